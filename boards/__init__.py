@@ -1,0 +1,1 @@
+"""FPGA boards: platforms, clocks, memory adapters and the host link."""

@@ -1,0 +1,1 @@
+"""The hardware: configuration, instruction set and Amaranth components."""

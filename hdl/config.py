@@ -1,0 +1,190 @@
+"""The hardware configuration: one frozen, validated object that hardware and software share."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be built; the message names the field, the value and the rule."""
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Parameters of one accelerator.
+
+    Parameters
+    ----------
+    n : int
+        Side of the systolic array: ``n * n`` multipliers, and ``n`` bytes a scratchpad vector.
+        A power of two from 2 to 128.
+    lanes : int
+        Lanes of the vector unit: accumulator columns requantised per cycle. A power of two, at most ``n``.
+    scratchpad_banks, scratchpad_depth : int
+        Banks of the scratchpad, and vectors of ``n`` bytes in each. Powers of two.
+    accumulator_banks, accumulator_depth : int
+        Banks of the accumulator, and rows of ``n`` int32 in each. Powers of two.
+    bus_bytes : int
+        Width of the AXI4 data bus in bytes. A power of two, at least ``max(n, 4)``, at most 128.
+    mantissa_bits : int
+        Width of requantisation mantissas: 24 (the default) or 16 (for small parts).
+    queue_depth : int
+        Instructions that wait in front of each unit. A power of two from 2 to 64.
+
+    Raises
+    ------
+    ConfigError
+        For a value outside the limits above.
+    """
+
+    n: int = 16
+    lanes: int = 8
+    scratchpad_banks: int = 8
+    scratchpad_depth: int = 2048
+    accumulator_banks: int = 4
+    accumulator_depth: int = 512
+    bus_bytes: int = 16
+    mantissa_bits: int = 24
+    queue_depth: int = 4
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int:
+                raise ConfigError(f"configuration field {field.name!r} must be an integer, not {value!r}")
+        self._power("n", 2, 128)
+        self._power("lanes", 1, self.n)
+        self._power("scratchpad_banks", 2, 64)
+        self._power("scratchpad_depth", 16, 1 << 15)
+        self._power("accumulator_banks", 2, 64)
+        self._power("accumulator_depth", 16, 1 << 15)
+        self._power("bus_bytes", max(self.n, 4), 128)
+        self._power("queue_depth", 2, 64)
+        if self.mantissa_bits not in (16, 24):
+            raise ConfigError(f"configuration field 'mantissa_bits' must be 16 or 24, not {self.mantissa_bits}")
+        for memory in ("scratchpad", "accumulator"):
+            size = getattr(self, f"{memory}_banks") * getattr(self, f"{memory}_depth")
+            if size > 1 << 16:
+                raise ConfigError(f"the {memory} has {size} rows, but addresses are 16 bits: at most 65536")
+
+    def _power(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if not (low <= value <= high and _is_power_of_two(value)):
+            raise ConfigError(
+                f"configuration field {name!r} must be a power of two from {low} to {high}, not {value}"
+            )
+
+    @cached_property
+    def widths(self) -> Widths:
+        """Widths that follow from the parameters."""
+        return Widths(self)
+
+    @property
+    def scratchpad_size(self) -> int:
+        """Vectors in the whole scratchpad."""
+        return self.scratchpad_banks * self.scratchpad_depth
+
+    @property
+    def accumulator_size(self) -> int:
+        """Rows in the whole accumulator."""
+        return self.accumulator_banks * self.accumulator_depth
+
+    @property
+    def groups(self) -> int:
+        """Lane groups in a row: cycles the vector unit takes for ``n`` columns."""
+        return self.n // self.lanes
+
+    @cached_property
+    def digest(self) -> int:
+        """A 32-bit hash of all parameters, readable in the identification register."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+    def replace(self, **changes: int) -> Config:
+        """A copy with some parameters changed. Raises `ConfigError` as the constructor does."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, int]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Config:
+        """Build from a mapping of field names; unknown names and non-integers raise `ConfigError`."""
+        if not isinstance(values, dict):
+            raise ConfigError(f"a configuration is an object of fields, not {type(values).__name__}")
+        names = {field.name for field in dataclasses.fields(cls)}
+        for name in values:
+            if name not in names:
+                raise ConfigError(f"unknown configuration field {name!r}; the fields are {', '.join(sorted(names))}")
+        return cls(**values)
+
+    @classmethod
+    def load(cls, source: str | Path) -> Config:
+        """A preset by name, or a JSON file of fields (a field ``preset`` names what the rest changes).
+
+        Raises
+        ------
+        ConfigError
+            If `source` is neither a preset nor a readable JSON file of valid fields.
+        """
+        if str(source) in PRESETS:
+            return PRESETS[str(source)]
+        path = Path(source)
+        if path.suffix != ".json":
+            raise ConfigError(f"unknown preset {str(source)!r}; choose {', '.join(PRESETS)}, or a .json file")
+        try:
+            values = json.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"configuration {path} is not JSON: {error}") from None
+        if isinstance(values, dict) and "preset" in values:
+            values = dict(values)
+            preset = values.pop("preset")
+            if preset not in PRESETS:
+                raise ConfigError(f"configuration {path}: unknown preset {preset!r}; choose {', '.join(PRESETS)}")
+            values = PRESETS[preset].to_dict() | values
+        return cls.from_dict(values)
+
+
+class Widths:
+    """Widths in bits that follow from a `Config`.
+
+    Attributes
+    ----------
+    vector : a scratchpad vector, ``8 * n``
+    row : an accumulator row, ``32 * n``
+    psum : a partial sum at the foot of the array, ``16 + log2 n``
+    scratchpad_address, accumulator_address : an address over all banks
+    bus : the AXI4 data bus
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.vector = 8 * config.n
+        self.row = 32 * config.n
+        self.psum = 16 + (config.n - 1).bit_length()
+        self.scratchpad_address = (config.scratchpad_size - 1).bit_length()
+        self.accumulator_address = (config.accumulator_size - 1).bit_length()
+        self.bus = 8 * config.bus_bytes
+
+
+PRESETS: dict[str, Config] = {
+    "tiny": Config(n=4, lanes=2, scratchpad_banks=4, scratchpad_depth=256,
+                   accumulator_banks=2, accumulator_depth=64, bus_bytes=4),
+    "small": Config(n=8, lanes=4, scratchpad_banks=8, scratchpad_depth=512,
+                    accumulator_banks=4, accumulator_depth=128, bus_bytes=8),
+    "default": Config(),
+    "large": Config(n=32, lanes=16, bus_bytes=32),
+    "xlarge": Config(n=64, lanes=32, bus_bytes=64),
+    "huge": Config(n=128, lanes=64, bus_bytes=128),
+}  # fmt: skip

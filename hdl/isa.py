@@ -1,0 +1,362 @@
+"""The instruction set, defined once.
+
+Every instruction is a frozen dataclass whose fields carry their width and sign. From that one definition
+come the checked `encode` and `decode`, the Amaranth layout (`layout`), and the textual form (`weft.hdl.asm`).
+An instruction word is `WORD_BITS` wide, little endian in memory, fields packed from bit 0 in order of
+definition after the common header (opcode, wait, signal).
+
+`wait` and `signal` are masks over `SEMAPHORES` counting semaphores. A unit starts an instruction once every
+semaphore in `wait` is above zero, taking one from each; it adds one to each in `signal` when all effects of the
+instruction are visible to the other units.
+
+Addresses named ``a``, ``b``, ``src``, ``dst`` and ``params`` count scratchpad vectors (N bytes), ``c`` counts
+accumulator rows (N x int32). Strides are added per iteration of the loop they name, modulo 2**16. Counts are the
+number of iterations, at least 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from amaranth.hdl import signed, unsigned
+from amaranth.lib import data
+
+WORD_BYTES = 64
+WORD_BITS = 8 * WORD_BYTES
+SEMAPHORES = 16
+SEMAPHORE_MAX = 255
+"""Largest count of a semaphore; the program checker refuses programs that could pass it."""
+BASES = 8
+"""Base registers that DRAM addresses are relative to."""
+PARAMETER_VECTORS = 8
+"""Scratchpad vectors that hold one `Vec` parameter block (see there)."""
+
+
+class IsaError(ValueError):
+    """A value that an instruction cannot hold, or a word that is no instruction."""
+
+
+class Queue(enum.IntEnum):
+    """The four in-order queues."""
+
+    LOAD = 0
+    MM = 1
+    VEC = 2
+    STORE = 3
+
+
+class Opcode(enum.IntEnum):
+    END = 0
+    LOAD = 1
+    MM = 2
+    VEC = 3
+    STORE = 4
+
+
+class Source(enum.IntEnum):
+    """Where `Vec` reads its first operand."""
+
+    ACCUMULATOR = 0
+    SCRATCHPAD = 1
+
+
+class Reduce(enum.IntEnum):
+    """How `Vec` combines the elements of its reduction loops."""
+
+    NONE = 0
+    MAX = 1
+    SUM = 2
+
+
+def bits(width: int, doc: str, *, signed: bool = False, least: int | None = None, default: int = 0) -> Any:
+    """A field of `width` bits. `least` raises the smallest legal value above what the width allows."""
+    return dataclasses.field(default=default, metadata={"width": width, "signed": signed, "least": least, "doc": doc})
+
+
+def count(doc: str, width: int = 12) -> Any:
+    return bits(width, doc, least=1, default=1)
+
+
+def stride(doc: str, width: int = 16) -> Any:
+    return bits(width, doc, signed=True)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What all instructions share. Constructing one checks nothing; `check` and `encode` do."""
+
+    OPCODE: ClassVar[Opcode]
+    QUEUE: ClassVar[Queue | None] = None
+
+    wait: int = bits(SEMAPHORES, "semaphores to take before starting")
+    signal: int = bits(SEMAPHORES, "semaphores to give when done")
+
+    def check(self) -> None:
+        """Raise `IsaError` naming the first field whose value does not fit."""
+        for field in dataclasses.fields(self):
+            low, high = limits(field)
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise IsaError(f"{self.OPCODE.name} field {field.name!r} must be an integer, not {value!r}")
+            if not low <= value <= high:
+                raise IsaError(f"{self.OPCODE.name} field {field.name!r} is {value}, outside {low} to {high}")
+
+    def encode(self) -> bytes:
+        """The instruction word. Raises `IsaError` for a value that does not fit its field."""
+        self.check()
+        word, position = int(self.OPCODE), 8
+        for field in dataclasses.fields(self):
+            width = field.metadata["width"]
+            word |= (int(getattr(self, field.name)) & ((1 << width) - 1)) << position
+            position += width
+        return word.to_bytes(WORD_BYTES, "little")
+
+    @classmethod
+    def layout(cls) -> data.StructLayout:
+        """The Amaranth layout of the whole word, opcode and padding included."""
+        members: dict[str, Any] = {"opcode": unsigned(8)}
+        used = 8
+        for field in dataclasses.fields(cls):
+            width = field.metadata["width"]
+            members[field.name] = signed(width) if field.metadata["signed"] else unsigned(width)
+            used += width
+        members["reserved"] = unsigned(WORD_BITS - used)
+        return data.StructLayout(members)
+
+    @classmethod
+    def _from_word(cls, word: int) -> Self:
+        position, values = 8, {}
+        for field in dataclasses.fields(cls):
+            width = field.metadata["width"]
+            value = (word >> position) & ((1 << width) - 1)
+            if field.metadata["signed"] and value >> (width - 1):
+                value -= 1 << width
+            values[field.name] = value
+            position += width
+        if word >> position:
+            raise IsaError(f"{cls.OPCODE.name} word has bits set above its last field (bit {position})")
+        return cls(**values)
+
+
+def limits(field: dataclasses.Field[Any]) -> tuple[int, int]:
+    """Smallest and largest value a field holds."""
+    width = field.metadata["width"]
+    if field.metadata["signed"]:
+        return -(1 << (width - 1)), (1 << (width - 1)) - 1
+    least = field.metadata["least"]
+    return (0 if least is None else least), (1 << width) - 1
+
+
+@dataclass(frozen=True)
+class End(Instruction):
+    """Stop fetching. The program is done when every queue is empty and every unit idle."""
+
+    OPCODE = Opcode.END
+
+
+@dataclass(frozen=True)
+class Load(Instruction):
+    """DRAM to scratchpad.
+
+    A row is a run of bytes: ``before`` fill bytes, then ``run`` bytes from DRAM at ``base[base] + offset +
+    row * row_pitch``, then fill bytes without end. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch +
+    length - 1``, carved into ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill byte. Vector ``v``
+    goes to ``dst + row*dst_row + p*dst_pixel + v*dst_vector``. With ``pitch < length`` pixels overlap: that is how
+    windows of a convolution with few channels fill the contraction.
+    """
+
+    OPCODE = Opcode.LOAD
+    QUEUE = Queue.LOAD
+
+    base: int = bits(3, "base register")
+    offset: int = bits(32, "DRAM offset in bytes of the first row's first byte")
+    rows: int = count("rows")
+    row_pitch: int = stride("DRAM bytes from one row to the next", 32)
+    pixels: int = count("pixels in a row", 16)
+    pitch: int = bits(16, "bytes from one pixel to the next", least=1, default=1)
+    length: int = bits(16, "bytes of a pixel", least=1, default=1)
+    before: int = bits(16, "fill bytes ahead of the row's bytes from DRAM")
+    run: int = bits(24, "bytes of a row that come from DRAM", least=1, default=1)
+    fill: int = bits(8, "value of fill bytes", signed=True)
+    dst: int = bits(16, "first scratchpad vector")
+    dst_vector: int = stride("vectors of one pixel")
+    dst_pixel: int = stride("pixels")
+    dst_row: int = stride("rows")
+
+
+@dataclass(frozen=True)
+class Mm(Instruction):
+    """Matrix multiply, or convolution as implicit GEMM, from scratchpad into the accumulator.
+
+    Loops, outermost first: ``nt`` (output tiles), ``ky``, ``kx``, ``kc`` (contraction), and inside a tile ``oy``,
+    ``ox`` (rows of A). For each tile, N words of B at ``b + nt*b_nt + ky*b_ky + kx*b_kx + kc*b_kc + j*b_row``
+    (j = 0..N-1) are the weights: ``C[i, j] += sum_k A[i, k] * B[j, k]``, all int8, exact. A row of A is the vector
+    at ``a`` plus its strides if ``0 <= y < h`` and ``0 <= x < w`` for its coordinates (16-bit, wrapping), else N
+    times ``pad``. Row (nt, oy, ox) of C is ``c + nt*c_nt + oy*c_oy + ox*c_ox``; the first contraction step (ky = kx =
+    kc = 0) overwrites it unless ``accumulate`` is set, the others add modulo 2**32.
+
+    Within a tile all C rows must differ. Weights of -128 are allowed only by arrays that say so (generic multipliers).
+    """
+
+    OPCODE = Opcode.MM
+    QUEUE = Queue.MM
+
+    accumulate: int = bits(1, "add to C from the first contraction step on")
+    nt: int = count("tiles of N output columns")
+    ky: int = count("contraction, kernel rows")
+    kx: int = count("contraction, kernel columns")
+    kc: int = count("contraction, vectors of a pixel")
+    oy: int = count("rows of A, outer")
+    ox: int = count("rows of A, inner")
+    a: int = bits(16, "first A vector")
+    a_nt: int = stride("A")
+    a_ky: int = stride("A")
+    a_kx: int = stride("A")
+    a_kc: int = stride("A")
+    a_oy: int = stride("A")
+    a_ox: int = stride("A")
+    y: int = stride("y of the first A row")
+    x: int = stride("x of the first A row")
+    y_ky: int = stride("y per ky: the dilation", 8)
+    y_oy: int = stride("y per oy: the stride", 8)
+    x_kx: int = stride("x per kx: the dilation", 8)
+    x_ox: int = stride("x per ox: the stride", 8)
+    h: int = bits(16, "bound of y", default=1)
+    w: int = bits(16, "bound of x", default=1)
+    pad: int = bits(8, "A byte where (y, x) is out of range", signed=True)
+    b: int = bits(16, "first B vector")
+    b_nt: int = stride("B")
+    b_ky: int = stride("B")
+    b_kx: int = stride("B")
+    b_kc: int = stride("B")
+    b_row: int = stride("B, from one word of a tile to the next")
+    c: int = bits(16, "first C row")
+    c_nt: int = stride("C")
+    c_oy: int = stride("C")
+    c_ox: int = stride("C")
+
+
+@dataclass(frozen=True)
+class Vec(Instruction):
+    """Requantise: accumulator or scratchpad in, scratchpad out.
+
+    Loops, outermost first: ``ob``, ``oy``, ``ox`` (outputs), ``ry``, ``rx`` (reduction). For every output and every
+    one of its N columns j::
+
+        e     = source element at (ob, oy, ox, ry, rx), sign extended to int32;
+                out of range (0 <= y < h, 0 <= x < w fails; 16-bit, wrapping): `pad`, or -2**31 under MAX
+        r     = e of the only element, the maximum, or the sum (modulo 2**32) over (ry, rx)
+        v     = (r + bias[j]) modulo 2**32, as int32
+        p     = v * mantissa[j] + (B[j] - b_zero) * b_mantissa        (second term only with `add`)
+        q     = round_half_even(p / 2**shift[j])
+        out   = min(max(q + zero, low), high)                          as int8
+
+    Reduce.NONE reads only the last element of the reduction loops, so they should have count 1.
+    The parameter block is `PARAMETER_VECTORS` vectors from ``params`` on; vector i holds byte i of every column's
+    64-bit parameter word, which is bias (int32, bits 0-31), mantissa (uint24, bits 32-55), shift (uint6, bits 56-61),
+    all little endian. With ``mantissa_bits`` 16 the upper mantissa byte must be 0.
+    """
+
+    OPCODE = Opcode.VEC
+    QUEUE = Queue.VEC
+
+    source: int = bits(1, "0 accumulator rows, 1 scratchpad vectors")
+    reduce: int = bits(2, "0 none, 1 maximum, 2 sum")
+    add: int = bits(1, "add the second operand")
+    ob: int = count("outputs, outer (no coordinates)")
+    oy: int = count("outputs, rows")
+    ox: int = count("outputs, columns")
+    ry: int = count("reduction, rows")
+    rx: int = count("reduction, columns")
+    src: int = bits(16, "first source row or vector")
+    src_ob: int = stride("source")
+    src_oy: int = stride("source")
+    src_ox: int = stride("source")
+    src_ry: int = stride("source")
+    src_rx: int = stride("source")
+    y: int = stride("y of the first element")
+    x: int = stride("x of the first element")
+    y_oy: int = stride("y per oy", 8)
+    y_ry: int = stride("y per ry", 8)
+    x_ox: int = stride("x per ox", 8)
+    x_rx: int = stride("x per rx", 8)
+    h: int = bits(16, "bound of y", default=1)
+    w: int = bits(16, "bound of x", default=1)
+    pad: int = bits(8, "element where (y, x) is out of range", signed=True)
+    dst: int = bits(16, "first destination vector")
+    dst_ob: int = stride("destination")
+    dst_oy: int = stride("destination")
+    dst_ox: int = stride("destination")
+    b: int = bits(16, "first vector of the second operand")
+    b_ob: int = stride("second operand")
+    b_oy: int = stride("second operand")
+    b_ox: int = stride("second operand")
+    b_mantissa: int = bits(24, "multiplier of the second operand")
+    b_zero: int = bits(8, "zero point of the second operand", signed=True)
+    params: int = bits(16, "first vector of the parameter block")
+    zero: int = bits(8, "zero point of the output", signed=True)
+    low: int = bits(8, "smallest output", signed=True, default=-128)
+    high: int = bits(8, "largest output", signed=True, default=127)
+
+
+@dataclass(frozen=True)
+class Store(Instruction):
+    """Scratchpad to DRAM, the mirror of `Load` without fill: byte ``i`` of pixel ``p`` of a row goes to
+    ``base[base] + offset + row*row_pitch + p*pitch + i`` for ``i < length``, and no other byte is written.
+
+    With ``pitch == length`` a row is one run of bytes; otherwise every pixel is its own burst. ``pitch`` must not be
+    less than ``length`` when ``pixels > 1``.
+    """
+
+    OPCODE = Opcode.STORE
+    QUEUE = Queue.STORE
+
+    base: int = bits(3, "base register")
+    offset: int = bits(32, "DRAM offset in bytes of the first row's first byte")
+    rows: int = count("rows")
+    row_pitch: int = stride("DRAM bytes from one row to the next", 32)
+    pixels: int = count("pixels in a row", 16)
+    pitch: int = bits(16, "bytes from one pixel to the next", least=1, default=1)
+    length: int = bits(16, "bytes of a pixel", least=1, default=1)
+    src: int = bits(16, "first scratchpad vector")
+    src_vector: int = stride("vectors of one pixel")
+    src_pixel: int = stride("pixels")
+    src_row: int = stride("rows")
+
+
+INSTRUCTIONS: dict[Opcode, type[Instruction]] = {cls.OPCODE: cls for cls in (End, Load, Mm, Vec, Store)}
+
+
+def decode(word: bytes) -> Instruction:
+    """The instruction in `word` (`WORD_BYTES` bytes).
+
+    Raises
+    ------
+    IsaError
+        For a wrong length, an unknown opcode, reserved bits that are set, or a field below its least value.
+    """
+    if len(word) != WORD_BYTES:
+        raise IsaError(f"an instruction word is {WORD_BYTES} bytes, not {len(word)}")
+    value = int.from_bytes(word, "little")
+    opcode = value & 0xFF
+    if opcode not in INSTRUCTIONS:
+        raise IsaError(f"unknown opcode {opcode}; the opcodes are 0 to {max(INSTRUCTIONS)}")
+    instruction = INSTRUCTIONS[Opcode(opcode)]._from_word(value)
+    instruction.check()
+    return instruction
+
+
+def decode_all(program: bytes) -> list[Instruction]:
+    """Decode a whole program. `IsaError` names the index of the faulty instruction."""
+    if len(program) % WORD_BYTES:
+        raise IsaError(f"a program is a multiple of {WORD_BYTES} bytes, not {len(program)}")
+    instructions = []
+    for index in range(len(program) // WORD_BYTES):
+        try:
+            instructions.append(decode(program[index * WORD_BYTES : (index + 1) * WORD_BYTES]))
+        except IsaError as error:
+            raise IsaError(f"instruction {index}: {error}") from None
+    return instructions

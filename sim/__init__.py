@@ -1,0 +1,1 @@
+"""Devices that run programs without an FPGA: the golden interpreter and the generated RTL."""
