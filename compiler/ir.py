@@ -1,0 +1,330 @@
+"""The compiler's representation below ONNX: plain frozen dataclasses, and a verifier that runs after every pass.
+
+Tensors on the device are int8 in NHWC order, packed, one byte an element. A tensor of rank 2 [rows, features] is
+(1, 1, rows, features). uint8 tensors of the model are stored as value - 128 with zero point - 128, so everything on
+the device is int8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+class IrError(AssertionError):
+    """A graph that breaks the rules of this module: a bug in a pass, never the user's mistake."""
+
+
+class CompileError(ValueError):
+    """A model or configuration that cannot be compiled; one sentence with node or field, value and remedy."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A packed NHWC int8 array in DRAM.
+
+    `kind` is "input" and "output" for what the host writes before and reads after a device segment, "temp" otherwise.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int]
+    kind: str = "temp"
+
+    @property
+    def size(self) -> int:
+        n, h, w, c = self.shape
+        return n * h * w * c
+
+
+@dataclass(frozen=True)
+class View:
+    """A box of a buffer: all images, rows from `y`, columns from `x`, channels from `c` on; shape (n, h, w, c).
+
+    Concatenation is several operators writing views of one buffer.
+    """
+
+    buffer: Buffer
+    shape: tuple[int, int, int, int]
+    y: int = 0
+    x: int = 0
+    c: int = 0
+
+    @property
+    def pixel_pitch(self) -> int:
+        """Bytes from one pixel to the next in a row."""
+        return self.buffer.shape[3]
+
+    @property
+    def row_pitch(self) -> int:
+        return self.buffer.shape[2] * self.buffer.shape[3]
+
+    @property
+    def image_pitch(self) -> int:
+        return self.buffer.shape[1] * self.row_pitch
+
+    @property
+    def offset(self) -> int:
+        """Byte offset of the first element of image 0 in the buffer."""
+        return self.y * self.row_pitch + self.x * self.pixel_pitch + self.c
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the view is its whole buffer."""
+        return self.shape == self.buffer.shape
+
+
+@dataclass(frozen=True)
+class Window:
+    """A sliding window: kernel (h, w), strides, dilations, and padding (top, left, bottom, right)."""
+
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def output(self, h: int, w: int) -> tuple[int, int]:
+        """Output height and width for an input of h x w (padding counts as given; round down)."""
+        sizes = []
+        for axis, size in enumerate((h, w)):
+            span = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+            sizes.append((size + self.pad[axis] + self.pad[axis + 2] - span) // self.stride[axis] + 1)
+        return sizes[0], sizes[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Conv:
+    """Convolution, or matrix product as 1x1 convolution, and requantisation; optionally max pooling of the result.
+
+    q = sat(round_half_even((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [low, high]; padding
+    reads x_zero. `weight` is int16 of shape (out, kh, kw, in / groups), zero point already subtracted, |weight| <= 255;
+    `bias` int32 (out,); `scale` float64 (out,), the exact quotient of the model's float32 scales.
+    If `pool` is set, the maximum over its windows of q is the output (out-of-range elements are left out).
+    """
+
+    name: str
+    src: View
+    dst: View
+    weight: np.ndarray
+    bias: np.ndarray
+    scale: np.ndarray
+    window: Window = Window()
+    groups: int = 1
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    pool: Window | None = None
+
+    @property
+    def macs(self) -> int:
+        """Useful multiplications: elements of the convolution's output times the contraction length."""
+        n, h, w, _ = self.src.shape
+        oh, ow = self.window.output(h, w)
+        return n * oh * ow * int(self.weight.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Max or average pooling with requantisation.
+
+    "max": q = the maximum of x over in-range elements. "average": the sum of (x - x_zero) over in-range elements
+    divided by their number (by the full kernel if `include_pad`; then padding counts x_zero and the divisor counts only
+    the padded extent). Output: sat(round_half_even((q - x_zero) * scale) + y_zero), clamped to [low, high].
+    """
+
+    name: str
+    src: View
+    dst: View
+    kind: str
+    window: Window
+    scale: float = 1.0
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    include_pad: bool = False
+    macs: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """q = sat(round_half_even((a - a_zero) * a_scale + (b - b_zero) * b_scale) + y_zero), clamped to [low, high].
+
+    Scales are already divided by the output's. `a`, `b` and `dst` have one shape.
+    """
+
+    name: str
+    a: View
+    b: View
+    dst: View
+    a_scale: float
+    b_scale: float
+    a_zero: int = 0
+    b_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    macs: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Rescale:
+    """q = sat(round_half_even((x - x_zero) * scale) + y_zero), clamped to [low, high]: requantisation, or a copy."""
+
+    name: str
+    src: View
+    dst: View
+    scale: float = 1.0
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    macs: int = field(default=0, init=False)
+
+
+DeviceOp = Conv | Pool | Add | Rescale
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSegment:
+    """Operators that run on the device in one program, in a valid order. The host writes every "input" buffer before
+    and reads every "output" buffer after it.
+    """
+
+    name: str
+    ops: tuple[DeviceOp, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class HostSegment:
+    """A part of the model that the host evaluates with the ONNX reference evaluator.
+
+    `model` is a serialised ONNX model whose inputs and outputs are the values named `inputs` and `outputs`;
+    `nodes` are (node name, operator type, reason) for the report.
+    """
+
+    name: str
+    model: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How a value of the model and a device buffer are each other: value (model's dtype, shape and axis order).
+
+    `perm` takes the model's axes (after `shape` reshaping) to NHWC; `unsigned` marks uint8 values, stored minus 128.
+    """
+
+    value: str
+    buffer: Buffer
+    shape: tuple[int, ...]
+    nhwc: tuple[int, int, int, int]
+    perm: tuple[int, ...] | None
+    unsigned: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A whole model: segments in order, how values enter and leave device buffers, and the model's signature.
+
+    `inputs` and `outputs` map names to (numpy dtype name, shape).
+    """
+
+    segments: tuple[DeviceSegment | HostSegment, ...]
+    to_device: tuple[Transfer, ...]
+    from_device: tuple[Transfer, ...]
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+    placement: tuple[tuple[str, str, str, str], ...] = ()
+    """(node name, operator type, "device" or "host", reason) for every node of the model, in order."""
+
+
+def verify(graph: Graph) -> None:
+    """Raise `IrError` if a graph breaks a rule: shapes that disagree, buffers read before they are written."""
+    written = {transfer.buffer for transfer in graph.to_device}
+    for segment in graph.segments:
+        if isinstance(segment, DeviceSegment):
+            for op in segment.ops:
+                verify_op(op)
+                for view in sources(op):
+                    if view.buffer not in written:
+                        raise IrError(f"{op.name}: reads buffer {view.buffer.name!r} before it is written")
+                written.add(op.dst.buffer)
+    for transfer in graph.from_device:
+        if transfer.buffer not in written:
+            raise IrError(f"output {transfer.value!r}: buffer {transfer.buffer.name!r} is never written")
+
+
+def sources(op: DeviceOp) -> tuple[View, ...]:
+    """The views an operator reads."""
+    return (op.a, op.b) if isinstance(op, Add) else (op.src,)
+
+
+def verify_op(op: DeviceOp) -> None:
+    """Raise `IrError` if shapes, ranges or dtypes of one operator disagree."""
+    for view in (*sources(op), op.dst):
+        n, h, w, c = view.buffer.shape
+        if view.shape[0] != n or view.y + view.shape[1] > h or view.x + view.shape[2] > w or view.c + view.shape[3] > c:
+            raise IrError(f"{op.name}: view {view.shape} leaves buffer {view.buffer.name!r} {view.buffer.shape}")
+        if min(view.shape) < 1:
+            raise IrError(f"{op.name}: empty view {view.shape}")
+    if not -128 <= op.low <= op.high <= 127:
+        raise IrError(f"{op.name}: clamp {op.low} to {op.high}")
+    expected = expected_shape(op)
+    if op.dst.shape != expected:
+        raise IrError(f"{op.name}: output is {op.dst.shape}, not {expected}")
+
+
+def expected_shape(op: DeviceOp) -> tuple[int, int, int, int]:
+    """Shape of an operator's output from its inputs."""
+    if isinstance(op, Conv):
+        n, h, w, c = op.src.shape
+        out, kh, kw, cin = op.weight.shape
+        if cin * op.groups != c or out % op.groups or (kh, kw) != op.window.kernel:
+            raise IrError(f"{op.name}: weight {op.weight.shape} with {op.groups} groups on input {op.src.shape}")
+        if op.bias.shape != (out,) or op.scale.shape != (out,):
+            raise IrError(f"{op.name}: bias {op.bias.shape} and scale {op.scale.shape} for {out} outputs")
+        oh, ow = op.window.output(h, w)
+        if op.pool is not None:
+            oh, ow = op.pool.output(oh, ow)
+        return n, oh, ow, out
+    if isinstance(op, Pool):
+        n, h, w, c = op.src.shape
+        return (n, *op.window.output(h, w), c)
+    if isinstance(op, Add):
+        if op.a.shape != op.b.shape:
+            raise IrError(f"{op.name}: operands {op.a.shape} and {op.b.shape}")
+        return op.a.shape
+    return op.src.shape
+
+
+def dump(graph: Graph) -> str:
+    """The graph as text, one line an operator."""
+    lines: list[str] = []
+    for segment in graph.segments:
+        if isinstance(segment, HostSegment):
+            lines.append(f"host {segment.name}: {', '.join(segment.inputs)} -> {', '.join(segment.outputs)}")
+            continue
+        lines.append(f"device {segment.name}:")
+        for op in segment.ops:
+            read = ", ".join(_view(view) for view in sources(op))
+            lines.append(f"  {type(op).__name__.lower()} {op.name}: {read} -> {_view(op.dst)}{_details(op)}")
+    return "\n".join(lines) + "\n"
+
+
+def _view(view: View) -> str:
+    at = "" if view.contiguous else f"@{view.y},{view.x},{view.c}"
+    return f"{view.buffer.name}{at}[{'x'.join(map(str, view.shape))}]"
+
+
+def _details(op: Any) -> str:
+    parts = []
+    for key in ("window", "pool"):
+        window = getattr(op, key, None)
+        if window is not None:
+            parts.append(f"{key}(k{window.kernel} s{window.stride} d{window.dilation} p{window.pad})")
+    return (" " + " ".join(parts)) if parts else ""

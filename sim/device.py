@@ -1,0 +1,46 @@
+"""What every device that runs programs can do: the protocol between host code and golden, RTL or board."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from weft.hdl.config import Config
+from weft.hdl.memmap import Counter
+
+
+class DeviceError(RuntimeError):
+    """The device refused or failed: an address outside memory, a bus error, a program that does not end."""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """An accelerator with its memory.
+
+    Attributes
+    ----------
+    config : Config
+        What was built; programs for another configuration must not be started.
+    memory_bytes : int
+        Size of the DRAM, addresses 0 to ``memory_bytes - 1``.
+    """
+
+    config: Config
+    memory_bytes: int
+
+    def write(self, address: int, payload: bytes) -> None:
+        """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
+
+    def set_base(self, index: int, address: int) -> None:
+        """Set base register `index` (0 to 7) to a DRAM byte address."""
+
+    def start(self, program: int) -> None:
+        """Start the program at DRAM byte address `program`, a multiple of the bus width."""
+
+    def wait(self, timeout: int | None = None) -> None:
+        """Return when the program is done; raises `DeviceError` after `timeout` cycles or on a device error."""
+
+    def counters(self) -> dict[Counter, int]:
+        """The counters of the last program; a device without time leaves out what it does not know."""

