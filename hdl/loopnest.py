@@ -1,0 +1,157 @@
+"""Nested loop counters with address trackers: the address generator of every unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+
+class LoopNest(wiring.Component):
+    """A nest of counted loops, and values that move by a stride per iteration of each loop.
+
+    A tracker's value is ``base + sum over its loops of index * stride``, modulo ``2**width``; every tracker
+    costs one adder and one register per loop that moves it, whatever the depth of the nest.
+
+    Parameters
+    ----------
+    loops : mapping of str to int
+        Loop names, outermost first, and the width of each one's count.
+    trackers : mapping of str to (int, mapping of str to int)
+        For each tracker its width, and the width of the signed stride for each loop that moves it. A loop
+        that is left out does not move it. A tracker without strides has no member in `strides`.
+
+    Members
+    -------
+    load : In(1)
+        Take `counts`, `bases` and `strides`, and stand on the first iteration in the next cycle. Wins over
+        `step`, so it may come together with the last step (no idle cycle between two nests).
+    step : In(1)
+        Go to the next iteration; after the last one, become inactive. Only while `active`.
+    counts : In(struct of loop: unsigned)
+        Iterations, at least 1.
+    bases : In(struct of tracker: unsigned)
+    strides : In(struct of tracker: struct of loop: signed)
+    active : Out(1)
+        There is a current iteration; the outputs below describe it.
+    values : Out(struct of tracker: unsigned)
+        From registers.
+    first, last : Out(struct of loop: 1)
+        The loop is in its first, its last iteration. From registers.
+    last_all : Out(1)
+        The very last iteration: the AND of `last`.
+    """
+
+    def __init__(
+        self, loops: Mapping[str, int], trackers: Mapping[str, tuple[int, Mapping[str, int]]]
+    ) -> None:
+        self.loops = dict(loops)
+        self.trackers = {name: (width, dict(strides)) for name, (width, strides) in trackers.items()}
+        for name, (_width, strides) in self.trackers.items():
+            for loop in strides:
+                if loop not in self.loops:
+                    raise ValueError(
+                        f"tracker {name!r} has a stride for {loop!r}, which is no loop of the nest"
+                    )
+        flags = data.StructLayout(dict.fromkeys(self.loops, 1))
+        values = data.StructLayout({name: width for name, (width, _) in self.trackers.items()})
+        strides = data.StructLayout(
+            {
+                name: data.StructLayout({loop: signed(width) for loop, width in strides.items()})
+                for name, (_, strides) in self.trackers.items()
+                if strides
+            }
+        )
+        super().__init__(
+            {
+                "load": In(1),
+                "step": In(1),
+                "counts": In(data.StructLayout(self.loops)),
+                "bases": In(values),
+                "strides": In(strides),
+                "active": Out(1),
+                "values": Out(values),
+                "first": Out(flags),
+                "last": Out(flags),
+                "last_all": Out(1),
+            }
+        )
+
+    def take(self, instruction: data.View) -> list:
+        """Statements that wire `counts`, `bases` and `strides` to fields of `instruction`, where a count is
+        named like its loop, a base like its tracker, and a stride ``{tracker}_{loop}``."""
+        statements = [self.counts[loop].eq(instruction[loop]) for loop in self.loops]
+        for name, (_width, strides) in self.trackers.items():
+            statements.append(self.bases[name].eq(instruction[name]))
+            statements += [self.strides[name][loop].eq(instruction[f"{name}_{loop}"]) for loop in strides]
+        return statements
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        moves = self._counters(m)
+        for name in self.trackers:
+            self._tracker(m, name, moves)
+        return m
+
+    def _counters(self, m: Module) -> list[Value]:
+        """The counters; returns, outermost first, whether the next step is one of that loop (one-hot)."""
+        names = list(self.loops)
+        m.d.comb += self.last_all.eq(self.last.as_value().all())
+        with m.If(self.load):
+            m.d.sync += self.active.eq(1)
+        with m.Elif(self.step & self.last_all):
+            m.d.sync += self.active.eq(0)
+        moves = Signal(len(names))
+        for k, loop in enumerate(names):
+            width = self.loops[loop]
+            reload = Signal(width, name=f"reload_{loop}")
+            single = Signal(name=f"single_{loop}")
+            left = Signal(width, name=f"left_{loop}")  # iterations after this one
+            inner_last = (
+                Cat(*(self.last[inner] for inner in names[k + 1 :])).all() if k + 1 < len(names) else 1
+            )
+            m.d.comb += moves[k].eq(inner_last & ~self.last[loop])
+            with m.If(self.load):
+                count = self.counts[loop]
+                m.d.sync += [
+                    Cat(reload, left).eq((count - 1)[:width].replicate(2)),
+                    Cat(single, self.last[loop]).eq((count == 1).replicate(2)),
+                    self.first[loop].eq(1),
+                ]
+            with m.Elif(self.step & inner_last):
+                with m.If(self.last[loop]):
+                    m.d.sync += [left.eq(reload), self.last[loop].eq(single), self.first[loop].eq(1)]
+                with m.Else():
+                    m.d.sync += [left.eq(left - 1), self.last[loop].eq(left == 1), self.first[loop].eq(0)]
+        return [moves[k] for k in range(len(names))]
+
+    def _tracker(self, m: Module, name: str, moves: list[Value]) -> None:
+        """One level register per loop that moves the tracker: its value where all loops further in are at 0.
+        A step of loop k gives level k its stride, and all levels further in the same sum. When the outermost
+        loop does not move the tracker, a level without a stride holds the base to come back to."""
+        width, own = self.trackers[name]
+        base = not own or next(iter(self.loops)) not in own
+        levels = [Signal(width, name=f"{name}_base")] if base else []
+        # As moves are one-hot, the operands of the adder are ORs of masked terms.
+        left, right, written = Const(0, width), Const(0, signed(width)), Const(0, len(own) + base)
+        for (loop, _width), move in zip(self.loops.items(), moves, strict=True):
+            kept = len(levels)
+            if loop in own:
+                levels.append(Signal(width, name=f"{name}_{loop}"))
+                stride = Signal(signed(own[loop]), name=f"{name}_stride_{loop}")
+                with m.If(self.load):
+                    m.d.sync += stride.eq(self.strides[name][loop])
+                right = right | Mux(move, stride, 0)
+            left = left | Mux(move, levels[-1], 0)
+            written = written | Mux(move, (1 << len(written)) - (1 << kept), 0)
+        m.d.comb += self.values[name].eq(levels[-1])
+        following = Signal(width, name=f"{name}_next")
+        m.d.comb += following.eq(left + right)
+        with m.If(self.load):
+            m.d.sync += Cat(*levels).eq(self.bases[name].replicate(len(levels)))
+        with m.Elif(self.step):
+            for level, write in zip(levels, written, strict=True):
+                with m.If(write):
+                    m.d.sync += level.eq(following)
