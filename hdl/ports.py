@@ -1,7 +1,5 @@
 """Signatures that the units share: memory ports, bus requests, the instruction interface."""
 
-from __future__ import annotations
-
 from amaranth.hdl import unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -58,6 +56,7 @@ def accumulator_read(config: Config) -> ReadPort:
     return ReadPort(config.widths.accumulator_address, config.widths.row)
 
 
+# Annotations must be real objects here: `data.Struct` reads them.
 class BusRequest(data.Struct):
     """A burst: ``beats`` (1 to 256) bus words from ``address`` on (a multiple of the bus width); never crosses 4 KiB."""
 
