@@ -1,0 +1,1 @@
+"""Models that come with weft; `weft demo` runs one of them."""
