@@ -143,7 +143,7 @@ def build(
     Raises
     ------
     BuildError
-        If Verilator warns (only WIDTH warnings, which Amaranth's output raises by design, are waived) or a
+        If Verilator warns (WIDTH and CASEINCOMPLETE, which Amaranth's output raises by design, are waived) or a
         compiler fails.
     """
     vpi = bool(vpi_ports)
@@ -173,6 +173,7 @@ def build(
 _LINT = """`verilator_config
 lint_off -rule WIDTHEXPAND
 lint_off -rule WIDTHTRUNC
+lint_off -rule CASEINCOMPLETE
 """
 
 
