@@ -1,0 +1,173 @@
+"""Instruction fetch: reads a program from memory and hands its instructions to the queues."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.config import Config
+from weft.hdl.isa import INSTRUCTIONS, WORD_BITS, Instruction, Opcode
+from weft.hdl.ports import bus_read
+
+BURST_BYTES = 128
+"""Bytes of a burst at most (one bus word where that is more)."""
+BURSTS = 4
+"""Bursts that the prefetch buffer holds."""
+PAGE = 4096
+"""Memory is a whole number of pages, so that reading on to the end of END's page never leaves it."""
+
+QUEUED: dict[Opcode, type[Instruction]] = {
+    opcode: instruction for opcode, instruction in INSTRUCTIONS.items() if instruction.QUEUE is not None
+}
+"""The instructions that go to a queue."""
+
+
+def queue_name(instruction: type[Instruction]) -> str:
+    """The lower case name of the queue of `instruction`, as members are called here."""
+    assert instruction.QUEUE is not None
+    return instruction.QUEUE.name.lower()
+
+
+class Fetch(wiring.Component):
+    """Streams a program, in order, from memory to the four queues until END or an unknown opcode.
+
+    It requests only what its prefetch buffer has room for, so it accepts every beat at once and never holds
+    up other readers of the bus; and it crosses to the next page of 4 KiB only once all earlier words have
+    been used, so it never reads a page that holds no instruction before END.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    start : In(1)
+        Start at `program`; only while `idle`.
+    program : In(32)
+        Byte address of the first instruction, a multiple of the bus width (lower bits are ignored).
+    idle : Out(1)
+        No program is being fetched, and no beat is outstanding.
+    error : Out(1)
+        For one cycle: stopped at an unknown opcode.
+    bus : Out(bus_read)
+    load, mm, vec, store : Out(stream of the instruction's layout)
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        queues = {queue_name(cls): Out(stream.Signature(cls.layout())) for cls in QUEUED.values()}
+        super().__init__(
+            {
+                "start": In(1),
+                "program": In(32),
+                "idle": Out(1),
+                "error": Out(1),
+                "bus": Out(bus_read(config)),
+                **queues,
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.words = words = _Words(self._config)
+        burst = max(BURST_BYTES // self._config.bus_bytes, 1)
+        m.submodules.buffer = buffer = SyncFIFO(width=self._config.widths.bus, depth=burst * BURSTS)
+
+        running = Signal()  # requesting and handing out; otherwise what still arrives is discarded
+        pending = Signal(range(burst * BURSTS + 1))  # beats requested and not yet taken from the buffer
+        address = Signal(32)
+        drained = pending == 0
+        m.d.comb += [
+            self.idle.eq(~running & drained),
+            words.clear.eq(self.start),
+            buffer.w_data.eq(self.bus.beat.payload),
+            buffer.w_en.eq(self.bus.beat.valid),
+            self.bus.beat.ready.eq(1),
+            words.beat.payload.eq(buffer.r_data),
+            words.beat.valid.eq(buffer.r_rdy & running),
+            buffer.r_en.eq(words.beat.ready | ~running),
+        ]
+
+        # A burst runs to the next multiple of its size, so it never crosses a page.
+        request = self.bus.request
+        shift = (self._config.bus_bytes - 1).bit_length()
+        beats = Signal(range(burst + 1))
+        room = Signal()
+        m.d.comb += [
+            beats.eq(burst - address[shift : shift + burst.bit_length() - 1]),
+            room.eq(pending <= burst * (BURSTS - 1)),
+        ]
+        new_page = address[: PAGE.bit_length() - 1] == 0
+        issue = Signal()
+        m.d.comb += issue.eq(
+            running & ~request.valid & room & (~new_page | (drained & ~words.word.valid)),
+        )
+        m.d.sync += pending.eq(pending + Mux(issue, beats, 0) - (buffer.r_rdy & buffer.r_en))
+        with m.If(request.ready):
+            m.d.sync += request.valid.eq(0)
+        with m.If(issue):
+            m.d.sync += [
+                request.valid.eq(1),
+                request.payload.address.eq(address),
+                request.payload.beats.eq(beats),
+                address[shift:].eq(address[shift:] + beats),
+            ]
+        with m.If(self.start):
+            m.d.sync += [running.eq(1), address[shift:].eq(self.program[shift:])]
+
+        self._dispatch(m, words, running)
+        return m
+
+    def _dispatch(self, m: Module, words: _Words, running: Signal) -> None:
+        with m.If(running & words.word.valid), m.Switch(words.word.payload[:8]):
+            for opcode, cls in QUEUED.items():
+                queue = getattr(self, queue_name(cls))
+                with m.Case(opcode.value):
+                    m.d.comb += [queue.valid.eq(1), words.word.ready.eq(queue.ready)]
+            with m.Case(Opcode.END.value):
+                m.d.sync += running.eq(0)
+            with m.Default():
+                m.d.comb += self.error.eq(1)
+                m.d.sync += running.eq(0)
+        for cls in QUEUED.values():
+            m.d.comb += Value.cast(getattr(self, queue_name(cls)).payload).eq(words.word.payload)
+
+
+class _Words(wiring.Component):
+    """Bus beats to instruction words: gathers several beats, or splits one beat in several words."""
+
+    def __init__(self, config: Config) -> None:
+        self._bus = config.widths.bus
+        super().__init__(
+            {
+                "clear": In(1),
+                "beat": In(stream.Signature(self._bus)),
+                "word": Out(stream.Signature(WORD_BITS)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        held = Signal(max(self._bus, WORD_BITS))
+        m.d.comb += self.word.payload.eq(held)
+        if self._bus < WORD_BITS:
+            steps = WORD_BITS // self._bus
+            step = Signal(range(steps + 1))
+            m.d.comb += [self.word.valid.eq(step == steps), self.beat.ready.eq(step != steps)]
+            with m.If(self.beat.valid & self.beat.ready):
+                m.d.sync += [held.eq(Cat(held[self._bus :], self.beat.payload)), step.eq(step + 1)]
+            with m.If(self.word.valid & self.word.ready):
+                m.d.sync += step.eq(0)
+        else:
+            steps = self._bus // WORD_BITS
+            step = Signal(range(steps + 1))  # words left in `held`
+            m.d.comb += [self.word.valid.eq(step != 0), self.beat.ready.eq(step == 0)]
+            with m.If(self.word.valid & self.word.ready):
+                m.d.sync += [held.eq(held >> WORD_BITS), step.eq(step - 1)]
+            with m.If(self.beat.valid & self.beat.ready):
+                m.d.sync += [held.eq(self.beat.payload), step.eq(steps)]
+        with m.If(self.clear):
+            m.d.sync += step.eq(0)
+        return m
