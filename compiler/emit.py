@@ -1,0 +1,145 @@
+"""Tasks from geometry: the few shapes of LOAD, STORE and parameter blocks that every lowering uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.memory import CONSTANTS, Constants, Source
+from weft.compiler.tasks import Task, dram, scratchpad
+from weft.hdl.config import Config
+from weft.hdl.isa import PARAMETER_VECTORS, Load, Store
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of pixels of one image: rows `y` to `y + h`, columns `x` to `x + w`."""
+
+    y: int
+    x: int
+    h: int
+    w: int
+
+
+def parameters(config: Config, bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray) -> bytes:
+    """A `Vec` parameter block for at most N columns (arrays of equal length; the rest is zero)."""
+    words = np.zeros(config.n, np.uint64)
+    count = len(bias)
+    words[:count] = (
+        (bias.astype(np.int64) & 0xFFFFFFFF).astype(np.uint64)
+        | (mantissa.astype(np.uint64) << np.uint64(32))
+        | (shift.astype(np.uint64) << np.uint64(56))
+    )
+    return words.view(np.uint8).reshape(config.n, PARAMETER_VECTORS).T.tobytes()
+
+
+class Emitter:
+    """Builds LOAD and STORE tasks of one layer for one configuration."""
+
+    def __init__(self, config: Config, constants: Constants, layer: int) -> None:
+        self.config = config
+        self.constants = constants
+        self.layer = layer
+
+    def _bus_cycles(self, runs: int, size: int) -> int:
+        return runs * (ceil_div(size, self.config.bus_bytes) + 2)
+
+    def load_constant(self, payload: bytes, dst: int) -> Task:
+        """LOAD whole vectors of constants to consecutive addresses from `dst` on."""
+        n = self.config.n
+        vectors = len(payload) // n
+        offset = self.constants.add(payload)
+        return Task(
+            Load(base=CONSTANTS, offset=offset, pixels=vectors, pitch=n, length=n, run=len(payload), dst=dst,
+                 dst_vector=1, dst_pixel=1),
+            (dram(CONSTANTS, offset, len(payload)),),
+            (scratchpad(dst, vectors),),
+            self.layer,
+            self._bus_cycles(1, len(payload)),
+            len(payload),
+        )  # fmt: skip
+
+    def load_box(
+        self, src: Source, image: int, box: Box, channels: tuple[int, int], dst: int, vectors: int, fill: int
+    ) -> Task:
+        """LOAD channels ``[first, first + count)`` of a box; a pixel takes `vectors` addresses, rows follow one another.
+
+        `dst` is the address of the first vector of these channels in the first pixel.
+        """
+        first, count = channels
+        offset = src.offset + image * src.image_pitch + box.y * src.row_pitch + box.x * src.pixel_pitch + first
+        rows, pixels = box.h, box.w
+        if pixels == src.w and src.rows_join and rows * pixels < 1 << 16:
+            rows, pixels = 1, rows * pixels
+        run = (pixels - 1) * src.pixel_pitch + count
+        return self._load(src, offset, rows, pixels, src.pixel_pitch, count, 0, run, dst, vectors, fill,
+                          box.h * box.w * vectors)  # fmt: skip
+
+    def load_windows(
+        self, src: Source, image: int, rows: tuple[int, int], first: int, step: int, count: int, length: int,
+        dst: int, vectors: int, fill: int,
+    ) -> Task:  # fmt: skip
+        """LOAD windows of `length` bytes of every row ``[y, y + h)``: `count` windows, `step` bytes apart.
+
+        `first` is the byte of the row at which the first window starts, negative in the left padding.
+        """
+        y, h = rows
+        start = max(first, 0)
+        stop = min((src.w - 1) * src.pixel_pitch + src.c, first + (count - 1) * step + length)
+        offset = src.offset + image * src.image_pitch + y * src.row_pitch + start
+        return self._load(src, offset, h, count, step, length, max(-first, 0), stop - start, dst, vectors, fill,
+                          h * count * vectors)  # fmt: skip
+
+    def _load(
+        self, src: Source, offset: int, rows: int, pixels: int, pitch: int, length: int, before: int, run: int,
+        dst: int, vectors: int, fill: int, size: int,
+    ) -> Task:  # fmt: skip
+        row_pitch = src.row_pitch if rows > 1 else 0
+        return Task(
+            Load(
+                base=src.base, offset=offset, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length,
+                before=before, run=run, fill=fill, dst=dst, dst_vector=1, dst_pixel=vectors,
+                dst_row=_wrap(pixels * vectors) if rows > 1 else 0,
+            ),
+            (dram(src.base, offset, (rows - 1) * row_pitch + run),),
+            (scratchpad(dst, size),),
+            self.layer,
+            max(self._bus_cycles(rows, run), rows * pixels * ceil_div(length, self.config.n)),
+            rows * run,
+        )  # fmt: skip
+
+    def store_box(
+        self, dst: Source, image: int, box: Box, channels: tuple[int, int], src: int, vectors: int
+    ) -> Task:
+        """STORE a box of channels ``[first, first + count)`` from consecutive pixels of `vectors` vectors at `src`."""
+        first, count = channels
+        offset = dst.offset + image * dst.image_pitch + box.y * dst.row_pitch + box.x * dst.pixel_pitch + first
+        rows, pixels = box.h, box.w
+        if pixels == dst.w and dst.rows_join and rows * pixels < 1 << 16:
+            rows, pixels = 1, rows * pixels
+        row_pitch = dst.row_pitch if rows > 1 else 0
+        span = (rows - 1) * row_pitch + (pixels - 1) * dst.pixel_pitch + count
+        packed = count == dst.pixel_pitch
+        cycles = self._bus_cycles(rows, pixels * count) if packed else self._bus_cycles(rows * pixels, count)
+        return Task(
+            Store(
+                base=dst.base, offset=offset, rows=rows, row_pitch=row_pitch, pixels=pixels,
+                pitch=dst.pixel_pitch if pixels > 1 else max(count, 1), length=count,
+                src=src, src_vector=1, src_pixel=vectors, src_row=_wrap(pixels * vectors) if rows > 1 else 0,
+            ),
+            (scratchpad(src, box.h * box.w * vectors),),
+            (dram(dst.base, offset, span),),
+            self.layer,
+            cycles,
+            rows * pixels * count,
+        )  # fmt: skip
+
+
+def _wrap(value: int) -> int:
+    """`value` as a 16-bit stride: addresses are modulo 2**16."""
+    return (value + (1 << 15)) % (1 << 16) - (1 << 15)

@@ -1,0 +1,142 @@
+"""On-chip and DRAM bookkeeping: slot rings, constants, placement of buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from weft.compiler.ir import Buffer, DeviceOp, View, sources
+
+CONSTANTS = 0
+"""Base register of weights and parameters (and, before them, of the instructions)."""
+TEMPS = 1
+"""Base register of buffers between operators."""
+INPUTS = 2
+"""Base register of what the host writes before a program."""
+OUTPUTS = 3
+"""Base register of what the host reads after it."""
+
+BASE_OF_KIND = {"temp": TEMPS, "input": INPUTS, "output": OUTPUTS}
+ALIGN = 64
+"""Alignment of everything in DRAM, in bytes: a multiple of no more than the widest bus the presets use."""
+
+
+@dataclass
+class Ring:
+    """`count` slots of `size` addresses from `start` on; a key keeps its slot until the ring comes round to it."""
+
+    start: int
+    size: int
+    count: int
+    _keys: list[Hashable] = field(default_factory=list)
+    _next: int = 0
+
+    def get(self, key: Hashable) -> tuple[int, bool]:
+        """Address of the slot that holds `key`, and whether it held it already (if not, fill it)."""
+        if key in self._keys:
+            return self.start + self.size * self._keys.index(key), True
+        if len(self._keys) < self.count:
+            self._keys.append(key)
+            return self.start + self.size * (len(self._keys) - 1), False
+        slot, self._next = self._next, (self._next + 1) % self.count
+        self._keys[slot] = key
+        return self.start + self.size * slot, False
+
+
+class Constants:
+    """The constant area: byte strings at aligned offsets, equal ones stored once."""
+
+    def __init__(self) -> None:
+        self._blob = bytearray()
+        self._known: dict[bytes, int] = {}
+
+    def add(self, payload: bytes) -> int:
+        """Offset of `payload` from the constants' base register."""
+        if payload not in self._known:
+            self._blob += bytes(-len(self._blob) % ALIGN)
+            self._known[payload] = len(self._blob)
+            self._blob += payload
+        return self._known[payload]
+
+    def finish(self) -> bytes:
+        return bytes(self._blob) + bytes(-len(self._blob) % ALIGN)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A view in DRAM as the lowering sees it: base register, byte offset, and pitches in bytes."""
+
+    base: int
+    offset: int
+    n: int
+    h: int
+    w: int
+    c: int
+    image_pitch: int
+    row_pitch: int
+    pixel_pitch: int
+
+    @property
+    def rows_join(self) -> bool:
+        """Whether the end of a row is followed at once by the next row."""
+        return self.w * self.pixel_pitch == self.row_pitch
+
+    def flattened(self) -> Source:
+        """The same bytes as one row of pixels; only if rows and images join."""
+        pixels = self.n * self.h * self.w
+        span = pixels * self.pixel_pitch
+        return Source(self.base, self.offset, 1, 1, pixels, self.c, span, span, self.pixel_pitch)
+
+    @property
+    def flattens(self) -> bool:
+        return self.rows_join and (self.n == 1 or self.h * self.row_pitch == self.image_pitch)
+
+    def subsampled(self, stride: tuple[int, int], h: int, w: int) -> Source:
+        """Every `stride`-th row and column."""
+        return Source(
+            self.base, self.offset, self.n, h, w, self.c,
+            self.image_pitch, self.row_pitch * stride[0], self.pixel_pitch * stride[1],
+        )  # fmt: skip
+
+
+class Placement:
+    """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space."""
+
+    def __init__(self, ops: Sequence[DeviceOp], *, reuse: bool = True) -> None:
+        buffers: dict[str, Buffer] = {}
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for index, op in enumerate(ops):
+            for view in (*sources(op), op.dst):
+                name = view.buffer.name
+                buffers.setdefault(name, view.buffer)
+                first.setdefault(name, index)
+                last[name] = index
+        self.offsets: dict[str, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.buffers = buffers
+        for kind, base in BASE_OF_KIND.items():
+            chosen = [buffer for buffer in buffers.values() if buffer.kind == kind]
+            share = reuse and kind == "temp"
+            self.sizes[base] = self._place(chosen, first if share else {}, last if share else {})
+
+    def _place(self, buffers: Iterable[Buffer], first: dict[str, int], last: dict[str, int]) -> int:
+        """Greedy by size: each buffer at the lowest offset that is free over its lifetime; returns the total."""
+        placed: list[tuple[int, int, Buffer]] = []
+        for buffer in sorted(buffers, key=lambda item: (-item.size, item.name)):
+            offset = 0
+            for start, stop, other in sorted(placed, key=lambda item: item[0]):
+                apart = first and (last[other.name] < first[buffer.name] or last[buffer.name] < first[other.name])
+                if not apart and start < offset + buffer.size and offset < stop:
+                    offset = -(-stop // ALIGN) * ALIGN
+            placed.append((offset, offset + buffer.size, buffer))
+            self.offsets[buffer.name] = offset
+        return max((-(-stop // ALIGN) * ALIGN for _, stop, _ in placed), default=0)
+
+    def source(self, view: View) -> Source:
+        n, h, w, c = view.shape
+        base = BASE_OF_KIND[self.buffers[view.buffer.name].kind]
+        return Source(
+            base, self.offsets[view.buffer.name] + view.offset, n, h, w, c,
+            view.image_pitch, view.row_pitch, view.pixel_pitch,
+        )  # fmt: skip
