@@ -2,16 +2,17 @@
 
 It reads the *encoded* words from its own DRAM, so it judges the compiler and the encoding as well. Formats:
 
-- DRAM is bytes; base registers and offsets are 32 bits, their sum wraps modulo 2**32 and must lie inside memory.
-- The scratchpad holds vectors of N int8, the accumulator rows of N int32. Both are zero at first and keep their
-  content from one program to the next, as block RAM does.
-- On-chip addresses are 16 bits: strides are added modulo 2**16, and the result must be below the memory's size.
+- DRAM is bytes; base registers and offsets are 32 bits, their sum wraps modulo 2**32 and must lie in memory.
+- The scratchpad holds vectors of N int8, the accumulator rows of N int32. Both are zero at first and keep
+  their content from one program to the next, as block RAM does; semaphores start at zero in every program.
+- On-chip addresses are 16 bits: strides are added modulo 2**16, and the result must be below the memory's
+  size.
 - Coordinates (y, x) are 16-bit two's complement; a row is in range if ``0 <= y < h`` and ``0 <= x < w``.
 
-What each instruction computes is in `weft.sim.golden_units`, one function an opcode. An instruction executes as a
-whole: all its reads come before its writes. Where a program leaves the order of two instructions open, they run in
-program order if their semaphores allow it; programs that `weft.hdl.program.check` accepts have one result whatever
-the order.
+What each instruction computes is in `weft.sim.golden_units`, one function an opcode. An instruction executes
+as a whole: all its reads come before its writes. Where a program leaves the order of two instructions open,
+they run in program order if their semaphores allow it; programs that `weft.hdl.program.check` accepts have one
+result whatever the order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-
 from weft.hdl.config import Config
 from weft.hdl.isa import (
     BASES,
@@ -92,7 +92,7 @@ class GoldenDevice:
         self._memories.bases[index] = address
 
     def start(self, program: int) -> None:
-        """Start the program at DRAM byte address `program`, a multiple of the bus width; `wait` executes it."""
+        """Start the program at DRAM byte address `program`, a multiple of the bus width; `wait` runs it."""
         if program % self.config.bus_bytes:
             raise DeviceError(f"program address {program:#x} is no multiple of {self.config.bus_bytes} bytes")
         self._program = program
@@ -130,7 +130,7 @@ class GoldenDevice:
             address += WORD_BYTES
 
     def _run(self, instructions: list[Instruction]) -> None:
-        """Execute: of the four queue heads, always the earliest in program order whose semaphores are all there."""
+        """Execute: of the four queue heads, always the earliest in program order that need not wait."""
         queues: dict[Queue, list[int]] = {queue: [] for queue in Queue}
         for index, instruction in enumerate(instructions):
             assert instruction.QUEUE is not None

@@ -1,7 +1,7 @@
 """What each instruction computes, in numpy: one function an opcode, on the device's memories.
 
-Instructions execute as a whole: all reads come before all writes. Where one instruction writes an address twice, the
-last iteration of its loops wins.
+Instructions execute as a whole: all reads come before all writes. Where one instruction writes an address
+twice, the last iteration of its loops wins.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 from weft.hdl.config import Config
 from weft.hdl.isa import BASES, PARAMETER_VECTORS, Load, Mm, Opcode, Reduce, Source, Store, Vec
 from weft.sim.device import DeviceError
@@ -34,7 +33,7 @@ class Memories:
 
     def dram_range(self, address: int, size: int) -> np.ndarray:
         """A view of DRAM bytes. Raises `DeviceError` if they do not lie inside memory."""
-        if not (0 <= address and 0 <= size and address + size <= self.dram.size):
+        if not (address >= 0 and size >= 0 and address + size <= self.dram.size):
             raise DeviceError(
                 f"{size} bytes at DRAM address {address:#x} leave the memory of {self.dram.size} bytes"
             )
@@ -57,7 +56,7 @@ def _checked(address: np.ndarray, size: int, name: str) -> np.ndarray:
 
 
 def _loops(start: int, *loops: tuple[int, int]) -> np.ndarray:
-    """``start + i*stride_i + ...`` for nested loops (count, stride), outermost first: int64, one axis a loop."""
+    """``start + i*stride_i + ...`` for nested loops (count, stride), outermost first; int64, an axis each."""
     total = np.array(start, np.int64)
     for count, stride in loops:
         total = total[..., None] + np.arange(count, dtype=np.int64) * stride
@@ -108,7 +107,7 @@ def store(memories: Memories, i: Store) -> None:
 def mm(memories: Memories, i: Mm) -> None:
     """`Mm`: products and sums are exact integers, the accumulator wraps modulo 2**32 (two's complement).
 
-    All contraction steps of one ``nt`` go to the same rows of C, so adding them first and writing once is the same.
+    All contraction steps of one ``nt`` go to the same rows of C: adding them first and writing once is the same.
     """
     rows = memories.rows(_loops(i.c, (i.nt, i.c_nt), (i.oy, i.c_oy), (i.ox, i.c_ox)).reshape(i.nt, -1))
     if np.unique(rows[0]).size != rows[0].size:
@@ -160,7 +159,7 @@ def _gather(memories: Memories, address: np.ndarray, valid: np.ndarray, pad: int
 
 
 def vec(memories: Memories, i: Vec) -> None:
-    """`Vec`: see there for the formula. ``p`` needs 57 bits and is exact in int64; rounding is half to even."""
+    """`Vec`: see there for the formula. ``p`` needs 57 bits and is exact in int64; halves go to the even."""
     mantissa, shift, bias = _parameters(memories, i)
     if i.b_mantissa >> memories.config.mantissa_bits:
         raise DeviceError(f"b_mantissa {i.b_mantissa} has more than {memories.config.mantissa_bits} bits")
@@ -220,7 +219,7 @@ def _wrap(value: np.ndarray) -> np.ndarray:
 
 
 def round_half_even(p: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """``p / 2**shift`` rounded to the nearest integer, halves to the even one; int64, exact for shifts 0 to 63.
+    """``p / 2**shift`` rounded to the nearest, halves to the even; int64, exact for shifts 0 to 63.
 
     The remainder is compared instead of adding a half first, so that nothing overflows.
     """
