@@ -1,0 +1,61 @@
+# Everything happens in .venv, which the first command makes; nothing is installed outside the checkout.
+PYTHON ?= python3
+CONFIG ?= default
+VENV   := .venv
+BIN    := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+ROOMS  := hdl compiler sim boards examples
+
+.PHONY: help demo test lint typing regression bench clean
+help:
+	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=small for an 8x8 array)"
+	@echo "make test         linters, type checker, tests"
+	@echo "make lint         linters and type checker only"
+	@echo "make regression   the long randomised tests"
+	@echo "make bench        the benchmarks"
+	@echo "make clean        remove .venv and everything that was built"
+
+demo: $(VENV)/.demo
+	@$(BIN)/weft demo --config $(CONFIG)
+
+test: lint
+	$(BIN)/python -m pytest -n auto -m "not long"
+
+lint: $(VENV)/.test typing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+regression: $(VENV)/.test
+	$(BIN)/python -m pytest -n auto -m long
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: weft needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12" >&2; exit 2; }
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  { echo "error: weft needs a C++ compiler to build its simulator: install g++ or clang++, or set CXX" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "error: could not make $(VENV): on Debian and Ubuntu install python3-venv" >&2; rm -rf $(VENV); exit 2; }
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing weft and its tools into $(VENV) (once, about a minute)..."
+	@$(INSTALL) setuptools
+	@$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "installing the test tools into $(VENV) (once)..."
+	@$(INSTALL) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+# Type checkers cannot follow the editable install's import hook: show them the package as a tree of links.
+typing:
+	@rm -rf .typing && mkdir -p .typing/weft
+	@for file in weft/*.py; do ln -s "../../$$file" ".typing/$$file"; done
+	@for room in $(ROOMS); do ln -s "../../$$room" ".typing/weft/$$room"; done
