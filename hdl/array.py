@@ -1,0 +1,88 @@
+"""The systolic array: N x N multipliers, weight stationary, weights double buffered."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+from weft.hdl.config import Config
+from weft.hdl.pe import PeRow
+
+
+class Array(wiring.Component):
+    """Multiplies rows of A by a tile of weights: ``c[j] = sum_k a[k] * B[j][k]``.
+
+    A tile's N words of B enter in N consecutive cycles, word 0 with `latch`. Rows of A enter in any cycles, the first
+    one of a tile with `swap`; from that row on, products use the weights that were sent last. With word 0 of tile t
+    in cycle w(t) and the first row of tile t in cycle s(t)::
+
+        s(t) >= w(t) + N      the weights have arrived in every column before the swap
+        w(t+1) >= s(t)        the weights before them have been taken
+
+    Parameters
+    ----------
+    config : Config
+
+    Attributes
+    ----------
+    latency : int
+        Cycles from a row of A to its row of C: ``2 * N + 1``.
+
+    Members
+    -------
+    a : In(8 * N)
+        Row of A: element k is byte k, signed.
+    swap : In(1)
+        The row is the first one of a tile.
+    b : In(8 * N)
+        Word of B: element k is byte k, signed.
+    latch : In(1)
+        The word is word 0 of a tile.
+    c : Out(ArrayLayout(signed(config.widths.psum), N))
+        Row of C, exact.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "a": In(8 * config.n),
+                "swap": In(1),
+                "b": In(8 * config.n),
+                "latch": In(1),
+                "c": Out(data.ArrayLayout(signed(config.widths.psum), config.n)),
+            }
+        )
+
+    @property
+    def latency(self) -> int:
+        # Element N-1 enters N-1 cycles late, its product and sum in column 0 take 3, column N-1 is N-1 behind.
+        return 2 * self.config.n + 1
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        n = self.config.n
+        previous = None
+        for r in range(n):
+            row = PeRow(n, self.config.widths.psum)
+            m.submodules[f"row{r}"] = row
+            entry = Cat(self.a.word_select(r, 8), self.b.word_select(r, 8))
+            m.d.comb += Cat(row.a, row.b).eq(_delay(m, entry, r, f"skew{r}"))
+            if previous is None:
+                m.d.comb += [row.latch.eq(self.latch), row.swap.eq(self.swap)]
+            else:
+                m.d.comb += [row.latch.eq(previous.latch_below), row.swap.eq(previous.swap_below)]
+                m.d.comb += [row.above[c].eq(previous.below[c]) for c in range(n)]
+            previous = row
+        for c in range(n):
+            m.d.comb += self.c[c].eq(_delay(m, previous.below[c], n - 1 - c, f"deskew{c}"))
+        return m
+
+
+def _delay(m: Module, value: Value, cycles: int, name: str) -> Value:
+    """`value`, `cycles` later, through one packed shift register."""
+    if not cycles:
+        return value
+    line = Signal(len(value) * cycles, name=name, reset_less=True)
+    m.d.sync += line.eq(Cat(value, line))
+    return line[-len(value) :]

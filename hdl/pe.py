@@ -1,0 +1,80 @@
+"""One row of processing elements: all multiplications by one element of the contraction."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+
+class PeRow(wiring.Component):
+    """Row r of the array: multiplies the activations' element r by the weights of all columns.
+
+    In column c, weights and activations pass one column a cycle, `latch` takes two cycles a column, `swap` one. So
+    a latch pulse that comes with a tile's word 0 meets word c exactly in column c and stores it in the shadow
+    register; a swap pulse that comes with a tile's first activation makes the shadow the active weight for that
+    activation and those behind it. A weight may be latched in the cycle in which the shadow is taken.
+
+    Parameters
+    ----------
+    columns : int
+    psum_width : int
+        Width of the partial sums that pass through; sums wrap to it.
+
+    Members
+    -------
+    a : In(signed(8))
+        Activation.
+    b : In(8)
+        Weight byte.
+    latch, swap : In(1)
+    above : In(signed(psum_width)).array(columns)
+        Partial sums of the row above. Column c's for the activation of cycle t is due in cycle t + c + 2.
+    below : Out(signed(psum_width)).array(columns)
+        `above` plus the product. Column c's for the activation of cycle t stands in cycle t + c + 3.
+    latch_below, swap_below : Out(1)
+        The pulses one cycle later, for the row below.
+    """
+
+    def __init__(self, columns: int, psum_width: int) -> None:
+        self.columns = columns
+        self.psum_width = psum_width
+        super().__init__(
+            {
+                "a": In(signed(8)),
+                "b": In(8),
+                "latch": In(1),
+                "swap": In(1),
+                "above": In(signed(psum_width)).array(columns),
+                "below": Out(signed(psum_width)).array(columns),
+                "latch_below": Out(1),
+                "swap_below": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        n = self.columns
+        # Bit slices of one wide register each: what stands at column c's output is slice c.
+        a, b = Signal(8 * n), Signal(8 * n)
+        latch, swap = Signal(2 * n), Signal(n)
+        m.d.sync += [
+            a.eq(Cat(self.a, a)),
+            b.eq(Cat(self.b, b)),
+            latch.eq(Cat(self.latch, latch)),
+            swap.eq(Cat(self.swap, swap)),
+        ]
+        m.d.comb += [self.latch_below.eq(latch[0]), self.swap_below.eq(swap[0])]
+        for c in range(n):
+            shadow = Signal(8, name=f"shadow{c}")
+            active = Signal(signed(8), name=f"active{c}")
+            product = Signal(signed(16), name=f"product{c}")
+            with m.If(latch[2 * c - 1] if c else self.latch):
+                m.d.sync += shadow.eq(b.word_select(c - 1, 8) if c else self.b)
+            with m.If(swap[c - 1] if c else self.swap):
+                m.d.sync += active.eq(shadow)
+            m.d.sync += [
+                product.eq(a.word_select(c, 8).as_signed() * active),
+                self.below[c].eq(self.above[c] + product),
+            ]
+        return m
