@@ -1,0 +1,235 @@
+"""The command line: every command is a few lines over the Python API.
+
+Exit codes: 0 done, 1 results differ or the target failed, 2 the user's input is wrong. What is wrong is said in one
+sentence on stderr, and nothing half-written stays behind.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from weft import report as reports
+
+if TYPE_CHECKING:
+    from weft.hdl.config import Config
+
+app = typer.Typer(
+    name="weft",
+    help="From a quantised ONNX network to a Verilog accelerator that provably runs it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[Path, typer.Argument(help="QDQ int8 ONNX model.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="Folder that `weft compile` wrote.", show_default=False)]
+Configuration = Annotated[
+    str, typer.Option("--config", help="Preset, or a JSON file of configuration fields.")
+]
+
+
+class Target(enum.StrEnum):
+    GOLDEN = "golden"
+    RTL = "rtl"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import weft
+
+        print(f"weft {weft.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _configuration(source: str) -> Config:
+    from weft.hdl.config import Config
+
+    return Config.load(source)
+
+
+def _existing(path: Path) -> Path:
+    """`path`, opened once so that a wrong one is reported by name before anything else is done."""
+    if path.is_dir():
+        raise reports.InputError(f"{path} is a folder, not a file")
+    path.open("rb").close()
+    return path
+
+
+def _load(folder: Path) -> Any:
+    import weft
+
+    if not folder.is_dir():
+        raise reports.InputError(f"{folder} is not a folder that `weft compile` wrote")
+    return weft.load(folder)
+
+
+@app.command("compile")
+def compile_model(
+    model: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the program.", show_default=False)
+    ],
+    config: Configuration = "default",
+) -> None:
+    """Compile a model for one configuration of the hardware."""
+    import weft
+
+    chosen = _configuration(config)
+    _existing(model)
+    with reports.progress() as progress:
+        progress(f"compiling {model.name}")
+        program = weft.compile(model, config=chosen, progress=progress)
+        nodes = weft.check(model)
+        with reports.whole_folder(output) as part:
+            program.save(part)
+    host = [node for node in nodes if node[2] == "host"]
+    print(f"{output}: {model.name} for an array of {chosen.n} x {chosen.n}; "
+          f"{len(nodes) - len(host)} of {len(nodes)} nodes run on the device")  # fmt: skip
+    if host:
+        reports.show_placement(host, Console())
+
+
+@app.command()
+def run(
+    folder: Folder,
+    source: Annotated[
+        Path, typer.Option("--input", help=".npz with the model's inputs.", show_default=False)
+    ],
+    on: Annotated[Target, typer.Option("--on", help="Where to run.")] = Target.GOLDEN,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write the model's outputs to this .npz.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write cycles, MACs and the rest as JSON.")
+    ] = None,
+    latency: Annotated[int, typer.Option(min=0, help="Memory latency in cycles (rtl).")] = 30,
+    bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bytes per cycle (rtl).")] = None,
+    stall_seed: Annotated[
+        int | None, typer.Option(help="Random pauses of the memory, by seed (rtl).")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write a waveform, VCD (rtl).")] = None,
+) -> None:
+    """Run a compiled program. On rtl, outputs and memory are compared with the golden interpreter's."""
+    program = _load(folder)
+    inputs = reports.load_arrays(source, program.inputs)
+    with reports.progress() as progress:
+        progress("running on the golden interpreter")
+        golden = result = program.run(inputs, on="golden")
+        if on is Target.RTL:
+            progress("running on the RTL (the first time builds its simulator, about a minute)")
+            timing = {"latency": latency, "bandwidth": bandwidth, "stalls": stall_seed}
+            result = program.run(inputs, on="rtl", trace=trace, **timing)
+    if output is not None:
+        reports.save_arrays(output, result.outputs)
+    if report is not None:
+        reports.write_json(report, result.report)
+    reports.show_layers(result.report, Console())
+    for name, value in result.outputs.items():
+        print(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
+    if on is Target.RTL:
+        _compare(golden, result)
+
+
+def _compare(golden: Any, result: Any) -> None:
+    """Say how many bytes of memory and outputs differ; leave with exit code 1 if any does."""
+    wrong = reports.difference(golden, result)
+    print(f"mismatching bytes: {wrong}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(model: Model) -> None:
+    """Show which nodes of a model run on the device, which on the host, and why."""
+    import weft
+
+    nodes = weft.check(_existing(model))
+    reports.show_placement(nodes, Console())
+    host = sum(node[2] == "host" for node in nodes)
+    print(f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host")
+
+
+@app.command()
+def verilog(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Verilog file to write.", show_default=False)
+    ],
+    config: Configuration = "default",
+) -> None:
+    """Write the accelerator as one Verilog file, and a JSON file of its parameters, ports and registers next to it."""
+    import weft
+
+    chosen = _configuration(config)
+    if output.suffix == ".json":
+        raise reports.InputError(f"{output}: the Verilog file must not end in .json, its description does")
+    with reports.progress() as progress:
+        progress("generating Verilog")
+        text, description = weft.verilog(chosen)
+    with reports.whole_file(output) as part:
+        part.write_text(text)
+    described = output.with_suffix(".json")
+    reports.write_json(described, description)
+    print(
+        f"{output}: {len(text.splitlines()):,} lines of Verilog\n{described}: parameters, ports and register map"
+    )
+
+
+@app.command()
+def dis(folder: Folder) -> None:
+    """Disassemble a compiled program."""
+    print(_load(folder).disassemble(), end="")
+
+
+@app.command()
+def demo(
+    config: Configuration = "default",
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Images on the RTL, else a minute's worth.")
+    ] = None,
+    keep: Annotated[Path, typer.Option(help="Folder for Verilog, waveform and report.")] = Path("build/demo"),
+) -> None:
+    """Run the digits network on the simulated accelerator and hold every byte against the golden interpreter."""
+    from weft.demo import Demo
+
+    demonstration = Demo(_configuration(config), keep, Console())
+    if not demonstration.run(images):
+        raise typer.Exit(1)
+
+
+def _expected(error: Exception) -> bool:
+    """Whether weft raised `error` to tell the user something, or the operating system did; all else is a bug."""
+    ours = type(error).__module__.startswith("weft.") and isinstance(error, ValueError | RuntimeError)
+    return ours or isinstance(error, OSError)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the ``weft`` command; always leaves by `SystemExit`."""
+    try:
+        app(args=arguments)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if not _expected(error):
+            raise
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"cannot use {error.filename}: {error.strerror}"
+        print(f"error: {text}", file=sys.stderr)
+        # What the user gave is a ValueError or a file; a tool or a device that fails is a RuntimeError.
+        sys.exit(1 if isinstance(error, RuntimeError) else 2)

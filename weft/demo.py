@@ -1,0 +1,123 @@
+"""The demonstration: a real network on the real RTL, every byte compared."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from weft import report as reports
+from weft.hdl.config import Config
+
+RTL_SECONDS = 45.0
+"""Time after which no further image is started on the RTL, the building of the simulator not counted."""
+NAME = "image"
+
+
+class Demo:
+    """Compile the digits network, run it, compare, and keep what came of it.
+
+    Parameters
+    ----------
+    config : Config
+        The accelerator.
+    folder : Path
+        Where Verilog, waveform, program and report go.
+    console : Console
+        Where results are printed.
+    """
+
+    def __init__(self, config: Config, folder: Path, console: Console) -> None:
+        from weft.examples import digits
+
+        self.config, self.folder, self.console = config, folder, console
+        self.model = digits.model()
+        self.images, self.labels = digits.held_out()
+
+    def run(self, images: int | None = None, seconds: float = RTL_SECONDS) -> bool:
+        """Run everything; `images` on the RTL, or what `seconds` allow. Returns whether every byte agreed."""
+        import weft
+
+        with reports.progress() as progress:
+            progress(f"compiling for an array of {self.config.n} x {self.config.n}")
+            program = weft.compile(self.model, config=self.config)
+            with reports.whole_folder(self.folder / "program") as part:
+                program.save(part)
+            self._write_verilog(progress)
+            tally = self._images(program, images, seconds, progress)
+        assert tally.report is not None
+        reports.write_json(self.folder / "report.json", tally.report)
+        self._show(tally)
+        return not tally.wrong
+
+    def _write_verilog(self, progress: reports.Progress) -> None:
+        import weft
+
+        progress("generating Verilog")
+        text, description = weft.verilog(self.config)
+        with reports.whole_file(self.folder / "weft.v") as part:
+            part.write_text(text)
+        reports.write_json(self.folder / "weft.json", description)
+
+    def _images(self, program: Any, images: int | None, seconds: float, progress: reports.Progress) -> Tally:
+        """Run all images on the golden interpreter, and the first ones on the RTL as well."""
+        tally = Tally()
+        limit = len(self.images) if images is None else images
+        for index, (image, label) in enumerate(zip(self.images, self.labels, strict=True)):
+            golden = program.run({NAME: image[None]}, on="golden")
+            tally.right += int(np.argmax(next(iter(golden.outputs.values()))) == label)
+            if index == 0:
+                progress("building the simulator (about a minute, the first time only)")
+            elif index % 10 == 0:
+                progress(f"image {index} of {len(self.images)}, mismatching bytes: {tally.wrong}")
+            if index < limit and (images is not None or tally.seconds < seconds):
+                tally.add(golden, self._rtl(program, image, first=index == 0, tally=tally))
+        return tally
+
+    def _rtl(self, program: Any, image: np.ndarray, *, first: bool, tally: Tally) -> Any:
+        """One image on the RTL. The first one leaves a waveform; building the simulator, it does not count as time."""
+        begin = time.monotonic()
+        result = program.run(
+            {NAME: image[None]}, on="rtl", trace=self.folder / "image0.vcd" if first else None
+        )
+        if not first:
+            tally.seconds += time.monotonic() - begin
+            tally.cycles += result.report["cycles"]
+        return result
+
+    def _show(self, tally: Tally) -> None:
+        def say(text: str) -> None:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+        count = len(self.images)
+        reports.show_layers(tally.report or {}, self.console)
+        say(f"accuracy: {tally.right / count:.2%} of {count} images that training never saw")
+        speed = f", {tally.cycles / tally.seconds:,.0f} cycles a second" if tally.seconds else ""
+        say(f"images on the RTL: {tally.done}{speed}")
+        say(f"mismatching bytes: {tally.wrong}")
+        say(
+            f"{self.folder / 'weft.v'}: the accelerator; weft.json next to it lists parameters, ports and registers"
+        )
+        say(f"{self.folder / 'image0.vcd'}: waveform of the first image")
+        say(f"{self.folder / 'report.json'}: the table above; program/ next to it is what was run")
+
+
+@dataclass
+class Tally:
+    """What the images came to: right answers, images on the RTL, bytes that differ, and the first image's report."""
+
+    right: int = 0
+    done: int = 0
+    wrong: int = 0
+    cycles: int = 0
+    seconds: float = 0.0
+    report: dict[str, Any] | None = None
+
+    def add(self, golden: Any, result: Any) -> None:
+        self.done += 1
+        self.wrong += reports.difference(golden, result)
+        self.report = self.report or result.report

@@ -1,0 +1,183 @@
+"""Results on the terminal and on disk: progress, tables, reports, and files that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+Progress = Callable[[str], None]
+"""Told what is being done now, in a few words."""
+
+
+@contextmanager
+def progress(console: Console | None = None) -> Iterator[Progress]:
+    """Show what is being done: a spinner with its last word on a terminal, one line each in a log.
+
+    Everything goes to stderr, so that stdout holds results only.
+    """
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: print(f"{text}...", file=sys.stderr, flush=True)
+        return
+    with console.status("starting...") as status:
+        yield lambda text: status.update(f"{text}...")
+
+
+def show_layers(report: dict[str, Any], console: Console) -> None:
+    """Print the table of a report's layers and a line of totals."""
+    table = Table("layer", box=None, pad_edge=False, header_style="bold")
+    for column in ("cycles", "MACs", "utilisation", "DRAM bytes"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    for layer in (*report["layers"], report | {"name": "total"}):
+        if layer.get("name") == "total":
+            table.add_section()
+        cells = (_integer(layer["cycles"]), _integer(layer["macs"]), _share(layer["utilization"]))
+        table.add_row(
+            str(layer["name"]), *cells, _integer(layer["dram_bytes"]), str(layer.get("bound") or "")
+        )
+    console.print(table)
+
+
+def show_placement(nodes: Iterable[tuple[str, str, str, str]], console: Console) -> None:
+    """Print where every node of a model runs, and why there."""
+    table = Table("node", "operator", "runs on", "reason", box=None, pad_edge=False, header_style="bold")
+    for name, operator, place, reason in nodes:
+        table.add_row(name, operator, place, reason, style="yellow" if place == "host" else None)
+    console.print(table)
+
+
+def _integer(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def mismatches(expected: bytes | np.ndarray, got: bytes | np.ndarray) -> int:
+    """Bytes that differ; bytes that only one side has count as different."""
+    left, right = (np.frombuffer(_raw(side), np.uint8) for side in (expected, got))
+    common = min(left.size, right.size)
+    return int(np.count_nonzero(left[:common] != right[:common])) + abs(left.size - right.size)
+
+
+def _raw(side: bytes | np.ndarray) -> bytes:
+    return side.tobytes() if isinstance(side, np.ndarray) else bytes(side)
+
+
+def difference(golden: Any, result: Any) -> int:
+    """Bytes of memory and of the outputs in which two results differ."""
+    outputs = sum(mismatches(golden.outputs[name], result.outputs[name]) for name in golden.outputs)
+    return mismatches(golden.memory, result.memory) + outputs
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path next to `path` that becomes `path` when the block ends, and vanishes if it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        part.chmod(0o666 & ~_umask())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder whose files move into the folder `path` when the block ends, and vanish if it fails.
+
+    Other files that `path` holds stay as they are.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    try:
+        yield part
+        path.mkdir(exist_ok=True)
+        for file in sorted(part.rglob("*")):
+            target = path / file.relative_to(part)
+            if file.is_dir():
+                target.mkdir(exist_ok=True)
+            else:
+                os.replace(file, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all; numpy scalars are written as numbers."""
+    with whole_file(path) as part:
+        part.write_text(json.dumps(value, indent=2, default=lambda scalar: scalar.item()) + "\n")
+
+
+def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write named arrays to a .npz file, whole or not at all."""
+    with whole_file(path) as part, part.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def load_arrays(path: Path, signature: dict[str, tuple[str, Sequence[int]]]) -> dict[str, np.ndarray]:
+    """Read the arrays that `signature` names (name to dtype name and shape) from a .npz file.
+
+    Raises
+    ------
+    InputError
+        If the file is no .npz, or an array is missing or has another dtype or shape; arrays beyond those are ignored.
+    OSError
+        If the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file, _archive(file, path) as archive:
+            return {name: _array(archive, path, name, *kind) for name, kind in signature.items()}
+    except (ValueError, EOFError, KeyError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not a .npz file of arrays") from None
+
+
+def _archive(file: Any, path: Path) -> Any:
+    import zipfile
+
+    if not zipfile.is_zipfile(file):
+        raise InputError(f"{path} is not a .npz file of arrays")
+    file.seek(0)
+    return np.load(file, allow_pickle=False)
+
+
+def _array(archive: Any, path: Path, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
+    if name not in archive.files:
+        held = ", ".join(map(repr, archive.files)) or "nothing"
+        raise InputError(f"{path} has no array {name!r} for the model's input of that name; it holds {held}")
+    array = np.asarray(archive[name])
+    if array.shape != tuple(shape):
+        raise InputError(
+            f"{path}: array {name!r} has shape {array.shape}, but the model takes {tuple(shape)}"
+        )
+    if array.dtype != np.dtype(dtype):
+        raise InputError(f"{path}: array {name!r} is {array.dtype}, but the model takes {dtype}")
+    return array
+
+
+class InputError(ValueError):
+    """A file the user named that does not hold what it should; one sentence with file, array and remedy."""
