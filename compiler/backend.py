@@ -1,0 +1,167 @@
+"""Back end: device operators to an encoded program with constants and a memory map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.emit import ceil_div
+from weft.compiler.ir import Buffer, CompileError, Conv, DeviceOp, DeviceSegment, Pool, View, Window, sources
+from weft.compiler.lower_conv import lower_conv
+from weft.compiler.lower_vector import lower_vector
+from weft.compiler.memory import ALIGN, CONSTANTS, Constants, Placement, Source
+from weft.compiler.schedule import schedule
+from weft.compiler.tasks import Task
+from weft.hdl.config import Config
+from weft.hdl.isa import WORD_BYTES, Instruction, Queue
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is known of one operator before it runs.
+
+    `cycles` has the time of each queue without stalls, an estimate; `read_bytes` and `written_bytes` are what its
+    LOADs and STOREs move, and `instructions` the words it fetches.
+    """
+
+    name: str
+    kind: str
+    macs: int
+    cycles: dict[str, int]
+    read_bytes: int
+    written_bytes: int
+    instructions: int
+
+    @property
+    def dram_bytes(self) -> int:
+        return self.read_bytes + self.written_bytes + self.instructions * WORD_BYTES
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """One device segment, compiled.
+
+    The area behind base register 0 holds `constants` at offset 0 and the encoded instructions at `entry`. `sizes` are
+    the bytes behind every base register; `offsets` and `buffers` locate each buffer behind the register of its kind.
+    """
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    constants: bytes
+    layers: tuple[Layer, ...]
+    offsets: dict[str, int]
+    buffers: dict[str, Buffer]
+    sizes: dict[int, int]
+
+    @property
+    def entry(self) -> int:
+        """Offset of the first instruction behind base register 0."""
+        return len(self.constants)
+
+    @property
+    def code(self) -> bytes:
+        return b"".join(instruction.encode() for instruction in self.instructions)
+
+
+def compile_segment(
+    segment: DeviceSegment,
+    config: Config,
+    *,
+    reuse: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> DeviceProgram:
+    """Compile one device segment.
+
+    Parameters
+    ----------
+    segment : DeviceSegment
+        Operators in order.
+    config : Config
+        The accelerator to compile for.
+    reuse : bool
+        Let temporaries whose lifetimes do not meet share DRAM; without it every intermediate is left to look at.
+    progress : callable
+        Called with the name of each operator before it is lowered.
+
+    Raises
+    ------
+    CompileError
+        If an operator cannot be cut small enough for the configuration's memories.
+    """
+    ops = tuple(part for op in segment.ops for part in _rewrite(op, config))
+    placement = Placement(ops, reuse=reuse)
+    constants = Constants()
+    tasks: list[Task] = []
+    for index, op in enumerate(ops):
+        if progress is not None:
+            progress(op.name)
+        lowered = _lower(op, placement, config, constants, index)
+        if lowered is None:
+            raise CompileError(_too_large(op, config))
+        tasks += lowered
+    ordered, instructions = schedule(tasks)
+    blob = constants.finish()
+    blob += bytes(-len(blob) % 4096)
+    layers = tuple(_layer(index, op, ordered) for index, op in enumerate(ops))
+    sizes = dict(placement.sizes)
+    sizes[CONSTANTS] = len(blob) + ceil_div(len(instructions) * WORD_BYTES, ALIGN) * ALIGN
+    return DeviceProgram(
+        segment.name, tuple(instructions), blob, layers, placement.offsets, placement.buffers, sizes
+    )
+
+
+def _lower(
+    op: DeviceOp, placement: Placement, config: Config, constants: Constants, layer: int
+) -> list[Task] | None:
+    dst = placement.source(op.dst)
+    read: tuple[Source, ...] = tuple(placement.source(view) for view in sources(op))
+    if isinstance(op, Conv):
+        return lower_conv(op, read[0], dst, config, constants, layer)
+    return lower_vector(op, read, dst, config, constants, layer)
+
+
+def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
+    """Pooling over more than the scratchpad holds, in forms that can be cut: sums on the array, maxima by axis."""
+    if not isinstance(op, Pool):
+        return (op,)
+    kh, kw = op.window.kernel
+    spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]
+    held = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
+    if held * 2 + 64 * 8 <= config.scratchpad_size or kh * kw == 1:
+        return (op,)
+    channels = op.src.shape[3]
+    if op.kind == "average" and op.window.pad == (0, 0, 0, 0):
+        return (
+            Conv(
+                op.name, op.src, op.dst, np.ones((channels, kh, kw, 1), np.int16), np.zeros(channels, np.int32),
+                np.full(channels, op.scale / (kh * kw)), op.window, channels, op.x_zero, op.y_zero, op.low, op.high,
+            ),
+        )  # fmt: skip
+    if op.kind == "max" and kh > 1 and kw > 1:
+        (sy, sx), (dy, dx), (top, left, bottom, right) = op.window.stride, op.window.dilation, op.window.pad
+        n, h, _, c = op.src.shape
+        between = Buffer(f"{op.name}/columns", (n, h, op.dst.shape[2], c))
+        view = View(between, between.shape)
+        columns = Window((1, kw), (1, sx), (1, dx), (0, left, 0, right))
+        rows = Window((kh, 1), (sy, 1), (dy, 1), (top, 0, bottom, 0))
+        return (
+            Pool(f"{op.name}/columns", op.src, view, "max", columns),
+            Pool(op.name, view, op.dst, "max", rows, op.scale, op.x_zero, op.y_zero, op.low, op.high),
+        )
+    return (op,)
+
+
+def _too_large(op: DeviceOp, config: Config) -> str:
+    return (
+        f"{op.name}: not even one output of this {type(op).__name__.lower()} fits on chip "
+        f"(scratchpad {config.scratchpad_size} vectors of {config.n} bytes); use a configuration with a larger scratchpad"
+    )
+
+
+def _layer(index: int, op: DeviceOp, tasks: list[Task]) -> Layer:
+    mine = [task for task in tasks if task.layer == index]
+    cycles = {queue.name: sum(task.cycles for task in mine if task.queue == queue) for queue in Queue}
+    moved = {queue: sum(task.dram_bytes for task in mine if task.queue == queue) for queue in Queue}
+    return Layer(op.name, type(op).__name__.lower(), op.macs, cycles, moved[Queue.LOAD], moved[Queue.STORE], len(mine))

@@ -1,0 +1,242 @@
+"""Choosing the block sizes of a convolution: how SRAM is divided, and what stays resident.
+
+Every candidate is scored with a closed-form estimate of its cycles; the best one is taken. The scratchpad is divided by
+banks into three zones, so that the units do not meet in a bank: A (inputs), B (weights), O (parameters and outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from weft.compiler.conv_shape import Chunk, ConvShape
+from weft.compiler.emit import Box, ceil_div
+from weft.hdl.config import Config
+from weft.hdl.isa import PARAMETER_VECTORS
+
+_STRIDE_MAX = (1 << 15) - 1
+_COUNT_MAX = (1 << 12) - 1
+_LEAST_TILE = 4  # cycles between uses of an accumulator row (see the MM unit)
+
+
+@dataclass(frozen=True)
+class Zones:
+    """First address and size in vectors of the three zones."""
+
+    a: tuple[int, int]
+    b: tuple[int, int]
+    o: tuple[int, int]
+
+
+@lru_cache
+def zones(config: Config) -> tuple[Zones, ...]:
+    """All ways to divide the scratchpad by banks (by quarters, if it has fewer than four)."""
+    units = max(config.scratchpad_banks, 4)
+    unit = config.scratchpad_size // units
+    found = []
+    for a in range(1, units - 1):
+        for b in range(1, units - a):
+            o = units - a - b
+            found.append(Zones((0, a * unit), (a * unit, b * unit), ((a + b) * unit, o * unit)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class ConvPlan:
+    """Blocks of one convolution.
+
+    `tile` is (rows, columns) of final outputs; `a_slot`, `b_slot`, `o_slot`, `c_slot` sizes of ring slots and
+    `a_count`.. their numbers; `params` slots of the parameter ring; `group` the number of output tiles for which a block
+    of weights stays while the spatial tiles pass; `store` the output tiles that leave in one STORE; `chunked` whether
+    inputs are loaded per chunk of the contraction; `b_limit` the largest chunk in vectors.
+    """
+
+    zones: Zones
+    tile: tuple[int, int]
+    a_slot: int
+    a_count: int
+    b_limit: int
+    b_count: int
+    o_slot: int
+    o_count: int
+    c_slot: int
+    c_count: int
+    params: int
+    group: int
+    store: int
+    chunked: bool
+    cycles: float
+
+
+def plan(shape: ConvShape) -> ConvPlan | None:
+    """The best plan found, or None if not even the smallest tile fits."""
+    best: ConvPlan | None = None
+    for chunked in (False, True):
+        for tile in _tiles(shape):
+            for zone in zones(shape.config):
+                for candidate in _candidates(shape, tile, zone, chunked):
+                    if best is None or candidate.cycles < best.cycles:
+                        best = candidate
+        if best is not None:
+            return best
+    return best
+
+
+def boxes(shape: ConvShape, tile: tuple[int, int]) -> list[Box]:
+    """The final output, cut into tiles in row-major order, evenly."""
+    h, w = shape.outputs
+    return [
+        Box(y, x, min(tile[0], h - y), min(tile[1], w - x)) for y in range(0, h, tile[0]) for x in range(0, w, tile[1])
+    ]
+
+
+def _sizes(total: int, most: int, limit: int) -> list[int]:
+    """Tile sizes that cut `total` evenly into as few parts as `most` allows, and some finer cuts, largest first."""
+    found: list[int] = []
+    for parts in range(ceil_div(total, max(1, most)), total + 1):
+        size = ceil_div(total, parts)
+        if size not in found:
+            found.append(size)
+        if len(found) == limit:
+            break
+    return found
+
+
+def _tiles(shape: ConvShape) -> Iterator[tuple[int, int]]:
+    rows = max(1, shape.config.accumulator_size // 2)
+    h, w = shape.outputs
+    widths = _sizes(w, min(rows, _COUNT_MAX), 16 if h == 1 else 4)
+    if widths[-1] > 1:
+        widths.append(1)
+    for width in widths:
+        for height in [*_sizes(h, max(1, rows // width), 12), 1]:
+            conv = shape.conv_box(Box(0, 0, height, width))
+            if conv.h * conv.w <= rows and max(conv.h, conv.w, height, width) <= _COUNT_MAX:
+                yield height, width
+
+
+def _typical(shape: ConvShape, tile: tuple[int, int]) -> Box:
+    """The convolution outputs of an inner tile, at their largest."""
+    pool = shape.pool
+    if not shape.pooled:
+        return Box(0, 0, min(tile[0], shape.h), min(tile[1], shape.w))
+    sizes = [
+        min(total, (count - 1) * pool.stride[axis] + (pool.kernel[axis] - 1) * pool.dilation[axis] + 1)
+        for axis, (count, total) in enumerate(zip(tile, (shape.h, shape.w), strict=True))
+    ]
+    return Box(0, 0, sizes[0], sizes[1])
+
+
+def _input_size(shape: ConvShape, conv: Box, chunk: Chunk | None) -> tuple[int, int]:
+    """Largest input rows and columns of such a tile."""
+    window = shape.window
+    kernel = (chunk.ky[1], chunk.kx[1]) if chunk else shape.kernel
+    sizes = []
+    for axis, (count, total) in enumerate(((conv.h, shape.src.h), (conv.w, shape.src.w))):
+        sizes.append(min(total, (count - 1) * window.stride[axis] + (kernel[axis] - 1) * window.dilation[axis] + 1))
+    return sizes[0], conv.w if shape.folded else sizes[1]
+
+
+def _candidates(shape: ConvShape, tile: tuple[int, int], zone: Zones, chunked: bool) -> Iterator[ConvPlan]:
+    config = shape.config
+    conv = _typical(shape, tile)
+    rows = conv.h * conv.w
+    depth = config.accumulator_depth
+    c_slot = ceil_div(rows, depth) * depth if rows > depth // 2 or config.accumulator_banks > 2 else depth // 2
+    c_slot = min(c_slot, config.accumulator_size)
+    c_count = min(config.accumulator_size // c_slot, 4)
+    if rows > c_slot or c_count < 1:
+        return
+    piece = max(shape.pieces, key=lambda item: item.vectors)
+    whole = shape.kernel[0] * shape.kernel[1] * piece.vectors * config.n
+    total = shape.steps * config.n
+    limits = {min(whole, zone.b[1])} if total <= zone.b[1] else set()
+    limits |= {min(whole, zone.b[1] // 3), min(whole, zone.b[1] // 2)}
+    for limit in sorted(limits):
+        chunks = shape.chunks(piece, limit)
+        if chunks is None or (chunked and len(shape.pieces) > 1 and not shape.aligned):
+            continue
+        slot = max(chunk.steps for chunk in chunks) * config.n
+        b_count = zone.b[1] // slot
+        first = chunks[0] if chunked else None
+        ih, iw = _input_size(shape, conv, first)
+        vectors = max(chunk.kc[1] for chunk in chunks) if chunked else shape.vectors
+        a_slot = ih * iw * vectors
+        if a_slot > zone.a[1] or b_count < 1 or iw * vectors * shape.window.dilation[0] > _STRIDE_MAX:
+            continue
+        if ih * iw * vectors * max(shape.window.stride) > _STRIDE_MAX * 8 or iw * vectors * shape.window.stride[0] > _STRIDE_MAX:
+            continue
+        a_count = zone.a[1] // a_slot
+        yield from _grouped(shape, tile, zone, conv, chunked, len(chunks), (a_slot, a_count), (slot, b_count), (c_slot, c_count))
+
+
+def _grouped(
+    shape: ConvShape, tile: tuple[int, int], zone: Zones, conv: Box, chunked: bool, chunks: int,
+    a: tuple[int, int], b: tuple[int, int], c: tuple[int, int],
+) -> Iterator[ConvPlan]:  # fmt: skip
+    tiles = len(shape.tiles)
+    per_tile = shape.passes * chunks
+    groups = {tiles}
+    held = b[1] // per_tile
+    if 0 < held < tiles and not chunked:
+        groups |= {held, max(1, held // 2)}
+    for group in groups:
+        params = min(group, max(4, zone.o[1] // 4 // PARAMETER_VECTORS))
+        room = zone.o[1] - params * PARAMETER_VECTORS
+        out = tile[0] * tile[1]
+        uniform = all(item.count == shape.config.n for item in shape.tiles[:-1])
+        store = min(group, room // out // 2) if uniform else 1
+        if store < 1:
+            store = 1
+        if room < out * store:
+            continue
+        o_count = min(room // (out * store), 4)
+        cycles = _estimate(shape, tile, conv, chunked, group, store, a, b, per_tile, c[1], o_count)
+        yield ConvPlan(zone, tile, a[0], min(a[1], 64), b[0], b[1], out * store, o_count, c[0], c[1], params, group,
+                       store, chunked, cycles)  # fmt: skip
+
+
+def _estimate(
+    shape: ConvShape, tile: tuple[int, int], conv: Box, chunked: bool, group: int, store: int,
+    a: tuple[int, int], b: tuple[int, int], per_tile: int, c_count: int, o_count: int,
+) -> float:  # fmt: skip
+    config, src, dst = shape.config, shape.src, shape.dst
+    h, w = shape.outputs
+    spatial = ceil_div(h, tile[0]) * ceil_div(w, tile[1]) * src.n
+    rows = conv.h * conv.w
+    filled = h * w * src.n / (spatial * tile[0] * tile[1])  # edge tiles are smaller
+    compute = spatial * shape.steps * max(rows * filled, config.n, _LEAST_TILE)
+    bus = config.bus_bytes
+    groups = ceil_div(len(shape.tiles), group)
+    # Inputs: bytes of a tile as LOAD reads them, and vectors it writes.
+    ih, iw = _input_size(shape, conv, None)
+    run = iw * (shape.window.stride[1] if shape.folded else 1) * src.pixel_pitch
+    a_tile = max(ih * (run / bus + 2), ih * iw * shape.vectors) * (1 if shape.aligned else len(shape.pieces))
+    kept = spatial <= a[1] and not chunked
+    a_loads = a_tile * spatial * (1 if kept else groups) * (len(shape.tiles) if chunked else 1)
+    # Weights.
+    b_all = shape.steps * config.n * config.n / bus
+    b_held = group * per_tile <= b[1]
+    b_loads = b_all * (1 if b_held else spatial)
+    params = len(shape.tiles) * 12 * (1 if b_held else spatial)
+    pool = shape.pool.kernel[0] * shape.pool.kernel[1]
+    vec = len(shape.tiles) * (h * w * src.n * pool * config.groups + spatial * 24)
+    packed = store * config.n >= dst.pixel_pitch
+    stores = h * w * src.n * (dst.c / bus if packed else ceil_div(len(shape.tiles), store) * (store * config.n / bus + 2))
+    load = a_loads + b_loads + params
+    start = a_tile + b_all / len(shape.tiles) + 100
+    tail = (vec / spatial / len(shape.tiles) + stores / spatial / max(1, len(shape.tiles) // store)) + 100
+    penalty = 0.0
+    if not kept and a[1] < 2:
+        penalty += a_loads
+    if not (b_held and groups == 1) and b[1] < 2:
+        penalty += b_loads
+    if b_held and groups > 1 and b[1] < 2 * group * per_tile:
+        penalty += b_loads
+    if c_count < 2:
+        penalty += vec
+    if o_count < 2:
+        penalty += stores
+    instructions = spatial * len(shape.tiles) * (per_tile + 3) * 64 / bus
+    return max(compute, load + stores + instructions, vec) + 0.05 * (load + stores + vec) + start + tail + penalty

@@ -1,0 +1,224 @@
+"""A convolution as the array sees it: pieces of input channels, tiles of output columns, and packed weights.
+
+Two mappings of the contraction onto vectors of N bytes:
+
+- *channels*: a vector holds N channels of one pixel; the loops over the kernel are loops of the instruction.
+- *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
+  bytes fill the vectors. Chosen where it needs fewer vectors, i.e. where a pixel has few channels.
+
+Groups become block-diagonal tiles: as many groups as fit share one vector. Depthwise convolution is the extreme case,
+N groups of one channel, and uses 1/N of the array whatever the dataflow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from weft.compiler.emit import Box, ceil_div
+from weft.compiler.ir import Conv, Window
+from weft.compiler.memory import Source
+from weft.hdl.config import Config
+
+WEIGHT_LIMIT = 127
+"""Largest magnitude of a weight in the array; wider ones are split over passes that add in the accumulator."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`count` input channels from `first` on, held in `vectors` vectors of a pixel from vector `at` on."""
+
+    first: int
+    count: int
+    at: int
+    vectors: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """At most N output channels from `first` on, computed from `piece`."""
+
+    first: int
+    count: int
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a tile's contraction: kernel rows, kernel columns and vectors, each (first, count)."""
+
+    ky: tuple[int, int]
+    kx: tuple[int, int]
+    kc: tuple[int, int]
+
+    @property
+    def steps(self) -> int:
+        """Array tiles: vectors of the contraction."""
+        return self.ky[1] * self.kx[1] * self.kc[1]
+
+
+class ConvShape:
+    """Geometry of one `Conv` on one configuration. Sizes are in elements, vectors of N bytes, or rows."""
+
+    def __init__(self, op: Conv, src: Source, dst: Source, config: Config) -> None:
+        self.op, self.config = op, config
+        window, pool = op.window, op.pool
+        pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
+        if pointwise and window.stride != (1, 1):
+            oh, ow = window.output(src.h, src.w)
+            src, window = src.subsampled(window.stride, oh, ow), Window()
+        if pointwise and src.flattens and dst.flattens:
+            src, dst = src.flattened(), dst.flattened()
+        self.src, self.dst, self.window = src, dst, window
+        self.h, self.w = window.output(src.h, src.w)
+        self.pool = pool if pool is not None else Window()
+        self.pooled = pool is not None
+        self.passes = max(1, ceil_div(int(np.abs(op.weight.astype(np.int32)).max()), WEIGHT_LIMIT))
+        self._split_channels()
+
+    def _split_channels(self) -> None:
+        op, n = self.op, self.config.n
+        out, kh, kw, cin = op.weight.shape
+        per_out = out // op.groups
+        self.folded = False
+        if op.groups == 1:
+            self.span = (kw - 1) * self.window.dilation[1] * self.src.pixel_pitch + cin
+            windows = ceil_div(self.span, n)
+            self.folded = kw > 1 and windows < kw * ceil_div(cin, n) and self._folds()
+            self.pieces = [Piece(0, cin, 0, windows if self.folded else ceil_div(cin, n))]
+            self.tiles = [Tile(o, min(n, out - o), self.pieces[0]) for o in range(0, out, n)]
+        else:
+            self.pieces, self.tiles = [], []
+            share = max(1, n // max(cin, per_out))
+            at = 0
+            for group in range(0, op.groups, share):
+                groups = min(share, op.groups - group)
+                piece = Piece(group * cin, groups * cin, at, ceil_div(groups * cin, n))
+                at += piece.vectors
+                self.pieces.append(piece)
+                first, count = group * per_out, groups * per_out
+                self.tiles += [Tile(first + o, min(n, count - o), piece) for o in range(0, count, n)]
+        self.vectors = sum(piece.vectors for piece in self.pieces)
+        # One LOAD fetches all pieces if every vector but the last is full.
+        self.aligned = all(piece.count % n == 0 for piece in self.pieces[:-1])
+
+    def _folds(self) -> bool:
+        """Whether every row of windows touches the row in DRAM, which LOAD requires, and fits its fields."""
+        pad_left, (kw, sx, dx) = self.window.pad[1], self._x
+        last = (self.w - 1) * sx - pad_left
+        pitch = self.src.pixel_pitch
+        return (
+            (kw - 1) * dx - pad_left >= 0
+            and last < self.src.w
+            and pad_left * pitch < 1 << 16
+            and self.span < 1 << 16
+            and sx * pitch < 1 << 16
+        )
+
+    @property
+    def _x(self) -> tuple[int, int, int]:
+        return self.window.kernel[1], self.window.stride[1], self.window.dilation[1]
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        """Kernel rows and columns that are loops of the instruction."""
+        return self.window.kernel[0], 1 if self.folded else self.window.kernel[1]
+
+    @property
+    def outputs(self) -> tuple[int, int]:
+        """Rows and columns of the final output (after pooling)."""
+        return self.pool.output(self.h, self.w) if self.pooled else (self.h, self.w)
+
+    @cached_property
+    def steps(self) -> int:
+        """Array tiles of the whole convolution per row block: contraction vectors summed over output tiles and passes."""
+        kernel = self.kernel[0] * self.kernel[1]
+        return self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
+
+    def conv_box(self, box: Box) -> Box:
+        """The box of convolution outputs that a box of final outputs needs."""
+        if not self.pooled:
+            return box
+        y, h = _needed(self.pool, 0, box.y, box.h, self.h)
+        x, w = _needed(self.pool, 1, box.x, box.w, self.w)
+        return Box(y, x, h, w)
+
+    def input_box(self, conv: Box, chunk: Chunk | None = None) -> Box:
+        """The box of input pixels that a box of convolution outputs reads, by all of the kernel or by a chunk.
+
+        In the windows mapping columns are convolution outputs: there is one window for each.
+        """
+        (ky, kyn), (kx, kxn) = (chunk.ky, chunk.kx) if chunk else ((0, self.kernel[0]), (0, self.kernel[1]))
+        y, h = self._reach(0, conv.y, conv.h, ky, kyn, self.src.h)
+        if self.folded:
+            return Box(y, conv.x, h, conv.w)
+        x, w = self._reach(1, conv.x, conv.w, kx, kxn, self.src.w)
+        return Box(y, x, h, w)
+
+    def _reach(self, axis: int, first: int, count: int, k: int, kn: int, size: int) -> tuple[int, int]:
+        stride, dilation = self.window.stride[axis], self.window.dilation[axis]
+        start = first * stride - self.window.pad[axis] + k * dilation
+        stop = start + (count - 1) * stride + (kn - 1) * dilation + 1
+        start = min(max(start, 0), size - 1)  # all in the padding: load one row, which no coordinate selects
+        return start, max(min(stop, size) - start, 1)
+
+    def chunks(self, piece: Piece, limit: int) -> list[Chunk] | None:
+        """Split the contraction of a tile so that a chunk's weights take at most `limit` vectors; None if impossible."""
+        n, (kh, kw) = self.config.n, self.kernel
+        steps = limit // n
+        if steps < 1:
+            return None
+        kc = min(piece.vectors, max(1, steps // (kh * kw)))
+        ky = min(kh, max(1, steps // (kw * kc))) if kc == 1 or kc == piece.vectors else kh
+        kx = min(kw, max(1, steps // (ky * kc))) if ky == 1 else kw
+        if ky * kx * kc > steps:
+            return None
+        return [
+            Chunk((y, min(ky, kh - y)), (x, min(kx, kw - x)), (c, min(kc, piece.vectors - c)))
+            for c in range(0, piece.vectors, kc)
+            for y in range(0, kh, ky)
+            for x in range(0, kw, kx)
+        ]
+
+    def weights(self, tile: Tile, part: int, chunk: Chunk) -> bytes:
+        """Packed weights of one chunk in pass `part`: vectors in order (ky, kx, kc, column), N lanes each."""
+        n = self.config.n
+        dense = self._dense(tile)  # (count, kh, kw, lanes)
+        dense = dense[:, chunk.ky[0] : sum(chunk.ky), chunk.kx[0] : sum(chunk.kx), chunk.kc[0] * n : sum(chunk.kc) * n]
+        limited = np.clip(dense - np.clip(dense, -part * WEIGHT_LIMIT, part * WEIGHT_LIMIT), -WEIGHT_LIMIT, WEIGHT_LIMIT)
+        packed = np.zeros((n, chunk.ky[1], chunk.kx[1], chunk.kc[1], n), np.int8)
+        packed[: tile.count] = limited.reshape(tile.count, chunk.ky[1], chunk.kx[1], chunk.kc[1], n)
+        return packed.transpose(1, 2, 3, 0, 4).tobytes()
+
+    def _dense(self, tile: Tile) -> np.ndarray:
+        op, n, piece = self.op, self.config.n, tile.piece
+        out, kh, kw, cin = op.weight.shape
+        weight = op.weight[tile.first : tile.first + tile.count].astype(np.int16)
+        lanes = piece.vectors * n
+        if self.folded:
+            dense = np.zeros((tile.count, kh, 1, lanes), np.int16)
+            for k in range(kw):
+                at = k * self.window.dilation[1] * self.src.pixel_pitch
+                dense[:, :, 0, at : at + cin] = weight[:, :, k]
+            return dense
+        dense = np.zeros((tile.count, kh, kw, lanes), np.int16)
+        per_out = out // op.groups
+        for column in range(tile.count):
+            at = (tile.first + column) // per_out * cin - piece.first
+            dense[column, :, :, at : at + cin] = weight[column]
+        return dense
+
+    def bias(self, tile: Tile) -> np.ndarray:
+        """Bias of the tile's columns with the input's zero point folded in, modulo 2**32."""
+        rows = slice(tile.first, tile.first + tile.count)
+        total = self.op.weight[rows].astype(np.int64).sum(axis=(1, 2, 3))
+        return self.op.bias[rows].astype(np.int64) - self.op.x_zero * total
+
+
+def _needed(window: Window, axis: int, first: int, count: int, size: int) -> tuple[int, int]:
+    start = first * window.stride[axis] - window.pad[axis]
+    stop = start + (count - 1) * window.stride[axis] + (window.kernel[axis] - 1) * window.dilation[axis] + 1
+    start = min(max(start, 0), size - 1)
+    return start, max(min(stop, size) - start, 1)

@@ -1,0 +1,178 @@
+"""Convolution to tasks: for every group of output tiles, every spatial tile, every output tile, every chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.compiler.conv_plan import ConvPlan, boxes, plan
+from weft.compiler.conv_shape import Chunk, ConvShape, Tile
+from weft.compiler.emit import Box, Emitter, parameters
+from weft.compiler.ir import Conv
+from weft.compiler.memory import Constants, Ring, Source
+from weft.compiler.scales import quantise_scale
+from weft.compiler.tasks import Task, accumulator, scratchpad
+from weft.hdl.config import Config
+from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
+
+
+def lower_conv(
+    op: Conv, src: Source, dst: Source, config: Config, constants: Constants, layer: int
+) -> list[Task] | None:
+    """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip."""
+    shape = ConvShape(op, src, dst, config)
+    chosen = plan(shape)
+    return None if chosen is None else list(_ConvLowering(shape, chosen, constants, layer).tasks())
+
+
+class _ConvLowering:
+    def __init__(self, shape: ConvShape, chosen: ConvPlan, constants: Constants, layer: int) -> None:
+        self.shape, self.plan, self.layer = shape, chosen, layer
+        self.config = shape.config
+        self.emit = Emitter(shape.config, constants, layer)
+        zone = chosen.zones
+        self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
+        self.b = Ring(zone.b[0], chosen.b_limit, chosen.b_count)
+        self.p = Ring(zone.o[0], PARAMETER_VECTORS, chosen.params)
+        self.o = Ring(zone.o[0] + chosen.params * PARAMETER_VECTORS, chosen.o_slot, chosen.o_count)
+        self.c = Ring(0, chosen.c_slot, chosen.c_count)
+        self._packed: dict[object, bytes] = {}
+
+    def tasks(self) -> Iterator[Task]:
+        shape, group = self.shape, self.plan.group
+        for first in range(0, len(shape.tiles), group):
+            members = range(first, min(first + group, len(shape.tiles)))
+            for image in range(shape.src.n):
+                for box in boxes(shape, self.plan.tile):
+                    yield from self._block(image, box, members)
+
+    def _block(self, image: int, box: Box, members: range) -> Iterator[Task]:
+        """One spatial tile for a group of output tiles, stored `plan.store` tiles at a time."""
+        conv = self.shape.conv_box(box)
+        for first in range(members.start, members.stop, self.plan.store):
+            part = range(first, min(first + self.plan.store, members.stop))
+            out, _ = self.o.get(("o", image, box, first))
+            for index in part:
+                rows, _ = self.c.get(("c", image, box, index))
+                yield from self._multiply(image, conv, index, rows)
+                yield from self._drain(box, conv, index, rows, out + index - first, len(part))
+            tiles = [self.shape.tiles[index] for index in part]
+            channels = (tiles[0].first, sum(tile.count for tile in tiles))
+            yield self.emit.store_box(self.shape.dst, image, box, channels, out, len(part))
+
+    def _multiply(self, image: int, conv: Box, index: int, rows: int) -> Iterator[Task]:
+        shape, plan_ = self.shape, self.plan
+        tile = shape.tiles[index]
+        chunks = shape.chunks(tile.piece, plan_.b_limit)
+        assert chunks is not None
+        begun = False
+        for chunk in chunks:
+            key = ("a", image, conv, chunk if plan_.chunked else None, tile.piece if plan_.chunked else None)
+            a, held = self.a.get(key)
+            loaded = shape.input_box(conv, chunk if plan_.chunked else None)
+            if not held:
+                yield from self._load_inputs(image, conv, loaded, tile, chunk, a)
+            for part in range(shape.passes):
+                b, held = self.b.get(("b", index, part, chunk))
+                if not held:
+                    yield self.emit.load_constant(self._weights(index, part, chunk), b)
+                yield self._mm(conv, loaded, tile, chunk, (a, b, rows), accumulate=begun)
+                begun = True
+
+    def _weights(self, index: int, part: int, chunk: Chunk) -> bytes:
+        key = (index, part, chunk)
+        if key not in self._packed:
+            self._packed[key] = self.shape.weights(self.shape.tiles[index], part, chunk)
+        return self._packed[key]
+
+    def _load_inputs(self, image: int, conv: Box, box: Box, tile: Tile, chunk: Chunk, a: int) -> Iterator[Task]:
+        shape, n = self.shape, self.config.n
+        fill = shape.op.x_zero
+        if shape.folded:
+            pitch, (_, sx) = shape.src.pixel_pitch, shape.window.stride
+            first = (conv.x * sx - shape.window.pad[1]) * pitch
+            vectors, skip = (chunk.kc[1], chunk.kc[0] * n) if self.plan.chunked else (shape.vectors, 0)
+            length = min(shape.span - skip, vectors * n)
+            yield self.emit.load_windows(
+                shape.src, image, (box.y, box.h), first + skip, sx * pitch, conv.w, length, a, vectors, fill
+            )
+        elif self.plan.chunked:
+            start = tile.piece.first + chunk.kc[0] * n
+            count = min(chunk.kc[1] * n, tile.piece.first + tile.piece.count - start)
+            yield self.emit.load_box(shape.src, image, box, (start, count), a, chunk.kc[1], fill)
+        elif shape.aligned:
+            yield self.emit.load_box(shape.src, image, box, (0, shape.src.c), a, shape.vectors, fill)
+        else:
+            for piece in shape.pieces:
+                channels = (piece.first, piece.count)
+                yield self.emit.load_box(shape.src, image, box, channels, a + piece.at, shape.vectors, fill)
+
+    def _mm(
+        self, conv: Box, loaded: Box, tile: Tile, chunk: Chunk, slots: tuple[int, int, int], *, accumulate: bool
+    ) -> Task:
+        shape, window, n = self.shape, self.shape.window, self.config.n
+        a, b, c = slots
+        vectors = chunk.kc[1] if self.plan.chunked else shape.vectors
+        at = 0 if self.plan.chunked else tile.piece.at + chunk.kc[0]
+        (sy, sx), (dy, dx) = window.stride, window.dilation
+        pitch = loaded.w * vectors
+        y = conv.y * sy - window.pad[0] + chunk.ky[0] * dy - loaded.y
+        x = 0 if shape.folded else conv.x * sx - window.pad[1] + chunk.kx[0] * dx - loaded.x
+        if shape.folded:
+            sx, dx = 1, 0
+        steps = chunk.steps
+        return Task(
+            Mm(
+                accumulate=int(accumulate), ky=chunk.ky[1], kx=chunk.kx[1], kc=chunk.kc[1], oy=conv.h, ox=conv.w,
+                a=(a + at + y * pitch + x * vectors) % (1 << 16),
+                a_ky=dy * pitch, a_kx=dx * vectors, a_kc=1, a_oy=_stride(sy * pitch, conv.h), a_ox=sx * vectors,
+                y=y, x=x, y_ky=dy if chunk.ky[1] > 1 else 0, y_oy=sy, x_kx=dx if chunk.kx[1] > 1 else 0, x_ox=sx,
+                h=loaded.h, w=loaded.w, pad=shape.op.x_zero,
+                b=b, b_ky=_stride(chunk.kx[1] * chunk.kc[1] * n, chunk.ky[1]), b_kx=_stride(chunk.kc[1] * n, chunk.kx[1]),
+                b_kc=n, b_row=1,
+                c=c, c_oy=conv.w, c_ox=1,
+            ),
+            (scratchpad(a, self.plan.a_slot), scratchpad(b, steps * n)),
+            (accumulator(c, conv.h * conv.w),),
+            self.layer,
+            steps * max(conv.h * conv.w, n),
+            paces=True,
+        )  # fmt: skip
+
+    def _drain(self, box: Box, conv: Box, index: int, rows: int, dst: int, vectors: int) -> Iterator[Task]:
+        shape, op, pool = self.shape, self.shape.op, self.shape.pool
+        params, held = self.p.get(("p", index))
+        if not held:
+            yield self.emit.load_constant(self._parameters(shape.tiles[index]), params)
+        y = box.y * pool.stride[0] - pool.pad[0] - conv.y
+        x = box.x * pool.stride[1] - pool.pad[1] - conv.x
+        outputs = box.h * box.w
+        yield Task(
+            Vec(
+                reduce=Reduce.MAX if shape.pooled else Reduce.NONE,
+                oy=box.h, ox=box.w, ry=pool.kernel[0], rx=pool.kernel[1],
+                src=(rows + y * conv.w + x) % (1 << 16),
+                src_oy=_stride(pool.stride[0] * conv.w, box.h), src_ox=pool.stride[1],
+                src_ry=_stride(pool.dilation[0] * conv.w, pool.kernel[0]), src_rx=pool.dilation[1],
+                y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
+                h=conv.h, w=conv.w,
+                dst=dst, dst_oy=_stride(box.w * vectors, box.h), dst_ox=vectors,
+                params=params, zero=op.y_zero, low=op.low, high=op.high,
+            ),
+            (accumulator(rows, conv.h * conv.w), scratchpad(params, PARAMETER_VECTORS)),
+            (scratchpad(dst, (outputs - 1) * vectors + 1),),
+            self.layer,
+            outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
+        )  # fmt: skip
+
+    def _parameters(self, tile: Tile) -> bytes:
+        rows = slice(tile.first, tile.first + tile.count)
+        scales = [quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]]
+        mantissa, shift = np.array(scales, np.int64).T
+        return parameters(self.config, self.shape.bias(tile), mantissa, shift)
+
+
+def _stride(value: int, count: int) -> int:
+    """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
+    return value if count > 1 else 0
