@@ -1,0 +1,206 @@
+"""The arithmetic of the vector unit: reduce, add the bias, scale, round, clamp, for `lanes` columns a cycle."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+
+from amaranth.hdl import Cat, Module, Mux, Shape, ShapeLike, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+from weft.hdl.config import Config
+from weft.hdl.isa import Reduce
+
+LATENCY = 9
+"""Cycles from an element that is the last of its reduction to its result."""
+
+_LOW = 17
+"""Low bits of a mantissa that go to hardware multipliers: 18 x 18 signed on every part that matters. The few bits
+above are added in logic, which halves the multipliers that a 24-bit mantissa would take."""
+_NARROW = 9
+"""Bits that the rounded quotient is saturated to. Any zero point leaves what does not fit outside of int8."""
+
+
+def settings_layout() -> data.StructLayout:
+    """What is the same for all elements of an instruction; fields as in `weft.hdl.isa.Vec`."""
+    return data.StructLayout(
+        {
+            "reduce": 2,
+            "add": 1,
+            "b_mantissa": 24,
+            "b_zero": signed(8),
+            "zero": signed(8),
+            "low": signed(8),
+            "high": signed(8),
+        }
+    )
+
+
+def column_layout(config: Config) -> data.StructLayout:
+    """Requantisation parameters of one column, as `weft.hdl.isa.Vec` defines them."""
+    return data.StructLayout({"bias": signed(32), "mantissa": config.mantissa_bits, "shift": 6})
+
+
+class Requantise(wiring.Component):
+    """A rigid pipeline: an element a cycle, a result `LATENCY` cycles after the last element of its reduction.
+
+    The arithmetic is that of `weft.hdl.isa.Vec`, exact for all inputs, all of ``b_mantissa``'s 24 bits included.
+
+    Parameters
+    ----------
+    config : Config
+        ``lanes`` and ``mantissa_bits`` are used.
+    tag : shape
+        What travels with the last element of a reduction to its result.
+
+    Members
+    -------
+    settings : In(struct)
+        Must not change while elements are under way.
+    valid : In(1)
+        There is an element in each lane. Cycles without are allowed anywhere.
+    first, last : In(1)
+        The element is the first, the last of its reduction.
+    elements : In(lanes x int32)
+    second : In(lanes x int8)
+        Second operand, read with the last element.
+    columns : In(lanes x struct)
+        Requantisation parameters, read with the last element.
+    tag : In(tag)
+        Read with the last element.
+    result_valid, results, result_tag : Out(1), Out(lanes x int8), Out(tag)
+    """
+
+    def __init__(self, config: Config, tag: ShapeLike) -> None:
+        self.config = config
+        lanes = config.lanes
+        super().__init__(
+            {
+                "settings": In(settings_layout()),
+                "valid": In(1),
+                "first": In(1),
+                "last": In(1),
+                "elements": In(data.ArrayLayout(signed(32), lanes)),
+                "second": In(data.ArrayLayout(signed(8), lanes)),
+                "columns": In(data.ArrayLayout(column_layout(config), lanes)),
+                "tag": In(tag),
+                "result_valid": Out(1),
+                "results": Out(data.ArrayLayout(signed(8), lanes)),
+                "result_tag": Out(tag),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        valid, tag = self.valid & self.last, Value.cast(self.tag)
+        for stage in range(LATENCY):
+            valid_next = Signal(name=f"valid_{stage}")
+            m.d.sync += valid_next.eq(valid)
+            valid, tag = valid_next, _register(m, tag, f"tag_{stage}")
+        m.d.comb += [self.result_valid.eq(valid), Value.cast(self.result_tag).eq(tag)]
+        for lane in range(self.config.lanes):
+            m.d.comb += self.results[lane].eq(self._lane(m, lane))
+        return m
+
+    def _lane(self, m: Module, lane: int) -> Value:
+        """One lane, from element to result; the comments number the pipeline's stages."""
+
+        def register(value: Value, name: str) -> Signal:
+            return _register(m, value, f"{name}_{lane}")
+
+        settings, column = self.settings, self.columns[lane]
+        reduced = self._reduce(m, lane)  # 1
+        second = register(self.second[lane], "second")
+        bias, mantissa = register(column.bias, "bias"), register(column.mantissa, "mantissa_1")
+        shift = register(column.shift, "shift_1")
+
+        value = register((reduced + bias)[:32].as_signed(), "value")  # 2
+        other = register(Mux(settings.add, second - settings.b_zero, 0), "other")
+        mantissa = register(mantissa, "mantissa_2")
+
+        low, high = _unsigned_low(value), value[_LOW:].as_signed()  # 3
+        low_product = register(low * _unsigned_low(mantissa), "low_product")
+        high_product = register(high * _unsigned_low(mantissa), "high_product")
+        other_product = register(other * _unsigned_low(settings.b_mantissa), "other_product")
+        other_strip = register(_shift_and_add(other, settings.b_mantissa[_LOW:]), "other_strip")
+        strips = [
+            register(_shift_and_add(value, bits), f"strip_{index}")
+            for index, bits in enumerate((mantissa[_LOW : _LOW + 3], mantissa[_LOW + 3 :]))
+        ]
+
+        lower = register(low_product + other_product, "lower")  # 4
+        upper = register(high_product + strips[0] + other_strip, "upper")
+        top = register(strips[1], "top")
+
+        product = Signal(signed(33 + self.config.mantissa_bits), name=f"product_{lane}", reset_less=True)
+        m.d.sync += product.eq(lower + ((upper + (top << 3)) << _LOW))  # 5
+        for stage in range(2, 6):
+            shift = register(shift, f"shift_{stage}")
+
+        rounded = _round(m, product, shift, lane)  # 6, 7
+        total = register(rounded + settings.zero, "total")  # 8
+        raised = Mux(total < settings.low, settings.low, total)
+        return register(Mux(raised > settings.high, settings.high, raised)[:8], "result")  # 9
+
+    def _reduce(self, m: Module, lane: int) -> Signal:
+        """The register that holds the reduction of all elements up to the previous cycle's."""
+        reduced = Signal(signed(32), name=f"reduced_{lane}", reset_less=True)
+        element = self.elements[lane]
+        with m.If(self.valid):
+            m.d.sync += reduced.eq(element)
+            with m.If(~self.first):
+                with m.If((self.settings.reduce == Reduce.MAX) & (reduced > element)):
+                    m.d.sync += reduced.eq(reduced)
+                with m.If(self.settings.reduce == Reduce.SUM):
+                    m.d.sync += reduced.eq(reduced + element)
+        return reduced
+
+
+def _register(m: Module, value: Value, name: str) -> Signal:
+    register = Signal(Shape.cast(value.shape()), name=name, reset_less=True)
+    m.d.sync += register.eq(value)
+    return register
+
+
+def _unsigned_low(value: Value) -> Value:
+    """The bits that one multiplier takes, as a signed value that is not negative."""
+    return Cat(value[:_LOW], 0).as_signed()
+
+
+def _shift_and_add(value: Value, factor: Value) -> Value:
+    """``value * factor`` without a multiplier; `factor` is unsigned and has few bits, possibly none."""
+    terms = [Mux(factor[bit], value, 0) << bit for bit in range(len(factor))]
+    return reduce(add, terms) if terms else Cat(0).as_signed()
+
+
+def _round(m: Module, product: Signal, shift: Signal, lane: int) -> Value:
+    """``product / 2**shift`` rounded half to even and saturated, two registers later: quotient plus increment.
+
+    Stage one moves by whole bytes and keeps a window of the guard bit, up to 7 bits to move by, and the quotient; of
+    the bits below it remembers whether any is set, of those above whether they repeat the sign.
+    """
+    width, size = len(product), 8 + _NARROW
+    # Bit i of `bits` is bit i-1 of the product, so that there is a guard bit, of 0, for a shift by 0.
+    bits = Cat(0, product, product[-1].replicate(56 + size))
+    window, sticky = Signal(size, name=f"window_{lane}"), Signal(name=f"sticky_{lane}")
+    fits, negative = Signal(name=f"fits_{lane}"), Signal(name=f"negative_{lane}")
+    fine = _register(m, shift[:3], f"fine_{lane}")
+    m.d.sync += negative.eq(product[-1])
+    with m.Switch(shift[3:]):
+        for count in range(8):
+            base = 8 * count
+            above = bits[base + size - 1 : max(width + 1, base + size)]
+            with m.Case(count):
+                m.d.sync += [
+                    window.eq(bits[base : base + size]),
+                    sticky.eq(bits[:base].any() if base else 0),
+                    fits.eq(above.all() | ~above.any()),
+                ]
+    moved = (window.as_signed() >> fine)[:size]
+    floor = moved[1:]
+    lost = (window & ((1 << fine) - 1)[:7]).any() | sticky
+    increment = _register(m, moved[0] & (lost | floor[0]), f"increment_{lane}")
+    spare = floor[_NARROW - 1 :]
+    limit = Mux(negative, -(1 << (_NARROW - 1)), (1 << (_NARROW - 1)) - 1)
+    saturated = Mux(fits & (spare.all() | ~spare.any()), floor[:_NARROW].as_signed(), limit)
+    return _register(m, saturated, f"quotient_{lane}") + increment
