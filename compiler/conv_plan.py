@@ -138,6 +138,10 @@ def _input_size(shape: ConvShape, conv: Box, chunk: Chunk | None) -> tuple[int, 
     return sizes[0], conv.w if shape.folded else sizes[1]
 
 
+def _area(size: tuple[int, int]) -> int:
+    return size[0] * size[1]
+
+
 def _candidates(shape: ConvShape, tile: tuple[int, int], zone: Zones, chunked: bool) -> Iterator[ConvPlan]:
     config = shape.config
     conv = _typical(shape, tile)
@@ -148,27 +152,29 @@ def _candidates(shape: ConvShape, tile: tuple[int, int], zone: Zones, chunked: b
     c_count = min(config.accumulator_size // c_slot, 4)
     if rows > c_slot or c_count < 1:
         return
-    piece = max(shape.pieces, key=lambda item: item.vectors)
-    whole = shape.kernel[0] * shape.kernel[1] * piece.vectors * config.n
-    total = shape.steps * config.n
-    limits = {min(whole, zone.b[1])} if total <= zone.b[1] else set()
-    limits |= {min(whole, zone.b[1] // 3), min(whole, zone.b[1] // 2)}
+    kinds = {piece.vectors: piece for piece in shape.pieces}
+    whole = shape.kernel[0] * shape.kernel[1] * max(kinds) * config.n
+    limits = {min(whole, zone.b[1] // 3), min(whole, zone.b[1] // 2)}
+    if shape.steps * config.n <= zone.b[1] or whole > zone.b[1] // 2:
+        limits.add(min(whole, zone.b[1]))
     for limit in sorted(limits):
-        chunks = shape.chunks(piece, limit)
-        if chunks is None or (chunked and len(shape.pieces) > 1 and not shape.aligned):
+        cuts = [shape.chunks(piece, limit) for piece in kinds.values()]
+        if None in cuts:
             continue
+        chunks = [chunk for cut in cuts for chunk in cut or ()]
         slot = max(chunk.steps for chunk in chunks) * config.n
         b_count = zone.b[1] // slot
-        first = chunks[0] if chunked else None
-        ih, iw = _input_size(shape, conv, first)
-        vectors = max(chunk.kc[1] for chunk in chunks) if chunked else shape.vectors
-        a_slot = ih * iw * vectors
-        if a_slot > zone.a[1] or b_count < 1 or iw * vectors * shape.window.dilation[0] > _STRIDE_MAX:
-            continue
-        if ih * iw * vectors * max(shape.window.stride) > _STRIDE_MAX * 8 or iw * vectors * shape.window.stride[0] > _STRIDE_MAX:
+        if chunked:
+            a_slot = max(_area(_input_size(shape, conv, chunk)) * chunk.kc[1] for chunk in chunks)
+            vectors = max(chunk.kc[1] for chunk in chunks)
+        else:
+            a_slot, vectors = _area(_input_size(shape, conv, None)) * shape.vectors, shape.vectors
+        pitch = _input_size(shape, conv, None)[1] * vectors
+        if a_slot > zone.a[1] or b_count < 1 or pitch * max(*shape.window.dilation, *shape.window.stride) > _STRIDE_MAX:
             continue
         a_count = zone.a[1] // a_slot
-        yield from _grouped(shape, tile, zone, conv, chunked, len(chunks), (a_slot, a_count), (slot, b_count), (c_slot, c_count))
+        most = max(len(cut or ()) for cut in cuts)
+        yield from _grouped(shape, tile, zone, conv, chunked, most, (a_slot, a_count), (slot, b_count), (c_slot, c_count))
 
 
 def _grouped(
