@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
@@ -63,7 +63,7 @@ class Control(wiring.Component):
     bus_error, opcode_error : In(1)
         Set the status bits of these names.
     program : Out(32)
-    bases : Out(32), array of `BASES`
+    bases : Out(ArrayLayout(32, BASES))
     counter : Out(range(SLOTS)), counter_value : In(64)
         Read port of `Counters`.
     """
@@ -80,7 +80,7 @@ class Control(wiring.Component):
                 "bus_error": In(1),
                 "opcode_error": In(1),
                 "program": Out(32),
-                "bases": Out(32).array(BASES),
+                "bases": Out(data.ArrayLayout(32, BASES)),
                 "counter": Out(range(SLOTS)),
                 "counter_value": In(64),
             }
@@ -117,13 +117,13 @@ class Control(wiring.Component):
         return status
 
     def _write(self, m: Module) -> None:
-        address, data, strobe = Signal(_WORD_BITS), Signal(32), Signal(4)
+        address, word, strobe = Signal(_WORD_BITS), Signal(32), Signal(4)
         has_address, has_data = Signal(), Signal()
         m.d.comb += [self.s_axi_awready.eq(~has_address), self.s_axi_wready.eq(~has_data)]
         with m.If(self.s_axi_awvalid & self.s_axi_awready):
             m.d.sync += [has_address.eq(1), address.eq(self.s_axi_awaddr[2:])]
         with m.If(self.s_axi_wvalid & self.s_axi_wready):
-            m.d.sync += [has_data.eq(1), data.eq(self.s_axi_wdata), strobe.eq(self.s_axi_wstrb)]
+            m.d.sync += [has_data.eq(1), word.eq(self.s_axi_wdata), strobe.eq(self.s_axi_wstrb)]
         with m.If(self.s_axi_bready):
             m.d.sync += self.s_axi_bvalid.eq(0)
         # The start pulse is a register: everything it starts sees settled values.
@@ -134,12 +134,12 @@ class Control(wiring.Component):
             registers |= {base_register(index) >> 2: self.bases[index] for index in range(BASES)}
             with m.Switch(address):
                 with m.Case(Reg.CONTROL >> 2):
-                    m.d.sync += self.start.eq(data[0] & strobe[0] & ~self._busy & ~self.start)
+                    m.d.sync += self.start.eq(word[0] & strobe[0] & ~self._busy & ~self.start)
                 for number, register in registers.items():
                     with m.Case(number):
                         for lane in range(4):
                             with m.If(strobe[lane]):
-                                m.d.sync += register.word_select(lane, 8).eq(data.word_select(lane, 8))
+                                m.d.sync += register.word_select(lane, 8).eq(word.word_select(lane, 8))
 
     def _read(self, m: Module, status: Signal) -> None:
         address = Signal(_WORD_BITS)

@@ -29,6 +29,9 @@ class Counters(wiring.Component):
         Events count only while this is 1.
     event : In(len(Counter))
         Bit i adds 1 to counter i.
+    row, write : In(1)
+        A row of A enters the array, a row of C is written. ARRAY_WINDOW, whose event bit is ignored, is made from
+        these; two writes further apart than 2**32 cycles upset it.
     index : In(range(SLOTS))
         The counter to read.
     value : Out(64)
@@ -41,6 +44,8 @@ class Counters(wiring.Component):
                 "clear": In(1),
                 "enable": In(1),
                 "event": In(len(Counter)),
+                "row": In(1),
+                "write": In(1),
                 "index": In(range(SLOTS)),
                 "value": Out(64),
             }
@@ -54,14 +59,16 @@ class Counters(wiring.Component):
         stale = Signal(SLOTS, init=-1)
         recent = [Signal(range(SLOTS + 1), name=f"recent_{counter.name.lower()}") for counter in Counter]
 
+        window = self._window(m)
+        recent[Counter.ARRAY_WINDOW] = Signal(32, name="recent_array_window")
         m.d.sync += [slot.eq(slot + 1), stale.bit_select(slot, 1).eq(0)]
         for counter, gathered in zip(Counter, recent, strict=True):
-            event = self.event[counter] & self.enable
-            m.d.sync += gathered.eq(Mux(slot == counter.value, 0, gathered) + event)
+            added = window if counter is Counter.ARRAY_WINDOW else self.event[counter] & self.enable
+            m.d.sync += gathered.eq(Mux(slot == counter.value, 0, gathered) + added)
         with m.If(self.clear):
             m.d.sync += [stale.eq(-1), *(gathered.eq(0) for gathered in recent)]
 
-        moved = Signal(range(SLOTS + 1))
+        moved = Signal(32)
         m.d.comb += [
             moved.eq(Array(recent)[slot]),
             update.addr.eq(slot + 1),
@@ -72,3 +79,15 @@ class Counters(wiring.Component):
             self.value.eq(read.data),
         ]
         return m
+
+    def _window(self, m: Module) -> Signal:
+        """Cycles to add to ARRAY_WINDOW: at every write, those since the last one or the first row."""
+        opened, since, added = Signal(), Signal(32), Signal(32)
+        counting = self.enable & (opened | self.row)
+        m.d.sync += [opened.eq(counting | opened), since.eq(since + counting)]
+        with m.If(counting & self.write):
+            m.d.comb += added.eq(since + 1)
+            m.d.sync += since.eq(0)
+        with m.If(self.clear):
+            m.d.sync += [opened.eq(0), since.eq(0)]
+        return added

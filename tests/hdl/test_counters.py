@@ -18,7 +18,7 @@ from weft.sim.bench import run_bench
 async def bench_counters(dut: Any) -> None:
     """Several runs, each cleared at the start; exact once settled, and unchanged while not enabled."""
     cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    for name in ("clear", "enable", "event", "index"):
+    for name in ("clear", "enable", "event", "index", "row", "write"):
         getattr(dut, name).value = 0
     dut.rst.value = 1
     await FallingEdge(dut.clk)
@@ -33,14 +33,24 @@ async def bench_counters(dut: Any) -> None:
         dut.clear.value = 0
         expected = [0] * len(Counter)
         rates = [random.choice([0.02, 0.5, 1.0]) for _ in Counter]
-        for _ in range(length):
+        rows: list[int] = []
+        writes: list[int] = []
+        array_rate = random.choice([0.02, 0.5])
+        for cycle in range(length):
+            row, write = random.random() < array_rate, bool(rows) and random.random() < array_rate
             event = sum((random.random() < rate) << index for index, rate in enumerate(rates))
-            enable = random.random() < 0.9
+            enable = bool(rows) or random.random() < 0.9  # stays on within the window, as in a run
             dut.event.value = event
+            dut.row.value = row
+            dut.write.value = write
+            if enable:
+                rows += [cycle] * row
+                writes += [cycle] * write
             dut.enable.value = enable
             for index in range(len(Counter)):
                 expected[index] += enable and event >> index & 1
             await FallingEdge(dut.clk)
+        expected[Counter.ARRAY_WINDOW] = writes[-1] - rows[0] + 1 if writes else 0
         dut.enable.value = 0
         for _ in range(SLOTS + 1):
             await FallingEdge(dut.clk)
