@@ -164,4 +164,6 @@ def _layer(index: int, op: DeviceOp, tasks: list[Task]) -> Layer:
     mine = [task for task in tasks if task.layer == index]
     cycles = {queue.name: sum(task.cycles for task in mine if task.queue == queue) for queue in Queue}
     moved = {queue: sum(task.dram_bytes for task in mine if task.queue == queue) for queue in Queue}
-    return Layer(op.name, type(op).__name__.lower(), op.macs, cycles, moved[Queue.LOAD], moved[Queue.STORE], len(mine))
+    return Layer(
+        op.name, type(op).__name__.lower(), op.macs, cycles, moved[Queue.LOAD], moved[Queue.STORE], len(mine)
+    )

@@ -87,7 +87,9 @@ def boxes(shape: ConvShape, tile: tuple[int, int]) -> list[Box]:
     """The final output, cut into tiles in row-major order, evenly."""
     h, w = shape.outputs
     return [
-        Box(y, x, min(tile[0], h - y), min(tile[1], w - x)) for y in range(0, h, tile[0]) for x in range(0, w, tile[1])
+        Box(y, x, min(tile[0], h - y), min(tile[1], w - x))
+        for y in range(0, h, tile[0])
+        for x in range(0, w, tile[1])
     ]
 
 
@@ -134,7 +136,9 @@ def _input_size(shape: ConvShape, conv: Box, chunk: Chunk | None) -> tuple[int, 
     kernel = (chunk.ky[1], chunk.kx[1]) if chunk else shape.kernel
     sizes = []
     for axis, (count, total) in enumerate(((conv.h, shape.src.h), (conv.w, shape.src.w))):
-        sizes.append(min(total, (count - 1) * window.stride[axis] + (kernel[axis] - 1) * window.dilation[axis] + 1))
+        sizes.append(
+            min(total, (count - 1) * window.stride[axis] + (kernel[axis] - 1) * window.dilation[axis] + 1)
+        )
     return sizes[0], conv.w if shape.folded else sizes[1]
 
 
@@ -147,7 +151,9 @@ def _candidates(shape: ConvShape, tile: tuple[int, int], zone: Zones, chunked: b
     conv = _typical(shape, tile)
     rows = conv.h * conv.w
     depth = config.accumulator_depth
-    c_slot = ceil_div(rows, depth) * depth if rows > depth // 2 or config.accumulator_banks > 2 else depth // 2
+    c_slot = (
+        ceil_div(rows, depth) * depth if rows > depth // 2 or config.accumulator_banks > 2 else depth // 2
+    )
     c_slot = min(c_slot, config.accumulator_size)
     c_count = min(config.accumulator_size // c_slot, 4)
     if rows > c_slot or c_count < 1:
@@ -170,11 +176,17 @@ def _candidates(shape: ConvShape, tile: tuple[int, int], zone: Zones, chunked: b
         else:
             a_slot, vectors = _area(_input_size(shape, conv, None)) * shape.vectors, shape.vectors
         pitch = _input_size(shape, conv, None)[1] * vectors
-        if a_slot > zone.a[1] or b_count < 1 or pitch * max(*shape.window.dilation, *shape.window.stride) > _STRIDE_MAX:
+        if (
+            a_slot > zone.a[1]
+            or b_count < 1
+            or pitch * max(*shape.window.dilation, *shape.window.stride) > _STRIDE_MAX
+        ):
             continue
         a_count = zone.a[1] // a_slot
         most = max(len(cut or ()) for cut in cuts)
-        yield from _grouped(shape, tile, zone, conv, chunked, most, (a_slot, a_count), (slot, b_count), (c_slot, c_count))
+        yield from _grouped(
+            shape, tile, zone, conv, chunked, most, (a_slot, a_count), (slot, b_count), (c_slot, c_count)
+        )
 
 
 def _grouped(
@@ -229,7 +241,12 @@ def _estimate(
     pool = shape.pool.kernel[0] * shape.pool.kernel[1]
     vec = len(shape.tiles) * (h * w * src.n * pool * config.groups + spatial * 24)
     packed = store * config.n >= dst.pixel_pitch
-    stores = h * w * src.n * (dst.c / bus if packed else ceil_div(len(shape.tiles), store) * (store * config.n / bus + 2))
+    stores = (
+        h
+        * w
+        * src.n
+        * (dst.c / bus if packed else ceil_div(len(shape.tiles), store) * (store * config.n / bus + 2))
+    )
     load = a_loads + b_loads + params
     start = a_tile + b_all / len(shape.tiles) + 100
     tail = (vec / spatial / len(shape.tiles) + stores / spatial / max(1, len(shape.tiles) // store)) + 100
@@ -245,4 +262,10 @@ def _estimate(
     if o_count < 2:
         penalty += stores
     instructions = spatial * len(shape.tiles) * (per_tile + 3) * 64 / bus
-    return max(compute, load + stores + instructions, vec) + 0.05 * (load + stores + vec) + start + tail + penalty
+    return (
+        max(compute, load + stores + instructions, vec)
+        + 0.05 * (load + stores + vec)
+        + start
+        + tail
+        + penalty
+    )

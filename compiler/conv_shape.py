@@ -186,8 +186,12 @@ class ConvShape:
         """Packed weights of one chunk in pass `part`: vectors in order (ky, kx, kc, column), N lanes each."""
         n = self.config.n
         dense = self._dense(tile)  # (count, kh, kw, lanes)
-        dense = dense[:, chunk.ky[0] : sum(chunk.ky), chunk.kx[0] : sum(chunk.kx), chunk.kc[0] * n : sum(chunk.kc) * n]
-        limited = np.clip(dense - np.clip(dense, -part * WEIGHT_LIMIT, part * WEIGHT_LIMIT), -WEIGHT_LIMIT, WEIGHT_LIMIT)
+        dense = dense[
+            :, chunk.ky[0] : sum(chunk.ky), chunk.kx[0] : sum(chunk.kx), chunk.kc[0] * n : sum(chunk.kc) * n
+        ]
+        limited = np.clip(
+            dense - np.clip(dense, -part * WEIGHT_LIMIT, part * WEIGHT_LIMIT), -WEIGHT_LIMIT, WEIGHT_LIMIT
+        )
         packed = np.zeros((n, chunk.ky[1], chunk.kx[1], chunk.kc[1], n), np.int8)
         packed[: tile.count] = limited.reshape(tile.count, chunk.ky[1], chunk.kx[1], chunk.kc[1], n)
         return packed.transpose(1, 2, 3, 0, 4).tobytes()

@@ -72,7 +72,9 @@ class Emitter:
         `dst` is the address of the first vector of these channels in the first pixel.
         """
         first, count = channels
-        offset = src.offset + image * src.image_pitch + box.y * src.row_pitch + box.x * src.pixel_pitch + first
+        offset = (
+            src.offset + image * src.image_pitch + box.y * src.row_pitch + box.x * src.pixel_pitch + first
+        )
         rows, pixels = box.h, box.w
         if pixels == src.w and src.rows_join and rows * pixels < 1 << 16:
             rows, pixels = 1, rows * pixels
@@ -118,7 +120,9 @@ class Emitter:
     ) -> Task:
         """STORE a box of channels ``[first, first + count)`` from consecutive pixels of `vectors` vectors at `src`."""
         first, count = channels
-        offset = dst.offset + image * dst.image_pitch + box.y * dst.row_pitch + box.x * dst.pixel_pitch + first
+        offset = (
+            dst.offset + image * dst.image_pitch + box.y * dst.row_pitch + box.x * dst.pixel_pitch + first
+        )
         rows, pixels = box.h, box.w
         if pixels == dst.w and dst.rows_join and rows * pixels < 1 << 16:
             rows, pixels = 1, rows * pixels

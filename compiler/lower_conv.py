@@ -86,7 +86,9 @@ class _ConvLowering:
             self._packed[key] = self.shape.weights(self.shape.tiles[index], part, chunk)
         return self._packed[key]
 
-    def _load_inputs(self, image: int, conv: Box, box: Box, tile: Tile, chunk: Chunk, a: int) -> Iterator[Task]:
+    def _load_inputs(
+        self, image: int, conv: Box, box: Box, tile: Tile, chunk: Chunk, a: int
+    ) -> Iterator[Task]:
         shape, n = self.shape, self.config.n
         fill = shape.op.x_zero
         if shape.folded:
@@ -109,7 +111,14 @@ class _ConvLowering:
                 yield self.emit.load_box(shape.src, image, box, channels, a + piece.at, shape.vectors, fill)
 
     def _mm(
-        self, conv: Box, loaded: Box, tile: Tile, chunk: Chunk, slots: tuple[int, int, int], *, accumulate: bool
+        self,
+        conv: Box,
+        loaded: Box,
+        tile: Tile,
+        chunk: Chunk,
+        slots: tuple[int, int, int],
+        *,
+        accumulate: bool,
     ) -> Task:
         shape, window, n = self.shape, self.shape.window, self.config.n
         a, b, c = slots
@@ -168,7 +177,9 @@ class _ConvLowering:
 
     def _parameters(self, tile: Tile) -> bytes:
         rows = slice(tile.first, tile.first + tile.count)
-        scales = [quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]]
+        scales = [
+            quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]
+        ]
         mantissa, shift = np.array(scales, np.int64).T
         return parameters(self.config, self.shape.bias(tile), mantissa, shift)
 

@@ -13,7 +13,8 @@ from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_pair, quantise_scale
 from weft.compiler.tasks import Task, scratchpad
 from weft.hdl.config import Config
-from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source as VecSource, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec
+from weft.hdl.isa import Source as VecSource
 
 _COUNT_MAX = (1 << 12) - 1
 _STRIDE_MAX = (1 << 15) - 1
@@ -41,7 +42,12 @@ class _Job:
 
 
 def lower_vector(
-    op: Pool | Add | Rescale, sources: tuple[Source, ...], dst: Source, config: Config, constants: Constants, layer: int
+    op: Pool | Add | Rescale,
+    sources: tuple[Source, ...],
+    dst: Source,
+    config: Config,
+    constants: Constants,
+    layer: int,
 ) -> list[Task] | None:
     """Tasks of one operator in sequential order, or None if not even its smallest tile fits on chip."""
     src, other = sources[0], sources[1] if len(sources) > 1 else None
@@ -77,7 +83,9 @@ def _choose(job: _Job, config: Config) -> _TileSize | None:
                     src_h, src_w = _extent(job, 0, h, job.src.h), _extent(job, 1, w, job.src.w)
                     src, out = src_h * src_w * vectors, h * w * vectors
                     fits = slots * (src * (2 if job.other else 1) + out) <= room
-                    strides = src_w * vectors * max(job.window.stride[0], job.window.dilation[0]) <= _STRIDE_MAX
+                    strides = (
+                        src_w * vectors * max(job.window.stride[0], job.window.dilation[0]) <= _STRIDE_MAX
+                    )
                     # A few tiles at least, so that the units overlap.
                     large = h * w * per_pixel > 2048 and (h > 1 or w > 64) and slots == 3
                     if fits and strides and not large and vectors * job.window.stride[1] <= _STRIDE_MAX:
@@ -95,7 +103,9 @@ def _halves(size: int) -> Iterator[int]:
 
 def _extent(job: _Job, axis: int, count: int, size: int) -> int:
     window = job.window
-    return min(size, (count - 1) * window.stride[axis] + (window.kernel[axis] - 1) * window.dilation[axis] + 1)
+    return min(
+        size, (count - 1) * window.stride[axis] + (window.kernel[axis] - 1) * window.dilation[axis] + 1
+    )
 
 
 class _VectorLowering:
@@ -177,7 +187,9 @@ class _VectorLowering:
             mantissa, _, shift = quantise_pair(op.a_scale, op.b_scale, bits)
         else:
             mantissa, shift = quantise_scale(op.scale / max(count, 1), bits)
-        elements = self.job.window.kernel[0] * self.job.window.kernel[1] if self.job.reduce == Reduce.SUM else 1
+        elements = (
+            self.job.window.kernel[0] * self.job.window.kernel[1] if self.job.reduce == Reduce.SUM else 1
+        )
         bias = -self.job.x_zero * elements  # out of range reads x_zero, so every element is offset by it
         return parameters(self.config, np.full(n, bias), np.full(n, mantissa), np.full(n, shift))
 

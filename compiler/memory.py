@@ -126,7 +126,9 @@ class Placement:
         for buffer in sorted(buffers, key=lambda item: (-item.size, item.name)):
             offset = 0
             for start, stop, other in sorted(placed, key=lambda item: item[0]):
-                apart = first and (last[other.name] < first[buffer.name] or last[buffer.name] < first[other.name])
+                apart = first and (
+                    last[other.name] < first[buffer.name] or last[buffer.name] < first[other.name]
+                )
                 if not apart and start < offset + buffer.size and offset < stop:
                     offset = -(-stop // ALIGN) * ALIGN
             placed.append((offset, offset + buffer.size, buffer))

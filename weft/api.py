@@ -1,0 +1,349 @@
+"""The Python API: compile a model, run it on a device, look at what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.compiler.artefact import Compiled
+from weft.compiler.artefact import load as load_compiled
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.frontend import import_model
+from weft.compiler.host import from_buffer, run_host, to_buffer
+from weft.compiler.ir import DeviceSegment, HostSegment, Transfer
+from weft.compiler.memory import BASE_OF_KIND, CONSTANTS
+from weft.hdl.config import Config
+from weft.hdl.memmap import Counter
+
+if TYPE_CHECKING:
+    import onnx
+
+    from weft.sim.device import Device
+
+_PAGE = 4096
+
+
+class InputError(ValueError):
+    """Inputs that do not fit the model; one sentence with name, value and what is expected."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Attributes
+    ----------
+    outputs : dict of str to ndarray
+        The model's outputs by name.
+    report : dict
+        ``cycles``, ``macs``, ``utilization`` (useful MACs over N * N * cycles), ``dram_bytes``, and the same with
+        ``name`` and ``bound`` for every operator under ``layers``; cycles are None on a device without time.
+    memory : bytes
+        The whole DRAM after the run, one device program after the other.
+    """
+
+    outputs: dict[str, np.ndarray]
+    report: dict[str, Any]
+    memory: bytes
+
+
+class Program:
+    """A compiled model. Made by `compile` or `load`."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+
+    @property
+    def config(self) -> Config:
+        return self._compiled.config
+
+    @property
+    def inputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Input names with (dtype name, shape)."""
+        return self._compiled.inputs
+
+    @property
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return self._compiled.outputs
+
+    @property
+    def segments(self) -> tuple[DeviceProgram | HostSegment, ...]:
+        return self._compiled.segments
+
+    def save(self, folder: str | Path) -> None:
+        """Write the program to a folder, which is created if it is missing."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._compiled.save(Path(folder))
+
+    def disassemble(self) -> str:
+        """All device programs as assembly text."""
+        from weft.hdl.asm import disassemble
+
+        parts = []
+        for segment in self.segments:
+            if isinstance(segment, DeviceProgram):
+                parts.append(f"; {segment.name}: {len(segment.instructions)} instructions\n")
+                parts.append(disassemble(segment.instructions))
+        return "".join(part if part.endswith("\n") else part + "\n" for part in parts)
+
+    def run(
+        self,
+        inputs: dict[str, np.ndarray],
+        on: str | Device = "golden",
+        *,
+        latency: int = 30,
+        bandwidth: float | None = None,
+        stalls: int | None = None,
+        trace: str | Path | None = None,
+    ) -> Result:
+        """Run the model.
+
+        Parameters
+        ----------
+        inputs : dict of str to ndarray
+            One array for each of `self.inputs`, of exactly that dtype and shape.
+        on : "golden", "rtl" or Device
+            Where device programs run. A device must be built for this program's configuration.
+        latency, bandwidth : int, float
+            Of the simulated memory (rtl): cycles, and bytes a cycle (the bus width if None).
+        stalls : int
+            Seed of random pauses on every bus channel (rtl); None for none.
+        trace : path
+            VCD file of the last device program (rtl).
+
+        Raises
+        ------
+        InputError
+            If an input is missing or has another dtype or shape.
+        weft.sim.device.DeviceError
+            If a device fails or was built for another configuration.
+        """
+        values = self._check(inputs)
+        memory, layers, totals = b"", [], _Totals()
+        for segment in self.segments:
+            if isinstance(segment, HostSegment):
+                values |= run_host(segment, values)
+                continue
+            options = {"latency": latency, "bytes_per_cycle": bandwidth, "trace": trace, "stalls": stalls}
+            job = _Job(segment, self._transfers(segment, self._compiled.to_device),
+                       self._transfers(segment, self._compiled.from_device), self.config)  # fmt: skip
+            device = _device(on, self.config, job.memory_bytes, options)
+            try:
+                job.run(device, values)
+                memory += device.read(0, job.memory_bytes)
+                layers += job.layers(device)
+                totals.add(device.counters(), self.config)
+            finally:
+                if isinstance(on, str) and hasattr(device, "close"):
+                    device.close()
+        outputs = {name: np.asarray(values[name]) for name in self.outputs}
+        return Result(outputs, _report(layers, totals, self.config), memory)
+
+    def _check(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values = {}
+        for name, (dtype, shape) in self.inputs.items():
+            if name not in inputs:
+                raise InputError(
+                    f"input {name!r} is missing; the model reads {', '.join(map(repr, self.inputs))}"
+                )
+            value = np.asarray(inputs[name])
+            if value.dtype.name != dtype or value.shape != shape:
+                raise InputError(
+                    f"input {name!r} is {value.dtype.name} of shape {value.shape}; the model reads {dtype} of shape {shape}"
+                )
+            values[name] = value
+        for name in inputs:
+            if name not in self.inputs:
+                raise InputError(
+                    f"the model has no input {name!r}; it reads {', '.join(map(repr, self.inputs))}"
+                )
+        return values
+
+    def _transfers(self, segment: DeviceProgram, transfers: Sequence[Transfer]) -> list[Transfer]:
+        return [item for item in transfers if item.buffer.name in segment.buffers]
+
+
+def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any]) -> Device:
+    from weft.sim.device import DeviceError
+
+    if on == "golden":
+        from weft.sim.golden import GoldenDevice
+
+        return GoldenDevice(config, memory_bytes)
+    if on == "rtl":
+        from weft.sim.rtl import RtlDevice
+
+        seed = options.pop("stalls")
+        trace = options.pop("trace")
+        return RtlDevice(
+            config, memory_bytes, trace=None if trace is None else Path(trace),
+            stall_probability=0.0 if seed is None else 0.3, stall_seed=seed or 0, **options,
+        )  # fmt: skip
+    if isinstance(on, str):
+        raise InputError(f"unknown device {on!r}; choose 'golden' or 'rtl'")
+    if on.config != config:
+        raise DeviceError(
+            f"the program is for configuration {config.digest:#010x}, the device is {on.config.digest:#010x}: "
+            "compile the model for the device's configuration"
+        )
+    if on.memory_bytes < memory_bytes:
+        raise DeviceError(
+            f"the program needs {memory_bytes} bytes of memory, the device has {on.memory_bytes}"
+        )
+    return on
+
+
+class _Job:
+    """One device program with its place in memory: the areas of its base registers, page after page from address 0."""
+
+    def __init__(
+        self, program: DeviceProgram, entering: list[Transfer], leaving: list[Transfer], config: Config
+    ) -> None:
+        self.program, self.entering, self.leaving, self.config = program, entering, leaving, config
+        self.bases: dict[int, int] = {}
+        at = 0
+        for base in sorted(program.sizes):
+            self.bases[base] = at
+            at += -(-max(program.sizes[base], 1) // _PAGE) * _PAGE
+        self.memory_bytes = at
+
+    def _address(self, transfer: Transfer) -> int:
+        buffer = self.program.buffers[transfer.buffer.name]
+        return self.bases[BASE_OF_KIND[buffer.kind]] + self.program.offsets[buffer.name]
+
+    def run(self, device: Device, values: dict[str, np.ndarray]) -> None:
+        program = self.program
+        device.write(self.bases[CONSTANTS], program.constants + program.code)
+        for transfer in self.entering:
+            device.write(self._address(transfer), to_buffer(transfer, values[transfer.value]).tobytes())
+        for base, address in self.bases.items():
+            device.set_base(base, address)
+        marks = getattr(device, "mark_writes", None)
+        if marks is not None:
+            marks(np.cumsum([layer.written_bytes for layer in program.layers]).tolist())
+        device.start(self.bases[CONSTANTS] + program.entry)
+        device.wait()
+        for transfer in self.leaving:
+            raw = device.read(self._address(transfer), transfer.buffer.size)
+            values[transfer.value] = from_buffer(transfer, np.frombuffer(raw, np.int8))
+
+    def layers(self, device: Device) -> list[dict[str, Any]]:
+        """One row a layer. Its cycles reach from the layer before it to its own last byte in memory."""
+        marks = getattr(device, "marks", None)
+        times = marks() if marks is not None else None
+        rows, previous = [], 0
+        for index, layer in enumerate(self.program.layers):
+            cycles = None
+            if times is not None:
+                cycles, previous = times[index] - previous, times[index]
+            slowest = max(layer.cycles, key=lambda queue: layer.cycles[queue])
+            bound = {"MM": "array", "VEC": "vector unit"}.get(slowest, "memory")
+            rows.append({
+                "name": layer.name, "kind": layer.kind, "cycles": cycles, "macs": layer.macs,
+                "utilization": _utilization(layer.macs, cycles, self.config), "dram_bytes": layer.dram_bytes,
+                "bound": bound,
+            })  # fmt: skip
+        return rows
+
+
+@dataclass
+class _Totals:
+    cycles: int | None = None
+    dram_bytes: int | None = None
+    counters: dict[str, int] | None = None
+
+    def add(self, counters: dict[Counter, int], config: Config) -> None:
+        if Counter.CYCLES not in counters:
+            return
+        beats = counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]
+        self.cycles = (self.cycles or 0) + counters[Counter.CYCLES]
+        self.dram_bytes = (self.dram_bytes or 0) + beats * config.bus_bytes
+        known = self.counters or {}
+        self.counters = {
+            item.name.lower(): known.get(item.name.lower(), 0) + value for item, value in counters.items()
+        }
+
+
+def _utilization(macs: int, cycles: int | None, config: Config) -> float | None:
+    return macs / (config.n * config.n * cycles) if cycles else None
+
+
+def _report(layers: list[dict[str, Any]], totals: _Totals, config: Config) -> dict[str, Any]:
+    macs = sum(layer["macs"] for layer in layers)
+    planned = sum(layer["dram_bytes"] for layer in layers)
+    return {
+        "config": config.to_dict(),
+        "cycles": totals.cycles,
+        "macs": macs,
+        "utilization": _utilization(macs, totals.cycles, config),
+        "dram_bytes": planned if totals.dram_bytes is None else totals.dram_bytes,
+        "counters": totals.counters,
+        "layers": layers,
+    }
+
+
+def compile(  # the public name, and what it does
+    model: str | Path | onnx.ModelProto,
+    config: str | Config = "default",
+    *,
+    progress: Callable[[str], None] | None = None,
+    reuse: bool = True,
+) -> Program:
+    """Compile a quantised (QDQ) ONNX model.
+
+    Parameters
+    ----------
+    model : path or ModelProto
+        The model.
+    config : str or Config
+        A preset's name, a JSON file, or a configuration.
+    progress : callable
+        Told the name of every operator before it is lowered.
+    reuse : bool
+        Let intermediates share memory; without it every one can be looked at after the run.
+
+    Raises
+    ------
+    weft.compiler.ir.CompileError
+        If the model cannot be read or compiled.
+    weft.hdl.config.ConfigError
+        If the configuration is not valid.
+    """
+    chosen = config if isinstance(config, Config) else Config.load(config)
+    graph = import_model(model)
+    segments = tuple(
+        compile_segment(segment, chosen, reuse=reuse, progress=progress)
+        if isinstance(segment, DeviceSegment)
+        else segment
+        for segment in graph.segments
+    )
+    return Program(
+        Compiled(
+            chosen, segments, graph.to_device, graph.from_device, graph.inputs, graph.outputs, graph.placement
+        )
+    )
+
+
+def load(folder: str | Path) -> Program:
+    """Read a program that `Program.save` wrote. Raises `ProgramFileError` if it is damaged."""
+    return Program(load_compiled(Path(folder)))
+
+
+def check(model: str | Path | onnx.ModelProto) -> list[tuple[str, str, str, str]]:
+    """(name, operator, "device" or "host", reason) of every node of a model."""
+    return list(import_model(model).placement)
+
+
+def verilog(config: str | Config = "default") -> tuple[str, dict[str, Any]]:
+    """The accelerator as Verilog, and its description (parameters, ports, register map) as JSON values."""
+    from weft.hdl.core import Core
+    from weft.hdl.describe import describe
+    from weft.hdl.verilog import generate
+
+    chosen = config if isinstance(config, Config) else Config.load(config)
+    core = Core(chosen)
+    return generate(core, name="weft"), describe(chosen)
