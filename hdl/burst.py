@@ -1,0 +1,91 @@
+"""Runs of bytes to bursts of the bus."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.config import Config
+from weft.hdl.ports import BusRequest
+
+PAGE = 4096
+"""Bytes that an AXI burst must not cross a multiple of."""
+MAX_BEATS = 256
+
+
+def block_beats(config: Config, beats: int = MAX_BEATS) -> int:
+    """Beats in a block of memory: bursts end at multiples of this, so that where one ends is seen from its address
+    alone, without counting."""
+    return min(beats, MAX_BEATS, PAGE // config.bus_bytes)
+
+
+def run_layout(tag: int = 1) -> data.StructLayout:
+    """``bytes`` (at least 1) from ``address`` on, and `tag` bits that go with them."""
+    return data.StructLayout({"address": 32, "bytes": 32, "tag": tag})
+
+
+class BurstSplitter(wiring.Component):
+    """Cuts runs of bytes into bursts that cover them, in order, a burst per cycle.
+
+    Parameters
+    ----------
+    config : Config
+    beats : int
+        Limit of a burst, a power of two. Bursts end at multiples of `block_beats` bus words.
+    tag : int
+        Width of the tag of a run.
+
+    Members
+    -------
+    run : In(stream of run_layout(tag))
+    request : Out(stream of BusRequest)
+    last : Out(1)
+        With ``request``: the final burst of its run.
+    tag : Out(tag)
+        With ``request``: the tag of its run.
+    idle : Out(1)
+        No burst is left.
+    """
+
+    def __init__(self, config: Config, *, beats: int = MAX_BEATS, tag: int = 1) -> None:
+        self.config = config
+        self.block = block_beats(config, beats)
+        super().__init__(
+            {
+                "run": In(stream.Signature(run_layout(tag))),
+                "request": Out(stream.Signature(BusRequest)),
+                "last": Out(1),
+                "tag": Out(tag),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        align = (self.config.bus_bytes - 1).bit_length()
+        inside = (self.block - 1).bit_length()
+        run, request = self.run.payload, self.request.payload
+        word = Signal(32 - align)
+        rest = Signal(32)  # words of the run after the first, at most
+        room = Signal(inside)  # words of the block after the first
+        beats = Signal(9)
+        m.d.comb += [
+            room.eq(~word[:inside]),
+            self.last.eq(rest <= room),
+            beats.eq(Mux(self.last, rest[:inside], room) + 1),
+            request.address.eq(word << align),
+            request.beats.eq(beats),
+            self.idle.eq(~self.request.valid),
+            self.run.ready.eq(~self.request.valid | (self.request.ready & self.last)),
+        ]
+        with m.If(self.run.ready):
+            m.d.sync += [
+                self.request.valid.eq(self.run.valid),
+                word.eq(run.address >> align),
+                rest.eq((run.bytes + run.address[:align] - 1)[:33] >> align),
+                self.tag.eq(run.tag),
+            ]
+        with m.Elif(self.request.ready):
+            m.d.sync += [word.eq(word + beats), rest.eq(rest - beats)]
+        return m

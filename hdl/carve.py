@@ -1,0 +1,265 @@
+"""The carver: a stream of bus beats into vectors of the scratchpad."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.config import Config
+from weft.hdl.isa import SEMAPHORES
+from weft.hdl.loopnest import LoopNest
+from weft.hdl.ports import scratchpad_write
+
+
+def carve_layout(config: Config) -> data.StructLayout:
+    """What the carver does with the runs of one instruction.
+
+    A row is carved in one pass over its run, with loops ``outer`` (pixels) and ``inner`` (vectors of a pixel); or,
+    with ``split``, in one pass per vector of a pixel: ``outer`` counts vectors and passes, ``inner`` pixels.
+
+    ``align`` and ``align_row``: the first row's address and the row pitch, modulo the bus width. ``end``: before +
+    run. ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a pixel ahead of
+    the last pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
+    """
+    align = (config.bus_bytes - 1).bit_length()
+    return data.StructLayout(
+        {
+            "signal": SEMAPHORES,
+            "align": align,
+            "align_row": align,
+            "before": 16,
+            "end": 25,
+            "run_last": 24,
+            "fill": 8,
+            "tail": (config.n - 1).bit_length() + 1,
+            "split": 1,
+            "split_last": 16,
+            "step_inner": 16,
+            "step_outer": 16,
+            "rows": 12,
+            "outer": 16,
+            "inner": 16,
+            "dst": 16,
+            "dst_rows": signed(16),
+            "dst_outer": signed(16),
+            "dst_inner": signed(16),
+        }
+    )
+
+
+def pass_layout(config: Config) -> data.StructLayout:
+    """Where a pass over a run starts, seen from beats: ``front`` beats before the run that hold only fill, then
+    ``beats`` of the run. The next vector starts ``skip`` beats and ``position`` bytes after the window; fill ends
+    ``lead`` bytes and the run ``left`` bytes after the vector's first byte."""
+    align = (config.bus_bytes - 1).bit_length()
+    return data.StructLayout(
+        {"front": 17 - align, "beats": 25 - align, "skip": 18 - align, "position": align, "lead": 16, "left": 25}
+    )
+
+
+class PassWalker(wiring.Component):
+    """Computes the start of every pass of an instruction, one ahead of the carver.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    start : In(1)
+        Take `carve`; `following` describes its first pass two cycles later.
+    carve : In(carve_layout(config))
+    step : In(1)
+        `following` is taken; it describes the pass after that two cycles later.
+    following : Out(pass_layout(config))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "start": In(1),
+                "carve": In(carve_layout(config)),
+                "step": In(1),
+                "following": Out(pass_layout(config)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        op = Signal(carve_layout(self.config))
+        align_bits = (self.config.bus_bytes - 1).bit_length()
+        done = Signal(16)  # bytes of a pixel that earlier passes have carved
+        with m.If(self.start):
+            m.d.sync += [op.eq(self.carve), done.eq(0)]
+        with m.Elif(self.step):
+            with m.If(done == op.split_last):
+                m.d.sync += [done.eq(0), op.align.eq(op.align + op.align_row)]
+            with m.Else():
+                m.d.sync += done.eq(done + self.config.n)
+
+        origin = Signal(signed(18))  # of the row's first byte, from the first beat of its run
+        ahead = Signal(17)
+        following = self.following
+        m.d.comb += [
+            origin.eq(op.align - op.before),
+            ahead.eq(origin[:align_bits] + done),
+        ]
+        m.d.sync += [
+            following.front.eq(-(origin >> align_bits)),
+            following.beats.eq(((op.align + op.run_last) >> align_bits) + 1),
+            following.skip.eq((ahead >> align_bits) + 1),
+            following.position.eq(ahead),
+            following.lead.eq(Mux(op.before > done, op.before - done, 0)),
+            following.left.eq(Mux(op.end > done, op.end - done, 0)),
+        ]
+        return m
+
+
+class Carver(wiring.Component):
+    """Cuts vectors out of runs, a vector per cycle.
+
+    The window is two beats wide: a register, and the beat that waits at the input.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    carve : In(stream of carve_layout(config))
+    beat : In(stream of bus words)
+        The beats of every run, exactly.
+    scratchpad : Out(scratchpad_write(config))
+    signal : Out(16)
+        For one cycle after an instruction's last vector was written, its signal mask.
+    busy : Out(1)
+    stall_memory : Out(1)
+        The carver waits for a beat.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "carve": In(stream.Signature(carve_layout(config))),
+                "beat": In(stream.Signature(config.widths.bus)),
+                "scratchpad": Out(scratchpad_write(config)),
+                "signal": Out(SEMAPHORES),
+                "busy": Out(1),
+                "stall_memory": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.walker = walker = PassWalker(self.config)
+        m.submodules.nest = nest = LoopNest(
+            {"rows": 12, "outer": 16, "inner": 16}, {"dst": (16, {"rows": 16, "outer": 16, "inner": 16})}
+        )
+        op = Signal(carve_layout(self.config))
+        at = Signal(pass_layout(self.config))
+        low = Signal(self.config.widths.bus)  # the first beat of the window
+        align_bits = (self.config.bus_bytes - 1).bit_length()
+
+        # A pass is running (vectors to emit), draining (beats to drop), or neither while the walker computes.
+        active, running, draining, wait = Signal(), Signal(), Signal(), Signal(2)
+        emit, shift, pop, free, have, advance = Signal(), Signal(), Signal(), Signal(), Signal(), Signal()
+        pass_end, empty, follow, finish = Signal(), Signal(), Signal(), Signal()
+        step, reach, target = Signal(16), Signal(17), Signal.like(at.skip)
+        m.d.comb += [
+            free.eq((at.front != 0) | (at.beats == 0)),  # beats outside the run need not come
+            have.eq(free | self.beat.valid),
+            advance.eq(~self.scratchpad.valid | self.scratchpad.ready),
+            emit.eq(
+                running
+                & (at.skip == 0)
+                & (have | (at.position <= self.config.bus_bytes - self.config.n))
+                & advance
+            ),
+            step.eq(Mux(nest.last.inner, op.step_outer, op.step_inner)),
+            reach.eq(at.position + step),
+            target.eq(Mux(emit, reach >> align_bits, at.skip)),
+            pass_end.eq(emit & nest.last.inner & (op.split | nest.last.outer)),
+            shift.eq(have & (draining | pass_end | (running & (target != 0)))),
+            pop.eq(shift & ~free),
+            self.beat.ready.eq(pop),
+            empty.eq((at.beats == 0) | ((at.beats == 1) & pop)),
+            finish.eq((pass_end | draining) & empty),
+            follow.eq(wait[1] | (finish & Mux(draining, nest.active, ~nest.last_all))),
+            nest.step.eq(emit),
+            walker.step.eq(follow),
+            self.stall_memory.eq(((running & advance) | draining) & ~emit & ~have),
+        ]
+        m.d.sync += wait.eq(Cat(walker.start, wait[0]))
+        with m.If(follow):
+            m.d.sync += [at.eq(walker.following), running.eq(1), draining.eq(0)]
+        with m.Else():
+            m.d.sync += [
+                at.skip.eq(target - shift),
+                at.front.eq(Mux(pass_end, 0, at.front - (shift & (at.front != 0)))),
+                at.beats.eq(at.beats - pop),
+            ]
+            with m.If(emit):
+                m.d.sync += [
+                    at.position.eq(reach),
+                    at.lead.eq(Mux(at.lead > step, at.lead - step, 0)),
+                    at.left.eq(Mux(at.left > step, at.left - step, 0)),
+                ]
+            with m.If(pass_end):
+                m.d.sync += [running.eq(0), draining.eq(~empty)]
+            with m.If(draining & empty):
+                m.d.sync += draining.eq(0)
+        with m.If(shift):
+            m.d.sync += low.eq(self.beat.payload)
+
+        m.d.comb += [
+            self.carve.ready.eq(~active | (finish & ~follow)),
+            walker.start.eq(self.carve.valid & self.carve.ready),
+            walker.carve.eq(self.carve.payload),
+            nest.load.eq(walker.start),
+            *nest.take(self.carve.payload),
+            self.busy.eq(active | self.scratchpad.valid | self.signal.any()),
+        ]
+        with m.If(self.carve.ready):
+            m.d.sync += [active.eq(self.carve.valid), op.eq(self.carve.payload)]
+        limit = Mux(Mux(op.split, nest.last.outer, nest.last.inner), op.tail, self.config.n)
+        self._output(m, emit, self._rotate(m, low, at.position), self._mask(at, limit), op, nest)
+        return m
+
+    def _rotate(self, m: Module, low: Value, position: Value) -> Value:
+        """The vector at byte `position` of the window."""
+        window: Value = Cat(low, self.beat.payload)
+        for bit in reversed(range(len(position))):
+            stage = Signal(8 * (self.config.n + (1 << bit) - 1), name=f"rotate{bit}")
+            m.d.comb += stage.eq(Mux(position[bit], window[8 << bit :], window))
+            window = stage
+        return window
+
+    def _mask(self, at: data.View, limit: Value) -> Value:
+        """The lanes that hold bytes of the run and of the pixel."""
+        lanes = range(self.config.n)
+        return Cat(*((at.lead <= lane) & (at.left > lane) & (limit > lane) for lane in lanes))
+
+    def _output(
+        self, m: Module, emit: Value, vector: Value, mask: Value, op: data.View, nest: LoopNest
+    ) -> None:
+        """A register behind the rotation; fill goes in after it, on the way to the scratchpad."""
+        n, port = self.config.n, self.scratchpad
+        rotated, valid_lanes, fill = Signal(8 * n), Signal(n), Signal(8)
+        signal = Signal(SEMAPHORES)
+        with m.If(emit):
+            m.d.sync += [
+                rotated.eq(vector),
+                valid_lanes.eq(mask),
+                fill.eq(op.fill),
+                port.address.eq(nest.values.dst),
+                signal.eq(Mux(nest.last_all, op.signal, 0)),
+                port.valid.eq(1),
+            ]
+        with m.Elif(port.ready):
+            m.d.sync += port.valid.eq(0)
+        keep = Cat(*(lane.replicate(8) for lane in valid_lanes))
+        m.d.comb += port.data.eq((rotated & keep) | (fill.replicate(n) & ~keep))
+        m.d.sync += self.signal.eq(Mux(port.valid & port.ready, signal, 0))

@@ -1,0 +1,199 @@
+"""The load unit: DRAM to scratchpad. Requests run ahead of carving, across instructions."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.burst import BurstSplitter
+from weft.hdl.carve import Carver, carve_layout
+from weft.hdl.config import Config
+from weft.hdl.isa import BASES, Load
+from weft.hdl.ports import bus_read, scratchpad_write, unit
+
+DESCRIPTORS = 4
+"""Instructions whose data may be on its way."""
+BURST_BEATS = 64
+"""Short enough that an instruction fetch is not kept waiting for long behind a load."""
+AHEAD_BEATS = 128
+"""Beats on their way above which no further burst is asked for; covers the latency of memory."""
+
+
+class LoadRequests(wiring.Component):
+    """Turns load instructions into runs of bytes for the bus and descriptors for the carver.
+
+    When pixels of more than one vector overlap, the carver would have to go back in the run for each pixel. Instead
+    every row is read once per vector of a pixel, and carved with pixels as the inner loop.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    instruction : In(stream of Load)
+    bases : In(32).array(8)
+        Base registers, read when an instruction is accepted.
+    run : Out(stream of run_layout())
+    carve : Out(stream of carve_layout(config))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.splitter = BurstSplitter(config, beats=BURST_BEATS)
+        super().__init__(
+            {
+                "instruction": In(stream.Signature(Load.layout())),
+                "bases": In(data.ArrayLayout(32, BASES)),
+                "run": Out(self.splitter.run.signature.flip()),
+                "carve": Out(stream.Signature(carve_layout(config))),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        op = self.instruction.payload
+        first = Signal(32)
+        m.d.comb += first.eq(self.bases[op.base] + op.offset)
+
+        address, pitch = Signal(32), Signal(32)
+        rows, passes, passes_reload = Signal(12), Signal(16), Signal(16)  # after the current one
+        m.d.comb += [
+            self.instruction.ready.eq(~self.run.valid & self.carve.ready),
+            self.carve.valid.eq(~self.run.valid & self.instruction.valid),
+            self.run.payload.address.eq(address),
+        ]
+        overlap = self._describe(m, first)
+        with m.If(self.instruction.valid & self.instruction.ready):
+            again = Mux(overlap, (op.length - 1)[:16] >> self._shift, 0)
+            m.d.sync += [
+                self.run.valid.eq(1),
+                self.run.payload.bytes.eq(op.run),
+                address.eq(first),
+                pitch.eq(op.row_pitch),
+                rows.eq(op.rows - 1),
+                Cat(passes, passes_reload).eq(Cat(again, Const(0, 16))[:16].replicate(2)),
+            ]
+        with m.Elif(self.run.ready):
+            with m.If(passes != 0):
+                m.d.sync += passes.eq(passes - 1)
+            with m.Else():
+                m.d.sync += [
+                    passes.eq(passes_reload),
+                    address.eq(address + pitch),
+                    rows.eq(rows - 1),
+                    self.run.valid.eq(rows != 0),
+                ]
+        return m
+
+    @property
+    def _shift(self) -> int:
+        return (self.config.n - 1).bit_length()
+
+    def _describe(self, m: Module, first: Signal) -> Signal:
+        op, carve, n = self.instruction.payload, self.carve.payload, self.config.n
+        shift = self._shift
+        rest = Signal(16)  # bytes of a pixel in vectors before the last
+        vectors = Signal(16)
+        overlap = Signal()
+        m.d.comb += [
+            vectors.eq(((op.length - 1)[:16] >> shift) + 1),
+            rest.eq(((op.length - 1)[:16] >> shift) << shift),
+            overlap.eq((op.pitch < op.length) & (rest != 0) & (op.pixels != 1)),
+            carve.signal.eq(op.signal),
+            carve.align.eq(first),
+            carve.align_row.eq(op.row_pitch),
+            carve.before.eq(op.before),
+            carve.end.eq(op.before + op.run),
+            carve.run_last.eq(op.run - 1),
+            carve.fill.eq(op.fill),
+            carve.tail.eq((op.length - 1)[:shift] + 1),
+            carve.split.eq(overlap),
+            carve.split_last.eq(Mux(overlap, rest, 0)),
+            carve.step_inner.eq(Mux(overlap, op.pitch, n)),
+            carve.step_outer.eq(op.pitch - rest),
+            carve.rows.eq(op.rows),
+            carve.outer.eq(Mux(overlap, vectors, op.pixels)),
+            carve.inner.eq(Mux(overlap, op.pixels, vectors)),
+            carve.dst.eq(op.dst),
+            carve.dst_rows.eq(op.dst_row),
+            carve.dst_outer.eq(Mux(overlap, op.dst_vector, op.dst_pixel)),
+            carve.dst_inner.eq(Mux(overlap, op.dst_pixel, op.dst_vector)),
+        ]
+        return overlap
+
+
+class LoadUnit(wiring.Component):
+    """Executes `Load` instructions.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    instruction, signal, busy
+        See `weft.hdl.ports.unit`.
+    bases : In(32).array(8)
+        Base registers, read when an instruction is accepted.
+    bus : Out(bus_read(config))
+    scratchpad : Out(scratchpad_write(config))
+    stall_memory, stall_port : Out(1)
+        The unit waits in this cycle for a beat, for a scratchpad bank.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            unit(Load)
+            | {
+                "bases": In(data.ArrayLayout(32, BASES)),
+                "bus": Out(bus_read(config)),
+                "scratchpad": Out(scratchpad_write(config)),
+                "stall_memory": Out(1),
+                "stall_port": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.requests = requests = LoadRequests(self.config)
+        m.submodules.splitter = splitter = requests.splitter
+        m.submodules.carver = carver = Carver(self.config)
+        m.submodules.queue = queue = SyncFIFO(width=carve_layout(self.config).size, depth=DESCRIPTORS)
+        m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
+        wiring.connect(m, wiring.flipped(self.instruction), requests.instruction)
+        wiring.connect(m, requests.run, splitter.run)
+        wiring.connect(m, wiring.flipped(self.scratchpad), carver.scratchpad)
+        m.d.comb += [
+            requests.bases.eq(self.bases),
+            queue.w_data.eq(requests.carve.payload),
+            queue.w_en.eq(requests.carve.valid),
+            requests.carve.ready.eq(queue.w_rdy),
+            carver.carve.payload.eq(queue.r_data),
+            carver.carve.valid.eq(queue.r_rdy),
+            queue.r_en.eq(carver.carve.ready),
+            beats.w_data.eq(self.bus.beat.payload),
+            beats.w_en.eq(self.bus.beat.valid),
+            self.bus.beat.ready.eq(beats.w_rdy),
+            carver.beat.payload.eq(beats.r_data),
+            carver.beat.valid.eq(beats.r_rdy),
+            beats.r_en.eq(carver.beat.ready),
+            self.signal.eq(carver.signal),
+            self.busy.eq(requests.run.valid | queue.r_rdy | carver.busy),
+            self.stall_memory.eq(carver.stall_memory),
+            self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
+        ]
+
+        ahead = Signal(range(AHEAD_BEATS + BURST_BEATS + 1))
+        request, allowed = self.bus.request, ahead < AHEAD_BEATS
+        asked = Mux(request.valid & request.ready, request.payload.beats, 0)
+        m.d.sync += ahead.eq(ahead + asked - (self.bus.beat.valid & self.bus.beat.ready))
+        m.d.comb += [
+            request.payload.eq(splitter.request.payload),
+            request.valid.eq(splitter.request.valid & allowed),
+            splitter.request.ready.eq(request.ready & allowed),
+        ]
+        return m
