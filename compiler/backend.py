@@ -156,7 +156,8 @@ def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
 def _too_large(op: DeviceOp, config: Config) -> str:
     return (
         f"{op.name}: not even one output of this {type(op).__name__.lower()} fits on chip "
-        f"(scratchpad {config.scratchpad_size} vectors of {config.n} bytes); use a configuration with a larger scratchpad"
+        f"(scratchpad {config.scratchpad_size} vectors of {config.n} bytes); "
+        "use a configuration with a larger scratchpad"
     )
 
 

@@ -47,7 +47,7 @@ class ConvPlan:
     """Blocks of one convolution.
 
     `tile` is (rows, columns) of final outputs; `a_slot`, `b_slot`, `o_slot`, `c_slot` sizes of ring slots and
-    `a_count`.. their numbers; `params` slots of the parameter ring; `group` the number of output tiles for which a block
+    `a_count`.. their numbers; `params` slots of the parameter ring; `group` the output tiles for which a block
     of weights stays while the spatial tiles pass; `store` the output tiles that leave in one STORE; `chunked` whether
     inputs are loaded per chunk of the contraction; `b_limit` the largest chunk in vectors.
     """

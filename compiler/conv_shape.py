@@ -80,7 +80,7 @@ class ConvShape:
 
     def _split_channels(self) -> None:
         op, n = self.op, self.config.n
-        out, kh, kw, cin = op.weight.shape
+        out, _, kw, cin = op.weight.shape
         per_out = out // op.groups
         self.folded = False
         if op.groups == 1:
@@ -133,7 +133,7 @@ class ConvShape:
 
     @cached_property
     def steps(self) -> int:
-        """Array tiles of the whole convolution per row block: contraction vectors summed over output tiles and passes."""
+        """Array tiles of the convolution per block of rows: contraction vectors summed over output tiles and passes."""
         kernel = self.kernel[0] * self.kernel[1]
         return self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
 
@@ -165,7 +165,7 @@ class ConvShape:
         return start, max(min(stop, size) - start, 1)
 
     def chunks(self, piece: Piece, limit: int) -> list[Chunk] | None:
-        """Split the contraction of a tile so that a chunk's weights take at most `limit` vectors; None if impossible."""
+        """Split the contraction of a tile so that a chunk's weights take at most `limit` vectors; or None."""
         n, (kh, kw) = self.config.n, self.kernel
         steps = limit // n
         if steps < 1:

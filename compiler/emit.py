@@ -67,7 +67,7 @@ class Emitter:
     def load_box(
         self, src: Source, image: int, box: Box, channels: tuple[int, int], dst: int, vectors: int, fill: int
     ) -> Task:
-        """LOAD channels ``[first, first + count)`` of a box; a pixel takes `vectors` addresses, rows follow one another.
+        """LOAD channels ``[first, first + count)`` of a box; pixels take `vectors` addresses each, without gaps.
 
         `dst` is the address of the first vector of these channels in the first pixel.
         """

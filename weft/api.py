@@ -14,7 +14,7 @@ from weft.compiler.artefact import load as load_compiled
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.host import from_buffer, run_host, to_buffer
-from weft.compiler.ir import DeviceSegment, HostSegment, Transfer
+from weft.compiler.ir import CompileError, DeviceSegment, HostSegment, Transfer
 from weft.compiler.memory import BASE_OF_KIND, CONSTANTS
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
@@ -153,7 +153,8 @@ class Program:
             value = np.asarray(inputs[name])
             if value.dtype.name != dtype or value.shape != shape:
                 raise InputError(
-                    f"input {name!r} is {value.dtype.name} of shape {value.shape}; the model reads {dtype} of shape {shape}"
+                    f"input {name!r} is {value.dtype.name} of shape {value.shape}; "
+                    f"the model reads {dtype} of shape {shape}"
                 )
             values[name] = value
         for name in inputs:
@@ -287,7 +288,7 @@ def _report(layers: list[dict[str, Any]], totals: _Totals, config: Config) -> di
 
 
 def compile(  # the public name, and what it does
-    model: str | Path | onnx.ModelProto,
+    model: str | Path | bytes | onnx.ModelProto,
     config: str | Config = "default",
     *,
     progress: Callable[[str], None] | None = None,
@@ -297,8 +298,8 @@ def compile(  # the public name, and what it does
 
     Parameters
     ----------
-    model : path or ModelProto
-        The model.
+    model : path, bytes or ModelProto
+        The model: a file, or serialised, or in memory.
     config : str or Config
         A preset's name, a JSON file, or a configuration.
     progress : callable
@@ -314,7 +315,7 @@ def compile(  # the public name, and what it does
         If the configuration is not valid.
     """
     chosen = config if isinstance(config, Config) else Config.load(config)
-    graph = import_model(model)
+    graph = import_model(_parsed(model))
     segments = tuple(
         compile_segment(segment, chosen, reuse=reuse, progress=progress)
         if isinstance(segment, DeviceSegment)
@@ -328,14 +329,26 @@ def compile(  # the public name, and what it does
     )
 
 
+def _parsed(model: str | Path | bytes | onnx.ModelProto) -> str | Path | onnx.ModelProto:
+    if not isinstance(model, bytes):
+        return model
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        return onnx.load_from_string(model)
+    except DecodeError:
+        raise CompileError(f"these {len(model)} bytes are no ONNX model") from None
+
+
 def load(folder: str | Path) -> Program:
     """Read a program that `Program.save` wrote. Raises `ProgramFileError` if it is damaged."""
     return Program(load_compiled(Path(folder)))
 
 
-def check(model: str | Path | onnx.ModelProto) -> list[tuple[str, str, str, str]]:
+def check(model: str | Path | bytes | onnx.ModelProto) -> list[tuple[str, str, str, str]]:
     """(name, operator, "device" or "host", reason) of every node of a model."""
-    return list(import_model(model).placement)
+    return list(import_model(_parsed(model)).placement)
 
 
 def verilog(config: str | Config = "default") -> tuple[str, dict[str, Any]]:
