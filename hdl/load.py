@@ -76,7 +76,7 @@ class LoadRequests(wiring.Component):
                 rows.eq(op.rows - 1),
                 Cat(passes, passes_reload).eq(Cat(again, Const(0, 16))[:16].replicate(2)),
             ]
-        with m.Elif(self.run.ready):
+        with m.Elif(self.run.valid & self.run.ready):
             with m.If(passes != 0):
                 m.d.sync += passes.eq(passes - 1)
             with m.Else():
