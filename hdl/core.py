@@ -1,0 +1,145 @@
+"""The accelerator: all units, wired together. No logic of its own."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import Out
+
+from weft.hdl.accumulator import Accumulator
+from weft.hdl.axi import AxiManager, axi4_signature
+from weft.hdl.config import Config
+from weft.hdl.control import AXI_LITE, Control
+from weft.hdl.counters import Counters
+from weft.hdl.fetch import QUEUED, Fetch, queue_name
+from weft.hdl.isa import Queue
+from weft.hdl.load import LoadUnit
+from weft.hdl.memmap import Counter
+from weft.hdl.mm import MmUnit
+from weft.hdl.scratchpad import Scratchpad
+from weft.hdl.semaphores import Dispatcher, Semaphores
+from weft.hdl.store import StoreUnit
+from weft.hdl.vec import VecUnit
+
+
+class Core(wiring.Component):
+    """One accelerator.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    m_axi_* : AXI4 manager, see `weft.hdl.axi`
+        To memory.
+    s_axi_* : AXI4-Lite subordinate, see `weft.hdl.control`
+        Registers of `weft.hdl.memmap`.
+    irq : Out(1)
+        From the end of a program to the next start.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}
+        super().__init__({**manager, **AXI_LITE, "irq": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        config = self.config
+        m.submodules.control = control = Control(config)
+        m.submodules.fetch = fetch = Fetch(config)
+        m.submodules.axi = axi = AxiManager(config)
+        m.submodules.scratchpad = scratchpad = Scratchpad(config, readers=4, writers=2)
+        m.submodules.accumulator = accumulator = Accumulator(config)
+        m.submodules.load = load = LoadUnit(config)
+        m.submodules.mm = mm = MmUnit(config)
+        m.submodules.vec = vec = VecUnit(config)
+        m.submodules.store = store = StoreUnit(config)
+
+        self._ports(m, axi, control)
+        wiring.connect(m, fetch.bus, axi.fetch)
+        wiring.connect(m, load.bus, axi.load)
+        wiring.connect(m, store.bus, axi.store)
+        # In order of priority: words of B must never wait, and what nobody waits for comes last.
+        for index, reader in enumerate((mm.b, mm.a, vec.scratchpad, store.scratchpad)):
+            wiring.connect(m, reader, scratchpad.read[index])
+        for index, writer in enumerate((vec.write, load.scratchpad)):
+            wiring.connect(m, writer, scratchpad.write[index])
+        wiring.connect(m, mm.c, accumulator.write)
+        wiring.connect(m, vec.accumulator, accumulator.read)
+        m.d.comb += [load.bases.eq(control.bases), store.bases.eq(control.bases)]
+
+        units = {Queue.LOAD: load, Queue.MM: mm, Queue.VEC: vec, Queue.STORE: store}
+        waiting, idle = self._queues(m, control, fetch, units)
+        m.d.comb += [
+            fetch.start.eq(control.start),
+            fetch.program.eq(control.program),
+            control.finished.eq(idle),
+            control.bus_error.eq(axi.error),
+            control.opcode_error.eq(fetch.error),
+        ]
+        events = {
+            Counter.CYCLES: 1,
+            Counter.ARRAY_ACTIVE: mm.row,
+            Counter.READ_BEATS: axi.read_beat,
+            Counter.WRITE_BEATS: axi.write_beat,
+            Counter.LOAD_MEMORY: load.stall_memory,
+            Counter.LOAD_PORT: load.stall_port,
+            Counter.MM_WEIGHTS: mm.stall_weights,
+            Counter.MM_PORT: mm.stall_port,
+            Counter.VEC_PORT: vec.stall_port,
+            Counter.STORE_MEMORY: store.stall_memory,
+            Counter.STORE_PORT: store.stall_port,
+        }
+        for queue, unit in units.items():
+            events[Counter[f"{queue.name}_BUSY"]] = unit.busy
+            events[Counter[f"{queue.name}_SEMAPHORE"]] = waiting[queue] & ~unit.busy
+        self._counters(m, control, mm, events)
+        return m
+
+    def _ports(self, m: Module, axi: AxiManager, control: Control) -> None:
+        pairs = [
+            (f"m_axi_{name}", member, getattr(axi.axi, name))
+            for name, member in axi4_signature(self.config).members.items()
+        ]
+        pairs += [(name, member, getattr(control, name)) for name, member in AXI_LITE.items()]
+        for name, member, inner in pairs:
+            outer = getattr(self, name)
+            m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
+        m.d.comb += self.irq.eq(control.irq)
+
+    def _queues(
+        self, m: Module, control: Control, fetch: Fetch, units: dict[Queue, wiring.Component]
+    ) -> tuple[dict[Queue, Signal], Signal]:
+        """Dispatchers and semaphores; returns what waits for a semaphore, and whether all is idle."""
+        m.submodules.semaphores = semaphores = Semaphores()
+        m.d.comb += semaphores.clear.eq(control.start)
+        waiting, quiet = {}, [fetch.idle]
+        for instruction in QUEUED.values():
+            name = queue_name(instruction)
+            queue = Queue[name.upper()]
+            dispatcher = Dispatcher(instruction, self.config.queue_depth)
+            m.submodules[f"{name}_queue"] = dispatcher
+            wiring.connect(m, getattr(fetch, name), dispatcher.fetched)
+            wiring.connect(m, dispatcher.instruction, units[queue].instruction)
+            m.d.comb += [
+                dispatcher.available.eq(semaphores.available),
+                semaphores.take[queue].eq(dispatcher.take),
+                semaphores.give[queue].eq(units[queue].signal),
+            ]
+            waiting[queue] = dispatcher.waiting
+            quiet += [dispatcher.empty, ~units[queue].busy]
+        return waiting, Cat(*quiet).all()
+
+    def _counters(self, m: Module, control: Control, mm: MmUnit, events: dict[Counter, Signal]) -> None:
+        m.submodules.counters = counters = Counters()
+        m.d.comb += [
+            counters.clear.eq(control.start),
+            counters.enable.eq(control.running),
+            counters.row.eq(mm.row),
+            counters.write.eq(mm.write),
+            counters.index.eq(control.counter),
+            control.counter_value.eq(counters.value),
+        ]
+        m.d.comb += [counters.event[counter].eq(event) for counter, event in events.items()]

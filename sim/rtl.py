@@ -1,0 +1,288 @@
+"""The device as its real Verilog, compiled by Verilator, with a memory model behind AXI4."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from weft.hdl.config import Config
+from weft.hdl.core import Core
+from weft.hdl.isa import BASES
+from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.verilog import generate
+from weft.sim.device import DeviceError
+from weft.sim.verilate import build
+
+TOP = "weft"
+PAGE = 4096
+CHUNK = 100_000
+"""Cycles between looks at the status register."""
+PROBE = 1000
+"""Cycles over which a program that does not end is watched, to say what it waits for."""
+
+_SIGNATURES = {
+    "weft_open": (
+        ctypes.c_void_p,
+        [
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+            ctypes.c_double,
+            ctypes.c_double,
+            ctypes.c_uint64,
+            ctypes.c_char_p,
+        ],
+    ),
+    "weft_close": (None, [ctypes.c_void_p]),
+    "weft_reset": (None, [ctypes.c_void_p]),
+    "weft_memory": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "weft_cycles": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "weft_error": (ctypes.c_char_p, [ctypes.c_void_p]),
+    "weft_write_register": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]),
+    "weft_read_register": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
+    ),
+    "weft_run": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
+}
+
+
+def build_model(config: Config, *, trace: bool = False, verilog: str | None = None) -> Path:
+    """The shared library of the core of `config`, from the cache if it was built before.
+
+    Raises
+    ------
+    weft.sim.verilate.BuildError
+        If the Verilog does not pass Verilator or the C++ compiler.
+    """
+    return build(
+        verilog if verilog is not None else generate(Core(config), name=TOP),
+        top=TOP,
+        driver=Path(__file__).with_name("rtl_model.cpp"),
+        output="model.so",
+        defines=[f"WEFT_BUS_BYTES={config.bus_bytes}"],
+        link=["-Wl,-Bsymbolic"],
+        trace=trace,
+    )
+
+
+class RtlDevice:
+    """A `weft.sim.device.Device` that simulates the generated Verilog cycle by cycle.
+
+    Parameters
+    ----------
+    config : Config
+        The accelerator; its model is built on first use and kept in the cache.
+    memory_bytes : int
+        Size of the DRAM, rounded up to whole pages of 4 KiB; zero at first.
+    latency : int
+        Cycles from an accepted address to its first beat, and from the last write beat to its response.
+    bytes_per_cycle : float or None
+        Memory bandwidth that reads and writes share; without it, one beat a cycle in each direction.
+    stall_probability : float
+        Chance, in every cycle and for every AXI channel, that the memory side does nothing.
+    stall_seed : int
+        Seed of these stalls.
+    trace : Path or None
+        Write a VCD file there. Slow.
+    verilog : str or None
+        Verilog of the core (top module `TOP`) to use instead of generating it.
+
+    Raises
+    ------
+    DeviceError
+        If the model does not identify itself as this version and configuration.
+    weft.sim.verilate.BuildError
+        If the model cannot be built.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        memory_bytes: int,
+        *,
+        latency: int = 30,
+        bytes_per_cycle: float | None = None,
+        stall_probability: float = 0.0,
+        stall_seed: int = 0,
+        trace: Path | None = None,
+        verilog: str | None = None,
+    ) -> None:
+        if latency < 1:
+            raise ValueError(f"the memory latency is at least 1 cycle, not {latency}")
+        if bytes_per_cycle is not None and bytes_per_cycle <= 0:
+            raise ValueError(f"the memory bandwidth is above 0 bytes a cycle, not {bytes_per_cycle}")
+        if not 0 <= stall_probability < 1:
+            raise ValueError(f"the stall probability is from 0 to below 1, not {stall_probability}")
+        self.config = config
+        self.memory_bytes = -(-memory_bytes // PAGE) * PAGE
+        self._model: int | None = None
+        self._library = ctypes.CDLL(str(build_model(config, trace=trace is not None, verilog=verilog)))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+        path = None if trace is None else str(trace).encode()
+        model = self._library.weft_open(
+            self.memory_bytes, latency, bytes_per_cycle or 0.0, stall_probability, stall_seed, path
+        )
+        if not model:
+            raise DeviceError(f"cannot write the trace {trace}")
+        self._model = model
+        self._memory: int = self._library.weft_memory(model)
+        self._bases = [0] * BASES
+        self._failed = False
+        self._identify()
+
+    def _identify(self) -> None:
+        expected = {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: self.config.digest}
+        for register, value in expected.items():
+            found = self._read_register(register)
+            if found != value:
+                raise DeviceError(f"register {register.name} of the model is {found:#x}, not {value:#x}")
+
+    def close(self) -> None:
+        """Free the model and finish the trace. The device cannot be used afterwards."""
+        if self._model is not None:
+            self._library.weft_close(self._model)
+            self._model = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_model", None) is not None:
+            self.close()
+
+    @property
+    def cycles(self) -> int:
+        """Clock cycles simulated so far, register accesses included."""
+        return int(self._library.weft_cycles(self._handle))
+
+    @property
+    def _handle(self) -> int:
+        if self._model is None:
+            raise DeviceError("the device is closed")
+        return self._model
+
+    def write(self, address: int, payload: bytes) -> None:
+        """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
+        ctypes.memmove(self._range(address, len(payload)), bytes(payload), len(payload))
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
+        return ctypes.string_at(self._range(address, size), size)
+
+    def _range(self, address: int, size: int) -> int:
+        if address < 0 or size < 0 or address + size > self.memory_bytes:
+            raise DeviceError(
+                f"{size} bytes at {address:#x} do not lie in a memory of {self.memory_bytes} bytes"
+            )
+        assert self._handle
+        return self._memory + address
+
+    def set_base(self, index: int, address: int) -> None:
+        """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
+        if not 0 <= index < BASES:
+            raise DeviceError(f"base register {index} does not exist; there are {BASES}")
+        if not 0 <= address < 1 << 32:
+            raise DeviceError(f"base register {index} cannot hold {address}: it is 32 bits")
+        self._bases[index] = address
+        self._write_register(base_register(index), address)
+
+    def start(self, program: int) -> None:
+        """Start the program at DRAM byte address `program`, a multiple of the bus width.
+
+        After a failed run the core is reset first, as nothing else brings its units to a known state.
+        """
+        if program % self.config.bus_bytes:
+            raise DeviceError(f"program address {program:#x} is no multiple of {self.config.bus_bytes} bytes")
+        self._range(program, 0)
+        if self._failed:
+            self._library.weft_reset(self._handle)
+            for index, address in enumerate(self._bases):
+                self._write_register(base_register(index), address)
+            self._failed = False
+        elif self._status() & Status.BUSY:
+            raise DeviceError("a program is still running")
+        self._write_register(Reg.PROGRAM, program)
+        self._write_register(Reg.CONTROL, 1)
+
+    def wait(self, timeout: int | None = None) -> None:
+        """Return when the program is done.
+
+        Raises
+        ------
+        DeviceError
+            If it is not done after `timeout` cycles (the message says what it waits for), an address is
+            outside memory, the core breaks the AXI protocol, or a word is no instruction.
+        """
+        left = timeout
+        while True:
+            chunk = CHUNK if left is None else min(CHUNK, left)
+            done = self._library.weft_run(self._handle, chunk)
+            self._raise_errors()
+            if done:
+                return
+            if left is not None:
+                left -= chunk
+                if left <= 0:
+                    self._failed = True
+                    raise DeviceError(f"the program is not done after {timeout} cycles: {self._diagnose()}")
+
+    def _raise_errors(self) -> None:
+        message = self._library.weft_error(self._handle).decode()
+        if message:
+            self._failed = True
+            raise DeviceError(message)
+        status = self._status()
+        if status & Status.OPCODE_ERROR:
+            self._failed = True
+            raise DeviceError("the program holds a word that is no instruction")
+        if status & Status.BUS_ERROR:
+            self._failed = True
+            raise DeviceError("memory answered with an error")
+
+    def counters(self) -> dict[Counter, int]:
+        """The counters of the last program."""
+        return {
+            counter: self._read_register(counter_register(counter))
+            | self._read_register(counter_register(counter) + 4) << 32
+            for counter in Counter
+        }
+
+    def _diagnose(self) -> str:
+        """What the units did in the last cycles, from the counters."""
+        before = self.counters()
+        self._library.weft_run(self._handle, PROBE)
+        after = self.counters()
+        moved = {counter.name for counter in Counter if after[counter] > before[counter]}
+        states = []
+        for unit in ("LOAD", "MM", "VEC", "STORE"):
+            causes = [
+                name.removeprefix(f"{unit}_").lower() for name in sorted(moved) if name.startswith(f"{unit}_")
+            ]
+            waits = [cause for cause in causes if cause != "busy"]
+            if waits:
+                states.append(f"{unit} waits for {' and '.join(waits)}")
+            else:
+                states.append(f"{unit} is {'busy' if causes else 'idle'}")
+        return ", ".join(states)
+
+    def _status(self) -> Status:
+        return Status(self._read_register(Reg.STATUS))
+
+    def _write_register(self, address: int, value: int) -> None:
+        if not self._library.weft_write_register(self._handle, address, value):
+            raise DeviceError(f"the core does not answer a write of register {address:#x}")
+
+    def _read_register(self, address: int) -> int:
+        value = ctypes.c_uint32()
+        if not self._library.weft_read_register(self._handle, address, ctypes.byref(value)):
+            raise DeviceError(f"the core does not answer a read of register {address:#x}")
+        return value.value
