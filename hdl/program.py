@@ -1,0 +1,383 @@
+"""The program checker: what the hardware does not check, because the compiler decides all overlap.
+
+A program that passes computes the same whatever the timing of memory and units:
+
+- every field fits and every address lies inside its memory;
+- each semaphore has one producer queue and one consumer queue, so that the k-th wait takes the k-th signal; no
+  wait is for ever, with instruction queues of the configured depth; no semaphore passes `SEMAPHORE_MAX`;
+- any two instructions of different queues that touch the same vector, row or DRAM byte, one of them writing, are
+  ordered by semaphores.
+
+Order is tracked with vector clocks over the four queues: a clock holds, for each queue, how many of its instructions
+are known to be done. Instructions of a queue start in order and take effect in order; they may overlap, except in the
+vector unit. A signal carries the clock of its instruction's end to the start of the one that waits.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from weft.hdl.accesses import Cells, Dram, OnChip, ProgramError, distinct, dram, on_chip, sequence
+from weft.hdl.config import Config
+from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, End, Instruction, IsaError, Mm, Queue, Reduce, Store, Vec
+
+__all__ = ["ProgramError", "check"]
+
+_QUEUES = len(Queue)
+_DRAM_SPAN = 1 << 28
+"""Bytes that one base register may span if it is both loaded from and stored to: the tables have an entry a byte."""
+
+
+def check(
+    instructions: Sequence[Instruction], config: Config, *, extents: Mapping[int, int] | None = None
+) -> None:
+    """Check a whole program, END included.
+
+    Parameters
+    ----------
+    instructions : sequence of Instruction
+        The program in order of fetching.
+    config : Config
+        The accelerator it is for.
+    extents : mapping, optional
+        Bytes that each base register may address, by its index; without it offsets are only checked to be within
+        32 bits. Different base registers are taken to address different memory.
+
+    Raises
+    ------
+    ProgramError
+        With one sentence that names the first instruction found at fault and the reason.
+    """
+    _check_end(instructions)
+    body = instructions[:-1]
+    accesses = []
+    for index, instruction in enumerate(body):
+        try:
+            accesses.append(_check_one(instruction, config, extents))
+        except (IsaError, ProgramError) as error:
+            raise ProgramError(f"{_name(index, instruction)}: {error}") from None
+    order = _Order(body, config.queue_depth)
+    races = _Races(body, config, [access for _, access in accesses])
+    for index in order:
+        races.visit(index, order.position(index), order.clock(index), *accesses[index])
+
+
+def _name(index: int, instruction: Instruction) -> str:
+    return f"instruction {index} ({instruction.OPCODE.name})"
+
+
+def _check_end(instructions: Sequence[Instruction]) -> None:
+    ends = [index for index, instruction in enumerate(instructions) if isinstance(instruction, End)]
+    if not ends:
+        raise ProgramError("the program has no END")
+    if ends[0] != len(instructions) - 1:
+        raise ProgramError(f"instruction {ends[0]} (END) is not the last: {len(instructions)} instructions")
+    if instructions[-1].wait or instructions[-1].signal:
+        raise ProgramError(f"instruction {ends[0]} (END) has semaphores, but it belongs to no queue")
+
+
+def _check_one(
+    instruction: Instruction, config: Config, extents: Mapping[int, int] | None
+) -> tuple[list[OnChip], Dram | None]:
+    """Check what one instruction shows by itself; its accesses."""
+    instruction.check()
+    if isinstance(instruction, Store) and instruction.pixels > 1 and instruction.pitch < instruction.length:
+        raise ProgramError(f"'pitch' {instruction.pitch} is less than 'length' {instruction.length}")
+    if isinstance(instruction, Mm) and not distinct(
+        ((instruction.oy, instruction.c_oy), (instruction.ox, instruction.c_ox))
+    ):
+        raise ProgramError("two rows of A in a tile add to one accumulator row")
+    if isinstance(instruction, (Mm, Vec)):
+        for field in ("h", "w"):
+            if getattr(instruction, field) > 1 << 15:
+                raise ProgramError(
+                    f"{field!r} is {getattr(instruction, field)}, but coordinates end at 32767"
+                )
+    chip, memory = on_chip(instruction, config), dram(instruction)
+    if isinstance(instruction, Vec):
+        _check_vec(instruction, config, chip)
+    if memory is not None:
+        _check_dram(memory, extents)
+    return chip, memory
+
+
+def _check_vec(i: Vec, config: Config, chip: list[OnChip]) -> None:
+    if i.reduce not in set(Reduce):
+        raise ProgramError(f"'reduce' is {i.reduce}, outside 0 to {max(Reduce)}")
+    if i.reduce == Reduce.NONE and (i.ry, i.rx) != (1, 1):
+        raise ProgramError(f"'ry' and 'rx' are {i.ry} and {i.rx}, but without a reduction they must be 1")
+    if i.b_mantissa >> config.mantissa_bits:
+        raise ProgramError(f"'b_mantissa' is {i.b_mantissa}, but mantissas have {config.mantissa_bits} bits")
+    if i.low > i.high:
+        raise ProgramError(f"'low' {i.low} is above 'high' {i.high}")
+    written = _present(chip[-1].cells, config.scratchpad_size)
+    for access in chip[:-1]:
+        if not access.accumulator and written[access.cells].any():
+            _check_in_place(i, access.field)
+
+
+def _present(cells: Cells, size: int) -> np.ndarray:
+    present = np.zeros(size, bool)
+    present[cells] = True
+    return present
+
+
+def _check_in_place(i: Vec, field: str) -> None:
+    """`Vec` reads and writes the same vectors: legal only if no output overwrites what a later one reads."""
+    loops = tuple(zip((i.ob, i.oy, i.ox), (i.dst_ob, i.dst_oy, i.dst_ox), strict=True))
+    write = sequence(i.dst, loops)
+    if field == "params":
+        raise ProgramError("'dst' writes into the parameter block")
+    if field == "b":
+        strides, reduction = (i.b_ob, i.b_oy, i.b_ox), ()
+        start = i.b
+    else:
+        strides, reduction = (i.src_ob, i.src_oy, i.src_ox), ((i.ry, i.src_ry), (i.rx, i.src_rx))
+        start = i.src
+    read = sequence(start, (*zip((i.ob, i.oy, i.ox), strides, strict=True), *reduction))
+    last_read = np.full(1 << 16, -1)
+    np.maximum.at(last_read, read, np.repeat(np.arange(write.size), read.size // write.size))
+    late = np.flatnonzero(last_read[write] > np.arange(write.size))
+    if late.size:
+        raise ProgramError(
+            f"'dst' writes scratchpad vector {write[late[0]]}, which a later output reads as {field!r}"
+        )
+
+
+def _check_dram(memory: Dram, extents: Mapping[int, int] | None) -> None:
+    if extents is None:
+        limit = 1 << 32
+    elif memory.base in extents:
+        limit = extents[memory.base]
+    else:
+        raise ProgramError(f"base register {memory.base} is not set for this program")
+    if memory.low < 0 or memory.high > limit:
+        verb = _verb(memory.write)
+        raise ProgramError(
+            f"{verb} bytes {memory.low} to {memory.high - 1} of base register {memory.base}, which has {limit}"
+        )
+
+
+def _bits(mask: int) -> list[int]:
+    return [bit for bit in range(SEMAPHORES) if mask >> bit & 1] if mask else []
+
+
+class _Order:
+    """Runs the queues and their semaphores without time; iterating yields indices in a legal order of execution.
+
+    What can run does not depend on the order chosen, as every semaphore and queue has one producer and one consumer:
+    if this run does not deadlock, none does.
+    """
+
+    def __init__(self, body: Sequence[Instruction], depth: int) -> None:
+        self._body = body
+        self._depth = depth
+        self._position: list[int] = []
+        counts = [0] * _QUEUES
+        self._signallers: list[list[int]] = [[] for _ in range(SEMAPHORES)]
+        self._waiters: list[list[int]] = [[] for _ in range(SEMAPHORES)]
+        for index, instruction in enumerate(body):
+            queue = _queue(instruction)
+            self._position.append(counts[queue])
+            counts[queue] += 1
+            for users, mask, role in (
+                (self._signallers, instruction.signal, "signalled"),
+                (self._waiters, instruction.wait, "waited for"),
+            ):
+                for semaphore in _bits(mask):
+                    self._one_queue(users[semaphore], index, semaphore, role)
+        self._starts = [[0] * _QUEUES for _ in range(_QUEUES)]
+        self._ends = [[0] * _QUEUES for _ in range(_QUEUES)]
+        self._given: list[list[list[int]]] = [[] for _ in range(SEMAPHORES)]
+        self._taken = [0] * SEMAPHORES
+        self._clocks: dict[int, list[int]] = {}
+        self._wait_positions = [[self._position[index] for index in users] for users in self._waiters]
+
+    def _one_queue(self, users: list[int], index: int, semaphore: int, role: str) -> None:
+        instruction = self._body[index]
+        if users and _queue(self._body[users[0]]) != _queue(instruction):
+            other = _name(users[0], self._body[users[0]])
+            raise ProgramError(
+                f"semaphore {semaphore} is {role} by {other} and by {_name(index, instruction)}:"
+                " it must have one producer queue and one consumer queue"
+            )
+        users.append(index)
+
+    def position(self, index: int) -> int:
+        """Place of an instruction in its queue, from 0."""
+        return self._position[index]
+
+    def clock(self, index: int) -> list[int]:
+        """For each queue, how many instructions are known to be done when this one starts; valid once yielded."""
+        return self._clocks.pop(index)
+
+    def __iter__(self) -> Iterator[int]:
+        queues: list[deque[int]] = [deque() for _ in range(_QUEUES)]
+        fetched = 0
+        while True:
+            progress = False
+            while fetched < len(self._body):
+                queue = queues[_queue(self._body[fetched])]
+                if len(queue) == self._depth:
+                    break
+                queue.append(fetched)
+                fetched += 1
+                progress = True
+            for queue in queues:
+                while queue and self._ready(queue[0]):
+                    index = queue.popleft()
+                    self._run(index)
+                    progress = True
+                    yield index
+            if not progress:
+                break
+        if any(queues):
+            raise ProgramError(self._deadlock(min(queue[0] for queue in queues if queue), fetched))
+
+    def _ready(self, index: int) -> bool:
+        return all(self._taken[s] < len(self._given[s]) for s in _bits(self._body[index].wait))
+
+    def _run(self, index: int) -> None:
+        """Move the clocks over one instruction."""
+        instruction = self._body[index]
+        queue = _queue(instruction)
+        start = self._starts[queue]
+        if queue == Queue.VEC:
+            start = _join(start, self._ends[queue])
+        for semaphore in _bits(instruction.wait):
+            start = _join(start, self._given[semaphore][self._taken[semaphore]])
+            self._taken[semaphore] += 1
+        self._starts[queue] = start
+        self._clocks[index] = start
+        end = _join(start, self._ends[queue])
+        end[queue] = self._position[index] + 1
+        self._ends[queue] = end
+        for semaphore in _bits(instruction.signal):
+            self._given[semaphore].append(end)
+            self._check_count(semaphore, index, end)
+
+    def _check_count(self, semaphore: int, index: int, end: list[int]) -> None:
+        """Refuse a signal before which too few waits are known to have started."""
+        given = len(self._given[semaphore])
+        if given <= SEMAPHORE_MAX:
+            return
+        waits = self._wait_positions[semaphore]
+        consumer = _queue(self._body[self._waiters[semaphore][0]]) if waits else 0
+        if given - bisect.bisect_left(waits, end[consumer]) > SEMAPHORE_MAX:
+            name = _name(index, self._body[index])
+            raise ProgramError(
+                f"{name} may signal semaphore {semaphore} beyond its largest count {SEMAPHORE_MAX}"
+            )
+
+    def _deadlock(self, index: int, fetched: int) -> str:
+        """Why the earliest instruction that cannot start never will."""
+        wait = self._body[index].wait
+        semaphore = next(s for s in _bits(wait) if self._taken[s] == len(self._given[s]))
+        text = f"deadlock: {_name(index, self._body[index])} waits for semaphore {semaphore}, "
+        signallers, number = self._signallers[semaphore], self._taken[semaphore]
+        if number >= len(signallers):
+            return f"{text}which is signalled {len(signallers)} times only"
+        cause = signallers[number]
+        name = _name(cause, self._body[cause])
+        if cause < fetched:
+            return f"{text}but {name}, which signals it, cannot start before"
+        return f"{text}but {name}, which signals it, is not fetched before, as instruction queues hold {self._depth}"
+
+
+def _queue(instruction: Instruction) -> Queue:
+    assert instruction.QUEUE is not None
+    return instruction.QUEUE
+
+
+def _join(left: list[int], right: list[int]) -> list[int]:
+    return [max(a, b) for a, b in zip(left, right, strict=True)]
+
+
+class _Races:
+    """For every address, place in its queue (from 1; 0: none) of the last reader and writer from each queue.
+
+    Instructions are visited in a legal order, and those of a queue in their order, so the last one stands for all.
+    """
+
+    def __init__(self, body: Sequence[Instruction], config: Config, accesses: Sequence[Dram | None]) -> None:
+        self._body = body
+        self._queues: list[list[int]] = [[] for _ in range(_QUEUES)]
+        for index, instruction in enumerate(body):
+            self._queues[_queue(instruction)].append(index)
+        # Axes: scratchpad or accumulator; read or write, queue, address.
+        self._chip = [
+            np.zeros((2, _QUEUES, size), np.int32)
+            for size in (config.scratchpad_size, config.accumulator_size)
+        ]
+        self._dram = _dram_tables([access for access in accesses if access is not None])
+
+    def visit(
+        self, index: int, position: int, clock: list[int], chip: list[OnChip], memory: Dram | None
+    ) -> None:
+        """Compare an instruction with all visited before, then enter it into the tables."""
+        own = _queue(self._body[index])
+        limits = np.array(clock, np.int32)
+        limits[own] = np.iinfo(np.int32).max
+        for access in chip:
+            table = self._chip[access.accumulator][:, :, access.cells]
+            for past in (1, 0) if access.write else (1,):
+                late = table[past].max(axis=1, initial=0) > limits
+                if late.any():
+                    other = int(np.argmax(late))
+                    cell = int(np.argmax(table[past, other] > limits[other]))
+                    what = "accumulator row" if access.accumulator else "scratchpad vector"
+                    where = f"{what} {_address(access.cells, cell)}"
+                    self._refuse(index, access.write, where, other, int(table[past, other, cell]), past)
+        if memory is not None and memory.base in self._dram:
+            self._visit_dram(index, position, limits, memory)
+        for access in chip:
+            self._chip[access.accumulator][int(access.write), own, access.cells] = position + 1
+
+    def _visit_dram(self, index: int, position: int, limits: np.ndarray, memory: Dram) -> None:
+        """LOADs read and STOREs write, so a LOAD only meets STOREs before it, and a STORE only LOADs."""
+        low, tables = self._dram[memory.base]
+        other = Queue.LOAD if memory.write else Queue.STORE
+        past = int(not memory.write)
+        cells = memory.cells(tables[past], low)
+        if cells.max() > limits[other]:
+            row, pixel, byte = np.unravel_index(np.argmax(cells > limits[other]), cells.shape)
+            address = memory.offset + row * memory.row_pitch + pixel * memory.pitch + byte
+            where = f"byte {address} of base register {memory.base}"
+            self._refuse(index, memory.write, where, other, int(cells[row, pixel, byte]), past)
+        memory.cells(tables[int(memory.write)], low)[...] = position + 1
+
+    def _refuse(self, index: int, write: bool, where: str, queue: int, place: int, past_write: int) -> None:
+        other = self._queues[queue][place - 1]
+        (first, past), (second, now) = sorted([(other, past_write), (index, write)])
+        raise ProgramError(
+            f"race: {_name(second, self._body[second])} {_verb(now)} {where}, which {_name(first, self._body[first])}"
+            f" {_verb(past)}, and no semaphore orders them"
+        )
+
+
+def _verb(write: int) -> str:
+    return "writes" if write else "reads"
+
+
+def _address(cells: Cells, index: int) -> int:
+    return cells.start + index if isinstance(cells, slice) else int(cells[index])
+
+
+def _dram_tables(accesses: Sequence[Dram]) -> dict[int, tuple[int, np.ndarray]]:
+    """For base registers that are loaded from and stored to: lowest byte, and tables (read or write, byte)."""
+    tables = {}
+    for base in {access.base for access in accesses}:
+        mine = [access for access in accesses if access.base == base]
+        if len({access.write for access in mine}) == 2:
+            low, high = min(access.low for access in mine), max(access.high for access in mine)
+            if high - low > _DRAM_SPAN:
+                raise ProgramError(
+                    f"base register {base} is loaded from and stored to over {high - low} bytes:"
+                    f" more than the {_DRAM_SPAN} that can be checked"
+                )
+            tables[base] = (low, np.zeros((2, high - low), np.int32))
+    return tables

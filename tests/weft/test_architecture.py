@@ -1,0 +1,91 @@
+"""The import arrows between the four rooms, checked from the sources."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("hdl", "compiler", "sim", "boards")
+ALLOWED = {
+    "hdl": ("weft.hdl",),
+    "compiler": ("weft.compiler", "weft.hdl.config", "weft.hdl.isa", "weft.hdl.memmap", "weft.hdl.program"),
+    "sim": ("weft.sim", "weft.hdl"),
+    "boards": ("weft.boards", "weft.hdl", "weft.sim.device"),
+}
+"""What a room may import of ours. `weft.hdl.program` is the checker, which judges what the compiler made."""
+SOURCES = [path for room in (*ROOMS, "weft") for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def imports(text: str, package: str = "") -> set[str]:
+    """Full names that a source imports anywhere in it; ``from x import y`` counts as ``x.y``."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+def package_of(path: Path) -> str:
+    """The dotted name of the package that a source belongs to."""
+    parts = path.relative_to(ROOT).parent.parts
+    return ".".join(parts if parts[0] == "weft" else ("weft", *parts))
+
+
+def within(name: str, allowed: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in allowed)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_arrows(path: Path) -> None:
+    names = imports(path.read_text(), package_of(path))
+    room = path.relative_to(ROOT).parts[0]
+    bare = {name for name in names if name.split(".")[0] in ROOMS}
+    assert not bare, f"{path}: import {bare} through weft"
+    assert not {name for name in names if name.split(".")[0] == "tests"}, f"{path} imports tests"
+    if room in ALLOWED:
+        wrong = {name for name in names if within(name, ("weft",)) and not within(name, ALLOWED[room])}
+        assert not wrong, f"{room} may not import {wrong}"
+
+
+def test_tests_import_rooms_through_weft() -> None:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        bare = {name for name in imports(path.read_text()) if name.split(".")[0] in ROOMS}
+        assert not bare, f"{path}: import {bare} through weft"
+
+
+def test_test_files_have_unique_names() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = set()
+    for name, folder in setup["package-dir"].items():
+        for path in (ROOT / folder).rglob("__init__.py"):
+            packages.add(".".join((name, *path.parent.relative_to(ROOT / folder).parts)))
+    assert packages == set(setup["packages"])
+
+
+@pytest.mark.parametrize(
+    ("text", "package", "names"),
+    [
+        ("import weft.hdl.isa, os", "weft.sim", {"weft.hdl.isa", "os"}),
+        ("def f():\n  from weft.hdl import isa as i", "weft.sim", {"weft.hdl.isa"}),
+        ("from . import a\nfrom .b import c\nfrom ..hdl.isa import d", "weft.sim",
+         {"weft.sim.a", "weft.sim.b.c", "weft.hdl.isa.d"}),
+        ("if TYPE_CHECKING:\n  from hdl.isa import Mm", "weft.sim", {"hdl.isa.Mm"}),
+    ],
+)  # fmt: skip
+def test_imports_are_found(text: str, package: str, names: set[str]) -> None:
+    assert imports(text, package) == names
