@@ -27,8 +27,8 @@ class ProgramError(ValueError):
 class Coordinate:
     """One coordinate of two loops with a bound: which pairs of iterations are in range, and what they address.
 
-    Starts at ``start``, grows by ``steps`` per iteration, and is in range inside [0, ``bound``), in 16-bit two's
-    complement.
+    Starts at ``start``, grows by ``steps`` per iteration, and is in range inside [0, ``bound``), modulo 2**16; negative
+    ones are beyond every bound, which is at most 2**15.
     """
 
     start: int
@@ -216,7 +216,7 @@ def _in_range(c: Coordinate) -> np.ndarray:
     outer, inner = (np.arange(count, dtype=np.int64) for count, _ in c.loops)
     position = (c.start + outer[:, None] * c.steps[0] + inner * c.steps[1]) % _WRAP
     address = (outer[:, None] * c.loops[0][1] + inner * c.loops[1][1]) % _WRAP
-    return np.unique(address[(position < _WRAP // 2) & (position < c.bound)])
+    return np.unique(address[position < c.bound])
 
 
 @lru_cache(maxsize=4096)

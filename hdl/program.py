@@ -9,8 +9,9 @@ A program that passes computes the same whatever the timing of memory and units:
   ordered by semaphores.
 
 Order is tracked with vector clocks over the four queues: a clock holds, for each queue, how many of its instructions
-are known to be done. Instructions of a queue start in order and take effect in order; they may overlap, except in the
-vector unit. A signal carries the clock of its instruction's end to the start of the one that waits.
+are known to be done. Instructions of a queue start in order and take effect in order, but they may overlap: to start
+behind another is not to know that it is done. A signal carries the clock of its instruction's end to the start of the
+one that waits.
 """
 
 from __future__ import annotations
@@ -191,7 +192,6 @@ class _Order:
                 for semaphore in _bits(mask):
                     self._one_queue(users[semaphore], index, semaphore, role)
         self._starts = [[0] * _QUEUES for _ in range(_QUEUES)]
-        self._ends = [[0] * _QUEUES for _ in range(_QUEUES)]
         self._given: list[list[list[int]]] = [[] for _ in range(SEMAPHORES)]
         self._taken = [0] * SEMAPHORES
         self._clocks: dict[int, list[int]] = {}
@@ -246,16 +246,14 @@ class _Order:
         instruction = self._body[index]
         queue = _queue(instruction)
         start = self._starts[queue]
-        if queue == Queue.VEC:
-            start = _join(start, self._ends[queue])
         for semaphore in _bits(instruction.wait):
             start = _join(start, self._given[semaphore][self._taken[semaphore]])
             self._taken[semaphore] += 1
         self._starts[queue] = start
         self._clocks[index] = start
-        end = _join(start, self._ends[queue])
+        # What earlier instructions of the queue knew is in `start`, as clocks of starts only grow.
+        end = list(start)
         end[queue] = self._position[index] + 1
-        self._ends[queue] = end
         for semaphore in _bits(instruction.signal):
             self._given[semaphore].append(end)
             self._check_count(semaphore, index, end)
