@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
@@ -79,10 +80,13 @@ class LoopNest(wiring.Component):
             }
         )
 
-    def take(self, instruction: data.View) -> list:
+    def take(self, instruction: data.View, **counts: int) -> list[Any]:
         """Statements that wire `counts`, `bases` and `strides` to fields of `instruction`, where a count is
-        named like its loop, a base like its tracker, and a stride ``{tracker}_{loop}``."""
-        statements = [self.counts[loop].eq(instruction[loop]) for loop in self.loops]
+        named like its loop (unless given in `counts`), a base like its tracker, and a stride
+        ``{tracker}_{loop}``."""
+        statements = [
+            self.counts[loop].eq(counts[loop] if loop in counts else instruction[loop]) for loop in self.loops
+        ]
         for name, (_width, strides) in self.trackers.items():
             statements.append(self.bases[name].eq(instruction[name]))
             statements += [self.strides[name][loop].eq(instruction[f"{name}_{loop}"]) for loop in strides]

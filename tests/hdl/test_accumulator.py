@@ -8,6 +8,7 @@ import cocotb
 import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
+
 from weft.hdl.accumulator import RMW_LATENCY, Accumulator
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.ports import READ_LATENCY

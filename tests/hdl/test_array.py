@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
+
 from weft.hdl.array import Array
 from weft.hdl.config import Config
 from weft.sim.bench import bench_parameters, run_bench

@@ -10,6 +10,7 @@ import cocotb
 import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
+
 from weft.hdl.loopnest import LoopNest
 from weft.sim.bench import bench_parameters, run_bench
 

@@ -1,0 +1,174 @@
+"""The activation half of the matrix unit: fetches rows of A, and says where each row of C goes."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl import ports
+from weft.hdl.accumulator import RMW_LATENCY
+from weft.hdl.config import Config
+from weft.hdl.isa import SEMAPHORES, Mm
+from weft.hdl.loopnest import LoopNest
+
+ROW_LATENCY = ports.READ_LATENCY + 1
+"""Cycles from the issue of a row to its entry into the array: the scratchpad's, and one to put in the padding."""
+
+LOOPS = dict.fromkeys(("nt", "ky", "kx", "kc", "oy", "ox"), 12)
+TRACKERS = {
+    "a": (16, dict.fromkeys(LOOPS, 16)),
+    "y": (16, {"ky": 8, "oy": 8}),
+    "x": (16, {"kx": 8, "ox": 8}),
+    "c": (16, {"nt": 16, "oy": 16, "ox": 16}),
+}
+
+
+def destination(config: Config) -> data.StructLayout:
+    """What becomes of a row: its accumulator row, whether it overwrites that, and, for the last row of an
+    instruction, `last` and the semaphores to give."""
+    return data.StructLayout(
+        {"address": config.widths.accumulator_address, "overwrite": 1, "last": 1, "signal": SEMAPHORES}
+    )
+
+
+class RowIssuer(wiring.Component):
+    """Walks the rows of A, in two stages: the address generator, and a register of the row to issue.
+
+    A row is issued in a cycle where its scratchpad read is granted (at once if it lies in the padding), the weights
+    are ready if it is the first of a tile, and, if it adds to a row of C, the last `RMW_LATENCY` - 1 cycles did not
+    issue the same row of C. It enters the array `ROW_LATENCY` cycles later.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    instruction : In(Mm.layout())
+    load : In(1)
+        Take `instruction`. Only while `free`.
+    free : Out(1)
+        No instruction in the address generator, or it leaves in this cycle.
+    weights : In(1)
+        The first row of a tile may be issued.
+    swap : Out(1)
+        It is.
+    read : Out(ports.scratchpad_read(config))
+    issued : Out(1)
+        A row is issued, bound for `destination`.
+    destination : Out(destination(config))
+    a : Out(8 * N)
+    a_swap, a_valid : Out(1)
+        Row of A, for the array.
+    stall_weights, stall_port : Out(1)
+        A row is not issued, because of weights, or for any other reason.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "instruction": In(Mm.layout()),
+                "load": In(1),
+                "free": Out(1),
+                "weights": In(1),
+                "swap": Out(1),
+                "read": Out(ports.scratchpad_read(config)),
+                "issued": Out(1),
+                "destination": Out(destination(config)),
+                "a": Out(8 * config.n),
+                "a_swap": Out(1),
+                "a_valid": Out(1),
+                "stall_weights": Out(1),
+                "stall_port": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.nest = nest = LoopNest(LOOPS, TRACKERS)
+        h, w, pad = Signal(16), Signal(16), Signal(8)
+        signal, accumulate = Signal(SEMAPHORES), Signal()
+        m.d.comb += [*nest.take(self.instruction), nest.load.eq(self.load)]
+        with m.If(self.load):
+            m.d.sync += [
+                register.eq(self.instruction[name])
+                for name, register in (
+                    ("h", h),
+                    ("w", w),
+                    ("pad", pad),
+                    ("accumulate", accumulate),
+                    ("signal", signal),
+                )
+            ]
+
+        valid, inside, first = Signal(), Signal(), Signal()
+        address, fill = Signal(self.config.widths.scratchpad_address), Signal(8)
+        step = Signal()
+        m.d.comb += [
+            step.eq(nest.active & (~valid | self.issued)),
+            nest.step.eq(step),
+            self.free.eq(~nest.active | (step & nest.last_all)),
+        ]
+        adds = accumulate | ~(nest.first.ky & nest.first.kx & nest.first.kc)
+        with m.If(step):
+            m.d.sync += [
+                valid.eq(1),
+                inside.eq((nest.values.y < h) & (nest.values.x < w)),
+                first.eq(nest.first.oy & nest.first.ox),
+                address.eq(nest.values.a),
+                fill.eq(pad),
+                self.destination.address.eq(nest.values.c),
+                self.destination.overwrite.eq(~adds),
+                self.destination.last.eq(nest.last_all),
+                self.destination.signal.eq(Mux(nest.last_all, signal, 0)),
+            ]
+        with m.Elif(self.issued):
+            m.d.sync += valid.eq(0)
+
+        clear = Signal()
+        m.d.comb += [
+            clear.eq(valid & ~self._revisit(m, step, nest.values.c, adds) & (self.weights | ~first)),
+            self.read.valid.eq(clear & inside),
+            self.read.address.eq(address),
+            self.issued.eq(clear & (self.read.ready | ~inside)),
+            self.swap.eq(self.issued & first),
+            self.stall_weights.eq(valid & first & ~self.weights),
+            self.stall_port.eq(valid & ~self.issued & ~self.stall_weights),
+        ]
+        self._fetch(m, first, inside, fill)
+        return m
+
+    def _revisit(self, m: Module, step: Signal, c: Signal, adds: Signal) -> Signal:
+        """Whether the row to issue adds to a row of C that is still on its way through the accumulator.
+
+        Compared as the row enters the issue register, off the path that issues it: bit d of `near` says that it was
+        issued d + 1 cycles ago.
+        """
+        near = Signal(RMW_LATENCY - 1)
+        current = self.destination.address
+        matches = [self.issued & (c[: len(current)] == current)]
+        issued, target = self.issued, current
+        for age in range(1, RMW_LATENCY - 1):
+            past = Signal(name=f"past{age}")
+            past_target = Signal.like(current, name=f"past_target{age}")
+            m.d.sync += [past.eq(issued), past_target.eq(target)]
+            issued, target = past, past_target
+            matches.append(past & (c[: len(current)] == past_target))
+        m.d.sync += near.eq(Mux(step, Mux(adds, Cat(*matches), 0), near << 1))
+        return near.any()
+
+    def _fetch(self, m: Module, first: Signal, inside: Signal, fill: Signal) -> None:
+        """Carry the issued row along with its read, and replace it if it lies in the padding."""
+        source = Cat(self.issued, self.swap, inside, fill)
+        for stage in range(ports.READ_LATENCY):
+            flight = Signal(len(source), name=f"flight{stage}")
+            m.d.sync += flight.eq(source)
+            source = flight
+        issued, swap, inside, fill = source[0], source[1], source[2], source[3:]
+        m.d.sync += [
+            self.a_valid.eq(issued),
+            self.a_swap.eq(swap),
+            self.a.eq(Mux(inside, self.read.data, fill.replicate(self.config.n))),
+        ]
