@@ -72,7 +72,7 @@ class _TileSize:
 def _choose(job: _Job, config: Config) -> _TileSize | None:
     """The largest tile of which three sets fit, else two, else one; whole rows and all channels first."""
     n = config.n
-    room = config.scratchpad_size - 4 * 9 * PARAMETER_VECTORS
+    room = config.scratchpad_size - _parameter_slots(config) * PARAMETER_VECTORS
     per_pixel = ceil_div(job.dst.c, n)
     channels = [job.dst.c] + [n << k for k in reversed(range(16)) if n << k < job.dst.c]
     for slots in (3, 2, 1):
@@ -91,6 +91,11 @@ def _choose(job: _Job, config: Config) -> _TileSize | None:
                     if fits and strides and not large and vectors * job.window.stride[1] <= _STRIDE_MAX:
                         return _TileSize(h, w, count, src, out, slots)
     return None
+
+
+def _parameter_slots(config: Config) -> int:
+    """Parameter blocks kept at a time: as many as averages at edges need, in at most a sixteenth of the scratchpad."""
+    return max(2, min(36, config.scratchpad_size // 16 // PARAMETER_VECTORS))
 
 
 def _halves(size: int) -> Iterator[int]:
@@ -113,8 +118,9 @@ class _VectorLowering:
         self.job, self.tile, self.config, self.layer = job, tile, config, layer
         self.emit = Emitter(config, constants, layer)
         # Outputs and parameters lie at the top, sources at the bottom, so that they tend to be in different banks.
-        top = config.scratchpad_size - 36 * PARAMETER_VECTORS
-        self.p = Ring(top, PARAMETER_VECTORS, 36)
+        slots = _parameter_slots(config)
+        top = config.scratchpad_size - slots * PARAMETER_VECTORS
+        self.p = Ring(top, PARAMETER_VECTORS, slots)
         self.o = Ring(top - tile.slots * tile.out, tile.out, tile.slots)
         self.a = Ring(0, tile.src, tile.slots)
         self.b = Ring(tile.slots * tile.src, tile.src, tile.slots)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,15 @@ from weft.compiler.artefact import load as load_compiled
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.host import from_buffer, run_host, to_buffer
-from weft.compiler.ir import CompileError, DeviceSegment, HostSegment, Transfer
-from weft.compiler.memory import BASE_OF_KIND, CONSTANTS
+from weft.compiler.ir import CompileError, DeviceSegment, HostSegment
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
+from weft.runtime import Image
 
 if TYPE_CHECKING:
     import onnx
 
     from weft.sim.device import Device
-
-_PAGE = 4096
 
 
 class InputError(ValueError):
@@ -123,19 +121,19 @@ class Program:
             If a device fails or was built for another configuration.
         """
         values = self._check(inputs)
-        memory, layers, totals = b"", [], _Totals()
+        memory, totals = b"", _Totals()
+        layers: list[dict[str, Any]] = []
         for segment in self.segments:
             if isinstance(segment, HostSegment):
                 values |= run_host(segment, values)
                 continue
             options = {"latency": latency, "bytes_per_cycle": bandwidth, "trace": trace, "stalls": stalls}
-            job = _Job(segment, self._transfers(segment, self._compiled.to_device),
-                       self._transfers(segment, self._compiled.from_device), self.config)  # fmt: skip
-            device = _device(on, self.config, job.memory_bytes, options)
+            image = Image(segment)
+            device = _device(on, self.config, image.memory_bytes, options)
             try:
-                job.run(device, values)
-                memory += device.read(0, job.memory_bytes)
-                layers += job.layers(device)
+                self._run_image(image, device, values)
+                memory += device.read(0, image.memory_bytes)
+                layers += _layers(segment, device, self.config)
                 totals.add(device.counters(), self.config)
             finally:
                 if isinstance(on, str) and hasattr(device, "close"):
@@ -164,8 +162,15 @@ class Program:
                 )
         return values
 
-    def _transfers(self, segment: DeviceProgram, transfers: Sequence[Transfer]) -> list[Transfer]:
-        return [item for item in transfers if item.buffer.name in segment.buffers]
+    def _run_image(self, image: Image, device: Device, values: dict[str, np.ndarray]) -> None:
+        """Run one device program; `values` gives what enters it and receives what leaves it."""
+        names = image.program.buffers
+        entering = [item for item in self._compiled.to_device if item.buffer.name in names]
+        contents = {item.buffer.name: to_buffer(item, values[item.value]) for item in entering}
+        image.run(device, contents)
+        for item in self._compiled.from_device:
+            if item.buffer.name in names:
+                values[item.value] = from_buffer(item, image.read(device, item.buffer.name))
 
 
 def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any]) -> Device:
@@ -198,57 +203,22 @@ def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[s
     return on
 
 
-class _Job:
-    """One device program with its place in memory: the areas of its base registers, page after page from address 0."""
-
-    def __init__(
-        self, program: DeviceProgram, entering: list[Transfer], leaving: list[Transfer], config: Config
-    ) -> None:
-        self.program, self.entering, self.leaving, self.config = program, entering, leaving, config
-        self.bases: dict[int, int] = {}
-        at = 0
-        for base in sorted(program.sizes):
-            self.bases[base] = at
-            at += -(-max(program.sizes[base], 1) // _PAGE) * _PAGE
-        self.memory_bytes = at
-
-    def _address(self, transfer: Transfer) -> int:
-        buffer = self.program.buffers[transfer.buffer.name]
-        return self.bases[BASE_OF_KIND[buffer.kind]] + self.program.offsets[buffer.name]
-
-    def run(self, device: Device, values: dict[str, np.ndarray]) -> None:
-        program = self.program
-        device.write(self.bases[CONSTANTS], program.constants + program.code)
-        for transfer in self.entering:
-            device.write(self._address(transfer), to_buffer(transfer, values[transfer.value]).tobytes())
-        for base, address in self.bases.items():
-            device.set_base(base, address)
-        marks = getattr(device, "mark_writes", None)
-        if marks is not None:
-            marks(np.cumsum([layer.written_bytes for layer in program.layers]).tolist())
-        device.start(self.bases[CONSTANTS] + program.entry)
-        device.wait()
-        for transfer in self.leaving:
-            raw = device.read(self._address(transfer), transfer.buffer.size)
-            values[transfer.value] = from_buffer(transfer, np.frombuffer(raw, np.int8))
-
-    def layers(self, device: Device) -> list[dict[str, Any]]:
-        """One row a layer. Its cycles reach from the layer before it to its own last byte in memory."""
-        marks = getattr(device, "marks", None)
-        times = marks() if marks is not None else None
-        rows, previous = [], 0
-        for index, layer in enumerate(self.program.layers):
-            cycles = None
-            if times is not None:
-                cycles, previous = times[index] - previous, times[index]
-            slowest = max(layer.cycles, key=lambda queue: layer.cycles[queue])
-            bound = {"MM": "array", "VEC": "vector unit"}.get(slowest, "memory")
-            rows.append({
-                "name": layer.name, "kind": layer.kind, "cycles": cycles, "macs": layer.macs,
-                "utilization": _utilization(layer.macs, cycles, self.config), "dram_bytes": layer.dram_bytes,
-                "bound": bound,
-            })  # fmt: skip
-        return rows
+def _layers(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
+    """One row a layer. Its cycles reach from the layer before it to its own last byte in memory."""
+    marks = getattr(device, "marks", None)
+    times = marks() if marks is not None else None
+    rows, previous = [], 0
+    for index, layer in enumerate(program.layers):
+        cycles = None
+        if times is not None:
+            cycles, previous = times[index] - previous, times[index]
+        slowest = max(layer.cycles, key=lambda queue: layer.cycles[queue])
+        bound = {"MM": "array", "VEC": "vector unit"}.get(slowest, "memory")
+        rows.append({
+            "name": layer.name, "kind": layer.kind, "cycles": cycles, "macs": layer.macs,
+            "utilization": _utilization(layer.macs, cycles, config), "dram_bytes": layer.dram_bytes, "bound": bound,
+        })  # fmt: skip
+    return rows
 
 
 @dataclass

@@ -1,0 +1,139 @@
+"""The back end against the micro-ops, through the golden interpreter and the program checker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from op_cases import random_inputs, random_op, segment_of, whole
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir import Add, CompileError, Conv, DeviceSegment, Pool, View, Window
+from weft.compiler.microops import run_ops
+from weft.hdl.config import PRESETS, Config
+from weft.hdl.program import check
+from weft.runtime import Image
+from weft.sim.golden import GoldenDevice
+
+
+def run_and_compare(segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config) -> None:
+    """Compile, check the program, run it on the golden interpreter, and compare every buffer with the micro-ops."""
+    program = compile_segment(segment, config, reuse=False)
+    check(program.instructions, config, extents=program.sizes)
+    image = Image(program)
+    device = GoldenDevice(config, image.memory_bytes)
+    image.run(device, inputs)
+    expected = run_ops(segment, inputs, config.mantissa_bits)
+    for name in program.buffers:
+        if name in expected:
+            got = image.read(device, name).reshape(-1)
+            assert np.array_equal(got, expected[name]), f"{segment.ops[0]}: buffer {name} differs"
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_operators(preset: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, len(preset)])
+    for _ in range(15):
+        op = random_op(rng)
+        run_and_compare(segment_of(op), random_inputs(rng, op), PRESETS[preset])
+
+
+SMALL_MEMORIES = Config(
+    n=4,
+    lanes=4,
+    scratchpad_banks=4,
+    scratchpad_depth=64,
+    accumulator_banks=2,
+    accumulator_depth=16,
+    bus_bytes=8,
+    mantissa_bits=16,
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operators_larger_than_the_memories(seed: int) -> None:
+    """Everything is cut, down to chunks of the contraction, on 1 KiB of scratchpad."""
+    rng = np.random.default_rng([seed, 99])
+    for _ in range(10):
+        op = random_op(rng)
+        run_and_compare(segment_of(op), random_inputs(rng, op), SMALL_MEMORIES)
+
+
+@pytest.mark.parametrize("kind", ["max", "average"])
+def test_pooling_over_more_than_the_scratchpad_holds(kind: str) -> None:
+    rng = np.random.default_rng(5)
+    shape = (1, 40, 40, 3)
+    x, y = whole("x", shape, "input"), whole("y", (1, 1, 1, 3), "output")
+    op = Pool("pool", x, y, kind, Window((40, 40)), 1.3, 4, -5)
+    segment = segment_of(op)
+    inputs = random_inputs(rng, op)
+    program = compile_segment(segment, PRESETS["tiny"])
+    check(program.instructions, PRESETS["tiny"], extents=program.sizes)
+    image = Image(program)
+    device = GoldenDevice(PRESETS["tiny"], image.memory_bytes)
+    image.run(device, inputs)
+    assert np.array_equal(image.read(device, "y").reshape(-1), run_ops(segment, inputs)["y"])
+
+
+def _chain(rng: np.random.Generator) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+    """A residual block with concatenated branches: temporaries, views and reuse of memory."""
+    h, w, c = int(rng.integers(5, 11)), int(rng.integers(5, 11)), int(rng.integers(3, 25))
+    shape = (1, h, w, c)
+    x, t0, t1, t2 = whole("x", shape, "input"), *(whole(f"t{i}", shape, "temp") for i in range(3))
+    both = whole("both", (1, h, w, 2 * c), "temp")
+    y = whole("y", (1, h, w, 9), "output")
+
+    def conv(name: str, src: View, dst: View, kernel: int) -> Conv:
+        cin, out = src.shape[3], dst.shape[3]
+        weight = rng.integers(-127, 128, (out, kernel, kernel, cin)).astype(np.int16)
+        pad = (kernel // 2,) * 4
+        scale = np.full(out, 60 / (np.sqrt(cin * kernel * kernel) * 127 * 40))
+        bias = rng.integers(-999, 999, out).astype(np.int32)
+        return Conv(
+            name, src, dst, weight, bias, scale, Window((kernel, kernel), pad=pad), x_zero=3, y_zero=3
+        )  # type: ignore[arg-type]
+
+    left, right = View(both.buffer, shape), View(both.buffer, shape, c=c)
+    ops = (
+        conv("c0", x, t0, 3),
+        conv("c1", t0, t1, 3),
+        Add("add", t0, t1, t2, 0.7, 0.6, 3, 3, 3),
+        conv("c2", t2, left, 1),
+        Pool("pool", t2, right, "max", Window((3, 3), pad=(1, 1, 1, 1)), 1.0, 3, 3),
+        conv("c3", both, y, 3),
+    )
+    return DeviceSegment("chain", ops), {"x": rng.integers(-128, 128, shape).astype(np.int8)}
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_chain(preset: str, reuse: bool) -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(3):
+        segment, inputs = _chain(rng)
+        config = PRESETS[preset]
+        program = compile_segment(segment, config, reuse=reuse)
+        check(program.instructions, config, extents=program.sizes)
+        image = Image(program)
+        device = GoldenDevice(config, image.memory_bytes)
+        image.run(device, inputs)
+        assert np.array_equal(image.read(device, "y").reshape(-1), run_ops(segment, inputs)["y"])
+
+
+def test_reuse_saves_memory() -> None:
+    segment, _ = _chain(np.random.default_rng(1))
+    sizes = [
+        sum(compile_segment(segment, PRESETS["tiny"], reuse=reuse).sizes.values()) for reuse in (False, True)
+    ]
+    assert sizes[1] < sizes[0]
+
+
+def test_an_operator_that_cannot_be_cut_is_refused_by_name() -> None:
+    config = Config(n=16, lanes=16, scratchpad_banks=2, scratchpad_depth=16, accumulator_banks=2, accumulator_depth=16,
+                    bus_bytes=16)  # fmt: skip
+    x, y = whole("x", (1, 9, 9, 4), "input"), whole("y", (1, 1, 1, 4), "output")
+    op = Pool("wide", x, y, "average", Window((9, 9), pad=(0, 0, 0, 0)))
+    with pytest.raises(
+        CompileError, match=r"^wide: not even one output of this conv fits on chip \(scratchpad 32 vectors"
+    ):
+        compile_segment(segment_of(op), config)

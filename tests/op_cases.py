@@ -1,0 +1,145 @@
+"""Random device operators, small enough for the RTL, with the corners that matter; shared by several test files."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from weft.compiler.ir import (
+    Add,
+    Buffer,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Pool,
+    Rescale,
+    View,
+    Window,
+    verify_op,
+)
+
+Shape = tuple[int, int, int, int]
+
+
+def whole(name: str, shape: Shape, kind: str) -> View:
+    return View(Buffer(name, shape, kind), shape)
+
+
+def draw(rng: np.random.Generator, low: int, high: int) -> int:
+    """An integer from `low` to `high`, both included."""
+    return int(rng.integers(low, high + 1))
+
+
+def draw_window(rng: np.random.Generator, h: int, w: int, *, kernel: int = 4, pad: int = 3) -> Window:
+    """A window with unequal everything that leaves at least one output."""
+    while True:
+        k = (draw(rng, 1, kernel), draw(rng, 1, kernel))
+        window = Window(
+            k,
+            (draw(rng, 1, 3), draw(rng, 1, 3)),
+            (draw(rng, 1, 3), draw(rng, 1, 3)),
+            (draw(rng, 0, pad), draw(rng, 0, pad), draw(rng, 0, pad), draw(rng, 0, pad)),
+        )
+        if min(window.output(h, w)) >= 1:
+            return window
+
+
+def random_view(rng: np.random.Generator, name: str, shape: Shape, kind: str) -> View:
+    """A whole buffer, or a box inside a larger one."""
+    if rng.random() < 0.7:
+        return whole(name, shape, kind)
+    n, h, w, c = shape
+    y, x, at = draw(rng, 0, 2), draw(rng, 0, 2), draw(rng, 0, 5)
+    outer = (n, h + y + draw(rng, 0, 2), w + x + draw(rng, 0, 2), c + at + draw(rng, 0, 5))
+    return View(Buffer(name, outer, kind), shape, y, x, at)
+
+
+def random_conv(rng: np.random.Generator) -> Conv:
+    n, h, w = draw(rng, 1, 2), draw(rng, 1, 14), draw(rng, 1, 14)
+    groups, kind = 1, rng.random()
+    if kind < 0.2:  # depthwise, with a multiplier
+        groups, cin, per_out = draw(rng, 2, 36), 1, draw(rng, 1, 2)
+    elif kind < 0.4:
+        groups, cin, per_out = draw(rng, 2, 4), draw(rng, 1, 20), draw(rng, 1, 20)
+    else:
+        cin, per_out = draw(rng, 1, 40), draw(rng, 1, 40)
+    window = draw_window(rng, h, w)
+    oh, ow = window.output(h, w)
+    pool = None
+    if rng.random() < 0.25 and oh > 1 and ow > 1:
+        pool = Window((2, 2) if rng.random() < 0.5 else (min(3, oh), min(3, ow)), (draw(rng, 1, 2), draw(rng, 1, 3)),
+                      (1, 1), (0, 0, 0, 0) if rng.random() < 0.5 else (1, 0, 0, 1))  # fmt: skip
+    out = groups * per_out
+    limit = int(rng.choice([127, 127, 127, 128, 255]))
+    weight = rng.integers(-limit, limit + 1, (out, *window.kernel, cin)).astype(np.int16)
+    typical = math.sqrt(cin * window.kernel[0] * window.kernel[1]) * limit * 40
+    final = pool.output(oh, ow) if pool else (oh, ow)
+    low, high = (-128, 127) if rng.random() < 0.6 else (draw(rng, -128, 0), draw(rng, 0, 127))
+    return Conv(
+        "conv", random_view(rng, "x", (n, h, w, cin * groups), "input"), random_view(rng, "y", (n, *final, out), "output"),
+        weight, rng.integers(-(1 << 14), 1 << 14, out).astype(np.int32), rng.uniform(30, 90, out) / typical, window, groups,
+        draw(rng, -128, 127), draw(rng, -128, 127), low, high, pool,
+    )  # fmt: skip
+
+
+def random_matmul(rng: np.random.Generator) -> Conv:
+    """A matrix product: rows by features, all three sizes free."""
+    rows, features, out = draw(rng, 1, 70), draw(rng, 1, 90), draw(rng, 1, 70)
+    weight = rng.integers(-127, 128, (out, 1, 1, features)).astype(np.int16)
+    scale = rng.uniform(30, 90, out) / (math.sqrt(features) * 127 * 40)
+    return Conv(
+        "matmul", whole("x", (1, 1, rows, features), "input"), whole("y", (1, 1, rows, out), "output"), weight,
+        rng.integers(-(1 << 14), 1 << 14, out).astype(np.int32), scale, x_zero=draw(rng, -128, 127), y_zero=draw(rng, -20, 20),
+    )  # fmt: skip
+
+
+def random_pool(rng: np.random.Generator) -> Pool:
+    n, h, w, c = draw(rng, 1, 2), draw(rng, 2, 14), draw(rng, 2, 14), draw(rng, 1, 40)
+    if rng.random() < 0.3:
+        window = Window((h, w))
+    else:
+        while True:
+            window = draw_window(rng, h, w, pad=1)
+            if min(window.kernel) > 1:
+                break
+    same = rng.random() < 0.5
+    return Pool(
+        "pool", random_view(rng, "x", (n, h, w, c), "input"), random_view(rng, "y", (n, *window.output(h, w), c), "output"),
+        "max" if rng.random() < 0.5 else "average", window, 1.0 if same else rng.uniform(0.3, 3),
+        draw(rng, -128, 0), draw(rng, -128, 127), include_pad=rng.random() < 0.3,
+    )  # fmt: skip
+
+
+def random_add(rng: np.random.Generator) -> Add:
+    shape = (draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40))
+    a, b = (random_view(rng, name, shape, "input") for name in "ab")
+    return Add(
+        "add", a, b, random_view(rng, "y", shape, "output"), rng.uniform(0.01, 2), rng.uniform(0.01, 2),
+        draw(rng, -128, 127), draw(rng, -128, 127), draw(rng, -128, 127),
+    )  # fmt: skip
+
+
+def random_rescale(rng: np.random.Generator) -> Rescale:
+    shape = (draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40))
+    scale = 1.0 if rng.random() < 0.3 else rng.uniform(0.1, 3)
+    return Rescale("rescale", random_view(rng, "x", shape, "input"), random_view(rng, "y", shape, "output"), scale,
+                   draw(rng, -128, 127), draw(rng, -128, 127))  # fmt: skip
+
+
+def random_op(rng: np.random.Generator) -> DeviceOp:
+    makers = (random_conv, random_matmul, random_pool, random_add, random_rescale)
+    maker = makers[int(rng.choice(len(makers), p=[0.5, 0.15, 0.15, 0.1, 0.1]))]
+    op = maker(rng)
+    verify_op(op)
+    return op
+
+
+def segment_of(op: DeviceOp) -> DeviceSegment:
+    return DeviceSegment(op.name, (op,))
+
+
+def random_inputs(rng: np.random.Generator, op: DeviceOp) -> dict[str, np.ndarray]:
+    """Full-range contents of the buffers that an operator reads."""
+    views = (op.a, op.b) if isinstance(op, Add) else (op.src,)
+    return {view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in views}

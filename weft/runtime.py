@@ -1,0 +1,61 @@
+"""One compiled device program on a device: where its areas lie in memory, and how it is started."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.compiler.backend import DeviceProgram
+from weft.compiler.memory import BASE_OF_KIND, CONSTANTS
+from weft.sim.device import Device
+
+_PAGE = 4096
+
+
+class Image:
+    """A device program placed in memory: the areas of its base registers, page after page from address 0.
+
+    Parameters
+    ----------
+    program : DeviceProgram
+        The program.
+
+    Attributes
+    ----------
+    bases : dict of int to int
+        Address in each base register.
+    memory_bytes : int
+        Memory that a device needs.
+    """
+
+    def __init__(self, program: DeviceProgram) -> None:
+        self.program = program
+        self.bases: dict[int, int] = {}
+        at = 0
+        for base in sorted(program.sizes):
+            self.bases[base] = at
+            at += -(-max(program.sizes[base], 1) // _PAGE) * _PAGE
+        self.memory_bytes = at
+
+    def address(self, name: str) -> int:
+        """DRAM byte address of a buffer."""
+        buffer = self.program.buffers[name]
+        return self.bases[BASE_OF_KIND[buffer.kind]] + self.program.offsets[name]
+
+    def run(self, device: Device, contents: dict[str, np.ndarray], timeout: int | None = None) -> None:
+        """Load the program and the `contents` (int8, NHWC) of its input buffers, start it and wait for its end."""
+        program = self.program
+        device.write(self.bases[CONSTANTS], program.constants + program.code)
+        for name, array in contents.items():
+            device.write(self.address(name), np.ascontiguousarray(array, np.int8).tobytes())
+        for base, address in self.bases.items():
+            device.set_base(base, address)
+        marks = getattr(device, "mark_writes", None)
+        if marks is not None:
+            marks(np.cumsum([layer.written_bytes for layer in program.layers]).tolist())
+        device.start(self.bases[CONSTANTS] + program.entry)
+        device.wait(timeout)
+
+    def read(self, device: Device, name: str) -> np.ndarray:
+        """The contents of a buffer, int8, NHWC."""
+        buffer = self.program.buffers[name]
+        return np.frombuffer(device.read(self.address(name), buffer.size), np.int8).reshape(buffer.shape)
