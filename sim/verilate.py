@@ -143,7 +143,7 @@ def build(
     Raises
     ------
     BuildError
-        If Verilator warns (WIDTH and CASEINCOMPLETE, which Amaranth's output raises by design, are waived) or a
+        If Verilator warns (but for what Amaranth's output and parametrised widths raise by design, see `_LINT`) or a
         compiler fails.
     """
     vpi = bool(vpi_ports)
@@ -174,6 +174,8 @@ _LINT = """`verilator_config
 lint_off -rule WIDTHEXPAND
 lint_off -rule WIDTHTRUNC
 lint_off -rule CASEINCOMPLETE
+lint_off -rule CMPCONST
+lint_off -rule UNSIGNED
 """
 
 
