@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from weft import report as reports
 
@@ -65,7 +64,7 @@ def _configuration(source: str) -> Config:
 def _existing(path: Path) -> Path:
     """`path`, opened once so that a wrong one is reported by name before anything else is done."""
     if path.is_dir():
-        raise reports.InputError(f"{path} is a folder, not a file")
+        raise reports.FileError(f"{path} is a folder, not a file")
     path.open("rb").close()
     return path
 
@@ -74,7 +73,7 @@ def _load(folder: Path) -> Any:
     import weft
 
     if not folder.is_dir():
-        raise reports.InputError(f"{folder} is not a folder that `weft compile` wrote")
+        raise reports.FileError(f"{folder} is not a folder that `weft compile` wrote")
     return weft.load(folder)
 
 
@@ -101,7 +100,7 @@ def compile_model(
     print(f"{output}: {model.name} for an array of {chosen.n} x {chosen.n}; "
           f"{len(nodes) - len(host)} of {len(nodes)} nodes run on the device")  # fmt: skip
     if host:
-        reports.show_placement(host, Console())
+        reports.show_placement(host, reports.stdout())
 
 
 @app.command()
@@ -117,7 +116,7 @@ def run(
     report: Annotated[
         Path | None, typer.Option("--report", help="Write cycles, MACs and the rest as JSON.")
     ] = None,
-    latency: Annotated[int, typer.Option(min=0, help="Memory latency in cycles (rtl).")] = 30,
+    latency: Annotated[int, typer.Option(min=1, help="Memory latency in cycles (rtl).")] = 30,
     bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bytes per cycle (rtl).")] = None,
     stall_seed: Annotated[
         int | None, typer.Option(help="Random pauses of the memory, by seed (rtl).")
@@ -138,7 +137,7 @@ def run(
         reports.save_arrays(output, result.outputs)
     if report is not None:
         reports.write_json(report, result.report)
-    reports.show_layers(result.report, Console())
+    reports.show_layers(result.report, reports.stdout())
     for name, value in result.outputs.items():
         print(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
     if on is Target.RTL:
@@ -159,7 +158,7 @@ def check(model: Model) -> None:
     import weft
 
     nodes = weft.check(_existing(model))
-    reports.show_placement(nodes, Console())
+    reports.show_placement(nodes, reports.stdout())
     host = sum(node[2] == "host" for node in nodes)
     print(f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host")
 
@@ -176,7 +175,7 @@ def verilog(
 
     chosen = _configuration(config)
     if output.suffix == ".json":
-        raise reports.InputError(f"{output}: the Verilog file must not end in .json, its description does")
+        raise reports.FileError(f"{output}: the Verilog file must not end in .json, its description does")
     with reports.progress() as progress:
         progress("generating Verilog")
         text, description = weft.verilog(chosen)
@@ -206,7 +205,7 @@ def demo(
     """Run the digits network on the simulated accelerator and hold every byte against the golden interpreter."""
     from weft.demo import Demo
 
-    demonstration = Demo(_configuration(config), keep, Console())
+    demonstration = Demo(_configuration(config), keep, reports.stdout())
     if not demonstration.run(images):
         raise typer.Exit(1)
 

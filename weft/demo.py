@@ -67,27 +67,28 @@ class Demo:
         """Run all images on the golden interpreter, and the first ones on the RTL as well."""
         tally = Tally()
         limit = len(self.images) if images is None else images
+        device = None
         for index, (image, label) in enumerate(zip(self.images, self.labels, strict=True)):
             golden = program.run({NAME: image[None]}, on="golden")
             tally.right += int(np.argmax(next(iter(golden.outputs.values()))) == label)
-            if index == 0:
+            if device is None:
                 progress("building the simulator (about a minute, the first time only)")
-            elif index % 10 == 0:
+                device = self._device(len(golden.memory))
+            if index % 10 == 0:
                 progress(f"image {index} of {len(self.images)}, mismatching bytes: {tally.wrong}")
-            if index < limit and (images is not None or tally.seconds < seconds):
-                tally.add(golden, self._rtl(program, image, first=index == 0, tally=tally))
+            if index == 0 or (index < limit and (images is not None or tally.seconds < seconds)):
+                begin = time.monotonic()
+                result = program.run({NAME: image[None]}, on=device)
+                tally.add(golden, result, time.monotonic() - begin)
+        progress("writing the waveform of the first image (its simulator is built the first time)")
+        program.run({NAME: self.images[:1]}, on="rtl", trace=self.folder / "image0.vcd")
         return tally
 
-    def _rtl(self, program: Any, image: np.ndarray, *, first: bool, tally: Tally) -> Any:
-        """One image on the RTL. The first one leaves a waveform; building the simulator, it does not count as time."""
-        begin = time.monotonic()
-        result = program.run(
-            {NAME: image[None]}, on="rtl", trace=self.folder / "image0.vcd" if first else None
-        )
-        if not first:
-            tally.seconds += time.monotonic() - begin
-            tally.cycles += result.report["cycles"]
-        return result
+    def _device(self, memory_bytes: int) -> Any:
+        """The RTL, kept for all images; every image writes all that it reads."""
+        from weft.sim.rtl import RtlDevice
+
+        return RtlDevice(self.config, memory_bytes)
 
     def _show(self, tally: Tally) -> None:
         def say(text: str) -> None:
@@ -117,7 +118,9 @@ class Tally:
     seconds: float = 0.0
     report: dict[str, Any] | None = None
 
-    def add(self, golden: Any, result: Any) -> None:
+    def add(self, golden: Any, result: Any, seconds: float) -> None:
         self.done += 1
+        self.seconds += seconds
+        self.cycles += result.report["cycles"]
         self.wrong += reports.difference(golden, result)
         self.report = self.report or result.report

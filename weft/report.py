@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -34,9 +35,16 @@ def progress(console: Console | None = None) -> Iterator[Progress]:
         yield lambda text: status.update(f"{text}...")
 
 
+def stdout() -> Console:
+    """The console for results. Away from a terminal its lines are as long as they need to be."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=1000)
+
+
 def show_layers(report: dict[str, Any], console: Console) -> None:
     """Print the table of a report's layers and a line of totals."""
-    table = Table("layer", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("layer", overflow="fold")
     for column in ("cycles", "MACs", "utilisation", "DRAM bytes"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
@@ -52,7 +60,9 @@ def show_layers(report: dict[str, Any], console: Console) -> None:
 
 def show_placement(nodes: Iterable[tuple[str, str, str, str]], console: Console) -> None:
     """Print where every node of a model runs, and why there."""
-    table = Table("node", "operator", "runs on", "reason", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("node", "operator", "runs on", "reason"):
+        table.add_column(column, overflow="fold")
     for name, operator, place, reason in nodes:
         table.add_row(name, operator, place, reason, style="yellow" if place == "host" else None)
     console.print(table)
@@ -86,6 +96,8 @@ def difference(golden: Any, result: Any) -> int:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path next to `path` that becomes `path` when the block ends, and vanishes if it fails."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
@@ -142,7 +154,7 @@ def load_arrays(path: Path, signature: dict[str, tuple[str, Sequence[int]]]) -> 
 
     Raises
     ------
-    InputError
+    FileError
         If the file is no .npz, or an array is missing or has another dtype or shape; arrays beyond those are ignored.
     OSError
         If the file cannot be read.
@@ -151,16 +163,16 @@ def load_arrays(path: Path, signature: dict[str, tuple[str, Sequence[int]]]) -> 
         with path.open("rb") as file, _archive(file, path) as archive:
             return {name: _array(archive, path, name, *kind) for name, kind in signature.items()}
     except (ValueError, EOFError, KeyError) as error:
-        if isinstance(error, InputError):
+        if isinstance(error, FileError):
             raise
-        raise InputError(f"{path} is not a .npz file of arrays") from None
+        raise FileError(f"{path} is not a .npz file of arrays") from None
 
 
 def _archive(file: Any, path: Path) -> Any:
     import zipfile
 
     if not zipfile.is_zipfile(file):
-        raise InputError(f"{path} is not a .npz file of arrays")
+        raise FileError(f"{path} is not a .npz file of arrays")
     file.seek(0)
     return np.load(file, allow_pickle=False)
 
@@ -168,16 +180,14 @@ def _archive(file: Any, path: Path) -> Any:
 def _array(archive: Any, path: Path, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
     if name not in archive.files:
         held = ", ".join(map(repr, archive.files)) or "nothing"
-        raise InputError(f"{path} has no array {name!r} for the model's input of that name; it holds {held}")
+        raise FileError(f"{path} has no array {name!r} for the model's input of that name; it holds {held}")
     array = np.asarray(archive[name])
     if array.shape != tuple(shape):
-        raise InputError(
-            f"{path}: array {name!r} has shape {array.shape}, but the model takes {tuple(shape)}"
-        )
+        raise FileError(f"{path}: array {name!r} has shape {array.shape}, but the model takes {tuple(shape)}")
     if array.dtype != np.dtype(dtype):
-        raise InputError(f"{path}: array {name!r} is {array.dtype}, but the model takes {dtype}")
+        raise FileError(f"{path}: array {name!r} is {array.dtype}, but the model takes {dtype}")
     return array
 
 
-class InputError(ValueError):
+class FileError(ValueError):
     """A file the user named that does not hold what it should; one sentence with file, array and remedy."""

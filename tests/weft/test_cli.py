@@ -1,0 +1,283 @@
+"""The command line against a stand-in for the Python API: exit codes, messages, files."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft import cli, report
+from weft.compiler.ir import CompileError
+from weft.demo import Demo
+from weft.hdl.config import PRESETS
+from weft.sim.device import DeviceError
+
+NODES = [("conv1", "Conv", "device", ""), ("top", "TopK", "host", "the device has no TopK")]
+LAYER = {
+    "name": "conv1",
+    "cycles": 100,
+    "macs": 12800,
+    "utilization": 0.5,
+    "dram_bytes": 4096,
+    "bound": "array",
+}
+
+
+@dataclass
+class Result:
+    outputs: dict[str, np.ndarray]
+    report: dict[str, Any]
+    memory: bytes
+
+
+@dataclass
+class Program:
+    """Doubles its input. `corrupt` flips a bit of what the RTL leaves in memory; `fails` is raised by running."""
+
+    inputs: dict[str, tuple[str, tuple[int, ...]]] = field(
+        default_factory=lambda: {"image": ("float32", (1, 2))}
+    )
+    corrupt: bool = False
+    fails: Exception | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, folder: Path) -> None:
+        (folder / "program.bin").write_bytes(b"words")
+        if self.fails:
+            raise self.fails
+
+    def disassemble(self) -> str:
+        return "END\n"
+
+    def run(self, inputs: dict[str, np.ndarray], on: Any, **options: Any) -> Result:
+        assert "trace" not in options or on == "rtl"
+        on = "device" if not isinstance(on, str) else on
+        self.calls.append({"on": on} | options)
+        if self.fails and on != "golden":
+            raise self.fails
+        cycles = 100 if on != "golden" else None
+        layers = [LAYER | {"cycles": cycles, "utilization": cycles and 0.5}]
+        totals = {
+            "cycles": cycles,
+            "macs": 12800,
+            "utilization": cycles and np.float64(0.5),
+            "dram_bytes": 4096,
+        }
+        memory = b"\x01\x02\x03" if self.corrupt and on != "golden" else b"\x00\x02\x03"
+        return Result({"logits": 2 * inputs["image"]}, totals | {"layers": layers}, memory)
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
+    program = Program()
+    api = {
+        "compile": lambda model, config="default", progress=None: program,
+        "load": lambda folder: program,
+        "check": lambda model: NODES,
+        "verilog": lambda config: ("module top;\nendmodule\n", {"parameters": config.to_dict()}),
+    }
+    for name, function in api.items():
+        monkeypatch.setattr(weft, name, function, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("model.onnx").write_bytes(b"onnx")
+    Path("built").mkdir()
+    np.savez("in.npz", image=np.array([[1, 2]], np.float32), spare=np.zeros(3))
+    return program
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.main(list(arguments))
+    return int(left.value.code or 0)
+
+
+def files() -> set[str]:
+    return {str(path) for path in Path().rglob("*") if path.is_file()}
+
+
+def test_compile_writes_the_program_and_names_host_nodes(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("compile", "model.onnx", "-o", "deep/out", "--config", "tiny") == 0
+    assert Path("deep/out/program.bin").read_bytes() == b"words"
+    text = capsys.readouterr().out
+    assert "1 of 2 nodes run on the device" in text
+    assert "the device has no TopK" in text
+
+
+def test_compile_keeps_other_files_of_its_folder(program: Program) -> None:
+    Path("built/notes.txt").write_text("mine")
+    assert call("compile", "model.onnx", "-o", "built") == 0
+    assert {"built/notes.txt", "built/program.bin"} <= files()
+
+
+def test_run_on_rtl_compares_reports_and_stores(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--input", "in.npz", "--output", "out.npz", "--report", "report.json", "--latency", "7"]
+    arguments += ["--bandwidth", "2.5", "--stall-seed", "3", "--trace", "wave.vcd"]
+    assert call("run", "built", "--on", "rtl", *arguments) == 0
+    assert program.calls[-1] == {
+        "on": "rtl",
+        "trace": Path("wave.vcd"),
+        "latency": 7,
+        "bandwidth": 2.5,
+        "stalls": 3,
+    }
+    with np.load("out.npz") as stored:
+        assert stored.files == ["logits"]
+        assert stored["logits"].tolist() == [[2, 4]]
+    stored_report = json.loads(Path("report.json").read_text())
+    assert set(stored_report) == {"cycles", "macs", "utilization", "dram_bytes", "layers"}
+    assert stored_report["layers"] == [LAYER]
+    text = capsys.readouterr().out
+    assert "mismatching bytes: 0" in text
+    assert re.search(r"conv1 +100 +12,800 +50.0% +4,096 +array", text)
+
+
+def test_run_on_golden_has_no_cycles(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run", "built", "--input", "in.npz", "--report", "report.json") == 0
+    assert json.loads(Path("report.json").read_text())["cycles"] is None
+    assert re.search(r"total +- +12,800 +- +4,096", capsys.readouterr().out)
+    assert [made["on"] for made in program.calls] == ["golden"]
+
+
+def test_different_bytes_are_exit_code_1(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    program.corrupt = True
+    assert call("run", "built", "--on", "rtl", "--input", "in.npz") == 1
+    assert "mismatching bytes: 1\n" in capsys.readouterr().out
+
+
+def test_check_shows_every_node_with_its_reason(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", "model.onnx") == 0
+    text = capsys.readouterr().out
+    assert re.search(r"top +TopK +host +the device has no TopK", text)
+    assert "1 of 2 nodes run on the device, 1 on the host" in text
+
+
+def test_verilog_writes_text_and_description(program: Program) -> None:
+    assert call("verilog", "--config", "small", "-o", "core.v") == 0
+    assert Path("core.v").read_text().startswith("module top;")
+    assert json.loads(Path("core.json").read_text())["parameters"]["n"] == 8
+
+
+def test_dis_prints_the_program(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("dis", "built") == 0
+    assert capsys.readouterr().out == "END\n"
+
+
+BAD: list[tuple[list[str], str]] = [
+    (["compile", "none.onnx", "-o", "o"], "cannot use none.onnx: No such file or directory"),
+    (["compile", "built", "-o", "o"], "built is a folder, not a file"),
+    (["compile", "model.onnx", "-o", "model.onnx"], "cannot use model.onnx: File exists"),
+    (["compile", "model.onnx", "-o", "o", "--config", "vast"], "unknown preset 'vast'; choose tiny, small"),
+    (
+        ["compile", "model.onnx", "-o", "o", "--config", "no.json"],
+        "cannot read configuration no.json: No such file",
+    ),
+    (["run", "none", "--input", "in.npz"], "none is not a folder that `weft compile` wrote"),
+    (["run", "built", "--input", "none.npz"], "cannot use none.npz: No such file or directory"),
+    (["run", "built", "--input", "model.onnx"], "model.onnx is not a .npz file of arrays"),
+    (["run", "built", "--input", "plain.npy"], "plain.npy is not a .npz file of arrays"),
+    (["run", "built", "--input", "objects.npz"], "objects.npz is not a .npz file of arrays"),
+    (["run", "built", "--input", "broken.npz"], "broken.npz is not a .npz file of arrays"),
+    (
+        ["run", "built", "--input", "other.npz"],
+        "other.npz has no array 'image' for the model's input of that name",
+    ),
+    (["run", "built", "--input", "shape.npz"], "array 'image' has shape (2, 1), but the model takes (1, 2)"),
+    (["run", "built", "--input", "dtype.npz"], "array 'image' is float64, but the model takes float32"),
+    (["verilog", "-o", "core.json"], "core.json: the Verilog file must not end in .json"),
+    (["verilog", "-o", "built"], "cannot use built"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), BAD, ids=lambda value: "-".join(value)[:40].replace("/", ".")
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    program: Program, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    np.save("plain.npy", np.zeros(2))
+    np.savez("objects.npz", image=np.array([[1, None]], object))
+    np.savez("other.npz", picture=np.zeros((1, 2), np.float32))
+    np.savez("shape.npz", image=np.zeros((2, 1), np.float32))
+    np.savez("dtype.npz", image=np.zeros((1, 2)))
+    Path("broken.npz").write_bytes(Path("in.npz").read_bytes()[:200])
+    before = files()
+    assert call(*arguments) == 2
+    assert files() == before
+    errors = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("...")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: ")
+    assert message in errors[0]
+
+
+def test_usage_errors_are_exit_code_2(program: Program) -> None:
+    assert call("run", "built") == 2
+    assert call("run", "built", "--input", "in.npz", "--on", "silicon") == 2
+    assert call("fly") == 2
+
+
+def test_a_model_that_cannot_be_compiled_leaves_nothing(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.fails = CompileError("node 'conv1': no room")
+    before = files()
+    assert call("compile", "model.onnx", "-o", "out") == 2
+    assert capsys.readouterr().err.endswith("error: node 'conv1': no room\n")
+    assert files() == before
+
+
+def test_a_device_that_fails_is_exit_code_1(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    program.fails = DeviceError("no end after 1000 cycles")
+    assert call("run", "built", "--on", "rtl", "--input", "in.npz", "--output", "out.npz") == 1
+    assert capsys.readouterr().err.endswith("error: no end after 1000 cycles\n")
+    assert not Path("out.npz").exists()
+
+
+def test_a_bug_is_not_dressed_up_as_the_users_mistake(program: Program) -> None:
+    program.fails = ValueError("numpy said so")
+    with pytest.raises(ValueError, match="numpy said so"):
+        cli.main(["run", "built", "--on", "rtl", "--input", "in.npz"])
+
+
+@pytest.fixture
+def digits(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
+    monkeypatch.setattr(Demo, "_device", lambda self, memory_bytes: object())
+    program.inputs = {"image": ("float32", (1, 1, 8, 8))}
+    return program
+
+
+def test_demo_stores_what_it_made_and_agrees(digits: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("demo", "--config", "small", "--images", "3", "--keep", "kept") == 0
+    text = capsys.readouterr().out
+    assert "mismatching bytes: 0" in text
+    assert "images on the RTL: 3" in text
+    assert {"kept/weft.v", "kept/weft.json", "kept/report.json", "kept/program/program.bin"} <= files()
+    assert [made["on"] for made in digits.calls].count("device") == 3
+    assert digits.calls[-1] == {"on": "rtl", "trace": Path("kept/image0.vcd")}
+
+
+def test_demo_with_a_different_byte_is_exit_code_1(
+    digits: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits.corrupt = True
+    assert call("demo", "--images", "2") == 1
+    assert "mismatching bytes: 2" in capsys.readouterr().out
+
+
+def test_demo_stops_the_rtl_when_its_time_is_up(digits: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    assert Demo(PRESETS["tiny"], Path("kept"), Console()).run(seconds=0.0)
+    assert "images on the RTL: 1," in capsys.readouterr().out
+
+
+def test_bytes_that_one_side_lacks_are_mismatches() -> None:
+    assert report.mismatches(b"abcd", b"abX") == 2
+    assert report.mismatches(np.array([1, 256], np.int16), np.array([1, 257], np.int16)) == 1

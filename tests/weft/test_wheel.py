@@ -1,0 +1,99 @@
+"""The wheel: it holds every file of the package, and works from a clean environment in another folder."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"weft": "weft", "hdl": "weft/hdl", "compiler": "weft/compiler", "sim": "weft/sim", "boards": "weft/boards",
+           "examples": "weft/examples"}  # fmt: skip
+DATA = {".py", ".cpp", ".h", ".vlt", ".onnx", ".npz", ".typed"}
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    process = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of the sources, so that what lies around in a checkout cannot help."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    for source in FOLDERS:
+        shutil.copytree(ROOT / source, tree / source, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree / name)
+    # Without isolation the pinned setuptools builds, and nothing is downloaded.
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    call(*pip, "--wheel-dir", folder, tree, cwd=folder)
+    return next(folder.glob("weft-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def weft(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``weft`` command of an environment that has the wheel, and this one's dependencies but not its weft."""
+    folder = tmp_path_factory.mktemp("environment")
+    call(sys.executable, "-m", "venv", folder, cwd=folder)
+    call(
+        folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=folder
+    )
+    site = Path(
+        call(
+            folder / "bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder
+        )[:-1]
+    )
+    # A .pth file found this way is not followed, so the editable weft of this environment stays out of sight.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    where = call(folder / "bin/python", "-c", "import weft.hdl; print(weft.hdl.__file__)", cwd=folder)
+    assert Path(where.strip()).is_relative_to(site)
+    return folder / "bin/weft"
+
+
+def test_the_wheel_holds_every_file_of_the_tree(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+    expected = {
+        f"{target}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, target in FOLDERS.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in DATA and "__pycache__" not in path.parts
+    }
+    assert held == expected
+    assert licences
+
+
+def test_the_installed_command_works_elsewhere(weft: Path, tmp_path: Path) -> None:
+    assert "compile" in call(weft, "--help", cwd=tmp_path)
+    model = call(
+        weft.parent / "python",
+        "-c",
+        "from weft.examples import digits; print(digits.__path__[0])",
+        cwd=tmp_path,
+    )
+    call(
+        weft,
+        "compile",
+        Path(model.strip()) / "digits.onnx",
+        "-o",
+        "program",
+        "--config",
+        "small",
+        cwd=tmp_path,
+    )
+    np.savez(tmp_path / "in.npz", image=np.zeros((1, 1, 8, 8), np.float32))
+    call(weft, "run", "program", "--input", "in.npz", "--output", "out.npz", cwd=tmp_path)
+    with np.load(tmp_path / "out.npz") as outputs:
+        assert outputs["logits"].shape == (1, 10)
