@@ -189,6 +189,15 @@ def _candidates(shape: ConvShape, tile: tuple[int, int], zone: Zones, chunked: b
         )
 
 
+def _parts(shape: ConvShape, tile: tuple[int, int], conv: Box) -> list[tuple[int, int, int]]:
+    """Rows and columns of convolution outputs of inner and of edge tiles, and how many tiles are like that."""
+    cuts = []
+    for total, size, inner in zip(shape.outputs, tile, (conv.h, conv.w), strict=True):
+        full, rest = divmod(total, size)
+        cuts.append([(inner, full)] + ([(inner - (size - rest), 1)] if rest else []))
+    return [(h, w, a * b) for h, a in cuts[0] for w, b in cuts[1]]
+
+
 def _grouped(
     shape: ConvShape, tile: tuple[int, int], zone: Zones, conv: Box, chunked: bool, chunks: int,
     a: tuple[int, int], b: tuple[int, int], c: tuple[int, int],
@@ -222,9 +231,14 @@ def _estimate(
     config, src, dst = shape.config, shape.src, shape.dst
     h, w = shape.outputs
     spatial = ceil_div(h, tile[0]) * ceil_div(w, tile[1]) * src.n
-    rows = conv.h * conv.w
-    filled = h * w * src.n / (spatial * tile[0] * tile[1])  # edge tiles are smaller
-    compute = spatial * shape.steps * max(rows * filled, config.n, _LEAST_TILE)
+    compute = (
+        shape.steps
+        * src.n
+        * sum(
+            times * max(_area((part_h, part_w)), config.n, _LEAST_TILE)
+            for part_h, part_w, times in _parts(shape, tile, conv)
+        )
+    )
     bus = config.bus_bytes
     groups = ceil_div(len(shape.tiles), group)
     # Inputs: bytes of a tile as LOAD reads them, and vectors it writes.
