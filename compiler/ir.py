@@ -26,6 +26,9 @@ class Buffer:
     """A packed NHWC int8 array in DRAM.
 
     `kind` is "input" and "output" for what the host writes before and reads after a device segment, "temp" otherwise.
+
+    Buffers of one name are one piece of memory: an operator may see it in another shape of the same size (a matrix of
+    B rows as (B, 1, 1, F) or (1, 1, B, F), an image as one long pixel). They must agree in size and kind.
     """
 
     name: str
@@ -216,7 +219,8 @@ class HostSegment:
 class Transfer:
     """How a value of the model and a device buffer are each other: value (model's dtype, shape and axis order).
 
-    `perm` takes the model's axes (after `shape` reshaping) to NHWC; `unsigned` marks uint8 values, stored minus 128.
+    The value reshaped to `shape`, transposed by `perm` and reshaped to `nhwc` is the buffer; `unsigned` marks uint8
+    values, stored minus 128. `model_shape` is the value's own shape (None: it is `shape`).
     """
 
     value: str
@@ -225,6 +229,7 @@ class Transfer:
     nhwc: tuple[int, int, int, int]
     perm: tuple[int, ...] | None
     unsigned: bool
+    model_shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,18 +250,30 @@ class Graph:
 
 def verify(graph: Graph) -> None:
     """Raise `IrError` if a graph breaks a rule: shapes that disagree, buffers read before they are written."""
-    written = {transfer.buffer for transfer in graph.to_device}
+    written = {transfer.buffer.name for transfer in graph.to_device}
+    buffers: dict[str, Buffer] = {}
+    for transfer in (*graph.to_device, *graph.from_device):
+        _verify_alias(transfer.buffer, buffers, f"value {transfer.value!r}")
     for segment in graph.segments:
         if isinstance(segment, DeviceSegment):
             for op in segment.ops:
                 verify_op(op)
                 for view in sources(op):
-                    if view.buffer not in written:
+                    _verify_alias(view.buffer, buffers, op.name)
+                    if view.buffer.name not in written:
                         raise IrError(f"{op.name}: reads buffer {view.buffer.name!r} before it is written")
-                written.add(op.dst.buffer)
+                _verify_alias(op.dst.buffer, buffers, op.name)
+                written.add(op.dst.buffer.name)
     for transfer in graph.from_device:
-        if transfer.buffer not in written:
+        if transfer.buffer.name not in written:
             raise IrError(f"output {transfer.value!r}: buffer {transfer.buffer.name!r} is never written")
+
+
+def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], where: str) -> None:
+    """Buffers of one name must agree in size and kind."""
+    first = buffers.setdefault(buffer.name, buffer)
+    if (first.size, first.kind) != (buffer.size, buffer.kind):
+        raise IrError(f"{where}: buffer {buffer.name!r} is {buffer.shape} {buffer.kind}, not {first.shape} {first.kind}")
 
 
 def sources(op: DeviceOp) -> tuple[View, ...]:

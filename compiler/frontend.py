@@ -1,0 +1,47 @@
+"""The front end: a QDQ ONNX model in, a verified `weft.compiler.ir.Graph` out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+import onnx
+
+from weft.compiler.ir import DeviceSegment, Graph, verify
+from weft.compiler.lowering import lower
+from weft.compiler.onnx_import import load
+from weft.compiler.partition import plan
+from weft.compiler.pass_fuse_pool import fuse_pool
+from weft.compiler.pass_write_views import write_views
+from weft.compiler.patterns import match
+
+PASSES: tuple[Callable[[DeviceSegment], DeviceSegment], ...] = (
+    fuse_pool,
+    write_views,
+)
+"""Rewrites of device segments, in order; the graph is verified after each."""
+
+
+def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
+    """Read a quantised (QDQ) ONNX model from a file or a `ModelProto`.
+
+    What the device cannot do becomes host segments; `Graph.placement` gives the reason for every node.
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be read or run at all; see `weft.compiler.onnx_import.load`.
+    """
+    found = match(load(source))
+    graph = lower(found, plan(found))
+    verify(graph)
+    for rewrite in PASSES:
+        graph = _apply(graph, rewrite)
+        verify(graph)
+    return graph
+
+
+def _apply(graph: Graph, rewrite: Callable[[DeviceSegment], DeviceSegment]) -> Graph:
+    segments = (rewrite(item) if isinstance(item, DeviceSegment) else item for item in graph.segments)
+    return dataclasses.replace(graph, segments=tuple(segments))

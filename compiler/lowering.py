@@ -1,0 +1,177 @@
+"""From a placed model to `weft.compiler.ir.Graph`: device buffers, transfers, and sub-models for the host."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from weft.compiler.ir import (
+    Add,
+    Buffer,
+    DeviceOp,
+    DeviceSegment,
+    Graph,
+    HostSegment,
+    Transfer,
+    View,
+)
+from weft.compiler.onnx_import import Model, Node, captured
+from weft.compiler.partition import Plan, placement, reason
+from weft.compiler.patterns import Match
+from weft.compiler.qdq import Recipe, Tensor
+
+
+def lower(match: Match, made: Plan) -> Graph:
+    """Build the graph of a plan. Device segments share no buffers: a value crosses between two through the host."""
+    model = match.model
+    segments: list[DeviceSegment | HostSegment] = []
+    entering: list[Transfer] = []
+    leaving: list[Transfer] = []
+    for index, turn in enumerate(made.turns):
+        if isinstance(turn[0], Node):
+            segments.append(_host(match, made, index))
+        else:
+            segments.append(_device(match, made, index, entering, leaving))
+    constants = [name for name in model.outputs if name in model.constants]
+    if constants:
+        segments.append(_constant_outputs(model, constants))
+    return Graph(
+        segments=tuple(segments),
+        to_device=tuple(entering),
+        from_device=tuple(leaving),
+        inputs={name: (model.dtypes[name], model.shapes[name]) for name in model.inputs},
+        outputs={name: (model.dtypes[name], model.shapes[name]) for name in model.outputs},
+        placement=placement(match, made),
+    )
+
+
+def _device(
+    match: Match, made: Plan, index: int, entering: list[Transfer], leaving: list[Transfer]
+) -> DeviceSegment:
+    """One device segment; its transfers are added to `entering` and `leaving`."""
+    turn: list[Recipe] = made.turns[index]  # type: ignore[assignment]
+    here = {recipe.output.storage for recipe in turn}
+    sent = _read_elsewhere(made, index, here)
+    used = {transfer.buffer.name for transfer in (*entering, *leaving)}
+    renamed: dict[str, tuple[str, str]] = {}
+    for recipe in turn:
+        for tensor in recipe.inputs:
+            if tensor.storage in here or tensor.storage in renamed:
+                continue
+            name = tensor.storage if tensor.storage not in used else f"{tensor.storage}@{index}"
+            renamed[tensor.storage] = (name, "input")
+            source = tensor if tensor.hosted else match.recipes[tensor.storage].output
+            entering.append(
+                _transfer(match.model, source, source.value, Buffer(name, source.layout.nhwc, "input"))
+            )
+        storage = recipe.output.storage
+        renamed[storage] = (storage, "output" if storage in sent else "temp")
+    for storage, values in sent.items():
+        for value, tensor in values.items():
+            leaving.append(
+                _transfer(match.model, tensor, value, Buffer(storage, tensor.layout.nhwc, "output"))
+            )
+    ops = [_renamed(op, renamed) for recipe in turn for op in recipe.ops]
+    return DeviceSegment(f"device{index}", tuple(ops))
+
+
+def _read_elsewhere(made: Plan, index: int, here: set[str]) -> dict[str, dict[str, Tensor]]:
+    """Storages filled `here` that others read: for each the values they hold."""
+    sent: dict[str, dict[str, Tensor]] = {}
+    for value, tensor in made.leaving.items():
+        if tensor.storage in here:
+            sent.setdefault(tensor.storage, {})[value] = tensor
+    for later in made.turns[index + 1 :]:
+        for item in later:
+            if isinstance(item, Recipe):
+                for tensor in item.inputs:
+                    if tensor.storage in here:
+                        output = made_output(made, tensor.storage)
+                        sent.setdefault(tensor.storage, {})[output.value] = output
+    return sent
+
+
+def made_output(made: Plan, storage: str) -> Tensor:
+    """The tensor that a recipe of the plan makes in `storage`."""
+    for turn in made.turns:
+        for item in turn:
+            if isinstance(item, Recipe) and item.output.storage == storage:
+                return item.output
+    raise KeyError(storage)
+
+
+def _transfer(model: Model, tensor: Tensor, value: str, buffer: Buffer) -> Transfer:
+    layout = tensor.layout
+    perm = None if layout.perm == tuple(range(len(layout.perm))) else layout.perm
+    return Transfer(value, buffer, layout.shape, layout.nhwc, perm, tensor.unsigned, model.shapes[value])
+
+
+def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:
+    def view(old: View) -> View:
+        name, kind = names[old.buffer.name]
+        return dataclasses.replace(old, buffer=Buffer(name, old.buffer.shape, kind))
+
+    if isinstance(op, Add):
+        return dataclasses.replace(op, a=view(op.a), b=view(op.b), dst=view(op.dst))
+    return dataclasses.replace(op, src=view(op.src), dst=view(op.dst))
+
+
+def _host(match: Match, made: Plan, index: int) -> HostSegment:
+    """A sub-model of the nodes of a turn: reads what others make, gives what others (or the user) read."""
+    nodes: list[Node] = made.turns[index]  # type: ignore[assignment]
+    model = match.model
+    here = {name for node in nodes for name in node.outputs if name}
+    reads = dict.fromkeys(
+        name for node in nodes for name in (*node.inputs, *captured(node)) if name and name not in here
+    )
+    inputs = tuple(name for name in reads if name not in model.constants and name in model.shapes)
+    wanted = set(model.outputs) | {tensor.value for tensor in made.entering.values()}
+    for turn in made.turns[index + 1 :]:
+        for item in turn:
+            if isinstance(item, Node):
+                wanted.update((*item.inputs, *captured(item)))
+    outputs = tuple(name for node in nodes for name in node.outputs if name in wanted)
+    rows = tuple((node.name, node.op, reason(match, node)) for node in nodes)
+    proto = _submodel(model, nodes, inputs, outputs, tuple(name for name in reads if name in model.constants))
+    return HostSegment(f"host{index}", proto.SerializeToString(), inputs, outputs, rows)
+
+
+def _submodel(
+    model: Model,
+    nodes: list[Node],
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    constants: tuple[str, ...],
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [node.proto for node in nodes],
+        "host",
+        [_value(model, name) for name in inputs],
+        [_value(model, name) for name in outputs],
+        [numpy_helper.from_array(model.constants[name], name) for name in constants],
+    )
+    return helper.make_model(graph, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
+
+
+def _value(model: Model, name: str) -> onnx.ValueInfoProto:
+    dtype = helper.np_dtype_to_tensor_dtype(_dtype(model.dtypes[name]))
+    return helper.make_tensor_value_info(name, dtype, model.shapes[name])
+
+
+def _dtype(name: str) -> object:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _constant_outputs(model: Model, names: list[str]) -> HostSegment:
+    """Outputs that do not depend on the inputs."""
+    nodes = [helper.make_node("Identity", [f"{name}:constant"], [name]) for name in names]
+    values = [numpy_helper.from_array(model.constants[name], f"{name}:constant") for name in names]
+    graph = helper.make_graph(nodes, "constants", [], [_value(model, name) for name in names], values)
+    proto = helper.make_model(
+        graph, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version
+    )
+    return HostSegment("constants", proto.SerializeToString(), (), tuple(names), ())

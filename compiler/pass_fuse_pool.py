@@ -1,0 +1,51 @@
+"""Max pooling of a convolution's result becomes part of the convolution.
+
+Requantisation is monotone, so the maximum commutes with it: the device reduces while it drains the accumulator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from weft.compiler.ir import Conv, DeviceOp, DeviceSegment, Pool, View, sources
+
+
+def fuse_pool(segment: DeviceSegment) -> DeviceSegment:
+    """Fuse every max `Pool` into the `Conv` before it, if nobody else reads the convolution's result."""
+    writers = {op.dst.buffer.name: op for op in segment.ops}
+    fused: dict[int, Conv] = {}
+    dropped: set[int] = set()
+    for op in segment.ops:
+        conv = writers.get(op.src.buffer.name) if isinstance(op, Pool) else None
+        if isinstance(conv, Conv) and isinstance(op, Pool) and _fusible(segment, conv, op):
+            fused[id(conv)] = _merge(conv, op)
+            dropped.add(id(op))
+    return dataclasses.replace(
+        segment, ops=tuple(fused.get(id(op), op) for op in segment.ops if id(op) not in dropped)
+    )
+
+
+def _merge(conv: Conv, pool: Pool) -> Conv:
+    return dataclasses.replace(
+        conv,
+        name=f"{conv.name}+{pool.name}",
+        dst=pool.dst,
+        pool=pool.window,
+        low=max(conv.low, pool.low),
+        high=min(conv.high, pool.high),
+    )
+
+
+def _fusible(segment: DeviceSegment, conv: Conv, pool: Pool) -> bool:
+    if pool.kind != "max" or conv.pool is not None or pool.scale != 1.0 or pool.x_zero != pool.y_zero:
+        return False
+    if max(conv.low, pool.low) > min(conv.high, pool.high):
+        return False
+    name = conv.dst.buffer.name
+    whole = conv.dst.contiguous and pool.src == View(conv.dst.buffer, conv.dst.shape)
+    alone = conv.dst.buffer.kind == "temp" and sum(_reads(op, name) for op in segment.ops) == 1
+    return whole and alone
+
+
+def _reads(op: DeviceOp, name: str) -> int:
+    return sum(view.buffer.name == name for view in sources(op))

@@ -1,0 +1,219 @@
+"""What the importer knows of a value: constants, int8 tensors, and float values that are quantised on either side.
+
+QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. The importer walks the model once and
+gives every value one of these symbols; a QuantizeLinear that meets a `Pending` completes a device operator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.ir import Buffer, CompileError, Conv, DeviceOp, View
+from weft.compiler.layout import Layout, natural
+from weft.compiler.onnx_import import Model, Node
+
+RESULT = ""
+"""Name of the buffer that an unfinished operator writes."""
+
+
+@dataclass(frozen=True)
+class Quant:
+    """Per-tensor parameters. `zero` is the zero point as stored on the device (uint8 minus 128)."""
+
+    scale: float
+    zero: int
+    unsigned: bool
+
+    def level(self, value: float) -> int:
+        """`value` quantised as QuantizeLinear does."""
+        if math.isinf(value):
+            return 127 if value > 0 else -128
+        quotient = np.rint(np.float32(value) / np.float32(self.scale))
+        return int(min(max(float(quotient) + self.zero, -128.0), 127.0))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An int8 or uint8 value.
+
+    `storage` names the device buffer, `value` the model's value that is in it, `via` the nodes that only renamed it.
+    `hosted` tensors come from the host. `origin` is a value with the same bytes in the same order, "" if none is.
+    """
+
+    storage: str
+    value: str
+    origin: str
+    layout: Layout
+    unsigned: bool
+    hosted: bool
+    via: tuple[int, ...] = ()
+
+    def arranged(self, layout: Layout) -> Tensor | None:
+        """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
+        if self.layout.same(layout):
+            return dataclasses.replace(self, layout=layout)
+        if not self.hosted or not self.origin:
+            return None
+        storage = f"{self.origin}:{'x'.join(map(str, layout.nhwc))}"
+        return dataclasses.replace(self, storage=storage, value=self.origin, layout=layout)
+
+    def view(self, shape: tuple[int, int, int, int] | None = None) -> View:
+        """The whole buffer, in the layout's shape or another one of the same size."""
+        shape = shape or self.layout.nhwc
+        return View(Buffer(self.storage, shape), shape)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A float value that is ``(tensor - zero) * scale``."""
+
+    tensor: Tensor
+    quant: Quant
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A constant float value ``values * scale``: integers with the zero point subtracted, and a scale that broadcasts.
+
+    Constants that were never quantised have `exact` set and hold their floats in `values`, with scale 1.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    exact: bool = False
+
+    @property
+    def floats(self) -> np.ndarray:
+        return self.values * self.scale
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A float result that is not quantised yet.
+
+    `ops` write views of the buffer `RESULT` with scales that still lack the division by the output's; a clamp of
+    [low, high] in float follows. `nodes` are the model's nodes it stands for, `notes` what the report should say.
+    """
+
+    ops: tuple[DeviceOp, ...]
+    layout: Layout
+    inputs: tuple[Tensor, ...]
+    nodes: tuple[int, ...]
+    low: float = -math.inf
+    high: float = math.inf
+    notes: tuple[str, ...] = ()
+
+
+Symbol = Tensor | Activation | Constant | Pending | None
+"""None: a value of which only the host knows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Device operators that make one int8 value; their buffers are named by storage."""
+
+    output: Tensor
+    ops: tuple[DeviceOp, ...]
+    inputs: tuple[Tensor, ...]
+    nodes: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def result(shape: tuple[int, int, int, int]) -> View:
+    """Where an unfinished operator writes."""
+    return View(Buffer(RESULT, shape), shape)
+
+
+def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
+    """Complete a pending result with the parameters of the QuantizeLinear `node` that makes value `name`."""
+    low = quant.level(pending.low)
+    high = quant.level(pending.high)
+    ops = []
+    for op in pending.ops:
+        dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=name))
+        scales = {
+            field: getattr(op, field) / quant.scale
+            for field in ("scale", "a_scale", "b_scale")
+            if hasattr(op, field)
+        }
+        ops.append(
+            dataclasses.replace(op, dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales)  # type: ignore[arg-type]
+        )
+    output = Tensor(name, name, name, pending.layout, quant.unsigned, False)
+    nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
+    return Recipe(output, tuple(ops), pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
+
+
+def check_parameters(model: Model, node: Node) -> None:
+    """Raise `CompileError` for scales or zero points of a Q or DQ node that no quantiser would write."""
+    label = f"node {node.name!r} ({node.op})"
+    scale = model.constants.get(node.input(1))
+    if scale is None:
+        return
+    values = np.asarray(scale, np.float64)
+    bad = values[~(np.isfinite(values) & (values > 0))]
+    if bad.size:
+        raise CompileError(f"{label} has scale {bad.flat[0]:g}; scales must be finite and above zero")
+    zero = model.constants.get(node.input(2))
+    if zero is not None and zero.shape != scale.shape and zero.size != scale.size:
+        raise CompileError(f"{label} has {scale.size} scales but {zero.size} zero points")
+    shape = model.shapes[node.inputs[0]]
+    if scale.size == 1 or node.attributes.get("block_size", 0):
+        return
+    axis = node.attributes.get("axis", 1)
+    if not -len(shape) <= axis < len(shape):
+        raise CompileError(f"{label} has axis {axis}, but its input has {len(shape)} dimensions")
+    if scale.shape != (shape[axis],):
+        raise CompileError(
+            f"{label} has {scale.size} per-channel scales, but dimension {axis} of its input {shape} is {shape[axis]}"
+        )
+
+
+def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
+    """Per-tensor int8 or uint8 parameters of a Q or DQ node whose integer side has `dtype`; None for anything else."""
+    scale = model.constants.get(node.input(1))
+    if dtype not in ("int8", "uint8") or scale is None or scale.size != 1:
+        return None
+    zero = 0
+    if node.input(2):
+        if node.input(2) not in model.constants:
+            return None
+        zero = int(model.constants[node.input(2)].reshape(-1)[0])
+    unsigned = dtype == "uint8"
+    return Quant(float(np.float32(scale.reshape(-1)[0])), zero - 128 * unsigned, unsigned)
+
+
+def constant(model: Model, node: Node) -> Constant | None:
+    """The constant a DequantizeLinear makes, per tensor or per axis; None if it is something else."""
+    values, scale = model.constants.get(node.inputs[0]), model.constants.get(node.input(1))
+    zero = model.constants.get(node.input(2)) if node.input(2) else np.zeros((), np.int64)
+    if values is None or scale is None or zero is None or node.attributes.get("block_size", 0):
+        return None
+    if str(values.dtype) not in ("int8", "uint8", "int32"):
+        return None
+    shape = [1] * values.ndim
+    if scale.size > 1:
+        axis = node.attributes.get("axis", 1)
+        shape[axis] = scale.size
+    wide = values.astype(np.int64) - zero.astype(np.int64).reshape(
+        shape if zero.size > 1 else [1] * values.ndim
+    )
+    return Constant(wide, scale.astype(np.float32).astype(np.float64).reshape(shape))
+
+
+def hosted(model: Model, name: str) -> Tensor:
+    """The symbol of an int8 or uint8 value that comes from the host."""
+    return Tensor(name, name, name, natural(model.shapes[name]), model.dtypes[name] == "uint8", True)
+
+
+def is_conv(pending: Pending) -> bool:
+    """Whether a pending result is one convolution or matrix product without a clamp, to which a bias may be added."""
+    return (
+        len(pending.ops) == 1
+        and isinstance(pending.ops[0], Conv)
+        and (pending.low, pending.high) == (-math.inf, math.inf)
+    )
