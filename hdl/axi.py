@@ -18,7 +18,17 @@ def axi4_signature(config: Config) -> wiring.Signature:
     """An AXI4 port seen from the manager: 32-bit addresses, ``bus_bytes`` of data, 1-bit IDs."""
     members: dict[str, wiring.Member] = {}
     for channel in ("aw", "ar"):
-        widths = {"id": 1, "addr": 32, "len": 8, "size": 3, "burst": 2, "lock": 1, "cache": 4, "prot": 3, "qos": 4}
+        widths = {
+            "id": 1,
+            "addr": 32,
+            "len": 8,
+            "size": 3,
+            "burst": 2,
+            "lock": 1,
+            "cache": 4,
+            "prot": 3,
+            "qos": 4,
+        }
         members |= {f"{channel}{name}": Out(width) for name, width in widths.items()}
         members |= {f"{channel}valid": Out(1), f"{channel}ready": In(1)}
     members |= {"wdata": Out(config.widths.bus), "wstrb": Out(config.bus_bytes), "wlast": Out(1)}
@@ -76,7 +86,9 @@ class AxiManager(wiring.Component):
         m.d.sync += [
             self.read_beat.eq(axi.rvalid & axi.rready),
             self.write_beat.eq(axi.wvalid & axi.wready),
-            self.error.eq((axi.rvalid & axi.rready & (axi.rresp != OKAY)) | (axi.bvalid & (axi.bresp != OKAY))),
+            self.error.eq(
+                (axi.rvalid & axi.rready & (axi.rresp != OKAY)) | (axi.bvalid & (axi.bresp != OKAY))
+            ),
         ]
         return m
 

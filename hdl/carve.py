@@ -54,7 +54,14 @@ def pass_layout(config: Config) -> data.StructLayout:
     ``lead`` bytes and the run ``left`` bytes after the vector's first byte."""
     align = (config.bus_bytes - 1).bit_length()
     return data.StructLayout(
-        {"front": 17 - align, "beats": 25 - align, "skip": 18 - align, "position": align, "lead": 16, "left": 25}
+        {
+            "front": 17 - align,
+            "beats": 25 - align,
+            "skip": 18 - align,
+            "position": align,
+            "lead": 16,
+            "left": 25,
+        }
     )
 
 

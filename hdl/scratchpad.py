@@ -63,7 +63,9 @@ class Scratchpad(wiring.Component):
             asks = [port.valid & (chosen == bank) for port, chosen in zip(self.read, read_bank, strict=True)]
             m.d.comb += reading.en.eq(Cat(*asks).any())
             self._select(m, asks, [(port.address[:depth_bits], reading.addr) for port in self.read])
-            asks = [port.valid & (chosen == bank) for port, chosen in zip(self.write, write_bank, strict=True)]
+            asks = [
+                port.valid & (chosen == bank) for port, chosen in zip(self.write, write_bank, strict=True)
+            ]
             m.d.comb += writing.en.eq(Cat(*asks).any())
             self._select(m, asks, [(port.address[:depth_bits], writing.addr) for port in self.write])
             self._select(m, asks, [(port.data, writing.data) for port in self.write])

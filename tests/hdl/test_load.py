@@ -92,7 +92,9 @@ class Bench:
             dut.bus__beat__valid.value = valid
             if valid:
                 address = self.beats[0][1]
-                dut.bus__beat__payload.value = int.from_bytes(self.memory[address : address + width].tobytes(), "little")
+                dut.bus__beat__payload.value = int.from_bytes(
+                    self.memory[address : address + width].tobytes(), "little"
+                )
                 while True:
                     await ReadOnly()
                     taken = bool(dut.bus__beat__ready.value)
@@ -157,7 +159,9 @@ class Bench:
             for address, values in each.items():
                 want.setdefault(address & mask, []).extend(values)
             for address in want:
-                assert sorted(got.get(address, [])) == sorted(want[address]), f"{ops[index]}: vector {address}"
+                assert sorted(got.get(address, [])) == sorted(want[address]), (
+                    f"{ops[index]}: vector {address}"
+                )
             begin += count
         assert begin == len(self.writes)
 
@@ -206,7 +210,12 @@ async def bench_cases(dut):
     await bench.start()
     for op in CASES.values():
         for offset in random.sample(range(4 * bench.config.bus_bytes), 3):
-            op = Load(**(vars(op) | {"signal": 1, "base": random.randrange(8), "offset": 4 * 4096 + op.offset + offset}))
+            op = Load(
+                **(
+                    vars(op)
+                    | {"signal": 1, "base": random.randrange(8), "offset": 4 * 4096 + op.offset + offset}
+                )
+            )
             await bench.run([op])
 
 

@@ -1,0 +1,109 @@
+"""The packer: vectors into the bytes of bus beats."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.burst import PAGE, block_beats
+from weft.hdl.config import Config
+from weft.hdl.ports import bus_write_data
+
+
+def vector_layout(config: Config) -> data.StructLayout:
+    """A vector on its way to DRAM: its low ``count`` bytes go to ``pointer`` (address modulo a page) and on;
+    ``last``: of its run."""
+    return data.StructLayout(
+        {
+            "pointer": (PAGE - 1).bit_length(),
+            "count": (config.n - 1).bit_length() + 1,
+            "last": 1,
+            "data": config.widths.vector,
+        }
+    )
+
+
+class Packer(wiring.Component):
+    """Packs runs of vectors into write beats: a vector in and a beat out per cycle, and a further cycle where a run
+    ends in the beat after its last vector's first byte. The vectors of a run are contiguous in memory.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    vector : In(stream of vector_layout(config))
+    beat : Out(stream of bus_write_data(config))
+        Cut into the same bursts as `weft.hdl.burst.BurstSplitter` cuts the runs.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "vector": In(stream.Signature(vector_layout(config))),
+                "beat": Out(stream.Signature(bus_write_data(config))),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        width = self.config.bus_bytes
+        align = (width - 1).bit_length()
+        vector, beat = self.vector.payload, self.beat.payload
+        offset = vector.pointer[:align]
+
+        # First stage: the vector rotated to its place in the beat, around the end into the next one.
+        valid, last, block_end = Signal(), Signal(), Signal()
+        rotated, lanes, here = Signal(8 * width), Signal(width), Signal(width)
+        taken = Signal()
+        m.d.comb += self.vector.ready.eq(~valid | taken)
+        with m.If(self.vector.ready):
+            mask = Cat(*(vector.count > lane for lane in range(self.config.n)))
+            m.d.sync += [
+                valid.eq(self.vector.valid),
+                rotated.eq(self._rotate(m, "data", vector.data, offset, 8)),
+                lanes.eq(self._rotate(m, "mask", mask, offset, 1)),
+                here.eq(Cat(*(offset <= byte for byte in range(width)))),
+                last.eq(vector.last),
+                block_end.eq((vector.pointer >> align)[: (block_beats(self.config) - 1).bit_length()].all()),
+            ]
+
+        # Second stage: the rotated bytes join what earlier vectors left of the beat.
+        residue, strobe = Signal(8 * width), Signal(width)
+        flush, full, spill = Signal(), Signal(), Signal()
+        joined = Signal(8 * width)
+        select = Cat(*(bit.replicate(8) for bit in here))
+        m.d.comb += [
+            joined.eq((rotated & select) | (residue & ~select)),
+            full.eq(lanes[-1] & here[-1]),
+            spill.eq((lanes & ~here).any()),
+            self.beat.valid.eq(flush | (valid & (full | last))),
+            taken.eq(valid & ~flush & (self.beat.ready | ~(full | last))),
+            beat.data.eq(Mux(flush, residue, joined)),
+            beat.strobe.eq(strobe | Mux(flush, 0, lanes & here)),
+            beat.last.eq(flush | block_end | (last & ~spill)),
+        ]
+        with m.If(taken):
+            m.d.sync += [
+                residue.eq(Mux(full, rotated, joined)),
+                strobe.eq(Mux(full, lanes & ~here, Mux(last, 0, strobe | (lanes & here)))),
+                flush.eq(last & spill),
+            ]
+        with m.Elif(flush & self.beat.ready):
+            m.d.sync += [flush.eq(0), strobe.eq(0)]
+        return m
+
+    def _rotate(self, m: Module, name: str, value: Value, offset: Value, unit: int) -> Value:
+        """`value` in a bus word, rotated up by `offset` units of `unit` bits."""
+        size = unit * self.config.bus_bytes
+        for bit in range(len(offset)):
+            extended, stage = Signal(size, name=f"{name}_in{bit}"), Signal(size, name=f"{name}_out{bit}")
+            m.d.comb += [
+                extended.eq(value),
+                stage.eq(Mux(offset[bit], extended.rotate_left(unit << bit), extended)),
+            ]
+            value = stage
+        return value
