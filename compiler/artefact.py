@@ -131,7 +131,13 @@ def _transfer(entry: dict[str, Any]) -> Transfer:
     n, h, w, c = entry["nhwc"]
     perm = None if entry["perm"] is None else tuple(entry["perm"])
     return Transfer(
-        entry["value"], _buffer(entry["buffer"]), tuple(entry["shape"]), (n, h, w, c), perm, entry["unsigned"]
+        entry["value"],
+        _buffer(entry["buffer"]),
+        tuple(entry["shape"]),
+        (n, h, w, c),
+        perm,
+        entry["unsigned"],
+        None if entry["model_shape"] is None else tuple(entry["model_shape"]),
     )
 
 

@@ -273,7 +273,9 @@ def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], where: str) -> Non
     """Buffers of one name must agree in size and kind."""
     first = buffers.setdefault(buffer.name, buffer)
     if (first.size, first.kind) != (buffer.size, buffer.kind):
-        raise IrError(f"{where}: buffer {buffer.name!r} is {buffer.shape} {buffer.kind}, not {first.shape} {first.kind}")
+        raise IrError(
+            f"{where}: buffer {buffer.name!r} is {buffer.shape} {buffer.kind}, not {first.shape} {first.kind}"
+        )
 
 
 def sources(op: DeviceOp) -> tuple[View, ...]:
