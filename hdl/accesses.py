@@ -82,14 +82,12 @@ class Dram:
 
 
 def dram(instruction: Instruction) -> Dram | None:
-    """The DRAM bytes of LOAD and STORE; None for other instructions, and for a LOAD of fill bytes only."""
+    """The DRAM bytes of LOAD and STORE, None for other instructions. A LOAD reads all ``run`` bytes of its rows."""
     i = instruction
     if isinstance(i, Store):
         return Dram(i.base, i.offset, i.rows, i.row_pitch, i.pixels, i.pitch, i.length, write=True)
     if isinstance(i, Load):
-        take = min(i.run, (i.pixels - 1) * i.pitch + i.length - i.before)
-        if take > 0:
-            return Dram(i.base, i.offset, i.rows, i.row_pitch, 1, take, take, write=False)
+        return Dram(i.base, i.offset, i.rows, i.row_pitch, 1, i.run, i.run, write=False)
     return None
 
 
@@ -102,9 +100,9 @@ def on_chip(instruction: Instruction, config: Config) -> list[OnChip]:
         If an address, taken modulo 2**16, is outside its memory.
     """
     if isinstance(instruction, Load):
-        return [_access(config, False, "dst", True, instruction.dst, _pixels(instruction, "dst", config.n))]
+        return [_access(config, False, "dst", True, instruction.dst, pixel_loops(instruction, config.n))]
     if isinstance(instruction, Store):
-        return [_access(config, False, "src", False, instruction.src, _pixels(instruction, "src", config.n))]
+        return [_access(config, False, "src", False, instruction.src, pixel_loops(instruction, config.n))]
     if isinstance(instruction, Mm):
         return _mm(instruction, config)
     if isinstance(instruction, Vec):
@@ -112,9 +110,12 @@ def on_chip(instruction: Instruction, config: Config) -> list[OnChip]:
     return []
 
 
-def _pixels(i: Load | Store, name: str, n: int) -> tuple[Loop, ...]:
-    row, pixel, vector = (getattr(i, f"{name}_{loop}") for loop in ("row", "pixel", "vector"))
-    return (i.rows, row), (i.pixels, pixel), (-(-i.length // n), vector)
+def pixel_loops(i: Load | Store, n: int) -> tuple[Loop, ...]:
+    """The loops over scratchpad vectors: rows, pixels, vectors of a pixel."""
+    vectors = -(-i.length // n)
+    if isinstance(i, Load):
+        return (i.rows, i.dst_row), (i.pixels, i.dst_pixel), (vectors, i.dst_vector)
+    return (i.rows, i.src_row), (i.pixels, i.src_pixel), (vectors, i.src_vector)
 
 
 def _mm(i: Mm, config: Config) -> list[OnChip]:

@@ -22,9 +22,31 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from weft.hdl.accesses import Cells, Dram, OnChip, ProgramError, distinct, dram, on_chip, sequence
+from weft.hdl.accesses import (
+    Cells,
+    Dram,
+    OnChip,
+    ProgramError,
+    distinct,
+    dram,
+    on_chip,
+    pixel_loops,
+    sequence,
+)
 from weft.hdl.config import Config
-from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, End, Instruction, IsaError, Mm, Queue, Reduce, Store, Vec
+from weft.hdl.isa import (
+    SEMAPHORE_MAX,
+    SEMAPHORES,
+    End,
+    Instruction,
+    IsaError,
+    Load,
+    Mm,
+    Queue,
+    Reduce,
+    Store,
+    Vec,
+)
 
 __all__ = ["ProgramError", "check"]
 
@@ -88,6 +110,8 @@ def _check_one(
     instruction.check()
     if isinstance(instruction, Store) and instruction.pixels > 1 and instruction.pitch < instruction.length:
         raise ProgramError(f"'pitch' {instruction.pitch} is less than 'length' {instruction.length}")
+    if isinstance(instruction, Load) and not distinct(pixel_loops(instruction, config.n)):
+        raise ProgramError("two vectors go to one scratchpad address")
     if isinstance(instruction, Mm) and not distinct(
         ((instruction.oy, instruction.c_oy), (instruction.ox, instruction.c_ox))
     ):

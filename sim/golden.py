@@ -20,6 +20,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+
 from weft.hdl.config import Config
 from weft.hdl.isa import (
     BASES,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from weft.hdl.config import Config
 from weft.hdl.isa import BASES, PARAMETER_VECTORS, Load, Mm, Opcode, Reduce, Source, Store, Vec
 from weft.sim.device import DeviceError
@@ -70,17 +71,16 @@ def _inside(coordinate: np.ndarray, bound: int) -> np.ndarray:
 
 
 def load(memories: Memories, i: Load) -> None:
-    """`Load`: bytes are copied; a row that needs no byte from DRAM reads none."""
+    """`Load`: bytes are copied. All ``run`` bytes of a row must lie in memory, even if pixels need fewer."""
     n = memories.config.n
     vectors = -(-i.length // n)
     needed = (i.pixels - 1) * i.pitch + i.length
     take = max(0, min(i.run, needed - i.before))
     rows = np.full((i.rows, needed), i.fill & 0xFF, np.uint8)
-    if take:
-        start = memories.bases[i.base] + i.offset
-        for row in range(i.rows):
-            source = memories.dram_range((start + row * i.row_pitch) & 0xFFFFFFFF, take)
-            rows[row, i.before : i.before + take] = source
+    start = memories.bases[i.base] + i.offset
+    for row in range(i.rows):
+        source = memories.dram_range((start + row * i.row_pitch) & 0xFFFFFFFF, i.run)
+        rows[row, i.before : i.before + take] = source[:take]
     shape, steps = (i.rows, i.pixels, i.length), (rows.strides[0], i.pitch, 1)
     pixels = np.lib.stride_tricks.as_strided(rows, shape, steps, writeable=False)
     data = np.full((i.rows, i.pixels, vectors * n), i.fill & 0xFF, np.uint8)

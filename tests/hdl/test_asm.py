@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 import pytest
+
 from weft.hdl.asm import AsmError, assemble, disassemble, format_instruction
 from weft.hdl.isa import INSTRUCTIONS, End, Load, Mm, Opcode, Reduce, Source, Store, Vec, limits
 

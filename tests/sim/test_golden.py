@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import End, Instruction, Load, Mm, Reduce, Store, Vec
 from weft.sim.device import Device, DeviceError
