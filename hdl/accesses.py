@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from weft.hdl.config import Config
-from weft.hdl.isa import PARAMETER_VECTORS, Instruction, Load, Mm, Source, Store, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, Instruction, Load, Mm, Queue, Source, Store, Vec
 
 _WRAP = 1 << 16
 
@@ -21,6 +21,21 @@ Cells = slice | np.ndarray
 
 class ProgramError(ValueError):
     """A program that the hardware must not run: one sentence with the instruction's index and the reason."""
+
+
+def name(index: int, instruction: Instruction) -> str:
+    """How messages name an instruction."""
+    return f"instruction {index} ({instruction.OPCODE.name})"
+
+
+def verb(write: int) -> str:
+    return "writes" if write else "reads"
+
+
+def queue_of(instruction: Instruction) -> Queue:
+    """The queue of any instruction but END."""
+    assert instruction.QUEUE is not None
+    return instruction.QUEUE
 
 
 @dataclass(frozen=True)
@@ -167,8 +182,7 @@ def _access(
         cells = np.unique((low + offsets) % _WRAP)
         if cells[-1] >= size:
             memory = "accumulator row" if accumulator else "scratchpad vector"
-            verb = "writes" if write else "reads"
-            raise ProgramError(f"{field!r} {verb} {memory} {cells[-1]}, but there are {size}")
+            raise ProgramError(f"{field!r} {verb(write)} {memory} {cells[-1]}, but there are {size}")
         return OnChip(accumulator, field, write, cells)
     return OnChip(accumulator, field, write, slice(low, high + 1) if dense else low + offsets)
 

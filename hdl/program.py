@@ -29,9 +29,12 @@ from weft.hdl.accesses import (
     ProgramError,
     distinct,
     dram,
+    name,
     on_chip,
     pixel_loops,
+    queue_of,
     sequence,
+    verb,
 )
 from weft.hdl.config import Config
 from weft.hdl.isa import (
@@ -47,12 +50,11 @@ from weft.hdl.isa import (
     Store,
     Vec,
 )
+from weft.hdl.races import Races
 
 __all__ = ["ProgramError", "check"]
 
 _QUEUES = len(Queue)
-_DRAM_SPAN = 1 << 28
-"""Bytes that one base register may span if it is both loaded from and stored to: the tables have an entry a byte."""
 
 
 def check(
@@ -82,15 +84,11 @@ def check(
         try:
             accesses.append(_check_one(instruction, config, extents))
         except (IsaError, ProgramError) as error:
-            raise ProgramError(f"{_name(index, instruction)}: {error}") from None
+            raise ProgramError(f"{name(index, instruction)}: {error}") from None
     order = _Order(body, config.queue_depth)
-    races = _Races(body, config, [access for _, access in accesses])
+    races = Races(body, config, [access for _, access in accesses])
     for index in order:
         races.visit(index, order.position(index), order.clock(index), *accesses[index])
-
-
-def _name(index: int, instruction: Instruction) -> str:
-    return f"instruction {index} ({instruction.OPCODE.name})"
 
 
 def _check_end(instructions: Sequence[Instruction]) -> None:
@@ -157,12 +155,10 @@ def _check_in_place(i: Vec, field: str) -> None:
     write = sequence(i.dst, loops)
     if field == "params":
         raise ProgramError("'dst' writes into the parameter block")
-    if field == "b":
-        strides, reduction = (i.b_ob, i.b_oy, i.b_ox), ()
-        start = i.b
-    else:
-        strides, reduction = (i.src_ob, i.src_oy, i.src_ox), ((i.ry, i.src_ry), (i.rx, i.src_rx))
-        start = i.src
+    start, strides = (
+        (i.b, (i.b_ob, i.b_oy, i.b_ox)) if field == "b" else (i.src, (i.src_ob, i.src_oy, i.src_ox))
+    )
+    reduction = () if field == "b" else ((i.ry, i.src_ry), (i.rx, i.src_rx))
     read = sequence(start, (*zip((i.ob, i.oy, i.ox), strides, strict=True), *reduction))
     last_read = np.full(1 << 16, -1)
     np.maximum.at(last_read, read, np.repeat(np.arange(write.size), read.size // write.size))
@@ -181,9 +177,9 @@ def _check_dram(memory: Dram, extents: Mapping[int, int] | None) -> None:
     else:
         raise ProgramError(f"base register {memory.base} is not set for this program")
     if memory.low < 0 or memory.high > limit:
-        verb = _verb(memory.write)
         raise ProgramError(
-            f"{verb} bytes {memory.low} to {memory.high - 1} of base register {memory.base}, which has {limit}"
+            f"{verb(memory.write)} bytes {memory.low} to {memory.high - 1} of base register {memory.base},"
+            f" which has {limit}"
         )
 
 
@@ -206,7 +202,7 @@ class _Order:
         self._signallers: list[list[int]] = [[] for _ in range(SEMAPHORES)]
         self._waiters: list[list[int]] = [[] for _ in range(SEMAPHORES)]
         for index, instruction in enumerate(body):
-            queue = _queue(instruction)
+            queue = queue_of(instruction)
             self._position.append(counts[queue])
             counts[queue] += 1
             for users, mask, role in (
@@ -223,10 +219,10 @@ class _Order:
 
     def _one_queue(self, users: list[int], index: int, semaphore: int, role: str) -> None:
         instruction = self._body[index]
-        if users and _queue(self._body[users[0]]) != _queue(instruction):
-            other = _name(users[0], self._body[users[0]])
+        if users and queue_of(self._body[users[0]]) != queue_of(instruction):
+            other = name(users[0], self._body[users[0]])
             raise ProgramError(
-                f"semaphore {semaphore} is {role} by {other} and by {_name(index, instruction)}:"
+                f"semaphore {semaphore} is {role} by {other} and by {name(index, instruction)}:"
                 " it must have one producer queue and one consumer queue"
             )
         users.append(index)
@@ -245,7 +241,7 @@ class _Order:
         while True:
             progress = False
             while fetched < len(self._body):
-                queue = queues[_queue(self._body[fetched])]
+                queue = queues[queue_of(self._body[fetched])]
                 if len(queue) == self._depth:
                     break
                 queue.append(fetched)
@@ -268,7 +264,7 @@ class _Order:
     def _run(self, index: int) -> None:
         """Move the clocks over one instruction."""
         instruction = self._body[index]
-        queue = _queue(instruction)
+        queue = queue_of(instruction)
         start = self._starts[queue]
         for semaphore in _bits(instruction.wait):
             start = _join(start, self._given[semaphore][self._taken[semaphore]])
@@ -288,118 +284,27 @@ class _Order:
         if given <= SEMAPHORE_MAX:
             return
         waits = self._wait_positions[semaphore]
-        consumer = _queue(self._body[self._waiters[semaphore][0]]) if waits else 0
+        consumer = queue_of(self._body[self._waiters[semaphore][0]]) if waits else 0
         if given - bisect.bisect_left(waits, end[consumer]) > SEMAPHORE_MAX:
-            name = _name(index, self._body[index])
+            who = name(index, self._body[index])
             raise ProgramError(
-                f"{name} may signal semaphore {semaphore} beyond its largest count {SEMAPHORE_MAX}"
+                f"{who} may signal semaphore {semaphore} beyond its largest count {SEMAPHORE_MAX}"
             )
 
     def _deadlock(self, index: int, fetched: int) -> str:
         """Why the earliest instruction that cannot start never will."""
         wait = self._body[index].wait
         semaphore = next(s for s in _bits(wait) if self._taken[s] == len(self._given[s]))
-        text = f"deadlock: {_name(index, self._body[index])} waits for semaphore {semaphore}, "
+        text = f"deadlock: {name(index, self._body[index])} waits for semaphore {semaphore}, "
         signallers, number = self._signallers[semaphore], self._taken[semaphore]
         if number >= len(signallers):
             return f"{text}which is signalled {len(signallers)} times only"
         cause = signallers[number]
-        name = _name(cause, self._body[cause])
+        giver = name(cause, self._body[cause])
         if cause < fetched:
-            return f"{text}but {name}, which signals it, cannot start before"
-        return f"{text}but {name}, which signals it, is not fetched before, as instruction queues hold {self._depth}"
-
-
-def _queue(instruction: Instruction) -> Queue:
-    assert instruction.QUEUE is not None
-    return instruction.QUEUE
+            return f"{text}but {giver}, which signals it, cannot start before"
+        return f"{text}but {giver}, which signals it, is not fetched before, as instruction queues hold {self._depth}"
 
 
 def _join(left: list[int], right: list[int]) -> list[int]:
     return [max(a, b) for a, b in zip(left, right, strict=True)]
-
-
-class _Races:
-    """For every address, place in its queue (from 1; 0: none) of the last reader and writer from each queue.
-
-    Instructions are visited in a legal order, and those of a queue in their order, so the last one stands for all.
-    """
-
-    def __init__(self, body: Sequence[Instruction], config: Config, accesses: Sequence[Dram | None]) -> None:
-        self._body = body
-        self._queues: list[list[int]] = [[] for _ in range(_QUEUES)]
-        for index, instruction in enumerate(body):
-            self._queues[_queue(instruction)].append(index)
-        # Axes: scratchpad or accumulator; read or write, queue, address.
-        self._chip = [
-            np.zeros((2, _QUEUES, size), np.int32)
-            for size in (config.scratchpad_size, config.accumulator_size)
-        ]
-        self._dram = _dram_tables([access for access in accesses if access is not None])
-
-    def visit(
-        self, index: int, position: int, clock: list[int], chip: list[OnChip], memory: Dram | None
-    ) -> None:
-        """Compare an instruction with all visited before, then enter it into the tables."""
-        own = _queue(self._body[index])
-        limits = np.array(clock, np.int32)
-        limits[own] = np.iinfo(np.int32).max
-        for access in chip:
-            table = self._chip[access.accumulator][:, :, access.cells]
-            for past in (1, 0) if access.write else (1,):
-                late = table[past].max(axis=1, initial=0) > limits
-                if late.any():
-                    other = int(np.argmax(late))
-                    cell = int(np.argmax(table[past, other] > limits[other]))
-                    what = "accumulator row" if access.accumulator else "scratchpad vector"
-                    where = f"{what} {_address(access.cells, cell)}"
-                    self._refuse(index, access.write, where, other, int(table[past, other, cell]), past)
-        if memory is not None and memory.base in self._dram:
-            self._visit_dram(index, position, limits, memory)
-        for access in chip:
-            self._chip[access.accumulator][int(access.write), own, access.cells] = position + 1
-
-    def _visit_dram(self, index: int, position: int, limits: np.ndarray, memory: Dram) -> None:
-        """LOADs read and STOREs write, so a LOAD only meets STOREs before it, and a STORE only LOADs."""
-        low, tables = self._dram[memory.base]
-        other = Queue.LOAD if memory.write else Queue.STORE
-        past = int(not memory.write)
-        cells = memory.cells(tables[past], low)
-        if cells.max() > limits[other]:
-            row, pixel, byte = np.unravel_index(np.argmax(cells > limits[other]), cells.shape)
-            address = memory.offset + row * memory.row_pitch + pixel * memory.pitch + byte
-            where = f"byte {address} of base register {memory.base}"
-            self._refuse(index, memory.write, where, other, int(cells[row, pixel, byte]), past)
-        memory.cells(tables[int(memory.write)], low)[...] = position + 1
-
-    def _refuse(self, index: int, write: bool, where: str, queue: int, place: int, past_write: int) -> None:
-        other = self._queues[queue][place - 1]
-        (first, past), (second, now) = sorted([(other, past_write), (index, write)])
-        raise ProgramError(
-            f"race: {_name(second, self._body[second])} {_verb(now)} {where}, which {_name(first, self._body[first])}"
-            f" {_verb(past)}, and no semaphore orders them"
-        )
-
-
-def _verb(write: int) -> str:
-    return "writes" if write else "reads"
-
-
-def _address(cells: Cells, index: int) -> int:
-    return cells.start + index if isinstance(cells, slice) else int(cells[index])
-
-
-def _dram_tables(accesses: Sequence[Dram]) -> dict[int, tuple[int, np.ndarray]]:
-    """For base registers that are loaded from and stored to: lowest byte, and tables (read or write, byte)."""
-    tables = {}
-    for base in {access.base for access in accesses}:
-        mine = [access for access in accesses if access.base == base]
-        if len({access.write for access in mine}) == 2:
-            low, high = min(access.low for access in mine), max(access.high for access in mine)
-            if high - low > _DRAM_SPAN:
-                raise ProgramError(
-                    f"base register {base} is loaded from and stored to over {high - low} bytes:"
-                    f" more than the {_DRAM_SPAN} that can be checked"
-                )
-            tables[base] = (low, np.zeros((2, high - low), np.int32))
-    return tables

@@ -1,0 +1,97 @@
+"""Accesses of different queues to the same address that no semaphore orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.hdl.accesses import Cells, Dram, OnChip, ProgramError, name, queue_of, verb
+from weft.hdl.config import Config
+from weft.hdl.isa import Instruction, Queue
+
+_QUEUES = len(Queue)
+_DRAM_SPAN = 1 << 28
+"""Bytes that one base register may span if it is both loaded from and stored to: the tables have an entry a byte."""
+
+
+class Races:
+    """For every address, place in its queue (from 1; 0: none) of the last reader and writer from each queue.
+
+    Instructions are visited in a legal order, and those of a queue in their order, so the last one stands for all.
+    """
+
+    def __init__(self, body: Sequence[Instruction], config: Config, accesses: Sequence[Dram | None]) -> None:
+        self._body = body
+        self._queues: list[list[int]] = [[] for _ in range(_QUEUES)]
+        for index, instruction in enumerate(body):
+            self._queues[queue_of(instruction)].append(index)
+        # Axes: scratchpad or accumulator; read or write, queue, address.
+        self._chip = [
+            np.zeros((2, _QUEUES, size), np.int32)
+            for size in (config.scratchpad_size, config.accumulator_size)
+        ]
+        self._dram = _dram_tables([access for access in accesses if access is not None])
+
+    def visit(
+        self, index: int, position: int, clock: list[int], chip: list[OnChip], memory: Dram | None
+    ) -> None:
+        """Compare an instruction with all visited before, then enter it into the tables."""
+        own = queue_of(self._body[index])
+        limits = np.array(clock, np.int32)
+        limits[own] = np.iinfo(np.int32).max
+        for access in chip:
+            table = self._chip[access.accumulator][:, :, access.cells]
+            for past in (1, 0) if access.write else (1,):
+                late = table[past].max(axis=1, initial=0) > limits
+                if late.any():
+                    other = int(np.argmax(late))
+                    cell = int(np.argmax(table[past, other] > limits[other]))
+                    what = "accumulator row" if access.accumulator else "scratchpad vector"
+                    where = f"{what} {_address(access.cells, cell)}"
+                    self._refuse(index, access.write, where, other, int(table[past, other, cell]), past)
+        if memory is not None and memory.base in self._dram:
+            self._visit_dram(index, position, limits, memory)
+        for access in chip:
+            self._chip[access.accumulator][int(access.write), own, access.cells] = position + 1
+
+    def _visit_dram(self, index: int, position: int, limits: np.ndarray, memory: Dram) -> None:
+        """LOADs read and STOREs write, so a LOAD only meets STOREs before it, and a STORE only LOADs."""
+        low, tables = self._dram[memory.base]
+        other = Queue.LOAD if memory.write else Queue.STORE
+        past = int(not memory.write)
+        cells = memory.cells(tables[past], low)
+        if cells.max() > limits[other]:
+            row, pixel, byte = np.unravel_index(np.argmax(cells > limits[other]), cells.shape)
+            address = memory.offset + row * memory.row_pitch + pixel * memory.pitch + byte
+            where = f"byte {address} of base register {memory.base}"
+            self._refuse(index, memory.write, where, other, int(cells[row, pixel, byte]), past)
+        memory.cells(tables[int(memory.write)], low)[...] = position + 1
+
+    def _refuse(self, index: int, write: bool, where: str, queue: int, place: int, past_write: int) -> None:
+        other = self._queues[queue][place - 1]
+        (first, past), (second, now) = sorted([(other, past_write), (index, write)])
+        raise ProgramError(
+            f"race: {name(second, self._body[second])} {verb(now)} {where}, which {name(first, self._body[first])}"
+            f" {verb(past)}, and no semaphore orders them"
+        )
+
+
+def _address(cells: Cells, index: int) -> int:
+    return cells.start + index if isinstance(cells, slice) else int(cells[index])
+
+
+def _dram_tables(accesses: Sequence[Dram]) -> dict[int, tuple[int, np.ndarray]]:
+    """For base registers that are loaded from and stored to: lowest byte, and tables (read or write, byte)."""
+    tables = {}
+    for base in {access.base for access in accesses}:
+        mine = [access for access in accesses if access.base == base]
+        if len({access.write for access in mine}) == 2:
+            low, high = min(access.low for access in mine), max(access.high for access in mine)
+            if high - low > _DRAM_SPAN:
+                raise ProgramError(
+                    f"base register {base} is loaded from and stored to over {high - low} bytes:"
+                    f" more than the {_DRAM_SPAN} that can be checked"
+                )
+            tables[base] = (low, np.zeros((2, high - low), np.int32))
+    return tables
