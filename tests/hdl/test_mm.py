@@ -23,6 +23,9 @@ from weft.hdl.isa import Mm
 from weft.hdl.mm import MmUnit
 from weft.sim.bench import bench_parameters, run_bench
 
+LIMIT = 50_000
+"""Cycles, more than any program here takes."""
+
 
 class MmAndAccumulator(wiring.Component):
     """Matrix unit and accumulator, the scratchpad ports left open."""
@@ -198,7 +201,9 @@ class Bench:
         while waiting or dut.busy.value:
             if cycle in reads:
                 seen = np.frombuffer(int(dut.read__data.value).to_bytes(4 * config.n, "little"), np.int32)
-                assert np.array_equal(seen, reads.pop(cycle)), f"a signal came too early in cycle {cycle}"
+                assert np.array_equal(seen, reads.pop(cycle)), (
+                    f"the row written last before a signal, read in cycle {cycle}"
+                )
                 self.checks += 1
             ready = random.random() >= refuse
             dut.a__ready.value = int(ready)
@@ -226,6 +231,7 @@ class Bench:
                     events[name].append(cycle)
             await FallingEdge(dut.clk)
             cycle += 1
+            assert cycle < LIMIT, "the unit hangs"
         dut.instruction__valid.value = 0
         assert not any(mask for mask, _, _ in expected), "a signal is missing"
         assert np.array_equal(await self.contents(), self.accumulator)
