@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
 
 import numpy as np
 
 from weft.compiler import support
-from weft.compiler.ir import Add, Buffer, Conv, Pool, Rescale, View, Window
-from weft.compiler.layout import Layout, natural, packed
 from weft.compiler.onnx_import import Model
+from weft.compiler.operators import HANDLERS, rescale
 from weft.compiler.qdq import (
     Activation,
     Constant,
     Pending,
-    Quant,
     Recipe,
     Symbol,
-    Tensor,
     check_parameters,
     constant,
     finish,
     hosted,
     parameters,
-    result,
 )
 from weft.compiler.support import Case
-
-INT32 = np.iinfo(np.int32)
 
 
 @dataclasses.dataclass(eq=False)
@@ -96,304 +88,8 @@ def _quantise(found: Match, case: Case) -> None:
         if source.quant == quant:
             found.symbols[name] = dataclasses.replace(source.tensor, via=(*source.tensor.via, node.index))
             return
-        source = _rescale(source)
+        source = rescale(source)
     assert isinstance(source, Pending)
     recipe = finish(source, name, quant, node)
     found.recipes[name] = recipe
     found.symbols[name] = recipe.output
-
-
-def _activation(case: Case, index: int = 0) -> Activation:
-    symbol = case.symbol(index)
-    assert isinstance(symbol, Activation)
-    return symbol
-
-
-def _arranged(case: Case, index: int = 0) -> tuple[Tensor, Quant]:
-    """An input in the order of its shape, which the constraints have checked to be possible."""
-    source = _activation(case, index)
-    tensor = source.tensor.arranged(natural(case.shape(index)))
-    assert tensor is not None
-    return tensor, source.quant
-
-
-def dequantise(case: Case) -> Symbol:
-    node, tensor = case.node, case.symbol(0)
-    quant = parameters(case.model, node, case.model.dtypes[node.inputs[0]])
-    assert isinstance(tensor, Tensor)
-    assert quant is not None
-    return Activation(dataclasses.replace(tensor, via=(*tensor.via, node.index)), quant)
-
-
-def _rescale(source: Activation) -> Pending:
-    """Requantisation of an activation, in whatever order its elements are."""
-    tensor, quant = source.tensor, source.quant
-    op = Rescale(tensor.storage, tensor.view(), result(tensor.layout.nhwc), quant.scale, quant.zero)
-    return Pending((op,), tensor.layout, (tensor,), ())
-
-
-def conv(case: Case) -> Symbol:
-    source, quant = _arranged(case)
-    weight = case.symbol(1)
-    assert isinstance(weight, Constant)
-    values = weight.values.transpose(0, 2, 3, 1)
-    window = conv_window(case, (values.shape[1], values.shape[2]))
-    return _product(case, source, source.view(), quant, values, weight, window, natural(case.output))
-
-
-def product(case: Case) -> Symbol:
-    """Gemm or MatMul with a constant matrix: a 1x1 convolution over the rows, its columns in the input's order."""
-    source = _activation(case)
-    weight = case.symbol(1)
-    assert isinstance(weight, Constant)
-    values = weight.values if case.attribute("transB", 0) else weight.values.T
-    rows = math.prod(case.shape()[:-1])
-    order = source.tensor.layout.row_order(rows)
-    assert order is not None
-    values = np.ascontiguousarray(values[:, order])[:, None, None, :]
-    view = source.tensor.view((1, 1, rows, case.shape()[-1]))
-    return _product(case, source.tensor, view, source.quant, values, weight, Window(), packed(case.output))
-
-
-def _product(
-    case: Case,
-    source: Tensor,
-    view: View,
-    quant: Quant,
-    values: np.ndarray,
-    weight: Constant,
-    window: Window,
-    layout: Layout,
-) -> Pending:
-    outputs = values.shape[0]
-    scale = quant.scale * np.broadcast_to(weight.scale.reshape(-1), (outputs,))
-    bias, notes = np.zeros(outputs, np.int32), ()
-    symbol = case.symbol(2)
-    if isinstance(symbol, Constant):
-        bias, notes = add_bias(bias, symbol, scale)
-    groups = int(case.node.attributes.get("group", 1))
-    op = Conv(
-        case.node.name,
-        view,
-        result(layout.nhwc),
-        values.astype(np.int16),
-        bias,
-        scale,
-        window,
-        groups,
-        quant.zero,
-    )
-    return Pending((op,), layout, (source,), (case.node.index,), notes=notes)
-
-
-def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """`bias` plus a constant of one value per channel at the accumulator's `scale`, with a note if that rounds."""
-    given = np.broadcast_to(np.broadcast_to(value.scale, value.values.shape).reshape(-1), scale.shape)
-    integers = np.broadcast_to(value.values.reshape(-1), scale.shape)
-    if not value.exact and np.allclose(given, scale, rtol=1e-6, atol=0):
-        exact = integers.astype(np.float64)
-    else:
-        exact = integers * given / scale
-    rounded = np.rint(exact)
-    notes = [] if np.array_equal(rounded, exact) else ["the bias was rounded to the accumulator's scale"]
-    total = rounded + bias
-    if (total < INT32.min).any() or (total > INT32.max).any():
-        notes.append("the bias was clamped to int32")
-    return np.clip(total, INT32.min, INT32.max).astype(np.int32), tuple(notes)
-
-
-def add(case: Case) -> Symbol:
-    for pending, value in (case.symbols, case.symbols[::-1]):
-        if isinstance(pending, Pending) and isinstance(value, Constant):
-            return _add_constant(case, pending, value)
-    a, a_quant = _arranged(case, 0)
-    b, b_quant = _arranged(case, 1)
-    layout = natural(case.output)
-    op = Add(
-        case.node.name,
-        a.view(),
-        b.view(),
-        result(layout.nhwc),
-        a_quant.scale,
-        b_quant.scale,
-        a_quant.zero,
-        b_quant.zero,
-    )
-    return Pending((op,), layout, (a, b), (case.node.index,))
-
-
-def _add_constant(case: Case, pending: Pending, value: Constant) -> Pending:
-    op = pending.ops[0]
-    assert isinstance(op, Conv)
-    bias, notes = add_bias(op.bias, value, op.scale)
-    return dataclasses.replace(
-        pending,
-        ops=(dataclasses.replace(op, bias=bias),),
-        nodes=(*pending.nodes, case.node.index),
-        notes=(*pending.notes, *notes),
-    )
-
-
-def pool(case: Case) -> Symbol:
-    node = case.node
-    kind = "max" if node.op.endswith("MaxPool") else "average"
-    h, w = case.shape()[2:]
-    if node.op in ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean"):
-        return _pool(case, kind, Window((h, w), (1, 1)), False)
-    kernel = case.ints("kernel_shape", ())
-    return _pool(
-        case, kind, conv_window(case, (kernel[0], kernel[1])), bool(case.attribute("count_include_pad", 0))
-    )
-
-
-def _pool(case: Case, kind: str, window: Window, include_pad: bool) -> Pending:
-    source, quant = _arranged(case)
-    n, h, w, c = source.layout.nhwc
-    shape = (n, *window.output(h, w), c)
-    layout = natural(case.output)
-    if len(case.output) != 4:  # ReduceMean without kept dimensions: the same bytes
-        layout = dataclasses.replace(packed(case.output), nhwc=shape)
-    op = Pool(
-        case.node.name,
-        source.view(),
-        result(shape),
-        kind,
-        window,
-        quant.scale,
-        quant.zero,
-        include_pad=include_pad,
-    )
-    return Pending((op,), layout, (source,), (case.node.index,))
-
-
-def conv_window(case: Case, kernel: tuple[int, int]) -> Window:
-    """The window of a Conv or pool node, with padding made explicit from auto_pad, ceil_mode and the output's shape."""
-    stride, dilation = case.ints("strides", (1, 1)), case.ints("dilations", (1, 1))
-    pads = list(case.ints("pads", (0, 0, 0, 0)))
-    auto = case.attribute("auto_pad", b"NOTSET")
-    for axis in range(2):
-        size, out = case.shape()[2 + axis], case.output[2 + axis]
-        span = (kernel[axis] - 1) * dilation[axis] + 1
-        reach = (out - 1) * stride[axis] + span - size
-        if auto in (b"SAME_UPPER", b"SAME_LOWER"):
-            total = max(reach, 0)
-            pads[axis] = total // 2 if auto == b"SAME_UPPER" else (total + 1) // 2
-            pads[axis + 2] = total - pads[axis]
-        elif (size + pads[axis] + pads[axis + 2] - span) // stride[axis] + 1 != out:
-            pads[axis + 2] = reach - pads[axis]
-    return Window(
-        kernel, (stride[0], stride[1]), (dilation[0], dilation[1]), (pads[0], pads[1], pads[2], pads[3])
-    )
-
-
-def clamp(case: Case) -> Symbol:
-    """Relu or Clip: tightens the clamp of a pending result; on an activation it becomes a requantisation."""
-    source = case.symbol(0)
-    if isinstance(source, Activation):
-        source = _rescale(source)
-    assert isinstance(source, Pending)
-    low, high = (0.0, math.inf) if case.node.op == "Relu" else _bounds(case)
-    return dataclasses.replace(
-        source,
-        nodes=(*source.nodes, case.node.index),
-        low=min(max(source.low, low), high),
-        high=min(max(source.high, low), high),
-    )
-
-
-def _bounds(case: Case) -> tuple[float, float]:
-    bounds = [
-        float(case.node.attributes.get("min", -math.inf)),
-        float(case.node.attributes.get("max", math.inf)),
-    ]
-    for index in range(2):
-        name = case.node.input(1 + index)
-        if name:
-            bounds[index] = float(case.model.constants[name].reshape(-1)[0])
-    return bounds[0], bounds[1]
-
-
-def concat(case: Case) -> Symbol:
-    """Every input is requantised into its box of the result."""
-    rank = len(case.output)
-    axis = case.node.attributes["axis"] % rank
-    layout = natural(case.output)
-    n, h, w, c = layout.nhwc
-    dim = {0: 1, 1: 3, 2: 1, 3: 2}[axis] if rank == 4 else (3 if axis == rank - 1 else 2)
-    shape = (1, n * h, w, c) if rank == 4 and axis == 0 else layout.nhwc
-    buffer = Buffer(result(shape).buffer.name, shape)
-    ops, inputs, position = [], [], 0
-    for index in range(len(case.symbols)):
-        source, quant = _arranged(case, index)
-        box = list(source.layout.nhwc)
-        if rank == 4 and axis == 0:
-            box = [1, box[0] * box[1], *box[2:]]
-        boxed = (box[0], box[1], box[2], box[3])
-        at = {dim: position}
-        dst = View(buffer, boxed, at.get(1, 0), at.get(2, 0), at.get(3, 0))
-        ops.append(Rescale(f"{case.node.name}.{index}", source.view(boxed), dst, quant.scale, quant.zero))
-        inputs.append(source)
-        position += box[dim]
-    return Pending(tuple(ops), layout, tuple(inputs), (case.node.index,))
-
-
-def move(case: Case) -> Symbol:
-    """Reshape and its kin: the same bytes under another shape."""
-    source, node = case.symbol(0), case.node
-    if isinstance(source, Constant):
-        return _move_constant(case, source)
-    if isinstance(source, Pending):
-        layout = _moved(case, source.layout)
-        return dataclasses.replace(source, layout=layout, nodes=(*source.nodes, node.index))
-    tensor = source.tensor if isinstance(source, Activation) else source
-    assert isinstance(tensor, Tensor)
-    origin = "" if node.op == "Transpose" else tensor.origin
-    moved = dataclasses.replace(
-        tensor, layout=_moved(case, tensor.layout), origin=origin, via=(*tensor.via, node.index)
-    )
-    return Activation(moved, source.quant) if isinstance(source, Activation) else moved
-
-
-def _moved(case: Case, layout: Layout) -> Layout:
-    if case.node.op != "Transpose":
-        return layout
-    perm = case.ints("perm", tuple(reversed(range(len(case.shape())))))
-    moved = layout.transposed(case.shape(), perm)
-    assert moved is not None
-    return dataclasses.replace(moved, nhwc=layout.nhwc)
-
-
-def _move_constant(case: Case, source: Constant) -> Symbol:
-    if case.node.op == "Transpose":
-        perm = case.ints("perm", tuple(reversed(range(source.values.ndim))))
-        return Constant(source.values.transpose(perm), source.scale.transpose(perm), source.exact)
-    if case.node.op == "Identity":
-        return source
-    if source.scale.size != 1:
-        return None
-    return Constant(
-        source.values.reshape(case.output), source.scale.reshape((1,) * len(case.output)), source.exact
-    )
-
-
-HANDLERS: dict[str, Callable[[Case], Symbol]] = {
-    "Add": add,
-    "AveragePool": pool,
-    "Clip": clamp,
-    "Concat": concat,
-    "Conv": conv,
-    "DequantizeLinear": dequantise,
-    "Flatten": move,
-    "Gemm": product,
-    "GlobalAveragePool": pool,
-    "GlobalMaxPool": pool,
-    "Identity": move,
-    "MatMul": product,
-    "MaxPool": pool,
-    "ReduceMean": pool,
-    "Relu": clamp,
-    "Reshape": move,
-    "Squeeze": move,
-    "Transpose": move,
-    "Unsqueeze": move,
-}

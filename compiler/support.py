@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.compiler.ir import Conv
 from weft.compiler.layout import natural
 from weft.compiler.onnx_import import Model, Node
 from weft.compiler.qdq import Activation, Constant, Pending, Symbol, Tensor, is_conv, parameters
 
 LIMIT = 127
 """Largest stride and dilation: the coordinate steps of the address generators have 8 bits."""
+SCALE_LIMIT = 1 << 15
+"""What a 16-bit mantissa without a shift could not hold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,20 +148,24 @@ def product_input(case: Case) -> str | None:
     return None if len(case.shape()) >= 2 else f"it has shape {case.shape()}"
 
 
-def same_shape(case: Case) -> str | None:
-    """Add takes two activations of one shape, or a constant for each channel after a convolution or matrix product."""
-    if case.shape(0) == case.shape(1):
-        return None
-    return f"shapes are {case.shape(0)} and {case.shape(1)}"
-
-
 def addable(case: Case) -> str | None:
-    """Both operands of Add must be int8 or uint8 activations, or one a constant added to a device result."""
+    """Add takes two int8 or uint8 activations of one shape, or a device value and one constant for each channel."""
     kinds = [type(symbol) for symbol in case.symbols]
     if kinds == [Activation, Activation]:
-        return same_shape(case)
+        same = case.shape(0) == case.shape(1)
+        return None if same else f"shapes are {case.shape(0)} and {case.shape(1)}"
+    return _with_constant(case)
+
+
+def multipliable(case: Case) -> str | None:
+    """Mul takes a device value and one constant for each channel."""
+    return _with_constant(case)
+
+
+def _with_constant(case: Case) -> str | None:
     for one, other in (case.symbols, case.symbols[::-1]):
-        if isinstance(one, Pending) and is_conv(one) and isinstance(other, Constant):
+        device = isinstance(one, Activation) or (isinstance(one, Pending) and is_conv(one))
+        if device and isinstance(other, Constant):
             return channel_constant(case, other)
     return f"inputs are {' and '.join(repr(name) for name in case.node.inputs)}"
 
@@ -169,6 +176,8 @@ def channel_constant(case: Case, value: Constant) -> str | None:
     wanted = [1] * len(shape)
     wanted[axis] = shape[axis]
     full = (1,) * (len(shape) - value.values.ndim) + value.values.shape
+    if case.output not in (case.shape(0), case.shape(1)):
+        return f"the result has shape {shape}"
     fits = value.values.ndim <= len(shape) and all(
         size in (1, most) for size, most in zip(full, wanted, strict=True)
     )
@@ -176,13 +185,10 @@ def channel_constant(case: Case, value: Constant) -> str | None:
 
 
 def same_order(case: Case) -> str | None:
-    """Operands must have their elements in the same order."""
-    if not all(isinstance(symbol, Activation) for symbol in case.symbols):
-        return None
-    for symbol in case.symbols:
-        assert isinstance(symbol, Activation)
-        if symbol.tensor.arranged(natural(case.output)) is None:
-            return f"inputs {case.node.inputs[0]!r} and {case.node.inputs[1]!r}"
+    """Operands must have their elements in the order the device computes in."""
+    for name, symbol in zip(case.node.inputs, case.symbols, strict=True):
+        if isinstance(symbol, Activation) and symbol.tensor.arranged(natural(case.output)) is None:
+            return f"input {name!r}"
     return None
 
 
@@ -289,6 +295,39 @@ def per_tensor(case: Case) -> str | None:
     return None if parameters(case.model, case.node, dtype) is not None else f"{value!r} has type {dtype}"
 
 
+def scales_fit(case: Case) -> str | None:
+    """Requantisation scales must be below 32768."""
+    symbol, quant = case.symbol(0), parameters(case.model, case.node, case.model.dtypes[case.node.outputs[0]])
+    assert quant is not None
+    if isinstance(symbol, Activation):
+        return (
+            None
+            if symbol.quant.scale / quant.scale < SCALE_LIMIT
+            else f"{symbol.quant.scale / quant.scale:g}"
+        )
+    assert isinstance(symbol, Pending)
+    for op in symbol.ops:
+        for name in ("scale", "a_scale", "b_scale"):
+            most = float(np.max(getattr(op, name, 0.0))) / quant.scale
+            if not most < SCALE_LIMIT:
+                return f"{op.name} has {most:g}"
+    return None
+
+
+def sums_fit(case: Case) -> str | None:
+    """Sums of products must fit 32 bits for every possible input."""
+    symbol = case.symbol(0)
+    for op in symbol.ops if isinstance(symbol, Pending) else ():
+        if isinstance(op, Conv):
+            totals = np.abs(op.weight.astype(np.int64)).sum(axis=(1, 2, 3))
+            most = int(
+                (totals * max(127 - op.x_zero, op.x_zero + 128) + np.abs(op.bias.astype(np.int64))).max()
+            )
+            if most >= 1 << 31:
+                return f"{op.name} could reach {most}"
+    return None
+
+
 MATRIX = (product_input, input_quantised, weights_constant, weights_matrix, weights_per_output, row_order)
 WINDOW = (image, input_quantised, image_order, window_steps)
 MOVE = (movable,)
@@ -315,7 +354,8 @@ CONSTRAINTS: dict[str, tuple[Constraint, ...]] = {
     "Identity": MOVE,
     "MatMul": MATRIX,
     "MaxPool": (*WINDOW, windows_filled, pool_values),
-    "QuantizeLinear": (per_tensor, input_quantisable),
+    "Mul": (multipliable, same_order),
+    "QuantizeLinear": (per_tensor, input_quantisable, scales_fit, sums_fit),
     "ReduceMean": (image, input_quantised, image_order, mean_axes),
     "Relu": (input_quantisable,),
     "Reshape": MOVE,
