@@ -181,7 +181,8 @@ def _round(m: Module, product: Signal, shift: Signal, lane: int) -> Value:
     """
     width, size = len(product), 8 + _NARROW
     # Bit i of `bits` is bit i-1 of the product, so that there is a guard bit, of 0, for a shift by 0.
-    bits = Cat(0, product, product[-1].replicate(56 + size))
+    bits = Signal(signed(max(width + 1, 56 + size)), name=f"bits_{lane}")
+    m.d.comb += bits.eq(product << 1)
     window, sticky = Signal(size, name=f"window_{lane}"), Signal(name=f"sticky_{lane}")
     fits, negative = Signal(name=f"fits_{lane}"), Signal(name=f"negative_{lane}")
     fine = _register(m, shift[:3], f"fine_{lane}")
@@ -189,17 +190,17 @@ def _round(m: Module, product: Signal, shift: Signal, lane: int) -> Value:
     with m.Switch(shift[3:]):
         for count in range(8):
             base = 8 * count
-            above = bits[base + size - 1 : max(width + 1, base + size)]
+            above = bits[base + size - 1 :]
             with m.Case(count):
                 m.d.sync += [
                     window.eq(bits[base : base + size]),
                     sticky.eq(bits[:base].any() if base else 0),
                     fits.eq(above.all() | ~above.any()),
                 ]
-    moved = (window.as_signed() >> fine)[:size]
-    floor = moved[1:]
+    guard, floor = Signal(name=f"guard_{lane}"), Signal(size - 1, name=f"floor_{lane}")
+    m.d.comb += Cat(guard, floor).eq(window.as_signed() >> fine)
     lost = (window & ((1 << fine) - 1)[:7]).any() | sticky
-    increment = _register(m, moved[0] & (lost | floor[0]), f"increment_{lane}")
+    increment = _register(m, guard & (lost | floor[0]), f"increment_{lane}")
     spare = floor[_NARROW - 1 :]
     limit = Mux(negative, -(1 << (_NARROW - 1)), (1 << (_NARROW - 1)) - 1)
     saturated = Mux(fits & (spare.all() | ~spare.any()), floor[:_NARROW].as_signed(), limit)

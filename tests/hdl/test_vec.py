@@ -218,7 +218,7 @@ class Bench:
 
     async def results(self):
         """Compare writes and signals with what is due, in order; apply writes to memory a cycle later."""
-        dut, n, done, pending = self.dut, self.config.n, 0, None
+        dut, n, pending = self.dut, self.config.n, None
         while True:
             await RisingEdge(dut.clk)
             if pending is not None:
