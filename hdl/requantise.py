@@ -8,6 +8,7 @@ from operator import add
 from amaranth.hdl import Cat, Module, Mux, Shape, ShapeLike, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
+
 from weft.hdl.config import Config
 from weft.hdl.isa import Reduce
 

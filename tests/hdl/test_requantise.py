@@ -8,6 +8,7 @@ from amaranth.hdl import unsigned
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
 from cocotb.utils import get_sim_time
+
 from weft.hdl.config import PRESETS
 from weft.hdl.isa import Reduce
 from weft.hdl.requantise import LATENCY, Requantise, column_layout, settings_layout

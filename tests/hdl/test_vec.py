@@ -288,7 +288,7 @@ class Bench:
 async def bench_random(dut):
     bench = Bench(dut, refuse=0.3)
     await bench.start()
-    for _ in range(120):
+    for _ in range(80):
         await bench.run([bench.draw()])
     assert bench.stalls
 
