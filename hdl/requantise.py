@@ -22,13 +22,13 @@ _NARROW = 9
 """Bits that the rounded quotient is saturated to. Any zero point leaves what does not fit outside of int8."""
 
 
-def settings_layout() -> data.StructLayout:
+def settings_layout(config: Config) -> data.StructLayout:
     """What is the same for all elements of an instruction; fields as in `weft.hdl.isa.Vec`."""
     return data.StructLayout(
         {
             "reduce": 2,
             "add": 1,
-            "b_mantissa": 24,
+            "b_mantissa": config.mantissa_bits,
             "b_zero": signed(8),
             "zero": signed(8),
             "low": signed(8),
@@ -45,7 +45,7 @@ def column_layout(config: Config) -> data.StructLayout:
 class Requantise(wiring.Component):
     """A rigid pipeline: an element a cycle, a result `LATENCY` cycles after the last element of its reduction.
 
-    The arithmetic is that of `weft.hdl.isa.Vec`, exact for all inputs, all of ``b_mantissa``'s 24 bits included.
+    The arithmetic is that of `weft.hdl.isa.Vec`, exact for all inputs whose mantissas have ``mantissa_bits`` bits.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Requantise(wiring.Component):
         lanes = config.lanes
         super().__init__(
             {
-                "settings": In(settings_layout()),
+                "settings": In(settings_layout(config)),
                 "valid": In(1),
                 "first": In(1),
                 "last": In(1),

@@ -17,8 +17,9 @@ OVERHEAD = 21
 """Cycles from accepting an instruction to accepting the next one, beyond one for each read that it issues and each
 element that is out of range, when no read is refused."""
 
-_HELD = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES, "settings": settings_layout()}
-"""Fields of an instruction that are needed until its last write; the loop nest keeps the others."""
+_HELD = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES}
+"""Fields of an instruction that are needed until its last write, settings of the arithmetic apart; the loop nest keeps
+the others."""
 
 
 def _nest(config: Config) -> LoopNest:
@@ -82,7 +83,8 @@ class VecUnit(wiring.Component):
         m = Module()
         m.submodules.nest = nest = _nest(self.config)
         m.submodules.requantise = requantise = Requantise(self.config, self._tag)
-        active, held = Signal(), Signal(data.StructLayout(_HELD))
+        settings = settings_layout(self.config)
+        active, held = Signal(), Signal(data.StructLayout(_HELD | {"settings": settings}))
         instruction = self.instruction.payload
         m.d.comb += [
             self.instruction.ready.eq(~active),
@@ -92,8 +94,8 @@ class VecUnit(wiring.Component):
         ]
         with m.If(nest.load):
             m.d.sync += active.eq(1)
-            m.d.sync += [held[name].eq(instruction[name]) for name in _HELD if name != "settings"]
-            m.d.sync += [held.settings[name].eq(instruction[name]) for name, _ in settings_layout()]
+            m.d.sync += [held[name].eq(instruction[name]) for name in _HELD]
+            m.d.sync += [held.settings[name].eq(instruction[name]) for name, _ in settings]
 
         arrival = self._issue(m, nest, held)
         for stage in range(ports.READ_LATENCY):

@@ -59,14 +59,15 @@ def edge(rng, low, high):
     return min(max(value, low), high)
 
 
-def random_settings(rng):
+def random_settings(rng, mantissa_bits):
     low, high = sorted((edge(rng, -128, 127), edge(rng, -128, 127)))
     if rng.random() < 0.6:
         low, high = -128, 127
     elif rng.random() < 0.1:
         low, high = high, low
     return {
-        "reduce": rng.choice(list(Reduce)), "add": rng.randrange(2), "b_mantissa": edge(rng, 0, (1 << 24) - 1),
+        "reduce": rng.choice(list(Reduce)), "add": rng.randrange(2),
+        "b_mantissa": edge(rng, 0, (1 << mantissa_bits) - 1),
         "b_zero": edge(rng, -128, 127), "zero": edge(rng, -128, 127), "low": low, "high": high,
     }  # fmt: skip
 
@@ -129,7 +130,7 @@ def directed(mantissa_bits):
         yield plain | {"zero": zero}, lanes(-255, -256, -254, -257)
         yield plain | {"zero": zero}, lanes(511, 509, -513, -511, shift=1)
     for zero, second in ((-128, 127), (127, -128)):
-        both = plain | {"add": 1, "b_mantissa": (1 << 24) - 1, "b_zero": zero}
+        both = plain | {"add": 1, "b_mantissa": top, "b_zero": zero}
         yield both, lanes(*INT32, 0, 1, mantissa=top, shift=mantissa_bits + 24, second=second)
         yield both, lanes(*INT32, 0, 1, mantissa=top, second=second)
         yield both, lanes(0, 1, 2, 3, mantissa=0, shift=25, second=second)
@@ -145,7 +146,8 @@ class Bench:
         self.dut = dut
         self.lanes = CONFIG.lanes
         self.mantissa_bits = bench_parameters()["mantissa_bits"]
-        self.column = column_layout(CONFIG.replace(mantissa_bits=self.mantissa_bits))
+        config = CONFIG.replace(mantissa_bits=self.mantissa_bits)
+        self.column, self.layout = column_layout(config), settings_layout(config)
         self.awaited = []
 
     async def start(self):
@@ -164,7 +166,7 @@ class Bench:
         """Change the settings, once the pipeline is empty."""
         for _ in range(LATENCY + 1):
             await RisingEdge(self.dut.clk)
-        self.dut.settings.value = settings_layout().const(settings).as_bits()
+        self.dut.settings.value = self.layout.const(settings).as_bits()
 
     async def put(self, rng, settings, lanes, gaps):
         """One reduction in every lane: `lanes` is a list of (elements, second, column)."""
@@ -223,7 +225,7 @@ async def bench_random(dut):
     await bench.start()
     rng = random.Random(random.getrandbits(32))
     for _ in range(60):
-        settings = random_settings(rng)
+        settings = random_settings(rng, bench.mantissa_bits)
         gaps = rng.choice((0, 0, 0.3))
         await bench.settings(settings)
         for _ in range(60):
