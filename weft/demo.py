@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class Demo:
         self.config, self.folder, self.console = config, folder, console
         self.model = digits.model()
         self.images, self.labels = digits.held_out()
+        self.verilog = ""
 
     def run(self, images: int | None = None, seconds: float = RTL_SECONDS) -> bool:
         """Run everything; `images` on the RTL, or what `seconds` allow. Returns whether every byte agreed."""
@@ -47,14 +49,14 @@ class Demo:
             program = weft.compile(self.model, config=self.config)
             with reports.whole_folder(self.folder / "program") as part:
                 program.save(part)
-            self._write_verilog(progress)
+            self.verilog = self._write_verilog(progress)
             tally = self._images(program, images, seconds, progress)
         assert tally.report is not None
         reports.write_json(self.folder / "report.json", tally.report)
         self._show(tally)
         return not tally.wrong
 
-    def _write_verilog(self, progress: reports.Progress) -> None:
+    def _write_verilog(self, progress: reports.Progress) -> str:
         import weft
 
         progress("generating Verilog")
@@ -62,33 +64,36 @@ class Demo:
         with reports.whole_file(self.folder / "weft.v") as part:
             part.write_text(text)
         reports.write_json(self.folder / "weft.json", description)
+        return text
 
     def _images(self, program: Any, images: int | None, seconds: float, progress: reports.Progress) -> Tally:
         """Run all images on the golden interpreter, and the first ones on the RTL as well."""
         tally = Tally()
         limit = len(self.images) if images is None else images
-        device = None
-        for index, (image, label) in enumerate(zip(self.images, self.labels, strict=True)):
-            golden = program.run({NAME: image[None]}, on="golden")
-            tally.right += int(np.argmax(next(iter(golden.outputs.values()))) == label)
-            if device is None:
-                progress("building the simulator (about a minute, the first time only)")
-                device = self._device(len(golden.memory))
-            if index % 10 == 0:
-                progress(f"image {index} of {len(self.images)}, mismatching bytes: {tally.wrong}")
-            if index == 0 or (index < limit and (images is not None or tally.seconds < seconds)):
-                begin = time.monotonic()
-                result = program.run({NAME: image[None]}, on=device)
-                tally.add(golden, result, time.monotonic() - begin)
+        with contextlib.ExitStack() as stack:
+            device = None
+            for index, (image, label) in enumerate(zip(self.images, self.labels, strict=True)):
+                golden = program.run({NAME: image[None]}, on="golden")
+                tally.right += int(np.argmax(next(iter(golden.outputs.values()))) == label)
+                if device is None:
+                    progress("building the simulator (about a minute, the first time only)")
+                    device = stack.enter_context(contextlib.closing(self._device(len(golden.memory))))
+                if index % 10 == 0:
+                    progress(f"image {index} of {len(self.images)}, mismatching bytes: {tally.wrong}")
+                if index == 0 or (index < limit and (images is not None or tally.seconds < seconds)):
+                    begin = time.monotonic()
+                    result = program.run({NAME: image[None]}, on=device)
+                    tally.add(golden, result, time.monotonic() - begin)
         progress("writing the waveform of the first image (its simulator is built the first time)")
-        program.run({NAME: self.images[:1]}, on="rtl", trace=self.folder / "image0.vcd")
+        with contextlib.closing(self._device(len(golden.memory), self.folder / "image0.vcd")) as device:
+            program.run({NAME: self.images[:1]}, on=device)
         return tally
 
-    def _device(self, memory_bytes: int) -> Any:
-        """The RTL, kept for all images; every image writes all that it reads."""
+    def _device(self, memory_bytes: int, trace: Path | None = None) -> Any:
+        """The RTL that was written. It serves all images, since every image writes all that it reads."""
         from weft.sim.rtl import RtlDevice
 
-        return RtlDevice(self.config, memory_bytes)
+        return RtlDevice(self.config, memory_bytes, verilog=self.verilog, trace=trace)
 
     def _show(self, tally: Tally) -> None:
         def say(text: str) -> None:
