@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,8 +46,15 @@ _SIGNATURES = {
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
     ),
+    "weft_mark": (None, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint64]),
+    "weft_marks": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
     "weft_run": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
 }
+
+
+@lru_cache
+def _verilog(config: Config) -> str:
+    return generate(Core(config), name=TOP)
 
 
 def build_model(config: Config, *, trace: bool = False, verilog: str | None = None) -> Path:
@@ -57,7 +66,7 @@ def build_model(config: Config, *, trace: bool = False, verilog: str | None = No
         If the Verilog does not pass Verilator or the C++ compiler.
     """
     return build(
-        verilog if verilog is not None else generate(Core(config), name=TOP),
+        verilog if verilog is not None else _verilog(config),
         top=TOP,
         driver=Path(__file__).with_name("rtl_model.cpp"),
         output="model.so",
@@ -132,6 +141,7 @@ class RtlDevice:
         self._memory: int = self._library.weft_memory(model)
         self._bases = [0] * BASES
         self._failed = False
+        self._marks = 0
         self._identify()
 
     def _identify(self) -> None:
@@ -247,6 +257,19 @@ class RtlDevice:
         if status & Status.BUS_ERROR:
             self._failed = True
             raise DeviceError("memory answered with an error")
+
+    def mark_writes(self, totals: Sequence[int]) -> None:
+        """Note the cycle in which the program started next has written each of `totals` bytes (ascending) to memory.
+
+        As STOREs are in order, this tells when a layer is done without a trace of the units in hardware.
+        """
+        self._marks = len(totals)
+        self._library.weft_mark(self._handle, (ctypes.c_uint64 * len(totals))(*totals), len(totals))
+
+    def marks(self) -> list[int]:
+        """The cycles noted for `mark_writes`, counted from that call; totals not reached are left out."""
+        cycles = (ctypes.c_uint64 * max(1, self._marks))()
+        return list(cycles[: self._library.weft_marks(self._handle, cycles)])
 
     def counters(self) -> dict[Counter, int]:
         """The counters of the last program."""

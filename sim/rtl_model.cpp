@@ -63,6 +63,8 @@ struct Model {
     bool beat_taken = false, response_taken = false;
     Offer<5> ar, aw;
     Offer<BUS + (BUS + 7) / 8 + 1> w;
+    std::vector<uint64_t> marks, marked;  // bytes written at which to note the cycle, and the cycles noted
+    uint64_t written = 0, started = 0;
     std::string error;
 
     bool stalls() {
@@ -130,7 +132,8 @@ struct Model {
         std::memcpy(strobe, &t.m_axi_wstrb, sizeof strobe);
         if (burst.address + BUS <= memory.size()) {
             for (unsigned i = 0; i < BUS; i++)
-                if (strobe[i / 8] >> i % 8 & 1) memory[burst.address + i] = data[i];
+                if (strobe[i / 8] >> i % 8 & 1) memory[burst.address + i] = data[i], written++;
+            while (marked.size() < marks.size() && written >= marks[marked.size()]) marked.push_back(cycles - started);
         } else burst.failed = true;
         burst.address += BUS;
         burst.beats--;
@@ -294,6 +297,17 @@ EXPORT void weft_close(Model* model) {
 
 EXPORT void weft_reset(Model* model) { model->reset(); }
 EXPORT uint8_t* weft_memory(Model* model) { return model->memory.data(); }
+// Note, from now on, the cycle in which each of `count` ascending totals of written bytes is reached.
+EXPORT void weft_mark(Model* model, const uint64_t* totals, uint64_t count) {
+    model->marks.assign(totals, totals + count);
+    model->marked.clear();
+    model->written = 0;
+    model->started = model->cycles;
+}
+EXPORT uint64_t weft_marks(Model* model, uint64_t* cycles) {
+    std::memcpy(cycles, model->marked.data(), model->marked.size() * sizeof(uint64_t));
+    return model->marked.size();
+}
 EXPORT uint64_t weft_cycles(Model* model) { return model->cycles; }
 EXPORT const char* weft_error(Model* model) { return model->error.c_str(); }
 EXPORT int weft_write_register(Model* model, uint32_t address, uint32_t value) {
