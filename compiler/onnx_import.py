@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -87,12 +88,12 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto) -> Model:
         proto = onnx.inliner.inline_local_functions(proto)
     _check_operators(proto.graph.node, proto)
     _check_inputs(proto)
+    _check_quantised(proto)
     try:
-        onnx.checker.check_model(proto)
         inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+        onnx.checker.check_model(inferred)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
         raise CompileError(f"the model is not valid ONNX: {_first_line(error)}") from None
-    _check_quantised(inferred)
     return _simplify(inferred)
 
 

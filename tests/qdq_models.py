@@ -290,12 +290,13 @@ def random_pool(rng: Rng) -> onnx.ModelProto:
     attributes: dict[str, Any] = {}
     if not op.startswith("Global"):
         kernel = [int(value) for value in rng.integers(1, 4, 2)]
-        attributes = {
-            "kernel_shape": kernel,
-            "strides": [int(value) for value in rng.integers(1, 4, 2)],
-            "pads": [int(rng.integers(0, kernel[axis % 2])) for axis in range(4)],
-            "ceil_mode": int(rng.integers(2)),
-        }
+        strides = [int(value) for value in rng.integers(1, 4, 2)]
+        pads = [int(rng.integers(0, kernel[axis % 2])) for axis in range(4)]
+        ceil = int(rng.integers(2))
+        if ceil:  # no window may start behind the input: shape inference and runtimes disagree about those
+            strides = [min(stride, size) for stride, size in zip(strides, kernel, strict=True)]
+            pads[2:] = [min(pads[2 + axis], kernel[axis] - strides[axis]) for axis in range(2)]
+        attributes = {"kernel_shape": kernel, "strides": strides, "pads": pads, "ceil_mode": ceil}
         if op == "AveragePool":
             attributes["count_include_pad"] = int(rng.integers(2))
     return builder.finish(builder.pool(source, op, same=bool(rng.integers(2)), **attributes))

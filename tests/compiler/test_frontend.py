@@ -1,0 +1,302 @@
+"""From ONNX to integers: imported models against ONNX Runtime, and passes and placement in detail."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import qdq_models
+from onnx import TensorProto, helper, numpy_helper
+
+from weft.compiler.frontend import import_model
+from weft.compiler.host import from_buffer, run_host, to_buffer
+from weft.compiler.ir import Conv, DeviceSegment, Graph, HostSegment, Pool, Rescale, dump, sources
+from weft.compiler.microops import run_ops
+
+
+def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A whole model: device segments by micro-ops, host segments by the reference evaluator."""
+    values = dict(values)
+    for segment in graph.segments:
+        if isinstance(segment, HostSegment):
+            values |= run_host(segment, values)
+            continue
+        read = {view.buffer.name for op in segment.ops for view in sources(op)}
+        made = {op.dst.buffer.name for op in segment.ops}
+        entering = [item for item in graph.to_device if item.buffer.name in read]
+        memory = run_ops(
+            segment, {item.buffer.name: to_buffer(item, values[item.value]) for item in entering}
+        )
+        for item in graph.from_device:
+            if item.buffer.name in made:
+                values[item.value] = from_buffer(item, memory[item.buffer.name])
+    return {name: values[name] for name in graph.outputs}
+
+
+def run_onnxruntime(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, values)
+
+
+def output_scale(model: onnx.ModelProto) -> float:
+    """The scale of the DequantizeLinear that ends a model of `qdq_models`."""
+    name = model.graph.node[-1].input[1]
+    return float(numpy_helper.to_array(next(item for item in model.graph.initializer if item.name == name)))
+
+
+def levels(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> np.ndarray:
+    """Differences from ONNX Runtime in steps of the output."""
+    wanted = run_onnxruntime(model, values)[0]
+    given = run_graph(import_model(model), values)[model.graph.output[0].name]
+    assert given.shape == wanted.shape
+    assert given.dtype == wanted.dtype
+    return np.rint((given - wanted) / output_scale(model))
+
+
+def device_ops(graph: Graph) -> list:
+    return [op for segment in graph.segments if isinstance(segment, DeviceSegment) for op in segment.ops]
+
+
+def on_host(graph: Graph) -> dict[str, str]:
+    """Reasons by node, without the graph's boundary."""
+    return {
+        name: reason
+        for name, _, place, reason in graph.placement
+        if place == "host" and not reason.startswith("graph boundary")
+    }
+
+
+@pytest.mark.parametrize("kind", qdq_models.LAYERS)
+def test_layers_agree_with_onnxruntime(kind: str) -> None:
+    total = wrong = fallbacks = 0
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        model = qdq_models.LAYERS[kind](rng)
+        difference = levels(model, qdq_models.feeds(model, rng))
+        assert np.abs(difference).max() <= 1, f"seed {seed}"
+        total += difference.size
+        wrong += int((difference != 0).sum())
+        fallbacks += bool(on_host(import_model(model)))
+    # Float32 arithmetic at a tie: only averages meet ties often.
+    assert wrong <= max(1, total * (0.03 if kind == "pool" else 1e-3))
+    assert fallbacks <= (4 if kind == "pool" else 0)
+
+
+def test_networks_agree_with_onnxruntime() -> None:
+    wrong = total = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        model = qdq_models.random_cnn(rng)
+        graph = import_model(model)
+        assert not on_host(graph)
+        assert [type(segment) for segment in graph.segments] == [HostSegment, DeviceSegment, HostSegment]
+        # One step somewhere in the middle may move an output by more than a step; it hardly ever does.
+        difference = levels(model, qdq_models.feeds(model, rng))
+        assert np.abs(difference).max() <= 3, f"seed {seed}"
+        wrong += int((difference != 0).sum())
+        total += difference.size
+    assert wrong <= total * 0.1
+
+
+def test_pool_joins_its_convolution() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.conv(builder.input((1, 3, 8, 8)), 4, pads=(1, 1, 1, 1))
+    model = builder.finish(builder.pool(value, "MaxPool", kernel_shape=[2, 2], strides=[2, 2]))
+    (op,) = device_ops(import_model(model))
+    assert isinstance(op, Conv)
+    assert op.pool is not None
+    assert op.pool.kernel == (2, 2)
+    assert not levels(model, qdq_models.feeds(model, np.random.default_rng(1))).any()
+
+
+def test_pool_stays_apart_if_the_convolution_has_other_readers() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.conv(builder.input((1, 3, 8, 8)), 4, pads=(1, 1, 1, 1))
+    pooled = builder.pool(value, "MaxPool", kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1])
+    model = builder.finish(builder.add(value, pooled))
+    assert [type(op).__name__ for op in device_ops(import_model(model))] == ["Conv", "Pool", "Add"]
+
+
+def test_pool_with_other_parameters_stays_apart() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.conv(builder.input((1, 3, 8, 8)), 4)
+    model = builder.finish(builder.pool(value, "MaxPool", same=False, kernel_shape=[2, 2]))
+    assert [type(op) for op in device_ops(import_model(model))] == [Conv, Pool]
+
+
+def test_concat_inputs_are_written_in_place() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    source = builder.input((1, 3, 6, 6))
+    left = builder.conv(source, 4, (1, 1))
+    right = builder.like(
+        builder.dequantise(builder.conv(source, 5, (1, 1))),
+        (1, 5, 6, 6),
+        left,
+    )
+    graph = import_model(builder.finish(builder.concat([left, right], 1)))
+    ops = device_ops(graph)
+    assert [type(op) for op in ops] == [Conv, Conv, Rescale]
+    assert [op.dst.c for op in ops if op.dst.buffer.shape[3] == 9] == [0, 4]
+    assert "@0,0,4" in dump(graph)
+
+
+def test_concat_copies_what_is_read_twice() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.conv(builder.input((1, 3, 6, 6)), 4, (1, 1))
+    ops = device_ops(import_model(builder.finish(builder.concat([value, value], 1))))
+    assert [type(op) for op in ops] == [Conv, Rescale, Rescale]
+
+
+def test_flatten_permutes_the_columns_of_the_weights() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(3))
+    image = builder.conv(builder.input((2, 3, 4, 5)), 6, (1, 1))
+    model = builder.finish(builder.dense(builder.flatten(image), 7))
+    convolution, dense = device_ops(import_model(model))
+    assert dense.src.buffer.name == convolution.dst.buffer.name
+    assert (convolution.dst.shape, dense.src.shape) == ((2, 4, 5, 6), (1, 1, 2, 120))
+    assert not levels(model, qdq_models.feeds(model, np.random.default_rng(1))).any()
+
+
+def test_flatten_as_output_keeps_the_models_order() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(3))
+    model = builder.finish(builder.flatten(builder.conv(builder.input((2, 3, 4, 5)), 6, (1, 1))))
+    assert len(device_ops(import_model(model))) == 1
+    assert not levels(model, qdq_models.feeds(model, np.random.default_rng(1))).any()
+
+
+def sandwich(op: str, shape: tuple[int, ...] = (1, 4, 6, 6), **attributes: object) -> onnx.ModelProto:
+    """A convolution, an operator between DQ and Q, and another convolution."""
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.conv(builder.input(shape), 4, (1, 1))
+    middle = builder.node(op, [builder.dequantise(value)], **attributes)
+    return builder.finish(builder.conv(builder.like(middle, value.shape, value), 4, (1, 1)))
+
+
+def test_unsupported_operator_runs_on_the_host_between_device_segments() -> None:
+    model = sandwich("Sigmoid")
+    graph = import_model(model)
+    kinds = [HostSegment, DeviceSegment, HostSegment, DeviceSegment, HostSegment]
+    assert [type(segment) for segment in graph.segments] == kinds
+    assert "the device has no operator Sigmoid" in on_host(graph).values()
+    assert "its input is computed on the host" in on_host(graph).values()
+    assert not levels(model, qdq_models.feeds(model, np.random.default_rng(1))).any()
+
+
+def test_every_node_is_placed() -> None:
+    for op in ("Sigmoid", "Relu", "LeakyRelu", "Softmax"):
+        model = sandwich(op)
+        graph = import_model(model)
+        assert len(graph.placement) == len(model.graph.node)
+        assert all(reason for _, _, place, reason in graph.placement if place == "host")
+
+
+def test_value_shared_by_host_and_device() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.conv(builder.input((1, 3, 6, 6)), 4, (1, 1))
+    squashed = builder.like(builder.node("Sigmoid", [builder.dequantise(value)]), value.shape, value)
+    model = builder.finish(builder.add(value, squashed))
+    graph = import_model(model)
+    first = next(segment for segment in graph.segments if isinstance(segment, DeviceSegment))
+    assert {op.dst.buffer.kind for op in first.ops} == {"output"}
+    assert np.abs(levels(model, qdq_models.feeds(model, np.random.default_rng(1)))).max() <= 1
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5), (1, 5, 3, 3)])
+def test_constant_operand(op: str, fused: bool, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(4)
+    builder = qdq_models.Builder(rng)
+    source = builder.input(shape)
+    if fused:
+        axis = 1 if len(shape) == 4 else 0
+        weight, _ = builder.weight((5, 5, *(1,) * (len(shape) - 2)), 0, per_channel=True, unsigned=False)
+        value = builder.node(
+            "Conv" if axis else "Gemm",
+            [builder.dequantise(source), weight],
+            **({} if axis else {"transB": 1}),
+        )
+        scale = 0.5
+    else:
+        value, scale = builder.dequantise(source), source.scale * 1.3
+    constant = rng.normal(0, 1, (5, *(1,) * (len(shape) - 2)) if len(shape) == 4 else (5,)).astype(np.float32)
+    constant.flat[2] = 0
+    value = builder.node(op, [builder.constant(constant), value])
+    model = builder.finish(builder.quantise(value, shape, scale, 3, False))
+    graph = import_model(model)
+    assert not on_host(graph)
+    assert [type(item) for item in device_ops(graph)] == [Conv]
+    difference = levels(model, qdq_models.feeds(model, rng))
+    assert np.abs(difference).max() <= 1
+    assert (difference != 0).mean() < 0.05
+
+
+def test_clip_becomes_a_clamp() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    source = builder.input((1, 8), unsigned=False)
+    value = builder.node(
+        "Clip",
+        [builder.dequantise(source), builder.constant(np.float32(-0.5)), builder.constant(np.float32(1.0))],
+    )
+    model = builder.finish(builder.quantise(value, (1, 8), 0.02, 5, False))
+    (op,) = device_ops(import_model(model))
+    assert (op.low, op.high) == (-20, 55)
+    assert not levels(model, {model.graph.input[0].name: np.linspace(-3, 3, 8, dtype=np.float32)[None]}).any()
+
+
+def test_buffers_give_back_what_they_were_given() -> None:
+    graph = import_model(qdq_models.random_conv(np.random.default_rng(5)))
+    for transfer in (*graph.to_device, *graph.from_device):
+        value = (
+            np.arange(np.prod(transfer.model_shape), dtype=np.int64)
+            .astype(np.uint8)
+            .reshape(transfer.model_shape)
+        )
+        value = value if transfer.unsigned else value.view(np.int8)
+        assert np.array_equal(from_buffer(transfer, to_buffer(transfer, value)), value)
+
+
+def test_transpose_to_channels_last_is_free_before_a_matrix_product() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.conv(builder.input((1, 3, 4, 4)), 6, (1, 1))
+    moved = builder.node("Transpose", [builder.dequantise(value)], perm=[0, 2, 3, 1])
+    shape = builder.constant(np.array([1, 16, 6], np.int64))
+    tokens = builder.like(builder.node("Reshape", [moved, shape]), (1, 16, 6), value)
+    model = builder.finish(builder.dense(tokens, 5, op="MatMul"))
+    graph = import_model(model)
+    assert [type(op) for op in device_ops(graph)] == [Conv, Conv] or on_host(graph)
+    assert not levels(model, qdq_models.feeds(model, np.random.default_rng(1))).any()
+
+
+def test_integer_model_without_host_nodes() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    builder.inputs.append(helper.make_tensor_value_info("x", TensorProto.UINT8, (1, 3, 5, 5)))
+    source = qdq_models.Quantised("x", (1, 3, 5, 5), 0.05, 120, True)
+    value = builder.conv(source, 4)
+    model = builder._model(value.name, value.shape, TensorProto.UINT8 if value.unsigned else TensorProto.INT8)
+    graph = import_model(model)
+    assert [type(segment) for segment in graph.segments] == [DeviceSegment]
+    x = np.random.default_rng(1).integers(0, 256, (1, 3, 5, 5)).astype(np.uint8)
+    difference = run_graph(graph, {"x": x})[value.name].astype(int) - run_onnxruntime(model, {"x": x})[0]
+    assert not difference.any()
+
+
+def test_constant_output() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    model = builder.finish(builder.conv(builder.input((1, 3, 5, 5)), 4))
+    model.graph.node.append(helper.make_node("Shape", [model.graph.input[0].name], ["size"]))
+    model.graph.output.append(helper.make_tensor_value_info("size", TensorProto.INT64, (4,)))
+    outputs = run_graph(import_model(model), qdq_models.feeds(model, np.random.default_rng(1)))
+    assert outputs["size"].tolist() == [1, 3, 5, 5]
+
+
+def test_model_without_device_operators_runs_on_the_host() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    source = builder.input((2, 6))
+    value = builder.like(builder.node("Softmax", [builder.dequantise(source)]), (2, 6), source)
+    model = builder.finish(value)
+    graph = import_model(model)
+    assert [type(segment) for segment in graph.segments] == [HostSegment]
+    assert not levels(model, qdq_models.feeds(model, np.random.default_rng(1))).any()

@@ -1,0 +1,262 @@
+"""Every way a model can be refused, with the whole message; and what loading simplifies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import qdq_models
+from onnx import TensorProto, helper, numpy_helper
+
+from weft.compiler.frontend import import_model
+from weft.compiler.ir import CompileError
+from weft.compiler.onnx_import import HOW_TO_QUANTISE, load
+
+
+def fails(source: str | Path | onnx.ModelProto) -> str:
+    with pytest.raises(CompileError) as caught:
+        import_model(source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def small(seed: int = 0, channels: int = 3) -> onnx.ModelProto:
+    """input -> Q -> DQ -> Conv -> Q -> DQ -> output."""
+    builder = qdq_models.Builder(np.random.default_rng(seed))
+    return builder.finish(builder.conv(builder.input((1, channels, 6, 6)), 4))
+
+
+def float_model(op: str = "Relu", shape: tuple[int | str, ...] = (1, 4), **options: str) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], name="only", **options)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def replace_constant(model: onnx.ModelProto, node: str, index: int, value: np.ndarray) -> onnx.ModelProto:
+    """Give input `index` of the first node of operator `node` another constant."""
+    target = next(item for item in model.graph.node if item.op_type == node)
+    model.graph.initializer.append(numpy_helper.from_array(value, "replaced"))
+    target.input[index] = "replaced"
+    return model
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "none.onnx"
+    assert fails(path) == f"cannot read model {path}: No such file or directory"
+
+
+def test_directory(tmp_path: Path) -> None:
+    assert fails(tmp_path) == f"cannot read model {tmp_path}: it is a directory"
+
+
+def test_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "text.onnx"
+    path.write_text("this is no model at all")
+    assert fails(str(path)).startswith(f"{path} is not an ONNX model or is truncated: ")
+
+
+def test_truncated_file(tmp_path: Path) -> None:
+    path = tmp_path / "cut.onnx"
+    payload = small().SerializeToString()
+    path.write_bytes(payload[: len(payload) // 2])
+    assert fails(path).startswith(f"{path} is not an ONNX model or is truncated: ")
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.write_bytes(b"")
+    assert fails(path) == "the model holds no graph with operators: the file is empty, truncated or not ONNX"
+
+
+def test_missing_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "external.onnx"
+    onnx.save(small(channels=64), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "weights.bin").unlink()
+    message = fails(path)
+    assert str(path) in message
+    assert "weights.bin" in message
+
+
+def test_graph_without_outputs() -> None:
+    model = small()
+    del model.graph.output[:]
+    assert fails(model) == "the model's graph has no outputs"
+
+
+def test_float_model() -> None:
+    assert fails(float_model()) == (
+        f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
+    )
+
+
+def test_qoperator_model() -> None:
+    model = float_model("DynamicQuantizeLinear")
+    model.graph.node[0].output.extend(["scale", "zero"])
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    assert fails(model) == (
+        "the model uses DynamicQuantizeLinear; weft reads the QDQ format (QuantizeLinear and DequantizeLinear "
+        f"around float operators): {HOW_TO_QUANTISE}"
+    )
+
+
+@pytest.mark.parametrize(("dim", "what"), [("batch", "'batch'"), (None, "no fixed size")])
+def test_dynamic_dimension(dim: str | None, what: str) -> None:
+    assert fails(float_model(shape=(1, dim))) == (
+        f"input 'x' has a dynamic dimension 1 ({what}); fix it to a number, for example with "
+        "python -m onnxruntime.tools.make_dynamic_shape_fixed (--dim_param, --dim_value)"
+    )
+
+
+def test_input_without_shape() -> None:
+    model = float_model()
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert fails(model) == "input 'x' has no shape; export the model with static shapes"
+
+
+def test_input_that_is_no_tensor() -> None:
+    model = float_model()
+    model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    assert fails(model) == "input 'x' is not a tensor"
+
+
+def test_operator_unknown_to_onnx() -> None:
+    assert (
+        fails(float_model("Frobnicate"))
+        == "node 'only' uses operator 'Frobnicate', which ONNX opset 21 does not define"
+    )
+
+
+def test_operator_of_another_domain() -> None:
+    assert fails(float_model("Gelu", domain="com.example")) == (
+        "node 'only' uses operator 'Gelu' of domain 'com.example', which is not part of ONNX; "
+        "export the model with standard operators only"
+    )
+
+
+def test_operator_of_a_later_opset() -> None:
+    model = float_model("Gelu")
+    model.opset_import[0].version = 19
+    assert fails(model) == "node 'only' uses operator 'Gelu', which ONNX opset 19 does not define"
+
+
+def test_invalid_model() -> None:
+    model = small()
+    model.graph.node[1].input[0] = "nobody"
+    message = fails(model)
+    assert message.startswith("the model is not valid ONNX: ")
+    assert "nobody" in message
+
+
+def test_shape_that_depends_on_data() -> None:
+    model = small()
+    last = model.graph.node[-1].output[0]
+    model.graph.node.append(helper.make_node("NonZero", [last], ["found"], name="search"))
+    model.graph.output.append(helper.make_tensor_value_info("found", TensorProto.INT64, None))
+    assert fails(model) == (
+        "node 'search' (NonZero) has output 'found' whose shape is not known before running; "
+        "weft needs static shapes"
+    )
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (-0.5, "-0.5"), (np.nan, "nan"), (np.inf, "inf")])
+@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
+def test_impossible_scale(op: str, value: float, text: str) -> None:
+    model = replace_constant(small(), op, 1, np.float32(value))
+    name = next(node.name for node in model.graph.node if node.op_type == op)
+    assert fails(model) == f"node {name!r} ({op}) has scale {text}; scales must be finite and above zero"
+
+
+def weights(model: onnx.ModelProto) -> onnx.NodeProto:
+    conv = next(node for node in model.graph.node if node.op_type == "Conv")
+    return next(node for node in model.graph.node if node.output[0] == conv.input[1])
+
+
+def test_wrong_number_of_channel_scales() -> None:
+    model = small()
+    node = weights(model)
+    for index, value in ((1, np.full(3, 0.1, np.float32)), (2, np.zeros(3, np.int8))):
+        model.graph.initializer.append(numpy_helper.from_array(value, f"replaced{index}"))
+        node.input[index] = f"replaced{index}"
+    assert fails(model) == (
+        f"node {node.name!r} (DequantizeLinear) has 3 per-channel scales, but dimension 0 of its input "
+        "(4, 3, 3, 3) is 4"
+    )
+
+
+def test_wrong_number_of_zero_points() -> None:
+    model = small()
+    node = weights(model)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.int8), "replaced"))
+    node.input[2] = "replaced"
+    assert fails(model) == f"node {node.name!r} (DequantizeLinear) has 4 scales but 3 zero points"
+
+
+def test_channel_axis_outside() -> None:
+    model = small()
+    node = weights(model)
+    node.attribute[0].i = 7
+    assert fails(model) == f"node {node.name!r} (DequantizeLinear) has axis 7, but its input has 4 dimensions"
+
+
+def test_constants_are_folded() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    source = builder.input((2, 3, 2, 2))
+    value = builder.dequantise(source)
+    size = builder.node("Shape", [value], end=1)
+    shape = builder.node("Concat", [size, builder.constant(np.array([-1], np.int64))], axis=0)
+    model = builder.finish(builder.like(builder.node("Reshape", [value, shape]), (2, 12), source))
+    loaded = load(model)
+    assert {node.op for node in loaded.folded} == {"Shape", "Concat"}
+    assert [node.op for node in loaded.nodes] == [
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Reshape",
+        "QuantizeLinear",
+        "DequantizeLinear",
+    ]
+
+
+def test_quantised_weights_may_be_computed() -> None:
+    """Some exporters leave QuantizeLinear on float weights: it is folded, DequantizeLinear never is."""
+    model = small()
+    node = weights(model)
+    initial = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    values = initial[node.input[0]] * initial[node.input[1]][:, None, None, None]
+    model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), "floats"))
+    quantise = helper.make_node("QuantizeLinear", ["floats", *node.input[1:]], ["integers"], axis=0)
+    model.graph.node.insert(0, quantise)
+    node.input[0] = "integers"
+    loaded = load(model)
+    assert np.array_equal(loaded.constants["integers"], initial[weights(small()).input[0]])
+
+
+def test_dead_nodes_are_dropped() -> None:
+    model = small()
+    model.graph.node.append(helper.make_node("Relu", [model.graph.node[-1].output[0]], ["unused"]))
+    assert "Relu" not in {node.op for node in load(model).nodes}
+
+
+def test_local_functions_are_inlined() -> None:
+    model = small()
+    last = model.graph.node[-1].output[0]
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    opset = [helper.make_opsetid("", 21)]
+    model.functions.append(helper.make_function("local", "Twice", ["a"], ["b"], body, opset))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.graph.node.append(helper.make_node("Twice", [last], ["final"], domain="local"))
+    model.graph.output[0].name = "final"
+    assert "Relu" in {node.op for node in load(model).nodes}
+
+
+def test_names_are_made_unique() -> None:
+    model = small()
+    for node in model.graph.node:
+        node.name = "same"
+    names = [node.name for node in load(model).nodes]
+    assert len(set(names)) == len(names)
