@@ -1,0 +1,275 @@
+"""Random programs on the RTL and on the golden interpreter; all of DRAM and of the scratchpad must agree.
+
+Instructions are random within the rules of the program checker, and only as ordered by semaphores as these rules
+need (or fully, in some programs), so units overlap in many ways.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable
+
+import pytest
+
+from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa import (
+    INSTRUCTIONS,
+    PARAMETER_VECTORS,
+    End,
+    Instruction,
+    Load,
+    Mm,
+    Opcode,
+    Queue,
+    Reduce,
+    Source,
+    Store,
+    Vec,
+)
+from weft.hdl.program import ProgramError, check
+from weft.sim.device import Device, DeviceError
+from weft.sim.golden import GoldenDevice
+from weft.sim.golden_units import EXECUTE, Memories
+from weft.sim.rtl import RtlDevice
+
+MEMORY = 1 << 17
+INPUT, OUTPUT, PROGRAM, DUMP = 0, 0x8000, 0x10000, 0x18000  # regions of 32 KiB, but for the dump
+BLOCKS = 2  # parameter blocks at the end of the scratchpad that nothing overwrites
+ATTEMPTS = 1000
+
+
+class Generator:
+    """Builds one program. `memories` holds what the device would after it, so candidates can be tried."""
+
+    def __init__(self, config: Config, seed: int, *, serial: bool) -> None:
+        self.random = random.Random(seed)
+        self.config = config
+        self.serial = serial
+        self.memories = Memories(config, MEMORY)
+        self.program: list[Instruction] = []
+        self.last: dict[Queue, int] = {}
+        self.seen: set[tuple[int, Queue]] = set()
+        self.bases = [self.random.randrange(INPUT, OUTPUT) for _ in range(4)] + [OUTPUT, PROGRAM, DUMP, 0]
+        self.scratchpad = config.scratchpad_size - BLOCKS * PARAMETER_VECTORS
+
+    def loops(self, size: int, counts: list[int], *, steps: list[int] | None = None) -> tuple[int, list[int]]:
+        """A start and random strides for nested loops, outermost first, that stay within `size` addresses."""
+        while True:
+            strides, span = [], 1
+            for count in reversed(counts):
+                small = self.random.choice([0, 1, 2, 3, -1, -2])
+                stride = self.random.choice([small, span, span, -span, span + 1])
+                strides.insert(0, stride)
+                span = max(span, abs(stride) * count)
+            low = sum(min(0, stride * (count - 1)) for stride, count in zip(strides, counts, strict=True))
+            high = sum(max(0, stride * (count - 1)) for stride, count in zip(strides, counts, strict=True))
+            if high - low < size:
+                return self.random.randrange(-low, size - high), strides
+
+    def coordinates(self, counts: dict[str, int], axis: str) -> dict[str, int]:
+        """A start, steps and a bound that leave some coordinates out of range, or none."""
+        steps = {f"{axis}_{name}": self.random.choice([0, 1, 1, 2, -1]) for name in counts}
+        if self.random.random() < 0.4:
+            return {f"{axis}_{name}": 0 for name in counts} | {axis: 0, "hw"[axis == "x"]: 1}
+        return steps | {axis: self.random.randrange(-3, 4), "hw"[axis == "x"]: self.random.randrange(1, 9)}
+
+    def load(self) -> Load:
+        r, n = self.random, self.config.n
+        rows, pixels, length = r.randrange(1, 5), r.randrange(1, 7), r.randrange(1, 3 * n + 2)
+        dst, (dst_row, dst_pixel, dst_vector) = self.loops(self.scratchpad, [rows, pixels, -(-length // n)])
+        pitch = r.randrange(1, length + n + 1)
+        needed = (pixels - 1) * pitch + length
+        base = r.randrange(5)
+        region = OUTPUT if base == 4 else INPUT
+        target = region + r.randrange(0x1000, 0x6000)
+        return Load(
+            base=base, offset=(target - self.bases[base]) % (1 << 32), rows=rows, row_pitch=r.randrange(-300, 300),
+            pixels=pixels, pitch=pitch, length=length, before=r.choice([0, 0, r.randrange(needed + 3)]),
+            run=r.randrange(1, needed + 9), fill=r.randrange(-128, 128), dst=dst, dst_vector=dst_vector,
+            dst_pixel=dst_pixel, dst_row=dst_row,
+        )  # fmt: skip
+
+    def store(self) -> Store:
+        r, n = self.random, self.config.n
+        rows, pixels, length = r.randrange(1, 5), r.randrange(1, 7), r.randrange(1, 3 * n + 2)
+        src, (src_row, src_pixel, src_vector) = self.loops(self.scratchpad, [rows, pixels, -(-length // n)])
+        return Store(
+            base=4, offset=r.randrange(0x1000, 0x6000), rows=rows, row_pitch=r.randrange(-300, 300), pixels=pixels,
+            pitch=length + r.choice([0, 0, r.randrange(9)]), length=length, src=src, src_vector=src_vector,
+            src_pixel=src_pixel, src_row=src_row,
+        )  # fmt: skip
+
+    def mm(self) -> Mm:
+        r = self.random
+        nt, ky, kx, kc = (r.choice([1, 1, 2, 3]) for _ in range(4))
+        oy, ox = r.choice([1, 1, 2, 5]), r.choice([1, 2, 4, 9])
+        a, (a_nt, a_ky, a_kx, a_kc, a_oy, a_ox) = self.loops(self.scratchpad, [nt, ky, kx, kc, oy, ox])
+        b, (b_nt, b_ky, b_kx, b_kc, b_row) = self.loops(self.scratchpad, [nt, ky, kx, kc, self.config.n])
+        c, (c_nt, c_oy, c_ox) = self.loops(self.config.accumulator_size, [nt, oy, ox])
+        return Mm(
+            accumulate=r.randrange(2), nt=nt, ky=ky, kx=kx, kc=kc, oy=oy, ox=ox, a=a, a_nt=a_nt, a_ky=a_ky, a_kx=a_kx,
+            a_kc=a_kc, a_oy=a_oy, a_ox=a_ox, pad=r.randrange(-128, 128), b=b, b_nt=b_nt, b_ky=b_ky, b_kx=b_kx,
+            b_kc=b_kc, b_row=b_row, c=c, c_nt=c_nt, c_oy=c_oy, c_ox=c_ox,
+            **self.coordinates({"ky": ky, "oy": oy}, "y"), **self.coordinates({"kx": kx, "ox": ox}, "x"),
+        )  # fmt: skip
+
+    def vec(self) -> Vec:
+        r = self.random
+        ob, oy, ox = r.choice([1, 1, 2]), r.choice([1, 2, 3]), r.choice([1, 2, 5, 9])
+        reduce = r.choice(list(Reduce))
+        ry, rx = (1, 1) if reduce == Reduce.NONE else (r.randrange(1, 4), r.randrange(1, 4))
+        source = r.choice([Source.ACCUMULATOR, Source.ACCUMULATOR, Source.SCRATCHPAD])
+        size = self.config.accumulator_size if source == Source.ACCUMULATOR else self.scratchpad
+        src, (src_ob, src_oy, src_ox, src_ry, src_rx) = self.loops(size, [ob, oy, ox, ry, rx])
+        dst, (dst_ob, dst_oy, dst_ox) = self.loops(self.scratchpad, [ob, oy, ox])
+        b, (b_ob, b_oy, b_ox) = self.loops(self.scratchpad, [ob, oy, ox])
+        low = r.choice([-128, -128, r.randrange(-128, 100)])
+        params = self.scratchpad + PARAMETER_VECTORS * r.randrange(BLOCKS)
+        if r.random() < 0.2:
+            params = r.randrange(self.scratchpad)
+        return Vec(
+            source=source, reduce=reduce, add=r.randrange(2), ob=ob, oy=oy, ox=ox, ry=ry, rx=rx, src=src,
+            src_ob=src_ob, src_oy=src_oy, src_ox=src_ox, src_ry=src_ry, src_rx=src_rx, pad=r.randrange(-128, 128),
+            dst=dst, dst_ob=dst_ob, dst_oy=dst_oy, dst_ox=dst_ox, b=b, b_ob=b_ob, b_oy=b_oy, b_ox=b_ox,
+            b_mantissa=r.randrange(1 << r.randrange(1, self.config.mantissa_bits + 1)), b_zero=r.randrange(-128, 128),
+            params=params, zero=r.randrange(-128, 128), low=low, high=r.choice([127, r.randrange(low, 128)]),
+            **self.coordinates({"oy": oy, "ry": ry}, "y"), **self.coordinates({"ox": ox, "rx": rx}, "x"),
+        )  # fmt: skip
+
+    def parameters(self) -> bytes:
+        """A block whose results mostly lie inside int8."""
+        r = self.random
+        words = []
+        for _ in range(self.config.n):
+            mantissa = r.randrange(1 << (self.config.mantissa_bits - 1), 1 << self.config.mantissa_bits)
+            shift = self.config.mantissa_bits + r.randrange(2, 10)
+            words.append(r.randrange(-3000, 3000) & 0xFFFFFFFF | mantissa << 32 | shift << 56)
+        return bytes(word >> 8 * byte & 0xFF for byte in range(PARAMETER_VECTORS) for word in words)
+
+    def ordered(self, instruction: Instruction) -> list[Instruction]:
+        """The program with `instruction` behind the last of every other queue; -1 marks nothing known of a queue."""
+        program, wait = list(self.program), 0
+        queue = instruction.QUEUE
+        assert queue is not None
+        for other, index in self.last.items():
+            if other == queue or (index, queue) in self.seen:
+                continue
+            semaphore = 1 << 4 * other + queue
+            program[index] = dataclasses.replace(program[index], signal=program[index].signal | semaphore)
+            wait |= semaphore
+            self.seen.add((index, queue))
+        return [*program, dataclasses.replace(instruction, wait=wait)]
+
+    def append(self, instruction: Instruction) -> bool:
+        """Add `instruction` if it is valid here: as it is if that is no race, else behind all others."""
+        try:
+            check([instruction, End()], self.config)
+            trial = copy.deepcopy(self.memories)
+            EXECUTE[instruction.OPCODE](trial, instruction)
+        except (ProgramError, DeviceError):
+            return False
+        self.memories = trial
+        program = [*self.program, instruction]
+        try:
+            check([*program, End()], self.config)
+            free = not self.serial
+        except ProgramError:
+            free = False
+        if not free:
+            program = self.ordered(instruction)
+            check([*program, End()], self.config)
+        self.program = program
+        assert instruction.QUEUE is not None
+        self.last[instruction.QUEUE] = len(program) - 1
+        return True
+
+    def build(self, count: int) -> None:
+        """A prologue that loads parameters, `count` random instructions, and a dump of the scratchpad."""
+        n, size = self.config.n, self.config.scratchpad_size
+        self.memories.bases = list(self.bases)
+        self.memories.dram[INPUT:PROGRAM] = list(self.random.randbytes(PROGRAM - INPUT))
+        blocks = b"".join(self.parameters() for _ in range(BLOCKS))
+        self.memories.dram[DUMP - len(blocks) : DUMP] = list(blocks)
+        self.image = self.memories.dram.tobytes()
+        assert self.append(
+            Load(
+                base=7,
+                offset=DUMP - len(blocks),
+                run=len(blocks),
+                length=len(blocks),
+                dst=self.scratchpad,
+                dst_vector=1,
+            )
+        )
+        makers: list[Callable[[], Instruction]] = [
+            self.load,
+            self.load,
+            self.mm,
+            self.mm,
+            self.vec,
+            self.store,
+        ]
+        for _ in range(count):
+            assert any(self.append(self.random.choice(makers)()) for _ in range(ATTEMPTS))
+        rows = max(1, size * n >> 14)
+        assert self.append(
+            Store(base=6, rows=rows, row_pitch=size * n // rows, length=size * n // rows, pitch=size * n // rows,
+                  src_vector=1, src_row=size // rows)
+        )  # fmt: skip
+
+    def run(self, device: Device) -> bytes:
+        device.write(0, self.image)
+        device.write(PROGRAM, b"".join(instruction.encode() for instruction in (*self.program, End())))
+        for index, address in enumerate(self.bases):
+            device.set_base(index, address)
+        device.start(PROGRAM)
+        device.wait(1_000_000)
+        return device.read(0, MEMORY)
+
+
+def compare(config: Config, seeds: range, instructions: int) -> None:
+    used: set[Opcode] = set()
+    for seed in seeds:
+        generator = Generator(config, seed, serial=seed % 4 == 0)
+        generator.build(instructions)
+        used |= {instruction.OPCODE for instruction in generator.program}
+        expected = generator.run(GoldenDevice(config, MEMORY))
+        pick = random.Random(seed)
+        with RtlDevice(
+            config,
+            MEMORY,
+            latency=pick.choice([1, 5, 40]),
+            bytes_per_cycle=pick.choice([None, None, 1.5]),
+            stall_probability=pick.choice([0.0, 0.0, 0.3, 0.7]),
+            stall_seed=seed,
+        ) as device:
+            found = generator.run(device)
+        wrong = [address for address in range(MEMORY) if found[address] != expected[address]]
+        assert not wrong, f"seed {seed}: {len(wrong)} bytes differ, the first at {wrong[0]:#x}"
+    assert used == set(INSTRUCTIONS) - {Opcode.END}
+
+
+def test_tiny() -> None:
+    compare(PRESETS["tiny"], range(30), 25)
+
+
+VARIANTS = {
+    "smallest": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2,
+                       accumulator_depth=16, bus_bytes=4, queue_depth=2),
+    "wide bus": PRESETS["tiny"].replace(bus_bytes=32, lanes=4, mantissa_bits=16),
+    "small": PRESETS["small"].replace(lanes=1),
+    "default": PRESETS["default"].replace(scratchpad_depth=512),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(name: str) -> None:
+    compare(VARIANTS[name], range(1000, 1100), 40)
+
+
+@pytest.mark.long
+def test_tiny_long() -> None:
+    compare(PRESETS["tiny"], range(2000, 2300), 60)
