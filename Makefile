@@ -1,6 +1,6 @@
 # Everything happens in .venv, which the first command makes; nothing is installed outside the checkout.
 PYTHON ?= python3
-CONFIG ?= default
+CONFIG ?= small
 VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -20,6 +20,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
+from weft.examples.digits.average_scale import give_average_its_scale
+
 SEED = 7
 EPOCHS = 60
 BATCH = 64
@@ -110,6 +112,7 @@ def quantise(model: Digits, images: np.ndarray, target: Path) -> None:
         )  # fmt: skip
     stored = onnx.load(target)
     tidy(stored)
+    give_average_its_scale(stored, images[:CALIBRATION_IMAGES].astype(np.float32) / 16)
     onnx.checker.check_model(stored, full_check=True)
     onnx.save(stored, target)
 
