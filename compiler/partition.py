@@ -152,7 +152,7 @@ def reason(match: Match, node: Node) -> str:
         return BOUNDARY.format("quantised")
     if node.op == "DequantizeLinear" and node.outputs[0] in model.outputs:
         return BOUNDARY.format("dequantised")
-    if node.index in match.obstacles and node.op not in ("QuantizeLinear", "DequantizeLinear"):
+    if node.index in match.obstacles and node.op != "QuantizeLinear":
         return match.obstacles[node.index]
     if node.op == "QuantizeLinear" and node.index in match.obstacles:
         known = match.symbol(node.inputs[0]) is not None

@@ -1,0 +1,94 @@
+"""The verifier refuses every kind of broken graph."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from weft.compiler.ir import (
+    Add,
+    Buffer,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Graph,
+    IrError,
+    Rescale,
+    Transfer,
+    View,
+    verify,
+)
+
+SHAPE = (1, 4, 4, 2)
+X = View(Buffer("x", SHAPE, "input"), SHAPE)
+Y = View(Buffer("y", SHAPE, "output"), SHAPE)
+
+
+def transfer(view: View) -> Transfer:
+    return Transfer(view.buffer.name, view.buffer, (1, 2, 4, 4), SHAPE, (0, 2, 3, 1), False)
+
+
+def graph(*ops: DeviceOp) -> Graph:
+    return Graph((DeviceSegment("s", ops),), (transfer(X),), (transfer(Y),), {}, {})
+
+
+COPY = Rescale("copy", X, Y)
+CONV = Conv("conv", X, Y, np.zeros((2, 1, 1, 2), np.int16), np.zeros(2, np.int32), np.ones(2))
+
+
+@pytest.mark.parametrize("op", [COPY, CONV, Add("add", X, X, Y, 1.0, 1.0)])
+def test_good_graph(op: DeviceOp) -> None:
+    verify(graph(op))
+
+
+def test_buffers_of_one_name_may_differ_in_shape() -> None:
+    flat = (1, 1, 1, 32)
+    y = View(Buffer("y", flat, "output"), flat)
+    x = View(Buffer("x", flat, "input"), flat)
+    verify(graph(Rescale("copy", x, y)))
+
+
+def box(name: str, shape: tuple[int, int, int, int], kind: str) -> View:
+    return View(Buffer(name, shape, kind), shape)
+
+
+BROKEN = {
+    "copy: reads buffer 'z' before it is written": graph(
+        dataclasses.replace(COPY, src=box("z", SHAPE, "temp"))
+    ),
+    "output 'y': buffer 'y' is never written": graph(),
+    "copy: buffer 'x' is (1, 4, 4, 3) input, not (1, 4, 4, 2) input": graph(
+        dataclasses.replace(COPY, src=box("x", (1, 4, 4, 3), "input"), dst=box("q", (1, 4, 4, 3), "temp"))
+    ),
+    "copy: buffer 'x' is (1, 4, 4, 2) temp, not (1, 4, 4, 2) input": graph(
+        dataclasses.replace(COPY, src=box("x", SHAPE, "temp"))
+    ),
+    "copy: view (1, 4, 4, 2) leaves buffer 'y' (1, 4, 4, 2)": graph(
+        dataclasses.replace(COPY, dst=dataclasses.replace(Y, c=1))
+    ),
+    "copy: empty view (1, 4, 4, 0)": graph(
+        dataclasses.replace(COPY, dst=dataclasses.replace(Y, shape=(1, 4, 4, 0)))
+    ),
+    "copy: clamp 5 to 4": graph(dataclasses.replace(COPY, low=5, high=4)),
+    "copy: output is (1, 4, 4, 1), not (1, 4, 4, 2)": graph(
+        dataclasses.replace(COPY, dst=dataclasses.replace(Y, shape=(1, 4, 4, 1)))
+    ),
+    "conv: weight (2, 1, 1, 2) with 2 groups on input (1, 4, 4, 2)": graph(
+        dataclasses.replace(CONV, groups=2)
+    ),
+    "conv: bias (3,) and scale (2,) for 2 outputs": graph(
+        dataclasses.replace(CONV, bias=np.zeros(3, np.int32))
+    ),
+    "add: operands (1, 4, 4, 2) and (1, 4, 4, 1)": graph(
+        Add("add", X, dataclasses.replace(X, shape=(1, 4, 4, 1)), Y, 1.0, 1.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_broken_graph(message: str) -> None:
+    with pytest.raises(IrError) as caught:
+        verify(BROKEN[message])
+    assert str(caught.value) == message

@@ -1,0 +1,112 @@
+"""Rewrites of device segments: what changes, and that results never do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from weft.compiler.ir import Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.microops import run_ops
+from weft.compiler.pass_fuse_pool import fuse_pool
+from weft.compiler.pass_write_views import write_views
+
+INPUT = View(Buffer("x", (1, 6, 6, 4), "input"), (1, 6, 6, 4))
+MIDDLE = View(Buffer("m", (1, 6, 6, 4)), (1, 6, 6, 4))
+RESULT = View(Buffer("y", (1, 3, 3, 4), "output"), (1, 3, 3, 4))
+
+
+def conv(dst: View = MIDDLE) -> Conv:
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-127, 128, (4, 1, 1, 4)).astype(np.int16)
+    return Conv("conv", INPUT, dst, weight, np.zeros(4, np.int32), np.full(4, 0.01), y_zero=5, low=-20)
+
+
+POOL = Pool("pool", MIDDLE, RESULT, "max", Window((2, 2), (2, 2)), 1.0, 5, 5, -128, 60)
+
+
+def same(before: DeviceSegment, after: DeviceSegment) -> None:
+    x = np.random.default_rng(1).integers(-128, 128, INPUT.shape).astype(np.int8)
+    first, second = run_ops(before, {"x": x}), run_ops(after, {"x": x})
+    outputs = {op.dst.buffer.name for op in before.ops if op.dst.buffer.kind == "output"}
+    for name in outputs:
+        assert np.array_equal(first[name], second[name])
+
+
+def test_pool_is_fused_with_both_clamps() -> None:
+    before = DeviceSegment("s", (conv(), POOL))
+    after = fuse_pool(before)
+    (op,) = after.ops
+    assert isinstance(op, Conv)
+    assert (op.name, op.pool, op.low, op.high) == ("conv+pool", POOL.window, -20, 60)
+    same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("reason", "ops"),
+    [
+        ("average", (conv(), dataclasses.replace(POOL, kind="average"))),
+        ("scale", (conv(), dataclasses.replace(POOL, scale=0.5))),
+        ("zero point", (conv(), dataclasses.replace(POOL, y_zero=6))),
+        ("empty clamp", (conv(), dataclasses.replace(POOL, high=-30))),
+        (
+            "another reader",
+            (conv(), POOL, Rescale("copy", MIDDLE, View(Buffer("z", MIDDLE.shape), MIDDLE.shape))),
+        ),
+        ("no convolution", (dataclasses.replace(POOL, src=INPUT),)),
+        (
+            "other shape",
+            (
+                conv(),
+                dataclasses.replace(
+                    POOL,
+                    src=View(Buffer("m", (1, 4, 9, 4)), (1, 4, 9, 4)),
+                    dst=View(Buffer("y", (1, 2, 4, 4)), (1, 2, 4, 4)),
+                ),
+            ),
+        ),
+    ],
+)
+def test_pool_is_not_fused(reason: str, ops: tuple[DeviceOp, ...]) -> None:
+    assert fuse_pool(DeviceSegment(reason, ops)).ops == ops
+
+
+def test_pool_is_not_fused_if_the_host_reads_between() -> None:
+    middle = View(Buffer("m", MIDDLE.shape, "output"), MIDDLE.shape)
+    ops = (conv(middle), dataclasses.replace(POOL, src=middle))
+    assert fuse_pool(DeviceSegment("s", ops)).ops == ops
+
+
+JOINED = Buffer("y", (1, 6, 6, 9), "output")
+COPY = Rescale("copy", MIDDLE, View(JOINED, MIDDLE.shape, c=5))
+
+
+def test_copies_disappear() -> None:
+    before = DeviceSegment("s", (conv(), COPY))
+    after = write_views(before)
+    assert [op.dst for op in after.ops] == [COPY.dst]
+    same(before, after)
+
+
+def test_chains_of_copies_disappear() -> None:
+    between = View(Buffer("n", MIDDLE.shape), MIDDLE.shape)
+    chain = (conv(), Rescale("first", MIDDLE, between), dataclasses.replace(COPY, src=between))
+    after = write_views(DeviceSegment("s", chain))
+    assert [op.dst for op in after.ops] == [COPY.dst]
+    same(DeviceSegment("s", chain), after)
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        (conv(), dataclasses.replace(COPY, scale=0.5)),
+        (conv(), dataclasses.replace(COPY, y_zero=1)),
+        (conv(), dataclasses.replace(COPY, low=0)),
+        (conv(), COPY, dataclasses.replace(COPY, name="again", dst=View(JOINED, MIDDLE.shape, c=1))),
+        (dataclasses.replace(COPY, src=INPUT),),
+    ],
+    ids=["scale", "zero point", "clamp", "two readers", "input"],
+)
+def test_copies_stay(ops: tuple[DeviceOp, ...]) -> None:
+    assert write_views(DeviceSegment("s", ops)).ops == ops
