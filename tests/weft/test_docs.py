@@ -1,0 +1,98 @@
+"""The documentation: its Python runs, its commands print what it says, its links lead somewhere."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.examples import digits
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = [ROOT / "docs" / name for name in ("machine.md", "compiling.md", "extending.md")]
+FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Block:
+    kind: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(kind, text) for skip, kind, text in FENCE.findall(page.read_text()) if not skip]
+
+
+def shell(command: str, folder: Path) -> list[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    process = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, f"{command}\n{process.stdout}{process.stderr}"
+    return [" ".join(line.split()) for line in process.stdout.splitlines()]
+
+
+def agree(expected: list[str], printed: list[str]) -> bool:
+    """Whether lines are as expected: ``...`` alone stands for any lines, inside a line for any text."""
+    if not expected:
+        return not printed
+    if expected[0] == "...":
+        return any(agree(expected[1:], printed[start:]) for start in range(len(printed) + 1))
+    pattern = expected[0].replace("[", "[[]").replace("...", "*")
+    return bool(printed) and fnmatch.fnmatchcase(printed[0], pattern) and agree(expected[1:], printed[1:])
+
+
+def session(text: str) -> list[tuple[str, list[str]]]:
+    """Commands, each with the lines that follow it; runs of blanks count as one."""
+    runs: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            runs.append((line[2:], []))
+        else:
+            runs[-1][1].append(" ".join(line.split()))
+    return runs
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("digits.onnx").write_bytes(digits.model())
+    np.savez("digit.npz", image=digits.held_out()[0][:1])
+    names: dict[str, object] = {}
+    found = blocks(page)
+    assert found
+    for block in found:
+        if block.kind == "python":
+            exec(compile(block.text, str(page), "exec"), names)
+            continue
+        for command, expected in session(block.text):
+            printed = shell(command, tmp_path)
+            assert agree(expected, printed), f"{command}\n" + "\n".join(printed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_ellipses() -> None:
+    assert agree(["a", "...", "d ... f"], ["a", "b", "c", "d e f"])
+    assert agree(["...", "[x]"], ["[x]"])
+    assert not agree(["a", "...", "d"], ["a", "b"])
+    assert not agree(["a"], ["a", "b"])
