@@ -14,7 +14,7 @@ import numpy as np
 from weft.compiler.ir import Add, Buffer, Conv, Pool, Rescale, View, Window
 from weft.compiler.layout import Layout, natural, packed
 from weft.compiler.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, parameters, result
-from weft.compiler.support import Case
+from weft.compiler.support import Case, aligned, product_rows
 
 INT32 = np.iinfo(np.int32)
 ADD_WEIGHT = 64
@@ -43,10 +43,10 @@ def dequantise(case: Case) -> Symbol:
     return Activation(dataclasses.replace(tensor, via=(*tensor.via, node.index)), quant)
 
 
-def rescale(source: Activation) -> Pending:
+def rescale(source: Activation, name: str) -> Pending:
     """Requantisation of an activation, in whatever order its elements are."""
     tensor, quant = source.tensor, source.quant
-    op = Rescale(tensor.storage, tensor.view(), result(tensor.layout.nhwc), quant.scale, quant.zero)
+    op = Rescale(name, tensor.view(), result(tensor.layout.nhwc), quant.scale, quant.zero)
     return Pending((op,), tensor.layout, (tensor,), ())
 
 
@@ -65,12 +65,12 @@ def product(case: Case) -> Symbol:
     weight = case.symbol(1)
     assert isinstance(weight, Constant)
     values = weight.values if case.attribute("transB", 0) else weight.values.T
-    rows = math.prod(case.shape()[:-1])
-    order = source.tensor.layout.row_order(rows)
-    assert order is not None
+    found = product_rows(case)
+    assert found is not None
+    tensor, order = found
     values = np.ascontiguousarray(values[:, order])[:, None, None, :]
-    view = source.tensor.view((1, 1, rows, case.shape()[-1]))
-    return _product(case, source.tensor, view, source.quant, values, weight, Window(), packed(case.output))
+    view = tensor.view((1, 1, math.prod(case.shape()[:-1]), case.shape()[-1]))
+    return _product(case, tensor, view, source.quant, values, weight, Window(), packed(case.output))
 
 
 def _product(
@@ -123,10 +123,12 @@ def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.n
 def add(case: Case) -> Symbol:
     for operand, value in (case.symbols, case.symbols[::-1]):
         if isinstance(value, Constant):
-            return _with_constant(case, operand, channels(case, value))
-    a, a_quant = _arranged(case, 0)
-    b, b_quant = _arranged(case, 1)
-    layout = natural(case.output)
+            return _with_constant(case, operand, value)
+    a_quant, b_quant = (_activation(case, index).quant for index in range(2))
+    tensors = aligned(case)
+    assert tensors is not None
+    a, b = tensors
+    layout = a.layout
     op = Add(
         case.node.name,
         a.view(),
@@ -143,29 +145,23 @@ def add(case: Case) -> Symbol:
 def multiply(case: Case) -> Symbol:
     for operand, value in (case.symbols, case.symbols[::-1]):
         if isinstance(value, Constant):
-            return _with_constant(case, operand, channels(case, value))
+            return _with_constant(case, operand, value)
     raise AssertionError("the constraints let no other product pass")
 
 
-def channels(case: Case, value: Constant) -> np.ndarray:
-    """A constant operand as one float for each channel of the result."""
-    floats = value.floats.reshape(-1)
-    return np.broadcast_to(floats, (natural(case.output).nhwc[3],))
-
-
-def _with_constant(case: Case, operand: Symbol, values: np.ndarray) -> Pending:
+def _with_constant(case: Case, operand: Symbol, value: Constant) -> Pending:
     """Add or Mul of one constant a channel: into the convolution before it, else as a depthwise 1x1 convolution."""
     if isinstance(operand, Activation):
         operand = _depthwise(case, operand, 1 if case.node.op == "Mul" else ADD_WEIGHT)
     assert isinstance(operand, Pending)
     op, notes = operand.ops[0], operand.notes
     assert isinstance(op, Conv)
+    values = np.broadcast_to(value.floats.reshape(-1), op.scale.shape)
     if case.node.op == "Mul":
         sign = np.sign(values).astype(np.int16)
-        weight, bias = op.weight * sign[:, None, None, None], op.bias * sign
-        op = dataclasses.replace(
-            op, weight=weight, bias=bias.astype(np.int32), scale=op.scale * np.abs(values)
-        )
+        bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
+        scale = op.scale * np.where(sign, np.abs(values), 1)
+        op = dataclasses.replace(op, weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale)
     else:
         bias, more = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
         op, notes = dataclasses.replace(op, bias=bias), (*notes, *more)
@@ -248,7 +244,7 @@ def clamp(case: Case) -> Symbol:
     """Relu or Clip: tightens the clamp of a pending result; on an activation it becomes a requantisation."""
     source = case.symbol(0)
     if isinstance(source, Activation):
-        source = rescale(source)
+        source = rescale(source, case.node.name)
     assert isinstance(source, Pending)
     low, high = (0.0, math.inf) if case.node.op == "Relu" else _bounds(case)
     return dataclasses.replace(

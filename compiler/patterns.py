@@ -88,7 +88,7 @@ def _quantise(found: Match, case: Case) -> None:
         if source.quant == quant:
             found.symbols[name] = dataclasses.replace(source.tensor, via=(*source.tensor.via, node.index))
             return
-        source = rescale(source)
+        source = rescale(source, node.name)
     assert isinstance(source, Pending)
     recipe = finish(source, name, quant, node)
     found.recipes[name] = recipe

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir import Conv
-from weft.compiler.layout import natural
+from weft.compiler.layout import natural, packed
 from weft.compiler.onnx_import import Model, Node
 from weft.compiler.qdq import Activation, Constant, Pending, Symbol, Tensor, is_conv, parameters
 
@@ -116,7 +116,8 @@ def bias_constant(case: Case) -> str | None:
     if not isinstance(symbol, Constant):
         return f"input {case.node.input(2)!r} is not"
     channels = case.output[1] if case.node.op == "Conv" else case.output[-1]
-    return None if symbol.values.size in (1, channels) else f"it has shape {symbol.values.shape}"
+    size, last = symbol.values.size, symbol.values.shape[-1:]
+    return None if size == 1 or (size,) == last == (channels,) else f"it has shape {symbol.values.shape}"
 
 
 def window_steps(case: Case) -> str | None:
@@ -137,10 +138,18 @@ def plain_product(case: Case) -> str | None:
 
 def row_order(case: Case) -> str | None:
     """The rows of a matrix product's input must be contiguous, and their elements in one order for all rows."""
+    return None if product_rows(case) is not None else f"input {case.node.inputs[0]!r}"
+
+
+def product_rows(case: Case) -> tuple[Tensor, np.ndarray] | None:
+    """The first operand of a matrix product as rows, and the order of their elements (`Layout.row_order`)."""
     symbol = case.symbol(0)
     assert isinstance(symbol, Activation)
-    rows = math.prod(case.shape()[:-1])
-    return None if symbol.tensor.layout.row_order(rows) is not None else f"input {case.node.inputs[0]!r}"
+    for tensor in (symbol.tensor, symbol.tensor.arranged(packed(case.shape()))):
+        order = None if tensor is None else tensor.layout.row_order(math.prod(case.shape()[:-1]))
+        if tensor is not None and order is not None:
+            return tensor, order
+    return None
 
 
 def product_input(case: Case) -> str | None:
@@ -166,29 +175,51 @@ def _with_constant(case: Case) -> str | None:
     for one, other in (case.symbols, case.symbols[::-1]):
         device = isinstance(one, Activation) or (isinstance(one, Pending) and is_conv(one))
         if device and isinstance(other, Constant):
-            return channel_constant(case, other)
+            return channel_constant(case, one, other)
     return f"inputs are {' and '.join(repr(name) for name in case.node.inputs)}"
 
 
-def channel_constant(case: Case, value: Constant) -> str | None:
+def channel_constant(case: Case, operand: Symbol, value: Constant) -> str | None:
     shape = case.output
-    axis = 1 if len(shape) == 4 else len(shape) - 1
+    if shape not in (case.shape(0), case.shape(1)):
+        return f"the result has shape {shape}"
+    axis = channel_axis(shape, operand)
+    if axis is None:
+        return "the result was reshaped before"
     wanted = [1] * len(shape)
     wanted[axis] = shape[axis]
     full = (1,) * (len(shape) - value.values.ndim) + value.values.shape
-    if case.output not in (case.shape(0), case.shape(1)):
-        return f"the result has shape {shape}"
-    fits = value.values.ndim <= len(shape) and all(
-        size in (1, most) for size, most in zip(full, wanted, strict=True)
-    )
+    fits = len(full) == len(shape) and all(size in (1, most) for size, most in zip(full, wanted, strict=True))
     return None if fits else f"the constant has shape {value.values.shape}"
 
 
+def channel_axis(shape: tuple[int, ...], operand: Symbol) -> int | None:
+    """The axis of a value of `shape` that is channels on the device; None if no single one is."""
+    if isinstance(operand, Pending) and operand.layout != natural(shape):
+        return len(shape) - 1 if operand.layout == packed(shape) else None
+    return 1 if len(shape) == 4 else len(shape) - 1
+
+
 def same_order(case: Case) -> str | None:
-    """Operands must have their elements in the order the device computes in."""
-    for name, symbol in zip(case.node.inputs, case.symbols, strict=True):
-        if isinstance(symbol, Activation) and symbol.tensor.arranged(natural(case.output)) is None:
-            return f"input {name!r}"
+    """Operands must have their elements in one order, and next to a constant in the order the device computes in."""
+    return (
+        None
+        if aligned(case) is not None
+        else f"inputs {' and '.join(repr(name) for name in case.node.inputs)}"
+    )
+
+
+def aligned(case: Case) -> tuple[Tensor, ...] | None:
+    """The activations among the operands in a common layout, if there is one."""
+    tensors = [symbol.tensor for symbol in case.symbols if isinstance(symbol, Activation)]
+    layouts = [natural(case.output)]
+    if len(tensors) == 2:
+        layouts += [tensor.layout for tensor in tensors]
+    for layout in layouts:
+        arranged = [tensor.arranged(layout) for tensor in tensors]
+        found = tuple(tensor for tensor in arranged if tensor is not None)
+        if len(found) == len(tensors):
+            return found
     return None
 
 

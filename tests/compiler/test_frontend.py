@@ -300,3 +300,30 @@ def test_model_without_device_operators_runs_on_the_host() -> None:
     graph = import_model(model)
     assert [type(segment) for segment in graph.segments] == [HostSegment]
     assert not levels(model, qdq_models.feeds(model, np.random.default_rng(1))).any()
+
+
+def test_bias_of_a_product_of_four_dimensions_belongs_to_the_last() -> None:
+    rng = np.random.default_rng(0)
+    builder = qdq_models.Builder(rng)
+    source = builder.input((1, 3, 3, 4))
+    model = builder.finish(builder.dense(source, 3, op="MatMul"))
+    assert on_host(import_model(model)) or not levels(model, qdq_models.feeds(model, rng)).any()
+    weight, _ = builder.weight((4, 3), 1, per_channel=True, unsigned=False)
+    value = builder.node("MatMul", [builder.dequantise(source), weight])
+    for shape in ((3,), (3, 1, 1)):
+        value = builder.node("Add", [value, builder.constant(rng.normal(0, 1, shape).astype(np.float32))])
+    model = builder.finish(builder.quantise(value, (1, 3, 3, 3), 0.2, 0, False))
+    assert np.abs(levels(model, qdq_models.feeds(model, rng))).max() <= 1
+
+
+def test_sum_of_tensors_in_one_foreign_order() -> None:
+    """Matrix products of four dimensions are in row-major order; so is their sum."""
+    rng = np.random.default_rng(0)
+    builder = qdq_models.Builder(rng)
+    source = builder.input((1, 3, 5, 4))
+    parts = [builder.dense(source, 6, op="MatMul") for _ in range(2)]
+    model = builder.finish(builder.dense(builder.add(*parts), 2, op="MatMul"))
+    graph = import_model(model)
+    assert not on_host(graph)
+    assert [type(op).__name__ for op in device_ops(graph)] == ["Conv", "Conv", "Add", "Conv"]
+    assert np.abs(levels(model, qdq_models.feeds(model, rng))).max() <= 1

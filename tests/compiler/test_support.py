@@ -71,7 +71,7 @@ def with_constant(op: str, shape: tuple[int, ...], constant: tuple[int, ...]) ->
 
 def biased(bias: str) -> onnx.ModelProto:
     built = builder()
-    value = built.dequantise(image(built, (2, 4)))
+    value = built.dequantise(image(built, (4, 4)))
     weight, _ = built.weight((4, 4), 1, per_channel=True, unsigned=False)
     name = (
         built.dequantise(image(built, (4,)))
@@ -79,6 +79,14 @@ def biased(bias: str) -> onnx.ModelProto:
         else built.constant(np.ones((2, 4), np.float32))
     )
     return ended(built, built.node("Gemm", [value, weight, name]))
+
+
+def reshaped_sum() -> onnx.ModelProto:
+    built = builder()
+    weight, _ = built.weight((4, 12), 1, per_channel=True, unsigned=False)
+    value = built.node("MatMul", [built.dequantise(image(built, (2, 4))), weight])
+    value = built.node("Reshape", [value, built.constant(np.array([2, 3, 2, 2], np.int64))])
+    return ended(built, built.node("Add", [value, built.constant(np.ones((3, 1, 1), np.float32))]))
 
 
 def clipped() -> onnx.ModelProto:
@@ -109,8 +117,9 @@ def pool3(built: Builder, value: str) -> str:
     return built.node("MaxPool", [value], kernel_shape=[2, 2])
 
 
-def twice(built: Builder, value: str) -> str:
-    return built.node("Add", [value, value])
+def summed(built: Builder, value: str) -> str:
+    other = built.conv(built.input((2, 2, 6, 6)), 2, (1, 1))
+    return built.node("Add", [value, built.dequantise(other)])
 
 
 def joined(built: Builder, value: str) -> str:
@@ -194,6 +203,8 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
     "alpha": (lambda: dense(alpha=0.5), "Gemm", support.plain_product),
     "bias from an input": (lambda: biased("input"), "Gemm", support.bias_constant),
     "bias for each row": (lambda: biased("matrix"), "Gemm", support.bias_constant),
+    "bias in a column": (lambda: biased("column"), "Gemm", support.bias_constant),
+    "constant after a reshape": (reshaped_sum, "Add", support.addable),
     "product of activations": (lambda: two("MatMul", (2, 3), (3, 4)), "MatMul", support.weights_constant),
     "product of a vector": (lambda: dense("MatMul", (4,)), "MatMul", support.product_input),
     "rows of mixed axes": (lambda: mixed(product, (48, 3)), "MatMul", support.row_order),
@@ -204,7 +215,7 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
         "Add",
         support.addable,
     ),
-    "sum of mixed axes": (lambda: mixed(twice, (2, 2, 6, 6)), "Add", support.same_order),
+    "sum of mixed axes": (lambda: mixed(summed, (2, 2, 6, 6)), "Add", support.same_order),
     "product of two activations": (lambda: two("Mul", (2, 4), (2, 4)), "Mul", support.multipliable),
     "concatenated rows": (lambda: two("Concat", (2, 3, 4), (2, 3, 4), axis=1), "Concat", support.concat_axis),
     "concatenated mixed axes": (lambda: mixed(joined, (1, 6, 6, 4)), "Concat", support.concat_order),
