@@ -178,7 +178,11 @@ class Builder:
         """MaxPool, AveragePool or a global pool; `same` keeps the input's parameters."""
         result = self.node(op, [self.dequantise(source)], **attributes)
         shape = self.shape_of(result)
-        return self.like(result, shape, source) if same else self.quantise(result, shape, *self.parameters())
+        if same:
+            return self.like(result, shape, source)
+        _, zero, unsigned = self.parameters()
+        scale = float(np.float32(source.scale * self.rng.uniform(0.5, 1)))
+        return self.quantise(result, shape, scale, zero, unsigned)
 
     def mean(self, source: Quantised, *, keep: bool = True) -> Quantised:
         """ReduceMean over height and width."""
