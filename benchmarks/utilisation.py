@@ -1,0 +1,77 @@
+"""Array utilisation on the RTL, from the hardware's own counters: matrix products, convolutions, ResNet-18's layers.
+
+    python benchmarks/utilisation.py [--config default] [--write docs/utilisation.md]
+
+Every shape is compiled as users' models are, and runs on the Verilator model behind a memory of 30 cycles' latency that
+moves as many bytes a cycle as the bus is wide, reads and writes together. Results are compared with the golden
+interpreter, byte for byte. Columns: *window* is useful MACs over N * N * (cycles from the first row that enters the
+array to the last accumulator write); *whole* counts all cycles from start to done, the loading of the first operands and
+the storing of the last results included; *roofline* is the most that the memory's bandwidth allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from shapes import ON_CHIP, RESNET18, Shape
+
+from weft.compiler.backend import compile_segment
+from weft.hdl.config import Config
+from weft.hdl.memmap import Counter
+from weft.runtime import Image
+from weft.sim.golden import GoldenDevice
+from weft.sim.rtl import RtlDevice
+
+HEADER = "| shape | MACs | cycles | window | whole | roofline | stalls: semaphore, weights, port |\n|---|---|---|---|---|---|---|"
+
+
+def run(shape: Shape, config: Config) -> tuple[str, bool]:
+    """A row of the table, and whether RTL and golden agree."""
+    segment, inputs = shape.segment()
+    program = compile_segment(segment, config)
+    image = Image(program)
+    with RtlDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=config.bus_bytes) as rtl:
+        image.run(rtl, inputs)
+        counters = rtl.counters()
+        got = rtl.read(0, image.memory_bytes)
+    golden = GoldenDevice(config, image.memory_bytes)
+    image.run(golden, inputs)
+    same = np.array_equal(np.frombuffer(golden.read(0, image.memory_bytes), np.uint8), np.frombuffer(got, np.uint8))
+    ideal = shape.macs / config.n**2
+    row = (
+        f"| {shape.name} | {shape.macs:,} | {counters[Counter.CYCLES]:,} "
+        f"| {ideal / counters[Counter.ARRAY_WINDOW]:.1%} | {ideal / counters[Counter.CYCLES]:.1%} "
+        f"| {shape.roofline(config.n, config.bus_bytes):.0%} "
+        f"| {counters[Counter.MM_SEMAPHORE]:,}, {counters[Counter.MM_WEIGHTS]:,}, {counters[Counter.MM_PORT]:,} |"
+    )
+    return row, same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="default")
+    parser.add_argument("--only", default="", help="run shapes whose name contains this")
+    parser.add_argument("--write", type=Path, help="write the table to this Markdown file")
+    options = parser.parse_args()
+    config = Config.load(options.config)
+    rows, wrong = [HEADER], 0
+    print(HEADER)
+    begin = time.monotonic()
+    for shape in (*ON_CHIP, *RESNET18):
+        if options.only in shape.name:
+            row, same = run(shape, config)
+            wrong += not same
+            rows.append(row)
+            print(row if same else row + " **differs from golden**", flush=True)
+    print(f"{time.monotonic() - begin:.0f} s; shapes whose bytes differ from the golden interpreter: {wrong}")
+    if options.write is not None:
+        options.write.write_text("\n".join(rows) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

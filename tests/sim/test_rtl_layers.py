@@ -1,0 +1,42 @@
+"""Random layers on the RTL under random memory stalls: every byte of memory equals the golden interpreter's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from op_cases import random_inputs, random_op, segment_of
+
+from weft.compiler.backend import compile_segment
+from weft.hdl.config import PRESETS
+from weft.runtime import Image
+from weft.sim.golden import GoldenDevice
+from weft.sim.rtl import RtlDevice
+
+CASES = 10
+
+
+@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+def test_random_layers(preset: str, block: int) -> None:
+    """Ten layers of one seed; memory latency, bandwidth and stalls are random, too."""
+    config = PRESETS[preset]
+    rng = np.random.default_rng([block, config.n])
+    for case in range(CASES):
+        op = random_op(rng)
+        inputs = random_inputs(rng, op)
+        program = compile_segment(segment_of(op), config, reuse=False)
+        image = Image(program)
+        golden = GoldenDevice(config, image.memory_bytes)
+        image.run(golden, inputs)
+        memory = {
+            "latency": int(rng.integers(1, 80)),
+            "bytes_per_cycle": float(rng.choice([config.bus_bytes, config.bus_bytes / 3])),
+            "stall_probability": float(rng.choice([0.0, 0.2, 0.5])),
+            "stall_seed": int(rng.integers(1 << 30)),
+        }
+        with RtlDevice(config, image.memory_bytes, **memory) as rtl:  # type: ignore[arg-type]
+            image.run(rtl, inputs, timeout=5_000_000)
+            got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
+        expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
+        wrong = np.flatnonzero(got != expected)
+        assert not wrong.size, f"case {case}: {op}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}"

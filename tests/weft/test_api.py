@@ -1,0 +1,122 @@
+"""The Python API: inputs are checked by name, devices by configuration, reports add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weft
+from weft.api import InputError, Program
+from weft.compiler.backend import DeviceProgram
+from weft.compiler.ir import CompileError
+from weft.examples import digits
+from weft.hdl.config import PRESETS, ConfigError
+from weft.runtime import Image
+from weft.sim.device import DeviceError
+from weft.sim.golden import GoldenDevice
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return weft.compile(digits.model(), "tiny")
+
+
+@pytest.fixture(scope="module")
+def image() -> np.ndarray:
+    return digits.held_out()[0][:1]
+
+
+def test_golden_run(program: Program, image: np.ndarray) -> None:
+    result = program.run({"image": image})
+    assert result.outputs["logits"].shape == (1, 10)
+    assert result.outputs["logits"].dtype == np.float32
+    assert result.report["cycles"] is None
+    assert result.report["macs"] == sum(layer["macs"] for layer in result.report["layers"]) > 0
+    assert result.report["dram_bytes"] == sum(layer["dram_bytes"] for layer in result.report["layers"])
+
+
+def test_accuracy(program: Program) -> None:
+    images, labels = digits.held_out()
+    right = sum(
+        int(program.run({"image": image[None]}).outputs["logits"].argmax() == label)
+        for image, label in zip(images[:100], labels[:100], strict=True)
+    )
+    assert right >= 97
+
+
+def test_missing_input(program: Program) -> None:
+    with pytest.raises(InputError, match=r"^input 'image' is missing; the model reads 'image'$"):
+        program.run({})
+
+
+def test_unknown_input(program: Program, image: np.ndarray) -> None:
+    with pytest.raises(InputError, match=r"^the model has no input 'picture'; it reads 'image'$"):
+        program.run({"image": image, "picture": image})
+
+
+def test_wrong_shape(program: Program, image: np.ndarray) -> None:
+    with pytest.raises(
+        InputError, match=r"^input 'image' is float32 of shape \(1, 8, 8\); the model reads float32 of shape"
+    ):
+        program.run({"image": image[0]})
+
+
+def test_wrong_dtype(program: Program, image: np.ndarray) -> None:
+    with pytest.raises(
+        InputError, match=r"^input 'image' is float64 of shape \(1, 1, 8, 8\); the model reads float32"
+    ):
+        program.run({"image": image.astype(np.float64)})
+
+
+def test_unknown_device(program: Program, image: np.ndarray) -> None:
+    with pytest.raises(InputError, match=r"^unknown device 'fpga'; choose 'golden' or 'rtl'$"):
+        program.run({"image": image}, on="fpga")
+
+
+def test_device_of_another_configuration(program: Program, image: np.ndarray) -> None:
+    device = GoldenDevice(PRESETS["small"], 1 << 20)
+    with pytest.raises(
+        DeviceError, match=r"^the program is for configuration 0x[0-9a-f]{8}, the device is 0x"
+    ):
+        program.run({"image": image}, on=device)
+
+
+def test_device_with_too_little_memory(program: Program, image: np.ndarray) -> None:
+    with pytest.raises(DeviceError, match=r"^the program needs \d+ bytes of memory, the device has 4096$"):
+        program.run({"image": image}, on=GoldenDevice(PRESETS["tiny"], 4096))
+
+
+def test_program_that_leaves_memory(program: Program, image: np.ndarray) -> None:
+    """A base register near the end of memory, as a wrong host would set it."""
+    segment = next(segment for segment in program.segments if isinstance(segment, DeviceProgram))
+    place = Image(segment)
+    device = GoldenDevice(PRESETS["tiny"], place.memory_bytes)
+    place.bases[3] = place.memory_bytes - 1
+    with pytest.raises(DeviceError, match=r"(?i)instruction \d+"):
+        place.run(device, {})
+
+
+def test_unknown_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown preset 'giant'; choose tiny, small, "):
+        weft.compile(digits.model(), "giant")
+
+
+def test_bytes_that_are_no_model() -> None:
+    with pytest.raises(CompileError, match=r"^these 9 bytes are no ONNX model$"):
+        weft.compile(b"\x00not onnx", "tiny")
+
+
+def test_check_names_every_node() -> None:
+    nodes = weft.check(digits.model())
+    places = {name: place for name, _, place, _ in nodes}
+    assert places["conv1"] == places["classify"] == places["add"] == "device"
+    assert all(reason for _, _, place, reason in nodes if place == "host")
+
+
+def test_disassembly_shows_every_instruction(program: Program) -> None:
+    text = program.disassemble()
+    count = sum(
+        len(segment.instructions) for segment in program.segments if isinstance(segment, DeviceProgram)
+    )
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(";")]
+    assert len(lines) == count
