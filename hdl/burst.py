@@ -66,26 +66,33 @@ class BurstSplitter(wiring.Component):
         align = (self.config.bus_bytes - 1).bit_length()
         inside = (self.block - 1).bit_length()
         run, request = self.run.payload, self.request.payload
+        active, tag = Signal(), Signal.like(self.tag)
         word = Signal(32 - align)
-        rest = Signal(32)  # words of the run after the first, at most
+        rest = Signal(32)  # words of the run after the first
         room = Signal(inside)  # words of the block after the first
-        beats = Signal(9)
+        last, move = Signal(), Signal()
         m.d.comb += [
             room.eq(~word[:inside]),
-            self.last.eq(rest <= room),
-            beats.eq(Mux(self.last, rest[:inside], room) + 1),
-            request.address.eq(word << align),
-            request.beats.eq(beats),
-            self.idle.eq(~self.request.valid),
-            self.run.ready.eq(~self.request.valid | (self.request.ready & self.last)),
+            last.eq(rest <= room),
+            move.eq(~self.request.valid | self.request.ready),
+            self.run.ready.eq(~active | (move & last)),
+            self.idle.eq(~active & ~self.request.valid),
         ]
         with m.If(self.run.ready):
             m.d.sync += [
-                self.request.valid.eq(self.run.valid),
+                active.eq(self.run.valid),
                 word.eq(run.address >> align),
                 rest.eq((run.bytes + run.address[:align] - 1)[:33] >> align),
-                self.tag.eq(run.tag),
+                tag.eq(run.tag),
             ]
-        with m.Elif(self.request.ready):
-            m.d.sync += [word.eq(word + beats), rest.eq(rest - beats)]
+        with m.Elif(move):  # not the last burst: on to the next block
+            m.d.sync += [word.eq(((word >> inside) + 1) << inside), rest.eq(rest - room - 1)]
+        with m.If(move):
+            m.d.sync += [
+                self.request.valid.eq(active),
+                request.address.eq(word << align),
+                request.beats.eq(Mux(last, rest[:inside], room) + 1),
+                self.last.eq(last),
+                self.tag.eq(tag),
+            ]
         return m

@@ -174,25 +174,24 @@ class Carver(wiring.Component):
         active, running, draining, wait = Signal(), Signal(), Signal(), Signal(2)
         emit, shift, pop, free, have, advance = Signal(), Signal(), Signal(), Signal(), Signal(), Signal()
         pass_end, empty, follow, finish = Signal(), Signal(), Signal(), Signal()
-        step, reach, target = Signal(16), Signal(17), Signal.like(at.skip)
+        step, reach, ahead = Signal(16), Signal(17), Signal.like(at.skip)
+        # Flags over the counters in `at`, kept beside them for the sake of timing.
+        front, near, some, single = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            free.eq((at.front != 0) | (at.beats == 0)),  # beats outside the run need not come
+            free.eq(front | ~some),  # beats outside the run need not come
             have.eq(free | self.beat.valid),
             advance.eq(~self.scratchpad.valid | self.scratchpad.ready),
             emit.eq(
-                running
-                & (at.skip == 0)
-                & (have | (at.position <= self.config.bus_bytes - self.config.n))
-                & advance
+                running & near & (have | (at.position <= self.config.bus_bytes - self.config.n)) & advance
             ),
             step.eq(Mux(nest.last.inner, op.step_outer, op.step_inner)),
             reach.eq(at.position + step),
-            target.eq(Mux(emit, reach >> align_bits, at.skip)),
+            ahead.eq(reach >> align_bits),
             pass_end.eq(emit & nest.last.inner & (op.split | nest.last.outer)),
-            shift.eq(have & (draining | pass_end | (running & (target != 0)))),
+            shift.eq(have & (draining | pass_end | (running & ~near) | (emit & (ahead != 0)))),
             pop.eq(shift & ~free),
             self.beat.ready.eq(pop),
-            empty.eq((at.beats == 0) | ((at.beats == 1) & pop)),
+            empty.eq(~some | (single & pop)),
             finish.eq((pass_end | draining) & empty),
             follow.eq(wait[1] | (finish & Mux(draining, nest.active, ~nest.last_all))),
             nest.step.eq(emit),
@@ -201,36 +200,46 @@ class Carver(wiring.Component):
         ]
         m.d.sync += wait.eq(Cat(walker.start, wait[0]))
         with m.If(follow):
-            m.d.sync += [at.eq(walker.following), running.eq(1), draining.eq(0)]
-        with m.Else():
             m.d.sync += [
-                at.skip.eq(target - shift),
-                at.front.eq(Mux(pass_end, 0, at.front - (shift & (at.front != 0)))),
-                at.beats.eq(at.beats - pop),
+                at.eq(walker.following),
+                Cat(running, draining, near, some).eq(0b1001),
+                front.eq(walker.following.front != 0),
+                single.eq(walker.following.beats == 1),
             ]
+        with m.Else():
             with m.If(emit):
                 m.d.sync += [
                     at.position.eq(reach),
                     at.lead.eq(Mux(at.lead > step, at.lead - step, 0)),
                     at.left.eq(Mux(at.left > step, at.left - step, 0)),
+                    at.skip.eq(Mux(have, ahead - 1, ahead)),
+                    near.eq((ahead == 0) | ((ahead == 1) & have)),
                 ]
+            with m.Elif(shift):
+                m.d.sync += [at.skip.eq(at.skip - 1), near.eq(at.skip == 1)]
             with m.If(pass_end):
-                m.d.sync += [running.eq(0), draining.eq(~empty)]
+                m.d.sync += [front.eq(0), running.eq(0), draining.eq(~empty)]
+            with m.Elif(shift & front):
+                m.d.sync += [at.front.eq(at.front - 1), front.eq(at.front != 1)]
+            with m.If(pop):
+                m.d.sync += [at.beats.eq(at.beats - 1), some.eq(~single), single.eq(at.beats == 2)]
             with m.If(draining & empty):
                 m.d.sync += draining.eq(0)
         with m.If(shift):
             m.d.sync += low.eq(self.beat.payload)
 
         m.d.comb += [
-            self.carve.ready.eq(~active | (finish & ~follow)),
+            self.carve.ready.eq(~active),
             walker.start.eq(self.carve.valid & self.carve.ready),
             walker.carve.eq(self.carve.payload),
             nest.load.eq(walker.start),
             *nest.take(self.carve.payload),
             self.busy.eq(active | self.scratchpad.valid | self.signal.any()),
         ]
-        with m.If(self.carve.ready):
+        with m.If(~active):
             m.d.sync += [active.eq(self.carve.valid), op.eq(self.carve.payload)]
+        with m.Elif(finish & ~follow):
+            m.d.sync += active.eq(0)
         limit = Mux(Mux(op.split, nest.last.outer, nest.last.inner), op.tail, self.config.n)
         self._output(m, emit, self._rotate(m, low, at.position), self._mask(at, limit), op, nest)
         return m
