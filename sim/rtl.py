@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+import hashlib
+import os
 from collections.abc import Sequence
+from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from weft.hdl import core as hdl_core
 from weft.hdl.config import Config
 from weft.hdl.core import Core
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
-from weft.sim.verilate import build
+from weft.sim.verilate import build, cache_root
 
 TOP = "weft"
 PAGE = 4096
@@ -52,9 +56,22 @@ _SIGNATURES = {
 }
 
 
-@lru_cache
-def _verilog(config: Config) -> str:
-    return generate(Core(config), name=TOP)
+@lru_cache(maxsize=8)
+def core_verilog(config: Config) -> str:
+    """Verilog of the core of `config`, kept in the cache under the hash of all that it is generated from."""
+    sources = sorted(Path(hdl_core.__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {config}".encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    path = cache_root() / f"verilog-{digest.hexdigest()[:24]}.v"
+    if path.exists():
+        return path.read_text()
+    text = generate(Core(config), name=TOP)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(text)
+    part.replace(path)
+    return text
 
 
 def build_model(config: Config, *, trace: bool = False, verilog: str | None = None) -> Path:
@@ -66,7 +83,7 @@ def build_model(config: Config, *, trace: bool = False, verilog: str | None = No
         If the Verilog does not pass Verilator or the C++ compiler.
     """
     return build(
-        verilog if verilog is not None else _verilog(config),
+        verilog if verilog is not None else core_verilog(config),
         top=TOP,
         driver=Path(__file__).with_name("rtl_model.cpp"),
         output="model.so",
