@@ -110,9 +110,9 @@ class LoopNest(wiring.Component):
         moves = Signal(len(names))
         for k, loop in enumerate(names):
             width = self.loops[loop]
-            reload = Signal(width, name=f"reload_{loop}")
-            single = Signal(name=f"single_{loop}")
-            left = Signal(width, name=f"left_{loop}")  # iterations after this one
+            reload = Signal(width, name=f"reload_{loop}", reset_less=True)
+            single = Signal(name=f"single_{loop}", reset_less=True)
+            left = Signal(width, name=f"left_{loop}", reset_less=True)  # iterations after this one
             inner_last = (
                 Cat(*(self.last[inner] for inner in names[k + 1 :])).all() if k + 1 < len(names) else 1
             )
@@ -137,14 +137,14 @@ class LoopNest(wiring.Component):
         loop does not move the tracker, a level without a stride holds the base to come back to."""
         width, own = self.trackers[name]
         base = not own or next(iter(self.loops)) not in own
-        levels = [Signal(width, name=f"{name}_base")] if base else []
+        levels = [Signal(width, name=f"{name}_base", reset_less=True)] if base else []
         # As moves are one-hot, the operands of the adder are ORs of masked terms.
         left, right, written = Const(0, width), Const(0, signed(width)), Const(0, len(own) + base)
         for (loop, _width), move in zip(self.loops.items(), moves, strict=True):
             kept = len(levels)
             if loop in own:
-                levels.append(Signal(width, name=f"{name}_{loop}"))
-                stride = Signal(signed(own[loop]), name=f"{name}_stride_{loop}")
+                levels.append(Signal(width, name=f"{name}_{loop}", reset_less=True))
+                stride = Signal(signed(own[loop]), name=f"{name}_stride_{loop}", reset_less=True)
                 with m.If(self.load):
                     m.d.sync += stride.eq(self.strides[name][loop])
                 right = right | Mux(move, stride, 0)

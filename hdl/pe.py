@@ -56,7 +56,8 @@ class PeRow(wiring.Component):
         m = Module()
         n = self.columns
         # Bit slices of one wide register each: what stands at column c's output is slice c.
-        a, b = Signal(8 * n), Signal(8 * n)
+        # Data needs no reset: nothing is done with what no pulse announced.
+        a, b = Signal(8 * n, reset_less=True), Signal(8 * n, reset_less=True)
         latch, swap = Signal(2 * n), Signal(n)
         m.d.sync += [
             a.eq(Cat(self.a, a)),
@@ -66,15 +67,17 @@ class PeRow(wiring.Component):
         ]
         m.d.comb += [self.latch_below.eq(latch[0]), self.swap_below.eq(swap[0])]
         for c in range(n):
-            shadow = Signal(8, name=f"shadow{c}")
-            active = Signal(signed(8), name=f"active{c}")
-            product = Signal(signed(16), name=f"product{c}")
+            shadow = Signal(8, name=f"shadow{c}", reset_less=True)
+            active = Signal(signed(8), name=f"active{c}", reset_less=True)
+            product = Signal(signed(16), name=f"product{c}", reset_less=True)
+            psum = Signal(signed(self.psum_width), name=f"psum{c}", reset_less=True)
             with m.If(latch[2 * c - 1] if c else self.latch):
                 m.d.sync += shadow.eq(b.word_select(c - 1, 8) if c else self.b)
             with m.If(swap[c - 1] if c else self.swap):
                 m.d.sync += active.eq(shadow)
             m.d.sync += [
                 product.eq(a.word_select(c, 8).as_signed() * active),
-                self.below[c].eq(self.above[c] + product),
+                psum.eq(self.above[c] + product),
             ]
+            m.d.comb += self.below[c].eq(psum)
         return m
