@@ -5,6 +5,7 @@ from __future__ import annotations
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
+
 from weft.hdl import ports
 from weft.hdl.config import Config
 

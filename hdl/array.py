@@ -5,6 +5,7 @@ from __future__ import annotations
 from amaranth.hdl import Cat, Module, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
+
 from weft.hdl.config import Config
 from weft.hdl.pe import PeRow
 
