@@ -255,8 +255,11 @@ class Carver(wiring.Component):
 
     def _mask(self, at: data.View, limit: Value) -> Value:
         """The lanes that hold bytes of the run and of the pixel."""
+        bits = (self.config.n - 1).bit_length()
+        lead, left = at.lead[:bits], at.left[:bits]
+        far, long = at.lead[bits:].any(), at.left[bits:].any()
         lanes = range(self.config.n)
-        return Cat(*((at.lead <= lane) & (at.left > lane) & (limit > lane) for lane in lanes))
+        return Cat(*(~far & (lead <= lane) & (long | (left > lane)) & (limit > lane) for lane in lanes))
 
     def _output(
         self, m: Module, emit: Value, vector: Value, mask: Value, op: data.View, nest: LoopNest
