@@ -66,11 +66,13 @@ class BurstSplitter(wiring.Component):
         align = (self.config.bus_bytes - 1).bit_length()
         inside = (self.block - 1).bit_length()
         run, request = self.run.payload, self.request.payload
-        active, tag = Signal(), Signal.like(self.tag)
+        active = Signal()
+        tag = Signal.like(self.tag)
         word = Signal(32 - align)
         rest = Signal(32)  # words of the run after the first
         room = Signal(inside)  # words of the block after the first
-        last, move = Signal(), Signal()
+        last = Signal()
+        move = Signal()
         m.d.comb += [
             room.eq(~word[:inside]),
             last.eq(rest <= room),

@@ -170,15 +170,33 @@ class Carver(wiring.Component):
         low = Signal(self.config.widths.bus)  # the first beat of the window
         align_bits = (self.config.bus_bytes - 1).bit_length()
 
-        # A pass is running (vectors to emit), draining (beats to drop), or neither while the walker computes.
-        active, running, draining, wait = Signal(), Signal(), Signal(), Signal(2)
-        emit, shift, pop, free, have, advance = Signal(), Signal(), Signal(), Signal(), Signal(), Signal()
-        pass_end, empty, follow, finish = Signal(), Signal(), Signal(), Signal()
-        step, reach, ahead = Signal(16), Signal(17), Signal.like(at.skip)
+        # The state: an instruction is active; a pass of it runs (vectors to emit) or drains (beats to drop), or
+        # neither while the walker computes the first.
+        active = Signal()
+        running = Signal()
+        draining = Signal()
+        wait = Signal(2)
         # Flags over the counters in `at`, kept beside them for the sake of timing.
-        front, near, some, single = Signal(), Signal(), Signal(), Signal()
+        front = Signal()
+        near = Signal()  # the next vector starts in the window's first beat
+        some = Signal()
+        single = Signal()
+        # What happens in this cycle.
+        free = Signal()  # the next beat is outside the run and need not come
+        have = Signal()
+        advance = Signal()
+        emit = Signal()
+        shift = Signal()
+        pop = Signal()
+        pass_end = Signal()
+        empty = Signal()  # where the pass ends or drains: no beat is left after this cycle
+        finish = Signal()
+        follow = Signal()
+        step = Signal(16)
+        reach = Signal(17)
+        ahead = Signal.like(at.skip)
         m.d.comb += [
-            free.eq(front | ~some),  # beats outside the run need not come
+            free.eq(front | ~some),
             have.eq(free | self.beat.valid),
             advance.eq(~self.scratchpad.valid | self.scratchpad.ready),
             emit.eq(
@@ -191,7 +209,7 @@ class Carver(wiring.Component):
             shift.eq(have & (draining | pass_end | (running & ~near) | (emit & (ahead != 0)))),
             pop.eq(shift & ~free),
             self.beat.ready.eq(pop),
-            empty.eq(~some | (single & pop)),
+            empty.eq(~some | (single & ~front & self.beat.valid)),
             finish.eq((pass_end | draining) & empty),
             follow.eq(wait[1] | (finish & Mux(draining, nest.active, ~nest.last_all))),
             nest.step.eq(emit),
@@ -266,7 +284,9 @@ class Carver(wiring.Component):
     ) -> None:
         """A register behind the rotation; fill goes in after it, on the way to the scratchpad."""
         n, port = self.config.n, self.scratchpad
-        rotated, valid_lanes, fill = Signal(8 * n), Signal(n), Signal(8)
+        rotated = Signal(8 * n)
+        valid_lanes = Signal(n)
+        fill = Signal(8)
         signal = Signal(SEMAPHORES)
         with m.If(emit):
             m.d.sync += [

@@ -58,8 +58,11 @@ class LoadRequests(wiring.Component):
         first = Signal(32)
         m.d.comb += first.eq(self.bases[op.base] + op.offset)
 
-        address, pitch = Signal(32), Signal(32)
-        rows, passes, passes_reload = Signal(12), Signal(16), Signal(16)  # after the current one
+        address = Signal(32)
+        pitch = Signal(32)
+        rows = Signal(12)  # after the current one, as are passes
+        passes = Signal(16)
+        passes_reload = Signal(16)
         m.d.comb += [
             self.instruction.ready.eq(~self.run.valid & self.carve.ready),
             self.carve.valid.eq(~self.run.valid & self.instruction.valid),

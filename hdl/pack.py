@@ -56,8 +56,12 @@ class Packer(wiring.Component):
         offset = vector.pointer[:align]
 
         # First stage: the vector rotated to its place in the beat, around the end into the next one.
-        valid, last, block_end = Signal(), Signal(), Signal()
-        rotated, lanes, here = Signal(8 * width), Signal(width), Signal(width)
+        valid = Signal()
+        last = Signal()
+        block_end = Signal()
+        rotated = Signal(8 * width)
+        lanes = Signal(width)
+        here = Signal(width)
         taken = Signal()
         m.d.comb += self.vector.ready.eq(~valid | taken)
         with m.If(self.vector.ready):
@@ -72,8 +76,11 @@ class Packer(wiring.Component):
             ]
 
         # Second stage: the rotated bytes join what earlier vectors left of the beat.
-        residue, strobe = Signal(8 * width), Signal(width)
-        flush, full, spill = Signal(), Signal(), Signal()
+        residue = Signal(8 * width)
+        strobe = Signal(width)
+        flush = Signal()
+        full = Signal()
+        spill = Signal()
         joined = Signal(8 * width)
         select = Cat(*(bit.replicate(8) for bit in here))
         m.d.comb += [
@@ -100,7 +107,8 @@ class Packer(wiring.Component):
         """`value` in a bus word, rotated up by `offset` units of `unit` bits."""
         size = unit * self.config.bus_bytes
         for bit in range(len(offset)):
-            extended, stage = Signal(size, name=f"{name}_in{bit}"), Signal(size, name=f"{name}_out{bit}")
+            extended = Signal(size, name=f"{name}_in{bit}")
+            stage = Signal(size, name=f"{name}_out{bit}")
             m.d.comb += [
                 extended.eq(value),
                 stage.eq(Mux(offset[bit], extended.rotate_left(unit << bit), extended)),

@@ -88,7 +88,9 @@ class StoreRequests(wiring.Component):
             merged.eq((op.pitch == op.length) | (op.pixels == 1)),
         ]
         # A row's bytes, pixels * length, come from adding shifted lengths: no multiplier, and hidden by data.
-        factor, addend, signal = Signal(16), Signal(32), Signal(SEMAPHORES)
+        factor = Signal(16)
+        addend = Signal(32)
+        signal = Signal(SEMAPHORES)
         accept = self.instruction.valid & self.instruction.ready
         m.d.comb += [
             self.busy.eq(nest.active),
@@ -174,7 +176,8 @@ class StoreReader(wiring.Component):
         )
         layout = vector_layout(self.config)
         m.submodules.queue = queue = SyncFIFO(width=layout.size, depth=READS)
-        op, port = Signal(read_layout(self.config)), self.scratchpad
+        op = Signal(read_layout(self.config))
+        port = self.scratchpad
         credits = Signal(range(READS + 1), init=READS)  # room in the queue that no read on its way will take
         granted, taken = port.valid & port.ready, self.vector.valid & self.vector.ready
         m.d.sync += credits.eq(credits - granted + taken)
@@ -189,14 +192,16 @@ class StoreReader(wiring.Component):
         with m.If(nest.load):
             m.d.sync += op.eq(self.read.payload)
 
-        stage, valid = Signal(layout), granted
+        stage = Signal(layout)
+        valid = granted
         m.d.comb += [
             stage.pointer.eq(nest.values.pointer),
             stage.count.eq(Mux(nest.last.vectors, op.tail, self.config.n)),
             stage.last.eq(nest.last.vectors & (nest.last.pixels | ~op.merged)),
         ]
         for index in range(READ_LATENCY):
-            following, following_valid = Signal(layout, name=f"stage{index}"), Signal(name=f"valid{index}")
+            following = Signal(layout, name=f"stage{index}")
+            following_valid = Signal(name=f"valid{index}")
             m.d.sync += [following.eq(stage), following_valid.eq(valid)]
             stage, valid = following, following_valid
         arrived = Signal(layout)
@@ -281,13 +286,12 @@ class StoreUnit(wiring.Component):
         done = data.StructLayout({"burst": counter, "signal": SEMAPHORES})
         m.submodules.done = queue = SyncFIFO(width=done.size, depth=UNCONFIRMED)
         request, beat = self.bus.request, self.bus.beat
-        asked, confirmed, ahead = (
-            Signal(counter),
-            Signal(counter),
-            Signal(counter),
-        )  # ahead: asked, data not all sent
+        asked = Signal(counter)
+        confirmed = Signal(counter)
+        ahead = Signal(counter)  # bursts whose request is out but not all of their data
         after = Signal(counter)
-        allowed, ends = Signal(), Signal()
+        allowed = Signal()
+        ends = Signal()
         send, sent = request.valid & request.ready, beat.valid & beat.ready & beat.payload.last
         m.d.comb += [
             after.eq(asked + 1),
