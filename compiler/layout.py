@@ -58,7 +58,7 @@ class Layout:
         """
         order = np.arange(math.prod(self.shape)).reshape(self.shape).transpose(self.perm).reshape(rows, -1)
         width = order.shape[1]
-        if (order - order[:1] != width * np.arange(rows)[:, None]).any() or order[0].max() >= width:
+        if (order - order[:1] != width * np.arange(rows)[:, None]).any():
             return None
         return order[0]
 

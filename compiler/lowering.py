@@ -19,6 +19,7 @@ from weft.compiler.ir import (
     Transfer,
     View,
 )
+from weft.compiler.layout import Layout
 from weft.compiler.onnx_import import Model, Node, captured
 from weft.compiler.partition import Plan, placement, reason
 from weft.compiler.patterns import Match
@@ -65,16 +66,12 @@ def _device(
             name = tensor.storage if tensor.storage not in used else f"{tensor.storage}@{index}"
             renamed[tensor.storage] = (name, "input")
             source = tensor if tensor.hosted else match.recipes[tensor.storage].output
-            entering.append(
-                _transfer(match.model, source, source.value, Buffer(name, source.layout.nhwc, "input"))
-            )
+            entering.append(_transfer(match.model, source.value, source.source, name, "input"))
         storage = recipe.output.storage
         renamed[storage] = (storage, "output" if storage in sent else "temp")
     for storage, values in sent.items():
         for value, tensor in values.items():
-            leaving.append(
-                _transfer(match.model, tensor, value, Buffer(storage, tensor.layout.nhwc, "output"))
-            )
+            leaving.append(_transfer(match.model, value, tensor.layout, storage, "output"))
     ops = [_renamed(op, renamed) for recipe in turn for op in recipe.ops]
     return DeviceSegment(f"device{index}", tuple(ops))
 
@@ -104,10 +101,17 @@ def made_output(made: Plan, storage: str) -> Tensor:
     raise KeyError(storage)
 
 
-def _transfer(model: Model, tensor: Tensor, value: str, buffer: Buffer) -> Transfer:
-    layout = tensor.layout
+def _transfer(model: Model, value: str, layout: Layout, name: str, kind: str) -> Transfer:
     perm = None if layout.perm == tuple(range(len(layout.perm))) else layout.perm
-    return Transfer(value, buffer, layout.shape, layout.nhwc, perm, tensor.unsigned, model.shapes[value])
+    return Transfer(
+        value,
+        Buffer(name, layout.nhwc, kind),
+        layout.shape,
+        layout.nhwc,
+        perm,
+        model.dtypes[value] == "uint8",
+        model.shapes[value],
+    )
 
 
 def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:

@@ -14,7 +14,7 @@ import numpy as np
 from weft.compiler.ir import Add, Buffer, Conv, Pool, Rescale, View, Window
 from weft.compiler.layout import Layout, natural, packed
 from weft.compiler.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, parameters, result
-from weft.compiler.support import Case, aligned, product_rows
+from weft.compiler.support import Case, aligned, permutation, product_rows, transposed
 
 INT32 = np.iinfo(np.int32)
 ADD_WEIGHT = 64
@@ -108,10 +108,7 @@ def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.n
     """`bias` plus a constant of one value per channel at the accumulator's `scale`, with a note if that rounds."""
     given = np.broadcast_to(np.broadcast_to(value.scale, value.values.shape).reshape(-1), scale.shape)
     integers = np.broadcast_to(value.values.reshape(-1), scale.shape)
-    if not value.exact and np.allclose(given, scale, rtol=1e-6, atol=0):
-        exact = integers.astype(np.float64)
-    else:
-        exact = integers * given / scale
+    exact = integers * (1.0 if np.allclose(given, scale, rtol=1e-6, atol=0) else given / scale)
     rounded = np.rint(exact)
     notes = [] if np.array_equal(rounded, exact) else ["the bias was rounded to the accumulator's scale"]
     total = rounded + bias
@@ -293,33 +290,22 @@ def concat(case: Case) -> Symbol:
 
 def move(case: Case) -> Symbol:
     """Reshape and its kin: the same bytes under another shape."""
-    source, node = case.symbol(0), case.node
+    source, index = case.symbol(0), case.node.index
     if isinstance(source, Constant):
         return _move_constant(case, source)
-    if isinstance(source, Pending):
-        layout = _moved(case, source.layout)
-        return dataclasses.replace(source, layout=layout, nodes=(*source.nodes, node.index))
-    tensor = source.tensor if isinstance(source, Activation) else source
-    assert isinstance(tensor, Tensor)
-    origin = "" if node.op == "Transpose" else tensor.origin
-    moved = dataclasses.replace(
-        tensor, layout=_moved(case, tensor.layout), origin=origin, via=(*tensor.via, node.index)
-    )
+    moved = transposed(case) if case.node.op == "Transpose" else source
+    if isinstance(moved, Pending):
+        return dataclasses.replace(moved, nodes=(*moved.nodes, index))
+    if isinstance(moved, Activation):
+        moved = moved.tensor
+    assert isinstance(moved, Tensor)
+    moved = dataclasses.replace(moved, via=(*moved.via, index))
     return Activation(moved, source.quant) if isinstance(source, Activation) else moved
-
-
-def _moved(case: Case, layout: Layout) -> Layout:
-    if case.node.op != "Transpose":
-        return layout
-    perm = case.ints("perm", tuple(reversed(range(len(case.shape())))))
-    moved = layout.transposed(case.shape(), perm)
-    assert moved is not None
-    return dataclasses.replace(moved, nhwc=layout.nhwc)
 
 
 def _move_constant(case: Case, source: Constant) -> Symbol:
     if case.node.op == "Transpose":
-        perm = case.ints("perm", tuple(reversed(range(source.values.ndim))))
+        perm = permutation(case)
         return Constant(source.values.transpose(perm), source.scale.transpose(perm), source.exact)
     if case.node.op == "Identity":
         return source

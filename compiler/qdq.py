@@ -40,13 +40,15 @@ class Quant:
 class Tensor:
     """An int8 or uint8 value.
 
-    `storage` names the device buffer, `value` the model's value that is in it, `via` the nodes that only renamed it.
+    `storage` names the device buffer, `value` the model's value that is in it, laid out as `source`; `layout` is that
+    of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
     `hosted` tensors come from the host. `origin` is a value with the same bytes in the same order, "" if none is.
     """
 
     storage: str
     value: str
     origin: str
+    source: Layout
     layout: Layout
     unsigned: bool
     hosted: bool
@@ -58,8 +60,8 @@ class Tensor:
             return dataclasses.replace(self, layout=layout)
         if not self.hosted or not self.origin:
             return None
-        storage = f"{self.origin}:{'x'.join(map(str, layout.nhwc))}"
-        return dataclasses.replace(self, storage=storage, value=self.origin, layout=layout)
+        storage = f"{self.origin}:{'x'.join(map(str, layout.shape))}:{''.join(map(str, layout.perm))}"
+        return dataclasses.replace(self, storage=storage, value=self.origin, source=layout, layout=layout)
 
     def view(self, shape: tuple[int, int, int, int] | None = None) -> View:
         """The whole buffer, in the layout's shape or another one of the same size."""
@@ -143,7 +145,7 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
         ops.append(
             dataclasses.replace(op, dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales)  # type: ignore[arg-type]
         )
-    output = Tensor(name, name, name, pending.layout, quant.unsigned, False)
+    output = Tensor(name, name, name, pending.layout, pending.layout, quant.unsigned, False)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
     return Recipe(output, tuple(ops), pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
 
@@ -207,7 +209,8 @@ def constant(model: Model, node: Node) -> Constant | None:
 
 def hosted(model: Model, name: str) -> Tensor:
     """The symbol of an int8 or uint8 value that comes from the host."""
-    return Tensor(name, name, name, natural(model.shapes[name]), model.dtypes[name] == "uint8", True)
+    layout = natural(model.shapes[name])
+    return Tensor(name, name, name, layout, layout, model.dtypes[name] == "uint8", True)
 
 
 def is_conv(pending: Pending) -> bool:

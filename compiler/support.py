@@ -6,6 +6,7 @@ returns None if the node satisfies it, else the value that does not ("" if there
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -195,9 +196,14 @@ def channel_constant(case: Case, operand: Symbol, value: Constant) -> str | None
 
 def channel_axis(shape: tuple[int, ...], operand: Symbol) -> int | None:
     """The axis of a value of `shape` that is channels on the device; None if no single one is."""
-    if isinstance(operand, Pending) and operand.layout != natural(shape):
-        return len(shape) - 1 if operand.layout == packed(shape) else None
-    return 1 if len(shape) == 4 else len(shape) - 1
+    axis = 1 if len(shape) == 4 else len(shape) - 1
+    if not isinstance(operand, Pending):
+        return axis
+    if operand.layout == packed(shape):
+        axis = len(shape) - 1
+    elif operand.layout != natural(shape):
+        return None
+    return axis if operand.ops[0].dst.shape[3] == shape[axis] else None
 
 
 def same_order(case: Case) -> str | None:
@@ -304,18 +310,34 @@ def movable(case: Case) -> str | None:
 
 
 def transposable(case: Case) -> str | None:
-    """Transpose may only move dimensions of size 1, or undo the order the device computes in."""
-    symbol = case.symbol(0)
-    if isinstance(symbol, Constant):
+    """Transpose may only move dimensions of size 1, or lead from or to the order the device computes in."""
+    if isinstance(case.symbol(0), Constant) or transposed(case) is not None:
         return None
-    layout = symbol.layout if isinstance(symbol, Tensor | Pending) else symbol.tensor.layout  # type: ignore[union-attr]
-    perm = case.ints("perm", tuple(reversed(range(len(case.shape())))))
-    moved = layout.transposed(case.shape(), perm)
-    if moved is not None and (
-        moved.canonical == () or moved.same(natural(case.output)) or len(moved.canonical) == 1
-    ):
-        return None
-    return f"perm is {perm}"
+    return f"perm is {permutation(case)}"
+
+
+def permutation(case: Case) -> tuple[int, ...]:
+    """The order of axes a Transpose node makes."""
+    return case.ints("perm", tuple(reversed(range(len(case.shape())))))
+
+
+def transposed(case: Case) -> Tensor | Pending | None:
+    """The transposed value without moving a byte, if it then is in an order that other operators take."""
+    symbol, output, back = case.symbol(0), case.output, tuple(np.argsort(permutation(case)).tolist())
+    if isinstance(symbol, Activation):
+        symbol = symbol.tensor
+    assert isinstance(symbol, Tensor | Pending)
+    for layout in (natural(output), packed(output)):
+        before = layout.transposed(output, back)
+        assert before is not None
+        if isinstance(symbol, Pending):
+            if symbol.layout.same(before):
+                return dataclasses.replace(symbol, layout=layout)
+            continue
+        arranged = symbol.arranged(before)
+        if arranged is not None:
+            return dataclasses.replace(arranged, layout=layout, origin="")
+    return None
 
 
 def per_tensor(case: Case) -> str | None:

@@ -43,6 +43,13 @@ def test_pool_is_fused_with_both_clamps() -> None:
     same(before, after)
 
 
+def test_fused_clamp_is_the_tighter_one_on_both_sides() -> None:
+    before = DeviceSegment("s", (conv(), dataclasses.replace(POOL, low=-10)))
+    after = fuse_pool(before)
+    assert (after.ops[0].low, after.ops[0].high) == (-10, 60)
+    same(before, after)
+
+
 @pytest.mark.parametrize(
     ("reason", "ops"),
     [
@@ -79,6 +86,7 @@ def test_pool_is_not_fused_if_the_host_reads_between() -> None:
 
 
 JOINED = Buffer("y", (1, 6, 6, 9), "output")
+OUTPUT = View(Buffer("m", MIDDLE.shape, "output"), MIDDLE.shape)
 COPY = Rescale("copy", MIDDLE, View(JOINED, MIDDLE.shape, c=5))
 
 
@@ -105,8 +113,9 @@ def test_chains_of_copies_disappear() -> None:
         (conv(), dataclasses.replace(COPY, low=0)),
         (conv(), COPY, dataclasses.replace(COPY, name="again", dst=View(JOINED, MIDDLE.shape, c=1))),
         (dataclasses.replace(COPY, src=INPUT),),
+        (conv(OUTPUT), dataclasses.replace(COPY, src=OUTPUT)),
     ],
-    ids=["scale", "zero point", "clamp", "two readers", "input"],
+    ids=["scale", "zero point", "clamp", "two readers", "input", "read by the host"],
 )
 def test_copies_stay(ops: tuple[DeviceOp, ...]) -> None:
     assert write_views(DeviceSegment("s", ops)).ops == ops

@@ -76,7 +76,7 @@ def biased(bias: str) -> onnx.ModelProto:
     name = (
         built.dequantise(image(built, (4,)))
         if bias == "input"
-        else built.constant(np.ones((2, 4), np.float32))
+        else built.constant(np.ones({"matrix": (4, 4), "column": (4, 1)}[bias], np.float32))
     )
     return ended(built, built.node("Gemm", [value, weight, name]))
 
@@ -87,6 +87,12 @@ def reshaped_sum() -> onnx.ModelProto:
     value = built.node("MatMul", [built.dequantise(image(built, (2, 4))), weight])
     value = built.node("Reshape", [value, built.constant(np.array([2, 3, 2, 2], np.int64))])
     return ended(built, built.node("Add", [value, built.constant(np.ones((3, 1, 1), np.float32))]))
+
+
+def swapped() -> onnx.ModelProto:
+    built = builder()
+    value = built.dequantise(built.conv(image(built), 4, (1, 1)))
+    return ended(built, built.node("Transpose", [value], perm=[0, 1, 3, 2]))
 
 
 def clipped() -> onnx.ModelProto:
@@ -220,7 +226,7 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
     "concatenated rows": (lambda: two("Concat", (2, 3, 4), (2, 3, 4), axis=1), "Concat", support.concat_axis),
     "concatenated mixed axes": (lambda: mixed(joined, (1, 6, 6, 4)), "Concat", support.concat_order),
     "bound from an input": (lambda: clipped(), "Clip", support.bounds_constant),
-    "transpose": (lambda: one("Transpose", perm=[0, 1, 3, 2]), "Transpose", support.transposable),
+    "transpose": (swapped, "Transpose", support.transposable),
     "int16": (lambda: sixteen(), "DequantizeLinear", support.per_tensor),
     "large scale": (lambda: requantised_input(), "QuantizeLinear", support.scales_fit),
     "long sum": (lambda: long_sum(), "QuantizeLinear", support.sums_fit),
