@@ -76,10 +76,13 @@ class Accumulator(wiring.Component):
             ram = memory.Memory(shape=config.widths.row, depth=config.accumulator_depth, init=[])
             m.submodules[f"bank{bank}"] = ram
             fetch, store = ram.read_port(), ram.write_port()
-            take = Signal(name=f"take{bank}")
+            take, wanted = Signal(name=f"take{bank}"), Signal(name=f"wanted{bank}")
             m.d.comb += [
                 take.eq(adds & (write_bank == bank)),
-                fetch.en.eq(take | (self.read.valid & (read_bank == bank))),
+                wanted.eq(take | (self.read.valid & (read_bank == bank))),
+                # Nobody may read the row that is being written. Saying so spares synthesis the logic that
+                # would return its old content from memories that cannot.
+                fetch.en.eq(wanted & ~(store.en & (fetch.addr == store.addr))),
                 fetch.addr.eq(Mux(take, self.write.address[:inner], self.read.address[:inner])),
                 store.en.eq(done & (address[inner:] == bank)),
                 store.addr.eq(address[:inner]),

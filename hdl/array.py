@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from amaranth.hdl import Cat, Module, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -63,20 +65,17 @@ class Array(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         n = self.config.n
-        previous = None
-        for r in range(n):
-            row = PeRow(n, self.config.widths.psum)
+        rows = [PeRow(n, self.config.widths.psum) for _ in range(n)]
+        for r, row in enumerate(rows):
             m.submodules[f"row{r}"] = row
             entry = Cat(self.a.word_select(r, 8), self.b.word_select(r, 8))
             m.d.comb += Cat(row.a, row.b).eq(_delay(m, entry, r, f"skew{r}"))
-            if previous is None:
-                m.d.comb += [row.latch.eq(self.latch), row.swap.eq(self.swap)]
-            else:
-                m.d.comb += [row.latch.eq(previous.latch_below), row.swap.eq(previous.swap_below)]
-                m.d.comb += [row.above[c].eq(previous.below[c]) for c in range(n)]
-            previous = row
+        m.d.comb += [rows[0].latch.eq(self.latch), rows[0].swap.eq(self.swap)]
+        for row, below in pairwise(rows):
+            m.d.comb += [below.latch.eq(row.latch_below), below.swap.eq(row.swap_below)]
+            m.d.comb += [below.above[c].eq(row.below[c]) for c in range(n)]
         for c in range(n):
-            m.d.comb += self.c[c].eq(_delay(m, previous.below[c], n - 1 - c, f"deskew{c}"))
+            m.d.comb += self.c[c].eq(_delay(m, rows[-1].below[c], n - 1 - c, f"deskew{c}"))
         return m
 
 
