@@ -15,7 +15,7 @@ from typing import Self
 from weft.hdl import core as hdl_core
 from weft.hdl.config import Config
 from weft.hdl.core import Core
-from weft.hdl.isa import BASES
+from weft.hdl.isa import BASES, Queue
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
@@ -27,6 +27,8 @@ CHUNK = 100_000
 """Cycles between looks at the status register."""
 PROBE = 1000
 """Cycles over which a program that does not end is watched, to say what it waits for."""
+
+UNITS = tuple(queue.name for queue in Queue)
 
 _SIGNATURES = {
     "weft_open": (
@@ -158,6 +160,7 @@ class RtlDevice:
         self._memory: int = self._library.weft_memory(model)
         self._bases = [0] * BASES
         self._failed = False
+        self._started = False
         self._marks = 0
         self._identify()
 
@@ -239,24 +242,32 @@ class RtlDevice:
             raise DeviceError("a program is still running")
         self._write_register(Reg.PROGRAM, program)
         self._write_register(Reg.CONTROL, 1)
+        self._started = True
 
     def wait(self, timeout: int | None = None) -> None:
-        """Return when the program is done.
+        """Return when the program is done; at once if none was started.
 
         Raises
         ------
         DeviceError
-            If it is not done after `timeout` cycles (the message says what it waits for), an address is
-            outside memory, the core breaks the AXI protocol, or a word is no instruction.
+            If it is not done after `timeout` cycles, or without a timeout, if nothing moves for a long time
+            (the message says what it waits for); if an address is outside memory, the core breaks the AXI
+            protocol, or a word is no instruction.
         """
-        left = timeout
-        while True:
+        left, before = timeout, self.counters() if timeout is None else {}
+        while self._started:
             chunk = CHUNK if left is None else min(CHUNK, left)
             done = self._library.weft_run(self._handle, chunk)
             self._raise_errors()
             if done:
-                return
-            if left is not None:
+                self._started = False
+            elif left is None:
+                after = self.counters()
+                if not _progress(before, after):
+                    self._failed = True
+                    raise DeviceError(f"the program hangs: {_waits(before, after)}")
+                before = after
+            else:
                 left -= chunk
                 if left <= 0:
                     self._failed = True
@@ -300,19 +311,7 @@ class RtlDevice:
         """What the units did in the last cycles, from the counters."""
         before = self.counters()
         self._library.weft_run(self._handle, PROBE)
-        after = self.counters()
-        moved = {counter.name for counter in Counter if after[counter] > before[counter]}
-        states = []
-        for unit in ("LOAD", "MM", "VEC", "STORE"):
-            causes = [
-                name.removeprefix(f"{unit}_").lower() for name in sorted(moved) if name.startswith(f"{unit}_")
-            ]
-            waits = [cause for cause in causes if cause != "busy"]
-            if waits:
-                states.append(f"{unit} waits for {' and '.join(waits)}")
-            else:
-                states.append(f"{unit} is {'busy' if causes else 'idle'}")
-        return ", ".join(states)
+        return _waits(before, self.counters())
 
     def _status(self) -> Status:
         return Status(self._read_register(Reg.STATUS))
@@ -326,3 +325,37 @@ class RtlDevice:
         if not self._library.weft_read_register(self._handle, address, ctypes.byref(value)):
             raise DeviceError(f"the core does not answer a read of register {address:#x}")
         return value.value
+
+
+def _stalls(unit: str) -> list[Counter]:
+    """The counters of a unit that say why it waits."""
+    return [
+        counter
+        for counter in Counter
+        if counter.name.startswith(f"{unit}_") and counter.name != f"{unit}_BUSY"
+    ]
+
+
+def _progress(before: dict[Counter, int], after: dict[Counter, int]) -> bool:
+    """Whether a beat moved, a row entered the array, or a unit was busy for longer than it was stalled."""
+    moved = {counter: after[counter] - before[counter] for counter in Counter}
+    if any(moved[counter] for counter in (Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.ARRAY_ACTIVE)):
+        return True
+    working = (
+        moved[Counter[f"{unit}_BUSY"]]
+        - sum(moved[counter] for counter in _stalls(unit) if counter != Counter[f"{unit}_SEMAPHORE"])
+        for unit in UNITS
+    )
+    return max(working) > PROBE  # counters that are read while they run are off by some cycles
+
+
+def _waits(before: dict[Counter, int], after: dict[Counter, int]) -> str:
+    """What each unit did between two readings of the counters."""
+    states = []
+    for unit in UNITS:
+        waits = [counter for counter in _stalls(unit) if after[counter] > before[counter]]
+        causes = [counter.name.removeprefix(f"{unit}_").lower() for counter in waits]
+        busy = Counter[f"{unit}_BUSY"]
+        state = "is busy" if after[busy] > before[busy] else "is idle"
+        states.append(f"{unit} {'waits for ' + ' and '.join(causes) if causes else state}")
+    return ", ".join(states)

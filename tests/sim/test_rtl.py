@@ -108,7 +108,7 @@ def test_trace(tmp_path: Path, expected: bytes) -> None:
         RtlDevice(CONFIG, MEMORY, trace=tmp_path / "missing" / "trace.vcd")
 
 
-def failing(program: bytes, timeout: int = 5000) -> str:
+def failing(program: bytes, timeout: int | None = 5000) -> str:
     """The message of `program`; afterwards the same device must run a good one."""
     with RtlDevice(CONFIG, MEMORY) as device:
         device.write(PROGRAM, program)
@@ -143,6 +143,13 @@ def test_failing_programs(program: bytes, message: str) -> None:
     assert failing(program) == message
 
 
+def test_hanging_program_without_timeout() -> None:
+    """Not caught too early: the second MM comes long after the last beat."""
+    slow = Mm(nt=4000, ox=50, b=256, c_ox=1)
+    message = failing(assemble(slow, slow, Vec(wait=4)), timeout=None)
+    assert message == "the program hangs: LOAD is idle, MM is idle, VEC waits for semaphore, STORE is idle"
+
+
 def test_slow_program_times_out() -> None:
     message = failing(assemble(Mm(nt=100, ox=50, b=256, c_ox=1)), timeout=2000)
     assert (
@@ -169,6 +176,7 @@ def test_host_errors() -> None:
             device.set_base(1, 1 << 32)
         with pytest.raises(DeviceError, match=r"^program address 0x2 is no multiple of 4 bytes$"):
             device.start(2)
+        device.wait()  # nothing was started
         device.start(0)  # zeros are END
         device.wait(1000)
     with pytest.raises(DeviceError, match=r"^the device is closed$"):

@@ -11,6 +11,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from weft.hdl.config import PRESETS, Config
@@ -34,7 +35,7 @@ from weft.sim.golden import GoldenDevice
 from weft.sim.golden_units import EXECUTE, Memories
 from weft.sim.rtl import RtlDevice
 
-MEMORY = 1 << 17
+MEMORY = 1 << 18
 INPUT, OUTPUT, PROGRAM, DUMP = 0, 0x8000, 0x10000, 0x18000  # regions of 32 KiB, but for the dump
 BLOCKS = 2  # parameter blocks at the end of the scratchpad that nothing overwrites
 ATTEMPTS = 1000
@@ -186,22 +187,20 @@ class Generator:
         return True
 
     def build(self, count: int) -> None:
-        """A prologue that loads parameters, `count` random instructions, and a dump of the scratchpad."""
+        """A prologue that fills the scratchpad, `count` random instructions, and a dump of the scratchpad."""
         n, size = self.config.n, self.config.scratchpad_size
         self.memories.bases = list(self.bases)
         self.memories.dram[INPUT:PROGRAM] = list(self.random.randbytes(PROGRAM - INPUT))
         blocks = b"".join(self.parameters() for _ in range(BLOCKS))
         self.memories.dram[DUMP - len(blocks) : DUMP] = list(blocks)
         self.image = self.memories.dram.tobytes()
+        rows = max(1, size * n >> 13)
+        whole = {"rows": rows, "length": size * n // rows, "pitch": size * n // rows}
+        filling = Load(run=size * n // rows, row_pitch=997, dst_vector=1, dst_row=size // rows, **whole)
+        block = {"run": len(blocks), "length": len(blocks)}
+        assert self.append(filling)
         assert self.append(
-            Load(
-                base=7,
-                offset=DUMP - len(blocks),
-                run=len(blocks),
-                length=len(blocks),
-                dst=self.scratchpad,
-                dst_vector=1,
-            )
+            Load(base=7, offset=DUMP - len(blocks), dst=self.scratchpad, dst_vector=1, **block)
         )
         makers: list[Callable[[], Instruction]] = [
             self.load,
@@ -213,11 +212,9 @@ class Generator:
         ]
         for _ in range(count):
             assert any(self.append(self.random.choice(makers)()) for _ in range(ATTEMPTS))
-        rows = max(1, size * n >> 14)
         assert self.append(
-            Store(base=6, rows=rows, row_pitch=size * n // rows, length=size * n // rows, pitch=size * n // rows,
-                  src_vector=1, src_row=size // rows)
-        )  # fmt: skip
+            Store(base=6, row_pitch=size * n // rows, src_vector=1, src_row=size // rows, **whole)
+        )
 
     def run(self, device: Device) -> bytes:
         device.write(0, self.image)
@@ -246,8 +243,8 @@ def compare(config: Config, seeds: range, instructions: int) -> None:
             stall_seed=seed,
         ) as device:
             found = generator.run(device)
-        wrong = [address for address in range(MEMORY) if found[address] != expected[address]]
-        assert not wrong, f"seed {seed}: {len(wrong)} bytes differ, the first at {wrong[0]:#x}"
+        wrong = np.flatnonzero(np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8))
+        assert not wrong.size, f"seed {seed}: {wrong.size} bytes differ, the first at {wrong[0]:#x}"
     assert used == set(INSTRUCTIONS) - {Opcode.END}
 
 
