@@ -85,7 +85,8 @@ def _product(
 ) -> Pending:
     outputs = values.shape[0]
     scale = quant.scale * np.broadcast_to(weight.scale.reshape(-1), (outputs,))
-    bias, notes = np.zeros(outputs, np.int32), ()
+    bias = np.zeros(outputs, np.int32)
+    notes: tuple[str, ...] = ()
     symbol = case.symbol(2)
     if isinstance(symbol, Constant):
         bias, notes = add_bias(bias, symbol, scale)

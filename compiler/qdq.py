@@ -143,7 +143,7 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
             if hasattr(op, field)
         }
         ops.append(
-            dataclasses.replace(op, dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales)  # type: ignore[arg-type]
+            dataclasses.replace(op, dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales)
         )
     output = Tensor(name, name, name, pending.layout, pending.layout, quant.unsigned, False)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)

@@ -413,3 +413,15 @@ def test_control_flow_runs_on_the_host_with_what_its_branches_read() -> None:
     values = qdq_models.feeds(model, np.random.default_rng(1)) | {"choose": np.array(True)}
     assert [type(op) for op in device_ops(import_model(model))] == [Conv]
     assert not levels(model, values).any()
+
+
+@pytest.mark.parametrize(("perm", "free"), [((0, 2, 3, 1), True), ((0, 1, 3, 2), False)])
+def test_transpose_before_quantisation(perm: tuple[int, ...], free: bool) -> None:
+    rng = np.random.default_rng(0)
+    builder = qdq_models.Builder(rng)
+    weight, _ = builder.weight((4, 3, 1, 1), 0, per_channel=True, unsigned=False)
+    value = builder.node("Conv", [builder.dequantise(builder.input((2, 3, 5, 6))), weight])
+    value = builder.node("Transpose", [value], perm=perm)
+    model = builder.finish(builder.quantise(value, builder.shape_of(value), 0.1, 0, False))
+    assert bool(on_host(import_model(model))) != free
+    assert not levels(model, qdq_models.feeds(model, rng)).any()
