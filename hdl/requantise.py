@@ -119,41 +119,53 @@ class Requantise(wiring.Component):
         other = register(Mux(settings.add, second - settings.b_zero, 0), "other")
         mantissa = register(mantissa, "mantissa_2")
 
-        low, high = _unsigned_low(value), value[_LOW:].as_signed()  # 3
-        low_product = register(low * _unsigned_low(mantissa), "low_product")
-        high_product = register(high * _unsigned_low(mantissa), "high_product")
-        other_product = register(other * _unsigned_low(settings.b_mantissa), "other_product")
-        other_strip = register(_shift_and_add(other, settings.b_mantissa[_LOW:]), "other_strip")
-        strips = [
-            register(_shift_and_add(value, bits), f"strip_{index}")
-            for index, bits in enumerate((mantissa[_LOW : _LOW + 3], mantissa[_LOW + 3 :]))
-        ]
-
-        lower = register(low_product + other_product, "lower")  # 4
-        upper = register(high_product + strips[0] + other_strip, "upper")
-        top = register(strips[1], "top")
-
-        product = Signal(signed(33 + self.config.mantissa_bits), name=f"product_{lane}", reset_less=True)
-        m.d.sync += product.eq(lower + ((upper + (top << 3)) << _LOW))  # 5
+        product = self._multiply(m, lane, value, mantissa, other)  # 3, 4, 5
         for stage in range(2, 6):
             shift = register(shift, f"shift_{stage}")
 
         rounded = _round(m, product, shift, lane)  # 6, 7
         total = register(rounded + settings.zero, "total")  # 8
-        raised = Mux(total < settings.low, settings.low, total)
-        return register(Mux(raised > settings.high, settings.high, raised)[:8], "result")  # 9
+        below = total < settings.low  # 9; side by side with the other comparison, not before it
+        above = Mux(below, settings.low > settings.high, total > settings.high)
+        clamped = Mux(above, settings.high, Mux(below, settings.low, total))
+        return register(clamped[:8], "result")
+
+    def _multiply(self, m: Module, lane: int, value: Signal, mantissa: Signal, other: Signal) -> Signal:
+        """``value * mantissa + other * b_mantissa`` three registers later, in full width."""
+
+        def register(value: Value, name: str) -> Signal:
+            return _register(m, value, f"{name}_{lane}")
+
+        b_mantissa = self.settings.b_mantissa
+        low, high = _unsigned_low(value), value[_LOW:].as_signed()
+        low_product = register(low * _unsigned_low(mantissa), "low_product")
+        high_product = register(high * _unsigned_low(mantissa), "high_product")
+        other_product = register(other * _unsigned_low(b_mantissa), "other_product")
+        # At most four terms before a register.
+        middle, top = slice(_LOW, _LOW + 3), slice(_LOW + 3, None)
+        value_middle = register(_shift_and_add(value, mantissa[middle]), "value_middle")
+        other_middle = register(_shift_and_add(other, b_mantissa[middle]), "other_middle")
+        value_top = register(_shift_and_add(value, mantissa[top]), "value_top")
+        other_top = register(_shift_and_add(other, b_mantissa[top]), "other_top")
+
+        lower = register(low_product + other_product, "lower")
+        upper = register(high_product + value_middle + other_middle, "upper")
+        highest = register(value_top + other_top, "highest")
+
+        product = Signal(signed(33 + self.config.mantissa_bits), name=f"product_{lane}", reset_less=True)
+        m.d.sync += product.eq(lower + ((upper + (highest << 3)) << _LOW))
+        return product
 
     def _reduce(self, m: Module, lane: int) -> Signal:
         """The register that holds the reduction of all elements up to the previous cycle's."""
         reduced = Signal(signed(32), name=f"reduced_{lane}", reset_less=True)
         element = self.elements[lane]
-        with m.If(self.valid):
+        mode = self.settings.reduce
+        replace = self.first | (mode == Reduce.NONE) | (mode == Reduce.MAX) & (element > reduced)
+        with m.If(self.valid & replace):
             m.d.sync += reduced.eq(element)
-            with m.If(~self.first):
-                with m.If((self.settings.reduce == Reduce.MAX) & (reduced > element)):
-                    m.d.sync += reduced.eq(reduced)
-                with m.If(self.settings.reduce == Reduce.SUM):
-                    m.d.sync += reduced.eq(reduced + element)
+        with m.Elif(self.valid & (mode == Reduce.SUM)):
+            m.d.sync += reduced.eq(reduced + element)
         return reduced
 
 

@@ -69,6 +69,17 @@ class VecUnit(wiring.Component):
         self._tag = data.StructLayout(lane_group | {"dst": config.widths.scratchpad_address})
         self._element = data.StructLayout({"in_range": 1, "first": 1, "last": 1, "tag": self._tag})
         self._request = data.StructLayout({"parameter": 1, "second": 1, "valid": 1, "element": self._element})
+        source = max(config.widths.scratchpad_address, config.widths.accumulator_address)
+        self._queue = data.StructLayout(
+            {
+                "valid": 1,
+                "ask_second": 1,
+                "ask_source": 1,
+                "second": config.widths.scratchpad_address,
+                "source": source,
+                "element": self._element,
+            }
+        )
         super().__init__(
             {
                 **ports.unit(Vec),
@@ -97,7 +108,11 @@ class VecUnit(wiring.Component):
             m.d.sync += [held[name].eq(instruction[name]) for name in _HELD]
             m.d.sync += [held.settings[name].eq(instruction[name]) for name, _ in settings]
 
-        arrival = self._issue(m, nest, held)
+        # The element to read next, so that neither address nor range check comes before or behind an arbiter.
+        queue = Signal(self._queue)
+        granted = self._ask(m, held, queue, nest.load)
+        self._fill(m, nest, held, queue, granted)
+        arrival = granted
         for stage in range(ports.READ_LATENCY):
             following = Signal(self._request, name=f"arrival_{stage}")
             m.d.sync += following.eq(arrival)
@@ -106,113 +121,110 @@ class VecUnit(wiring.Component):
         self._gather(m, requantise, held, active)
         return m
 
-    def _issue(self, m: Module, nest: LoopNest, held: data.View) -> data.View:
-        """Ask for parameters, second operands and elements; returns what is granted in this cycle."""
+    def _ask(self, m: Module, held: data.View, queue: data.View, load: Value) -> data.View:
+        """Ask for parameters and for what stands in `queue`; returns what is granted in this cycle."""
         scratchpad, accumulator = self.scratchpad, self.accumulator
-        parameters_left, parameters = Signal(range(PARAMETER_VECTORS + 1)), Signal.like(scratchpad.address)
-        loading = Signal()
-        # The element to read next, so that neither address nor range check comes behind an arbiter or before one.
-        queued, ask_second, ask_source = Signal(), Signal(), Signal()
-        element, source, second = (
-            Signal(self._element),
-            Signal.like(nest.values.src),
-            Signal.like(nest.values.b),
-        )
+        left, address = Signal(range(PARAMETER_VECTORS + 1)), Signal.like(scratchpad.address)
+        loading, turn, from_scratchpad = Signal(), Signal(), Signal()
         granted = Signal(self._request)
-        from_scratchpad = held.source == Source.SCRATCHPAD
-        source_turn = queued & ~loading & ~ask_second
+        source_ready = Mux(from_scratchpad, scratchpad.ready, accumulator.ready)
         m.d.comb += [
-            loading.eq(parameters_left.any()),
-            scratchpad.valid.eq(loading | queued & (ask_second | ask_source & from_scratchpad)),
-            scratchpad.address.eq(Mux(loading, parameters, Mux(ask_second, second, source))),
-            accumulator.valid.eq(source_turn & ask_source & ~from_scratchpad),
-            accumulator.address.eq(source),
+            from_scratchpad.eq(held.source == Source.SCRATCHPAD),
+            loading.eq(left.any()),
+            turn.eq(queue.valid & ~loading & ~queue.ask_second),
+            scratchpad.valid.eq(
+                loading | queue.valid & (queue.ask_second | queue.ask_source & from_scratchpad)
+            ),
+            scratchpad.address.eq(Mux(loading, address, Mux(queue.ask_second, queue.second, queue.source))),
+            accumulator.valid.eq(turn & queue.ask_source & ~from_scratchpad),
+            accumulator.address.eq(queue.source),
             self.stall_port.eq(scratchpad.valid & ~scratchpad.ready | accumulator.valid & ~accumulator.ready),
             granted.parameter.eq(loading & scratchpad.ready),
-            granted.second.eq(queued & ~loading & ask_second & scratchpad.ready),
-            granted.valid.eq(
-                source_turn & (~ask_source | Mux(from_scratchpad, scratchpad.ready, accumulator.ready))
-            ),
-            granted.element.eq(element),
-            nest.step.eq(nest.active & (~queued | granted.valid)),
+            granted.second.eq(queue.valid & ~loading & queue.ask_second & scratchpad.ready),
+            granted.valid.eq(turn & (~queue.ask_source | source_ready)),
+            granted.element.eq(queue.element),
         ]
-        with m.If(nest.load):
-            m.d.sync += [
-                parameters_left.eq(PARAMETER_VECTORS),
-                parameters.eq(self.instruction.payload.params),
-            ]
+        with m.If(load):
+            m.d.sync += [left.eq(PARAMETER_VECTORS), address.eq(self.instruction.payload.params)]
         with m.Elif(granted.parameter):
-            m.d.sync += [parameters_left.eq(parameters_left - 1), parameters.eq(parameters + 1)]
+            m.d.sync += [left.eq(left - 1), address.eq(address + 1)]
+        return granted
 
-        y, x, last = nest.values.y, nest.values.x, nest.last
-        in_range = ~y[-1] & (y < held.h) & ~x[-1] & (x < held.w)
-        group_starts, group_ends = nest.first.ry & nest.first.rx, last.ry & last.rx
+    def _fill(self, m: Module, nest: LoopNest, held: data.View, queue: data.View, granted: data.View) -> None:
+        """Step the loop nest into `queue` whenever that is free."""
+        y, x, first, last = nest.values.y, nest.values.x, nest.first, nest.last
         grouped = self.config.groups > 1
+        in_range, starts, ends = Signal(), Signal(), Signal()
+        element = queue.element
         index = Signal.like(element.tag.index)  # the lane group that the nest stands on; ends where it began
+        m.d.comb += [
+            in_range.eq(~y[-1] & (y < held.h) & ~x[-1] & (x < held.w)),
+            starts.eq(first.ry & first.rx),
+            ends.eq(last.ry & last.rx),
+            nest.step.eq(nest.active & (~queue.valid | granted.valid)),
+        ]
         with m.If(granted.second):
-            m.d.sync += ask_second.eq(0)
+            m.d.sync += queue.ask_second.eq(0)
         with m.If(granted.valid):
-            m.d.sync += queued.eq(0)
+            m.d.sync += queue.valid.eq(0)
         with m.If(nest.step):
             m.d.sync += [
-                queued.eq(1),
-                ask_source.eq(in_range),
-                ask_second.eq(held.settings.add & group_starts & (nest.first.g if grouped else 1)),
-                Cat(source, second).eq(Cat(nest.values.src, nest.values.b)),
-                Cat(element.in_range, element.first, element.last).eq(
-                    Cat(in_range, group_starts, group_ends)
-                ),
-                Cat(element.tag.index, element.tag.dst).eq(Cat(index, nest.values.dst)),
+                queue.valid.eq(1),
+                queue.ask_second.eq(held.settings.add & starts & (first.g if grouped else 1)),
+                queue.ask_source.eq(in_range),
+                queue.source.eq(nest.values.src),
+                queue.second.eq(nest.values.b),
+                element.in_range.eq(in_range),
+                element.first.eq(starts),
+                element.last.eq(ends),
+                element.tag.index.eq(index),
                 element.tag.last.eq(last.g if grouped else 1),
                 element.tag.end.eq(nest.last_all),
+                element.tag.dst.eq(nest.values.dst),
             ]
             if grouped:
-                m.d.sync += index.eq(index + group_ends)
-        return granted
+                m.d.sync += index.eq(index + ends)
 
     def _arrive(self, m: Module, requantise: Requantise, held: data.View, arrival: data.View) -> None:
         """Keep parameters and second operand, and choose the columns of the element's lane group."""
-        lanes, element = self.config.lanes, arrival.element
-        planes = Signal(data.ArrayLayout(self.config.widths.vector, PARAMETER_VECTORS), reset_less=True)
-        second = Signal(self.config.widths.vector, reset_less=True)
+        width, element = self.config.widths.vector, arrival.element
+        planes = Signal(data.ArrayLayout(width, PARAMETER_VECTORS), reset_less=True)
+        second = Signal(width, reset_less=True)
         with m.If(arrival.parameter):
-            m.d.sync += planes.as_value().eq(
-                Cat(planes.as_value()[self.config.widths.vector :], self.scratchpad.data)
-            )
+            m.d.sync += planes.as_value().eq(Cat(planes.as_value()[width:], self.scratchpad.data))
         with m.If(arrival.second):
             m.d.sync += second.eq(self.scratchpad.data)
 
         rows = self._lanes(m, self.accumulator.data, element.tag.index)
         vectors = self._lanes(m, self.scratchpad.data, element.tag.index)
-        lowest = held.settings.reduce == Reduce.MAX
         pad = Signal(signed(32))
-        m.d.comb += pad.eq(Mux(lowest, -(1 << 31), held.pad))
+        m.d.comb += pad.eq(Mux(held.settings.reduce == Reduce.MAX, -(1 << 31), held.pad))
         elements = Signal.like(requantise.elements, reset_less=True)
-        for lane in range(lanes):
+        for lane in range(self.config.lanes):
             vector, row = vectors.word_select(lane, 8).as_signed(), rows.word_select(lane, 32).as_signed()
             read = Mux(held.source == Source.SCRATCHPAD, vector, row)
             m.d.sync += elements[lane].eq(Mux(element.in_range, read, pad))
         valid, chosen = Signal(), Signal(self._element, name="chosen")
         m.d.sync += [valid.eq(arrival.valid), chosen.eq(element)]
 
-        index = chosen.tag.index
-        bytes_of = [self._lanes(m, plane, index) for plane in planes]
-        for lane in range(lanes):
-            word = Cat(*(plane.word_select(lane, 8) for plane in bytes_of))
-            column = requantise.columns[lane]
-            m.d.comb += [
-                column.bias.eq(word[:32]),
-                column.mantissa.eq(word[32:56]),
-                column.shift.eq(word[56:62]),
-            ]
         m.d.comb += [
             requantise.valid.eq(valid),
             requantise.first.eq(chosen.first),
             requantise.last.eq(chosen.last),
             requantise.tag.eq(chosen.tag),
             requantise.elements.eq(elements),
-            requantise.second.eq(self._lanes(m, second, index)),
+            requantise.second.eq(self._lanes(m, second, chosen.tag.index)),
         ]
+        parts = [self._lanes(m, plane, chosen.tag.index) for plane in planes]
+        for lane in range(self.config.lanes):
+            word = Signal(8 * PARAMETER_VECTORS, name=f"word_{lane}")
+            column = requantise.columns[lane]
+            m.d.comb += [
+                word.eq(Cat(part.word_select(lane, 8) for part in parts)),
+                column.bias.eq(word[:32]),
+                column.mantissa.eq(word[32:56]),
+                column.shift.eq(word[56:62]),
+            ]
 
     def _gather(self, m: Module, requantise: Requantise, held: data.View, active: Signal) -> None:
         """Assemble the results of all lane groups to a vector, write it, and signal after the last one."""

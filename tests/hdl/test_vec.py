@@ -176,9 +176,18 @@ def dense_vec(rng, config, **given):
     return Vec(**(fields | given))
 
 
+class Port:
+    """The signals of a read port."""
+
+    def __init__(self, dut, name):
+        for member in ("valid", "ready", "address", "data"):
+            setattr(self, member, getattr(dut, f"{name}__{member}"))
+
+
 class Bench:
     def __init__(self, dut, refuse):
         self.dut, self.refuse = dut, refuse
+        self.ports = {name: Port(dut, name) for name in ("accumulator", "scratchpad")}
         self.config = Config.from_dict(bench_parameters()["config"])
         self.rng = random.Random(random.getrandbits(32))
         self.memory = Memory(self.config, self.rng)
@@ -201,21 +210,16 @@ class Bench:
 
     async def reads(self, name, memory):
         """A memory port that refuses at random, and shows data in one cycle only."""
-        dut, width = self.dut, memory[0].nbytes * 8
-        valid, ready, address, data = (
-            getattr(dut, f"{name}__{x}") for x in ("valid", "ready", "address", "data")
-        )
+        port, width = self.ports[name], memory[0].nbytes * 8
         coming = None
         while True:
             granting = self.rng.random() >= self.refuse
-            ready.value = int(granting)
-            await RisingEdge(dut.clk)
-            data.value = self.rng.getrandbits(width) if coming is None else coming
+            port.ready.value = int(granting)
+            await RisingEdge(self.dut.clk)
+            port.data.value = self.rng.getrandbits(width) if coming is None else coming
             coming = None
-            if int(valid.value):
-                self.stalls += not granting
-                if granting:
-                    coming = int.from_bytes(memory[int(address.value)].tobytes(), "little")
+            if granting and int(port.valid.value):
+                coming = int.from_bytes(memory[int(port.address.value)].tobytes(), "little")
 
     async def results(self):
         """Compare writes and signals with what is due, in order; apply writes to memory a cycle later."""
@@ -225,6 +229,9 @@ class Bench:
             if pending is not None:
                 self.scratchpad[pending[0]] = pending[1]
                 pending = None
+            refused = [int(port.valid.value) and not int(port.ready.value) for port in self.ports.values()]
+            assert int(dut.stall_port.value) == any(refused)
+            self.stalls += any(refused)
             signal = int(dut.signal.value)
             if signal:
                 mask, writes_left = self.signals.pop(0)
@@ -301,17 +308,18 @@ async def bench_queue(dut):
     await bench.start()
     for _ in range(10):
         bench.refuse = bench.rng.choice((0.0, 0.5))
-        first = bench.draw(source=Source.ACCUMULATOR)
-        vecs = [first]
-        at = BLOCKS * PARAMETER_VECTORS + 300
+        # Every instruction writes a region of its own, so that none overwrites what it reads.
+        at = BLOCKS * PARAMETER_VECTORS + 200
+        walk = {"dst_ob": 16, "dst_oy": 4, "dst_ox": 1}
+        vecs = [bench.draw(source=Source.ACCUMULATOR, dst=at, **walk)]
         for _ in range(6):
             before = vecs[-1]
             chain = {f"src_{loop}": getattr(before, f"dst_{loop}") for loop in ("ob", "oy", "ox")}
             chain |= {loop: getattr(before, loop) for loop in ("ob", "oy", "ox")}
             at += 100
             chained = Vec(
-                source=Source.SCRATCHPAD, src=before.dst, params=BLOCKS // 2 * PARAMETER_VECTORS, dst=at, dst_ob=16,
-                dst_oy=4, dst_ox=1, signal=bench.rng.randrange(1, 1 << 16), **chain,
+                source=Source.SCRATCHPAD, src=before.dst, params=BLOCKS // 2 * PARAMETER_VECTORS, dst=at,
+                signal=bench.rng.randrange(1, 1 << 16), **walk, **chain,
             )  # fmt: skip
             vecs.append(chained)
         await bench.run(vecs, gaps=bench.rng.choice((0.0, 0.9)))
