@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,11 @@ design = libyosys.Design()
 for command in sys.argv[1:]:
     libyosys.run_pass(command, design)
 """
+
+
+# Memories that start with zeros: nothing relies on it, and one line a word would be most of the file.
+_ZEROED = re.compile(r"  cell \$meminit_v2 [^\n]*\n(?:    (?!connect \\DATA)[^\n]*\n)*    connect \\DATA \d+'0+\n"
+                     r"(?:    [^\n]*\n)*  end\n")  # fmt: skip
 
 
 class YosysError(RuntimeError):
@@ -40,7 +46,7 @@ def generate(component: wiring.Component, *, name: str) -> str:
 
     Ports carry the flattened member names of the component's signature, plus ``clk`` and ``rst``.
     """
-    text = rtlil.convert(component, name=name, emit_src=False)
+    text = _ZEROED.sub("", rtlil.convert(component, name=name, emit_src=False))
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         path = Path(folder)
         (path / "design.il").write_text(text)
