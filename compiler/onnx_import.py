@@ -84,6 +84,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto) -> Model:
     """
     proto = source if isinstance(source, onnx.ModelProto) else _read(Path(source))
     _check_graph(proto)
+    _check_text(proto)
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     _check_operators(proto.graph.node, proto)
@@ -122,6 +123,20 @@ def _check_graph(proto: onnx.ModelProto) -> None:
         )
     if not proto.graph.output:
         raise CompileError("the model's graph has no outputs")
+    for entry in proto.opset_import:
+        if not 1 <= entry.version < 1 << 31:
+            raise CompileError(f"the model asks for version {entry.version} of operator set {entry.domain!r}")
+
+
+def _check_text(proto: onnx.ModelProto) -> None:
+    """Damaged names come out of protobuf as bytes, which nothing after this expects."""
+    for node in proto.graph.node:
+        names = [node.name, node.op_type, node.domain, *node.input, *node.output]
+        for name in (*names, *(item.name for item in node.attribute)):
+            if isinstance(name, bytes):
+                raise CompileError(
+                    f"the model is damaged: it holds the name {name!r}, which is not UTF-8 text"
+                )
 
 
 def _check_operators(nodes: Iterable[onnx.NodeProto], proto: onnx.ModelProto) -> None:
@@ -209,7 +224,7 @@ def _simplify(proto: onnx.ModelProto) -> Model:
 def _array(tensor: onnx.TensorProto) -> np.ndarray:
     try:
         return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, KeyError, OSError) as error:
         raise CompileError(f"initialiser {tensor.name!r} cannot be read: {_first_line(error)}") from None
 
 

@@ -260,3 +260,34 @@ def test_names_are_made_unique() -> None:
         node.name = "same"
     names = [node.name for node in load(model).nodes]
     assert len(set(names)) == len(names)
+
+
+def test_damaged_name(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(small().SerializeToString().replace(b"Conv", b"Con\xff"))
+    assert fails(path) == "the model is damaged: it holds the name b'Con\\xff', which is not UTF-8 text"
+
+
+def test_impossible_opset() -> None:
+    model = small()
+    model.opset_import[0].version = 1 << 40
+    assert fails(model) == "the model asks for version 1099511627776 of operator set ''"
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_damaged_file_is_refused_or_read(seed: int, tmp_path: Path) -> None:
+    """Whatever happens to a file, the answer is one sentence or a graph."""
+    rng = np.random.default_rng(seed)
+    payload = bytearray(small(seed % 7).SerializeToString())
+    if seed % 3 == 0:
+        del payload[int(rng.integers(len(payload))) :]
+    for _ in range(seed % 3):
+        payload[int(rng.integers(len(payload)))] = int(rng.integers(256))
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(payload)
+    message = ""
+    try:
+        import_model(path)
+    except CompileError as error:
+        message = str(error)
+    assert "\n" not in message
