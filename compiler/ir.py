@@ -287,8 +287,15 @@ def verify_op(op: DeviceOp) -> None:
     """Raise `IrError` if shapes, ranges or dtypes of one operator disagree."""
     for view in (*sources(op), op.dst):
         n, h, w, c = view.buffer.shape
-        if view.shape[0] != n or view.y + view.shape[1] > h or view.x + view.shape[2] > w or view.c + view.shape[3] > c:
-            raise IrError(f"{op.name}: view {view.shape} leaves buffer {view.buffer.name!r} {view.buffer.shape}")
+        if (
+            view.shape[0] != n
+            or view.y + view.shape[1] > h
+            or view.x + view.shape[2] > w
+            or view.c + view.shape[3] > c
+        ):
+            raise IrError(
+                f"{op.name}: view {view.shape} leaves buffer {view.buffer.name!r} {view.buffer.shape}"
+            )
         if min(view.shape) < 1:
             raise IrError(f"{op.name}: empty view {view.shape}")
     if not -128 <= op.low <= op.high <= 127:
@@ -304,7 +311,9 @@ def expected_shape(op: DeviceOp) -> tuple[int, int, int, int]:
         n, h, w, c = op.src.shape
         out, kh, kw, cin = op.weight.shape
         if cin * op.groups != c or out % op.groups or (kh, kw) != op.window.kernel:
-            raise IrError(f"{op.name}: weight {op.weight.shape} with {op.groups} groups on input {op.src.shape}")
+            raise IrError(
+                f"{op.name}: weight {op.weight.shape} with {op.groups} groups on input {op.src.shape}"
+            )
         if op.bias.shape != (out,) or op.scale.shape != (out,):
             raise IrError(f"{op.name}: bias {op.bias.shape} and scale {op.scale.shape} for {out} outputs")
         oh, ow = op.window.output(h, w)

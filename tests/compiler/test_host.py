@@ -1,0 +1,57 @@
+"""Host segments and transfers on their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from weft.compiler.host import from_buffer, run_host, to_buffer
+from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
+
+
+def segment(op: str, shape: tuple[int, ...] = (2, 3)) -> HostSegment:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], name="only")],
+        "g",
+        [value("x", TensorProto.FLOAT, shape)],
+        [value("y", TensorProto.FLOAT, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return HostSegment("host0", model.SerializeToString(), ("x",), ("y",), (("only", op, "because"),))
+
+
+def test_run_host_takes_what_it_reads() -> None:
+    values = {"x": np.array([[-1.0, 0.0, 2.0]] * 2, np.float32), "other": np.zeros(1)}
+    assert run_host(segment("Relu"), values)["y"].tolist() == [[0.0, 0.0, 2.0]] * 2
+
+
+def test_failure_names_segment_and_operators() -> None:
+    with pytest.raises(CompileError, match=r"^the host cannot evaluate host0 \(Cholesky\): "):
+        run_host(segment("Cholesky"), {"x": np.zeros((2, 3), np.float32)})
+
+
+def transfer(*, unsigned: bool) -> Transfer:
+    nhwc = (2, 4, 5, 3)
+    return Transfer("v", Buffer("b", nhwc, "input"), (2, 3, 4, 5), nhwc, (0, 2, 3, 1), unsigned, (2, 60))
+
+
+def test_transfer_transposes() -> None:
+    value = np.arange(120, dtype=np.int8).reshape(2, 60)
+    contents = to_buffer(transfer(unsigned=False), value)
+    assert np.array_equal(contents, value.reshape(2, 3, 4, 5).transpose(0, 2, 3, 1))
+    assert np.array_equal(from_buffer(transfer(unsigned=False), contents), value)
+
+
+def test_transfer_stores_uint8_minus_128() -> None:
+    value = np.arange(136, 256, dtype=np.uint8).reshape(2, 60)
+    contents = to_buffer(transfer(unsigned=True), value)
+    assert contents.dtype == np.int8
+    assert sorted(contents.reshape(-1).tolist()) == list(range(8, 128))
+    assert np.array_equal(from_buffer(transfer(unsigned=True), contents), value)
+
+
+def test_transfer_of_another_type() -> None:
+    with pytest.raises(ValueError, match=r"^value 'v' has type int8$"):
+        to_buffer(transfer(unsigned=True), np.zeros((2, 60), np.int8))
