@@ -40,6 +40,7 @@ _SIGNATURES = {
             ctypes.c_double,
             ctypes.c_uint64,
             ctypes.c_char_p,
+            ctypes.c_uint32,
         ],
     ),
     "weft_close": (None, [ctypes.c_void_p]),
@@ -92,6 +93,8 @@ def build_model(config: Config, *, trace: bool = False, verilog: str | None = No
         defines=[f"WEFT_BUS_BYTES={config.bus_bytes}"],
         link=["-Wl,-Bsymbolic"],
         trace=trace,
+        # A traced model takes more than twice the time to compile, and is rarely run for long.
+        optimise="-O0" if trace else "-O2",
     )
 
 
@@ -114,6 +117,9 @@ class RtlDevice:
         Seed of these stalls.
     trace : Path or None
         Write a VCD file there. Slow.
+    trace_levels : int or None
+        How deep in the module hierarchy the trace looks: 1 for the ports, 2 for the wires between the units, and so
+        on; None for everything, which is about 10 kB a cycle.
     verilog : str or None
         Verilog of the core (top module `TOP`) to use instead of generating it.
 
@@ -135,6 +141,7 @@ class RtlDevice:
         stall_probability: float = 0.0,
         stall_seed: int = 0,
         trace: Path | None = None,
+        trace_levels: int | None = None,
         verilog: str | None = None,
     ) -> None:
         if latency < 1:
@@ -152,7 +159,13 @@ class RtlDevice:
             function.restype, function.argtypes = result, arguments
         path = None if trace is None else str(trace).encode()
         model = self._library.weft_open(
-            self.memory_bytes, latency, bytes_per_cycle or 0.0, stall_probability, stall_seed, path
+            self.memory_bytes,
+            latency,
+            bytes_per_cycle or 0.0,
+            stall_probability,
+            stall_seed,
+            path,
+            trace_levels or 0,
         )
         if not model:
             raise DeviceError(f"cannot write the trace {trace}")

@@ -262,9 +262,10 @@ struct Model {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// `stall` is a probability, `trace` a path or null. Returns null if the trace file cannot be opened.
+// `stall` is a probability, `trace` a path or null, `levels` how deep it looks in the hierarchy (0: all of it).
+// Returns null if the trace file cannot be opened.
 EXPORT Model* weft_open(uint64_t memory_bytes, uint64_t latency, double bytes_per_cycle, double stall, uint64_t seed,
-                        const char* trace) {
+                        const char* trace, uint32_t levels) {
     auto model = std::make_unique<Model>();
     model->memory.resize(memory_bytes);
     model->latency = latency;
@@ -279,6 +280,7 @@ EXPORT Model* weft_open(uint64_t memory_bytes, uint64_t latency, double bytes_pe
     if (trace) {
         model->trace = std::make_unique<VerilatedVcdC>();
         model->top->trace(model->trace.get(), 99);
+        if (levels) model->trace->dumpvars(static_cast<int>(levels), "TOP");
         model->trace->open(trace);
         if (!model->trace->isOpen()) return nullptr;
     }

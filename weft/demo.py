@@ -16,6 +16,8 @@ from weft.hdl.config import Config
 
 RTL_SECONDS = 45.0
 """Time after which no further image is started on the RTL, the building of the simulator not counted."""
+WAVEFORM_LEVELS = 2
+"""The waveform shows the wires between the units; what is inside them would take a gigabyte."""
 NAME = "image"
 
 
@@ -78,7 +80,7 @@ class Demo:
                 if device is None:
                     progress("building the simulator (about a minute, the first time only)")
                     device = stack.enter_context(contextlib.closing(self._device(len(golden.memory))))
-                if index % 10 == 0:
+                if index % 25 == 0:
                     progress(f"image {index} of {len(self.images)}, mismatching bytes: {tally.wrong}")
                 if index == 0 or (index < limit and (images is not None or tally.seconds < seconds)):
                     begin = time.monotonic()
@@ -93,7 +95,9 @@ class Demo:
         """The RTL that was written. It serves all images, since every image writes all that it reads."""
         from weft.sim.rtl import RtlDevice
 
-        return RtlDevice(self.config, memory_bytes, verilog=self.verilog, trace=trace)
+        return RtlDevice(
+            self.config, memory_bytes, verilog=self.verilog, trace=trace, trace_levels=WAVEFORM_LEVELS
+        )
 
     def _show(self, tally: Tally) -> None:
         def say(text: str) -> None:
