@@ -91,7 +91,8 @@ class Builder:
         values = self.rng.integers(low, high, shape).astype(dtype)
         values.flat[0] = low
         channels = shape[axis] if per_channel else 1
-        scale = self.rng.uniform(0.002, 0.02, channels).astype(np.float32)
+        gain = (shape[axis] / np.prod(shape)) ** 0.5  # keeps the magnitude of activations from layer to layer
+        scale = (gain * self.rng.uniform(0.005, 0.02, channels)).astype(np.float32)
         zero = np.full(channels, 128 if unsigned else 0, dtype)
         if not per_channel:
             scale, zero = scale[0], np.array(int(self.rng.integers(100, 156)) if unsigned else 0, dtype)
