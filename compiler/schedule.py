@@ -85,7 +85,10 @@ def hoist(tasks: Sequence[Task]) -> list[Task]:
                 behind = paces[following]
             before = bisect.bisect_left(paces, index)
             if before:  # not needed by the very first compute task: leave that one in front
-                early = int(np.searchsorted(elapsed, elapsed[before] - _MARGIN * task.cycles - _LATENCY, "right")) - 1
+                early = (
+                    int(np.searchsorted(elapsed, elapsed[before] - _MARGIN * task.cycles - _LATENCY, "right"))
+                    - 1
+                )
                 behind = max(behind, paces[max(0, min(early, before - _LEAST))])
             previous = max(previous, min(behind, index - 1))
             keys.append((previous, 1, index))
@@ -100,7 +103,9 @@ def synchronise(tasks: Sequence[Task]) -> list[Instruction]:
     tables = _Tables()
     waits = [0] * len(tasks)
     signals = [0] * len(tasks)
-    started = np.full((_QUEUES, _QUEUES), -1, np.int64)  # per queue: what is known done when its last task starts
+    started = np.full(
+        (_QUEUES, _QUEUES), -1, np.int64
+    )  # per queue: what is known done when its last task starts
     done_known = np.full((len(tasks), _QUEUES), -1, np.int64)  # per task: what is known done when it is done
     for index, task in enumerate(tasks):
         queue = task.queue
