@@ -125,8 +125,8 @@ class Requantise(wiring.Component):
 
         rounded = _round(m, product, shift, lane)  # 6, 7
         total = register(rounded + settings.zero, "total")  # 8
-        below = total < settings.low  # 9; side by side with the other comparison, not before it
-        above = Mux(below, settings.low > settings.high, total > settings.high)
+        below = (total - settings.low)[-1]  # 9; signs of differences are sooner than comparisons
+        above = Mux(below, settings.low > settings.high, (settings.high - total)[-1])
         clamped = Mux(above, settings.high, Mux(below, settings.low, total))
         return register(clamped[:8], "result")
 
@@ -160,12 +160,15 @@ class Requantise(wiring.Component):
         """The register that holds the reduction of all elements up to the previous cycle's."""
         reduced = Signal(signed(32), name=f"reduced_{lane}", reset_less=True)
         element = self.elements[lane]
-        mode = self.settings.reduce
-        replace = self.first | (mode == Reduce.NONE) | (mode == Reduce.MAX) & (element > reduced)
+        mode, total = self.settings.reduce, Signal(signed(33), name=f"reduce_{lane}")
+        # Also compares, as a sign comes out of an adder sooner than a carry: -1 - element makes it negative if the
+        # element is at least the maximum so far.
+        m.d.comb += total.eq(reduced + Mux(mode == Reduce.MAX, ~element, element))
+        replace = self.first | (mode == Reduce.NONE) | (mode == Reduce.MAX) & total[-1]
         with m.If(self.valid & replace):
             m.d.sync += reduced.eq(element)
         with m.Elif(self.valid & (mode == Reduce.SUM)):
-            m.d.sync += reduced.eq(reduced + element)
+            m.d.sync += reduced.eq(total[:32].as_signed())
         return reduced
 
 
