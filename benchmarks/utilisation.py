@@ -5,8 +5,8 @@
 Every shape is compiled as users' models are, and runs on the Verilator model behind a memory of 30 cycles' latency that
 moves as many bytes a cycle as the bus is wide, reads and writes together. Results are compared with the golden
 interpreter, byte for byte. Columns: *window* is useful MACs over N * N * (cycles from the first row that enters the
-array to the last accumulator write); *whole* counts all cycles from start to done, the loading of the first operands and
-the storing of the last results included; *roofline* is the most that the memory's bandwidth allows.
+array to the last accumulator write); *whole* counts all cycles from start to done, the loading of the first
+operands and the storing of the last results included; *roofline* is the most that the memory's bandwidth allows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from on_chip import fits, utilisation
 from shapes import ON_CHIP, RESNET18, Shape
 
 from weft.compiler.backend import compile_segment
@@ -26,7 +27,10 @@ from weft.runtime import Image
 from weft.sim.golden import GoldenDevice
 from weft.sim.rtl import RtlDevice
 
-HEADER = "| shape | MACs | cycles | window | whole | roofline | stalls: semaphore, weights, port |\n|---|---|---|---|---|---|---|"
+HEADER = (
+    "| shape | MACs | cycles | window | whole | roofline | stalls: semaphore, weights, port |\n"
+    "|---|---|---|---|---|---|---|"
+)
 
 
 def run(shape: Shape, config: Config) -> tuple[str, bool]:
@@ -40,19 +44,26 @@ def run(shape: Shape, config: Config) -> tuple[str, bool]:
         got = rtl.read(0, image.memory_bytes)
     golden = GoldenDevice(config, image.memory_bytes)
     image.run(golden, inputs)
-    same = np.array_equal(np.frombuffer(golden.read(0, image.memory_bytes), np.uint8), np.frombuffer(got, np.uint8))
-    ideal = shape.macs / config.n**2
-    row = (
-        f"| {shape.name} | {shape.macs:,} | {counters[Counter.CYCLES]:,} "
-        f"| {ideal / counters[Counter.ARRAY_WINDOW]:.1%} | {ideal / counters[Counter.CYCLES]:.1%} "
-        f"| {shape.roofline(config.n, config.bus_bytes):.0%} "
+    same = np.array_equal(
+        np.frombuffer(golden.read(0, image.memory_bytes), np.uint8), np.frombuffer(got, np.uint8)
+    )
+    roofline = f"{shape.roofline(config.n, config.bus_bytes):.0%}"
+    return format_row(shape.name, shape.macs, counters, config, roofline), same
+
+
+def format_row(name: str, macs: int, counters: dict[Counter, int], config: Config, roofline: str) -> str:
+    ideal = macs / config.n**2
+    return (
+        f"| {name} | {macs:,} | {counters[Counter.CYCLES]:,} "
+        f"| {ideal / counters[Counter.ARRAY_WINDOW]:.1%} | {ideal / counters[Counter.CYCLES]:.1%} | {roofline} "
         f"| {counters[Counter.MM_SEMAPHORE]:,}, {counters[Counter.MM_WEIGHTS]:,}, {counters[Counter.MM_PORT]:,} |"
     )
-    return row, same
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", default="default")
     parser.add_argument("--only", default="", help="run shapes whose name contains this")
     parser.add_argument("--write", type=Path, help="write the table to this Markdown file")
@@ -61,6 +72,14 @@ def main() -> int:
     rows, wrong = [HEADER], 0
     print(HEADER)
     begin = time.monotonic()
+    for side in (64, 128):
+        name = f"GEMM {side}x{side}x{side}, operands on chip"
+        if options.only in name and fits(side, config):
+            counters, same = utilisation(side, config)
+            row = format_row(name, side**3, counters, config, "-")
+            wrong += not same
+            rows.append(row)
+            print(row if same else row + " **differs from golden**", flush=True)
     for shape in (*ON_CHIP, *RESNET18):
         if options.only in shape.name:
             row, same = run(shape, config)

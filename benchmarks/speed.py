@@ -1,0 +1,61 @@
+"""How fast the tools are: Verilog generation, the RTL simulation, the golden interpreter, the compiler.
+
+    python benchmarks/speed.py [--config default]
+
+Wall-clock on whatever machine this is; every figure says what was run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from shapes import RESNET18
+
+from weft.compiler.backend import compile_segment
+from weft.hdl.config import Config
+from weft.hdl.core import Core
+from weft.hdl.memmap import Counter
+from weft.hdl.verilog import generate
+from weft.runtime import Image
+from weft.sim.golden import GoldenDevice
+from weft.sim.rtl import RtlDevice, build_model
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", default="default")
+    name = parser.parse_args().config
+    config = Config.load(name)
+    print("| what | figure |\n|---|---|")
+    begin = time.perf_counter()
+    text = generate(Core(config), name="weft")
+    print(
+        f"| Verilog of `{name}` | {time.perf_counter() - begin:.1f} s, {len(text) / 1e6:.1f} MB |", flush=True
+    )
+    build_model(config)
+    shape = next(shape for shape in RESNET18 if shape.name.startswith("layer1"))
+    segment, inputs = shape.segment()
+    begin = time.perf_counter()
+    program = compile_segment(segment, config)
+    print(f"| compile {shape.name} | {time.perf_counter() - begin:.2f} s |", flush=True)
+    image = Image(program)
+    with RtlDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes) as rtl:
+        begin = time.perf_counter()
+        image.run(rtl, inputs)
+        seconds = time.perf_counter() - begin
+        cycles = rtl.counters()[Counter.CYCLES]
+    print(f"| RTL simulation, whole program {shape.name} | {cycles / seconds:,.0f} cycles/s |", flush=True)
+    golden = GoldenDevice(config, image.memory_bytes)
+    begin = time.perf_counter()
+    image.run(golden, inputs)
+    seconds = time.perf_counter() - begin
+    print(f"| golden interpreter, the same program | {shape.macs / seconds / 1e9:.2f} GMAC/s |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
