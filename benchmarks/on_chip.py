@@ -36,7 +36,8 @@ def program(side: int, config: Config) -> tuple[list[Instruction], int]:
     instructions: list[Instruction] = [
         Load(offset=0, pixels=side * blocks, run=size, dst=a, **vectors),
         Load(offset=size, pixels=side * blocks, run=size, dst=b, **vectors),
-        Load(offset=2 * size, pixels=PARAMETER_VECTORS, run=PARAMETER_VECTORS * n, dst=params, signal=_LOADED, **vectors),
+        Load(offset=2 * size, pixels=PARAMETER_VECTORS, run=PARAMETER_VECTORS * n, dst=params, signal=_LOADED,
+             **vectors),
         Mm(wait=_LOADED, signal=_MULTIPLIED, nt=blocks, kc=blocks, ox=side, a=a, a_kc=1, a_ox=blocks,
            b=b, b_nt=n * blocks, b_kc=1, b_row=blocks, c_nt=side, c_ox=1),
     ]  # fmt: skip

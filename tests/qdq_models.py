@@ -190,7 +190,8 @@ class Builder:
         axes = self.constant(np.array([2, 3], np.int64))
         result = self.node("ReduceMean", [self.dequantise(source), axes], keepdims=int(keep))
         _, zero, unsigned = self.parameters()
-        return self.quantise(result, self.shape_of(result), source.scale * 0.5, zero, unsigned)
+        scale = float(np.float32(source.scale * self.rng.uniform(0.4, 0.6)))  # no exact halves
+        return self.quantise(result, self.shape_of(result), scale, zero, unsigned)
 
     def add(self, a: Quantised, b: Quantised, *, relu: bool = False) -> Quantised:
         result = self.node("Add", [self.dequantise(a), self.dequantise(b)])
@@ -376,7 +377,9 @@ def _pooled(builder: Builder, value: Quantised) -> Quantised:
     value = builder.conv(value, value.shape[1] + 2, (3, 3), pads=(1, 1, 1, 1), relu=True)
     op = str(builder.rng.choice(["MaxPool", "AveragePool"]))
     kernel = 2 if min(value.shape[2:]) > 2 else 1
-    return builder.pool(value, op, kernel_shape=[kernel, kernel], strides=[kernel, kernel])
+    # An average on its input's scale falls on exact halves, which float32 rounds either way.
+    same = op == "MaxPool"
+    return builder.pool(value, op, same=same, kernel_shape=[kernel, kernel], strides=[kernel, kernel])
 
 
 def _branches(builder: Builder, value: Quantised) -> Quantised:

@@ -1,0 +1,139 @@
+"""Golden against ONNX Runtime without its optimisations: never off by more than one step, and almost never at all.
+
+ONNX Runtime computes in float32, weft in exact integers with 24-bit scales, so values within about 1e-5 of a half may
+round to different sides. Layers are compared one by one, each on ONNX Runtime's own inputs: end to end, one early
+difference would be counted again wherever it spreads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+from qdq_models import feeds, random_cnn
+
+import weft
+from weft.examples import digits
+
+RATE = 1e-5
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options)
+
+
+def quantised_values(model: onnx.ModelProto) -> list[str]:
+    return [node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"]
+
+
+def with_outputs(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
+    """The model with more of its values as outputs."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    known = {value.name: value for value in inferred.graph.value_info}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output.extend(known[name] for name in names)
+    return copy
+
+
+def layers(model: onnx.ModelProto) -> list[onnx.ModelProto]:
+    """The model cut at every quantised value: one sub-model for each, from the quantised values before it."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    known = {value.name: value for value in inferred.graph.value_info}
+    makers = {output: node for node in model.graph.node for output in node.output}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    cuts = set(quantised_values(model))
+    found = []
+    for name in quantised_values(model):
+        nodes, inputs, used = [], [], []
+        stack, seen = [name], set()
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in constants:
+                used.append(constants[value])
+            elif value in cuts and value != name:
+                inputs.append(known[value])
+            elif value in makers:
+                nodes.append(makers[value])
+                stack.extend(item for item in makers[value].input if item)
+        if inputs:
+            ordered = [node for node in model.graph.node if node in nodes]
+            graph = helper.make_graph(ordered, name, inputs, [known[name]], used)
+            found.append(
+                helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+            )
+    return found
+
+
+class Tally:
+    """Outputs compared, and how many differ; by more than one step, it fails at once."""
+
+    def __init__(self) -> None:
+        self.outputs = self.wrong = 0
+
+    def add(self, expected: np.ndarray, got: np.ndarray) -> None:
+        steps = np.abs(expected.astype(np.int32) - got.astype(np.int32))
+        assert steps.max(initial=0) <= 1
+        self.outputs += steps.size
+        self.wrong += int(np.count_nonzero(steps))
+
+
+def compare(model: onnx.ModelProto, inputs: list[dict[str, np.ndarray]], tally: Tally) -> None:
+    """Run every layer of a model on ONNX Runtime's values of its inputs."""
+    names = quantised_values(model)
+    reference = session(with_outputs(model, names))
+    programs = [weft.compile(layer, "small") for layer in layers(model)]
+    for feed in inputs:
+        values = dict(zip(names, reference.run(names, feed), strict=True))
+        for program in programs:
+            (output,) = program.outputs
+            got = program.run({name: values[name] for name in program.inputs}).outputs[output]
+            tally.add(values[output], got)
+
+
+def test_digits() -> None:
+    model = onnx.load_from_string(digits.model())
+    tally = Tally()
+    compare(model, [{"image": image[None]} for image in digits.held_out()[0][:120]], tally)
+    print(f"{tally.wrong} of {tally.outputs} outputs differ")
+    assert tally.outputs > 900_000
+    assert tally.wrong < RATE * tally.outputs
+
+
+def test_random_networks() -> None:
+    tally = Tally()
+    for seed in range(10):
+        rng = np.random.default_rng([seed, 2])
+        model = random_cnn(rng)
+        compare(model, [feeds(model, rng) for _ in range(40)], tally)
+    print(f"{tally.wrong} of {tally.outputs} outputs differ")
+    assert tally.wrong < max(1, RATE * tally.outputs)
+
+
+@pytest.mark.parametrize("count", [100])
+def test_digits_end_to_end(count: int) -> None:
+    """The logits of whole runs: a difference inside the network may reach them, by one step of their scale."""
+    model = onnx.load_from_string(digits.model())
+    step = next(
+        onnx.numpy_helper.to_array(tensor)
+        for tensor in model.graph.initializer
+        if tensor.name == "logits_scale"
+    )
+    reference, program = session(model), weft.compile(model, "small")
+    wrong = total = 0
+    for image in digits.held_out()[0][:count]:
+        expected = reference.run(None, {"image": image[None]})[0]
+        steps = np.rint(np.abs(expected - program.run({"image": image[None]}).outputs["logits"]) / step)
+        assert steps.max() <= 1
+        wrong += int(np.count_nonzero(steps))
+        total += steps.size
+    print(f"{wrong} of {total} logits differ")
+    assert wrong < total / 100
