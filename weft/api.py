@@ -17,6 +17,7 @@ from weft.compiler.host import from_buffer, run_host, to_buffer
 from weft.compiler.ir import CompileError, DeviceSegment, HostSegment
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
+from weft.hdl.program import check as check_program
 from weft.runtime import Image
 
 if TYPE_CHECKING:
@@ -117,8 +118,9 @@ class Program:
         ------
         InputError
             If an input is missing or has another dtype or shape.
+            If `on` is a device that was built for another configuration, or has too little memory.
         weft.sim.device.DeviceError
-            If a device fails or was built for another configuration.
+            If a device fails.
         """
         values = self._check(inputs)
         memory, totals = b"", _Totals()
@@ -174,8 +176,6 @@ class Program:
 
 
 def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any]) -> Device:
-    from weft.sim.device import DeviceError
-
     if on == "golden":
         from weft.sim.golden import GoldenDevice
 
@@ -192,12 +192,12 @@ def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[s
     if isinstance(on, str):
         raise InputError(f"unknown device {on!r}; choose 'golden' or 'rtl'")
     if on.config != config:
-        raise DeviceError(
+        raise InputError(
             f"the program is for configuration {config.digest:#010x}, the device is {on.config.digest:#010x}: "
             "compile the model for the device's configuration"
         )
     if on.memory_bytes < memory_bytes:
-        raise DeviceError(
+        raise InputError(
             f"the program needs {memory_bytes} bytes of memory, the device has {on.memory_bytes}"
         )
     return on
@@ -292,11 +292,19 @@ def compile(  # the public name, and what it does
         else segment
         for segment in graph.segments
     )
-    return Program(
+    return _checked(
         Compiled(
             chosen, segments, graph.to_device, graph.from_device, graph.inputs, graph.outputs, graph.placement
         )
     )
+
+
+def _checked(compiled: Compiled) -> Program:
+    """The program, after a look at every instruction: what the compiler promises is not taken on trust."""
+    for segment in compiled.segments:
+        if isinstance(segment, DeviceProgram):
+            check_program(segment.instructions, compiled.config, extents=segment.sizes)
+    return Program(compiled)
 
 
 def _parsed(model: str | Path | bytes | onnx.ModelProto) -> str | Path | onnx.ModelProto:
@@ -312,8 +320,16 @@ def _parsed(model: str | Path | bytes | onnx.ModelProto) -> str | Path | onnx.Mo
 
 
 def load(folder: str | Path) -> Program:
-    """Read a program that `Program.save` wrote. Raises `ProgramFileError` if it is damaged."""
-    return Program(load_compiled(Path(folder)))
+    """Read a program that `Program.save` wrote.
+
+    Raises
+    ------
+    weft.compiler.artefact.ProgramFileError
+        If it is missing, damaged, or of another version.
+    weft.hdl.program.ProgramError
+        If its instructions leave their memories, can race or can block each other.
+    """
+    return _checked(load_compiled(Path(folder)))
 
 
 def check(model: str | Path | bytes | onnx.ModelProto) -> list[tuple[str, str, str, str]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,8 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir import CompileError
 from weft.examples import digits
 from weft.hdl.config import PRESETS, ConfigError
+from weft.hdl.isa import Store
+from weft.hdl.program import ProgramError
 from weft.runtime import Image
 from weft.sim.device import DeviceError
 from weft.sim.golden import GoldenDevice
@@ -76,13 +81,13 @@ def test_unknown_device(program: Program, image: np.ndarray) -> None:
 def test_device_of_another_configuration(program: Program, image: np.ndarray) -> None:
     device = GoldenDevice(PRESETS["small"], 1 << 20)
     with pytest.raises(
-        DeviceError, match=r"^the program is for configuration 0x[0-9a-f]{8}, the device is 0x"
+        InputError, match=r"^the program is for configuration 0x[0-9a-f]{8}, the device is 0x"
     ):
         program.run({"image": image}, on=device)
 
 
 def test_device_with_too_little_memory(program: Program, image: np.ndarray) -> None:
-    with pytest.raises(DeviceError, match=r"^the program needs \d+ bytes of memory, the device has 4096$"):
+    with pytest.raises(InputError, match=r"^the program needs \d+ bytes of memory, the device has 4096$"):
         program.run({"image": image}, on=GoldenDevice(PRESETS["tiny"], 4096))
 
 
@@ -94,6 +99,21 @@ def test_program_that_leaves_memory(program: Program, image: np.ndarray) -> None
     place.bases[3] = place.memory_bytes - 1
     with pytest.raises(DeviceError, match=r"(?i)instruction \d+"):
         place.run(device, {})
+
+
+def test_saved_program_that_leaves_memory(program: Program, tmp_path: Path) -> None:
+    """Checksums that fit do not make a program safe: its addresses are checked when it is loaded."""
+    segments = list(program.segments)
+    index = next(index for index, segment in enumerate(segments) if isinstance(segment, DeviceProgram))
+    segment = segments[index]
+    assert isinstance(segment, DeviceProgram)
+    instructions = list(segment.instructions)
+    at = next(at for at, instruction in enumerate(instructions) if isinstance(instruction, Store))
+    instructions[at] = dataclasses.replace(instructions[at], offset=1 << 30)
+    segments[index] = dataclasses.replace(segment, instructions=tuple(instructions))
+    dataclasses.replace(program._compiled, segments=tuple(segments)).save(tmp_path)
+    with pytest.raises(ProgramError, match=rf"^instruction {at} \(STORE\): .*1073741824"):
+        weft.load(tmp_path)
 
 
 def test_unknown_configuration() -> None:
