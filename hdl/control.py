@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -144,7 +146,7 @@ class Control(wiring.Component):
     def _read(self, m: Module, status: Signal) -> None:
         address = Signal(_WORD_BITS)
         simple, wide = Signal(32), Signal(32)
-        values = {
+        values: dict[int, Any] = {
             Reg.MAGIC: MAGIC,
             Reg.VERSION: VERSION,
             Reg.CONFIG: self._config.digest,

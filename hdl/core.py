@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
@@ -70,7 +72,7 @@ class Core(wiring.Component):
         wiring.connect(m, vec.accumulator, accumulator.read)
         m.d.comb += [load.bases.eq(control.bases), store.bases.eq(control.bases)]
 
-        units = {Queue.LOAD: load, Queue.MM: mm, Queue.VEC: vec, Queue.STORE: store}
+        units: dict[Queue, Any] = {Queue.LOAD: load, Queue.MM: mm, Queue.VEC: vec, Queue.STORE: store}
         waiting, idle = self._queues(m, control, fetch, units)
         m.d.comb += [
             fetch.start.eq(control.start),

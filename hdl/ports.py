@@ -58,10 +58,13 @@ def accumulator_read(config: Config) -> ReadPort:
 
 # Annotations must be real objects here: `data.Struct` reads them.
 class BusRequest(data.Struct):
-    """A burst: ``beats`` (1 to 256) bus words from ``address`` on (a multiple of the bus width); never crosses 4 KiB."""
+    """A burst of ``beats`` (1 to 256) bus words from ``address`` on (a multiple of the bus width).
 
-    address: unsigned(32)
-    beats: unsigned(9)
+    It never crosses a boundary of 4 KiB.
+    """
+
+    address: unsigned(32)  # type: ignore[valid-type]
+    beats: unsigned(9)  # type: ignore[valid-type]
 
 
 def bus_write_data(config: Config) -> data.StructLayout:

@@ -45,7 +45,9 @@ def build_bench(component: wiring.Component) -> Path:
     )
 
 
-def run_bench(component: wiring.Component, *, parameters: dict[str, Any] | None = None, only: str = "") -> None:
+def run_bench(
+    component: wiring.Component, *, parameters: dict[str, Any] | None = None, only: str = ""
+) -> None:
     """Run the cocotb tests of the calling file against `component`; raises `AssertionError` if one fails.
 
     Parameters
@@ -81,13 +83,23 @@ def run_bench(component: wiring.Component, *, parameters: dict[str, Any] | None 
         if only:
             environment["COCOTB_TEST_FILTER"] = only
         process = subprocess.run(
-            [executable], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=1800
+            [executable],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1800,
         )
         print(process.stdout + process.stderr)
         if process.returncode or not results.exists():
             raise AssertionError(f"the bench ended with exit code {process.returncode}")
         cases = list(ElementTree.parse(results).iter("testcase"))
-        failed = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
+        failed = [
+            case.get("name")
+            for case in cases
+            if case.find("failure") is not None or case.find("error") is not None
+        ]
         assert cases, "the bench ran no test"
         assert not failed, f"failed: {', '.join(map(str, failed))}"
 

@@ -1,8 +1,8 @@
 """Give the global average its own scale in a quantised model.
 
-The quantiser lets an average keep its input's scale. Averages of 16 values then fall on exact halves all the time, which
-float arithmetic rounds either way, and much of the range goes unused. With a scale of its own the average uses all of
-it, and integer and float arithmetic agree.
+The quantiser lets an average keep its input's scale. Averages of 16 values then fall on exact halves all the time,
+which float arithmetic rounds either way, and much of the range goes unused. With a scale of its own the average uses
+all of it, and integer and float arithmetic agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def give_average_its_scale(model: onnx.ModelProto, images: np.ndarray) -> None:
     scale = np.float32((high - low) / 255)
     zero = np.int8(np.clip(np.rint(-128 - low / scale), -128, 127))
     model.graph.initializer.extend(
-        [numpy_helper.from_array(scale, "average_scale"), numpy_helper.from_array(zero, "average_zero_point")]
+        [
+            numpy_helper.from_array(np.asarray(scale), "average_scale"),
+            numpy_helper.from_array(np.asarray(zero), "average_zero_point"),
+        ]
     )
     values = {average.output[0]}
     for node in model.graph.node:  # quantised and back, then reshaped, and quantised and back once more
