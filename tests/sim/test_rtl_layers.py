@@ -39,4 +39,6 @@ def test_random_layers(preset: str, block: int) -> None:
             got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
         expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
         wrong = np.flatnonzero(got != expected)
-        assert not wrong.size, f"case {case}: {op}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}"
+        assert not wrong.size, (
+            f"case {case}: {op}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}"
+        )
