@@ -163,8 +163,10 @@ def random_vec(rng, config, **given):
         "low": rng.choice((-128, -128, 0, -100)), "high": rng.choice((127, 127, 6, 100)),
         "signal": rng.randrange(1, 1 << 16),
     }  # fmt: skip
-    if rng.random() < 0.1:  # coordinates that wrap
-        fields |= {"y": rng.choice((-1, 32766)), "y_oy": 1, "h": rng.choice((1, 32767, 40000))}
+    if rng.random() < 0.3:  # coordinates that wrap: negative ones are out of range even below a huge bound
+        axis, loop, bound = rng.choice((("y", "oy", "h"), ("x", "ox", "w")))
+        fields |= {axis: rng.choice((-2, -1, 32766, 32767)), f"{axis}_{loop}": 1}
+        fields[bound] = rng.choice((1, 32767, 40000, 65535))
     return Vec(**(fields | given))
 
 
@@ -299,6 +301,20 @@ async def bench_random(dut):
     for _ in range(80):
         await bench.run([bench.draw()])
     assert bench.stalls
+
+
+@cocotb.test()
+async def bench_bounds(dut):
+    """Coordinates are signed: negative ones are out of range even below a bound that they pass as unsigned."""
+    bench = Bench(dut, refuse=0.0)
+    await bench.start()
+    one = dict.fromkeys(("ob", "oy", "ox", "ry", "rx"), 1)
+    plain = {"source": Source.ACCUMULATOR, "add": 0, "reduce": Reduce.NONE, "low": -128, "high": 127}
+    for axis, bound, other, other_bound in (("y", "h", "x", "w"), ("x", "w", "y", "h")):
+        for value in (0, 1, 32767, -1, -32768):
+            for limit in (1, 2, 32767, 32768, 65535):
+                at = {axis: value, bound: limit, other: 0, other_bound: 1}
+                await bench.run([bench.draw(**one, **plain, **at)])
 
 
 @cocotb.test()
