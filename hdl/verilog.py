@@ -15,9 +15,13 @@ from amaranth.lib import wiring
 _SCRIPT = """
 import sys
 from pyosys import libyosys
+from weft.hdl.widths import widen
 design = libyosys.Design()
 for command in sys.argv[1:]:
-    libyosys.run_pass(command, design)
+    if command == "widen":
+        widen(design, libyosys)
+    else:
+        libyosys.run_pass(command, design)
 """
 
 
@@ -31,7 +35,10 @@ class YosysError(RuntimeError):
 
 
 def run_yosys(*commands: str, cwd: Path) -> str:
-    """Run Yosys commands one after the other in `cwd`; returns the log. Raises `YosysError`."""
+    """Run Yosys commands (and ``widen``, see `weft.hdl.widths`) one after the other in `cwd`; returns the log.
+
+    Raises `YosysError`.
+    """
     process = subprocess.run(
         [sys.executable, "-c", _SCRIPT, *commands], cwd=cwd, capture_output=True, text=True, check=False
     )
@@ -50,11 +57,13 @@ def generate(component: wiring.Component, *, name: str) -> str:
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         path = Path(folder)
         (path / "design.il").write_text(text)
-        # `proc` without its multiplexer clean-up keeps the text close to what a person would write.
+        # Multiplexers rather than cases: linters find cases incomplete or overlapping where the netlist is not.
         run_yosys(
             "read_rtlil design.il",
-            "proc -nomux -norom",
+            "proc -norom",
+            "pmuxtree",
             "memory_collect",
+            "widen",
             "write_verilog -norename -noattr design.v",
             cwd=path,
         )

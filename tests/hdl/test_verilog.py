@@ -1,0 +1,92 @@
+"""The generated Verilog is clean for other people's tools, and says what the netlist says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from amaranth.hdl import Cat, Module, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.config import PRESETS
+from weft.hdl.verilog import YosysError, generate, run_yosys
+from weft.sim.rtl import core_verilog
+from weft.sim.verilate import verilator_root
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+def test_verilator_has_nothing_to_say(preset: str, tmp_path: Path) -> None:
+    """Lint with Verilator's default warnings and no waiver, in the file or outside."""
+    text = core_verilog(PRESETS[preset])
+    assert "lint_off" not in text
+    (tmp_path / "weft.v").write_text(text)
+    process = subprocess.run(
+        [
+            verilator_root() / "bin" / "verilator_bin",
+            "--lint-only",
+            "--quiet",
+            "--top-module",
+            "weft",
+            "weft.v",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"VERILATOR_ROOT": str(verilator_root())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stdout + process.stderr) == (0, "")
+
+
+def test_yosys_synthesises_for_ecp5(tmp_path: Path) -> None:
+    """Synthesis of the whole core; the array's multipliers become DSPs and the memories block RAMs."""
+    (tmp_path / "weft.v").write_text(core_verilog(PRESETS["tiny"]))
+    log = run_yosys("read_verilog weft.v", "synth_ecp5 -top weft", "stat", cwd=tmp_path)
+    stat = log[log.rindex("Printing statistics") :]
+    assert "MULT18X18D" in stat
+    assert "DP16KD" in stat
+    assert "$mul" not in stat
+
+
+def test_yosys_errors_carry_the_log(tmp_path: Path) -> None:
+    with pytest.raises(YosysError, match=r"(?s)^yosys failed: .*nowhere\.il"):
+        run_yosys("read_rtlil nowhere.il", cwd=tmp_path)
+
+
+class Mixed(wiring.Component):
+    """Operands of all widths and signs, whose meaning `weft.hdl.widths` must keep."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": In(signed(5)), "b": In(9), "c": In(3), "out": Out(160)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        a, b, c = self.a, self.b, self.c
+        results = [
+            a + b, a - c, a * b, a & b, a | b, a ^ c, ~a, -a, -b, a == b, a < b, a >= c, b > c, b <= 511, c >= 0,
+            ~b.any(), a >> c, b >> c, (b << c)[:9], b.bit_select(c, 4), a.as_unsigned() == 31, (a + 1)[2:],
+            b.word_select(c, 2),
+        ]  # fmt: skip
+        wide = [Signal(len(result), name=f"r{index}") for index, result in enumerate(results)]
+        m.d.comb += [signal.eq(result) for signal, result in zip(wide, results, strict=True)]
+        m.d.comb += self.out.eq(Cat(*wide))
+        return m
+
+
+def test_widening_keeps_the_meaning(tmp_path: Path) -> None:
+    """A proof: the netlist before and after is equivalent."""
+    from amaranth.back import rtlil
+
+    (tmp_path / "before.il").write_text(rtlil.convert(Mixed(), name="before", emit_src=False))
+    (tmp_path / "after.v").write_text(generate(Mixed(), name="after"))
+    run_yosys(
+        "read_rtlil before.il",
+        "read_verilog after.v",
+        "proc",
+        "miter -equiv -flatten -make_outputs before after miter",
+        "sat -verify -prove trigger 0 -set-def-inputs miter",
+        cwd=tmp_path,
+    )
