@@ -166,7 +166,7 @@ class Load(Instruction):
     A row is a run of bytes: ``before`` fill bytes, then ``run`` bytes from DRAM at ``base[base] + offset +
     row * row_pitch``, then fill bytes without end. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch +
     length - 1``, carved into ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill byte. Vector ``v``
-    goes to ``dst + row*dst_row + p*dst_pixel + v*dst_vector``. With ``pitch < length`` pixels overlap: that is how
+    goes to ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With ``pitch < length`` pixels overlap: that is how
     windows of a convolution with few channels fill the contraction.
     """
 
@@ -259,7 +259,7 @@ class Vec(Instruction):
     Reduce.NONE reads only the last element of the reduction loops, so they should have count 1.
     The parameter block is `PARAMETER_VECTORS` vectors from ``params`` on; vector i holds byte i of every column's
     64-bit parameter word, which is bias (int32, bits 0-31), mantissa (uint24, bits 32-55), shift (uint6, bits 56-61),
-    all little endian. With ``mantissa_bits`` 16 the upper mantissa byte must be 0.
+    all little endian. With ``mantissa_bits`` 16 the upper byte of mantissas, `b_mantissa` included, must be 0.
     """
 
     OPCODE = Opcode.VEC

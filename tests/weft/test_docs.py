@@ -96,3 +96,13 @@ def test_ellipses() -> None:
     assert agree(["...", "[x]"], ["[x]"])
     assert not agree(["a", "...", "d"], ["a", "b"])
     assert not agree(["a"], ["a", "b"])
+
+
+def test_reference_pages_say_what_the_code_says() -> None:
+    process = subprocess.run(
+        [sys.executable, ROOT / "docs" / "generate.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (0, "")
