@@ -166,8 +166,8 @@ class Load(Instruction):
     A row is a run of bytes: ``before`` fill bytes, then ``run`` bytes from DRAM at ``base[base] + offset +
     row * row_pitch``, then fill bytes without end. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch +
     length - 1``, carved into ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill byte. Vector ``v``
-    goes to ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With ``pitch < length`` pixels overlap: that is how
-    windows of a convolution with few channels fill the contraction.
+    goes to ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With ``pitch <
+    length`` pixels overlap: that is how windows of a convolution with few channels fill the contraction.
     """
 
     OPCODE = Opcode.LOAD
