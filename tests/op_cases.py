@@ -165,3 +165,35 @@ def random_inputs(rng: np.random.Generator, op: DeviceOp) -> dict[str, np.ndarra
     """Full-range contents of the buffers that an operator reads."""
     views = (op.a, op.b) if isinstance(op, Add) else (op.src,)
     return {view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in views}
+
+
+def random_chain(
+    rng: np.random.Generator, side: int = 10, channels: int = 24
+) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+    """A residual block with concatenated branches: temporaries, views and reuse of memory."""
+    h, w, c = draw(rng, 5, side), draw(rng, 5, side), draw(rng, 3, channels)
+    shape = (1, h, w, c)
+    x, t0, t1, t2 = whole("x", shape, "input"), *(whole(f"t{i}", shape, "temp") for i in range(3))
+    both = whole("both", (1, h, w, 2 * c), "temp")
+    y = whole("y", (1, h, w, 9), "output")
+
+    def conv(name: str, src: View, dst: View, kernel: int) -> Conv:
+        cin, out = src.shape[3], dst.shape[3]
+        weight = rng.integers(-127, 128, (out, kernel, kernel, cin)).astype(np.int16)
+        pad = (kernel // 2,) * 4
+        scale = np.full(out, 60 / (np.sqrt(cin * kernel * kernel) * 127 * 40))
+        bias = rng.integers(-999, 999, out).astype(np.int32)
+        return Conv(
+            name, src, dst, weight, bias, scale, Window((kernel, kernel), pad=pad), x_zero=3, y_zero=3
+        )  # type: ignore[arg-type]
+
+    left, right = View(both.buffer, shape), View(both.buffer, shape, c=c)
+    ops = (
+        conv("c0", x, t0, 3),
+        conv("c1", t0, t1, 3),
+        Add("add", t0, t1, t2, 0.7, 0.6, 3, 3, 3),
+        conv("c2", t2, left, 1),
+        Pool("pool", t2, right, "max", Window((3, 3), pad=(1, 1, 1, 1)), 1.0, 3, 3),
+        conv("c3", both, y, 3),
+    )
+    return DeviceSegment("chain", ops), {"x": rng.integers(-128, 128, shape).astype(np.int8)}

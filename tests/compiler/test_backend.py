@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from op_cases import random_inputs, random_op, segment_of, whole
+from op_cases import random_chain, random_inputs, random_op, segment_of, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import Add, CompileError, Conv, DeviceSegment, Pool, View, Window
+from weft.compiler.ir import CompileError, DeviceSegment, Pool, Window
 from weft.compiler.microops import run_ops
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.program import check
@@ -75,42 +75,12 @@ def test_pooling_over_more_than_the_scratchpad_holds(kind: str) -> None:
     assert np.array_equal(image.read(device, "y").reshape(-1), run_ops(segment, inputs)["y"])
 
 
-def _chain(rng: np.random.Generator) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
-    """A residual block with concatenated branches: temporaries, views and reuse of memory."""
-    h, w, c = int(rng.integers(5, 11)), int(rng.integers(5, 11)), int(rng.integers(3, 25))
-    shape = (1, h, w, c)
-    x, t0, t1, t2 = whole("x", shape, "input"), *(whole(f"t{i}", shape, "temp") for i in range(3))
-    both = whole("both", (1, h, w, 2 * c), "temp")
-    y = whole("y", (1, h, w, 9), "output")
-
-    def conv(name: str, src: View, dst: View, kernel: int) -> Conv:
-        cin, out = src.shape[3], dst.shape[3]
-        weight = rng.integers(-127, 128, (out, kernel, kernel, cin)).astype(np.int16)
-        pad = (kernel // 2,) * 4
-        scale = np.full(out, 60 / (np.sqrt(cin * kernel * kernel) * 127 * 40))
-        bias = rng.integers(-999, 999, out).astype(np.int32)
-        return Conv(
-            name, src, dst, weight, bias, scale, Window((kernel, kernel), pad=pad), x_zero=3, y_zero=3
-        )  # type: ignore[arg-type]
-
-    left, right = View(both.buffer, shape), View(both.buffer, shape, c=c)
-    ops = (
-        conv("c0", x, t0, 3),
-        conv("c1", t0, t1, 3),
-        Add("add", t0, t1, t2, 0.7, 0.6, 3, 3, 3),
-        conv("c2", t2, left, 1),
-        Pool("pool", t2, right, "max", Window((3, 3), pad=(1, 1, 1, 1)), 1.0, 3, 3),
-        conv("c3", both, y, 3),
-    )
-    return DeviceSegment("chain", ops), {"x": rng.integers(-128, 128, shape).astype(np.int8)}
-
-
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 @pytest.mark.parametrize("reuse", [False, True])
 def test_chain(preset: str, reuse: bool) -> None:
     rng = np.random.default_rng(11)
     for _ in range(3):
-        segment, inputs = _chain(rng)
+        segment, inputs = random_chain(rng)
         config = PRESETS[preset]
         program = compile_segment(segment, config, reuse=reuse)
         check(program.instructions, config, extents=program.sizes)
@@ -121,7 +91,7 @@ def test_chain(preset: str, reuse: bool) -> None:
 
 
 def test_reuse_saves_memory() -> None:
-    segment, _ = _chain(np.random.default_rng(1))
+    segment, _ = random_chain(np.random.default_rng(1))
     sizes = [
         sum(compile_segment(segment, PRESETS["tiny"], reuse=reuse).sizes.values()) for reuse in (False, True)
     ]
