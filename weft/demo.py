@@ -14,7 +14,7 @@ from rich.console import Console
 from weft import report as reports
 from weft.hdl.config import Config
 
-RTL_SECONDS = 45.0
+RTL_SECONDS = 25.0
 """Time after which no further image is started on the RTL, the building of the simulator not counted."""
 WAVEFORM_LEVELS = 2
 """The waveform shows the wires between the units; what is inside them would take a gigabyte."""
