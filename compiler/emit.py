@@ -72,12 +72,8 @@ class Emitter:
         `dst` is the address of the first vector of these channels in the first pixel.
         """
         first, count = channels
-        offset = (
-            src.offset + image * src.image_pitch + box.y * src.row_pitch + box.x * src.pixel_pitch + first
-        )
-        rows, pixels = box.h, box.w
-        if pixels == src.w and src.rows_join and rows * pixels < 1 << 16:
-            rows, pixels = 1, rows * pixels
+        offset = src.address(image, box.y, box.x) + first
+        rows, pixels = src.joined(box.h, box.w)
         run = (pixels - 1) * src.pixel_pitch + count
         return self._load(src, offset, rows, pixels, src.pixel_pitch, count, 0, run, dst, vectors, fill,
                           box.h * box.w * vectors)  # fmt: skip
@@ -93,7 +89,7 @@ class Emitter:
         y, h = rows
         start = max(first, 0)
         stop = min((src.w - 1) * src.pixel_pitch + src.c, first + (count - 1) * step + length)
-        offset = src.offset + image * src.image_pitch + y * src.row_pitch + start
+        offset = src.address(image, y, 0) + start
         return self._load(src, offset, h, count, step, length, max(-first, 0), stop - start, dst, vectors, fill,
                           h * count * vectors)  # fmt: skip
 
@@ -120,12 +116,8 @@ class Emitter:
     ) -> Task:
         """STORE a box of channels ``[first, first + count)`` from consecutive pixels of `vectors` vectors at `src`."""
         first, count = channels
-        offset = (
-            dst.offset + image * dst.image_pitch + box.y * dst.row_pitch + box.x * dst.pixel_pitch + first
-        )
-        rows, pixels = box.h, box.w
-        if pixels == dst.w and dst.rows_join and rows * pixels < 1 << 16:
-            rows, pixels = 1, rows * pixels
+        offset = dst.address(image, box.y, box.x) + first
+        rows, pixels = dst.joined(box.h, box.w)
         row_pitch = dst.row_pitch if rows > 1 else 0
         span = (rows - 1) * row_pitch + (pixels - 1) * dst.pixel_pitch + count
         packed = count == dst.pixel_pitch

@@ -81,6 +81,15 @@ class Source:
         """Whether the end of a row is followed at once by the next row."""
         return self.w * self.pixel_pitch == self.row_pitch
 
+    def address(self, image: int, y: int, x: int) -> int:
+        """Byte offset of a pixel's first channel."""
+        return self.offset + image * self.image_pitch + y * self.row_pitch + x * self.pixel_pitch
+
+    def joined(self, rows: int, pixels: int) -> tuple[int, int]:
+        """Rows and pixels of a row of a box, as one row where rows of full width follow one another."""
+        whole = pixels == self.w and self.rows_join and rows * pixels < 1 << 16
+        return (1, rows * pixels) if whole else (rows, pixels)
+
     def flattened(self) -> Source:
         """The same bytes as one row of pixels; only if rows and images join."""
         pixels = self.n * self.h * self.w

@@ -6,6 +6,7 @@ import random
 
 import cocotb
 import pytest
+from axi_models import pauses
 from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam
@@ -15,11 +16,6 @@ from weft.hdl.config import PRESETS, Config
 from weft.sim.bench import bench_parameters, run_bench
 
 MEMORY_BYTES = 1 << 16
-
-
-def pauses(rate):
-    while True:
-        yield random.random() < rate
 
 
 class Bench:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
 import cocotb
+from axi_models import channels, pauses
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster
@@ -21,10 +21,6 @@ from weft.sim.bench import run_bench
 CONFIG = PRESETS["tiny"]
 
 
-def pauses(rate: float) -> Any:
-    return (random.random() < rate for _ in itertools.count())
-
-
 class Bench:
     """The master with random pauses, and a counter memory that answers ``index << 32 | ~index`` one cycle later."""
 
@@ -34,13 +30,7 @@ class Bench:
         for name in ("finished", "bus_error", "opcode_error", "counter_value"):
             getattr(dut, name).value = 0
         self.master = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axi"), dut.clk, dut.rst)
-        for channel in (
-            self.master.write_if.aw_channel,
-            self.master.write_if.w_channel,
-            self.master.write_if.b_channel,
-            self.master.read_if.ar_channel,
-            self.master.read_if.r_channel,
-        ):
+        for channel in channels(self.master):
             channel.set_pause_generator(pauses(random.choice([0.0, 0.5])))
         self.starts = 0
 

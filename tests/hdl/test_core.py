@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
 import cocotb
 import numpy as np
 import pytest
+from axi_models import channels, pauses
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, First, RisingEdge
 from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
@@ -66,10 +66,6 @@ def parameter_block(bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray) -
     return b"".join(((words >> 8 * byte) & 0xFF).astype(np.uint8).tobytes() for byte in range(8))
 
 
-def pauses(rate: float) -> Any:
-    return (random.random() < rate for _ in itertools.count())
-
-
 class Bench:
     def __init__(self, dut: Any) -> None:
         self.dut = dut
@@ -78,11 +74,7 @@ class Bench:
         self.master = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axi"), dut.clk, dut.rst)
         rate = bench_parameters()["pauses"]
         if rate:
-            write, read = self.ram.write_if, self.ram.read_if
-            channels = [write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel]
-            write, read = self.master.write_if, self.master.read_if
-            channels += [write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel]
-            for channel in channels:
+            for channel in (*channels(self.ram), *channels(self.master)):
                 channel.set_pause_generator(pauses(rate))
 
     async def reset(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from typing import Any
 
 import cocotb
 import numpy as np
 import pytest
+from axi_models import channels, pauses
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, First, RisingEdge
 from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
@@ -25,10 +24,6 @@ from weft.sim.bench import bench_parameters, run_bench
 CONFIG = PRESETS["tiny"]
 
 
-def pauses(rate: float) -> Any:
-    return (random.random() < rate for _ in itertools.count())
-
-
 @cocotb.test()
 async def bench_chain(dut: Any) -> None:
     """A residual block with concatenated branches: every buffer that is stored is as numpy says."""
@@ -38,9 +33,8 @@ async def bench_chain(dut: Any) -> None:
     image = Image(program)
     ram = AxiRam(AxiBus.from_prefix(dut, "m_axi"), dut.clk, dut.rst, size=image.memory_bytes)
     master = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axi"), dut.clk, dut.rst)
-    for interface in (ram.write_if.aw_channel, ram.write_if.w_channel, ram.write_if.b_channel,
-                      ram.read_if.ar_channel, ram.read_if.r_channel):  # fmt: skip
-        interface.set_pause_generator(pauses(bench_parameters()["pauses"]))
+    for channel in channels(ram):
+        channel.set_pause_generator(pauses(bench_parameters()["pauses"]))
     dut.rst.value = 1
     await ClockCycles(dut.clk, 4)
     dut.rst.value = 0
