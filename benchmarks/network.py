@@ -101,9 +101,11 @@ def main() -> int:
     print(f"| **total** | {cycles:,} | {macs / config.n**2 / cycles:.1%} |\n")
     moved = (counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]) * config.bus_bytes
     print(
-        f"{len(program.instructions):,} instructions, compiled in {compiled:.1f} s; {moved / 1e6:.1f} MB moved; golden "
+        f"{len(program.instructions):,} instructions, compiled in {compiled:.1f} s; {moved / 1e6:.1f} MB moved"
     )
-    print(f"interpreter {interpreted:.1f} s, RTL {simulated:.0f} s ({cycles / simulated:,.0f} cycles/s)")
+    print(
+        f"golden interpreter {interpreted:.1f} s, RTL {simulated:.0f} s ({cycles / simulated:,.0f} cycles/s)"
+    )
     print(
         f"memory equal in RTL and golden interpreter, all {image.memory_bytes:,} bytes: {'yes' if same else 'NO'}"
     )
