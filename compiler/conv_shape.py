@@ -141,8 +141,8 @@ class ConvShape:
         """The box of convolution outputs that a box of final outputs needs."""
         if not self.pooled:
             return box
-        y, h = _needed(self.pool, 0, box.y, box.h, self.h)
-        x, w = _needed(self.pool, 1, box.x, box.w, self.w)
+        y, h = self.pool.reach(0, box.y, box.h, self.h)
+        x, w = self.pool.reach(1, box.x, box.w, self.w)
         return Box(y, x, h, w)
 
     def input_box(self, conv: Box, chunk: Chunk | None = None) -> Box:
@@ -219,10 +219,3 @@ class ConvShape:
         rows = slice(tile.first, tile.first + tile.count)
         total = self.op.weight[rows].astype(np.int64).sum(axis=(1, 2, 3))
         return self.op.bias[rows].astype(np.int64) - self.op.x_zero * total
-
-
-def _needed(window: Window, axis: int, first: int, count: int, size: int) -> tuple[int, int]:
-    start = first * window.stride[axis] - window.pad[axis]
-    stop = start + (count - 1) * window.stride[axis] + (window.kernel[axis] - 1) * window.dilation[axis] + 1
-    start = min(max(start, 0), size - 1)
-    return start, max(min(stop, size) - start, 1)

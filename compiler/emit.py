@@ -16,6 +16,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def taken(stride: int, count: int) -> int:
+    """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
+    return stride if count > 1 else 0
+
+
 @dataclass(frozen=True)
 class Box:
     """A box of pixels of one image: rows `y` to `y + h`, columns `x` to `x + w`."""

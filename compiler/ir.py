@@ -87,6 +87,16 @@ class Window:
     dilation: tuple[int, int] = (1, 1)
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)
 
+    def reach(self, axis: int, first: int, count: int, size: int) -> tuple[int, int]:
+        """First element and number of elements, of `size`, that outputs ``[first, first + count)`` read along an axis.
+
+        Where all of them lie in the padding it is one element, which no coordinate selects.
+        """
+        start = first * self.stride[axis] - self.pad[axis]
+        stop = start + (count - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
+        start = min(max(start, 0), size - 1)
+        return start, max(min(stop, size) - start, 1)
+
     def output(self, h: int, w: int) -> tuple[int, int]:
         """Output height and width for an input of h x w (padding counts as given; round down)."""
         sizes = []

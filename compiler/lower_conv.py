@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.compiler.conv_plan import ConvPlan, boxes, plan
 from weft.compiler.conv_shape import Chunk, ConvShape, Tile
-from weft.compiler.emit import Box, Emitter, parameters
+from weft.compiler.emit import Box, Emitter, parameters, taken
 from weft.compiler.ir import Conv
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_scale
@@ -135,11 +135,11 @@ class _ConvLowering:
             Mm(
                 accumulate=int(accumulate), ky=chunk.ky[1], kx=chunk.kx[1], kc=chunk.kc[1], oy=conv.h, ox=conv.w,
                 a=(a + at + y * pitch + x * vectors) % (1 << 16),
-                a_ky=dy * pitch, a_kx=dx * vectors, a_kc=1, a_oy=_stride(sy * pitch, conv.h), a_ox=sx * vectors,
+                a_ky=dy * pitch, a_kx=dx * vectors, a_kc=1, a_oy=taken(sy * pitch, conv.h), a_ox=sx * vectors,
                 y=y, x=x, y_ky=dy if chunk.ky[1] > 1 else 0, y_oy=sy, x_kx=dx if chunk.kx[1] > 1 else 0, x_ox=sx,
                 h=loaded.h, w=loaded.w, pad=shape.op.x_zero,
-                b=b, b_ky=_stride(chunk.kx[1] * chunk.kc[1] * n, chunk.ky[1]),
-                b_kx=_stride(chunk.kc[1] * n, chunk.kx[1]),
+                b=b, b_ky=taken(chunk.kx[1] * chunk.kc[1] * n, chunk.ky[1]),
+                b_kx=taken(chunk.kc[1] * n, chunk.kx[1]),
                 b_kc=n, b_row=1,
                 c=c, c_oy=conv.w, c_ox=1,
             ),
@@ -163,11 +163,11 @@ class _ConvLowering:
                 reduce=Reduce.MAX if shape.pooled else Reduce.NONE,
                 oy=box.h, ox=box.w, ry=pool.kernel[0], rx=pool.kernel[1],
                 src=(rows + y * conv.w + x) % (1 << 16),
-                src_oy=_stride(pool.stride[0] * conv.w, box.h), src_ox=pool.stride[1],
-                src_ry=_stride(pool.dilation[0] * conv.w, pool.kernel[0]), src_rx=pool.dilation[1],
+                src_oy=taken(pool.stride[0] * conv.w, box.h), src_ox=pool.stride[1],
+                src_ry=taken(pool.dilation[0] * conv.w, pool.kernel[0]), src_rx=pool.dilation[1],
                 y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
                 h=conv.h, w=conv.w,
-                dst=dst, dst_oy=_stride(box.w * vectors, box.h), dst_ox=vectors,
+                dst=dst, dst_oy=taken(box.w * vectors, box.h), dst_ox=vectors,
                 params=params, zero=op.y_zero, low=op.low, high=op.high,
             ),
             (accumulator(rows, conv.h * conv.w), scratchpad(params, PARAMETER_VECTORS)),
@@ -183,8 +183,3 @@ class _ConvLowering:
         ]
         mantissa, shift = np.array(scales, np.int64).T
         return parameters(self.config, self.shape.bias(tile), mantissa, shift)
-
-
-def _stride(value: int, count: int) -> int:
-    """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
-    return value if count > 1 else 0

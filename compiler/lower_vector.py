@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.emit import Box, Emitter, ceil_div, parameters
+from weft.compiler.emit import Box, Emitter, ceil_div, parameters, taken
 from weft.compiler.ir import Add, Pool, Rescale, Window
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_pair, quantise_scale
@@ -154,15 +154,10 @@ class _VectorLowering:
         yield self.emit.store_box(job.dst, image, box, channels, o, vectors)
 
     def _input_box(self, box: Box) -> Box:
-        spans = []
-        sizes = ((box.y, box.h, self.job.src.h), (box.x, box.w, self.job.src.w))
-        for axis, (first, count, size) in enumerate(sizes):
-            start = first * self.job.window.stride[axis] - self.job.window.pad[axis]
-            stop = start + (count - 1) * self.job.window.stride[axis]
-            stop += (self.job.window.kernel[axis] - 1) * self.job.window.dilation[axis] + 1
-            start = min(max(start, 0), size - 1)
-            spans.append((start, max(min(stop, size) - start, 1)))
-        return Box(spans[0][0], spans[1][0], spans[0][1], spans[1][1])
+        window, src = self.job.window, self.job.src
+        y, h = window.reach(0, box.y, box.h, src.h)
+        x, w = window.reach(1, box.x, box.w, src.w)
+        return Box(y, x, h, w)
 
     def _parts(self, box: Box) -> list[tuple[Box, int]]:
         """Boxes of equal divisor, with that divisor: only averages at the edges differ."""
@@ -210,7 +205,7 @@ class _VectorLowering:
         second: dict[str, int] = {}
         if isinstance(op, Add):
             _, mantissa, _ = quantise_pair(op.a_scale, op.b_scale, self.config.mantissa_bits)
-            second = {"add": 1, "b": b, "b_ob": 1, "b_oy": _stride(pitch, part.h), "b_ox": vectors,
+            second = {"add": 1, "b": b, "b_ob": 1, "b_oy": taken(pitch, part.h), "b_ox": vectors,
                       "b_mantissa": mantissa, "b_zero": op.b_zero}  # fmt: skip
             reads.append(scratchpad(b, loaded.h * pitch))
         return Task(
@@ -218,12 +213,12 @@ class _VectorLowering:
                 source=VecSource.SCRATCHPAD, reduce=job.reduce, ob=vectors, oy=part.h, ox=part.w,
                 ry=window.kernel[0], rx=window.kernel[1],
                 src=(a + y * pitch + x * vectors) % (1 << 16), src_ob=1,
-                src_oy=_stride(window.stride[0] * pitch, part.h), src_ox=window.stride[1] * vectors,
-                src_ry=_stride(window.dilation[0] * pitch, window.kernel[0]), src_rx=window.dilation[1] * vectors,
+                src_oy=taken(window.stride[0] * pitch, part.h), src_ox=window.stride[1] * vectors,
+                src_ry=taken(window.dilation[0] * pitch, window.kernel[0]), src_rx=window.dilation[1] * vectors,
                 y=y, x=x, y_oy=window.stride[0], y_ry=window.dilation[0],
                 x_ox=window.stride[1], x_rx=window.dilation[1],
                 h=loaded.h, w=loaded.w, pad=job.x_zero,
-                dst=o + out, dst_ob=1, dst_oy=_stride(box.w * vectors, part.h), dst_ox=vectors,
+                dst=o + out, dst_ob=1, dst_oy=taken(box.w * vectors, part.h), dst_ox=vectors,
                 params=params, zero=op.y_zero, low=op.low, high=op.high, **second,
             ),
             tuple(reads),
@@ -232,8 +227,3 @@ class _VectorLowering:
             part.h * part.w * vectors * window.kernel[0] * window.kernel[1] * self.config.groups,
             paces=True,
         )  # fmt: skip
-
-
-def _stride(value: int, count: int) -> int:
-    """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
-    return value if count > 1 else 0
