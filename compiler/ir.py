@@ -197,7 +197,81 @@ class Rescale:
     macs: int = field(default=0, init=False)
 
 
-DeviceOp = Conv | Pool | Add | Rescale
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Scaled dot product attention of whole heads, fused: softmax(Q K^T) V without the matrix between.
+
+    For every image, query head h (reading key and value head ``h // (heads // kv_heads)``) and query row i::
+
+        z[j] = (q[i] - q_zero) . (k[j] - k_zero) * score_scale
+        out  = sum_j softmax(z)[j] * (v[j] - v_zero)
+        q    = sat(round(out * scale) + y_zero), clamped to [low, high]
+
+    over the keys j below ``lengths[image]`` and, if `causal`, with ``j <= i + offset``; rows without any are `y_zero`.
+    Numbers in between are those of the device's softmax unit (`weft.hdl.isa.Softmax`, `Normalise`): they depend on N.
+
+    Heads lie beside each other in the channels, shape (images, 1, rows, heads * size), or one after the other as
+    images, shape (images * heads, 1, rows, size); each operand as it likes.
+    """
+
+    name: str
+    q: View
+    k: View
+    v: View
+    dst: View
+    images: int
+    heads: int
+    kv_heads: int
+    score_scale: float
+    lengths: tuple[int, ...]
+    scale: float = 1.0
+    causal: bool = False
+    offset: int = 0
+    q_zero: int = 0
+    k_zero: int = 0
+    v_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a query and of a key."""
+        return int(np.prod(self.q.shape)) // (self.images * self.heads * self.q.shape[2])
+
+    @property
+    def v_size(self) -> int:
+        """Elements of a value."""
+        return int(np.prod(self.v.shape)) // (self.images * self.kv_heads * self.v.shape[2])
+
+    @property
+    def macs(self) -> int:
+        """Multiplications for the scores and for the values that the mask leaves."""
+        rows = np.arange(self.q.shape[2])
+        pairs = 0
+        for length in self.lengths:
+            last = np.minimum(rows + self.offset + 1, length) if self.causal else np.full(rows.size, length)
+            pairs += int(np.maximum(last, 0).sum())
+        return self.heads * pairs * (self.head_size + self.v_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax:
+    """q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero), clamped, over the channels of each pixel."""
+
+    name: str
+    src: View
+    dst: View
+    score_scale: float
+    scale: float = 1.0
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    macs: int = field(default=0, init=False)
+
+
+DeviceOp = Conv | Pool | Add | Rescale | Attention | Softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,6 +364,8 @@ def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], where: str) -> Non
 
 def sources(op: DeviceOp) -> tuple[View, ...]:
     """The views an operator reads."""
+    if isinstance(op, Attention):
+        return op.q, op.k, op.v
     return (op.a, op.b) if isinstance(op, Add) else (op.src,)
 
 
@@ -337,7 +413,31 @@ def expected_shape(op: DeviceOp) -> tuple[int, int, int, int]:
         if op.a.shape != op.b.shape:
             raise IrError(f"{op.name}: operands {op.a.shape} and {op.b.shape}")
         return op.a.shape
+    if isinstance(op, Attention):
+        return _attention_shape(op)
     return op.src.shape
+
+
+def _attention_shape(op: Attention) -> tuple[int, int, int, int]:
+    if op.heads % op.kv_heads or len(op.lengths) != op.images:
+        raise IrError(
+            f"{op.name}: {op.heads} heads on {op.kv_heads}, {len(op.lengths)} lengths of {op.images} images"
+        )
+    for view, heads, size in ((op.q, op.heads, op.head_size), (op.k, op.kv_heads, op.head_size),
+                              (op.v, op.kv_heads, op.v_size)):  # fmt: skip
+        if view.shape not in (
+            (op.images, 1, view.shape[2], heads * size),
+            (op.images * heads, 1, view.shape[2], size),
+        ):
+            raise IrError(
+                f"{op.name}: operand {view.shape} is not {heads} heads of {size} in {op.images} images"
+            )
+    if op.k.shape[2] != op.v.shape[2] or not all(0 <= length <= op.k.shape[2] for length in op.lengths):
+        raise IrError(f"{op.name}: {op.k.shape[2]} keys, {op.v.shape[2]} values, lengths {op.lengths}")
+    rows = op.q.shape[2]
+    if op.dst.shape[0] == op.images and op.dst.shape[3] == op.heads * op.v_size:
+        return op.images, 1, rows, op.heads * op.v_size
+    return op.images * op.heads, 1, rows, op.v_size
 
 
 def dump(graph: Graph) -> str:

@@ -40,6 +40,15 @@ class Config:
         Width of requantisation mantissas: 24 (the default) or 16 (for small parts).
     queue_depth : int
         Instructions that wait in front of each unit. A power of two from 2 to 64.
+    probability_bits : int
+        Bits of softmax probabilities: 8, or 7 for arrays whose multipliers take signed bytes only, or 0 for an
+        accelerator without softmax, which then costs nothing.
+    row_states : int
+        Rows of scores that softmax can have under way. A power of two from 4 to 4096.
+    alignments : int
+        Vectors of probabilities that can be under way. A power of two from 16 to 4096.
+    table_depth : int
+        Entries of the table for powers of two. A power of two from 256 to 2048.
 
     Raises
     ------
@@ -56,6 +65,10 @@ class Config:
     bus_bytes: int = 16
     mantissa_bits: int = 24
     queue_depth: int = 4
+    probability_bits: int = 8
+    row_states: int = 256
+    alignments: int = 2048
+    table_depth: int = 2048
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -74,6 +87,13 @@ class Config:
             raise ConfigError(
                 f"configuration field 'mantissa_bits' must be 16 or 24, not {self.mantissa_bits}"
             )
+        if self.probability_bits not in (0, 7, 8):
+            raise ConfigError(
+                f"configuration field 'probability_bits' must be 0 (no softmax), 7 or 8, not {self.probability_bits}"
+            )
+        self._power("row_states", 4, 4096)
+        self._power("alignments", 16, 4096)
+        self._power("table_depth", 256, 2048)
         for memory in ("scratchpad", "accumulator"):
             size = getattr(self, f"{memory}_banks") * getattr(self, f"{memory}_depth")
             if size > 1 << 16:
@@ -102,9 +122,27 @@ class Config:
         return self.accumulator_banks * self.accumulator_depth
 
     @property
+    def softmax(self) -> bool:
+        """Whether there is a softmax unit, with all that attention needs."""
+        return self.probability_bits > 0
+
+    @property
+    def wide_activations(self) -> bool:
+        """Whether the array takes 9-bit activations: bytes less their zero point."""
+        return self.probability_bits == 8
+
+    @property
     def groups(self) -> int:
         """Lane groups in a row: cycles the vector unit takes for ``n`` columns."""
         return self.n // self.lanes
+
+    @cached_property
+    def exp2_table(self) -> bytes:
+        """The table of softmax: see `weft.hdl.isa.Table`. All 0 without softmax."""
+        top = (1 << self.probability_bits) - 1
+        steps = self.table_depth // 16
+        octaves = [(entry + 0.5) / steps - 1 / 256 for entry in range(self.table_depth)]
+        return bytes(round(top * 2.0**-octave) for octave in octaves)
 
     @cached_property
     def digest(self) -> int:
@@ -170,6 +208,7 @@ class Widths:
     ----------
     vector : a scratchpad vector, ``8 * n``
     row : an accumulator row, ``32 * n``
+    activation : what enters the array from the west, 9 with `Config.wide_activations`, else 8
     psum : a partial sum at the foot of the array, ``16 + log2 n``
     scratchpad_address, accumulator_address : an address over all banks
     bus : the AXI4 data bus
@@ -178,6 +217,8 @@ class Widths:
     def __init__(self, config: Config) -> None:
         self.vector = 8 * config.n
         self.row = 32 * config.n
+        self.activation = 9 if config.wide_activations else 8
+        # 255 * 128 * n is below 2**15 * n, so the ninth bit of activations costs none here.
         self.psum = 16 + (config.n - 1).bit_length()
         self.scratchpad_address = (config.scratchpad_size - 1).bit_length()
         self.accumulator_address = (config.accumulator_size - 1).bit_length()
@@ -186,11 +227,11 @@ class Widths:
 
 PRESETS: dict[str, Config] = {
     "tiny": Config(n=4, lanes=2, scratchpad_banks=4, scratchpad_depth=256,
-                   accumulator_banks=2, accumulator_depth=64, bus_bytes=4),
+                   accumulator_banks=2, accumulator_depth=64, bus_bytes=4, row_states=64, alignments=256),
     "small": Config(n=8, lanes=4, scratchpad_banks=8, scratchpad_depth=512,
-                    accumulator_banks=4, accumulator_depth=128, bus_bytes=8),
+                    accumulator_banks=4, accumulator_depth=128, bus_bytes=8, row_states=128, alignments=1024),
     "default": Config(),
     "large": Config(n=32, lanes=16, bus_bytes=32),
-    "xlarge": Config(n=64, lanes=32, bus_bytes=64),
-    "huge": Config(n=128, lanes=64, bus_bytes=128),
+    "xlarge": Config(n=64, lanes=32, bus_bytes=64, row_states=512),
+    "huge": Config(n=128, lanes=64, bus_bytes=128, row_states=512),
 }  # fmt: skip

@@ -11,6 +11,10 @@ READ_LATENCY = 2
 """Cycles from a granted read request to its data, for scratchpad and accumulator alike."""
 
 
+ALIGNMENT_BITS = 6
+"""Width of an alignment, signed."""
+
+
 class ReadPort(wiring.Signature):
     """A read port, seen from the client. A request is granted in the cycle where ``valid`` and ``ready`` are both 1;
     its ``data`` stands exactly `READ_LATENCY` cycles later, for one cycle. ``ready`` may depend on ``valid`` and
@@ -54,6 +58,16 @@ def scratchpad_write(config: Config) -> WritePort:
 
 def accumulator_read(config: Config) -> ReadPort:
     return ReadPort(config.widths.accumulator_address, config.widths.row)
+
+
+def alignment_read(config: Config) -> ReadPort:
+    """Always granted. Data is a signed shift, as `weft.hdl.isa.Softmax` writes it."""
+    return ReadPort((config.alignments - 1).bit_length(), ALIGNMENT_BITS)
+
+
+def alignment_write(config: Config) -> WritePort:
+    """Always granted."""
+    return WritePort((config.alignments - 1).bit_length(), ALIGNMENT_BITS)
 
 
 # Annotations must be real objects here: `data.Struct` reads them.
