@@ -212,6 +212,11 @@ class Attention:
 
     Heads lie beside each other in the channels, shape (images, 1, rows, heads * size), or one after the other as
     images, shape (images * heads, 1, rows, size); each operand as it likes.
+
+    With `page` above 0 keys and values are pages of so many rows, shape (pages, 1, page, kv_heads * size), in buffers
+    of kind "pages", in the order that `table` names: a buffer of kind "table" with a 32-bit byte offset a page. There
+    is one image, its number of keys is in a base register, at most ``lengths[0]``, and `offset` is relative to it:
+    query i sees the keys up to ``i + offset + keys``.
     """
 
     name: str
@@ -233,6 +238,8 @@ class Attention:
     y_zero: int = 0
     low: int = -128
     high: int = 127
+    page: int = 0
+    table: View | None = None
 
     @property
     def head_size(self) -> int:
@@ -240,8 +247,15 @@ class Attention:
         return int(np.prod(self.q.shape)) // (self.images * self.heads * self.q.shape[2])
 
     @property
+    def keys(self) -> int:
+        """Keys that there is room for."""
+        return self.lengths[0] if self.page else self.k.shape[2]
+
+    @property
     def v_size(self) -> int:
         """Elements of a value."""
+        if self.page:
+            return self.v.shape[3] // self.kv_heads
         return int(np.prod(self.v.shape)) // (self.images * self.kv_heads * self.v.shape[2])
 
     @property
@@ -365,7 +379,7 @@ def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], where: str) -> Non
 def sources(op: DeviceOp) -> tuple[View, ...]:
     """The views an operator reads."""
     if isinstance(op, Attention):
-        return op.q, op.k, op.v
+        return (op.q, op.k, op.v) if op.table is None else (op.q, op.k, op.v, op.table)
     return (op.a, op.b) if isinstance(op, Add) else (op.src,)
 
 
@@ -419,20 +433,20 @@ def expected_shape(op: DeviceOp) -> tuple[int, int, int, int]:
 
 
 def _attention_shape(op: Attention) -> tuple[int, int, int, int]:
-    if op.heads % op.kv_heads or len(op.lengths) != op.images:
+    if op.heads % op.kv_heads or len(op.lengths) != op.images or (op.page and op.images != 1):
         raise IrError(
             f"{op.name}: {op.heads} heads on {op.kv_heads}, {len(op.lengths)} lengths of {op.images} images"
         )
     for view, heads, size in ((op.q, op.heads, op.head_size), (op.k, op.kv_heads, op.head_size),
                               (op.v, op.kv_heads, op.v_size)):  # fmt: skip
-        if view.shape not in (
-            (op.images, 1, view.shape[2], heads * size),
-            (op.images * heads, 1, view.shape[2], size),
-        ):
+        images, rows = (
+            (view.shape[0], op.page) if op.page and view is not op.q else (op.images, view.shape[2])
+        )
+        if view.shape not in ((images, 1, rows, heads * size), (images * heads, 1, rows, size)):
             raise IrError(
-                f"{op.name}: operand {view.shape} is not {heads} heads of {size} in {op.images} images"
+                f"{op.name}: operand {view.shape} is not {heads} heads of {size} in {images} images"
             )
-    if op.k.shape[2] != op.v.shape[2] or not all(0 <= length <= op.k.shape[2] for length in op.lengths):
+    if op.k.shape[2] != op.v.shape[2] or not all(0 <= length <= op.keys for length in op.lengths):
         raise IrError(f"{op.name}: {op.k.shape[2]} keys, {op.v.shape[2]} values, lengths {op.lengths}")
     rows = op.q.shape[2]
     if op.dst.shape[0] == op.images and op.dst.shape[3] == op.heads * op.v_size:
