@@ -8,8 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.emit import ceil_div
-from weft.compiler.ir import Buffer, CompileError, Conv, DeviceOp, DeviceSegment, Pool, View, Window, sources
+from weft.compiler.ir import (
+    Attention,
+    Buffer,
+    CompileError,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Pool,
+    Softmax,
+    View,
+    Window,
+    sources,
+)
+from weft.compiler.lower_attention import lower_attention
 from weft.compiler.lower_conv import lower_conv
+from weft.compiler.lower_softmax import lower_softmax
 from weft.compiler.lower_vector import lower_vector
 from weft.compiler.memory import ALIGN, CONSTANTS, Constants, Placement, Source
 from weft.compiler.schedule import schedule
@@ -119,6 +133,14 @@ def _lower(
     read: tuple[Source, ...] = tuple(placement.source(view) for view in sources(op))
     if isinstance(op, Conv):
         return lower_conv(op, read[0], dst, config, constants, layer)
+    if isinstance(op, Attention | Softmax) and not config.softmax:
+        raise CompileError(
+            f"{op.name}: this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"
+        )
+    if isinstance(op, Attention):
+        return lower_attention(op, read, dst, config, constants, layer)
+    if isinstance(op, Softmax):
+        return lower_softmax(op, read[0], dst, config, constants, layer)
     return lower_vector(op, read, dst, config, constants, layer)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from weft.compiler.memory import CONSTANTS, Constants, Source
-from weft.compiler.tasks import Task, dram, scratchpad
+from weft.compiler.tasks import Range, Task, dram, scratchpad
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Load, Store
 
@@ -97,6 +98,53 @@ class Emitter:
         offset = src.address(image, y, 0) + start
         return self._load(src, offset, h, count, step, length, max(-first, 0), stop - start, dst, vectors, fill,
                           h * count * vectors)  # fmt: skip
+
+    def load_rows(
+        self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int, vectors: int, fill: int,
+        page: tuple[Source, int] | None = None,
+    ) -> Task:  # fmt: skip
+        """LOAD channels of pixels ``[first, first + count)`` of a row, and nothing between them.
+
+        Pixels take `vectors` addresses each. `page` is (page table, index): offsets are then within that page.
+        """
+        (pixel, count), (first, length) = rows, channels
+        offset = src.address(0, 0, pixel) + first
+        if length == src.pixel_pitch:
+            load = Load(base=src.base, offset=offset, pixels=count, pitch=length, length=length, run=count * length,
+                        fill=fill, dst=dst, dst_vector=1, dst_pixel=vectors)  # fmt: skip
+        else:
+            load = Load(base=src.base, offset=offset, rows=count, row_pitch=taken(src.pixel_pitch, count),
+                        length=length, run=length, fill=fill, dst=dst, dst_vector=1,
+                        dst_row=taken(vectors, count))  # fmt: skip
+        return self._task(load, page, count * vectors, count * ceil_div(length, self.config.n))
+
+    def load_transposed(
+        self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int,
+        page: tuple[Source, int] | None = None,
+    ) -> Task:  # fmt: skip
+        """LOAD at most N channels of pixels of a row: vector i of each N pixels holds their channel i."""
+        (pixel, count), (first, length) = rows, channels
+        n = self.config.n
+        load = Load(
+            base=src.base, offset=src.address(0, 0, pixel) + first, rows=count, row_pitch=taken(src.pixel_pitch, count),
+            length=length, run=length, dst=dst, dst_vector=1, dst_row=taken(n, ceil_div(count, n)), transpose=1,
+        )  # fmt: skip
+        size = ceil_div(count, n) * n
+        return self._task(load, page, size, size)
+
+    def _task(self, load: Load, page: tuple[Source, int] | None, size: int, cycles: int) -> Task:
+        """The task of a LOAD that fills `size` vectors. Nothing on the device writes pages, so they need no order."""
+        span = (load.rows - 1) * load.row_pitch + load.run
+        reads: tuple[Range, ...] = (dram(load.base, load.offset, span),)
+        if page is not None:
+            table, index = page
+            entry = table.offset // 4 + index
+            load = dataclasses.replace(load, paged=1, table=table.base, page=entry)
+            reads = ()
+        bus = self._bus_cycles(load.rows, load.run)
+        return Task(
+            load, reads, (scratchpad(load.dst, size),), self.layer, max(bus, cycles), load.rows * load.run
+        )
 
     def _load(
         self, src: Source, offset: int, rows: int, pixels: int, pitch: int, length: int, before: int, run: int,

@@ -16,7 +16,14 @@ INPUTS = 2
 OUTPUTS = 3
 """Base register of what the host reads after it."""
 
-BASE_OF_KIND = {"temp": TEMPS, "input": INPUTS, "output": OUTPUTS}
+PAGES = 4
+"""Base register of pages of keys and values that the host keeps."""
+TABLES = 5
+"""Base register of page tables."""
+LENGTH = 6
+"""Base register that holds no address, but the number of keys in the pages."""
+
+BASE_OF_KIND = {"temp": TEMPS, "input": INPUTS, "output": OUTPUTS, "pages": PAGES, "table": TABLES}
 ALIGN = 64
 """Alignment of everything in DRAM, in bytes: a multiple of no more than the widest bus the presets use."""
 

@@ -36,6 +36,38 @@ def quantise_scale(scale: float, bits: int = 24) -> tuple[int, int]:
     return mantissa, shift
 
 
+def score_multiplier(octaves: float, bits: int = 24) -> tuple[int, int]:
+    """(mantissa, shift) of the scores' multiplier: from `octaves` per unit to 1/128 octave (`weft.hdl.isa.Softmax`).
+
+    Raises
+    ------
+    CompileError
+        For a scale of the scores that is not positive and finite, or too large.
+    """
+    if not math.isfinite(octaves) or octaves <= 0:
+        raise CompileError(f"the scale of attention scores must be a positive finite number, not {octaves!r}")
+    return quantise_scale(128 * octaves, bits)
+
+
+def normaliser(multiplier: float) -> tuple[int, int]:
+    """(scale, exponent) of `weft.hdl.isa.Normalise` for a positive `multiplier`.
+
+    Raises
+    ------
+    CompileError
+        For a multiplier that is not positive and finite, or 2**22 and more.
+    """
+    if not math.isfinite(multiplier) or not 0 < multiplier < 1 << 22:
+        raise CompileError(
+            f"an output scale of softmax must be a positive number below 2**22, not {multiplier!r}"
+        )
+    fraction, exponent = math.frexp(multiplier)
+    scale = round(math.ldexp(fraction, 16))
+    if scale == 1 << 16:
+        scale, exponent = scale >> 1, exponent + 1
+    return scale, min(16 - exponent - 9, 63)
+
+
 def quantise_pair(a: float, b: float, bits: int = 24) -> tuple[int, int, int]:
     """(mantissa of a, mantissa of b, shift): one shift for both, at which the larger has a full mantissa."""
     _, shift = quantise_scale(max(a, b), bits)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,15 +132,11 @@ class Program:
                 continue
             options = {"latency": latency, "bytes_per_cycle": bandwidth, "trace": trace, "stalls": stalls}
             image = Image(segment)
-            device = _device(on, self.config, image.memory_bytes, options)
-            try:
+            with simulated(on, self.config, image.memory_bytes, options) as device:
                 self._run_image(image, device, values)
                 memory += device.read(0, image.memory_bytes)
                 layers += _layers(segment, device, self.config)
                 totals.add(device.counters(), self.config)
-            finally:
-                if isinstance(on, str) and hasattr(device, "close"):
-                    device.close()
         outputs = {name: np.asarray(values[name]) for name in self.outputs}
         return Result(outputs, _report(layers, totals, self.config), memory)
 
@@ -173,6 +170,26 @@ class Program:
         for item in self._compiled.from_device:
             if item.buffer.name in names:
                 values[item.value] = from_buffer(item, image.read(device, item.buffer.name))
+
+
+@contextlib.contextmanager
+def simulated(
+    on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any]
+) -> Iterator[Device]:
+    """The device `on`, as `Program.run` takes it; one that is made here is closed again."""
+    device = _device(on, config, memory_bytes, options)
+    try:
+        yield device
+    finally:
+        if isinstance(on, str) and hasattr(device, "close"):
+            device.close()
+
+
+def report_of(program: DeviceProgram, device: Device, config: Config) -> dict[str, Any]:
+    """The report of `Result` for one program that has just run."""
+    totals = _Totals()
+    totals.add(device.counters(), config)
+    return _report(_layers(program, device, config), totals, config)
 
 
 def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any]) -> Device:

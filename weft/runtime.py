@@ -41,14 +41,24 @@ class Image:
         buffer = self.program.buffers[name]
         return self.bases[BASE_OF_KIND[buffer.kind]] + self.program.offsets[name]
 
-    def run(self, device: Device, contents: dict[str, np.ndarray], timeout: int | None = None) -> None:
-        """Load the program and the `contents` (int8, NHWC) of its input buffers, start it and wait for its end."""
+    def run(
+        self,
+        device: Device,
+        contents: dict[str, np.ndarray],
+        timeout: int | None = None,
+        *,
+        registers: dict[int, int] | None = None,
+    ) -> None:
+        """Load the program and the `contents` (int8, NHWC) of its input buffers, start it and wait for its end.
+
+        `registers` are base registers that hold something else than an address of the program's memory.
+        """
         program = self.program
         device.write(self.bases[CONSTANTS], program.constants + program.code)
         for name, array in contents.items():
             device.write(self.address(name), np.ascontiguousarray(array, np.int8).tobytes())
-        for base, address in self.bases.items():
-            device.set_base(base, address)
+        for base, value in (self.bases | (registers or {})).items():
+            device.set_base(base, value)
         marks = getattr(device, "mark_writes", None)
         if marks is not None:
             marks(np.cumsum([layer.written_bytes for layer in program.layers]).tolist())

@@ -1,0 +1,193 @@
+"""Attention over keys and values in pages, as serving systems keep them: one program for every state of the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.api import InputError, Result, report_of, simulated
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.ir import Attention, Buffer, CompileError, DeviceSegment, View
+from weft.compiler.memory import LENGTH
+from weft.hdl.config import Config
+from weft.hdl.program import check as check_program
+from weft.runtime import Image
+
+if TYPE_CHECKING:
+    from weft.sim.device import Device
+
+_LENGTH_MAX = (1 << 15) - 1
+"""Keys that a mask can count."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """Scales and zero points of int8 Q, K, V and of the output; real value = scale * (integer - zero)."""
+
+    q_scale: float = 1.0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    y_scale: float = 1.0
+    q_zero: int = 0
+    k_zero: int = 0
+    v_zero: int = 0
+    y_zero: int = 0
+
+
+class PagedAttention:
+    """softmax(Q K^T * scale) V for `rows` queries, with keys and values in pages that a table names.
+
+    The program reads the page table and the number of keys when it runs: appending keys, appending a page or giving the
+    pages another order takes no new program. It goes through all `capacity` pages of the table, so its time does not
+    depend on the number of keys; make programs for a few capacities if that matters.
+
+    Parameters
+    ----------
+    config : str or Config
+        The accelerator.
+    heads, kv_heads : int
+        Query heads, and heads of keys and values (a divisor; the same if None).
+    head_size : int
+        Elements of a query, key and value.
+    rows : int
+        Queries of a head: 1 for a decode step, more for prefill.
+    page : int
+        Keys in a page, a multiple of the array's side.
+    pages : int
+        Pages that there are, for all sequences together.
+    capacity : int
+        Pages of one sequence at most.
+    causal : bool
+        Query i, of the last `rows` positions, sees the keys up to its own position.
+    quantisation : Quantisation
+    scale : float
+        Multiplier of the real scores; ``1 / sqrt(head_size)`` if None.
+
+    Raises
+    ------
+    weft.compiler.ir.CompileError
+        If a parameter is out of its range, or the configuration has no room.
+    """
+
+    def __init__(
+        self, config: str | Config = "default", *, heads: int, head_size: int, page: int, pages: int, capacity: int,
+        rows: int = 1, kv_heads: int | None = None, causal: bool = True,
+        quantisation: Quantisation | None = None, scale: float | None = None,
+    ) -> None:  # fmt: skip
+        self.config = config if isinstance(config, Config) else Config.load(config)
+        self.heads, self.kv_heads, self.head_size = heads, heads if kv_heads is None else kv_heads, head_size
+        self.rows, self.page, self.pages, self.capacity = rows, page, pages, capacity
+        self._check_parameters()
+        quant = quantisation or Quantisation()
+        op = self._operator(quant, causal, 1 / math.sqrt(head_size) if scale is None else scale)
+        self.program: DeviceProgram = compile_segment(DeviceSegment("attention", (op,)), self.config)
+        check_program(self.program.instructions, self.config, extents=self.program.sizes)
+
+    def _check_parameters(self) -> None:
+        for name in ("heads", "kv_heads", "head_size", "rows", "page", "pages", "capacity"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise CompileError(f"{name!r} must be a positive integer, not {value!r}")
+        if self.heads % self.kv_heads:
+            raise CompileError(
+                f"{self.heads} query heads do not divide into {self.kv_heads} groups of 'kv_heads'"
+            )
+        if self.page % self.config.n:
+            raise CompileError(
+                f"'page' must be a multiple of the array's side {self.config.n}, not {self.page}"
+            )
+        if self.page * self.capacity > _LENGTH_MAX:
+            raise CompileError(
+                f"'capacity' {self.capacity} pages of {self.page} keys are more than the {_LENGTH_MAX} keys"
+                " that masks can count"
+            )
+
+    def _operator(self, quant: Quantisation, causal: bool, scale: float) -> Attention:
+        for name in ("q_scale", "k_scale", "v_scale", "y_scale"):
+            value = getattr(quant, name)
+            if not (math.isfinite(value) and value > 0):
+                raise CompileError(f"{name!r} must be a positive finite number, not {value!r}")
+        if not (math.isfinite(scale) and scale > 0):
+            raise CompileError(f"'scale' must be a positive finite number, not {scale!r}")
+        width, kv_width = self.heads * self.head_size, self.kv_heads * self.head_size
+        q, y = (
+            Buffer(name, (1, 1, self.rows, width), kind) for name, kind in (("q", "input"), ("y", "output"))
+        )
+        k, v = (Buffer(name, (self.pages, 1, self.page, kv_width), "pages") for name in ("k", "v"))
+        table = Buffer("table", (1, 1, self.capacity, 4), "table")
+        return Attention(
+            "attention", *(View(buffer, buffer.shape) for buffer in (q, k, v, y)), 1, self.heads, self.kv_heads,
+            quant.q_scale * quant.k_scale * scale, (self.page * self.capacity,), quant.v_scale / quant.y_scale,
+            causal, -self.rows, quant.q_zero, quant.k_zero, quant.v_zero, quant.y_zero,
+            page=self.page, table=View(table, table.shape),
+        )  # fmt: skip
+
+    def run(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, table: Sequence[int], length: int,
+        on: str | Device = "golden", *, latency: int = 30, bandwidth: float | None = None, stalls: int | None = None,
+    ) -> Result:  # fmt: skip
+        """Attend to the first `length` keys of the pages in `table`.
+
+        Parameters
+        ----------
+        q : int8 of shape (rows, heads, head_size)
+        k, v : int8 of shape (pages, page, kv_heads, head_size)
+        table : sequence of int
+            Numbers of the sequence's pages, in order; at most `capacity`.
+        length : int
+            Keys in them, the current positions included.
+        on, latency, bandwidth, stalls
+            As `Program.run` has them.
+
+        Returns
+        -------
+        Result
+            ``outputs["y"]`` is int8 of shape (rows, heads, head_size).
+
+        Raises
+        ------
+        InputError
+            If an array has another dtype or shape, a page does not exist, or the table does not hold `length` keys.
+        """
+        pool = (self.pages, self.page, self.kv_heads, self.head_size)
+        wanted = {"q": (self.rows, self.heads, self.head_size), "k": pool, "v": pool}
+        for (name, shape), value in zip(wanted.items(), (q, k, v), strict=True):
+            if value.dtype != np.int8 or value.shape != shape:
+                raise InputError(
+                    f"{name!r} is {value.dtype} of shape {value.shape}, not int8 of shape {shape}"
+                )
+        contents = {"q": q, "k": k, "v": v, "table": self.entries(table, length)}
+        image = Image(self.program)
+        options = {"latency": latency, "bytes_per_cycle": bandwidth, "trace": None, "stalls": stalls}
+        with simulated(on, self.config, image.memory_bytes, options) as device:
+            image.run(device, contents, registers={LENGTH: length})
+            y = image.read(device, "y").reshape(wanted["q"])
+            report = report_of(self.program, device, self.config)
+            return Result({"y": y}, report, device.read(0, image.memory_bytes))
+
+    def entries(self, table: Sequence[int], length: int) -> np.ndarray:
+        """The page table in memory, as bytes (int8): a 32-bit offset a page. Pages behind the last are never seen.
+
+        Raises
+        ------
+        InputError
+            As `run`.
+        """
+        for position, page in enumerate(table):
+            if not 0 <= page < self.pages:
+                raise InputError(
+                    f"page {page} at position {position} of the table does not exist; there are {self.pages}"
+                )
+        if len(table) > self.capacity:
+            raise InputError(f"the table has {len(table)} pages, the program is for {self.capacity} at most")
+        if not 0 <= length <= len(table) * self.page:
+            raise InputError(
+                f"length {length} is outside the table: its {len(table)} pages hold 0 to {len(table) * self.page} keys"
+            )
+        offsets = np.zeros(self.capacity, "<u4")
+        offsets[: len(table)] = np.array(table, np.int64) * self.page * self.kv_heads * self.head_size
+        return offsets.view(np.int8)
