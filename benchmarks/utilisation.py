@@ -21,6 +21,7 @@ from on_chip import fits, utilisation
 from shapes import ON_CHIP, RESNET18, Shape
 
 from weft.compiler.backend import compile_segment
+from weft.compiler.ir import DeviceSegment
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
 from weft.runtime import Image
@@ -33,20 +34,24 @@ HEADER = (
 )
 
 
-def run(shape: Shape, config: Config) -> tuple[str, bool]:
-    """A row of the table, and whether RTL and golden agree."""
-    segment, inputs = shape.segment()
-    program = compile_segment(segment, config)
-    image = Image(program)
+def measure(
+    segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config
+) -> tuple[dict[Counter, int], bool]:
+    """Run a segment on the RTL: its counters, and whether all memory equals the golden interpreter's."""
+    image = Image(compile_segment(segment, config))
     with RtlDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=config.bus_bytes) as rtl:
         image.run(rtl, inputs)
         counters = rtl.counters()
         got = rtl.read(0, image.memory_bytes)
     golden = GoldenDevice(config, image.memory_bytes)
     image.run(golden, inputs)
-    same = np.array_equal(
-        np.frombuffer(golden.read(0, image.memory_bytes), np.uint8), np.frombuffer(got, np.uint8)
-    )
+    return counters, golden.read(0, image.memory_bytes) == got
+
+
+def run(shape: Shape, config: Config) -> tuple[str, bool]:
+    """A row of the table, and whether RTL and golden agree."""
+    segment, inputs = shape.segment()
+    counters, same = measure(segment, inputs, config)
     roofline = f"{shape.roofline(config.n, config.bus_bytes):.0%}"
     return format_row(shape.name, shape.macs, counters, config, roofline), same
 
