@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal, signed
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl import ports
 from weft.hdl.config import Config
+from weft.hdl.ports import ALIGNMENT_BITS
 
-RMW_LATENCY = 4
-"""Cycles from a row at the `Accumulator.write` port until reads see it: a read granted then, or a row that adds to
-it arriving then, finds the sum."""
+
+def rmw_latency(config: Config) -> int:
+    """Cycles from a row at the `Accumulator.write` port until reads see it: a read granted then, or a row that adds
+    to it arriving then, finds the sum."""
+    return 6 if config.softmax else 4
 
 
 def accumulator_write(config: Config) -> wiring.Signature:
     """The port of the array, seen from the array. Never refused.
 
     ``psums`` go to row ``address`` in a cycle where ``valid`` is 1, overwriting it or, without ``overwrite``, adding
-    to it modulo 2**32. A row must not be added to within `RMW_LATENCY` cycles of the last write to it.
+    to it modulo 2**32. A row must not be added to within `rmw_latency` cycles of the last write to it.
+
+    With softmax the row has an ``alignment`` from -31 to 31: the old content, 0 where it is overwritten, is shifted
+    right by that many bits before the addition if it is positive, else psums are by its negative, both arithmetically
+    and rounded (`rsh` of `weft.hdl.isa`).
     """
-    return wiring.Signature(
-        {
-            "valid": Out(1),
-            "address": Out(config.widths.accumulator_address),
-            "overwrite": Out(1),
-            "psums": Out(data.ArrayLayout(signed(config.widths.psum), config.n)),
-        }
-    )
+    members: dict[str, wiring.Member] = {
+        "valid": Out(1),
+        "address": Out(config.widths.accumulator_address),
+        "overwrite": Out(1),
+        "psums": Out(data.ArrayLayout(signed(config.widths.psum), config.n)),
+    }
+    if config.softmax:
+        members["alignment"] = Out(signed(ALIGNMENT_BITS))
+    return wiring.Signature(members)
 
 
 class Accumulator(wiring.Component):
     """Banks with one read and one write port each; the bank is the high bits of the address.
 
     A row from the array that adds takes its bank's read port in the cycle of its arrival, and everybody's write port
-    `RMW_LATENCY` - 1 cycles later. Reads get what remains, so a reader of a bank that the array is not adding into
+    `rmw_latency` - 1 cycles later. Reads get what remains, so a reader of a bank that the array is not adding into
     is never refused.
 
     Parameters
@@ -100,25 +108,58 @@ class Accumulator(wiring.Component):
         from registers: valid, address, row."""
         config = self.config
         inner = (config.accumulator_depth - 1).bit_length()
-        source = (
-            self.write.valid,
-            Cat(self.write.overwrite, self.write.address, self.write.psums.as_value()),
-        )
+        valid: Value = self.write.valid
+        row: Value = Cat(self.write.overwrite, self.write.address, self.write.psums.as_value())
+        if config.softmax:
+            alignment = self.write.alignment
+            row = Cat(row, alignment[-1], Mux(alignment[-1], -alignment, alignment)[: ALIGNMENT_BITS - 1])
         for stage in range(ports.READ_LATENCY):
-            valid = Signal(name=f"valid{stage}")
-            payload = Signal(len(source[1]), name=f"payload{stage}", reset_less=True)
-            m.d.sync += [valid.eq(source[0]), payload.eq(source[1])]
-            source = (valid, payload)
+            following_valid = Signal(name=f"valid{stage}")
+            payload = Signal(len(row), name=f"payload{stage}", reset_less=True)
+            m.d.sync += [following_valid.eq(valid), payload.eq(row)]
+            valid, row = following_valid, payload
         overwrite, address = payload[0], payload[1 : 1 + len(self.write.address)]
-        psums = payload[1 + len(self.write.address) :]
+        rest = payload[1 + len(self.write.address) :]
         old = Signal(config.widths.row)
         with m.If(~overwrite):
             m.d.comb += old.eq(outputs[address[inner:]])
+        psums = [rest.word_select(j, config.widths.psum).as_signed() for j in range(config.n)]
+        if config.softmax:
+            small, amount = rest[-ALIGNMENT_BITS], rest[1 - ALIGNMENT_BITS :]
+            sums = self._align(m, old, psums, small, amount)
+            for stage in range(rmw_latency(config) - ports.READ_LATENCY - 2):
+                following_valid = Signal(name=f"aligned{stage}")
+                following_address = Signal.like(address, name=f"aligned_address{stage}", reset_less=True)
+                m.d.sync += [following_valid.eq(valid), following_address.eq(address)]
+                valid, address = following_valid, following_address
+        else:
+            sums = [(old.word_select(j, 32) + psum)[:32] for j, psum in enumerate(psums)]
         done, done_address = Signal(), Signal.like(self.write.address)
         total = Signal(config.widths.row, reset_less=True)
-        width = config.widths.psum
-        sums = [
-            (old.word_select(j, 32) + psums.word_select(j, width).as_signed())[:32] for j in range(config.n)
-        ]
         m.d.sync += [done.eq(valid), done_address.eq(address), total.eq(Cat(*sums))]
         return done, done_address, total
+
+    @staticmethod
+    def _align(m: Module, old: Value, psums: list[Value], small: Value, amount: Value) -> list[Value]:
+        """Sums of the columns two cycles later, with `psums` (if `small`) or `old` shifted right by `amount`.
+
+        A cycle to choose what to shift, one to shift it. The shift keeps a bit below the point: added to a 1 at the
+        same place, it rounds through the adder's carry.
+        """
+        distance = Signal.like(amount, name="distance", reset_less=True)
+        m.d.sync += distance.eq(amount)
+        sums = []
+        for j, psum in enumerate(psums):
+            column = old.word_select(j, 32)
+            moved = Signal(signed(32), name=f"moved{j}", reset_less=True)
+            kept = Signal(32, name=f"kept{j}", reset_less=True)
+            shifted = Signal(33, name=f"shifted{j}", reset_less=True)
+            other = Signal(32, name=f"other{j}", reset_less=True)
+            m.d.sync += [
+                moved.eq(Mux(small, psum, column.as_signed())),
+                kept.eq(Mux(small, column, psum)),
+                shifted.eq(Cat(Const(0, 1), moved).as_signed() >> distance),
+                other.eq(kept),
+            ]
+            sums.append((shifted + Cat(Const(1, 1), other))[1:33])
+        return sums

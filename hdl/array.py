@@ -33,8 +33,8 @@ class Array(wiring.Component):
 
     Members
     -------
-    a : In(8 * N)
-        Row of A: element k is byte k, signed.
+    a : In(config.widths.activation * N)
+        Row of A: element k is field k, signed, -255 at least.
     swap : In(1)
         The row is the first one of a tile.
     b : In(8 * N)
@@ -49,7 +49,7 @@ class Array(wiring.Component):
         self.config = config
         super().__init__(
             {
-                "a": In(8 * config.n),
+                "a": In(config.widths.activation * config.n),
                 "swap": In(1),
                 "b": In(8 * config.n),
                 "latch": In(1),
@@ -64,11 +64,11 @@ class Array(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        n = self.config.n
-        rows = [PeRow(n, self.config.widths.psum) for _ in range(n)]
+        n, widths = self.config.n, self.config.widths
+        rows = [PeRow(n, widths.activation, widths.psum) for _ in range(n)]
         for r, row in enumerate(rows):
             m.submodules[f"row{r}"] = row
-            entry = Cat(self.a.word_select(r, 8), self.b.word_select(r, 8))
+            entry = Cat(self.a.word_select(r, widths.activation), self.b.word_select(r, 8))
             m.d.comb += Cat(row.a, row.b).eq(_delay(m, entry, r, f"skew{r}"))
         m.d.comb += [rows[0].latch.eq(self.latch), rows[0].swap.eq(self.swap)]
         for row, below in pairwise(rows):

@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from weft.hdl import ports
-from weft.hdl.accumulator import RMW_LATENCY, accumulator_write
+from weft.hdl.accumulator import accumulator_write, rmw_latency
 from weft.hdl.array import Array
 from weft.hdl.config import Config
 from weft.hdl.delay import Delay
@@ -17,7 +17,7 @@ from weft.hdl.mm_weights import WeightLoader
 
 IN_FLIGHT = 16
 """More instructions than can be between acceptance and signal: each takes at least N cycles to issue, and signals
-2 * N + 8 cycles later."""
+2 * N + 10 cycles later at most."""
 
 
 class MmUnit(wiring.Component):
@@ -39,6 +39,8 @@ class MmUnit(wiring.Component):
     b : Out(ports.scratchpad_read(config))
         Words of B: must be granted in every cycle, ``ready`` is not looked at.
     c : Out(accumulator_write(config))
+    alignments : Out(ports.alignment_read(config))
+        With softmax only.
     row : Out(1)
         A row of A enters the array.
     write : Out(1)
@@ -49,18 +51,19 @@ class MmUnit(wiring.Component):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        super().__init__(
-            {
-                **ports.unit(Mm),
-                "a": Out(ports.scratchpad_read(config)),
-                "b": Out(ports.scratchpad_read(config)),
-                "c": Out(accumulator_write(config)),
-                "row": Out(1),
-                "write": Out(1),
-                "stall_weights": Out(1),
-                "stall_port": Out(1),
-            }
-        )
+        members = {
+            **ports.unit(Mm),
+            "a": Out(ports.scratchpad_read(config)),
+            "b": Out(ports.scratchpad_read(config)),
+            "c": Out(accumulator_write(config)),
+            "row": Out(1),
+            "write": Out(1),
+            "stall_weights": Out(1),
+            "stall_port": Out(1),
+        }
+        if config.softmax:
+            members["alignments"] = Out(ports.alignment_read(config))
+        super().__init__(members)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -69,6 +72,8 @@ class MmUnit(wiring.Component):
         m.submodules.array = array = Array(self.config)
         wiring.connect(m, wiring.flipped(self.a), rows.read)
         wiring.connect(m, wiring.flipped(self.b), weights.read)
+        if self.config.softmax:
+            wiring.connect(m, wiring.flipped(self.alignments), rows.alignments)
         m.d.comb += [
             weights.instruction.eq(self.instruction.payload),
             rows.instruction.eq(self.instruction.payload),
@@ -114,8 +119,12 @@ class MmUnit(wiring.Component):
             self.c.overwrite.eq(destination.overwrite),
             self.c.psums.eq(array.c),
         ]
-        writes, lasts = Signal(RMW_LATENCY), Signal(RMW_LATENCY)
-        masks = Signal(RMW_LATENCY * SEMAPHORES)
+        if self.config.softmax:
+            m.submodules.alignment = alignment = Delay(len(rows.alignment), latency - ports.READ_LATENCY)
+            m.d.comb += [alignment.i.eq(rows.alignment), self.c.alignment.eq(alignment.o)]
+        visible = rmw_latency(self.config)
+        writes, lasts = Signal(visible), Signal(visible)
+        masks = Signal(visible * SEMAPHORES)
         done = self.c.valid & destination.last
         m.d.sync += [
             writes.eq(Cat(self.c.valid, writes)),

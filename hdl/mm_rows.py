@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl import ports
-from weft.hdl.accumulator import RMW_LATENCY
+from weft.hdl.accumulator import rmw_latency
 from weft.hdl.config import Config
 from weft.hdl.isa import SEMAPHORES, Mm
 from weft.hdl.loopnest import LoopNest
 
 ROW_LATENCY = ports.READ_LATENCY + 1
-"""Cycles from the issue of a row to its entry into the array: the scratchpad's, and one to put in the padding."""
+"""Cycles from the issue of a row to its entry into the array: the scratchpad's, and one to put in the padding and
+subtract the zero point."""
 
 LOOPS = dict.fromkeys(("nt", "ky", "kx", "kc", "oy", "ox"), 12)
 TRACKERS = {
@@ -36,7 +37,7 @@ class RowIssuer(wiring.Component):
     """Walks the rows of A, in two stages: the address generator, and a register of the row to issue.
 
     A row is issued in a cycle where its scratchpad read is granted (at once if it lies in the padding), the weights
-    are ready if it is the first of a tile, and, if it adds to a row of C, the last `RMW_LATENCY` - 1 cycles did not
+    are ready if it is the first of a tile, and, if it adds to a row of C, the last `rmw_latency` - 1 cycles did not
     issue the same row of C. It enters the array `ROW_LATENCY` cycles later.
 
     Parameters
@@ -58,53 +59,53 @@ class RowIssuer(wiring.Component):
     issued : Out(1)
         A row is issued, bound for `destination`.
     destination : Out(destination(config))
-    a : Out(8 * N)
+    a : Out(config.widths.activation * N)
     a_swap, a_valid : Out(1)
         Row of A, for the array.
+    alignments : Out(ports.alignment_read(config))
+        With softmax only.
+    alignment : Out(signed(6))
+        With softmax only: that of the row issued `READ_LATENCY` cycles ago, 0 for an instruction without.
     stall_weights, stall_port : Out(1)
         A row is not issued, because of weights, or for any other reason.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        super().__init__(
-            {
-                "instruction": In(Mm.layout()),
-                "load": In(1),
-                "free": Out(1),
-                "weights": In(1),
-                "swap": Out(1),
-                "read": Out(ports.scratchpad_read(config)),
-                "issued": Out(1),
-                "destination": Out(destination(config)),
-                "a": Out(8 * config.n),
-                "a_swap": Out(1),
-                "a_valid": Out(1),
-                "stall_weights": Out(1),
-                "stall_port": Out(1),
-            }
-        )
+        members = {
+            "instruction": In(Mm.layout()),
+            "load": In(1),
+            "free": Out(1),
+            "weights": In(1),
+            "swap": Out(1),
+            "read": Out(ports.scratchpad_read(config)),
+            "issued": Out(1),
+            "destination": Out(destination(config)),
+            "a": Out(config.widths.activation * config.n),
+            "a_swap": Out(1),
+            "a_valid": Out(1),
+            "stall_weights": Out(1),
+            "stall_port": Out(1),
+        }
+        if config.softmax:
+            members["alignments"] = Out(ports.alignment_read(config))
+            members["alignment"] = Out(signed(ports.ALIGNMENT_BITS))
+        super().__init__(members)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.nest = nest = LoopNest(LOOPS, TRACKERS)
-        h, w, pad = Signal(16), Signal(16), Signal(8)
+        h, w, pad = Signal(16), Signal(16), Signal(signed(8))
         signal, accumulate = Signal(SEMAPHORES), Signal()
+        held = {"h": h, "w": w, "pad": pad, "accumulate": accumulate, "signal": signal}
+        if self.config.wide_activations:
+            held["zero"] = zero = Signal(signed(8))
         m.d.comb += [*nest.take(self.instruction), nest.load.eq(self.load)]
         with m.If(self.load):
-            m.d.sync += [
-                register.eq(self.instruction[name])
-                for name, register in (
-                    ("h", h),
-                    ("w", w),
-                    ("pad", pad),
-                    ("accumulate", accumulate),
-                    ("signal", signal),
-                )
-            ]
+            m.d.sync += [register.eq(self.instruction[name]) for name, register in held.items()]
 
         valid, inside, first = Signal(), Signal(), Signal()
-        address, fill = Signal(self.config.widths.scratchpad_address), Signal(8)
+        address, fill = Signal(self.config.widths.scratchpad_address), Signal(signed(8))
         step = Signal()
         m.d.comb += [
             step.eq(nest.active & (~valid | self.issued)),
@@ -137,7 +138,13 @@ class RowIssuer(wiring.Component):
             self.stall_weights.eq(valid & first & ~self.weights),
             self.stall_port.eq(valid & ~self.issued & ~self.stall_weights),
         ]
-        self._fetch(m, first, inside, fill)
+        bias = Signal(signed(8))
+        if self.config.wide_activations:
+            with m.If(step):
+                m.d.sync += bias.eq(zero)
+        self._fetch(m, first, inside, fill, bias)
+        if self.config.softmax:
+            self._align(m, nest, valid, step)
         return m
 
     def _revisit(self, m: Module, step: Signal, c: Signal, adds: Signal) -> Signal:
@@ -146,11 +153,12 @@ class RowIssuer(wiring.Component):
         Compared as the row enters the issue register, off the path that issues it: bit d of `near` says that it was
         issued d + 1 cycles ago.
         """
-        near = Signal(RMW_LATENCY - 1)
+        latency = rmw_latency(self.config)
+        near = Signal(latency - 1)
         current = self.destination.address
         matches = [self.issued & (c[: len(current)] == current)]
         issued, target = self.issued, current
-        for age in range(1, RMW_LATENCY - 1):
+        for age in range(1, latency - 1):
             past = Signal(name=f"past{age}")
             past_target = Signal.like(current, name=f"past_target{age}")
             m.d.sync += [past.eq(issued), past_target.eq(target)]
@@ -159,16 +167,43 @@ class RowIssuer(wiring.Component):
         m.d.sync += near.eq(Mux(step, Mux(adds, Cat(*matches), 0), near << 1))
         return near.any()
 
-    def _fetch(self, m: Module, first: Signal, inside: Signal, fill: Signal) -> None:
-        """Carry the issued row along with its read, and replace it if it lies in the padding."""
-        source = Cat(self.issued, self.swap, inside, fill)
+    def _fetch(self, m: Module, first: Signal, inside: Signal, fill: Signal, zero: Signal) -> None:
+        """Carry the issued row along with its read, replace it if it lies in the padding, and subtract `zero`."""
+        wide = self.config.wide_activations
+        source: Value = Cat(self.issued, self.swap, inside, fill, zero if wide else Cat())
         for stage in range(ports.READ_LATENCY):
             flight = Signal(len(source), name=f"flight{stage}")
             m.d.sync += flight.eq(source)
             source = flight
-        issued, swap, inside, fill = source[0], source[1], source[2], source[3:]
-        m.d.sync += [
-            self.a_valid.eq(issued),
-            self.a_swap.eq(swap),
-            self.a.eq(Mux(inside, self.read.data, fill.replicate(self.config.n))),
+        issued, swap, inside, fill, zero = source[0], source[1], source[2], source[3:11], source[11:]
+        m.d.sync += [self.a_valid.eq(issued), self.a_swap.eq(swap)]
+        row = Mux(inside, self.read.data, fill.replicate(self.config.n))
+        if wide:
+            elements = [row.word_select(k, 8).as_signed() - zero.as_signed() for k in range(self.config.n)]
+            row = Cat(*elements)
+        m.d.sync += self.a.eq(row)
+
+    def _align(self, m: Module, nest: LoopNest, valid: Signal, step: Signal) -> None:
+        """Read the alignment of the row to issue for as long as that stands, so that no grant is on the way.
+
+        `entry` counts with the loop nest, and starts again for each output tile.
+        """
+        width = len(self.alignments.address)
+        start, entry, align = Signal(width), Signal(width), Signal()
+        again = Cat(*(nest.last[loop] for loop in LOOPS if loop != "nt")).all()
+        aligned = Signal()
+        with m.If(self.load):
+            m.d.sync += [
+                Cat(start, entry).eq(self.instruction.alignment[:width].replicate(2)),
+                align.eq(self.instruction.align),
+            ]
+        with m.Elif(step):
+            m.d.sync += entry.eq(Mux(again, start, entry + 1))
+        with m.If(step):
+            m.d.sync += [aligned.eq(align), self.alignments.address.eq(entry)]
+        flights = Signal(ports.READ_LATENCY)
+        m.d.sync += flights.eq(Cat(aligned, flights))
+        m.d.comb += [
+            self.alignments.valid.eq(valid & aligned),
+            self.alignment.eq(Mux(flights[-1], self.alignments.data, 0)),
         ]

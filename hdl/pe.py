@@ -18,13 +18,15 @@ class PeRow(wiring.Component):
     Parameters
     ----------
     columns : int
+    activation_width : int
+        8 or 9.
     psum_width : int
         Width of the partial sums that pass through; sums wrap to it.
 
     Members
     -------
-    a : In(signed(8))
-        Activation.
+    a : In(signed(activation_width))
+        Activation, -255 at least.
     b : In(8)
         Weight byte.
     latch, swap : In(1)
@@ -36,12 +38,13 @@ class PeRow(wiring.Component):
         The pulses one cycle later, for the row below.
     """
 
-    def __init__(self, columns: int, psum_width: int) -> None:
+    def __init__(self, columns: int, activation_width: int, psum_width: int) -> None:
         self.columns = columns
+        self.activation_width = activation_width
         self.psum_width = psum_width
         super().__init__(
             {
-                "a": In(signed(8)),
+                "a": In(signed(activation_width)),
                 "b": In(8),
                 "latch": In(1),
                 "swap": In(1),
@@ -54,10 +57,10 @@ class PeRow(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        n = self.columns
+        n, width = self.columns, self.activation_width
         # Bit slices of one wide register each: what stands at column c's output is slice c.
         # Data needs no reset: nothing is done with what no pulse announced.
-        a, b = Signal(8 * n, reset_less=True), Signal(8 * n, reset_less=True)
+        a, b = Signal(width * n, reset_less=True), Signal(8 * n, reset_less=True)
         latch, swap = Signal(2 * n), Signal(n)
         m.d.sync += [
             a.eq(Cat(self.a, a)),
@@ -69,6 +72,7 @@ class PeRow(wiring.Component):
         for c in range(n):
             shadow = Signal(8, name=f"shadow{c}", reset_less=True)
             active = Signal(signed(8), name=f"active{c}", reset_less=True)
+            # As 255 * 128 is below 2**15, the ninth bit of activations does not make products wider.
             product = Signal(signed(16), name=f"product{c}", reset_less=True)
             psum = Signal(signed(self.psum_width), name=f"psum{c}", reset_less=True)
             with m.If(latch[2 * c - 1] if c else self.latch):
@@ -76,7 +80,7 @@ class PeRow(wiring.Component):
             with m.If(swap[c - 1] if c else self.swap):
                 m.d.sync += active.eq(shadow)
             m.d.sync += [
-                product.eq(a.word_select(c, 8).as_signed() * active),
+                product.eq(a.word_select(c, width).as_signed() * active),
                 psum.eq(self.above[c] + product),
             ]
             m.d.comb += self.below[c].eq(psum)

@@ -15,8 +15,8 @@ from weft.hdl.config import Config
 from weft.sim.bench import bench_parameters, run_bench
 
 
-def pack(vector: np.ndarray) -> int:
-    return int.from_bytes(vector.astype(np.int8).tobytes(), "little")
+def pack(vector: np.ndarray, width: int) -> int:
+    return sum((int(element) & ((1 << width) - 1)) << width * k for k, element in enumerate(vector))
 
 
 def unpack(word: int, n: int, width: int) -> list[int]:
@@ -24,8 +24,9 @@ def unpack(word: int, n: int, width: int) -> list[int]:
     return [lane - (1 << width) if lane >> (width - 1) else lane for lane in lanes]
 
 
-def schedule(n: int, tiles: int) -> tuple[dict, dict, dict, dict]:
-    """A random legal schedule: cycle -> row of A, word of B, expected row of C, and start (0 word, 1 swap)."""
+def schedule(n: int, tiles: int, low: int, high: int) -> tuple[dict, dict, dict, dict]:
+    """A random legal schedule: cycle -> row of A (elements from `low` to `high`), word of B, expected row of C, and
+    start (0 word, 1 swap)."""
     random_rows = np.random.default_rng(random.getrandbits(32))
     rows, words, results, starts = {}, {}, {}, {}
     swap, busy_until, words_until = 0, 0, 0
@@ -33,7 +34,8 @@ def schedule(n: int, tiles: int) -> tuple[dict, dict, dict, dict]:
         tight, m = random.random() < 0.6, random.choice([1, n - 1, n, random.randint(1, 3 * n)])
         first_word = max(swap, words_until) + (0 if tight else random.randrange(2 * n))
         extreme = random.random() < 0.2
-        a = random_rows.integers(-128, 128, (m, n)) if not extreme else np.full((m, n), -128)
+        a = random_rows.integers(low, high + 1, (m, n))
+        a = a if not extreme else np.full((m, n), random.choice([low, high]))
         b = random_rows.integers(-128, 128, (n, n)) if not extreme else np.full((n, n), -128)
         for j in range(n):
             words[first_word + j] = b[j]
@@ -51,15 +53,16 @@ def schedule(n: int, tiles: int) -> tuple[dict, dict, dict, dict]:
 @cocotb.test()
 async def bench_array(dut):
     config = Config.from_dict(bench_parameters()["config"])
-    n, latency = config.n, bench_parameters()["latency"]
+    n, latency, width = config.n, bench_parameters()["latency"], config.widths.activation
+    low, high = (-255, 255) if config.wide_activations else (-128, 127)
     cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
     dut.rst.value = 1
     await FallingEdge(dut.clk)
     dut.rst.value = 0
-    rows, words, results, starts = schedule(n, 60)
+    rows, words, results, starts = schedule(n, 60, low, high)
     for cycle in range(max(rows) + latency + 1):
-        dut.a.value = pack(rows[cycle]) if cycle in rows else random.getrandbits(8 * n)
-        dut.b.value = pack(words[cycle]) if cycle in words else random.getrandbits(8 * n)
+        dut.a.value = pack(rows[cycle], width) if cycle in rows else random.getrandbits(width * n)
+        dut.b.value = pack(words[cycle], 8) if cycle in words else random.getrandbits(8 * n)
         dut.latch.value = int((cycle, 0) in starts)
         dut.swap.value = int((cycle, 1) in starts)
         if cycle - latency in results:
@@ -68,8 +71,8 @@ async def bench_array(dut):
         await FallingEdge(dut.clk)
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_array(n):
-    config = Config(n=n, lanes=1)
+@pytest.mark.parametrize(("n", "probability_bits"), [(2, 8), (4, 8), (4, 0), (8, 7)])
+def test_array(n, probability_bits):
+    config = Config(n=n, lanes=1, probability_bits=probability_bits)
     array = Array(config)
     run_bench(array, parameters={"config": config.to_dict(), "latency": array.latency})

@@ -17,7 +17,8 @@ from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl import ports
-from weft.hdl.accumulator import RMW_LATENCY, Accumulator
+from weft.hdl.accumulator import Accumulator, rmw_latency
+from weft.hdl.alignments import Alignments
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import Mm
 from weft.hdl.mm import MmUnit
@@ -28,12 +29,19 @@ LIMIT = 50_000
 
 
 class MmAndAccumulator(wiring.Component):
-    """Matrix unit and accumulator, the scratchpad ports left open."""
+    """Matrix unit and accumulator, with softmax the alignments, too; the scratchpad ports left open."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        members = {name: member for name, member in MmUnit(config).signature.members.items() if name != "c"}
-        super().__init__({**members, "read": In(ports.accumulator_read(config))})
+        self.outside = {
+            name: member
+            for name, member in MmUnit(config).signature.members.items()
+            if name not in ("c", "alignments")
+        }
+        members = {**self.outside, "read": In(ports.accumulator_read(config))}
+        if config.softmax:
+            members["write_alignment"] = In(ports.alignment_write(config))
+        super().__init__(members)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -41,8 +49,12 @@ class MmAndAccumulator(wiring.Component):
         m.submodules.accumulator = accumulator = Accumulator(self.config)
         wiring.connect(m, mm.c, accumulator.write)
         wiring.connect(m, wiring.flipped(self.read), accumulator.read)
-        for name, member in self.signature.members.items():
-            if member.is_signature and name != "read":
+        if self.config.softmax:
+            m.submodules.alignments = alignments = Alignments(self.config)
+            wiring.connect(m, mm.alignments, alignments.mm)
+            wiring.connect(m, wiring.flipped(self.write_alignment), alignments.write)
+        for name, member in self.outside.items():
+            if member.is_signature:
                 inner, outer = getattr(mm, name), wiring.flipped(getattr(self, name))
                 wiring.connect(m, outer, inner)
             elif member.is_port:
@@ -63,9 +75,18 @@ def c_row(mm: Mm, config: Config, nt: int, oy: int, ox: int) -> int:
     return (mm.c + nt * mm.c_nt + oy * mm.c_oy + ox * mm.c_ox) % config.accumulator_size
 
 
-def execute(mm: Mm, config: Config, scratchpad: np.ndarray, accumulator: np.ndarray) -> None:
+def rsh(values: np.ndarray, shift: int) -> np.ndarray:
+    return values if shift == 0 else (values.astype(np.int64) + (1 << shift - 1)) >> shift
+
+
+def execute(
+    mm: Mm, config: Config, scratchpad: np.ndarray, accumulator: np.ndarray, alignments: np.ndarray
+) -> None:
     """`Mm` to the letter of its docstring; addresses wrap around the memories."""
+    zero = mm.zero if config.wide_activations else 0
     for nt, ky, kx, kc in tiles(mm):
+        if ky == kx == kc == 0:
+            entry = mm.alignment
         b = mm.b + nt * mm.b_nt + ky * mm.b_ky + kx * mm.b_kx + kc * mm.b_kc
         weights = scratchpad[[wrap(b + j * mm.b_row) % len(scratchpad) for j in range(config.n)]].astype(
             np.int32
@@ -79,7 +100,10 @@ def execute(mm: Mm, config: Config, scratchpad: np.ndarray, accumulator: np.ndar
             c = c_row(mm, config, nt, oy, ox)
             if not mm.accumulate and ky == kx == kc == 0:
                 accumulator[c] = 0
-            accumulator[c] += weights @ row
+            shift = int(alignments[entry % config.alignments]) if mm.align else 0
+            products = rsh(weights @ (row - zero), max(-shift, 0))
+            accumulator[c] = (rsh(accumulator[c], max(shift, 0)) + products).astype(np.uint32).view(np.int32)
+            entry += 1
 
 
 def rows_of(mm: Mm, config: Config, nt: int) -> list[int]:
@@ -94,6 +118,15 @@ def step() -> int:
     return random.randint(-0x8000, 0x7FFF)
 
 
+def softmax_fields(config: Config) -> dict[str, int]:
+    fields = {}
+    if config.wide_activations:
+        fields["zero"] = random.choice([-128, -128, 0, 127, random.randint(-128, 127)])
+    if config.softmax and random.random() < 0.7:
+        fields |= {"align": 1, "alignment": random.getrandbits(12)}
+    return fields
+
+
 def random_mm(config: Config) -> Mm:
     """Any instruction: all strides random, some rows out of range, rows of C different within a tile."""
     while True:
@@ -106,7 +139,7 @@ def random_mm(config: Config) -> Mm:
             y_ky=random.randint(-2, 2), y_oy=random.randint(-2, 2), x_kx=random.randint(-2, 2),
             x_ox=random.randint(-2, 2), pad=random.randint(-128, 127),
             b=address(), b_nt=step(), b_ky=step(), b_kx=step(), b_kc=step(), b_row=step(),
-            c=address(), c_nt=step(), c_oy=step(), c_ox=step(),
+            c=address(), c_nt=step(), c_oy=step(), c_ox=step(), **softmax_fields(config),
         )  # fmt: skip
         if all(len(set(rows_of(mm, config, nt))) == mm.oy * mm.ox for nt in range(mm.nt)):
             return mm
@@ -127,7 +160,7 @@ def convolution(config: Config) -> Mm:
         y=-padding, x=-padding, h=height, w=width, pad=random.randint(-128, 127),
         y_ky=dilation, x_kx=dilation, y_oy=stride, x_ox=stride,
         b=random.randrange(64), b_nt=kernel * kernel * kc * config.n, b_ky=kernel * kc, b_kx=kc, b_kc=1,
-        b_row=kernel * kernel * kc,
+        b_row=kernel * kernel * kc, **softmax_fields(config),
         c=random.randrange(config.accumulator_size), c_nt=oy * ox, c_oy=ox, c_ox=1,
     )  # fmt: skip
 
@@ -137,7 +170,7 @@ def gemm(config: Config, rows: int, *, c: int, depth: int = 1, columns: int = 1,
     return Mm(
         accumulate=accumulate, nt=columns, kc=depth, ox=rows, signal=1 + random.getrandbits(15),
         a=random.randrange(64), a_kc=1, a_ox=depth, b=random.randrange(64), b_nt=config.n * depth, b_kc=1,
-        b_row=depth, c=c, c_nt=rows, c_ox=1,
+        b_row=depth, c=c, c_nt=rows, c_ox=1, **softmax_fields(config),
     )  # fmt: skip
 
 
@@ -158,6 +191,10 @@ class Bench:
         generator = np.random.default_rng(random.getrandbits(32))
         shape = (self.config.scratchpad_size, self.config.n)
         self.scratchpad = generator.integers(-128, 128, shape).astype(np.int8)
+        # Mostly small ones: the others leave little of what they shift.
+        wide = generator.random(self.config.alignments) < 0.2
+        small = generator.integers(-4, 5, self.config.alignments)
+        self.alignments = np.where(wide, generator.integers(-31, 32, self.config.alignments), small)
         self.checks = 0
 
     async def reset(self) -> None:
@@ -169,6 +206,13 @@ class Bench:
         dut.rst.value = 0
         await FallingEdge(dut.clk)
         self.accumulator = await self.contents()  # left over from the bench before
+        if self.config.softmax:
+            dut.write_alignment__valid.value = 1
+            for entry, alignment in enumerate(self.alignments):
+                dut.write_alignment__address.value = entry
+                dut.write_alignment__data.value = int(alignment) & 63
+                await FallingEdge(dut.clk)
+            dut.write_alignment__valid.value = 0
 
     def fetch(self, name: str, ready: bool, flying: deque) -> None:
         """One cycle of a scratchpad port; `flying` holds the reads of the last cycles."""
@@ -187,7 +231,7 @@ class Bench:
         dut, config = self.dut, self.config
         expected = deque()
         for mm, following in itertools.pairwise([*program, None]):
-            execute(mm, config, self.scratchpad, self.accumulator)
+            execute(mm, config, self.scratchpad, self.accumulator, self.alignments)
             last = rows_of(mm, config, mm.nt - 1)[-1]
             ahead = (
                 []
@@ -270,7 +314,7 @@ async def bench_random(dut):
             == len(events["write"])
             == sum(mm.oy * mm.ox * len(list(tiles(mm))) for mm in program)
         )
-        assert events["write"][-1] - events["row"][-1] == 2 * bench.config.n + 1 + RMW_LATENCY - 1
+        assert events["write"][-1] - events["row"][-1] == 2 * bench.config.n + rmw_latency(bench.config)
     assert bench.checks > 0
 
 
@@ -280,7 +324,7 @@ async def bench_no_bubble(dut):
     bench = Bench(dut)
     await bench.reset()
     n, size = bench.config.n, bench.config.accumulator_size
-    least = max(n, RMW_LATENCY)
+    least = max(n, rmw_latency(bench.config))
     for _ in range(10):
         program, c = [], 0
         for rows in random.choices([least, least, least + 1, least + 3, 2 * n + 3], k=8):
@@ -307,7 +351,7 @@ async def bench_short_tiles(dut):
     for rows in range(1, n):
         program = [gemm(bench.config, rows, c=8 * i, depth=3) for i in range(5)]
         events = await bench.run(program)
-        least = n if n >= RMW_LATENCY else RMW_LATENCY
+        least = max(n, rmw_latency(bench.config))
         starts = events["row"][::rows]
         gaps = [after - before for before, after in itertools.pairwise(starts)]
         assert set(gaps) <= {n, least}
@@ -316,8 +360,13 @@ async def bench_short_tiles(dut):
 
 @pytest.mark.parametrize(
     "config",
-    [Config(n=2, lanes=1, accumulator_depth=64), PRESETS["tiny"], Config(n=8, accumulator_depth=32)],
-    ids=lambda config: str(config.n),
+    [
+        Config(n=2, lanes=1, accumulator_depth=64, alignments=16),
+        PRESETS["tiny"],
+        PRESETS["tiny"].replace(probability_bits=0),
+        Config(n=8, accumulator_depth=32, probability_bits=7, alignments=4096),
+    ],
+    ids=lambda config: f"{config.n}-{config.probability_bits}",
 )
 def test_mm(config):
     run_bench(MmAndAccumulator(config), parameters={"config": config.to_dict(), "rounds": 16 // config.n * 2})
