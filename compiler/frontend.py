@@ -23,8 +23,8 @@ PASSES: tuple[Callable[[DeviceSegment], DeviceSegment], ...] = (
 """Rewrites of device segments, in order; the graph is verified after each."""
 
 
-def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
-    """Read a quantised (QDQ) ONNX model from a file or a `ModelProto`.
+def import_model(source: str | os.PathLike[str] | onnx.ModelProto, *, softmax: bool = True) -> Graph:
+    """Read a quantised (QDQ) ONNX model from a file or a `ModelProto`, for devices with `softmax` unit or without.
 
     What the device cannot do becomes host segments; `Graph.placement` gives the reason for every node.
 
@@ -33,7 +33,9 @@ def import_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
     CompileError
         If the model cannot be read or run at all; see `weft.compiler.onnx_import.load`.
     """
-    found = match(load(source))
+    model = load(source)
+    model.softmax = softmax
+    found = match(model)
     graph = lower(found, plan(found))
     verify(graph)
     for rewrite in PASSES:

@@ -271,7 +271,7 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero), clamped, over the channels of each pixel."""
+    """q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero), clamped, over the channels of pixels."""
 
     name: str
     src: View
@@ -479,4 +479,7 @@ def _details(op: Any) -> str:
         window = getattr(op, key, None)
         if window is not None:
             parts.append(f"{key}(k{window.kernel} s{window.stride} d{window.dilation} p{window.pad})")
+    if isinstance(op, Attention):
+        mask = f" causal{op.offset:+d}" if op.causal else ""
+        parts.append(f"heads({op.heads} on {op.kv_heads}) lengths{op.lengths}{mask}")
     return (" " + " ".join(parts)) if parts else ""

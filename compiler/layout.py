@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -42,14 +43,30 @@ class Layout:
     def same(self, other: Layout) -> bool:
         return self.canonical == other.canonical
 
+    def split(self, sizes: tuple[int, ...]) -> Layout:
+        """The same layout with `shape` refined to `sizes`, as `refinement` gives them."""
+        groups = _groups(sizes, self.shape)
+        return Layout(sizes, tuple(part for axis in self.perm for part in groups[axis]), self.nhwc)
+
     def transposed(self, shape: tuple[int, ...], perm: tuple[int, ...]) -> Layout | None:
-        """The layout after transposing the value of `shape` by `perm`; None if it cannot be told from this one."""
-        if self.shape != shape:
-            if not self.same(packed(shape)):
-                return None
-            return packed(shape).transposed(shape, perm)
-        moved = tuple(shape[axis] for axis in perm)
-        return Layout(moved, tuple(perm.index(axis) for axis in self.perm), self.nhwc)
+        """The layout after transposing the value of `shape` by `perm`; None if no such layout exists."""
+        sizes = refinement(self.shape, shape)
+        if sizes is None:
+            return packed(shape).transposed(shape, perm) if self.same(packed(shape)) else None
+        groups = _groups(sizes, shape)
+        order = [part for axis in perm for part in groups[axis]]
+        before = self.split(sizes)
+        moved = tuple(sizes[part] for part in order)
+        return Layout(moved, tuple(order.index(part) for part in before.perm), self.nhwc)
+
+    def over(self, order: Layout) -> Layout | None:
+        """The same bytes as a layout of another value: the one whose row-major order is the buffer of `order`."""
+        sizes = refinement(self.shape, order.shape)
+        if sizes is None:
+            return None
+        axes = order.split(sizes).perm
+        shape = tuple(sizes[axis] for axis in axes)
+        return Layout(shape, tuple(axes.index(axis) for axis in self.split(sizes).perm), self.nhwc)
 
     def row_order(self, rows: int) -> np.ndarray | None:
         """If the buffer is `rows` rows that all hold the same permutation of the value's row, that permutation.
@@ -61,6 +78,29 @@ class Layout:
         if (order - order[:1] != width * np.arange(rows)[:, None]).any():
             return None
         return order[0]
+
+
+def refinement(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The coarsest shape, without units, that both shapes reshape to by splitting axes; None if there is none."""
+    steps = sorted(
+        {math.prod(shape[axis:]) for shape in (a, b) for axis in range(len(shape) + 1)}, reverse=True
+    )
+    if any(outer % inner for outer, inner in pairwise(steps)):
+        return None
+    return tuple(outer // inner for outer, inner in pairwise(steps))
+
+
+def _groups(sizes: tuple[int, ...], shape: tuple[int, ...]) -> list[list[int]]:
+    """For each axis of `shape`, the axes of its refinement `sizes` that it consists of."""
+    groups: list[list[int]] = []
+    position = 0
+    for size in shape:
+        group: list[int] = []
+        while math.prod(sizes[part] for part in group) < size:
+            group.append(position)
+            position += 1
+        groups.append(group)
+    return groups
 
 
 def rows(shape: tuple[int, ...]) -> Shape4:

@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from weft.compiler.ir import (
     Add,
+    Attention,
     Buffer,
     DeviceOp,
     DeviceSegment,
@@ -38,8 +39,9 @@ def lower(match: Match, made: Plan) -> Graph:
         else:
             segments.append(_device(match, made, index, entering, leaving))
     constants = [name for name in model.outputs if name in model.constants]
+    constants += [item.value for item in entering if item.value in model.constants]
     if constants:
-        segments.append(_constant_outputs(model, constants))
+        segments.insert(0, _constants(model, list(dict.fromkeys(constants))))
     return Graph(
         segments=tuple(segments),
         to_device=tuple(entering),
@@ -121,6 +123,8 @@ def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:
 
     if isinstance(op, Add):
         return dataclasses.replace(op, a=view(op.a), b=view(op.b), dst=view(op.dst))
+    if isinstance(op, Attention):
+        return dataclasses.replace(op, q=view(op.q), k=view(op.k), v=view(op.v), dst=view(op.dst))
     return dataclasses.replace(op, src=view(op.src), dst=view(op.dst))
 
 
@@ -170,8 +174,8 @@ def _dtype(name: str) -> object:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def _constant_outputs(model: Model, names: list[str]) -> HostSegment:
-    """Outputs that do not depend on the inputs."""
+def _constants(model: Model, names: list[str]) -> HostSegment:
+    """Constants that are outputs, or operands the device reads from a buffer."""
     nodes = [helper.make_node("Identity", [f"{name}:constant"], [name]) for name in names]
     values = [numpy_helper.from_array(model.constants[name], f"{name}:constant") for name in names]
     graph = helper.make_graph(nodes, "constants", [], [_value(model, name) for name in names], values)

@@ -9,6 +9,8 @@ the rows and columns of a window, ``g`` for groups and ``o`` for outputs of a gr
 - `select` chooses by a condition.
 
 Requantisation is the fixed-point arithmetic of `weft.hdl.isa.Vec`, so the results equal the device's bit for bit.
+Attention and softmax are the exception: what the device computes depends on the size of its array, and the results
+here are the float64 reference of `weft.compiler.reference` (`exact` tells).
 """
 
 from __future__ import annotations
@@ -18,7 +20,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir import Add, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.ir import (
+    Add,
+    Attention,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Pool,
+    Rescale,
+    Softmax,
+    View,
+    Window,
+    sources,
+)
+from weft.compiler.reference import attention, softmax
 from weft.compiler.scales import quantise_pair, quantise_scale
 
 
@@ -182,12 +197,21 @@ def rescale(op: Rescale, x: Value, bits: int) -> Value:
     return requantise(elementwise(lambda v: v - op.x_zero, x), op.scale, "", op, bits)
 
 
-def evaluate(op: DeviceOp, sources: tuple[np.ndarray, ...], bits: int = 24) -> np.ndarray:
+def exact(segment: DeviceSegment) -> bool:
+    """Whether `run_ops` gives the device's bytes: not if there is attention or softmax, which it does in float64."""
+    return not any(isinstance(op, Attention | Softmax) for op in segment.ops)
+
+
+def evaluate(op: DeviceOp, given: tuple[np.ndarray, ...], bits: int = 24) -> np.ndarray:
     """An operator's output (int8, shape of `op.dst`) for the contents of its source views.
 
     `bits` is the width of requantisation mantissas (`weft.hdl.config.Config.mantissa_bits`).
     """
-    values = [Value(source.astype(np.int64), "nhwc") for source in sources]
+    if isinstance(op, Attention):
+        return attention(op, *given)
+    if isinstance(op, Softmax):
+        return softmax(op, *given)
+    values = [Value(source.astype(np.int64), "nhwc") for source in given]
     if isinstance(op, Conv):
         value = conv(op, values[0], bits)
     elif isinstance(op, Pool):
@@ -203,14 +227,14 @@ def run_ops(segment: DeviceSegment, inputs: dict[str, np.ndarray], bits: int = 2
     """Run a device segment on the contents of its input buffers.
 
     `inputs` maps buffer names to int8 arrays; the result maps the names of all buffers (those, "temp" and "output"
-    ones) to their contents, flat.
+    ones) to their contents, flat. They are the device's bytes if `exact` says so; otherwise attention and softmax may
+    be a few levels off, and what is computed from them more.
     """
     memory = {name: np.ascontiguousarray(value).reshape(-1).copy() for name, value in inputs.items()}
     for op in segment.ops:
-        views = (op.a, op.b) if isinstance(op, Add) else (op.src,)
         target = memory.setdefault(op.dst.buffer.name, np.zeros(op.dst.buffer.size, np.int8))
         _box(target, op.dst)[...] = evaluate(
-            op, tuple(_box(memory[view.buffer.name], view) for view in views), bits
+            op, tuple(_box(memory[view.buffer.name], view) for view in sources(op)), bits
         )
     return memory
 

@@ -50,7 +50,8 @@ class Model:
     """A checked model with static shapes.
 
     `nodes` are in topological order without those that were folded into `constants`; `folded` are those.
-    `shapes` and `dtypes` (numpy names) cover every value, constants included.
+    `shapes` and `dtypes` (numpy names) cover every value, constants included. `softmax` tells whether the device
+    has a softmax unit.
     """
 
     proto: onnx.ModelProto
@@ -61,7 +62,15 @@ class Model:
     constants: dict[str, np.ndarray]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    softmax: bool = True
     consumers: dict[str, list[Node]] = field(default_factory=dict)
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators."""
+        return next(
+            (int(item.version) for item in self.proto.opset_import if item.domain in ("", "ai.onnx")), 1
+        )
 
     def __post_init__(self) -> None:
         for node in self.nodes:

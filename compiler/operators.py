@@ -1,6 +1,6 @@
 """Device operators from the model's: one function for each, called once the constraints hold.
 
-Every function takes a `weft.compiler.support.Case` and returns the symbol of the node's result.
+Every function takes a `weft.compiler.case.Case` and returns the symbol of the node's result.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from weft.compiler.case import Case
 from weft.compiler.ir import Add, Buffer, Conv, Pool, Rescale, View, Window
 from weft.compiler.layout import Layout, natural, packed
+from weft.compiler.operators_attention import attention, softmax
 from weft.compiler.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, parameters, result
-from weft.compiler.support import Case, aligned, permutation, product_rows, transposed
+from weft.compiler.support import aligned, permutation, product_rows, scaling, summands, transposed
 
 INT32 = np.iinfo(np.int32)
 ADD_WEIGHT = 64
@@ -119,10 +121,11 @@ def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.n
 
 
 def add(case: Case) -> Symbol:
-    for operand, value in (case.symbols, case.symbols[::-1]):
+    symbols = summands(case)
+    for operand, value in (symbols, symbols[::-1]):
         if isinstance(value, Constant):
             return _with_constant(case, operand, value)
-    a_quant, b_quant = (_activation(case, index).quant for index in range(2))
+    a_quant, b_quant = (symbol.quant for symbol in symbols if isinstance(symbol, Activation))
     tensors = aligned(case)
     assert tensors is not None
     a, b = tensors
@@ -141,21 +144,27 @@ def add(case: Case) -> Symbol:
 
 
 def multiply(case: Case) -> Symbol:
+    """Mul or Div; by one number it is only another scale."""
+    factor = scaling(case)
     for operand, value in (case.symbols, case.symbols[::-1]):
+        if factor is not None and isinstance(operand, Activation):
+            tensor = dataclasses.replace(operand.tensor, via=(*operand.tensor.via, case.node.index))
+            return Activation(tensor, dataclasses.replace(operand.quant, scale=operand.quant.scale * factor))
         if isinstance(value, Constant):
-            return _with_constant(case, operand, value)
+            inverse = Constant(1 / value.floats, np.ones(1), exact=True) if case.node.op == "Div" else value
+            return _with_constant(case, operand, inverse)
     raise AssertionError("the constraints let no other product pass")
 
 
 def _with_constant(case: Case, operand: Symbol, value: Constant) -> Pending:
     """Add or Mul of one constant a channel: into the convolution before it, else as a depthwise 1x1 convolution."""
     if isinstance(operand, Activation):
-        operand = _depthwise(case, operand, 1 if case.node.op == "Mul" else ADD_WEIGHT)
+        operand = _depthwise(case, operand, ADD_WEIGHT if case.node.op == "Add" else 1)
     assert isinstance(operand, Pending)
     op, notes = operand.ops[0], operand.notes
     assert isinstance(op, Conv)
     values = np.broadcast_to(value.floats.reshape(-1), op.scale.shape)
-    if case.node.op == "Mul":
+    if case.node.op != "Add":
         sign = np.sign(values).astype(np.int16)
         bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
         scale = op.scale * np.where(sign, np.abs(values), 1)
@@ -189,8 +198,8 @@ def _depthwise(case: Case, source: Activation, weight: int) -> Pending:
 def pool(case: Case) -> Symbol:
     node = case.node
     kind = "max" if node.op.endswith("MaxPool") else "average"
-    h, w = case.shape()[2:]
     if node.op in ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean"):
+        h, w = case.shape()[2:] if len(case.shape()) == 4 else (1, case.shape()[1])
         return _pool(case, kind, Window((h, w), (1, 1)), False)
     kernel = case.ints("kernel_shape", ())
     return _pool(
@@ -200,14 +209,14 @@ def pool(case: Case) -> Symbol:
 
 def _pool(case: Case, kind: str, window: Window, include_pad: bool) -> Pending:
     source, quant = _arranged(case)
-    n, h, w, c = source.layout.nhwc
+    n, h, w, c = source.layout.nhwc if len(case.shape()) == 4 else (case.shape()[0], 1, *case.shape()[1:])
     shape = (n, *window.output(h, w), c)
     layout = natural(case.output)
     if len(case.output) != 4:  # ReduceMean without kept dimensions: the same bytes
         layout = dataclasses.replace(packed(case.output), nhwc=shape)
     op = Pool(
         case.node.name,
-        source.view(),
+        source.view((n, h, w, c)),
         result(shape),
         kind,
         window,
@@ -319,11 +328,13 @@ def _move_constant(case: Case, source: Constant) -> Symbol:
 
 HANDLERS: dict[str, Callable[[Case], Symbol]] = {
     "Add": add,
+    "Attention": attention,
     "AveragePool": pool,
     "Clip": clamp,
     "Concat": concat,
     "Conv": conv,
     "DequantizeLinear": dequantise,
+    "Div": multiply,
     "Flatten": move,
     "Gemm": product,
     "GlobalAveragePool": pool,
@@ -335,6 +346,7 @@ HANDLERS: dict[str, Callable[[Case], Symbol]] = {
     "ReduceMean": pool,
     "Relu": clamp,
     "Reshape": move,
+    "Softmax": softmax,
     "Squeeze": move,
     "Transpose": move,
     "Unsqueeze": move,

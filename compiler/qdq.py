@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir import Buffer, CompileError, Conv, DeviceOp, View
-from weft.compiler.layout import Layout, natural
+from weft.compiler.layout import Layout, natural, packed
 from weft.compiler.onnx_import import Model, Node
 
 RESULT = ""
@@ -27,6 +27,11 @@ class Quant:
     scale: float
     zero: int
     unsigned: bool
+
+    def same(self, other: Quant) -> bool:
+        """Whether requantisation from one to the other leaves all 255 steps where they are."""
+        kind = (self.zero, self.unsigned) == (other.zero, other.unsigned)
+        return kind and abs(self.scale / other.scale - 1) < 1e-3
 
     def level(self, value: float) -> int:
         """`value` quantised as QuantizeLinear does."""
@@ -42,26 +47,33 @@ class Tensor:
 
     `storage` names the device buffer, `value` the model's value that is in it, laid out as `source`; `layout` is that
     of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
-    `hosted` tensors come from the host. `origin` is a value with the same bytes in the same order, "" if none is.
+    `hosted` tensors come from the host, which can lay them out in any way: `order` is the layout of this tensor whose
+    buffer is `value` in row-major order, None if there is none.
     """
 
     storage: str
     value: str
-    origin: str
     source: Layout
     layout: Layout
     unsigned: bool
     hosted: bool
     via: tuple[int, ...] = ()
+    order: Layout | None = None
 
     def arranged(self, layout: Layout) -> Tensor | None:
         """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
         if self.layout.same(layout):
             return dataclasses.replace(self, layout=layout)
-        if not self.hosted or not self.origin:
+        source = None if self.order is None else layout.over(self.order)
+        if not self.hosted or source is None:
             return None
-        storage = f"{self.origin}:{'x'.join(map(str, layout.shape))}:{''.join(map(str, layout.perm))}"
-        return dataclasses.replace(self, storage=storage, value=self.origin, source=layout, layout=layout)
+        storage = f"{self.value}:{'x'.join(map(str, source.shape))}:{''.join(map(str, source.perm))}"
+        return dataclasses.replace(self, storage=storage, source=source, layout=layout)
+
+    def transposed(self, shape: tuple[int, ...], perm: tuple[int, ...], layout: Layout) -> Tensor:
+        """The transpose of this value of `shape`, whose bytes lie as `layout` says."""
+        order = None if self.order is None else self.order.transposed(shape, perm)
+        return dataclasses.replace(self, layout=layout, order=order)
 
     def view(self, shape: tuple[int, int, int, int] | None = None) -> View:
         """The whole buffer, in the layout's shape or another one of the same size."""
@@ -81,12 +93,14 @@ class Activation:
 class Constant:
     """A constant float value ``values * scale``: integers with the zero point subtracted, and a scale that broadcasts.
 
-    Constants that were never quantised have `exact` set and hold their floats in `values`, with scale 1.
+    Constants that were never quantised have `exact` set and hold their floats in `values`, with scale 1. What was
+    quantised to 8 bits per tensor is also an `activation`, which the host can write into a buffer.
     """
 
     values: np.ndarray
     scale: np.ndarray
     exact: bool = False
+    activation: Activation | None = None
 
     @property
     def floats(self) -> np.ndarray:
@@ -110,7 +124,34 @@ class Pending:
     notes: tuple[str, ...] = ()
 
 
-Symbol = Tensor | Activation | Constant | Pending | None
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of attention: ``q k * factor``, without the keys that `allowed` excludes (None: all are allowed).
+
+    `q` has shape (..., queries, size), `k` shape (..., size, keys), `allowed` one that broadcasts to (..., queries,
+    keys). `nodes` made them, the first is the product; `values` are all values in between. `rounded` scores or
+    probabilities were quantised by the model.
+    """
+
+    q: Activation
+    k: Activation
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    factor: float
+    allowed: np.ndarray | None
+    nodes: tuple[int, ...]
+    values: tuple[str, ...]
+    rounded: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Probabilities:
+    """Softmax of scores over the keys."""
+
+    scores: Scores
+
+
+Symbol = Tensor | Activation | Constant | Pending | Scores | Probabilities | None
 """None: a value of which only the host knows."""
 
 
@@ -145,7 +186,7 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
         ops.append(
             dataclasses.replace(op, dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales)
         )
-    output = Tensor(name, name, name, pending.layout, pending.layout, quant.unsigned, False)
+    output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
     return Recipe(output, tuple(ops), pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
 
@@ -204,13 +245,17 @@ def constant(model: Model, node: Node) -> Constant | None:
     wide = values.astype(np.int64) - zero.astype(np.int64).reshape(
         shape if zero.size > 1 else [1] * values.ndim
     )
-    return Constant(wide, scale.astype(np.float32).astype(np.float64).reshape(shape))
+    name = node.inputs[0]
+    quant = parameters(model, node, model.dtypes[name])
+    activation = None if quant is None else Activation(hosted(model, name), quant)
+    return Constant(wide, scale.astype(np.float32).astype(np.float64).reshape(shape), activation=activation)
 
 
 def hosted(model: Model, name: str) -> Tensor:
     """The symbol of an int8 or uint8 value that comes from the host."""
     layout = natural(model.shapes[name])
-    return Tensor(name, name, name, layout, layout, model.dtypes[name] == "uint8", True)
+    shape = model.shapes[name]
+    return Tensor(name, name, layout, layout, model.dtypes[name] == "uint8", True, order=packed(shape))
 
 
 def is_conv(pending: Pending) -> bool:

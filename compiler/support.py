@@ -8,48 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
+from weft.compiler.case import Case, Constraint, sentence
 from weft.compiler.ir import Conv
 from weft.compiler.layout import natural, packed
-from weft.compiler.onnx_import import Model, Node
 from weft.compiler.qdq import Activation, Constant, Pending, Symbol, Tensor, is_conv, parameters
+from weft.compiler.support_attention import ATTENTION, PARTS, SOFTMAX, part
+from weft.compiler.support_pool import ceil_average, mean_axes, pool_values, windows_filled
 
 LIMIT = 127
 """Largest stride and dilation: the coordinate steps of the address generators have 8 bits."""
 SCALE_LIMIT = 1 << 15
 """What a 16-bit mantissa without a shift could not hold."""
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A node with the symbols of its inputs (None for those left out)."""
-
-    model: Model
-    node: Node
-    symbols: tuple[Symbol, ...]
-
-    def symbol(self, index: int) -> Symbol:
-        return self.symbols[index] if index < len(self.symbols) else None
-
-    def shape(self, index: int = 0) -> tuple[int, ...]:
-        return self.model.shapes[self.node.inputs[index]]
-
-    @property
-    def output(self) -> tuple[int, ...]:
-        return self.model.shapes[self.node.outputs[0]]
-
-    def attribute(self, name: str, default: object = None) -> object:
-        return self.node.attributes.get(name, default)
-
-    def ints(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self.node.attributes.get(name, default))
-
-
-Constraint = Callable[[Case], str | None]
 
 
 def input_quantised(case: Case) -> str | None:
@@ -160,16 +133,50 @@ def product_input(case: Case) -> str | None:
 
 def addable(case: Case) -> str | None:
     """Add takes two int8 or uint8 activations of one shape, or a device value and one constant for each channel."""
-    kinds = [type(symbol) for symbol in case.symbols]
+    kinds = [type(symbol) for symbol in summands(case)]
     if kinds == [Activation, Activation]:
-        same = case.shape(0) == case.shape(1)
+        same = math.prod(case.shape(0)) == math.prod(case.shape(1))
         return None if same else f"shapes are {case.shape(0)} and {case.shape(1)}"
     return _with_constant(case)
 
 
+def summands(case: Case) -> tuple[Symbol, ...]:
+    """The operands of Add; a constant with a value of 8 bits for each element counts as an activation."""
+    for index in range(2):
+        one, other = case.symbol(index), case.symbol(1 - index)
+        if isinstance(one, Activation) and isinstance(other, Constant) and other.activation is not None:
+            same = case.shape(index) == case.output and math.prod(case.shape(1 - index)) == math.prod(
+                case.output
+            )
+            if same and channel_constant(case, one, other) is not None:
+                return (one, other.activation) if index == 0 else (other.activation, one)
+    return case.symbols
+
+
 def multipliable(case: Case) -> str | None:
     """Mul takes a device value and one constant for each channel."""
-    return _with_constant(case)
+    return None if scaling(case) is not None else _with_constant(case)
+
+
+def divisible(case: Case) -> str | None:
+    """Div takes a device value and divides it by one constant for each channel, none of them zero."""
+    divisor = case.symbol(1)
+    if isinstance(divisor, Constant) and not divisor.floats.all():
+        return f"input {case.node.inputs[1]!r} has zeros"
+    if not isinstance(divisor, Constant):
+        return f"input {case.node.inputs[1]!r} is not constant"
+    return multipliable(case)
+
+
+def scaling(case: Case) -> float | None:
+    """The positive constant that a Mul or Div node multiplies a whole activation by, if that is what it does."""
+    for index in (1,) if case.node.op == "Div" else (1, 0):
+        one, constant = case.symbol(1 - index), case.symbol(index)
+        if isinstance(one, Activation) and isinstance(constant, Constant) and constant.values.size == 1:
+            factor = float(constant.floats.reshape(-1)[0])
+            if factor > 0 and math.isfinite(factor) and case.shape(1 - index) == case.output:
+                return 1 / factor if case.node.op == "Div" else factor
+    return None
 
 
 def _with_constant(case: Case) -> str | None:
@@ -217,7 +224,10 @@ def same_order(case: Case) -> str | None:
 
 def aligned(case: Case) -> tuple[Tensor, ...] | None:
     """The activations among the operands in a common layout, if there is one."""
-    tensors = [symbol.tensor for symbol in case.symbols if isinstance(symbol, Activation)]
+    if scaling(case) is not None:
+        return ()
+    symbols = summands(case) if case.node.op == "Add" else case.symbols
+    tensors = [symbol.tensor for symbol in symbols if isinstance(symbol, Activation)]
     layouts = [natural(case.output)]
     if len(tensors) == 2:
         layouts += [tensor.layout for tensor in tensors]
@@ -227,55 +237,6 @@ def aligned(case: Case) -> tuple[Tensor, ...] | None:
         if len(found) == len(tensors):
             return found
     return None
-
-
-def pool_values(case: Case) -> str | None:
-    """MaxPool gives values only, no indices."""
-    return None if len([name for name in case.node.outputs if name]) == 1 else "it has a second output"
-
-
-def ceil_average(case: Case) -> str | None:
-    """AveragePool with ceil_mode and count_include_pad must not reach past its padding."""
-    if not (case.attribute("ceil_mode", 0) and case.attribute("count_include_pad", 0)):
-        return None
-    kernel, pads = case.ints("kernel_shape", ()), case.ints("pads", (0, 0, 0, 0))
-    strides, dilations = case.ints("strides", (1, 1)), case.ints("dilations", (1, 1))
-    for axis in range(2):
-        reach = (case.output[2 + axis] - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1
-        if reach > case.shape()[2 + axis] + pads[axis] + pads[axis + 2]:
-            return f"the last window ends at {reach}"
-    return None
-
-
-def windows_filled(case: Case) -> str | None:
-    """Every window of a pool must hold at least one element of the input."""
-    kernel, pads = case.ints("kernel_shape", ()), case.ints("pads", (0, 0, 0, 0))
-    strides, dilations = case.ints("strides", (1, 1)), case.ints("dilations", (1, 1))
-    if case.attribute("auto_pad", b"NOTSET") != b"NOTSET":
-        return None
-    for axis in range(2):
-        starts = np.arange(case.output[2 + axis]) * strides[axis] - pads[axis]
-        elements = starts[:, None] + np.arange(kernel[axis]) * dilations[axis]
-        inside = ((elements >= 0) & (elements < case.shape()[2 + axis])).any(1)
-        if not inside.all():
-            return f"along {'height' if axis == 0 else 'width'}, output {int(np.argmin(inside))} has none"
-    return None
-
-
-def mean_axes(case: Case) -> str | None:
-    """ReduceMean must be over the two spatial dimensions, with constant axes."""
-    axes = reduced_axes(case)
-    return None if axes == (2, 3) else f"axes are {axes}"
-
-
-def reduced_axes(case: Case) -> tuple[int, ...] | None:
-    """The constant, non-negative axes of a reduction; None if they are not known."""
-    axes = case.node.attributes.get("axes")
-    if axes is None and case.node.input(1):
-        given = case.model.constants.get(case.node.input(1))
-        axes = None if given is None else given.tolist()
-    rank = len(case.shape())
-    return None if axes is None else tuple(sorted(axis % rank for axis in axes))
 
 
 def concat_axis(case: Case) -> str | None:
@@ -310,7 +271,7 @@ def movable(case: Case) -> str | None:
 
 
 def transposable(case: Case) -> str | None:
-    """Transpose may only move dimensions of size 1, or lead from or to the order the device computes in."""
+    """Transpose must lead to an order of elements that the operators behind it take."""
     if isinstance(case.symbol(0), Constant) or transposed(case) is not None:
         return None
     return f"perm is {permutation(case)}"
@@ -322,11 +283,12 @@ def permutation(case: Case) -> tuple[int, ...]:
 
 
 def transposed(case: Case) -> Tensor | Pending | None:
-    """The transposed value without moving a byte, if it then is in an order that other operators take."""
-    symbol, output, back = case.symbol(0), case.output, tuple(np.argsort(permutation(case)).tolist())
+    """The transposed value without moving a byte: preferably in an order the device computes in."""
+    symbol, shape, output, perm = case.symbol(0), case.shape(), case.output, permutation(case)
     if isinstance(symbol, Activation):
         symbol = symbol.tensor
     assert isinstance(symbol, Tensor | Pending)
+    back = tuple(np.argsort(perm).tolist())
     for layout in (natural(output), packed(output)):
         before = layout.transposed(output, back)
         assert before is not None
@@ -336,8 +298,13 @@ def transposed(case: Case) -> Tensor | Pending | None:
             continue
         arranged = symbol.arranged(before)
         if arranged is not None:
-            return dataclasses.replace(arranged, layout=layout, origin="")
-    return None
+            return arranged.transposed(shape, perm, layout)
+    moved = symbol.layout.transposed(shape, perm)
+    if moved is None:
+        return None
+    if isinstance(symbol, Pending):
+        return dataclasses.replace(symbol, layout=moved)
+    return symbol.transposed(shape, perm, moved)
 
 
 def per_tensor(case: Case) -> str | None:
@@ -387,6 +354,7 @@ MOVE = (movable,)
 
 CONSTRAINTS: dict[str, tuple[Constraint, ...]] = {
     "Add": (addable, same_order),
+    "Attention": ATTENTION,
     "AveragePool": (*WINDOW, windows_filled, ceil_average),
     "Clip": (bounds_constant, input_quantisable),
     "Concat": (inputs_quantised, concat_axis, concat_order),
@@ -400,6 +368,7 @@ CONSTRAINTS: dict[str, tuple[Constraint, ...]] = {
         window_steps,
     ),
     "DequantizeLinear": (per_tensor,),
+    "Div": (divisible, same_order),
     "Flatten": MOVE,
     "Gemm": (*MATRIX, plain_product, bias_constant),
     "GlobalAveragePool": (image, input_quantised, image_order),
@@ -409,9 +378,10 @@ CONSTRAINTS: dict[str, tuple[Constraint, ...]] = {
     "MaxPool": (*WINDOW, windows_filled, pool_values),
     "Mul": (multipliable, same_order),
     "QuantizeLinear": (per_tensor, input_quantisable, scales_fit, sums_fit),
-    "ReduceMean": (image, input_quantised, image_order, mean_axes),
+    "ReduceMean": (input_quantised, image_order, mean_axes),
     "Relu": (input_quantisable,),
     "Reshape": MOVE,
+    "Softmax": SOFTMAX,
     "Squeeze": MOVE,
     "Transpose": (movable, transposable),
     "Unsqueeze": MOVE,
@@ -419,23 +389,24 @@ CONSTRAINTS: dict[str, tuple[Constraint, ...]] = {
 """What must hold for each operator the device has, in the order it is checked."""
 
 
-def sentence(constraint: Constraint) -> str:
-    """A constraint's docstring as one line without its full stop."""
-    return " ".join((constraint.__doc__ or constraint.__name__).split()).rstrip(".")
-
-
 def obstacle(case: Case) -> str | None:
     """Why the device cannot run a node, or None if it can."""
-    if case.node.op not in CONSTRAINTS:
+    role = part(case)
+    if role is None and case.node.op not in CONSTRAINTS:
         return f"the device has no operator {case.node.op}"
-    for constraint in CONSTRAINTS[case.node.op]:
+    for constraint in CONSTRAINTS[case.node.op] if role is None else PARTS[role]:
         found = constraint(case)
         if found is not None:
             return sentence(constraint) + (f" ({found})" if found else "")
     return None
 
 
+WRITTEN_OUT = "Attention written out"
+"""What the support table calls MatMul, Mul or Div, Add or Where, Softmax, MatMul with Q/DQ pairs between them."""
+
+
 def table() -> Iterator[tuple[str, tuple[str, ...]]]:
     """The support table: each operator with the sentences of its constraints."""
-    for operator, constraints in sorted(CONSTRAINTS.items()):
+    parts = tuple(dict.fromkeys(constraint for part in PARTS.values() for constraint in part))
+    for operator, constraints in sorted((CONSTRAINTS | {WRITTEN_OUT: parts}).items()):
         yield operator, tuple(sentence(constraint) + "." for constraint in constraints)

@@ -47,8 +47,38 @@ def test_transposed(perm: tuple[int, ...]) -> None:
     assert moved[placed(after)].tolist() == value[placed(before)].tolist()
 
 
+@pytest.mark.parametrize(
+    ("shape", "perm"), [((6, 20), (1, 0)), ((1, 6, 2, 1, 10), (2, 4, 0, 1, 3)), ((120,), (0,))]
+)
+def test_transposed_after_a_reshape(shape: tuple[int, ...], perm: tuple[int, ...]) -> None:
+    before = Layout((2, 3, 2, 2, 5), (0, 3, 1, 4, 2), (1, 1, 1, 120))
+    after = before.transposed(shape, perm)
+    assert after is not None
+    value = np.arange(120)
+    moved = value.reshape(shape).transpose(perm).reshape(-1)
+    assert moved[placed(after)].tolist() == value[placed(before)].tolist()
+
+
 def test_transposed_after_a_reshape_that_mixes_axes() -> None:
-    assert natural((2, 3, 4, 5)).transposed((6, 20), (1, 0)) is None
+    assert natural((2, 3, 4, 5)).transposed((4, 30), (1, 0)) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_over_another_value(seed: int) -> None:
+    """A value and its transpose: the same bytes, seen from either."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(size) for size in rng.integers(1, 4, 4))
+    perms = [tuple(int(axis) for axis in rng.permutation(4)) for _ in range(2)]
+    order, target = (Layout(shape, perm, (1, 1, 1, int(np.prod(shape)))) for perm in perms)
+    over = target.over(order)
+    assert over is not None
+    value = rng.permutation(int(np.prod(shape)))
+    other = value[placed(order)]
+    assert other[placed(over)].tolist() == value[placed(target)].tolist()
+
+
+def test_over_a_value_of_mixed_axes() -> None:
+    assert packed((4, 6)).over(Layout((6, 4), (1, 0), (1, 1, 1, 24))) is None
 
 
 def test_transposed_after_a_reshape_of_a_packed_value() -> None:
