@@ -9,7 +9,6 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.config import Config
 from weft.hdl.isa import SEMAPHORES
 from weft.hdl.loopnest import LoopNest
-from weft.hdl.ports import scratchpad_write
 
 
 def carve_layout(config: Config) -> data.StructLayout:
@@ -21,6 +20,7 @@ def carve_layout(config: Config) -> data.StructLayout:
     ``align`` and ``align_row``: the first row's address and the row pitch, modulo the bus width. ``end``: before +
     run. ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a pixel ahead of
     the last pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
+    ``transpose``, with softmax only: pixels are single vectors, to be transposed.
     """
     align = (config.bus_bytes - 1).bit_length()
     return data.StructLayout(
@@ -45,7 +45,22 @@ def carve_layout(config: Config) -> data.StructLayout:
             "dst_outer": signed(16),
             "dst_inner": signed(16),
         }
+        | ({"transpose": 1} if config.softmax else {})
     )
+
+
+def vector_layout(config: Config) -> data.StructLayout:
+    """A vector for the scratchpad.
+
+    ``signal``: for the last vector of an instruction, its signal mask, else 0. With softmax also ``last``, the fill
+    byte, whether to ``transpose``, and what `weft.hdl.transpose` makes addresses from: the strides of groups and of
+    vectors, and ``address``, which is right only in the first vector of an instruction that transposes.
+    """
+    address = config.widths.scratchpad_address
+    layout: dict[str, int] = {"address": address, "data": config.widths.vector, "signal": SEMAPHORES}
+    if config.softmax:
+        layout |= {"last": 1, "fill": 8, "transpose": 1, "dst_group": address, "dst_vector": address}
+    return data.StructLayout(layout)
 
 
 def pass_layout(config: Config) -> data.StructLayout:
@@ -138,9 +153,7 @@ class Carver(wiring.Component):
     carve : In(stream of carve_layout(config))
     beat : In(stream of bus words)
         The beats of every run, exactly.
-    scratchpad : Out(scratchpad_write(config))
-    signal : Out(16)
-        For one cycle after an instruction's last vector was written, its signal mask.
+    vector : Out(stream of vector_layout(config))
     busy : Out(1)
     stall_memory : Out(1)
         The carver waits for a beat.
@@ -152,8 +165,7 @@ class Carver(wiring.Component):
             {
                 "carve": In(stream.Signature(carve_layout(config))),
                 "beat": In(stream.Signature(config.widths.bus)),
-                "scratchpad": Out(scratchpad_write(config)),
-                "signal": Out(SEMAPHORES),
+                "vector": Out(stream.Signature(vector_layout(config))),
                 "busy": Out(1),
                 "stall_memory": Out(1),
             }
@@ -198,7 +210,7 @@ class Carver(wiring.Component):
         m.d.comb += [
             free.eq(front | ~some),
             have.eq(free | self.beat.valid),
-            advance.eq(~self.scratchpad.valid | self.scratchpad.ready),
+            advance.eq(~self.vector.valid | self.vector.ready),
             emit.eq(
                 running & near & (have | (at.position <= self.config.bus_bytes - self.config.n)) & advance
             ),
@@ -252,7 +264,7 @@ class Carver(wiring.Component):
             walker.carve.eq(self.carve.payload),
             nest.load.eq(walker.start),
             *nest.take(self.carve.payload),
-            self.busy.eq(active | self.scratchpad.valid | self.signal.any()),
+            self.busy.eq(active | self.vector.valid),
         ]
         with m.If(~active):
             m.d.sync += [active.eq(self.carve.valid), op.eq(self.carve.payload)]
@@ -283,22 +295,29 @@ class Carver(wiring.Component):
         self, m: Module, emit: Value, vector: Value, mask: Value, op: data.View, nest: LoopNest
     ) -> None:
         """A register behind the rotation; fill goes in after it, on the way to the scratchpad."""
-        n, port = self.config.n, self.scratchpad
+        n, stream = self.config.n, self.vector
         rotated = Signal(8 * n)
         valid_lanes = Signal(n)
         fill = Signal(8)
-        signal = Signal(SEMAPHORES)
         with m.If(emit):
             m.d.sync += [
                 rotated.eq(vector),
                 valid_lanes.eq(mask),
                 fill.eq(op.fill),
-                port.address.eq(nest.values.dst),
-                signal.eq(Mux(nest.last_all, op.signal, 0)),
-                port.valid.eq(1),
+                stream.payload.address.eq(nest.values.dst),
+                stream.payload.signal.eq(Mux(nest.last_all, op.signal, 0)),
+                stream.valid.eq(1),
             ]
-        with m.Elif(port.ready):
-            m.d.sync += port.valid.eq(0)
+            if self.config.softmax:
+                m.d.sync += [
+                    stream.payload.last.eq(nest.last_all),
+                    stream.payload.transpose.eq(op.transpose),
+                    stream.payload.dst_group.eq(op.dst_rows),
+                    stream.payload.dst_vector.eq(op.dst_inner),
+                ]
+        with m.Elif(stream.ready):
+            m.d.sync += stream.valid.eq(0)
         keep = Cat(*(lane.replicate(8) for lane in valid_lanes))
-        m.d.comb += port.data.eq((rotated & keep) | (fill.replicate(n) & ~keep))
-        m.d.sync += self.signal.eq(Mux(port.valid & port.ready, signal, 0))
+        m.d.comb += stream.payload.data.eq((rotated & keep) | (fill.replicate(n) & ~keep))
+        if self.config.softmax:
+            m.d.comb += stream.payload.fill.eq(fill)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -11,7 +11,9 @@ from weft.hdl.burst import BurstSplitter
 from weft.hdl.carve import Carver, carve_layout
 from weft.hdl.config import Config
 from weft.hdl.isa import BASES, Load
+from weft.hdl.pages import PageReader
 from weft.hdl.ports import bus_read, scratchpad_write, unit
+from weft.hdl.transpose import Transposer
 
 DESCRIPTORS = 4
 """Instructions whose data may be on its way."""
@@ -125,6 +127,8 @@ class LoadRequests(wiring.Component):
             carve.dst_outer.eq(Mux(overlap, op.dst_vector, op.dst_pixel)),
             carve.dst_inner.eq(Mux(overlap, op.dst_pixel, op.dst_vector)),
         ]
+        if self.config.softmax:
+            m.d.comb += carve.transpose.eq(op.transpose)
         return overlap
 
 
@@ -142,6 +146,8 @@ class LoadUnit(wiring.Component):
     bases : In(32).array(8)
         Base registers, read when an instruction is accepted.
     bus : Out(bus_read(config))
+    page : Out(bus_read(config))
+        For entries of page tables; with softmax only.
     scratchpad : Out(scratchpad_write(config))
     stall_memory, stall_port : Out(1)
         The unit waits in this cycle for a beat, for a scratchpad bank.
@@ -158,6 +164,7 @@ class LoadUnit(wiring.Component):
                 "stall_memory": Out(1),
                 "stall_port": Out(1),
             }
+            | ({"page": Out(bus_read(config))} if config.softmax else {})
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -167,9 +174,9 @@ class LoadUnit(wiring.Component):
         m.submodules.carver = carver = Carver(self.config)
         m.submodules.queue = queue = SyncFIFO(width=carve_layout(self.config).size, depth=DESCRIPTORS)
         m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
-        wiring.connect(m, wiring.flipped(self.instruction), requests.instruction)
         wiring.connect(m, requests.run, splitter.run)
-        wiring.connect(m, wiring.flipped(self.scratchpad), carver.scratchpad)
+        waiting = self._instructions(m, requests)
+        leaving = self._vectors(m, carver)
         m.d.comb += [
             requests.bases.eq(self.bases),
             queue.w_data.eq(requests.carve.payload),
@@ -184,8 +191,7 @@ class LoadUnit(wiring.Component):
             carver.beat.payload.eq(beats.r_data),
             carver.beat.valid.eq(beats.r_rdy),
             beats.r_en.eq(carver.beat.ready),
-            self.signal.eq(carver.signal),
-            self.busy.eq(requests.run.valid | queue.r_rdy | carver.busy),
+            self.busy.eq(waiting | requests.run.valid | queue.r_rdy | carver.busy | leaving),
             self.stall_memory.eq(carver.stall_memory),
             self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
         ]
@@ -200,3 +206,34 @@ class LoadUnit(wiring.Component):
             splitter.request.ready.eq(request.ready & allowed),
         ]
         return m
+
+    def _instructions(self, m: Module, requests: LoadRequests) -> Value:
+        """Bring instructions to `requests`, with their addresses from page tables; returns whether one is held up."""
+        instruction = wiring.flipped(self.instruction)
+        if not self.config.softmax:
+            wiring.connect(m, instruction, requests.instruction)
+            return Const(0)
+        m.submodules.pages = pages = PageReader(self.config)
+        wiring.connect(m, instruction, pages.instruction)
+        wiring.connect(m, pages.located, requests.instruction)
+        wiring.connect(m, wiring.flipped(self.page), pages.bus)
+        m.d.comb += pages.bases.eq(self.bases)
+        return pages.busy
+
+    def _vectors(self, m: Module, carver: Carver) -> Value:
+        """Bring vectors to the scratchpad; returns whether one, or a signal, is on the way."""
+        port, vector = self.scratchpad, carver.vector
+        if self.config.softmax:
+            m.submodules.transposer = transposer = Transposer(self.config)
+            wiring.connect(m, vector, transposer.vector)
+            wiring.connect(m, wiring.flipped(port), transposer.scratchpad)
+            m.d.comb += self.signal.eq(transposer.signal)
+            return transposer.busy
+        m.d.comb += [
+            port.valid.eq(vector.valid),
+            port.address.eq(vector.payload.address),
+            port.data.eq(vector.payload.data),
+            vector.ready.eq(port.ready),
+        ]
+        m.d.sync += self.signal.eq(Mux(port.valid & port.ready, vector.payload.signal, 0))
+        return self.signal.any()

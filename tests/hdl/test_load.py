@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import struct
 
 import cocotb
 import numpy as np
@@ -25,17 +27,30 @@ def config() -> Config:
 def carved(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, list[bytes]]:
     """For every scratchpad address the vectors that `op` writes there, in any order."""
     out: dict[int, list[bytes]] = {}
+    vectors = []
+    entry = 0
+    if op.paged:
+        at = bases[op.table] + 4 * op.page
+        entry = int.from_bytes(memory[at : at + 4].tobytes(), "little")
     for row in range(op.rows):
-        start = bases[op.base] + op.offset + row * op.row_pitch
+        start = (bases[op.base] + entry + op.offset + row * op.row_pitch) % (1 << 32)
         size = max(op.before + op.run, op.pixels * op.pitch + op.length + n)
         line = np.full(size + n, op.fill, np.int8)
         line[op.before : op.before + op.run] = memory[start : start + op.run]
         for p in range(op.pixels):
             pixel = np.full(-(-op.length // n) * n, op.fill, np.int8)
             pixel[: op.length] = line[p * op.pitch : p * op.pitch + op.length]
-            for v in range(len(pixel) // n):
+            vectors.append(pixel)
+            for v in range(len(pixel) // n if not op.transpose else 0):
                 address = (op.dst + row * op.dst_row + p * op.dst_pixel + v * op.dst_vector) % (1 << 16)
                 out.setdefault(address, []).append(pixel[v * n : (v + 1) * n].tobytes())
+    if op.transpose:
+        vectors += [np.full(n, op.fill, np.int8)] * (-len(vectors) % n)
+        for g in range(len(vectors) // n):
+            group = np.array(vectors[g * n : (g + 1) * n])
+            for i in range(n):
+                address = (op.dst + g * op.dst_row + i * op.dst_vector) % (1 << 16)
+                out.setdefault(address, []).append(group[:, i].tobytes())
     return out
 
 
@@ -44,11 +59,13 @@ class Bench:
 
     def __init__(self, dut, *, stall: float, latency: int = 0) -> None:
         self.dut, self.config, self.stall, self.latency = dut, config(), stall, latency
-        self.memory = np.frombuffer(random.randbytes(MEMORY_BYTES), np.int8)
+        self.memory = np.frombuffer(random.randbytes(MEMORY_BYTES), np.int8).copy()
         self.bases = [random.randrange(20000, 60000) for _ in range(8)]
+        self.bases[4:] = [base & ~3 for base in self.bases[4:]]  # those of page tables
         self.writes: list[tuple[int, int, bytes]] = []  # cycle, address, vector
         self.signals: list[tuple[int, int]] = []  # cycle, mask
-        self.beats: list[tuple[int, int]] = []  # first cycle, address of beats to be returned
+        # First cycle, address of beats to be returned.
+        self.beats: dict[str, list[tuple[int, int]]] = {"bus": [], "page": []}
         self.cycle = 0
 
     async def start(self) -> None:
@@ -60,8 +77,11 @@ class Bench:
         for _ in range(3):
             await RisingEdge(dut.clk)
         dut.rst.value = 0
-        for part in (self._time, self._requests, self._beats, self._scratchpad):
+        for part in (self._time, self._scratchpad):
             cocotb.start_soon(part())
+        for bus in ("bus", "page") if self.config.softmax else ("bus",):
+            cocotb.start_soon(self._requests(bus))
+            cocotb.start_soon(self._beats(bus))
 
     def stalls(self) -> bool:
         return random.random() < self.stall
@@ -71,37 +91,42 @@ class Bench:
             await RisingEdge(self.dut.clk)
             self.cycle += 1
 
-    async def _requests(self) -> None:
+    async def _requests(self, bus: str) -> None:
         dut, width = self.dut, self.config.bus_bytes
+        valid, ready, payload = (
+            getattr(dut, f"{bus}__request__{name}") for name in ("valid", "ready", "payload")
+        )
         while True:
-            dut.bus__request__ready.value = not self.stalls()
+            ready.value = not self.stalls()
             await ReadOnly()
-            if dut.bus__request__valid.value and dut.bus__request__ready.value:
-                word = int(dut.bus__request__payload.value)
+            if valid.value and ready.value:
+                word = int(payload.value)
                 address, beats = word & 0xFFFFFFFF, word >> 32
                 assert 1 <= beats <= 256
                 assert address % width == 0
                 assert address // 4096 == (address + beats * width - 1) // 4096
-                self.beats += [(self.cycle + self.latency, address + k * width) for k in range(beats)]
+                self.beats[bus] += [(self.cycle + self.latency, address + k * width) for k in range(beats)]
             await RisingEdge(dut.clk)
 
-    async def _beats(self) -> None:
-        dut, width = self.dut, self.config.bus_bytes
+    async def _beats(self, bus: str) -> None:
+        dut, width, waiting = self.dut, self.config.bus_bytes, self.beats[bus]
+        valid, ready, payload = (
+            getattr(dut, f"{bus}__beat__{name}") for name in ("valid", "ready", "payload")
+        )
         while True:
-            valid = bool(self.beats) and self.beats[0][0] < self.cycle and not self.stalls()
-            dut.bus__beat__valid.value = valid
-            if valid:
-                address = self.beats[0][1]
-                dut.bus__beat__payload.value = int.from_bytes(
-                    self.memory[address : address + width].tobytes(), "little"
-                )
+            comes = bool(waiting) and waiting[0][0] < self.cycle and not self.stalls()
+            valid.value = comes
+            if comes:
+                address = waiting[0][1]
+                payload.value = int.from_bytes(self.memory[address : address + width].tobytes(), "little")
                 while True:
                     await ReadOnly()
-                    taken = bool(dut.bus__beat__ready.value)
+                    taken = bool(ready.value)
+                    assert taken or bus == "bus", "an entry of a page table must not wait"
                     await RisingEdge(dut.clk)
                     if taken:
                         break
-                self.beats.pop(0)
+                waiting.pop(0)
             else:
                 await RisingEdge(dut.clk)
 
@@ -146,7 +171,7 @@ class Bench:
             raise AssertionError("the unit does not become idle")
         await RisingEdge(dut.clk)
         assert [mask for _, mask in self.signals] == [op.signal for op in ops]
-        assert not self.beats, "beats were left on the bus"
+        assert not any(self.beats.values()), "beats were left on the bus"
         begin = 0
         for index, each in enumerate(expected):
             count = sum(len(values) for values in each.values())
@@ -191,18 +216,29 @@ CASES = {
 }  # fmt: skip
 
 
-def random_load(n: int) -> Load:
+def random_load(bench: Bench) -> Load:
+    """Any instruction; with softmax some that transpose, and some with an entry in a page table."""
+    n = bench.config.n
     rows, pixels = random.choice((1, 2, random.randint(1, 9))), random.choice((1, 2, random.randint(1, 20)))
     length = random.choice((random.randint(1, n), n, random.randint(1, 5 * n)))
     pitch = random.choice((length, random.randint(1, length), random.randint(1, 3 * length)))
     before = random.choice((0, 0, random.randint(1, 3 * n), random.randint(1, pixels * pitch + 1)))
-    return Load(
+    op = Load(
         signal=1 << random.randrange(16), base=random.randrange(8), offset=random.randrange(8192), rows=rows,
         row_pitch=random.randint(-300, 900), pixels=pixels, pitch=pitch, length=length, before=before,
         run=random.choice((random.randint(1, 10), random.randint(1, pixels * pitch + n), max(1, pixels * pitch))),
         fill=random.randint(-128, 127), dst=random.getrandbits(16), dst_vector=random.randint(-9, 9),
         dst_pixel=random.randint(-9, 9), dst_row=random.randint(-99, 99),
     )  # fmt: skip
+    changes = {}
+    if bench.config.softmax and random.random() < 0.4:
+        changes |= {"transpose": 1, "length": random.choice((n, random.randint(1, n)))}
+    if bench.config.softmax and random.random() < 0.4:
+        changes |= {"paged": 1, "table": random.randrange(4, 8), "page": random.randrange(17000)}
+        at = bench.bases[changes["table"]] + 4 * changes["page"]
+        entry = np.frombuffer(struct.pack("<i", random.randint(-15000, 30000)), np.int8)
+        bench.memory[at : at + 4] = entry
+    return dataclasses.replace(op, **changes)
 
 
 @cocotb.test()
@@ -222,13 +258,13 @@ async def bench_cases(dut):
 
 @cocotb.test()
 async def bench_random_programs(dut):
-    """Many instructions back to back, at three rates of stalls."""
+    """Many instructions back to back, of all kinds, at three rates of stalls."""
     bench = Bench(dut, stall=0.0)
     await bench.start()
     for bench.stall in (0.0, 0.2, 0.7):
         bench.latency = random.randint(0, 20)
         for _ in range(6):
-            await bench.run([random_load(bench.config.n) for _ in range(8)], pause=bench.stall > 0.5)
+            await bench.run([random_load(bench) for _ in range(8)], pause=bench.stall > 0.5)
 
 
 @cocotb.test()
@@ -250,6 +286,20 @@ async def bench_throughput(dut):
         cycles = bench.writes[-1][0] - bench.writes[0][0] + 1
         print(f"64 rows of a vector from offset {offset}: {cycles} cycles")
         assert cycles <= 3 * 64
+    if not bench.config.softmax:
+        return
+    for pixels in (256, 255):
+        transposed = Load(
+            signal=1, transpose=1, pixels=pixels, pitch=n, length=n, run=pixels * n, dst_row=n, dst_vector=1
+        )
+        await bench.run([transposed])
+        cycles = bench.writes[-1][0] - bench.writes[0][0] + 1
+        print(f"{pixels} vectors, transposed: {cycles} cycles")
+        assert cycles <= 257
+        await bench.run([transposed] * 4)
+        cycles = bench.writes[-1][0] - bench.writes[0][0] + 1
+        print(f"4 times {pixels} vectors, transposed: {cycles} cycles")
+        assert cycles <= 4 * 260
 
 
 @cocotb.test()
@@ -266,7 +316,44 @@ async def bench_latency_overlaps(dut):
     assert cycles <= 4 * 16 + 4 * 6
 
 
-@pytest.mark.parametrize(("n", "bus"), [(4, 4), (2, 4), (4, 16), (8, 8)])
-def test_load(n, bus):
-    config = PRESETS["tiny"].replace(n=n, lanes=2, bus_bytes=bus)
+@cocotb.test()
+async def bench_pages_overlap(dut):
+    """The entries of instructions that follow one another are fetched behind their data."""
+    bench = Bench(dut, stall=0.0, latency=40)
+    n = bench.config.n
+    if not bench.config.softmax:
+        return
+    await bench.start()
+    bench.memory[bench.bases[4] : bench.bases[4] + 32] = np.zeros(32, np.int8)
+    op = Load(
+        signal=1,
+        pixels=32,
+        pitch=n,
+        length=n,
+        run=32 * n,
+        dst_pixel=1,
+        dst_row=n,
+        dst_vector=1,
+        paged=1,
+        table=4,
+    )
+    plain = dataclasses.replace(op, paged=0)
+    for transpose in (0, 1):
+        times = []
+        for kind in (plain, op):
+            ops = [
+                dataclasses.replace(kind, page=page * kind.paged, transpose=transpose) for page in range(8)
+            ]
+            await bench.run(ops)
+            times.append(bench.writes[-1][0] - bench.writes[0][0] + 1)
+        print(f"8 instructions of 32 vectors: {times[0]} cycles, paged {times[1]}")
+        assert times[0] <= 8 * (32 + 6)
+        assert times[1] <= times[0] + 8
+
+
+@pytest.mark.parametrize(
+    ("n", "bus", "probability_bits"), [(4, 4, 8), (4, 8, 8), (2, 4, 8), (4, 16, 0), (8, 8, 7)]
+)
+def test_load(n, bus, probability_bits):
+    config = PRESETS["tiny"].replace(n=n, lanes=2, bus_bytes=bus, probability_bits=probability_bits)
     run_bench(LoadUnit(config), parameters={"config": config.to_dict()})
