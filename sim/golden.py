@@ -3,13 +3,15 @@
 It reads the *encoded* words from its own DRAM, so it judges the compiler and the encoding as well. Formats:
 
 - DRAM is bytes; base registers and offsets are 32 bits, their sum wraps modulo 2**32 and must lie in memory.
-- The scratchpad holds vectors of N int8, the accumulator rows of N int32. Both are zero at first and keep
-  their content from one program to the next, as block RAM does; semaphores start at zero in every program.
+- The scratchpad holds vectors of N int8, the accumulator rows of N int32; `weft.sim.memories` has the others. All are
+  zero at first and keep their content from one program to the next, as block RAM does; semaphores start at zero in
+  every program.
 - On-chip addresses are 16 bits: strides are added modulo 2**16, and the result must be below the memory's
   size.
 - Coordinates (y, x) are 16-bit two's complement; a row is in range if ``0 <= y < h`` and ``0 <= x < w``.
 
-What each instruction computes is in `weft.sim.golden_units`, one function an opcode. An instruction executes
+What each instruction computes is in `weft.sim.golden_units`, one function an opcode (of the VEC queue in
+`weft.sim.golden_vector`). An instruction executes
 as a whole: all its reads come before its writes. Where a program leaves the order of two instructions open,
 they run in program order if their semaphores allow it; programs that `weft.hdl.program.check` accepts have one
 result whatever the order.
@@ -22,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from weft.hdl.config import Config
+from weft.hdl.features import lacking
 from weft.hdl.isa import (
     BASES,
     SEMAPHORE_MAX,
@@ -35,7 +38,8 @@ from weft.hdl.isa import (
 )
 from weft.hdl.memmap import Counter
 from weft.sim.device import DeviceError
-from weft.sim.golden_units import EXECUTE, Memories
+from weft.sim.golden_units import EXECUTE
+from weft.sim.memories import Memories
 
 _decode = lru_cache(maxsize=1 << 16)(decode)
 
@@ -160,6 +164,8 @@ class GoldenDevice:
         for semaphore in _mask(instruction.wait):
             counts[semaphore] -= 1
         try:
+            if reason := lacking(instruction, self.config):
+                raise DeviceError(reason)
             EXECUTE[instruction.OPCODE](self._memories, instruction)
         except DeviceError as error:
             raise DeviceError(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None

@@ -13,9 +13,9 @@ import pytest
 
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import End, Instruction, Load, Mm, Reduce, Store, Vec
+from weft.sim.arithmetic import round_half_even
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden import GoldenDevice
-from weft.sim.golden_units import round_half_even
 
 MEMORY = 1 << 15
 PROGRAM = 0x3000
@@ -334,7 +334,7 @@ def test_words_that_are_no_instruction_are_named() -> None:
     device = GoldenDevice(PRESETS["tiny"], MEMORY)
     device.write(0, Load().encode() + b"\xff" * 64)
     device.start(0)
-    with pytest.raises(DeviceError, match=r"^instruction 1: unknown opcode 255; the opcodes are 0 to 4$"):
+    with pytest.raises(DeviceError, match=r"^instruction 1: unknown opcode 255; the opcodes are 0 to 7$"):
         device.wait()
     device.start(MEMORY - 32)
     with pytest.raises(

@@ -32,7 +32,8 @@ from weft.hdl.isa import (
 from weft.hdl.program import ProgramError, check
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden import GoldenDevice
-from weft.sim.golden_units import EXECUTE, Memories
+from weft.sim.golden_units import EXECUTE
+from weft.sim.memories import Memories
 from weft.sim.rtl import RtlDevice
 
 MEMORY = 1 << 18
