@@ -37,7 +37,9 @@ def random_sizes(rng: Rng, *, grouped: bool = True) -> Sizes:
 def ended(builder: Builder, value: str, source: Quantised) -> onnx.ModelProto:
     """Quantise the result of attention, which is a mean of values, finely enough to see it, and end the model."""
     scale = float(np.float32(source.scale * 0.7))
-    return builder.finish(builder.quantise(value, builder.shape_of(value), scale, int(source.zero), source.unsigned))
+    return builder.finish(
+        builder.quantise(value, builder.shape_of(value), scale, int(source.zero), source.unsigned)
+    )
 
 
 def operator(
@@ -169,7 +171,10 @@ def written_out(
     if mask is not None:
         scores = made.masked(made.pair(scores, 0.1), mask)
     value = made.product(made.weights(scores, 0.1 if mask is None else 100.0), v)
-    return ended(made.builder, made.joined(value, v_source) if join else value, v_source)
+    value = made.joined(value, v_source) if join else value
+    if not rounded:
+        return ended(made.builder, value, v_source)
+    return made.builder.finish(made.builder.like(value, made.builder.shape_of(value), v_source))
 
 
 def additive(allowed: np.ndarray, low: float = -10000.0) -> np.ndarray:

@@ -299,7 +299,7 @@ def test_constant_output() -> None:
 def test_model_without_device_operators_runs_on_the_host() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     source = builder.input((2, 6))
-    value = builder.like(builder.node("Softmax", [builder.dequantise(source)]), (2, 6), source)
+    value = builder.like(builder.node("Softplus", [builder.dequantise(source)]), (2, 6), source)
     model = builder.finish(value)
     graph = import_model(model)
     assert [type(segment) for segment in graph.segments] == [HostSegment]
@@ -415,13 +415,13 @@ def test_control_flow_runs_on_the_host_with_what_its_branches_read() -> None:
     assert not levels(model, values).any()
 
 
-@pytest.mark.parametrize(("perm", "free"), [((0, 2, 3, 1), True), ((0, 1, 3, 2), False)])
-def test_transpose_before_quantisation(perm: tuple[int, ...], free: bool) -> None:
+@pytest.mark.parametrize("perm", [(0, 2, 3, 1), (0, 1, 3, 2), (3, 1, 0, 2)])
+def test_transpose_before_an_output_is_left_to_the_transfer(perm: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     builder = qdq_models.Builder(rng)
     weight, _ = builder.weight((4, 3, 1, 1), 0, per_channel=True, unsigned=False)
     value = builder.node("Conv", [builder.dequantise(builder.input((2, 3, 5, 6))), weight])
     value = builder.node("Transpose", [value], perm=perm)
     model = builder.finish(builder.quantise(value, builder.shape_of(value), 0.1, 0, False))
-    assert bool(on_host(import_model(model))) != free
+    assert not on_host(import_model(model))
     assert not levels(model, qdq_models.feeds(model, rng)).any()
