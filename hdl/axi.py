@@ -1,25 +1,30 @@
-"""The AXI4 manager: two readers and one writer on one port."""
+"""The AXI4 manager: the readers and the writer on one port."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Const, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
-from weft.hdl.ports import BusRequest, bus_read, bus_write
+from weft.hdl.ports import bus_read, bus_write
 
-FETCH_ID = 0
-LOAD_ID = 1
 OKAY = 0
 
 
+def readers(config: Config) -> dict[str, int]:
+    """The readers and their IDs. One before another in this order has priority."""
+    return {"fetch": 0, "page": 2, "load": 1} if config.softmax else {"fetch": 0, "load": 1}
+
+
 def axi4_signature(config: Config) -> wiring.Signature:
-    """An AXI4 port seen from the manager: 32-bit addresses, ``bus_bytes`` of data, 1-bit IDs."""
+    """An AXI4 port seen from the manager: 32-bit addresses, ``bus_bytes`` of data, IDs of 2 bits with softmax,
+    else 1."""
+    id_width = max(readers(config).values()).bit_length()
     members: dict[str, wiring.Member] = {}
     for channel in ("aw", "ar"):
         widths = {
-            "id": 1,
+            "id": id_width,
             "addr": 32,
             "len": 8,
             "size": 3,
@@ -33,8 +38,8 @@ def axi4_signature(config: Config) -> wiring.Signature:
         members |= {f"{channel}valid": Out(1), f"{channel}ready": In(1)}
     members |= {"wdata": Out(config.widths.bus), "wstrb": Out(config.bus_bytes), "wlast": Out(1)}
     members |= {"wvalid": Out(1), "wready": In(1)}
-    members |= {"bid": In(1), "bresp": In(2), "bvalid": In(1), "bready": Out(1)}
-    members |= {"rid": In(1), "rdata": In(config.widths.bus), "rresp": In(2), "rlast": In(1)}
+    members |= {"bid": In(id_width), "bresp": In(2), "bvalid": In(1), "bready": Out(1)}
+    members |= {"rid": In(id_width), "rdata": In(config.widths.bus), "rresp": In(2), "rlast": In(1)}
     members |= {"rvalid": In(1), "rready": Out(1)}
     return wiring.Signature(members)
 
@@ -42,8 +47,8 @@ def axi4_signature(config: Config) -> wiring.Signature:
 class AxiManager(wiring.Component):
     """Merges the bus ports of the units onto AXI4.
 
-    Fetch goes before load; a request that stands on the port stays until it is taken. Readers get their beats in the
-    order of their requests, whatever order the two IDs return in.
+    Fetch goes before page, and page before load; a request that stands on the port stays until it is taken. Readers
+    get their beats in the order of their requests, whatever order the IDs return in.
 
     Parameters
     ----------
@@ -52,6 +57,8 @@ class AxiManager(wiring.Component):
     Members
     -------
     fetch, load : In(bus_read(config))
+    page : In(bus_read(config))
+        With softmax only.
     store : In(bus_write(config))
     axi : Out(axi4_signature(config))
     error : Out(1)
@@ -64,8 +71,7 @@ class AxiManager(wiring.Component):
         self.config = config
         super().__init__(
             {
-                "fetch": In(bus_read(config)),
-                "load": In(bus_read(config)),
+                **{name: In(bus_read(config)) for name in readers(config)},
                 "store": In(bus_write(config)),
                 "axi": Out(axi4_signature(config)),
                 "error": Out(1),
@@ -93,29 +99,30 @@ class AxiManager(wiring.Component):
         return m
 
     def _read(self, m: Module) -> None:
-        axi, fetch, load = self.axi, self.fetch, self.load
+        axi = self.axi
         free = Signal(name="read_free")
-        chosen = Signal(BusRequest, name="read_chosen")
-        m.d.comb += [
-            free.eq(~axi.arvalid | axi.arready),
-            fetch.request.ready.eq(free),
-            load.request.ready.eq(free & ~fetch.request.valid),
-            chosen.eq(Mux(fetch.request.valid, fetch.request.payload, load.request.payload)),
-        ]
+        m.d.comb += free.eq(~axi.arvalid | axi.arready)
         with m.If(free):
-            m.d.sync += [
-                axi.arvalid.eq(fetch.request.valid | load.request.valid),
-                axi.arid.eq(Mux(fetch.request.valid, FETCH_ID, LOAD_ID)),
-                axi.araddr.eq(chosen.address),
-                axi.arlen.eq(chosen.beats - 1),
+            m.d.sync += axi.arvalid.eq(0)
+        asked: Value = Const(0)  # by a reader of higher priority
+        for name, identity in readers(self.config).items():
+            request, beat = getattr(self, name).request, getattr(self, name).beat
+            mine = axi.rid == identity
+            m.d.comb += [
+                request.ready.eq(free & ~asked),
+                beat.payload.eq(axi.rdata),
+                beat.valid.eq(axi.rvalid & mine),
             ]
-        m.d.comb += [
-            fetch.beat.payload.eq(axi.rdata),
-            load.beat.payload.eq(axi.rdata),
-            fetch.beat.valid.eq(axi.rvalid & (axi.rid == FETCH_ID)),
-            load.beat.valid.eq(axi.rvalid & (axi.rid == LOAD_ID)),
-            axi.rready.eq(Mux(axi.rid == FETCH_ID, fetch.beat.ready, load.beat.ready)),
-        ]
+            with m.If(mine):
+                m.d.comb += axi.rready.eq(beat.ready)
+            with m.If(request.valid & request.ready):
+                m.d.sync += [
+                    axi.arvalid.eq(1),
+                    axi.arid.eq(identity),
+                    axi.araddr.eq(request.payload.address),
+                    axi.arlen.eq(request.payload.beats - 1),
+                ]
+            asked = asked | request.valid
 
     def _write(self, m: Module) -> None:
         axi, request, beat = self.axi, self.store.request, self.store.beat

@@ -11,7 +11,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam
 
-from weft.hdl.axi import AxiManager
+from weft.hdl.axi import AxiManager, readers
 from weft.hdl.config import PRESETS, Config
 from weft.sim.bench import bench_parameters, run_bench
 
@@ -23,7 +23,8 @@ class Bench:
 
     def __init__(self, dut, *, stall: float) -> None:
         self.dut, self.stall = dut, stall
-        self.width = Config.from_dict(bench_parameters()["config"]).bus_bytes
+        config = Config.from_dict(bench_parameters()["config"])
+        self.width, self.readers = config.bus_bytes, list(readers(config))
         self.confirmed = self.read_beats = self.write_beats = self.errors = self.cycle = 0
         self.first_beat: dict[str, int] = {}
         self.last_beat: dict[str, int] = {}
@@ -31,7 +32,7 @@ class Bench:
     async def start(self) -> None:
         dut = self.dut
         cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        for name in ("fetch", "load"):
+        for name in self.readers:
             getattr(dut, f"{name}__request__valid").value = 0
             getattr(dut, f"{name}__beat__ready").value = 0
         dut.store__request__valid.value = 0
@@ -155,11 +156,11 @@ def random_requests(width: int, count: int, low: int, high: int) -> list[tuple[i
 
 @cocotb.test()
 async def bench_traffic(dut):
-    """Both readers and the writer at once; the writer has memory of its own."""
+    """All readers and the writer at once; the writer has memory of its own."""
     bench = Bench(dut, stall=0.3)
     await bench.start()
     half = MEMORY_BYTES // 2
-    reads = {name: random_requests(bench.width, 25, 0, half) for name in ("fetch", "load")}
+    reads = {name: random_requests(bench.width, 25, 0, half) for name in bench.readers}
     writes = random_requests(bench.width, 40, half, MEMORY_BYTES)
     tasks = [cocotb.start_soon(bench.read(name, requests)) for name, requests in reads.items()]
     tasks.append(cocotb.start_soon(bench.write(writes)))
@@ -175,37 +176,27 @@ async def bench_traffic(dut):
 
 
 @cocotb.test()
-async def bench_fetch_goes_first(dut):
-    """With both readers asking, fetch is granted; load follows when fetch is silent."""
+async def bench_priorities(dut):
+    """Of all readers asking, the first one is granted; the next one when it is silent."""
     bench = Bench(dut, stall=0.0)
     await bench.start()
-    dut.load__request__valid.value = 1
-    dut.load__request__payload.value = 1 << 32
-    dut.fetch__request__valid.value = 1
-    dut.fetch__request__payload.value = 64 | 1 << 32
-    dut.fetch__beat__ready.value = 1
-    dut.load__beat__ready.value = 1
-    for _ in range(5):
-        await ReadOnly()
-        assert dut.fetch__request__ready.value
-        assert not dut.load__request__ready.value
-        await RisingEdge(dut.clk)
-        while True:
+    waiting = list(bench.readers)
+    for index, name in enumerate(waiting):
+        getattr(dut, f"{name}__request__valid").value = 1
+        getattr(dut, f"{name}__request__payload").value = 64 * index | 1 << 32
+        getattr(dut, f"{name}__beat__ready").value = 1
+    while waiting:
+        grants = 0
+        while grants < 5:
             await ReadOnly()
-            if dut.fetch__request__ready.value:
-                break
+            ready = [name for name in waiting if getattr(dut, f"{name}__request__ready").value]
+            assert ready in ([], waiting[:1])
+            grants += len(ready)
             await RisingEdge(dut.clk)
-        await RisingEdge(dut.clk)
-    dut.fetch__request__valid.value = 0
-    while True:
-        await ReadOnly()
-        if dut.load__request__ready.value:
-            break
-        await RisingEdge(dut.clk)
-    await RisingEdge(dut.clk)
-    dut.load__request__valid.value = 0
+        getattr(dut, f"{waiting.pop(0)}__request__valid").value = 0
     for _ in range(100):
         await RisingEdge(dut.clk)
+    assert bench.read_beats == 5 * len(bench.readers)
 
 
 @cocotb.test()
@@ -227,7 +218,7 @@ async def bench_full_rate(dut):
 async def bench_errors(dut):
     """Every response other than OKAY is reported, once."""
     cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    for name in ("fetch", "load"):
+    for name in readers(Config.from_dict(bench_parameters()["config"])):
         getattr(dut, f"{name}__request__valid").value = 0
         getattr(dut, f"{name}__beat__ready").value = 1
     for channel in ("r", "b"):
@@ -247,7 +238,7 @@ async def bench_errors(dut):
                 await RisingEdge(dut.clk)
 
 
-@pytest.mark.parametrize("bus", [4, 16])
-def test_axi(bus):
-    config = PRESETS["tiny"].replace(bus_bytes=bus)
+@pytest.mark.parametrize(("bus", "probability_bits"), [(4, 8), (16, 8), (16, 0)])
+def test_axi(bus, probability_bits):
+    config = PRESETS["tiny"].replace(bus_bytes=bus, probability_bits=probability_bits)
     run_bench(AxiManager(config), parameters={"config": config.to_dict()})
