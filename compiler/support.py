@@ -189,6 +189,8 @@ def _with_constant(case: Case) -> str | None:
 
 def channel_constant(case: Case, operand: Symbol, value: Constant) -> str | None:
     shape = case.output
+    if not np.isfinite(value.floats).all():
+        return "the constant is not finite"
     if shape not in (case.shape(0), case.shape(1)):
         return f"the result has shape {shape}"
     axis = channel_axis(shape, operand)

@@ -72,8 +72,6 @@ def check_attention(model: Model, node: Node) -> None:
     if len(q) == 3:
         for name, count, shape in zip(("q_num_heads", "kv_num_heads", "kv_num_heads"),
                                       (heads[0], heads[1], heads[1]), (q, k, v), strict=True):  # fmt: skip
-            if count < 1:
-                raise CompileError(f"{label} has inputs of rank 3 but no attribute {name!r}")
             if shape[2] % count:
                 raise CompileError(
                     f"{label} has hidden size {shape[2]}, which {name} {count} does not divide"

@@ -20,7 +20,7 @@ from torch import nn
 from weft.examples.digits.train import LEAST_ACCURACY, Calibration, accuracy, shifted, split
 
 SEED = 7
-EPOCHS = 150
+EPOCHS = 300
 BATCH = 64
 TOKENS = 16
 HEADS = 4

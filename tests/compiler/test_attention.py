@@ -187,7 +187,17 @@ def test_mask_chosen_by_where(swapped: bool) -> None:
     assert np.abs(steps(model, rng)).max() <= 1
 
 
-def test_one_key_for_all_queries_and_no_keys_at_all() -> None:
+def test_heads_with_lengths_of_their_own_are_images() -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.array([[2, 3], [5, 1]]).reshape(2, 2, 1, 1)
+    mask = models.additive(np.arange(5) < lengths)
+    model = models.written_out(rng, Sizes(2, 2, 2, 4, 5, 4, 4), rounded=False, mask=mask, join=False)
+    (op,) = ops_of(model)
+    assert (op.images, op.heads, op.lengths) == (4, 1, (2, 3, 5, 1))
+    assert np.abs(steps(model, rng)).max() <= 1
+
+
+def test_image_without_keys() -> None:
     """Rows without keys are zero, which only ONNX's operator defines."""
     rng = np.random.default_rng(0)
     sizes = Sizes(2, 1, 1, 4, 6, 4, 4)

@@ -9,6 +9,7 @@ import pytest
 
 from weft.compiler.ir import (
     Add,
+    Attention,
     Buffer,
     Conv,
     DeviceOp,
@@ -54,6 +55,24 @@ def box(name: str, shape: tuple[int, int, int, int], kind: str) -> View:
     return View(Buffer(name, shape, kind), shape)
 
 
+ATTENTION = Attention(
+    "attention", box("q", (2, 1, 3, 8), "input"), box("k", (4, 1, 5, 2), "input"), box("v", (2, 1, 5, 6), "input"),
+    box("y", (8, 1, 3, 3), "output"), 2, 4, 2, 0.1, (5, 3),
+)  # fmt: skip
+
+
+def attention(**changes: object) -> Graph:
+    op = dataclasses.replace(ATTENTION, **changes)
+    entering = tuple(transfer(view) for view in (op.q, op.k, op.v))
+    return Graph((DeviceSegment("s", (op,)),), entering, (transfer(op.dst),), {}, {})
+
+
+def test_good_attention() -> None:
+    verify(attention())
+    assert (ATTENTION.head_size, ATTENTION.v_size, ATTENTION.keys) == (2, 3, 5)
+    assert ATTENTION.macs == 4 * 3 * (5 + 3) * (2 + 3)
+
+
 BROKEN = {
     "copy: reads buffer 'z' before it is written": graph(
         dataclasses.replace(COPY, src=box("z", SHAPE, "temp"))
@@ -81,6 +100,14 @@ BROKEN = {
     "conv: bias (3,) and scale (2,) for 2 outputs": graph(
         dataclasses.replace(CONV, bias=np.zeros(3, np.int32))
     ),
+    "attention: 4 heads on 3, 2 lengths of 2 images": attention(kv_heads=3),
+    "attention: 4 heads on 2, 1 lengths of 2 images": attention(lengths=(5,)),
+    "attention: operand (2, 1, 5, 5) is not 2 heads of 2 in 2 images": attention(
+        v=box("v", (2, 1, 5, 5), "input")
+    ),
+    "attention: 5 keys, 4 values, lengths (5, 3)": attention(v=box("v", (2, 1, 4, 6), "input")),
+    "attention: 5 keys, 5 values, lengths (6, 3)": attention(lengths=(6, 3)),
+    "attention: output is (2, 1, 3, 3), not (8, 1, 3, 3)": attention(dst=box("y", (2, 1, 3, 3), "output")),
     "add: operands (1, 4, 4, 2) and (1, 4, 4, 1)": graph(
         Add("add", X, dataclasses.replace(X, shape=(1, 4, 4, 1)), Y, 1.0, 1.0)
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from weft.compiler.ir import (
     Add,
+    Attention,
     Buffer,
     CompileError,
     Conv,
@@ -16,10 +18,12 @@ from weft.compiler.ir import (
     DeviceSegment,
     Pool,
     Rescale,
+    Softmax,
     View,
     Window,
+    verify_op,
 )
-from weft.compiler.microops import Value, divide_half_even, elementwise, evaluate, reindex, run_ops
+from weft.compiler.microops import Value, divide_half_even, elementwise, evaluate, exact, reindex, run_ops
 from weft.compiler.scales import SHIFT_MAX, quantise_pair, quantise_scale
 
 Shape = tuple[int, int, int, int]
@@ -150,6 +154,66 @@ def test_add_and_rescale(bits: int) -> None:
     copy = Rescale("rescale", whole, whole, 1.37, -3, 5, -128, 100)
     wanted = [finish(copy, scaled(int(p) + 3, 1.37, bits)) for p in a.flat]
     assert evaluate(copy, (a,), bits).reshape(-1).tolist() == wanted
+
+
+def naive_attention(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """One number at a time; operands are float (images, heads, rows, size)."""
+    images, heads, rows, _ = q.shape
+    result = np.zeros((images, heads, rows, v.shape[3]), np.int8)
+    for image, head, row, column in np.ndindex(*result.shape):
+        kv_head = head // (op.heads // op.kv_heads)
+        keys = range(op.lengths[image])
+        if op.causal:
+            keys = range(max(0, min(op.lengths[image], row + op.offset + 1)))
+        weights = [
+            math.exp(op.score_scale * float(q[image, head, row] @ k[image, kv_head, key])) for key in keys
+        ]
+        mean = sum(
+            weight * v[image, kv_head, key, column] for weight, key in zip(weights, keys, strict=True)
+        ) / (sum(weights) or 1.0)
+        result[image, head, row, column] = min(max(round(mean * op.scale) + op.y_zero, op.low), op.high)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_attention_reference(seed: int) -> None:
+    """Heads in any of the two places for every operand, masked or not."""
+    rng = np.random.default_rng(seed)
+    images, kv_heads, group, rows, keys, size, v_size = (int(value) for value in rng.integers(1, 5, 7))
+    heads, places = kv_heads * group, rng.integers(2, size=4)
+    arrays, views, given = [], [], []
+    for name, place, count, length, width in (
+        ("q", places[0], heads, rows, size), ("k", places[1], kv_heads, keys, size),
+        ("v", places[2], kv_heads, keys, v_size), ("y", places[3], heads, rows, v_size),
+    ):  # fmt: skip
+        array = rng.integers(-128, 128, (images, count, length, width)).astype(np.int8)
+        arrays.append(array.astype(np.float64))
+        shape = (images, 1, length, count * width) if place else (images * count, 1, length, width)
+        given.append((array.transpose(0, 2, 1, 3) if place else array).reshape(shape))
+        views.append(view(name, shape))
+    op = Attention(
+        "attention", *views, images, heads, kv_heads, 1e-3, tuple(rng.integers(0, keys + 1, images).tolist()),
+        0.8, bool(seed % 2), int(rng.integers(-2, 3)), 3, -4, 5, -6, -100, 90,
+    )  # fmt: skip
+    wanted = naive_attention(op, arrays[0] - 3, arrays[1] + 4, arrays[2] - 5)
+    made = evaluate(op, tuple(given[:3]))
+    verify_op(op)
+    assert made.shape == views[3].shape
+    if places[3]:
+        made = made.reshape(images, rows, heads, v_size).transpose(0, 2, 1, 3)
+    assert np.array_equal(made.reshape(wanted.shape), wanted)
+    assert not exact(DeviceSegment("s", (op,)))
+
+
+def test_softmax_reference() -> None:
+    x = np.arange(-12, 12, dtype=np.int8).reshape(1, 2, 3, 4)
+    op = Softmax("softmax", view("x", x.shape), view("y", x.shape), 0.3, 256.0, 5, -128)
+    powers = np.exp(0.3 * (x.astype(float) - 5))
+    wanted = np.rint(256 * powers / powers.sum(3, keepdims=True)) - 128
+    assert np.array_equal(evaluate(op, (x,)), wanted)
+    rows = op.dst.shape[:3]
+    assert np.abs((evaluate(op, (x,)).astype(int) + 128).sum(3).reshape(rows) - 256).max() <= 2
+    assert exact(DeviceSegment("s", ()))
 
 
 def test_accumulator_wraps_as_the_device_does() -> None:

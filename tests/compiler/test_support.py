@@ -63,9 +63,11 @@ def two(op: str, first: tuple[int, ...], second: tuple[int, ...], **attributes: 
     return ended(built, built.node(op, names, **attributes))
 
 
-def with_constant(op: str, shape: tuple[int, ...], constant: tuple[int, ...]) -> onnx.ModelProto:
+def with_constant(
+    op: str, shape: tuple[int, ...], constant: tuple[int, ...], value: float = 1.0
+) -> onnx.ModelProto:
     built = builder()
-    name = built.constant(np.ones(constant, np.float32))
+    name = built.constant(np.full(constant, value, np.float32))
     return ended(built, built.node(op, [built.dequantise(image(built, shape)), name]))
 
 
@@ -245,6 +247,11 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
     "bias for each row": (lambda: biased("matrix"), "Gemm", support.bias_constant),
     "bias in a column": (lambda: biased("column"), "Gemm", support.bias_constant),
     "constant after a reshape": (reshaped_sum, "Add", support.addable),
+    "constant that is not finite": (
+        lambda: with_constant("Mul", (1, 4), (4,), np.nan),
+        "Mul",
+        support.multipliable,
+    ),
     "division by zero": (lambda: divided("zero"), "Div", support.divisible),
     "division by an input": (lambda: divided("input"), "Div", support.divisible),
     "softmax over rows": (lambda: softmax((1, 4, 36), 2), "Softmax", support_attention.softmax_axis),
