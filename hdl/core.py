@@ -9,11 +9,12 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from weft.hdl.accumulator import Accumulator
+from weft.hdl.alignments import Alignments
 from weft.hdl.axi import AxiManager, axi4_signature
 from weft.hdl.config import Config
 from weft.hdl.control import AXI_LITE, Control
 from weft.hdl.counters import Counters
-from weft.hdl.fetch import QUEUED, Fetch, queue_name
+from weft.hdl.fetch import Fetch, queue_kinds
 from weft.hdl.isa import Queue
 from weft.hdl.load import LoadUnit
 from weft.hdl.memmap import Counter
@@ -71,6 +72,8 @@ class Core(wiring.Component):
         wiring.connect(m, mm.c, accumulator.write)
         wiring.connect(m, vec.accumulator, accumulator.read)
         m.d.comb += [load.bases.eq(control.bases), store.bases.eq(control.bases)]
+        if config.softmax:
+            self._softmax(m, control, axi, load, mm, vec)
 
         units: dict[Queue, Any] = {Queue.LOAD: load, Queue.MM: mm, Queue.VEC: vec, Queue.STORE: store}
         waiting, idle = self._queues(m, control, fetch, units)
@@ -100,6 +103,17 @@ class Core(wiring.Component):
         self._counters(m, control, mm, events)
         return m
 
+    def _softmax(
+        self, m: Module, control: Control, axi: AxiManager, load: LoadUnit, mm: MmUnit, vec: VecUnit
+    ) -> None:
+        m.submodules.alignments = alignments = Alignments(self.config)
+        wiring.connect(m, load.page, axi.page)
+        wiring.connect(m, mm.alignments, alignments.mm)
+        if hasattr(vec, "alignment_read"):
+            wiring.connect(m, vec.alignment_read, alignments.vec)
+            wiring.connect(m, vec.alignment_write, alignments.write)
+            m.d.comb += vec.bases.eq(control.bases)
+
     def _ports(self, m: Module, axi: AxiManager, control: Control) -> None:
         pairs = [
             (f"m_axi_{name}", member, getattr(axi.axi, name))
@@ -118,10 +132,9 @@ class Core(wiring.Component):
         m.submodules.semaphores = semaphores = Semaphores()
         m.d.comb += semaphores.clear.eq(control.start)
         waiting, quiet = {}, [fetch.idle]
-        for instruction in QUEUED.values():
-            name = queue_name(instruction)
-            queue = Queue[name.upper()]
-            dispatcher = Dispatcher(instruction, self.config.queue_depth)
+        for queue, kinds in queue_kinds(self.config).items():
+            name = queue.name.lower()
+            dispatcher = Dispatcher(kinds, self.config.queue_depth)
             m.submodules[f"{name}_queue"] = dispatcher
             wiring.connect(m, getattr(fetch, name), dispatcher.fetched)
             wiring.connect(m, dispatcher.instruction, units[queue].instruction)

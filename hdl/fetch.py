@@ -8,7 +8,7 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
-from weft.hdl.isa import INSTRUCTIONS, WORD_BITS, Instruction, Opcode
+from weft.hdl.isa import INSTRUCTIONS, WORD_BITS, Instruction, Opcode, Queue
 from weft.hdl.ports import bus_read
 
 BURST_BYTES = 128
@@ -18,16 +18,16 @@ BURSTS = 4
 PAGE = 4096
 """Memory is a whole number of pages, so that reading on to the end of END's page never leaves it."""
 
-QUEUED: dict[Opcode, type[Instruction]] = {
-    opcode: instruction for opcode, instruction in INSTRUCTIONS.items() if instruction.QUEUE is not None
-}
-"""The instructions that go to a queue."""
+_SOFTMAX = (Opcode.SOFTMAX, Opcode.NORMALISE, Opcode.TABLE)
 
 
-def queue_name(instruction: type[Instruction]) -> str:
-    """The lower case name of the queue of `instruction`, as members are called here."""
-    assert instruction.QUEUE is not None
-    return instruction.QUEUE.name.lower()
+def queue_kinds(config: Config) -> dict[Queue, tuple[type[Instruction], ...]]:
+    """The instructions that go to each queue of an accelerator."""
+    kinds: dict[Queue, tuple[type[Instruction], ...]] = dict.fromkeys(Queue, ())
+    for opcode, cls in INSTRUCTIONS.items():
+        if cls.QUEUE is not None and (config.softmax or opcode not in _SOFTMAX):
+            kinds[cls.QUEUE] += (cls,)
+    return kinds
 
 
 class Fetch(wiring.Component):
@@ -52,12 +52,17 @@ class Fetch(wiring.Component):
     error : Out(1)
         For one cycle: stopped at an unknown opcode.
     bus : Out(bus_read)
-    load, mm, vec, store : Out(stream of the instruction's layout)
+    load, mm, vec, store : Out(stream of an instruction's layout)
+        The layout is that of the queue's first kind; other kinds have their own fields in the same word.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        queues = {queue_name(cls): Out(stream.Signature(cls.layout())) for cls in QUEUED.values()}
+        self._kinds = queue_kinds(config)
+        queues = {
+            queue.name.lower(): Out(stream.Signature(kinds[0].layout()))
+            for queue, kinds in self._kinds.items()
+        }
         super().__init__(
             {
                 "start": In(1),
@@ -122,17 +127,17 @@ class Fetch(wiring.Component):
 
     def _dispatch(self, m: Module, words: _Words, running: Signal) -> None:
         with m.If(running & words.word.valid), m.Switch(words.word.payload[:8]):
-            for opcode, cls in QUEUED.items():
-                queue = getattr(self, queue_name(cls))
-                with m.Case(opcode.value):
-                    m.d.comb += [queue.valid.eq(1), words.word.ready.eq(queue.ready)]
+            for queue, kinds in self._kinds.items():
+                port = getattr(self, queue.name.lower())
+                with m.Case(*(kind.OPCODE.value for kind in kinds)):
+                    m.d.comb += [port.valid.eq(1), words.word.ready.eq(port.ready)]
             with m.Case(Opcode.END.value):
                 m.d.sync += running.eq(0)
             with m.Default():
                 m.d.comb += self.error.eq(1)
                 m.d.sync += running.eq(0)
-        for cls in QUEUED.values():
-            m.d.comb += Value.cast(getattr(self, queue_name(cls)).payload).eq(words.word.payload)
+        for queue in self._kinds:
+            m.d.comb += Value.cast(getattr(self, queue.name.lower()).payload).eq(words.word.payload)
 
 
 class _Words(wiring.Component):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from amaranth.hdl import Const, Module, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -58,21 +59,22 @@ class Dispatcher(wiring.Component):
 
     Parameters
     ----------
-    instruction : type[Instruction]
-        The instruction of the unit.
+    kinds : sequence of type[Instruction]
+        The instructions of the unit.
     depth : int
         Instructions that the queue holds.
 
     Members
     -------
-    fetched : In(stream of the instruction's layout)
-        From fetch. Header and reserved bits are not stored.
+    fetched : In(stream of the first kind's layout)
+        From fetch. Of the opcode only those bits are stored in which the kinds differ, and no bits that are reserved
+        in all kinds.
     available : In(SEMAPHORES)
         Semaphores above 0.
     take : Out(SEMAPHORES)
         Semaphores taken in this cycle: the wait mask, in the cycle in which the unit accepts the instruction.
-    instruction : Out(stream of the instruction's layout)
-        To the unit, opcode set, reserved bits 0. Once valid it stays so until accepted, as only this queue
+    instruction : Out(stream of the first kind's layout)
+        To the unit, whole but for reserved bits, which are 0. Once valid it stays so until accepted, as only this queue
         takes the semaphores it waits for.
     waiting : Out(1)
         The next instruction lacks a semaphore.
@@ -80,15 +82,16 @@ class Dispatcher(wiring.Component):
         The queue holds no instruction.
     """
 
-    def __init__(self, instruction: type[Instruction], depth: int) -> None:
-        self._kind = instruction
+    def __init__(self, kinds: Sequence[type[Instruction]], depth: int) -> None:
+        self._kinds = tuple(kinds)
         self._depth = depth
+        layout = self._kinds[0].layout()
         super().__init__(
             {
-                "fetched": In(stream.Signature(instruction.layout())),
+                "fetched": In(stream.Signature(layout)),
                 "available": In(SEMAPHORES),
                 "take": Out(SEMAPHORES),
-                "instruction": Out(stream.Signature(instruction.layout())),
+                "instruction": Out(stream.Signature(layout)),
                 "waiting": Out(1),
                 "empty": Out(1),
             }
@@ -97,16 +100,21 @@ class Dispatcher(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         header = 8
-        end = header + sum(field.metadata["width"] for field in dataclasses.fields(self._kind))
+        end = header + max(
+            sum(field.metadata["width"] for field in dataclasses.fields(kind)) for kind in self._kinds
+        )
+        opcodes = [int(kind.OPCODE) for kind in self._kinds]
+        differing = [bit for bit in range(header) if len({opcode >> bit & 1 for opcode in opcodes}) > 1]
+        fetched, word = Value.cast(self.fetched.payload), self.instruction.payload
+        stored = Cat(fetched[header:end], *(fetched[bit] for bit in differing))
         # Read without a clock, so that these few wide words become distributed memory and not block memory.
-        m.submodules.fifo = fifo = SyncFIFO(width=end - header, depth=self._depth)
-        word = self.instruction.payload
+        m.submodules.fifo = fifo = SyncFIFO(width=len(stored), depth=self._depth)
         m.d.comb += [
-            fifo.w_data.eq(Value.cast(self.fetched.payload)[header:end]),
+            fifo.w_data.eq(stored),
             fifo.w_en.eq(self.fetched.valid),
             self.fetched.ready.eq(fifo.w_rdy),
-            Value.cast(word)[header:end].eq(fifo.r_data),
-            word.opcode.eq(self._kind.OPCODE.value),
+            word.opcode.eq(opcodes[0]),
+            Cat(Value.cast(word)[header:end], *(word.opcode[bit] for bit in differing)).eq(fifo.r_data),
         ]
         satisfied = (word.wait & ~self.available) == 0
         m.d.comb += [

@@ -11,11 +11,11 @@ from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl.config import PRESETS
-from weft.hdl.fetch import Fetch
-from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Store, Vec
+from weft.hdl.fetch import Fetch, queue_kinds
+from weft.hdl.isa import INSTRUCTIONS, End, Opcode, Queue
 from weft.sim.bench import bench_parameters, run_bench
 
-KINDS: dict[Queue, type[Instruction]] = {Queue.LOAD: Load, Queue.MM: Mm, Queue.VEC: Vec, Queue.STORE: Store}
+PLAIN = (Opcode.LOAD, Opcode.MM, Opcode.VEC, Opcode.STORE)
 MEMORY = 1 << 16
 
 
@@ -116,10 +116,10 @@ class Bench:
 def random_words(count: int) -> list[tuple[Queue, bytes]]:
     words = []
     for _ in range(count):
-        queue = random.choice(list(Queue))
-        words.append(
-            (queue, KINDS[queue](wait=random.randrange(1 << 16), signal=random.randrange(1 << 16)).encode())
-        )
+        kind = INSTRUCTIONS[Opcode(random.choice(bench_parameters()["opcodes"]))]
+        word = kind(wait=random.randrange(1 << 16), signal=random.randrange(1 << 16)).encode()
+        assert kind.QUEUE is not None
+        words.append((kind.QUEUE, word))
     return words
 
 
@@ -155,7 +155,7 @@ async def bench_unknown_opcode(dut: Any) -> None:
     """Stops at an unknown opcode with one error pulse, and runs the next program."""
     bench = Bench(dut)
     await bench.reset()
-    for opcode in (5, 255):
+    for opcode in {*range(1, 10), 255} - set(bench_parameters()["opcodes"]):
         words, tail = random_words(6), random_words(3)
         bad = bytes([opcode]) + bytes(63)
         await bench.run(512, [word for _, word in words] + [bad] + [word for _, word in tail])
@@ -166,6 +166,16 @@ async def bench_unknown_opcode(dut: Any) -> None:
         assert bench.errors == 0
 
 
-@pytest.mark.parametrize("bus_bytes", [4, 16, 64, 128])
-def test_fetch(bus_bytes: int) -> None:
-    run_bench(Fetch(PRESETS["tiny"].replace(bus_bytes=bus_bytes)), parameters={"bus_bytes": bus_bytes})
+@pytest.mark.parametrize(("bus_bytes", "bits"), [(4, 8), (16, 0), (64, 7), (128, 0)])
+def test_fetch(bus_bytes: int, bits: int) -> None:
+    config = PRESETS["tiny"].replace(bus_bytes=bus_bytes, probability_bits=bits)
+    opcodes = [*PLAIN, *((Opcode.SOFTMAX, Opcode.NORMALISE, Opcode.TABLE) if bits else ())]
+    run_bench(Fetch(config), parameters={"bus_bytes": bus_bytes, "opcodes": opcodes})
+
+
+def test_kinds() -> None:
+    """Every instruction but END has a queue; those of softmax only with softmax."""
+    for bits, known in ((8, set(INSTRUCTIONS) - {Opcode.END}), (0, set(PLAIN))):
+        kinds = queue_kinds(PRESETS["tiny"].replace(probability_bits=bits))
+        assert list(kinds) == list(Queue)
+        assert {kind.OPCODE for group in kinds.values() for kind in group} == known

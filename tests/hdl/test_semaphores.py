@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
 import cocotb
+import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly
 
-from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, Mm, Queue, decode
+from weft.hdl.isa import (
+    INSTRUCTIONS,
+    SEMAPHORE_MAX,
+    SEMAPHORES,
+    Instruction,
+    Load,
+    Mm,
+    Normalise,
+    Opcode,
+    Queue,
+    Softmax,
+    Store,
+    Table,
+    Vec,
+    decode,
+    limits,
+)
 from weft.hdl.semaphores import Dispatcher, Semaphores
-from weft.sim.bench import run_bench
+from weft.sim.bench import bench_parameters, run_bench
 
 
 async def reset(dut: Any, **inputs: int) -> None:
@@ -57,6 +75,7 @@ async def bench_semaphores(dut: Any) -> None:
 @cocotb.test()
 async def bench_dispatcher(dut: Any) -> None:
     """Order, content, and that an instruction passes exactly when its semaphores are there."""
+    opcodes = bench_parameters()["opcodes"]
     await reset(dut, fetched__valid=0, fetched__payload=0, instruction__ready=0, available=0)
     sent: list[bytes] = []
     received: list[bytes] = []
@@ -68,13 +87,10 @@ async def bench_dispatcher(dut: Any) -> None:
             wait = random.choice(
                 [0, 1 << random.randrange(16), random.randrange(1 << 16) & random.randrange(1 << 16)]
             )
-            word = Mm(
-                wait=wait,
-                signal=random.randrange(1 << 16),
-                a=random.randrange(1 << 16),
-                c_ox=-random.randrange(9),
-            )
-            offered = word.encode()
+            kind = INSTRUCTIONS[Opcode(random.choice(opcodes))]
+            last = dataclasses.fields(kind)[-1]  # with every bit set, its value is legal
+            given = {last.name: -1 if last.metadata["signed"] else limits(last)[1]}
+            offered = kind(wait=wait, signal=random.randrange(1 << 16), **given).encode()
         dut.fetched__valid.value = offered is not None
         dut.fetched__payload.value = int.from_bytes(offered or bytes(64), "little")
         available = random.randrange(1 << 16) | random.randrange(1 << 16)
@@ -104,5 +120,7 @@ def test_semaphores() -> None:
     run_bench(Semaphores(), only="bench_semaphores")
 
 
-def test_dispatcher() -> None:
-    run_bench(Dispatcher(Mm, depth=4), only="bench_dispatcher")
+@pytest.mark.parametrize("kinds", [(Mm,), (Vec, Softmax, Normalise, Table), (Load, Store)])
+def test_dispatcher(kinds: tuple[type[Instruction], ...]) -> None:
+    opcodes = [int(kind.OPCODE) for kind in kinds]
+    run_bench(Dispatcher(kinds, depth=4), parameters={"opcodes": opcodes}, only="bench_dispatcher")
