@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,7 +10,20 @@ from functools import lru_cache
 import numpy as np
 
 from weft.hdl.config import Config
-from weft.hdl.isa import PARAMETER_VECTORS, Instruction, Load, Mm, Queue, Source, Store, Vec
+from weft.hdl.isa import (
+    PARAMETER_VECTORS,
+    Instruction,
+    Load,
+    Mm,
+    Normalise,
+    Queue,
+    Softmax,
+    Source,
+    Store,
+    Table,
+    Vec,
+    VectorInstruction,
+)
 
 _WRAP = 1 << 16
 
@@ -52,11 +66,30 @@ class Coordinate:
     loops: tuple[Loop, Loop]
 
 
+class Memory(enum.Enum):
+    """Memories on the chip, by the name of what an address counts."""
+
+    SCRATCHPAD = "scratchpad vector"
+    ACCUMULATOR = "accumulator row"
+    ALIGNMENTS = "alignment"
+    STATES = "row state"
+    TABLE = "table entry"
+
+    def size(self, config: Config) -> int:
+        return {
+            Memory.SCRATCHPAD: config.scratchpad_size,
+            Memory.ACCUMULATOR: config.accumulator_size,
+            Memory.ALIGNMENTS: config.alignments,
+            Memory.STATES: config.row_states,
+            Memory.TABLE: config.table_depth,
+        }[self]
+
+
 @dataclass(frozen=True)
 class OnChip:
-    """Scratchpad vectors or accumulator rows that an instruction reads or writes as its operand ``field``."""
+    """What an instruction reads or writes in a memory on the chip as its operand ``field``."""
 
-    accumulator: bool
+    memory: Memory
     field: str
     write: bool
     cells: Cells
@@ -96,41 +129,59 @@ class Dram:
         return np.lib.stride_tricks.as_strided(table[self.offset - low :], shape, strides)
 
 
-def dram(instruction: Instruction) -> Dram | None:
-    """The DRAM bytes of LOAD and STORE, None for other instructions. A LOAD reads all ``run`` bytes of its rows."""
+def dram(instruction: Instruction) -> list[Dram]:
+    """The DRAM bytes of LOAD and STORE, none for other instructions. A LOAD reads all ``run`` bytes of its rows.
+
+    Where a paged LOAD has its rows is not known; the page table's entry is.
+    """
     i = instruction
     if isinstance(i, Store):
-        return Dram(i.base, i.offset, i.rows, i.row_pitch, i.pixels, i.pitch, i.length, write=True)
+        return [Dram(i.base, i.offset, i.rows, i.row_pitch, i.pixels, i.pitch, i.length, write=True)]
+    if isinstance(i, Load) and i.paged:
+        return [Dram(i.table, 4 * i.page, 1, 0, 1, 4, 4, write=False)]
     if isinstance(i, Load):
-        return Dram(i.base, i.offset, i.rows, i.row_pitch, 1, i.run, i.run, write=False)
-    return None
+        return [Dram(i.base, i.offset, i.rows, i.row_pitch, 1, i.run, i.run, write=False)]
+    return []
 
 
 def on_chip(instruction: Instruction, config: Config) -> list[OnChip]:
-    """All scratchpad and accumulator accesses of an instruction, reads first.
+    """All accesses of an instruction to memories on the chip, reads of an operand before the writes.
 
     Raises
     ------
     ProgramError
         If an address, taken modulo 2**16, is outside its memory.
     """
-    if isinstance(instruction, Load):
-        return [_access(config, False, "dst", True, instruction.dst, pixel_loops(instruction, config.n))]
-    if isinstance(instruction, Store):
-        return [_access(config, False, "src", False, instruction.src, pixel_loops(instruction, config.n))]
-    if isinstance(instruction, Mm):
-        return _mm(instruction, config)
-    if isinstance(instruction, Vec):
-        return _vec(instruction, config)
+    i = instruction
+    if isinstance(i, Load):
+        return [_access(config, Memory.SCRATCHPAD, "dst", True, i.dst, pixel_loops(i, config.n))]
+    if isinstance(i, Store):
+        return [_access(config, Memory.SCRATCHPAD, "src", False, i.src, pixel_loops(i, config.n))]
+    if isinstance(i, Mm):
+        return _mm(i, config)
+    if isinstance(i, Vec):
+        return _vec(i, config)
+    if isinstance(i, Softmax):
+        return _softmax(i, config)
+    if isinstance(i, Normalise):
+        return _normalise(i, config)
+    if isinstance(i, Table):
+        entries = config.n * i.vectors
+        return [
+            _access(config, Memory.SCRATCHPAD, "src", False, i.src, ((i.vectors, 1),)),
+            _access(config, Memory.TABLE, "vectors", True, 0, ((entries, 1),)),
+        ]
     return []
 
 
 def pixel_loops(i: Load | Store, n: int) -> tuple[Loop, ...]:
-    """The loops over scratchpad vectors: rows, pixels, vectors of a pixel."""
+    """The loops over scratchpad vectors: rows, pixels, vectors of a pixel; groups and their bytes if transposed."""
     vectors = -(-i.length // n)
-    if isinstance(i, Load):
-        return (i.rows, i.dst_row), (i.pixels, i.dst_pixel), (vectors, i.dst_vector)
-    return (i.rows, i.src_row), (i.pixels, i.src_pixel), (vectors, i.src_vector)
+    if isinstance(i, Store):
+        return (i.rows, i.src_row), (i.pixels, i.src_pixel), (vectors, i.src_vector)
+    if i.transpose:
+        return (-(-i.rows * i.pixels // n), i.dst_row), (n, i.dst_vector)
+    return (i.rows, i.dst_row), (i.pixels, i.dst_pixel), (vectors, i.dst_vector)
 
 
 def _mm(i: Mm, config: Config) -> list[OnChip]:
@@ -138,33 +189,75 @@ def _mm(i: Mm, config: Config) -> list[OnChip]:
     x = Coordinate(i.x, i.w, (i.x_kx, i.x_ox), ((i.kx, i.a_kx), (i.ox, i.a_ox)))
     b = ((i.nt, i.b_nt), (i.ky, i.b_ky), (i.kx, i.b_kx), (i.kc, i.b_kc), (config.n, i.b_row))
     c = ((i.nt, i.c_nt), (i.oy, i.c_oy), (i.ox, i.c_ox))
-    return [
-        _access(config, False, "a", False, i.a, ((i.nt, i.a_nt), (i.kc, i.a_kc)), (y, x)),
-        _access(config, False, "b", False, i.b, b),
-        _access(config, True, "c", True, i.c, c),
+    accesses = [
+        _access(config, Memory.SCRATCHPAD, "a", False, i.a, ((i.nt, i.a_nt), (i.kc, i.a_kc)), (y, x)),
+        _access(config, Memory.SCRATCHPAD, "b", False, i.b, b),
     ]
+    if i.align:
+        entries = i.ky * i.kx * i.kc * i.oy * i.ox
+        accesses.append(_access(config, Memory.ALIGNMENTS, "alignment", False, i.alignment, ((entries, 1),)))
+    return [*accesses, _access(config, Memory.ACCUMULATOR, "c", True, i.c, c)]
 
 
 def _vec(i: Vec, config: Config) -> list[OnChip]:
     y = Coordinate(i.y, i.h, (i.y_oy, i.y_ry), ((i.oy, i.src_oy), (i.ry, i.src_ry)))
     x = Coordinate(i.x, i.w, (i.x_ox, i.x_rx), ((i.ox, i.src_ox), (i.rx, i.src_rx)))
-    outputs = (i.ob, i.oy, i.ox)
-    accumulator = i.source == Source.ACCUMULATOR
     accesses = [
-        _access(config, accumulator, "src", False, i.src, ((i.ob, i.src_ob),), (y, x)),
-        _access(config, False, "params", False, i.params, ((PARAMETER_VECTORS, 1),)),
+        _access(config, _source(i), "src", False, i.src, ((i.ob, i.src_ob),), (y, x)),
+        _parameters(i, config),
     ]
     if i.add:
-        loops = tuple(zip(outputs, (i.b_ob, i.b_oy, i.b_ox), strict=True))
-        accesses.append(_access(config, False, "b", False, i.b, loops))
-    loops = tuple(zip(outputs, (i.dst_ob, i.dst_oy, i.dst_ox), strict=True))
-    accesses.append(_access(config, False, "dst", True, i.dst, loops))
+        accesses.append(_output(i, config, Memory.SCRATCHPAD, "b", False))
+    return [*accesses, _output(i, config, Memory.SCRATCHPAD, "dst", True)]
+
+
+def _softmax(i: Softmax, config: Config) -> list[OnChip]:
+    states = ((i.oy, i.state_oy), (i.ox, i.state_ox))
+    accesses = [
+        _output(i, config, _source(i), "src", False),
+        _parameters(i, config),
+        OnChip(Memory.TABLE, "table", False, slice(0, config.table_depth)),
+        _access(config, Memory.STATES, "state", False, i.state, states),
+        _output(i, config, Memory.SCRATCHPAD, "dst", True),
+        _output(i, config, Memory.ALIGNMENTS, "alignment", True),
+    ]
+    if not i.final:
+        accesses.append(_access(config, Memory.STATES, "state", True, i.state, states))
     return accesses
+
+
+def _normalise(i: Normalise, config: Config) -> list[OnChip]:
+    states = ((i.ob, i.state_ob), (i.oy, i.state_oy))
+    accesses = [
+        _output(i, config, _source(i), "src", False),
+        _access(config, Memory.STATES, "state", False, i.state, states),
+    ]
+    if i.scaled:
+        accesses.append(_output(i, config, Memory.ALIGNMENTS, "alignment", False))
+    return [*accesses, _output(i, config, Memory.SCRATCHPAD, "dst", True)]
+
+
+def _source(i: VectorInstruction) -> Memory:
+    return Memory.SCRATCHPAD if i.source == Source.SCRATCHPAD else Memory.ACCUMULATOR
+
+
+def _parameters(i: Vec | Softmax, config: Config) -> OnChip:
+    return _access(config, Memory.SCRATCHPAD, "params", False, i.params, ((PARAMETER_VECTORS, 1),))
+
+
+def _output(i: VectorInstruction, config: Config, memory: Memory, field: str, write: bool) -> OnChip:
+    """What is addressed once for each output."""
+    return _access(config, memory, field, write, getattr(i, field), output_loops(i, field))
+
+
+def output_loops(i: VectorInstruction, field: str) -> tuple[Loop, ...]:
+    """The loops of an operand over outputs."""
+    return tuple((getattr(i, loop), getattr(i, f"{field}_{loop}")) for loop in ("ob", "oy", "ox"))
 
 
 def _access(
     config: Config,
-    accumulator: bool,
+    memory: Memory,
     field: str,
     write: bool,
     start: int,
@@ -172,19 +265,18 @@ def _access(
     coordinates: tuple[Coordinate, ...] = (),
 ) -> OnChip:
     """The access, with its addresses checked against the size of its memory."""
-    size = config.accumulator_size if accumulator else config.scratchpad_size
+    size = memory.size(config)
     first, offsets, dense = _offsets(loops, coordinates)
     if not offsets.size:
-        return OnChip(accumulator, field, write, slice(0, 0))
+        return OnChip(memory, field, write, slice(0, 0))
     low = (start + first) % _WRAP
     high = low + int(offsets[-1])
     if high >= size:
         cells = np.unique((low + offsets) % _WRAP)
         if cells[-1] >= size:
-            memory = "accumulator row" if accumulator else "scratchpad vector"
-            raise ProgramError(f"{field!r} {verb(write)} {memory} {cells[-1]}, but there are {size}")
-        return OnChip(accumulator, field, write, cells)
-    return OnChip(accumulator, field, write, slice(low, high + 1) if dense else low + offsets)
+            raise ProgramError(f"{field!r} {verb(write)} {memory.value} {cells[-1]}, but there are {size}")
+        return OnChip(memory, field, write, cells)
+    return OnChip(memory, field, write, slice(low, high + 1) if dense else low + offsets)
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from weft.hdl.isa import INSTRUCTIONS, SEMAPHORES, Instruction, IsaError, Reduce
 
 _MASKS = ("wait", "signal")
 _NAMES: dict[str, type[enum.IntEnum]] = {"source": Source, "reduce": Reduce}
-_HEXADECIMAL = ("offset", "a", "b", "c", "src", "dst", "params")
+_HEXADECIMAL = ("offset", "a", "b", "c", "src", "dst", "params", "state", "alignment")
 
 
 class AsmError(ValueError):

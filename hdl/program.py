@@ -2,11 +2,11 @@
 
 A program that passes computes the same whatever the timing of memory and units:
 
-- every field fits and every address lies inside its memory;
+- every field fits, every address lies inside its memory, and the configuration has what an instruction needs;
 - each semaphore has one producer queue and one consumer queue, so that the k-th wait takes the k-th signal; no
   wait is for ever, with instruction queues of the configured depth; no semaphore passes `SEMAPHORE_MAX`;
-- any two instructions of different queues that touch the same vector, row or DRAM byte, one of them writing, are
-  ordered by semaphores.
+- any two instructions of different queues that touch the same vector, row, alignment or DRAM byte, one of them
+  writing, are ordered by semaphores; what paged loads read, nobody writes.
 
 Order is tracked with vector clocks over the four queues: a clock holds, for each queue, how many of its instructions
 are known to be done. Instructions of a queue start in order and take effect in order, but they may overlap: to start
@@ -20,37 +20,11 @@ import bisect
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from weft.hdl.accesses import (
-    Cells,
-    Dram,
-    OnChip,
-    ProgramError,
-    distinct,
-    dram,
-    name,
-    on_chip,
-    pixel_loops,
-    queue_of,
-    sequence,
-    verb,
-)
+from weft.hdl.accesses import Dram, ProgramError, name, queue_of
 from weft.hdl.config import Config
-from weft.hdl.isa import (
-    SEMAPHORE_MAX,
-    SEMAPHORES,
-    End,
-    Instruction,
-    IsaError,
-    Load,
-    Mm,
-    Queue,
-    Reduce,
-    Store,
-    Vec,
-)
+from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, End, Instruction, IsaError, Load, Queue, Store
 from weft.hdl.races import Races
+from weft.hdl.rules import check_instruction
 
 __all__ = ["ProgramError", "check"]
 
@@ -82,11 +56,13 @@ def check(
     accesses = []
     for index, instruction in enumerate(body):
         try:
-            accesses.append(_check_one(instruction, config, extents))
+            accesses.append(check_instruction(instruction, config, extents))
         except (IsaError, ProgramError) as error:
             raise ProgramError(f"{name(index, instruction)}: {error}") from None
+    _check_pages(body)
     order = _Order(body, config.queue_depth)
-    races = Races(body, config, [access for _, access in accesses])
+    runs: list[Dram] = [run for _, memory in accesses for run in memory]
+    races = Races(body, config, runs)
     for index in order:
         races.visit(index, order.position(index), order.clock(index), *accesses[index])
 
@@ -101,86 +77,21 @@ def _check_end(instructions: Sequence[Instruction]) -> None:
         raise ProgramError(f"instruction {ends[0]} (END) has semaphores, but it belongs to no queue")
 
 
-def _check_one(
-    instruction: Instruction, config: Config, extents: Mapping[int, int] | None
-) -> tuple[list[OnChip], Dram | None]:
-    """Check what one instruction shows by itself; its accesses."""
-    instruction.check()
-    if isinstance(instruction, Store) and instruction.pixels > 1 and instruction.pitch < instruction.length:
-        raise ProgramError(f"'pitch' {instruction.pitch} is less than 'length' {instruction.length}")
-    if isinstance(instruction, Load) and not distinct(pixel_loops(instruction, config.n)):
-        raise ProgramError("two vectors go to one scratchpad address")
-    if isinstance(instruction, Mm) and not distinct(
-        ((instruction.oy, instruction.c_oy), (instruction.ox, instruction.c_ox))
-    ):
-        raise ProgramError("two rows of A in a tile add to one accumulator row")
-    if isinstance(instruction, (Mm, Vec)):
-        for field in ("h", "w"):
-            if getattr(instruction, field) > 1 << 15:
-                raise ProgramError(
-                    f"{field!r} is {getattr(instruction, field)}, but coordinates end at 32767"
-                )
-    chip, memory = on_chip(instruction, config), dram(instruction)
-    if isinstance(instruction, Vec):
-        _check_vec(instruction, config, chip)
-    if memory is not None:
-        _check_dram(memory, extents)
-    return chip, memory
-
-
-def _check_vec(i: Vec, config: Config, chip: list[OnChip]) -> None:
-    if i.reduce not in set(Reduce):
-        raise ProgramError(f"'reduce' is {i.reduce}, outside 0 to {max(Reduce)}")
-    if i.reduce == Reduce.NONE and (i.ry, i.rx) != (1, 1):
-        raise ProgramError(f"'ry' and 'rx' are {i.ry} and {i.rx}, but without a reduction they must be 1")
-    if i.b_mantissa >> config.mantissa_bits:
-        raise ProgramError(f"'b_mantissa' is {i.b_mantissa}, but mantissas have {config.mantissa_bits} bits")
-    if i.low > i.high:
-        raise ProgramError(f"'low' {i.low} is above 'high' {i.high}")
-    written = _present(chip[-1].cells, config.scratchpad_size)
-    for access in chip[:-1]:
-        if not access.accumulator and written[access.cells].any():
-            _check_in_place(i, access.field)
-
-
-def _present(cells: Cells, size: int) -> np.ndarray:
-    present = np.zeros(size, bool)
-    present[cells] = True
-    return present
-
-
-def _check_in_place(i: Vec, field: str) -> None:
-    """`Vec` reads and writes the same vectors: legal only if no output overwrites what a later one reads."""
-    loops = tuple(zip((i.ob, i.oy, i.ox), (i.dst_ob, i.dst_oy, i.dst_ox), strict=True))
-    write = sequence(i.dst, loops)
-    if field == "params":
-        raise ProgramError("'dst' writes into the parameter block")
-    start, strides = (
-        (i.b, (i.b_ob, i.b_oy, i.b_ox)) if field == "b" else (i.src, (i.src_ob, i.src_oy, i.src_ox))
-    )
-    reduction = () if field == "b" else ((i.ry, i.src_ry), (i.rx, i.src_rx))
-    read = sequence(start, (*zip((i.ob, i.oy, i.ox), strides, strict=True), *reduction))
-    last_read = np.full(1 << 16, -1)
-    np.maximum.at(last_read, read, np.repeat(np.arange(write.size), read.size // write.size))
-    late = np.flatnonzero(last_read[write] > np.arange(write.size))
-    if late.size:
-        raise ProgramError(
-            f"'dst' writes scratchpad vector {write[late[0]]}, which a later output reads as {field!r}"
-        )
-
-
-def _check_dram(memory: Dram, extents: Mapping[int, int] | None) -> None:
-    if extents is None:
-        limit = 1 << 32
-    elif memory.base in extents:
-        limit = extents[memory.base]
-    else:
-        raise ProgramError(f"base register {memory.base} is not set for this program")
-    if memory.low < 0 or memory.high > limit:
-        raise ProgramError(
-            f"{verb(memory.write)} bytes {memory.low} to {memory.high - 1} of base register {memory.base},"
-            f" which has {limit}"
-        )
+def _check_pages(body: Sequence[Instruction]) -> None:
+    """Nobody knows where paged LOADs read, so no STORE may write to what they are relative to."""
+    pages: dict[int, tuple[str, str]] = {}
+    for index, instruction in enumerate(body):
+        if isinstance(instruction, Load) and instruction.paged:
+            who = name(index, instruction)
+            pages.setdefault(instruction.base, ("pages", who))
+            pages.setdefault(instruction.table, ("the page table", who))
+    for index, instruction in enumerate(body):
+        if isinstance(instruction, Store) and instruction.base in pages:
+            what, who = pages[instruction.base]
+            raise ProgramError(
+                f"{name(index, instruction)} writes to base register {instruction.base}, from which {who} reads {what}:"
+                " no order of the two can be checked"
+            )
 
 
 def _bits(mask: int) -> list[int]:

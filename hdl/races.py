@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.hdl.accesses import Cells, Dram, OnChip, ProgramError, name, queue_of, verb
+from weft.hdl.accesses import Cells, Dram, Memory, OnChip, ProgramError, name, queue_of, verb
 from weft.hdl.config import Config
 from weft.hdl.isa import Instruction, Queue
 
 _QUEUES = len(Queue)
+_SHARED = (Memory.SCRATCHPAD, Memory.ACCUMULATOR, Memory.ALIGNMENTS)
+"""Memories that more than one queue uses."""
 _DRAM_SPAN = 1 << 28
 """Bytes that one base register may span if it is both loaded from and stored to: the tables have an entry a byte."""
 
@@ -21,39 +23,37 @@ class Races:
     Instructions are visited in a legal order, and those of a queue in their order, so the last one stands for all.
     """
 
-    def __init__(self, body: Sequence[Instruction], config: Config, accesses: Sequence[Dram | None]) -> None:
+    def __init__(self, body: Sequence[Instruction], config: Config, accesses: Sequence[Dram]) -> None:
         self._body = body
         self._queues: list[list[int]] = [[] for _ in range(_QUEUES)]
         for index, instruction in enumerate(body):
             self._queues[queue_of(instruction)].append(index)
-        # Axes: scratchpad or accumulator; read or write, queue, address.
-        self._chip = [
-            np.zeros((2, _QUEUES, size), np.int32)
-            for size in (config.scratchpad_size, config.accumulator_size)
-        ]
-        self._dram = _dram_tables([access for access in accesses if access is not None])
+        # Axes: read or write, queue, address.
+        self._chip = {memory: np.zeros((2, _QUEUES, memory.size(config)), np.int32) for memory in _SHARED}
+        self._dram = _dram_tables(accesses)
 
     def visit(
-        self, index: int, position: int, clock: list[int], chip: list[OnChip], memory: Dram | None
+        self, index: int, position: int, clock: list[int], chip: list[OnChip], memory: list[Dram]
     ) -> None:
         """Compare an instruction with all visited before, then enter it into the tables."""
         own = queue_of(self._body[index])
         limits = np.array(clock, np.int32)
         limits[own] = np.iinfo(np.int32).max
-        for access in chip:
-            table = self._chip[access.accumulator][:, :, access.cells]
+        shared = [access for access in chip if access.memory in self._chip]
+        for access in shared:
+            table = self._chip[access.memory][:, :, access.cells]
             for past in (1, 0) if access.write else (1,):
                 late = table[past].max(axis=1, initial=0) > limits
                 if late.any():
                     other = int(np.argmax(late))
                     cell = int(np.argmax(table[past, other] > limits[other]))
-                    what = "accumulator row" if access.accumulator else "scratchpad vector"
-                    where = f"{what} {_address(access.cells, cell)}"
+                    where = f"{access.memory.value} {_address(access.cells, cell)}"
                     self._refuse(index, access.write, where, other, int(table[past, other, cell]), past)
-        if memory is not None and memory.base in self._dram:
-            self._visit_dram(index, position, limits, memory)
-        for access in chip:
-            self._chip[access.accumulator][int(access.write), own, access.cells] = position + 1
+        for run in memory:
+            if run.base in self._dram:
+                self._visit_dram(index, position, limits, run)
+        for access in shared:
+            self._chip[access.memory][int(access.write), own, access.cells] = position + 1
 
     def _visit_dram(self, index: int, position: int, limits: np.ndarray, memory: Dram) -> None:
         """LOADs read and STOREs write, so a LOAD only meets STOREs before it, and a STORE only LOADs."""

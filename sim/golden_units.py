@@ -40,16 +40,14 @@ def load(memories: Memories, i: Load) -> None:
     pixels = np.lib.stride_tricks.as_strided(rows, shape, steps, writeable=False)
     data = np.full((i.rows, i.pixels, vectors * n), i.fill & 0xFF, np.uint8)
     data[:, :, : i.length] = pixels
-    data = data.view(np.int8).reshape(-1, n)
+    result = data.view(np.int8).reshape(-1, n)
+    address = loops(i.dst, (i.rows, i.dst_row), (i.pixels, i.dst_pixel), (vectors, i.dst_vector))
     if i.transpose:
-        groups = -(-len(data) // n)
-        filled = np.full((groups * n, n), i.fill, np.int8)
-        filled[: len(data)] = data
-        data = filled.reshape(groups, n, n).swapaxes(1, 2).reshape(-1, n)
+        groups = -(-len(result) // n)
+        result = np.concatenate([result, np.full((groups * n - len(result), n), i.fill, np.int8)])
+        result = result.reshape(groups, n, n).swapaxes(1, 2).reshape(-1, n)
         address = loops(i.dst, (groups, i.dst_row), (n, i.dst_vector))
-    else:
-        address = loops(i.dst, (i.rows, i.dst_row), (i.pixels, i.dst_pixel), (vectors, i.dst_vector))
-    memories.scratchpad[memories.vectors(address).ravel()] = data
+    memories.scratchpad[memories.vectors(address).ravel()] = result
 
 
 def _page(memories: Memories, i: Load) -> int:
@@ -143,7 +141,7 @@ def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
     x_row = np.tile(loops(0, (i.ox, i.x_ox)), i.oy)
     b_step = loops(i.b, (i.ky, i.b_ky), (i.kx, i.b_kx), (i.kc, i.b_kc)).ravel()
     b_word = loops(tiles.start * i.b_nt, (len(tiles), i.b_nt), (n, i.b_row)).ravel()
-    parts = []
+    parts: list[np.ndarray] = []
     # A zero point makes activations 9 bits.
     chunk = 1 if i.align else max(1, (_EXACT_TERMS // 2 if i.zero else _EXACT_TERMS) // n)
     for low in range(0, a_step.size, chunk):

@@ -48,7 +48,7 @@ def test_text_is_short_and_ordered() -> None:
     assert format_instruction(Mm(signal=6, wait=0x8001, ky=3, a=16, a_ky=-4)) == (
         "mm wait=s0,s15 ky=3 a=0x10 a_ky=-4 signal=s1,s2"
     )
-    assert format_instruction(Vec(reduce=1, source=1, src=255)) == "vec source=scratchpad reduce=max src=0xff"
+    assert format_instruction(Vec(reduce=1, source=1, src=255)) == "vec source=scratchpad src=0xff reduce=max"
     assert disassemble([Load(), End()], numbered=True) == "load  # 0\nend  # 1\n"
     assert disassemble([]) == ""
 
@@ -56,7 +56,10 @@ def test_text_is_short_and_ordered() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("end\nmul a=1", "line 2: unknown instruction 'mul'; choose end, load, mm, vec, store"),
+        (
+            "end\nmul a=1",
+            "line 2: unknown instruction 'mul'; choose end, load, mm, vec, store, softmax, normalise, table",
+        ),
         ("end base=1", "line 1: end has no field 'base'; its fields are wait, signal"),
         ("mm ky", "line 1: mm: expected field=value, not 'ky'"),
         ("mm ky=3 kx=1 ky=3", "line 1: mm field 'ky' is given twice"),

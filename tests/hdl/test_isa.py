@@ -87,7 +87,7 @@ def test_layout_and_encoding_agree(opcode: Opcode) -> None:
     ("word", "message"),
     [
         (b"\0" * 63, "an instruction word is 64 bytes, not 63"),
-        (b"\5" + b"\0" * 63, "unknown opcode 5; the opcodes are 0 to 4"),
+        (b"\x08" + b"\0" * 63, "unknown opcode 8; the opcodes are 0 to 7"),
         (b"\0" * 5 + b"\1" + b"\0" * 58, "END word has bits set above its last field (bit 40)"),
         (b"\2" + b"\0" * 63, "MM field 'nt' is 0, outside 1 to 4095"),
     ],
@@ -105,7 +105,7 @@ def test_whole_programs() -> None:
     assert decode_all(b"") == []
     with pytest.raises(IsaError, match=r"^a program is a multiple of 64 bytes, not 191$"):
         decode_all(words[:-1])
-    with pytest.raises(IsaError, match=r"^instruction 3: unknown opcode 9; the opcodes are 0 to 4$"):
+    with pytest.raises(IsaError, match=r"^instruction 3: unknown opcode 9; the opcodes are 0 to 7$"):
         decode_all(words + b"\x09" + b"\0" * 63)
 
 

@@ -229,7 +229,7 @@ def touched(i: Instruction, n: int) -> tuple[set, set]:
             for byte in range(i.length):
                 strides = [getattr(i, f"{name}_{part}") for part in ("row", "pixel", "vector")]
                 address = getattr(i, name) + r * strides[0] + p * strides[1] + byte // n * strides[2]
-                into.add(("scratchpad", address % 65536))
+                into.add(("SCRATCHPAD", address % 65536))
                 if isinstance(i, Store):
                     writes.add((i.base, i.offset + r * i.row_pitch + p * i.pitch + byte))
         if isinstance(i, Load):
@@ -239,22 +239,22 @@ def touched(i: Instruction, n: int) -> tuple[set, set]:
         for nt, ky, kx in itertools.product(range(i.nt), range(i.ky), range(i.kx)):
             for j in range(n):
                 reads.add(
-                    ("scratchpad", (i.b + nt * i.b_nt + ky * i.b_ky + kx * i.b_kx + j * i.b_row) % 65536)
+                    ("SCRATCHPAD", (i.b + nt * i.b_nt + ky * i.b_ky + kx * i.b_kx + j * i.b_row) % 65536)
                 )
             for oy, ox in itertools.product(range(i.oy), range(i.ox)):
-                writes.add(("accumulator", (i.c + nt * i.c_nt + oy * i.c_oy + ox * i.c_ox) % 65536))
+                writes.add(("ACCUMULATOR", (i.c + nt * i.c_nt + oy * i.c_oy + ox * i.c_ox) % 65536))
                 if 0 <= i.y + ky * i.y_ky + oy * i.y_oy < i.h and 0 <= i.x + kx * i.x_kx + ox * i.x_ox < i.w:
                     address = i.a + nt * i.a_nt + ky * i.a_ky + kx * i.a_kx + oy * i.a_oy + ox * i.a_ox
-                    reads.add(("scratchpad", address % 65536))
+                    reads.add(("SCRATCHPAD", address % 65536))
     elif isinstance(i, Vec):
-        reads |= {("scratchpad", i.params + byte) for byte in range(8)}
+        reads |= {("SCRATCHPAD", i.params + byte) for byte in range(8)}
         for oy, ox, ry in itertools.product(range(i.oy), range(i.ox), range(i.ry)):
-            writes.add(("scratchpad", (i.dst + oy * i.dst_oy + ox * i.dst_ox) % 65536))
+            writes.add(("SCRATCHPAD", (i.dst + oy * i.dst_oy + ox * i.dst_ox) % 65536))
             if i.add:
-                reads.add(("scratchpad", (i.b + oy * i.b_oy + ox * i.b_ox) % 65536))
+                reads.add(("SCRATCHPAD", (i.b + oy * i.b_oy + ox * i.b_ox) % 65536))
             if 0 <= i.y + oy * i.y_oy + ry * i.y_ry < i.h and 0 <= i.x + ox * i.x_ox < i.w:
                 address = (i.src + oy * i.src_oy + ox * i.src_ox + ry * i.src_ry) % 65536
-                reads.add(("scratchpad" if i.source else "accumulator", address))
+                reads.add(("SCRATCHPAD" if i.source else "ACCUMULATOR", address))
     return reads, writes
 
 
@@ -263,10 +263,8 @@ def test_accesses_against_loops(seed: int) -> None:
     instruction = random_access(random.Random(seed))
     got: tuple[set, set] = (set(), set())
     for access in on_chip(instruction, TINY):
-        name = "accumulator" if access.accumulator else "scratchpad"
-        got[access.write].update((name, int(cell)) for cell in np.arange(1024)[access.cells])
-    memory = dram(instruction)
-    if memory is not None:
+        got[access.write].update((access.memory.name, int(cell)) for cell in np.arange(1024)[access.cells])
+    for memory in dram(instruction):
         table = np.zeros(100, np.int32)
         memory.cells(table, 0)[...] = 1
         got[memory.write].update((memory.base, int(cell)) for cell in np.flatnonzero(table))
