@@ -131,3 +131,14 @@ def real(op: Attention, inputs: dict[str, np.ndarray]) -> np.ndarray:
             else:
                 out[image * op.heads + index, 0] = y
     return out
+
+
+def largest_score(op: Attention, inputs: dict[str, np.ndarray]) -> float:
+    """The largest magnitude of a score in nats. Beyond 177 (256 octaves) the device clamps them."""
+    most, group = 0.0, op.heads // op.kv_heads
+    for image in range(op.images):
+        for index in range(op.heads):
+            q = head(inputs["q"], op, image, index, op.heads) - op.q_zero
+            k = head(inputs["k"], op, image, index // group, op.kv_heads) - op.k_zero
+            most = max(most, float(np.abs(q @ k.T).max()) * op.score_scale)
+    return most

@@ -1,0 +1,187 @@
+"""Fused attention and softmax on the golden interpreter against float64, and the steps that make them up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import attention_cases
+import numpy as np
+import pytest
+from attention_cases import (
+    attention,
+    largest_score,
+    random_attention,
+    random_inputs,
+    random_softmax,
+    real,
+    valid,
+)
+
+from weft.compiler import reference
+from weft.compiler.attention_plan import plan, steps, tiles
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir import Attention, CompileError, DeviceSegment, Softmax, verify_op
+from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa import Mm
+from weft.hdl.program import check
+from weft.runtime import Image
+from weft.sim.golden import GoldenDevice
+
+CHECK = False
+CONFIGS = {
+    **{name: PRESETS[name] for name in ("tiny", "small", "default", "large")},
+    "seven bits": PRESETS["small"].replace(probability_bits=7, table_depth=1024),
+}
+
+
+def run(op: Attention | Softmax, inputs: dict[str, np.ndarray], config: Config) -> np.ndarray:
+    verify_op(op)
+    program = compile_segment(DeviceSegment("test", (op,)), config)
+    if CHECK:
+        check(program.instructions, config, extents=program.sizes)
+    image = Image(program)
+    device = GoldenDevice(config, image.memory_bytes)
+    image.run(device, inputs)
+    return image.read(device, "y")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_attention_is_close_to_float64(name: str, seed: int) -> None:
+    """Ten random operators; scores that saturate have no float64 equal, they are only run."""
+    config = CONFIGS[name]
+    rng = np.random.default_rng([seed, config.n, config.probability_bits])
+    # A probability is exact to half of its last place, relative to the largest of its group.
+    worst = 3.0 if config.probability_bits == 8 else 5.0
+    for case in range(10):
+        op = random_attention(rng, config)
+        inputs = random_inputs(rng, op)
+        got = run(op, inputs, config)
+        if largest_score(op, inputs) < 170:
+            error = got - np.clip(real(op, inputs), op.low, op.high)
+            assert np.abs(error).max() <= worst, f"seed {seed}, case {case}: {op}"
+            assert got.size < 50 or np.sqrt(np.mean(error**2)) < 0.2 * worst, (
+                f"seed {seed}, case {case}: {op}"
+            )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_softmax_is_close_to_float64(name: str, seed: int) -> None:
+    config = CONFIGS[name]
+    rng = np.random.default_rng([seed, config.n, config.probability_bits])
+    for case in range(10):
+        op = random_softmax(rng)
+        inputs = random_inputs(rng, op)
+        x, got = inputs["x"], run(op, inputs, config).astype(float)
+        expected = reference.softmax(op, x).astype(float)
+        if np.abs(x.astype(float) - op.x_zero).max() * op.score_scale < 170:
+            step = op.scale / 255 * (1 if config.probability_bits == 8 else 2)
+            assert np.abs(got - expected).max() <= 1 + 2.5 * step, f"seed {seed}, case {case}: {op}"
+
+
+def test_without_any_key_the_result_is_zero() -> None:
+    op = attention(9, 20, 16, lengths=(0,), y_zero=17, v_zero=5)
+    assert (run(op, random_inputs(np.random.default_rng(0), op), PRESETS["small"]) == 17).all()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_cover_what_the_mask_leaves_once(seed: int) -> None:
+    """Every pair of query and key that sees each other is in exactly one step, and fully masked blocks are in none."""
+    rng = np.random.default_rng(seed)
+    config = PRESETS[str(rng.choice(["tiny", "small", "default"]))]
+    op = random_attention(rng, config)
+    chosen = plan(op, config)
+    assert chosen is not None
+    for index, tile in enumerate(tiles(op, chosen)):
+        seen = np.zeros((op.q.shape[2], op.keys + config.n * chosen.block), int)
+        found = steps(op, chosen, config, tile, index)
+        assert [step.start for step in found] == [True] + [False] * (len(found) - 1)
+        assert [step.end for step in found] == [False] * (len(found) - 1) + [True]
+        assert found[0].position == tile.position
+        mask = valid(op, tile.image)
+        end = tile.position + tile.positions
+        for step in found:
+            assert step.first // chosen.block == (step.first + step.columns - 1) // chosen.block
+            seen[step.position : end, step.first : step.first + step.columns] += 1
+            useful = mask[step.position : end, step.first : step.first + step.columns]
+            assert useful.any() or len(found) == 1 or step.start
+        inside = seen[tile.position : end, : op.keys]
+        assert (inside[mask[tile.position : end]] == 1).all()
+        assert inside.max() <= 1
+
+
+def test_heads_of_a_group_share_a_tile() -> None:
+    op = attention(1, 64, 64, heads=8, kv_heads=2)
+    chosen = plan(op, PRESETS["default"])
+    assert chosen is not None
+    assert (chosen.heads, chosen.positions) == (4, 1)
+
+
+@pytest.mark.parametrize("keys", [64, 512, 4096, 16384])
+def test_memory_does_not_grow_with_the_sequence(keys: int) -> None:
+    """Any number of keys in the same scratchpad, tile by tile of at most 128 rows, and close to float64."""
+    config = PRESETS["default"]
+    op = attention(128, keys, 64, score_scale=2 / (1600 * 8))
+    chosen = plan(op, config)
+    assert chosen is not None
+    assert chosen.rows in (64, 128)
+    assert chosen.block == 16
+    rng = np.random.default_rng(keys)
+    inputs = {
+        name: np.clip(np.rint(rng.normal(0, 40, view.shape)), -128, 127).astype(np.int8)
+        for name, view in (("q", op.q), ("k", op.k), ("v", op.v))
+    }
+    op = dataclasses.replace(op, scale=127 / np.abs(real(op, inputs)).max())
+    error = run(op, inputs, config) - real(op, inputs)
+    assert np.sqrt(np.mean(error**2)) < 0.5
+
+
+def test_more_keys_than_fit_are_loaded_again() -> None:
+    """On a small scratchpad, keys that do not stay come once for every tile; the result is the same."""
+    small = PRESETS["default"].replace(scratchpad_depth=256)
+    op = attention(256, 600, 64, score_scale=1e-4)
+    inputs = random_inputs(np.random.default_rng(4), op)
+    assert np.array_equal(run(op, inputs, small), run(op, inputs, PRESETS["default"]))
+
+
+def test_layouts_of_heads_give_the_same() -> None:
+    """Heads as channels or as images are the same numbers in another order."""
+    rng = np.random.default_rng(6)
+    beside = attention(20, 30, 16, images=2, heads=4, kv_heads=2, causal=True, offset=3)
+    apart = attention(20, 30, 16, images=2, heads=4, kv_heads=2, causal=True, offset=3, beside=False)
+    inputs = random_inputs(rng, beside)
+    other = {}
+    for name, view, heads in (("q", apart.q, 4), ("k", apart.k, 2), ("v", apart.v, 2)):
+        parts = [
+            attention_cases.head(inputs[name], beside, i, h, heads) for i in range(2) for h in range(heads)
+        ]
+        other[name] = np.stack(parts)[:, None].astype(np.int8).reshape(view.shape)
+    got = run(beside, inputs, PRESETS["small"])
+    parts = [attention_cases.head(got, beside, i, h, 4) for i in range(2) for h in range(4)]
+    assert np.array_equal(np.stack(parts)[:, None], run(apart, other, PRESETS["small"]))
+
+
+def test_too_large_for_any_tile() -> None:
+    config = PRESETS["tiny"].replace(accumulator_depth=16)
+    op = attention(4, 4, 4, v_size=400)
+    with pytest.raises(CompileError, match="attention: not even one output of this attention fits on chip"):
+        compile_segment(DeviceSegment("test", (op,)), config)
+
+
+def test_no_softmax_unit() -> None:
+    op = attention(4, 4, 16)
+    with pytest.raises(CompileError, match="has no softmax unit; set 'probability_bits' to 8"):
+        compile_segment(DeviceSegment("test", (op,)), PRESETS["tiny"].replace(probability_bits=0))
+
+
+def test_zero_points_of_keys_cost_only_where_they_matter() -> None:
+    """Where moving all scores of a row cannot bring them to their clamp, the zero point of K is left out."""
+
+    def products(k_zero: int, score_scale: float) -> int:
+        op = attention(16, 16, 16, k_zero=k_zero, score_scale=score_scale)
+        program = compile_segment(DeviceSegment("test", (op,)), PRESETS["default"])
+        return sum(isinstance(instruction, Mm) for instruction in program.instructions)
+
+    assert products(-3, 1e-3) == products(0, 1e-3)
+    assert products(-128, 1e-2) == products(0, 1e-2) + 2
