@@ -194,18 +194,26 @@ def dis(folder: Folder) -> None:
     print(_load(folder).disassemble(), end="")
 
 
+class Example(enum.Enum):
+    """Networks that `weft demo` knows."""
+
+    DIGITS = "digits"
+    ATTENTION = "attention"
+
+
 @app.command()
 def demo(
+    example: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
     config: Configuration = "default",
     images: Annotated[
         int | None, typer.Option(min=1, help="Images on the RTL, else a minute's worth.")
     ] = None,
     keep: Annotated[Path, typer.Option(help="Folder for Verilog, waveform and report.")] = Path("build/demo"),
 ) -> None:
-    """Run the digits network on the simulated accelerator and hold every byte against the golden interpreter."""
+    """Run a small network on the simulated accelerator and hold every byte against the golden interpreter."""
     from weft.demo import Demo
 
-    demonstration = Demo(_configuration(config), keep, reports.stdout())
+    demonstration = Demo(example.value, _configuration(config), keep, reports.stdout())
     if not demonstration.run(images):
         raise typer.Exit(1)
 

@@ -1,8 +1,9 @@
-"""The demonstration: a real network on the real RTL, every byte compared."""
+"""The demonstrations: a real network on the real RTL, every byte compared."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from weft import report as reports
+from weft.fidelity import attention_errors
 from weft.hdl.config import Config
 
 RTL_SECONDS = 25.0
@@ -19,13 +21,17 @@ RTL_SECONDS = 25.0
 WAVEFORM_LEVELS = 2
 """The waveform shows the wires between the units; what is inside them would take a gigabyte."""
 NAME = "image"
+ERROR_IMAGES = 20
+"""Images whose attention is compared with float64."""
 
 
 class Demo:
-    """Compile the digits network, run it, compare, and keep what came of it.
+    """Compile a network of `weft.examples`, run it, compare, and keep what came of it.
 
     Parameters
     ----------
+    example : str
+        "digits", a convolutional network, or "attention".
     config : Config
         The accelerator.
     folder : Path
@@ -34,12 +40,11 @@ class Demo:
         Where results are printed.
     """
 
-    def __init__(self, config: Config, folder: Path, console: Console) -> None:
-        from weft.examples import digits
-
+    def __init__(self, example: str, config: Config, folder: Path, console: Console) -> None:
+        network = importlib.import_module(f"weft.examples.{example}")
         self.config, self.folder, self.console = config, folder, console
-        self.model = digits.model()
-        self.images, self.labels = digits.held_out()
+        self.model = network.model()
+        self.images, self.labels = network.held_out()
         self.verilog = ""
 
     def run(self, images: int | None = None, seconds: float = RTL_SECONDS) -> bool:
@@ -53,6 +58,8 @@ class Demo:
                 program.save(part)
             self.verilog = self._write_verilog(progress)
             tally = self._images(program, images, seconds, progress)
+            progress("comparing attention with float64")
+            self.errors = attention_errors(self.model, self.config, NAME, self.images[:ERROR_IMAGES])
         assert tally.report is not None
         reports.write_json(self.folder / "report.json", tally.report)
         self._show(tally)
@@ -106,6 +113,8 @@ class Demo:
         count = len(self.images)
         reports.show_layers(tally.report or {}, self.console)
         say(f"accuracy: {tally.right / count:.2%} of {count} images that training never saw")
+        if self.errors is not None:
+            say(f"attention against float64 of the same int8 values, {ERROR_IMAGES} images: {self.errors}")
         speed = f", {tally.cycles / tally.seconds:,.0f} cycles a second" if tally.seconds else ""
         say(f"images on the RTL: {tally.done}{speed}")
         say(f"mismatching bytes: {tally.wrong}")

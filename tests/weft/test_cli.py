@@ -282,7 +282,7 @@ def test_demo_with_a_different_byte_is_exit_code_1(
 def test_demo_stops_the_rtl_when_its_time_is_up(digits: Program, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    assert Demo(PRESETS["tiny"], Path("kept"), Console()).run(seconds=0.0)
+    assert Demo("digits", PRESETS["tiny"], Path("kept"), Console()).run(seconds=0.0)
     assert "images on the RTL: 1," in capsys.readouterr().out
 
 
