@@ -7,31 +7,12 @@ import onnx
 import onnxruntime
 import pytest
 import qdq_models
+from graph_runs import device_ops, on_host, run_graph
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.compiler.frontend import import_model
-from weft.compiler.host import from_buffer, run_host, to_buffer
-from weft.compiler.ir import Conv, DeviceSegment, Graph, HostSegment, Pool, Rescale, dump, sources
-from weft.compiler.microops import run_ops
-
-
-def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A whole model: device segments by micro-ops, host segments by the reference evaluator."""
-    values = dict(values)
-    for segment in graph.segments:
-        if isinstance(segment, HostSegment):
-            values |= run_host(segment, values)
-            continue
-        read = {view.buffer.name for op in segment.ops for view in sources(op)}
-        made = {op.dst.buffer.name for op in segment.ops}
-        entering = [item for item in graph.to_device if item.buffer.name in read]
-        memory = run_ops(
-            segment, {item.buffer.name: to_buffer(item, values[item.value]) for item in entering}
-        )
-        for item in graph.from_device:
-            if item.buffer.name in made:
-                values[item.value] = from_buffer(item, memory[item.buffer.name])
-    return {name: values[name] for name in graph.outputs}
+from weft.compiler.host import from_buffer, to_buffer
+from weft.compiler.ir import Conv, DeviceSegment, HostSegment, Pool, Rescale, dump
 
 
 def run_onnxruntime(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -53,19 +34,6 @@ def levels(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> np.ndarray:
     assert given.shape == wanted.shape
     assert given.dtype == wanted.dtype
     return np.rint((given - wanted) / output_scale(model))
-
-
-def device_ops(graph: Graph) -> list:
-    return [op for segment in graph.segments if isinstance(segment, DeviceSegment) for op in segment.ops]
-
-
-def on_host(graph: Graph) -> dict[str, str]:
-    """Reasons by node, without the graph's boundary."""
-    return {
-        name: reason
-        for name, _, place, reason in graph.placement
-        if place == "host" and not reason.startswith("graph boundary")
-    }
 
 
 @pytest.mark.parametrize("kind", qdq_models.LAYERS)
