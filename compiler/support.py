@@ -132,7 +132,7 @@ def product_input(case: Case) -> str | None:
 
 
 def addable(case: Case) -> str | None:
-    """Add takes two int8 or uint8 activations of one shape, or a device value and one constant for each channel."""
+    """Add takes two int8 or uint8 activations (one may be constant), or a device value and a constant by channel."""
     kinds = [type(symbol) for symbol in summands(case)]
     if kinds == [Activation, Activation]:
         same = math.prod(case.shape(0)) == math.prod(case.shape(1))
