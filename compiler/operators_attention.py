@@ -9,7 +9,7 @@ from collections.abc import Callable
 from weft.compiler.attention import Problem, heads_layout, heads_move_behind_rows
 from weft.compiler.case import Case
 from weft.compiler.ir import Attention, Softmax
-from weft.compiler.qdq import Activation, Pending, Probabilities, Scores, Symbol, result
+from weft.compiler.qdq import Activation, Pending, Probabilities, Scores, Symbol, Undefined, result
 from weft.compiler.support_attention import added_mask, problem_of, scores_factor, softmax_rows
 
 ROUNDING = (
@@ -106,6 +106,18 @@ def rounding(case: Case) -> Scores | Probabilities:
     return Probabilities(found) if isinstance(case.symbol(0), Probabilities) else found
 
 
+def undefined(case: Case) -> Undefined:
+    return Undefined(_scores(case))
+
+
+def defined(case: Case) -> Probabilities:
+    """What is not a number replaced by 0, which changes nothing."""
+    guard, found = case.symbol(0), _scores(case)
+    assert isinstance(guard, Undefined)
+    nodes, names = dict.fromkeys((*found.nodes, *guard.scores.nodes)), (*found.values, *guard.scores.values)
+    return Probabilities(dataclasses.replace(found, nodes=tuple(nodes), values=tuple(dict.fromkeys(names))))
+
+
 def values(case: Case) -> Pending:
     symbol = case.symbol(0)
     assert isinstance(symbol, Probabilities)
@@ -121,6 +133,8 @@ PARTS: dict[str, Callable[[Case], Symbol]] = {
     "mask": mask,
     "softmax": normalise,
     "rounding": rounding,
+    "undefined": undefined,
+    "defined": defined,
     "values": values,
 }
 """How each of `weft.compiler.support_attention.PARTS` becomes a symbol."""

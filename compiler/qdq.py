@@ -151,7 +151,14 @@ class Probabilities:
     scores: Scores
 
 
-Symbol = Tensor | Activation | Constant | Pending | Scores | Probabilities | None
+@dataclass(frozen=True, eq=False)
+class Undefined:
+    """Where probabilities are not a number: nowhere, since no query is without a key."""
+
+    scores: Scores
+
+
+Symbol = Tensor | Activation | Constant | Pending | Scores | Probabilities | Undefined | None
 """None: a value of which only the host knows."""
 
 

@@ -11,7 +11,7 @@ from weft.compiler.case import Case, Constraint
 from weft.compiler.ir import CompileError
 from weft.compiler.layout import Layout
 from weft.compiler.onnx_import import Model, Node
-from weft.compiler.qdq import Activation, Constant, Probabilities, Scores, Tensor
+from weft.compiler.qdq import Activation, Constant, Probabilities, Scores, Tensor, Undefined
 
 KEYS = (1 << 15) - 1
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
@@ -314,12 +314,24 @@ def private(case: Case) -> str | None:
     """Scores and probabilities of attention must have no other reader, and be no outputs of the model."""
     symbol = case.symbol(0)
     assert isinstance(symbol, Probabilities)
+    inside = {*symbol.scores.nodes, case.node.index}
     for name in symbol.scores.values:
         if name in case.model.outputs:
             return f"{name!r} is an output"
-        if len(case.model.users(name)) > 1:
-            return f"{name!r} is read by {' and '.join(repr(node.name) for node in case.model.users(name))}"
+        others = [node.name for node in case.model.users(name) if node.index not in inside]
+        if others:
+            return f"{name!r} is read by {' and '.join(map(repr, others))}"
     return None
+
+
+def undefined_zero(case: Case) -> str | None:
+    """Probabilities that are not a number may be replaced by 0."""
+    floats = constant_floats(case, 1)
+    kinds = [type(case.symbol(index)) for index in (0, 2)]
+    good = (
+        kinds == [Undefined, Probabilities] and floats is not None and floats.size == 1 and not floats.any()
+    )
+    return None if good else f"inputs are {' and '.join(repr(name) for name in case.node.inputs)}"
 
 
 def absorbed(case: Case) -> str | None:
@@ -338,20 +350,22 @@ PARTS: dict[str, tuple[Constraint, ...]] = {
     "mask": (scores_mask,),
     "softmax": (scores_axis,),
     "rounding": (absorbed,),
+    "undefined": (absorbed,),
+    "defined": (undefined_zero,),
     "values": (values_quantised, same_lead, private, *FORM),
 }
 """What must hold for the nodes of an attention that is written out as single operators."""
 
+_BETWEEN = {"Identity": "rounding", "QuantizeLinear": "rounding", "DequantizeLinear": "rounding"}
 _ON_SCORES = {
     "Mul": "scale",
     "Div": "scale",
     "Add": "mask",
     "Where": "mask",
     "Softmax": "softmax",
-    "Identity": "rounding",
-    "QuantizeLinear": "rounding",
-    "DequantizeLinear": "rounding",
+    **_BETWEEN,
 }
+_ON_PROBABILITIES = {"IsNaN": "undefined", "Where": "defined", **_BETWEEN}
 
 
 def part(case: Case) -> str | None:
@@ -363,6 +377,4 @@ def part(case: Case) -> str | None:
         return "values" if kinds[0] is Probabilities else None
     if Scores in kinds:
         return _ON_SCORES.get(op)
-    if Probabilities in kinds:
-        return "rounding" if _ON_SCORES.get(op) == "rounding" else None
-    return None
+    return _ON_PROBABILITIES.get(op) if Probabilities in kinds else None

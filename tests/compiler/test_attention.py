@@ -162,6 +162,31 @@ def test_mask_chosen_by_where(swapped: bool) -> None:
     assert np.abs(steps(model, rng)).max() <= 1
 
 
+def guarded(made: Exploded, value: str, zero: float) -> str:
+    """What torch puts behind a softmax of masked scores."""
+    builder = made.builder
+    guard = builder.node("IsNaN", [value])
+    return builder.node("Where", [guard, builder.constant(np.float32(zero)), value])
+
+
+@pytest.mark.parametrize("zero", [0.0, 1.0])
+def test_probabilities_that_are_not_a_number(zero: float) -> None:
+    rng = np.random.default_rng(0)
+    made = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4), rounded=False)
+    q, _ = made.heads(2, 5, 4)
+    k, k_source = made.heads(2, 5, 4)
+    v, v_source = made.heads(2, 5, 4)
+    scores = made.masked(
+        made.product(q, made.keys_transposed(k, k_source)), models.additive(np.arange(5) < 3)
+    )
+    value = made.product(guarded(made, made.weights(scores), zero), v)
+    model = models.ended(made.builder, value, v_source)
+    graph = import_model(model)
+    assert bool(on_host(graph)) == bool(zero)
+    assert [isinstance(op, Attention) for op in device_ops(graph)] == ([] if zero else [True])
+    assert np.abs(steps(model, rng)).max() <= 1
+
+
 def test_heads_with_lengths_of_their_own_are_images() -> None:
     rng = np.random.default_rng(0)
     lengths = np.array([[2, 3], [5, 1]]).reshape(2, 2, 1, 1)

@@ -173,6 +173,10 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "bias added": (lambda: masked(np.full(5, -3.0)), support_attention.scores_mask),
     "masked row": (lambda: masked(LOW_ROW), support_attention.scores_mask),
     "window added": (lambda: masked(models.additive(WINDOW)), support_attention.mask_kind),
+    "probabilities replaced": (
+        lambda: exploded(replaced, after=True),
+        support_attention.undefined_zero,
+    ),
     "another axis": (other_axis, support_attention.scores_axis),
     "float values": (float_values, support_attention.values_quantised),
     "probabilities read twice": (read_twice, support_attention.private),
@@ -237,6 +241,11 @@ def heads(q: int, kv: int, shape: tuple[int, int, int] = (1, 4, 12)) -> Callable
         return builder._model(value, None)
 
     return build
+
+
+def replaced(made: Exploded, value: str) -> str:
+    guard = made.builder.node("IsNaN", [value])
+    return made.builder.node("Where", [guard, made.builder.constant(np.float32(1)), value])
 
 
 def longer_values() -> onnx.ModelProto:
