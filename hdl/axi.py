@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
-from weft.hdl.ports import bus_read, bus_write
+from weft.hdl.ports import BusRequest, bus_read, bus_write
 
 OKAY = 0
 
@@ -101,28 +101,29 @@ class AxiManager(wiring.Component):
     def _read(self, m: Module) -> None:
         axi = self.axi
         free = Signal(name="read_free")
-        m.d.comb += free.eq(~axi.arvalid | axi.arready)
-        with m.If(free):
-            m.d.sync += axi.arvalid.eq(0)
+        chosen, chosen_id = Signal(BusRequest, name="read_chosen"), Signal.like(axi.arid, name="read_id")
         asked: Value = Const(0)  # by a reader of higher priority
         for name, identity in readers(self.config).items():
             request, beat = getattr(self, name).request, getattr(self, name).beat
             mine = axi.rid == identity
+            with m.If(~asked):
+                m.d.comb += [chosen.eq(request.payload), chosen_id.eq(identity)]
+            with m.If(mine):
+                m.d.comb += axi.rready.eq(beat.ready)
             m.d.comb += [
                 request.ready.eq(free & ~asked),
                 beat.payload.eq(axi.rdata),
                 beat.valid.eq(axi.rvalid & mine),
             ]
-            with m.If(mine):
-                m.d.comb += axi.rready.eq(beat.ready)
-            with m.If(request.valid & request.ready):
-                m.d.sync += [
-                    axi.arvalid.eq(1),
-                    axi.arid.eq(identity),
-                    axi.araddr.eq(request.payload.address),
-                    axi.arlen.eq(request.payload.beats - 1),
-                ]
             asked = asked | request.valid
+        m.d.comb += free.eq(~axi.arvalid | axi.arready)
+        with m.If(free):
+            m.d.sync += [
+                axi.arvalid.eq(asked),
+                axi.arid.eq(chosen_id),
+                axi.araddr.eq(chosen.address),
+                axi.arlen.eq(chosen.beats - 1),
+            ]
 
     def _write(self, m: Module) -> None:
         axi, request, beat = self.axi, self.store.request, self.store.beat
