@@ -162,6 +162,20 @@ def test_mask_chosen_by_where(swapped: bool) -> None:
     assert np.abs(steps(model, rng)).max() <= 1
 
 
+def test_scores_scaled_twice() -> None:
+    rng = np.random.default_rng(0)
+    made = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4), rounded=False)
+    q, _ = made.heads(2, 5, 4)
+    k, k_source = made.heads(2, 5, 4)
+    v, v_source = made.heads(2, 5, 4)
+    scores = made.scaled(made.product(q, made.keys_transposed(k, k_source)), 0.125)
+    value = made.product(made.weights(made.scaled(scores, 0.5, "Div")), v)
+    model = models.ended(made.builder, value, v_source)
+    (op,) = ops_of(model)
+    assert isinstance(op, Attention)
+    assert np.abs(steps(model, rng)).max() <= 1
+
+
 def guarded(made: Exploded, value: str, zero: float) -> str:
     """What torch puts behind a softmax of masked scores."""
     builder = made.builder
