@@ -27,7 +27,6 @@ from weft.hdl.program import check
 from weft.runtime import Image
 from weft.sim.golden import GoldenDevice
 
-CHECK = False
 CONFIGS = {
     **{name: PRESETS[name] for name in ("tiny", "small", "default", "large")},
     "seven bits": PRESETS["small"].replace(probability_bits=7, table_depth=1024),
@@ -37,8 +36,7 @@ CONFIGS = {
 def run(op: Attention | Softmax, inputs: dict[str, np.ndarray], config: Config) -> np.ndarray:
     verify_op(op)
     program = compile_segment(DeviceSegment("test", (op,)), config)
-    if CHECK:
-        check(program.instructions, config, extents=program.sizes)
+    check(program.instructions, config, extents=program.sizes)
     image = Image(program)
     device = GoldenDevice(config, image.memory_bytes)
     image.run(device, inputs)
@@ -125,8 +123,8 @@ def test_memory_does_not_grow_with_the_sequence(keys: int) -> None:
     op = attention(128, keys, 64, score_scale=2 / (1600 * 8))
     chosen = plan(op, config)
     assert chosen is not None
-    assert chosen.rows in (64, 128)
-    assert chosen.block == 16
+    assert chosen.rows <= 128
+    assert chosen.block <= 64
     rng = np.random.default_rng(keys)
     inputs = {
         name: np.clip(np.rint(rng.normal(0, 40, view.shape)), -128, 127).astype(np.int8)
