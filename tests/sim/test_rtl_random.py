@@ -22,11 +22,14 @@ from weft.hdl.isa import (
     Instruction,
     Load,
     Mm,
+    Normalise,
     Opcode,
     Queue,
     Reduce,
+    Softmax,
     Source,
     Store,
+    Table,
     Vec,
 )
 from weft.hdl.program import ProgramError, check
@@ -38,6 +41,14 @@ from weft.sim.rtl import RtlDevice
 
 MEMORY = 1 << 18
 INPUT, OUTPUT, PROGRAM, DUMP = 0, 0x8000, 0x10000, 0x18000  # regions of 32 KiB, but for the dump
+PAGES, PAGE_COUNT = 0x7800, 64  # the page table, which no load of `Generator` meets otherwise
+SOFTMAX = {Opcode.SOFTMAX, Opcode.NORMALISE, Opcode.TABLE}
+FLAGS = {
+    (Load, "transpose"), (Load, "paged"), (Mm, "align"), (Mm, "zero"), (Softmax, "first"), (Softmax, "final"),
+    (Softmax, "causal"), (Softmax, "relative"), (Softmax, "source"), (Normalise, "scaled"), (Normalise, "v_zero"),
+    (Normalise, "source"),
+}  # fmt: skip
+"""Fields of softmax and attention that every comparison must have met."""
 BLOCKS = 2  # parameter blocks at the end of the scratchpad that nothing overwrites
 ATTEMPTS = 1000
 
@@ -53,7 +64,8 @@ class Generator:
         self.program: list[Instruction] = []
         self.last: dict[Queue, int] = {}
         self.seen: set[tuple[int, Queue]] = set()
-        self.bases = [self.random.randrange(INPUT, OUTPUT) for _ in range(4)] + [OUTPUT, PROGRAM, DUMP, 0]
+        self.bases = [self.random.randrange(INPUT, OUTPUT) for _ in range(4)] + [OUTPUT, PAGES, DUMP, 0]
+        self.pages = [self.random.getrandbits(32) for _ in range(PAGE_COUNT)]
         self.scratchpad = config.scratchpad_size - BLOCKS * PARAMETER_VECTORS
 
     def loops(self, size: int, counts: list[int], *, steps: list[int] | None = None) -> tuple[int, list[int]]:
@@ -79,18 +91,31 @@ class Generator:
 
     def load(self) -> Load:
         r, n = self.random, self.config.n
-        rows, pixels, length = r.randrange(1, 5), r.randrange(1, 7), r.randrange(1, 3 * n + 2)
-        dst, (dst_row, dst_pixel, dst_vector) = self.loops(self.scratchpad, [rows, pixels, -(-length // n)])
+        transpose, paged = (int(self.config.softmax and r.random() < 0.3) for _ in range(2))
+        rows, pixels, length = (
+            r.randrange(1, 5),
+            r.randrange(1, 7),
+            r.randrange(1, (n if transpose else 3 * n + 1) + 1),
+        )
+        if transpose:
+            dst, (dst_row, dst_vector) = self.loops(self.scratchpad, [-(-rows * pixels // n), n])
+            dst_pixel = r.randrange(-9, 9)
+        else:
+            dst, (dst_row, dst_pixel, dst_vector) = self.loops(
+                self.scratchpad, [rows, pixels, -(-length // n)]
+            )
         pitch = r.randrange(1, length + n + 1)
         needed = (pixels - 1) * pitch + length
-        base = r.randrange(5)
+        base = r.randrange(4 if paged else 5)
         region = OUTPUT if base == 4 else INPUT
         target = region + r.randrange(0x1000, 0x6000)
+        page = r.randrange(PAGE_COUNT) if paged else 0
         return Load(
-            base=base, offset=(target - self.bases[base]) % (1 << 32), rows=rows, row_pitch=r.randrange(-300, 300),
-            pixels=pixels, pitch=pitch, length=length, before=r.choice([0, 0, r.randrange(needed + 3)]),
-            run=r.randrange(1, needed + 9), fill=r.randrange(-128, 128), dst=dst, dst_vector=dst_vector,
-            dst_pixel=dst_pixel, dst_row=dst_row,
+            base=base, offset=(target - self.bases[base] - paged * self.pages[page]) % (1 << 32), rows=rows,
+            row_pitch=r.randrange(-300, 300), pixels=pixels, pitch=pitch, length=length,
+            before=r.choice([0, 0, r.randrange(needed + 3)]), run=r.randrange(1, needed + 9),
+            fill=r.randrange(-128, 128), dst=dst, dst_vector=dst_vector, dst_pixel=dst_pixel, dst_row=dst_row,
+            transpose=transpose, paged=paged, table=5 * paged, page=page,
         )  # fmt: skip
 
     def store(self) -> Store:
@@ -110,10 +135,14 @@ class Generator:
         a, (a_nt, a_ky, a_kx, a_kc, a_oy, a_ox) = self.loops(self.scratchpad, [nt, ky, kx, kc, oy, ox])
         b, (b_nt, b_ky, b_kx, b_kc, b_row) = self.loops(self.scratchpad, [nt, ky, kx, kc, self.config.n])
         c, (c_nt, c_oy, c_ox) = self.loops(self.config.accumulator_size, [nt, oy, ox])
+        entries = ky * kx * kc * oy * ox
+        align = int(self.config.softmax and r.random() < 0.5 and entries <= self.config.alignments)
+        zero = r.choice([0, -128, r.randrange(-128, 128)]) if self.config.wide_activations else 0
         return Mm(
             accumulate=r.randrange(2), nt=nt, ky=ky, kx=kx, kc=kc, oy=oy, ox=ox, a=a, a_nt=a_nt, a_ky=a_ky, a_kx=a_kx,
             a_kc=a_kc, a_oy=a_oy, a_ox=a_ox, pad=r.randrange(-128, 128), b=b, b_nt=b_nt, b_ky=b_ky, b_kx=b_kx,
             b_kc=b_kc, b_row=b_row, c=c, c_nt=c_nt, c_oy=c_oy, c_ox=c_ox,
+            zero=zero, align=align, alignment=align * self.low(max(1, self.config.alignments - entries)),
             **self.coordinates({"ky": ky, "oy": oy}, "y"), **self.coordinates({"kx": kx, "ox": ox}, "x"),
         )  # fmt: skip
 
@@ -139,6 +168,68 @@ class Generator:
             params=params, zero=r.randrange(-128, 128), low=low, high=r.choice([127, r.randrange(low, 128)]),
             **self.coordinates({"oy": oy, "ry": ry}, "y"), **self.coordinates({"ox": ox, "rx": rx}, "x"),
         )  # fmt: skip
+
+    def low(self, count: int) -> int:
+        """An address below `count`, mostly a small one, so that instructions meet."""
+        return self.random.randrange(self.random.choice([min(count, 8), min(count, 40), count]))
+
+    def states(self, names: tuple[str, str], counts: list[int]) -> dict[str, int]:
+        start, strides = self.loops(min(self.config.row_states, 64), counts)
+        return {"state": start} | {f"state_{name}": step for name, step in zip(names, strides, strict=True)}
+
+    def alignments(self, counts: list[int]) -> dict[str, int]:
+        start, strides = self.loops(self.config.alignments, counts)
+        if self.random.random() < 0.7:  # one after the other, as attention has them
+            start, strides = self.low(16), [counts[1] * counts[2], counts[2], 1]
+        names = ("alignment_ob", "alignment_oy", "alignment_ox")
+        return {"alignment": start} | dict(zip(names, strides, strict=True))
+
+    def outputs(self, counts: list[int]) -> dict[str, int]:
+        """Fields of `VectorInstruction`."""
+        source = self.random.choice([Source.ACCUMULATOR, Source.SCRATCHPAD])
+        size = self.config.accumulator_size if source == Source.ACCUMULATOR else self.scratchpad
+        src, from_ = self.loops(size, counts)
+        dst, to = self.loops(self.scratchpad, counts)
+        if source == Source.SCRATCHPAD and self.random.random() < 0.3:
+            dst, to = src, from_
+        fields = {"source": int(source), "src": src, "dst": dst}
+        for name, count, one, two in zip(("ob", "oy", "ox"), counts, from_, to, strict=True):
+            fields |= {name: count, f"src_{name}": one, f"dst_{name}": two}
+        return fields
+
+    def softmax(self) -> Softmax:
+        r = self.random
+        counts = [r.choice([1, 2, 4]), r.choice([1, 2, 3]), r.choice([1, 2, 5, 9])]
+        relative, register = r.randrange(2), r.randrange(8)
+        start = relative * self.bases[register]
+
+        def bound(count: int) -> int:
+            wanted = r.choice([r.randrange(-3, count + 3), count, r.randrange(-(1 << 15), 1 << 15)])
+            return min(max(wanted - start, -(1 << 15)), (1 << 15) - 1)
+
+        width = counts[0] * self.config.n
+        stage = r.choice([{"first": 1}, {"final": 1}, {}])
+        params = self.scratchpad + PARAMETER_VECTORS * r.randrange(BLOCKS)
+        return Softmax(
+            params=params if r.random() < 0.9 else r.randrange(self.scratchpad), causal=r.randrange(2),
+            relative=relative, register=register, length=bound(width), diagonal=bound(width),
+            **stage, **self.outputs(counts), **self.states(("oy", "ox"), counts[1:]), **self.alignments(counts),
+        )  # fmt: skip
+
+    def normalise(self) -> Normalise:
+        r = self.random
+        counts = [r.choice([1, 1, 2]), r.choice([1, 2, 5, 9]), r.choice([1, 2, 4])]
+        low = r.choice([-128, -128, r.randrange(-128, 100)])
+        return Normalise(
+            scaled=r.randrange(2), scale=r.randrange(1 << 15, 1 << 16),
+            exponent=r.choice([r.randrange(-4, 10), r.randrange(-64, 64)]),
+            v_zero=r.choice([0, r.randrange(-128, 128)]), zero=r.randrange(-128, 128), low=low,
+            high=r.choice([127, r.randrange(low, 128)]), **self.outputs(counts), **self.states(("ob", "oy"), counts[:2]), **self.alignments(counts),
+        )  # fmt: skip
+
+    def table(self) -> Table:
+        vectors = min(self.random.choice([1, 2, 9]), self.config.table_depth // self.config.n)
+        return Table(src=self.random.randrange(self.scratchpad - vectors + 1), vectors=vectors)
 
     def parameters(self) -> bytes:
         """A block whose results mostly lie inside int8."""
@@ -170,6 +261,8 @@ class Generator:
             check([instruction, End()], self.config)
             trial = copy.deepcopy(self.memories)
             EXECUTE[instruction.OPCODE](trial, instruction)
+            if trial.table.max() >> self.config.probability_bits:
+                return False  # tables of 7-bit probabilities hold no others
         except (ProgramError, DeviceError):
             return False
         self.memories = trial
@@ -194,11 +287,18 @@ class Generator:
         self.memories.dram[INPUT:PROGRAM] = list(self.random.randbytes(PROGRAM - INPUT))
         blocks = b"".join(self.parameters() for _ in range(BLOCKS))
         self.memories.dram[DUMP - len(blocks) : DUMP] = list(blocks)
+        self.memories.dram[PAGES : PAGES + 4 * PAGE_COUNT] = np.array(self.pages, "<u4").view(np.uint8)
+        exp2 = self.config.exp2_table if self.config.softmax else b""
+        self.memories.dram[DUMP - 0x2000 : DUMP - 0x2000 + len(exp2)] = list(exp2)
         self.image = self.memories.dram.tobytes()
         rows = max(1, size * n >> 13)
         whole = {"rows": rows, "length": size * n // rows, "pitch": size * n // rows}
         filling = Load(run=size * n // rows, row_pitch=997, dst_vector=1, dst_row=size // rows, **whole)
         block = {"run": len(blocks), "length": len(blocks)}
+        if exp2:
+            whole_table = {"run": len(exp2), "length": len(exp2)}
+            assert self.append(Load(base=7, offset=DUMP - 0x2000, dst_vector=1, **whole_table))
+            assert self.append(Table(vectors=len(exp2) // n))
         assert self.append(filling)
         assert self.append(
             Load(base=7, offset=DUMP - len(blocks), dst=self.scratchpad, dst_vector=1, **block)
@@ -208,9 +308,12 @@ class Generator:
             self.load,
             self.mm,
             self.mm,
+            self.mm,
             self.vec,
             self.store,
         ]
+        if self.config.softmax:
+            makers += [self.softmax, self.softmax, self.softmax, self.normalise, self.normalise, self.table]
         for _ in range(count):
             assert any(self.append(self.random.choice(makers)()) for _ in range(ATTEMPTS))
         assert self.append(
@@ -229,10 +332,17 @@ class Generator:
 
 def compare(config: Config, seeds: range, instructions: int) -> None:
     used: set[Opcode] = set()
+    flags: set[tuple[type[Instruction], str]] = set()
     for seed in seeds:
         generator = Generator(config, seed, serial=seed % 4 == 0)
         generator.build(instructions)
         used |= {instruction.OPCODE for instruction in generator.program}
+        flags |= {
+            (kind, field)
+            for kind, field in FLAGS
+            for instruction in generator.program
+            if isinstance(instruction, kind) and getattr(instruction, field)
+        }
         golden = GoldenDevice(config, MEMORY)
         pick = random.Random(seed)
         with RtlDevice(
@@ -251,7 +361,9 @@ def compare(config: Config, seeds: range, instructions: int) -> None:
                 assert not wrong.size, (
                     f"seed {seed}, {turn} run: {wrong.size} bytes differ, the first at {wrong[0]:#x}"
                 )
-    assert used == set(INSTRUCTIONS) - {Opcode.END}
+    assert used == set(INSTRUCTIONS) - {Opcode.END} - (set() if config.softmax else SOFTMAX)
+    if config.softmax:
+        assert flags == FLAGS - (set() if config.wide_activations else {(Mm, "zero")})
 
 
 def test_tiny() -> None:
@@ -260,7 +372,9 @@ def test_tiny() -> None:
 
 VARIANTS = {
     "smallest": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2,
-                       accumulator_depth=16, bus_bytes=4, queue_depth=2),
+                       accumulator_depth=16, bus_bytes=4, queue_depth=2, row_states=4, alignments=16, table_depth=256),
+    "no softmax": PRESETS["tiny"].replace(probability_bits=0),
+    "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512),
     "wide bus": PRESETS["tiny"].replace(bus_bytes=32, lanes=4, mantissa_bits=16),
     "small": PRESETS["small"].replace(lanes=1),
     "default": PRESETS["default"].replace(scratchpad_depth=512),
