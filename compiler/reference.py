@@ -13,6 +13,11 @@ from weft.compiler.ir import Attention, Softmax
 
 def attention(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """The output (int8, shape of `op.dst`) of attention whose keys and values are not in pages."""
+    return quantise(op, means(op, q, k, v))
+
+
+def means(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """The same before rounding, zero point and clamp: float64, in steps of the output."""
     if op.page:
         raise ValueError(f"{op.name}: pages are only known on the device")
     queries = split_heads(q, op.images, op.heads) - op.q_zero
@@ -22,10 +27,10 @@ def attention(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.
         for array, zero in ((k, op.k_zero), (v, op.v_zero))
     )
     scores = queries @ keys.swapaxes(2, 3) * op.score_scale
-    means = probabilities(scores, allowed(op)[:, None]) @ values
+    result = probabilities(scores, allowed(op)[:, None]) @ values
     if op.dst.shape[0] == op.images and op.dst.shape[3] == op.heads * op.v_size:
-        means = means.transpose(0, 2, 1, 3)
-    return quantise(op, means * op.scale).reshape(op.dst.shape)
+        result = result.transpose(0, 2, 1, 3)
+    return (result * op.scale).reshape(op.dst.shape)
 
 
 def softmax(op: Softmax, x: np.ndarray) -> np.ndarray:

@@ -302,7 +302,7 @@ def compile(  # the public name, and what it does
         If the configuration is not valid.
     """
     chosen = config if isinstance(config, Config) else Config.load(config)
-    graph = import_model(_parsed(model))
+    graph = import_model(_parsed(model), softmax=chosen.softmax)
     segments = tuple(
         compile_segment(segment, chosen, reuse=reuse, progress=progress)
         if isinstance(segment, DeviceSegment)

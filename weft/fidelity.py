@@ -38,7 +38,7 @@ def attention_errors(model: bytes, config: Config, name: str, inputs: np.ndarray
     """
     import onnx
 
-    graph = import_model(onnx.load_from_string(model))
+    graph = import_model(onnx.load_from_string(model), softmax=config.softmax)
     segments = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
     ops = [op for segment in segments for op in segment.ops if isinstance(op, Attention)]
     if len(segments) != 1 or not ops:
@@ -50,7 +50,9 @@ def attention_errors(model: bytes, config: Config, name: str, inputs: np.ndarray
     for value in inputs:
         memory = np.frombuffer(program.run({name: value[None]}).memory, np.int8)
         for op in ops:
-            exact = reference.attention(op, *(_read(memory, image, view) for view in (op.q, op.k, op.v)))
+            exact = (
+                reference.means(op, *(_read(memory, image, view) for view in (op.q, op.k, op.v))) + op.y_zero
+            )
             errors.append((_read(memory, image, op.dst) - np.clip(exact, op.low, op.high)).ravel())
     every = np.concatenate(errors)
     return Errors(float(np.sqrt(np.mean(every**2))), float(np.abs(every).max()), every.size)
