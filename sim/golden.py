@@ -56,6 +56,8 @@ class GoldenDevice:
 
     Attributes
     ----------
+    memories : Memories
+        All state on the chip and in DRAM; two of its arrays are attributes here, too.
     scratchpad : numpy.ndarray
         int8 of shape (``config.scratchpad_size``, ``config.n``).
     accumulator : numpy.ndarray
@@ -68,25 +70,25 @@ class GoldenDevice:
         self.config = config
         self.memory_bytes = memory_bytes
         self.instructions = 0
-        self._memories = Memories(config, memory_bytes)
+        self.memories = Memories(config, memory_bytes)
         self._program: int | None = None
 
     @property
     def scratchpad(self) -> np.ndarray:
-        return self._memories.scratchpad
+        return self.memories.scratchpad
 
     @property
     def accumulator(self) -> np.ndarray:
-        return self._memories.accumulator
+        return self.memories.accumulator
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
         data = np.frombuffer(payload, np.uint8)
-        self._memories.dram_range(address, data.size)[:] = data
+        self.memories.dram_range(address, data.size)[:] = data
 
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
-        return self._memories.dram_range(address, size).tobytes()
+        return self.memories.dram_range(address, size).tobytes()
 
     def set_base(self, index: int, address: int) -> None:
         """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
@@ -94,7 +96,7 @@ class GoldenDevice:
             raise DeviceError(f"base register {index} does not exist; there are {BASES}")
         if not 0 <= address < 1 << 32:
             raise DeviceError(f"base register {index} cannot hold {address}: it is 32 bits")
-        self._memories.bases[index] = address
+        self.memories.bases[index] = address
 
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, a multiple of the bus width; `wait` runs it."""
@@ -166,7 +168,7 @@ class GoldenDevice:
         try:
             if reason := lacking(instruction, self.config):
                 raise DeviceError(reason)
-            EXECUTE[instruction.OPCODE](self._memories, instruction)
+            EXECUTE[instruction.OPCODE](self.memories, instruction)
         except DeviceError as error:
             raise DeviceError(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None
         for semaphore in _mask(instruction.signal):

@@ -1,15 +1,15 @@
-"""The golden interpreter against an independent interpreter in plain Python loops, written from the docstrings of
-`weft.hdl.isa` alone, on random small instructions; then its scheduler and its errors."""
+"""The golden interpreter against `plain_interpreter` on random small instructions; then its scheduler and its errors.
+`test_golden_softmax` has the instructions of softmax."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from plain_interpreter import Slow, signed
 
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import End, Instruction, Load, Mm, Reduce, Store, Vec
@@ -25,91 +25,6 @@ CONFIGS = {
                  accumulator_banks=2, accumulator_depth=64, bus_bytes=4),
     "small": PRESETS["small"].replace(mantissa_bits=16),
 }  # fmt: skip
-
-
-def signed(value: int, bits: int) -> int:
-    value &= (1 << bits) - 1
-    return value - (1 << bits) if value >> (bits - 1) else value
-
-
-class Slow:
-    """Every memory a dict or list of Python integers, every loop a loop."""
-
-    def __init__(self, device: GoldenDevice, bases: list[int]) -> None:
-        self.n = device.config.n
-        self.bases = bases
-        self.dram = list(device.read(0, device.memory_bytes))
-        self.scratchpad = device.scratchpad.tolist()
-        self.accumulator = device.accumulator.tolist()
-
-    def load(self, i: Load) -> None:
-        for row in range(i.rows):
-            for p in range(i.pixels):
-                for v in range(-(-i.length // self.n)):
-                    vector = [self.row_byte(i, row, p, v * self.n + lane) for lane in range(self.n)]
-                    address = i.dst + row * i.dst_row + p * i.dst_pixel + v * i.dst_vector
-                    self.scratchpad[address % 65536] = vector
-
-    def row_byte(self, i: Load, row: int, p: int, byte: int) -> int:
-        position = p * i.pitch + byte - i.before
-        if byte >= i.length or not 0 <= position < i.run:
-            return i.fill
-        address = self.bases[i.base] + i.offset + row * i.row_pitch + position
-        return signed(self.dram[address % 2**32], 8)
-
-    def store(self, i: Store) -> None:
-        for row in range(i.rows):
-            for p in range(i.pixels):
-                for byte in range(i.length):
-                    v, lane = divmod(byte, self.n)
-                    vector = i.src + row * i.src_row + p * i.src_pixel + v * i.src_vector
-                    address = self.bases[i.base] + i.offset + row * i.row_pitch + p * i.pitch + byte
-                    self.dram[address % 2**32] = self.scratchpad[vector % 65536][lane] & 0xFF
-
-    def mm(self, i: Mm) -> None:
-        for nt, ky, kx, kc in itertools.product(range(i.nt), range(i.ky), range(i.kx), range(i.kc)):
-            first = i.b + nt * i.b_nt + ky * i.b_ky + kx * i.b_kx + kc * i.b_kc
-            words = [self.scratchpad[(first + j * i.b_row) % 65536] for j in range(self.n)]
-            for oy, ox in itertools.product(range(i.oy), range(i.ox)):
-                y = signed(i.y + ky * i.y_ky + oy * i.y_oy, 16)
-                x = signed(i.x + kx * i.x_kx + ox * i.x_ox, 16)
-                a = [i.pad] * self.n
-                if 0 <= y < i.h and 0 <= x < i.w:
-                    address = i.a + nt * i.a_nt + ky * i.a_ky + kx * i.a_kx + kc * i.a_kc
-                    a = self.scratchpad[(address + oy * i.a_oy + ox * i.a_ox) % 65536]
-                row = self.accumulator[(i.c + nt * i.c_nt + oy * i.c_oy + ox * i.c_ox) % 65536]
-                for j, word in enumerate(words):
-                    keep = row[j] if i.accumulate or (ky, kx, kc) != (0, 0, 0) else 0
-                    row[j] = signed(keep + sum(x * y for x, y in zip(a, word, strict=True)), 32)
-
-    def vec(self, i: Vec) -> None:
-        results = []
-        for ob, oy, ox in itertools.product(range(i.ob), range(i.oy), range(i.ox)):
-            b = self.scratchpad[(i.b + ob * i.b_ob + oy * i.b_oy + ox * i.b_ox) % 65536]
-            address = i.dst + ob * i.dst_ob + oy * i.dst_oy + ox * i.dst_ox
-            results.append((address % 65536, [self.output(i, ob, oy, ox, j, b[j]) for j in range(self.n)]))
-        for address, vector in results:
-            self.scratchpad[address] = vector
-
-    def output(self, i: Vec, ob: int, oy: int, ox: int, j: int, b: int) -> int:
-        elements = []
-        for ry, rx in itertools.product(range(i.ry), range(i.rx)):
-            y = signed(i.y + oy * i.y_oy + ry * i.y_ry, 16)
-            x = signed(i.x + ox * i.x_ox + rx * i.x_rx, 16)
-            if 0 <= y < i.h and 0 <= x < i.w:
-                address = (
-                    i.src + ob * i.src_ob + oy * i.src_oy + ox * i.src_ox + ry * i.src_ry + rx * i.src_rx
-                )
-                elements.append((self.scratchpad if i.source else self.accumulator)[address % 65536][j])
-            else:
-                elements.append(-(2**31) if i.reduce == Reduce.MAX else i.pad)
-        r = {Reduce.NONE: lambda e: e[-1], Reduce.MAX: max, Reduce.SUM: sum}[Reduce(i.reduce)](elements)
-        word = bytes(self.scratchpad[i.params + byte][j] & 0xFF for byte in range(8))
-        bias = int.from_bytes(word[:4], "little", signed=True)
-        mantissa, shift = int.from_bytes(word[4:7], "little"), word[7] & 63
-        p = signed(r + bias, 32) * mantissa + ((b - i.b_zero) * i.b_mantissa if i.add else 0)
-        q = round(Fraction(p, 1 << shift))
-        return min(max(q + i.zero, i.low), i.high)
 
 
 def fresh(config: Config, rng: random.Random) -> GoldenDevice:
@@ -369,4 +284,6 @@ def test_every_field_is_drawn() -> None:
         drawn = [draw(random.Random(seed)) for seed in range(60)]
         for field in dataclasses.fields(drawn[0]):
             values = {getattr(instruction, field.name) for instruction in drawn}
-            assert len(values) > 1 or field.name in ("wait", "signal", "params"), (name, field.name)
+            elsewhere = "softmax only" in field.metadata["doc"] or (field.name == "zero" and name == "mm")
+            if field.name not in ("wait", "signal", "params") and not elsewhere:
+                assert len(values) > 1, (name, field.name)

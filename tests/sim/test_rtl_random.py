@@ -224,7 +224,8 @@ class Generator:
             scaled=r.randrange(2), scale=r.randrange(1 << 15, 1 << 16),
             exponent=r.choice([r.randrange(-4, 10), r.randrange(-64, 64)]),
             v_zero=r.choice([0, r.randrange(-128, 128)]), zero=r.randrange(-128, 128), low=low,
-            high=r.choice([127, r.randrange(low, 128)]), **self.outputs(counts), **self.states(("ob", "oy"), counts[:2]), **self.alignments(counts),
+            high=r.choice([127, r.randrange(low, 128)]),
+            **self.outputs(counts), **self.states(("ob", "oy"), counts[:2]), **self.alignments(counts),
         )  # fmt: skip
 
     def table(self) -> Table:
