@@ -18,8 +18,14 @@ LATENCY = 9
 _LOW = 17
 """Low bits of a mantissa that go to hardware multipliers: 18 x 18 signed on every part that matters. The few bits
 above are added in logic, which halves the multipliers that a 24-bit mantissa would take."""
-_NARROW = 9
-"""Bits that the rounded quotient is saturated to. Any zero point leaves what does not fit outside of int8."""
+SCORE_BITS = 16
+"""Bits of a result for softmax."""
+
+
+def _narrow(config: Config) -> int:
+    """Bits that the rounded quotient is saturated to. Any zero point leaves what does not fit outside of int8, or,
+    without one, what does not fit outside of a score."""
+    return SCORE_BITS + 1 if config.softmax else 9
 
 
 def settings_layout(config: Config) -> data.StructLayout:
@@ -70,11 +76,14 @@ class Requantise(wiring.Component):
     tag : In(tag)
         Read with the last element.
     result_valid, results, result_tag : Out(1), Out(lanes x int8), Out(tag)
+    scores : Out(lanes x int16)
+        With softmax only: results with the zero point added, saturated but not clamped to ``low`` and ``high``.
     """
 
     def __init__(self, config: Config, tag: ShapeLike) -> None:
         self.config = config
         lanes = config.lanes
+        scores = {"scores": Out(data.ArrayLayout(signed(SCORE_BITS), lanes))} if config.softmax else {}
         super().__init__(
             {
                 "settings": In(settings_layout(config)),
@@ -88,6 +97,7 @@ class Requantise(wiring.Component):
                 "result_valid": Out(1),
                 "results": Out(data.ArrayLayout(signed(8), lanes)),
                 "result_tag": Out(tag),
+                **scores,
             }
         )
 
@@ -123,11 +133,16 @@ class Requantise(wiring.Component):
         for stage in range(2, 6):
             shift = register(shift, f"shift_{stage}")
 
-        rounded = _round(m, product, shift, lane)  # 6, 7
+        rounded = _round(m, product, shift, lane, _narrow(self.config))  # 6, 7
         total = register(rounded + settings.zero, "total")  # 8
         below = (total - settings.low)[-1]  # 9; signs of differences are sooner than comparisons
         above = Mux(below, settings.low > settings.high, (settings.high - total)[-1])
         clamped = Mux(above, settings.high, Mux(below, settings.low, total))
+        if self.config.softmax:
+            fits = total[SCORE_BITS - 1 :].all() | ~total[SCORE_BITS - 1 :].any()
+            limit = Cat((~total[-1]).replicate(SCORE_BITS - 1), total[-1])
+            score = Mux(fits, total[:SCORE_BITS], limit)
+            m.d.comb += self.scores[lane].eq(register(score, "score"))
         return register(clamped[:8], "result")
 
     def _multiply(self, m: Module, lane: int, value: Signal, mantissa: Signal, other: Signal) -> Signal:
@@ -189,13 +204,13 @@ def _shift_and_add(value: Value, factor: Value) -> Value:
     return reduce(add, terms) if terms else Cat(0).as_signed()
 
 
-def _round(m: Module, product: Signal, shift: Signal, lane: int) -> Value:
+def _round(m: Module, product: Signal, shift: Signal, lane: int, narrow: int) -> Value:
     """``product / 2**shift`` rounded half to even and saturated, two registers later: quotient plus increment.
 
     Stage one moves by whole bytes and keeps a window of the guard bit, up to 7 bits to move by, and the quotient; of
     the bits below it remembers whether any is set, of those above whether they repeat the sign.
     """
-    width, size = len(product), 8 + _NARROW
+    width, size = len(product), 8 + narrow
     # Bit i of `bits` is bit i-1 of the product, so that there is a guard bit, of 0, for a shift by 0.
     bits = Signal(signed(max(width + 1, 56 + size)), name=f"bits_{lane}")
     m.d.comb += bits.eq(product << 1)
@@ -217,7 +232,7 @@ def _round(m: Module, product: Signal, shift: Signal, lane: int) -> Value:
     m.d.comb += Cat(guard, floor).eq(window.as_signed() >> fine)
     lost = (window & ((1 << fine) - 1)[:7]).any() | sticky
     increment = _register(m, guard & (lost | floor[0]), f"increment_{lane}")
-    spare = floor[_NARROW - 1 :]
-    limit = Mux(negative, -(1 << (_NARROW - 1)), (1 << (_NARROW - 1)) - 1)
-    saturated = Mux(fits & (spare.all() | ~spare.any()), floor[:_NARROW].as_signed(), limit)
+    spare = floor[narrow - 1 :]
+    limit = Mux(negative, -(1 << (narrow - 1)), (1 << (narrow - 1)) - 1)
+    saturated = Mux(fits & (spare.all() | ~spare.any()), floor[:narrow].as_signed(), limit)
     return _register(m, saturated, f"quotient_{lane}") + increment

@@ -20,6 +20,8 @@ CONFIGS = {
     "all lanes": TINY.replace(lanes=4),
     "smallest": TINY.replace(n=2, lanes=1, mantissa_bits=16),
     "one lane of eight": TINY.replace(n=8, lanes=1, bus_bytes=8),
+    "two lanes of four, without softmax": TINY.replace(probability_bits=0),
+    "all lanes, 7 bits": TINY.replace(lanes=4, probability_bits=7),
 }
 BLOCKS = 8
 """Parameter blocks at the start of the scratchpad; the second half has shifts for scratchpad sources."""

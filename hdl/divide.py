@@ -1,0 +1,136 @@
+"""Serial division: the reciprocal of a row's sum, and what the zero point of V takes from the row."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+LEAD = 3
+"""Cycles from `Divider.issue` to `Divider.take`, at least."""
+QUOTIENT_BITS = 16
+STEPS = 8
+"""Cycles of a division: two bits of the quotient, one of the product."""
+_SUM_BITS = 32
+_READ = 2
+"""Cycles from a row's address to its sum."""
+
+RESULT = data.StructLayout({"mantissa": QUOTIENT_BITS, "shift": signed(8), "bias": signed(32)})
+"""``r``, ``E + exponent`` and ``-z`` modulo 2**32 of `weft.hdl.isa.Normalise`."""
+
+
+class Divider(wiring.Component):
+    """Works ahead: it divides for the next row while the vectors of one are under way, and meanwhile normalises the sum
+    of the row after that.
+
+    Members
+    -------
+    start : In(1)
+        A new instruction. Its rows are there from the next cycle on.
+    scale, exponent, v_zero : In
+        Fields of the instruction, from the cycle after `start` to the last result.
+    row : In(1)
+        There is a current row.
+    sum : In(32)
+        ``l`` of the row that was current two cycles ago.
+    step : Out(1)
+        The next row shall be current from the next cycle on.
+    ready : Out(1)
+        A row may be issued: its result will be there `LEAD` cycles later.
+    issue : In(1)
+        Issue it; only when `ready`.
+    take : In(1)
+        `result` is read in this cycle, and need not stay: once for every row, at least `LEAD` cycles after `issue`.
+    result : Out(RESULT)
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "start": In(1),
+                "scale": In(QUOTIENT_BITS),
+                "exponent": In(signed(7)),
+                "v_zero": In(signed(8)),
+                "row": In(1),
+                "sum": In(_SUM_BITS),
+                "step": Out(1),
+                "ready": Out(1),
+                "issue": In(1),
+                "take": In(1),
+                "result": Out(RESULT),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        operand, size = Signal(_SUM_BITS, reset_less=True), Signal(range(_SUM_BITS + 1), reset_less=True)
+        normal = self._normalise(m, operand, size)
+
+        left, occupied, issued = Signal(range(STEPS + 1)), Signal(), Signal()
+        m.d.comb += [
+            self.step.eq(normal & (~occupied | self.take)),
+            self.ready.eq(occupied & ~issued & (left <= LEAD)),
+        ]
+        with m.If(self.take):
+            m.d.sync += occupied.eq(0)
+        with m.If(self.issue):
+            m.d.sync += issued.eq(1)
+        with m.If(self.step):
+            m.d.sync += [left.eq(STEPS), occupied.eq(1), issued.eq(0)]
+        with m.Elif(left.any()):
+            m.d.sync += left.eq(left - 1)
+        with m.If(self.start):
+            m.d.sync += [left.eq(0), occupied.eq(0)]
+        with m.If(self.step):
+            m.d.sync += self.result.shift.eq(size + self.exponent)
+        self._divide(m, operand, left)
+        self._multiply(m, left)
+        return m
+
+    def _normalise(self, m: Module, operand: Signal, size: Signal) -> Signal:
+        """Read the sum of the current row and shift it until its top bit is set; returns whether it is."""
+        age, fetched = Signal(range(_READ + 1)), Signal()
+        done = operand[-1] | (size == 0)
+        with m.If(self.start | self.step):
+            m.d.sync += [age.eq(0), fetched.eq(0)]
+        with m.Elif(self.row & ~fetched):
+            m.d.sync += age.eq(age + 1)
+            with m.If(age == _READ):
+                m.d.sync += [fetched.eq(1), operand.eq(self.sum), size.eq(_SUM_BITS)]
+        with m.Elif(~done):
+            with m.If(operand[-8:].any()):
+                m.d.sync += [operand.eq(operand << 1), size.eq(size - 1)]
+            with m.Else():
+                m.d.sync += [operand.eq(operand << 8), size.eq(size - 8)]
+        normal = Signal()
+        m.d.comb += normal.eq(fetched & done)
+        return normal
+
+    def _divide(self, m: Module, operand: Signal, left: Signal) -> None:
+        """``floor(scale * 2**16 / top)`` for ``scale < top``, restoring, and 0 for a sum of 0."""
+        bits = QUOTIENT_BITS + 1
+        top, rest = Signal(bits, reset_less=True), Signal(bits, reset_less=True)
+        quotient = self.result.mantissa
+        following: Value = rest
+        digits: list[Value] = []
+        for digit in range(2):
+            less = Signal(signed(bits + 2), name=f"less_{digit}")
+            m.d.comb += less.eq((following << 1) - top)
+            fits = ~less[-1] & top[-1]
+            following, digits = Mux(fits, less[:bits], (following << 1)[:bits]), [fits, *digits]
+        with m.If(self.step):
+            m.d.sync += [top.eq(operand[-bits:]), rest.eq(self.scale)]
+        with m.Elif(left.any()):
+            m.d.sync += [rest.eq(following), quotient.eq((quotient << 2) | (digits[1] << 1) | digits[0])]
+
+    def _multiply(self, m: Module, left: Signal) -> None:
+        """``-v_zero * rsh(sum, 8)`` modulo 2**32, from the top bit of v_zero on, which is negative."""
+        factor = Signal(_SUM_BITS - 7, reset_less=True)
+        product = self.result.bias
+        term = Mux(self.v_zero.bit_select((left - 1)[:3], 1), factor, 0)
+        with m.If(self.step):
+            m.d.sync += [factor.eq(self.sum[8:] + self.sum[7]), product.eq(0)]
+        with m.Elif(left == STEPS):
+            m.d.sync += product.eq(term)
+        with m.Elif(left.any()):
+            m.d.sync += product.eq((product << 1) - term)
