@@ -106,13 +106,13 @@ class Core(wiring.Component):
     def _softmax(
         self, m: Module, control: Control, axi: AxiManager, load: LoadUnit, mm: MmUnit, vec: VecUnit
     ) -> None:
+        """What only softmax needs: alignments from vector to matrix unit, page tables, base registers for masks."""
         m.submodules.alignments = alignments = Alignments(self.config)
         wiring.connect(m, load.page, axi.page)
         wiring.connect(m, mm.alignments, alignments.mm)
-        if hasattr(vec, "alignment_read"):
-            wiring.connect(m, vec.alignment_read, alignments.vec)
-            wiring.connect(m, vec.alignment_write, alignments.write)
-            m.d.comb += vec.bases.eq(control.bases)
+        wiring.connect(m, vec.alignment_read, alignments.vec)
+        wiring.connect(m, vec.alignment_write, alignments.write)
+        m.d.comb += vec.bases.eq(control.bases)
 
     def _ports(self, m: Module, axi: AxiManager, control: Control) -> None:
         pairs = [
