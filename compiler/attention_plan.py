@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from weft.compiler.attention_cost import AttentionCost
 from weft.compiler.emit import ceil_div
 from weft.compiler.ir import Attention
 from weft.hdl.config import Config
@@ -17,13 +18,6 @@ from weft.hdl.isa import PARAMETER_VECTORS
 
 _COUNT_MAX = (1 << 12) - 1
 _ROWS = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
-_VEC_OVERHEAD = 60  # cycles of an instruction of the vector unit beside its elements
-_DIVIDE = 16  # cycles of a division
-_LATENCY = 100  # cycles from the end of a step's scores to its first sums, the array and the elements apart
-_SWAP = 2  # cycles of a tile of weights, on average, that are lost to others in a bank
-_BURST = 1  # cycles that a short burst costs beside its data
-PIECES = 4
-"""Parts of a tile's last pass through the vector unit, so that the next tile's softmax comes in between."""
 _CONSTANTS = 2  # vectors that stand for a zero point of K
 _PACKED = 1.3  # what it costs if the units meet in an accumulator bank, an estimate
 
@@ -135,19 +129,22 @@ def plan(op: Attention, config: Config) -> AttentionPlan | None:
         heads = max(1, min(group, rows // positions))
         if best is not None and heads * positions == best.rows:
             continue
-        for groups in (1, 2, 4, 8, 16):
-            block = groups * n
-            if op.page and block % op.page and op.page % block:
+        for block in (n << k for k in range(5)):
+            if (op.page and block % op.page and op.page % block) or (block > n and block // 2 >= op.keys):
                 continue
-            if groups > 1 and block // 2 >= op.keys:
-                continue
-            candidate = _candidate(op, config, heads, positions, block)
-            if candidate is not None and (best is None or candidate.cycles < best.cycles):
-                best = candidate
+            spans = [n << k for k in range(5) if n << k <= block] if op.causal and not op.page else [block]
+            for span in spans:
+                candidate = _candidate(op, config, (heads, positions), block, span)
+                if candidate is not None and (best is None or candidate.cycles < best.cycles):
+                    best = candidate
     return best
 
 
-def _candidate(op: Attention, config: Config, heads: int, positions: int, block: int) -> AttentionPlan | None:
+def _candidate(
+    op: Attention, config: Config, tile: tuple[int, int], block: int, span: int
+) -> AttentionPlan | None:
+    """The plan with tiles of (heads, positions); None if it does not fit."""
+    heads, positions = tile
     n, rows, groups = config.n, heads * positions, block // config.n
     if rows > _COUNT_MAX:
         return None
@@ -167,12 +164,12 @@ def _candidate(op: Attention, config: Config, heads: int, positions: int, block:
         if accumulators is None or chip is None or not fits:
             continue
         packed, score_zone, sum_zone = accumulators
-        q, kv, p, out, table = chip
-        resident = kv[2] >= ceil_div(op.keys, block)
-        cycles = _cycles(op, config, rows, block, resident) * (_PACKED if packed or slots == 1 else 1)
+        resident = chip.kv[2] >= ceil_div(op.keys, block)
+        cycles = AttentionCost(op, config, heads, positions, block, span).cycles(resident)
         return AttentionPlan(
-            heads, positions, block, max(n, min(block, 2 * n)), q, kv, p, out, score_zone, sum_zone,
-            (0, rows, sums[1]), (0, rows * groups, slots), 0, PARAMETER_VECTORS, table, cycles,
+            heads, positions, block, span, chip.q, chip.kv, chip.p, chip.out, score_zone, sum_zone,
+            (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + PARAMETER_VECTORS, chip.table,
+            cycles * (_PACKED if packed or slots == 1 else 1),
         )  # fmt: skip
     return None
 
@@ -193,41 +190,35 @@ def _accumulators(
 _Zone = tuple[int, int, int]
 
 
-def _scratchpad(
-    config: Config, q: int, kv: int, p: tuple[int, int], out: int
-) -> tuple[_Zone, _Zone, _Zone, _Zone, int] | None:
-    """Zones of the scratchpad; keys and values in banks of their own, as the array reads both operands at once.
+@dataclass(frozen=True)
+class _Zones:
+    """Zones of the scratchpad, as in `AttentionPlan`."""
 
-    What the array reads as rows comes first, then keys and values; they get all banks that the others leave.
+    q: _Zone
+    kv: _Zone
+    p: _Zone
+    out: _Zone
+    params: int
+    table: int
+
+
+def _scratchpad(config: Config, q: int, kv: int, p: tuple[int, int], out: int) -> _Zones | None:
+    """Where everything lies; None if it does not fit. `q`, `kv`, `out` are sizes of a slot, `p` size and slots.
+
+    In banks of their own: what the array reads as rows in every cycle (Q and P), what the vector unit and STORE read
+    meanwhile (parameters and outputs), and keys and values, which get all banks that are left. The table waits behind
+    the last of them.
     """
-    size, bank = config.scratchpad_size, config.scratchpad_depth
-    table = config.table_depth // config.n
+    size, table = config.scratchpad_size, config.table_depth // config.n
     for slots in (2, 1):
-        fixed = PARAMETER_VECTORS + _CONSTANTS
-        at_p = fixed + slots * q
-        at_out = at_p + p[0] * p[1]
-        used = max(at_out + slots * out, fixed + table)
-        for start in (ceil_div(used, bank) * bank, used):
-            count = (size - start) // kv
+        for unit in (config.scratchpad_depth, 1):
+            at_params = ceil_div(slots * q + p[0] * p[1], unit) * unit
+            fixed = at_params + PARAMETER_VECTORS + _CONSTANTS
+            at_kv = ceil_div(fixed + slots * out, unit) * unit
+            count = (size - at_kv) // kv
             if count >= slots:
-                return (
-                    (fixed, q, slots), (start, kv, count), (at_p, p[0], p[1]), (at_out, out, slots), used - table,
+                return _Zones(
+                    (0, q, slots), (at_kv, kv, count), (slots * q, p[0], p[1]), (fixed, out, slots), at_params,
+                    size - table,
                 )  # fmt: skip
     return None
-
-
-def _cycles(op: Attention, config: Config, rows: int, block: int, resident: bool) -> float:
-    """Estimated cycles of the whole operator: the slowest of array, vector unit and bus, and what is not hidden.
-
-    A step takes no less than the way of its scores through the vector unit: its probabilities are used one step later.
-    """
-    n, steps = config.n, ceil_div(op.keys, block)
-    vectors = ceil_div(op.head_size, n) + ceil_div(op.v_size, n)
-    count = ceil_div(op.images * op.heads * op.q.shape[2], rows)
-    array = (block // n) * vectors * (max(rows, n) + _SWAP)
-    softmax = rows * (block // n) * config.groups + _VEC_OVERHEAD
-    normalise = rows * max(_DIVIDE, ceil_div(op.v_size, n) * config.groups) + PIECES * _VEC_OVERHEAD
-    bursts = op.keys * sum(ceil_div(size, config.bus_bytes) + _BURST for size in (op.head_size, op.v_size))
-    load = bursts * (op.images * op.kv_heads / count if resident else 1)
-    pace = max(steps * max(array, softmax + 2 * n + _LATENCY), steps * softmax + normalise, load)
-    return count * pace + array + softmax + normalise

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.compiler.attention_plan import PIECES, AttentionPlan, Step, Tile, plan, steps, tiles
+from weft.compiler.attention_cost import PIECES
+from weft.compiler.attention_plan import AttentionPlan, Step, Tile, plan, steps, tiles
 from weft.compiler.emit import Box, Emitter, ceil_div, parameters
 from weft.compiler.ir import Attention
 from weft.compiler.memory import LENGTH, Constants, Ring, Source
