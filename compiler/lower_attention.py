@@ -222,7 +222,7 @@ class _AttentionLowering:
             **common, kc=self.k_vectors, a_kc=1, zero=zero,
             b=k, b_nt=n * self.k_vectors, b_kc=1, b_row=self.k_vectors,
         )  # fmt: skip
-        yield self._mm(main, step, (scratchpad(kv, self.rings["kv"].size),), rows)
+        yield self._mm(main, step, (scratchpad(kv, self.plan.block * self.k_vectors),), rows)
         constants = scratchpad(self.plan.constants, 2)
         if not self.config.wide_activations:
             # Minus the zero point times the keys: rows in the padding, in parts that fit a byte.
@@ -232,7 +232,7 @@ class _AttentionLowering:
                         **common | {"a": 0, "a_oy": 0, "a_ox": 0}, kc=self.k_vectors, accumulate=1, y=-1, pad=part,
                         b=k, b_nt=n * self.k_vectors, b_kc=1, b_row=self.k_vectors,
                     )  # fmt: skip
-                    yield self._mm(rest, step, (scratchpad(kv, self.rings["kv"].size),), rows)
+                    yield self._mm(rest, step, (scratchpad(kv, self.plan.block * self.k_vectors),), rows)
         for index, _ in enumerate(self._k_zero()):
             rest = Mm(
                 **common, kc=self.k_vectors, a_kc=1, zero=zero, accumulate=1, b=self.plan.constants + index
@@ -268,7 +268,7 @@ class _AttentionLowering:
                 c=sums + skipped, c_nt=tile.heads * tile.positions, c_oy=tile.positions, c_ox=1,
                 align=1, alignment=alignments,
             ),
-            (scratchpad(p, rows * groups), scratchpad(kv, self.rings["kv"].size),
+            (scratchpad(p, rows * groups), scratchpad(kv + self.plan.block * self.k_vectors, self.plan.block * self.v_vectors),
              Range("alignments", alignments, alignments + rows * groups)),
             (accumulator(sums, size),),
             self.layer,
