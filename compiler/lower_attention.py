@@ -37,9 +37,11 @@ def lower_attention(
     return list(_AttentionLowering(op, sources, dst, chosen, config, constants, layer).tasks())
 
 
-def table_task(emit: Emitter, at: int) -> Iterator[Task]:
-    """LOAD the table of powers of two to `at`, and hand it to the softmax unit."""
+def table_tasks(emit: Emitter, at: int) -> Iterator[Task]:
+    """LOAD the table of powers of two to `at`, and hand it to the softmax unit; nothing if the program has done so."""
     config = emit.config
+    if emit.constants.known(config.exp2_table):
+        return
     vectors = config.table_depth // config.n
     yield emit.load_constant(config.exp2_table, at)
     yield Task(Table(src=at, vectors=vectors), (scratchpad(at, vectors),), (), emit.layer, config.table_depth)
@@ -75,7 +77,7 @@ class _AttentionLowering:
         """All tasks; with room for two steps, the next one's scores come before this one's probabilities."""
         op, chosen = self.op, self.plan
         self.tiles = list(tiles(op, chosen))
-        yield from table_task(self.emit, chosen.table)
+        yield from table_tasks(self.emit, chosen.table)
         yield self._load_parameters()
         yield from self._load_k_zero()
         order = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.compiler.emit import Box, Emitter, ceil_div, parameters
 from weft.compiler.ir import Softmax
-from weft.compiler.lower_attention import table_task
+from weft.compiler.lower_attention import table_tasks
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import normaliser, score_multiplier
 from weft.compiler.tasks import Task, scratchpad
@@ -83,7 +83,7 @@ class _SoftmaxLowering:
     def tasks(self) -> Iterator[Task]:
         op, config, n = self.op, self.config, self.config.n
         table = config.scratchpad_size - config.table_depth // n
-        yield from table_task(self.emit, table)
+        yield from table_tasks(self.emit, table)
         mantissa, shift = score_multiplier(op.score_scale * math.log2(math.e), config.mantissa_bits)
         block = parameters(config, np.full(n, -op.x_zero), np.full(n, mantissa), np.full(n, shift))
         yield self.emit.load_constant(block, 0)

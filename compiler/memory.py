@@ -65,6 +65,10 @@ class Constants:
             self._blob += payload
         return self._known[payload]
 
+    def known(self, payload: bytes) -> bool:
+        """Whether `payload` was added before."""
+        return payload in self._known
+
     def finish(self) -> bytes:
         return bytes(self._blob) + bytes(-len(self._blob) % ALIGN)
 
