@@ -262,6 +262,7 @@ class _AttentionLowering:
         v = kv + self.plan.block * self.k_vectors + step.first % self.plan.block
         sums = self._slot("sums", step.tile)
         size = tile.heads * tile.positions * self.v_vectors
+        values = scratchpad(kv + self.plan.block * self.k_vectors, self.plan.block * self.v_vectors)
         yield Task(
             Mm(
                 accumulate=int(not step.start), nt=self.v_vectors, kc=groups, oy=tile.heads, ox=positions,
@@ -270,7 +271,7 @@ class _AttentionLowering:
                 c=sums + skipped, c_nt=tile.heads * tile.positions, c_oy=tile.positions, c_ox=1,
                 align=1, alignment=alignments,
             ),
-            (scratchpad(p, rows * groups), scratchpad(kv + self.plan.block * self.k_vectors, self.plan.block * self.v_vectors),
+            (scratchpad(p, rows * groups), values,
              Range("alignments", alignments, alignments + rows * groups)),
             (accumulator(sums, size),),
             self.layer,

@@ -120,11 +120,26 @@ class PagedAttention:
         k, v = (Buffer(name, (self.pages, 1, self.page, kv_width), "pages") for name in ("k", "v"))
         table = Buffer("table", (1, 1, self.capacity, 4), "table")
         return Attention(
-            "attention", *(View(buffer, buffer.shape) for buffer in (q, k, v, y)), 1, self.heads, self.kv_heads,
-            quant.q_scale * quant.k_scale * scale, (self.page * self.capacity,), quant.v_scale / quant.y_scale,
-            causal, -self.rows, quant.q_zero, quant.k_zero, quant.v_zero, quant.y_zero,
-            page=self.page, table=View(table, table.shape),
-        )  # fmt: skip
+            "attention",
+            View(q, q.shape),
+            View(k, k.shape),
+            View(v, v.shape),
+            View(y, y.shape),
+            images=1,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            score_scale=quant.q_scale * quant.k_scale * scale,
+            lengths=(self.page * self.capacity,),
+            scale=quant.v_scale / quant.y_scale,
+            causal=causal,
+            offset=-self.rows,
+            q_zero=quant.q_zero,
+            k_zero=quant.k_zero,
+            v_zero=quant.v_zero,
+            y_zero=quant.y_zero,
+            page=self.page,
+            table=View(table, table.shape),
+        )
 
     def run(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, table: Sequence[int], length: int,
