@@ -21,15 +21,14 @@ from weft.hdl.tap import Tap
 
 
 def vector_layout(config: Config) -> data.StructLayout:
-    """What a vector of scores brings along: where its state is and whether to start it anew, where its results go,
-    how many of its columns are valid, and whether it is the last of its instruction."""
+    """What a vector of scores brings along: where its state is and whether to start it anew, where its results go, and
+    whether it is the last of its instruction."""
     return data.StructLayout(
         {
             "state": range(config.row_states),
             "fresh": 1,
             "dst": config.widths.scratchpad_address,
             "alignment": range(config.alignments),
-            "limit": range(config.n + 1),
             "end": 1,
         }
     )
@@ -42,10 +41,12 @@ class SoftmaxPipe(wiring.Component):
     ----------
     config : Config
     entry : int
-        Cycles from `push` to the last scores of the vector, at least 1.
+        Cycles from `push` to the last scores of the vector.
 
     Members
     -------
+    begin, limit : In(1), In(range(N + 1))
+        A vector with that many valid columns, whose first scores come `entry` cycles later.
     push, vector : In(1), In(vector_layout)
         A vector whose last scores come `entry` cycles later.
     valid, last, index, scores
@@ -70,6 +71,8 @@ class SoftmaxPipe(wiring.Component):
         index = range(max(config.groups, 2))
         super().__init__(
             {
+                "begin": In(1),
+                "limit": In(range(config.n + 1)),
                 "push": In(1),
                 "vector": In(vector_layout(config)),
                 "valid": In(1),
@@ -108,7 +111,8 @@ class SoftmaxPipe(wiring.Component):
         read = ends + sum_latency(config) - TOTAL
         event = delayed(m, probabilities.ends, sum_latency(config) - TOTAL)
         started = delayed(m, event, TOTAL - 1)
-        limit = self._tap(m, ("limit",), self.entry + 1, probabilities.used)
+        # The first lane group needs its limit while others may still have to be granted.
+        m.submodules.limits = limits = Tap(self.limit.shape(), (self.entry + 1) // config.groups + 3)
         dst = self._tap(m, ("dst",), ends + PROBABILITY, delayed(m, probabilities.ends, PROBABILITY))
         state = self._tap(m, ("state", "fresh"), read, event)
         aligned = self._tap(m, ("alignment", "end"), read + ALIGNED, states.aligned)
@@ -116,7 +120,10 @@ class SoftmaxPipe(wiring.Component):
         peak_words = (config.groups + sum_latency(config)) // config.groups + 2
         m.submodules.peaks = peaks = Tap(probabilities.peak.shape(), peak_words)
         m.d.comb += [
-            probabilities.limit.eq(limit.limit),
+            limits.push.eq(self.begin),
+            limits.i.eq(self.limit),
+            limits.pop.eq(probabilities.used),
+            probabilities.limit.eq(limits.o),
             self.dst.eq(dst.dst),
             peaks.push.eq(probabilities.found),
             peaks.i.eq(probabilities.peak),

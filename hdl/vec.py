@@ -358,6 +358,7 @@ class VecUnit(wiring.Component):
             softmax.granted.eq(granted.valid),
             softmax.dst.eq(tag.dst),
             softmax.alignment.eq(queue.second),
+            softmax.first.eq(tag.index == 0),
             softmax.last.eq(tag.last),
             softmax.end.eq(tag.end),
             softmax.scores_valid.eq(requantise.result_valid),

@@ -58,9 +58,9 @@ class VecSoftmax(wiring.Component):
         Where the loop nest stands; it goes on.
     hold : Out(1)
         It must not go on yet.
-    granted, dst, alignment, last, end : In
+    granted, dst, alignment, first, last, end : In
         The read that the last `step` led to is granted (or there was nothing to read), with the addresses of the
-        vector in scratchpad and alignments, whether it is the vector's last one, and the instruction's.
+        vector in scratchpad and alignments, whether it is the vector's first or last one, and the instruction's last.
     row : In(1)
         A row begins: the first of its elements enters requantisation in the next cycle.
     scale : Out(column_layout)
@@ -92,6 +92,7 @@ class VecSoftmax(wiring.Component):
                 "granted": In(1),
                 "dst": In(config.widths.scratchpad_address),
                 "alignment": In(range(config.alignments)),
+                "first": In(1),
                 "last": In(1),
                 "end": In(1),
                 "row": In(1),
@@ -203,9 +204,10 @@ class VecSoftmax(wiring.Component):
             vector.fresh.eq(kept.fresh),
             vector.dst.eq(self.dst),
             vector.alignment.eq(self.alignment),
-            vector.limit.eq(Mux(by_length < by_diagonal, by_length, by_diagonal)),
             vector.end.eq(self.end),
             pipe.vector.eq(vector),
+            pipe.begin.eq(self.softmax & self.granted & self.first),
+            pipe.limit.eq(Mux(by_length < by_diagonal, by_length, by_diagonal)),
             pipe.push.eq(self.softmax & self.granted & self.last),
         ]
         return mask.ready
