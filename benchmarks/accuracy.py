@@ -6,8 +6,9 @@ Three ways to make probabilities: *block*, the unit's own (`weft.sim.softmax`, g
 relative to the maximum of the row; *i-exp*, the integer polynomial of I-BERT (Kim et al. 2021, arXiv:2101.01321), its
 input in steps of 1/1024 nat, its sums and quotients not rounded. Scores are Gaussian int8, sigma 32 steps, of a sigma
 in nats that is given; `--rows` counts rows of each length, shared among the sigmas. Errors of probabilities are in
-1/255; *largest* and *row sum* are the worst of all rows. *output* is the 8-bit result of the stand-alone operator with
-a scale of 1/255, against float64 before rounding, which alone is up to 0.29 RMS.
+1/255; *largest* and *row sum* are the worst of all rows, *above 3* counts rows with an error beyond 3. *output* is the
+8-bit result of the stand-alone operator with a scale of 1/255, against float64 before rounding, which alone is up to
+0.29 RMS.
 
 Fused attention has Gaussian int8 q, k and v (sigma 40) and 64 elements a head; errors are in steps of the output, which
 is as fine as V (*1*) or spans the range of the results (*full*). With a *sink*, the first key has a score 10 nats above
@@ -53,9 +54,12 @@ def output_multiplier(multiplier: float) -> tuple[int, int]:
 
 
 class Block:
-    """Rows of block floating point probabilities, as the unit makes them from scores (rows, columns)."""
+    """Rows of block floating point probabilities, as the unit makes them from scores (rows, columns).
 
-    def __init__(self, scores: np.ndarray, nats: float, config: Config) -> None:
+    `group` is how many columns share an exponent, instead of N.
+    """
+
+    def __init__(self, scores: np.ndarray, nats: float, config: Config, group: int = 0) -> None:
         mantissa, shift = score_multiplier(nats)
         none = np.zeros(1, np.int64)
         if scores.dtype == np.int8:
@@ -63,7 +67,7 @@ class Block:
             y = levels.ravel().astype(np.int32)[scores.astype(np.intp) + 128]
         else:
             y = numerics.octave_logits(scores[..., None], none, mantissa, shift)[..., 0].astype(np.int32)
-        self.n = config.n
+        self.n = group or config.n
         y = y.reshape(len(scores), -1, self.n)
         table = np.frombuffer(config.exp2_table, np.uint8)
         valid = np.ones((), bool)
@@ -138,6 +142,7 @@ class Errors:
     """Of probabilities and of the 8-bit output, over all rows that were added."""
 
     largest: float = 0
+    above: int = 0
     row_sum: float = 0
     variation: float = 0
     output: float = 0
@@ -146,7 +151,9 @@ class Errors:
 
     def add(self, found: np.ndarray, exact: np.ndarray, output: np.ndarray) -> None:
         difference = np.abs(found - exact)
-        self.largest = max(self.largest, 255 * float(difference.max()))
+        worst = 255 * difference.max(axis=1)
+        self.largest = max(self.largest, float(worst.max()))
+        self.above += int((worst > 3).sum())
         self.row_sum = max(self.row_sum, float(np.abs(found.sum(axis=1) - 1).max()))
         self.variation = max(self.variation, float(difference.sum(axis=1).max()) / 2)
         error = output - 255 * exact
@@ -253,16 +260,16 @@ def print_probabilities(
     config: Config, rng: np.random.Generator, rows: int, methods: tuple[str, ...]
 ) -> None:
     print(f"{rows} rows of each length, N = {config.n}, {config.probability_bits}-bit probabilities:\n")
-    print(
-        "| length | sigma | method | largest error | row sum less 1 | total variation | output, largest | RMS |"
+    columns = (
+        "length, sigma, method, largest error, above 3, row sum less 1, total variation, output: largest, RMS"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("| " + columns.replace(", ", " | ") + " |\n" + "|---" * 9 + "|")
     for length in LENGTHS:
         for sigma in SIGMAS:
             share = -(-rows // len(SIGMAS))
             for method, error in probabilities(length, sigma, share, config, rng, methods).items():
                 print(
-                    f"| {length} | {sigma} | {method} | {error.largest:.3f} | {error.row_sum:.4f}"
+                    f"| {length} | {sigma} | {method} | {error.largest:.3f} | {error.above} | {error.row_sum:.4f}"
                     f" | {error.variation:.4f} | {error.output:.2f} | {error.rms:.3f} |",
                     flush=True,
                 )
