@@ -1,7 +1,5 @@
 """The memory port: the one internal bus of a board, between whoever wants memory and the memory."""
 
-from __future__ import annotations
-
 from amaranth.hdl import Shape, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -11,13 +9,14 @@ PAGE = 4096
 MAX_BEATS = 256
 
 
+# Annotations must be real objects here: `data.Struct` reads them.
 class Command(data.Struct):
     """A burst: `beats` (1 to `MAX_BEATS`) words of the bus from byte address `address` on, a multiple of the bus width,
     inside one `PAGE`."""
 
-    write: 1
-    address: 32
-    beats: 9
+    write: unsigned(1)  # type: ignore[valid-type]
+    address: unsigned(32)  # type: ignore[valid-type]
+    beats: unsigned(9)  # type: ignore[valid-type]
 
 
 def write_layout(bus_bytes: int) -> data.StructLayout:
