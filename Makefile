@@ -1,6 +1,7 @@
 # Everything happens in .venv, which the first command makes; nothing is installed outside the checkout.
 PYTHON ?= python3
 CONFIG ?= small
+EXAMPLE ?= digits
 VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -8,7 +9,7 @@ ROOMS  := hdl compiler sim boards examples
 
 .PHONY: help demo test lint typing regression bench clean
 help:
-	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=small for an 8x8 array)"
+	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention)"
 	@echo "make test         linters, type checker, tests"
 	@echo "make lint         linters and type checker only"
 	@echo "make regression   the long randomised tests"
@@ -16,7 +17,7 @@ help:
 	@echo "make clean        remove .venv and everything that was built"
 
 demo: $(VENV)/.demo
-	@$(BIN)/weft demo --config $(CONFIG)
+	@$(BIN)/weft demo $(EXAMPLE) --config $(CONFIG)
 
 test: lint
 	$(BIN)/python -m pytest -n auto -m "not long"

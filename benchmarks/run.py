@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 def main() -> int:
     sys.path.insert(0, str(HERE))
     codes = []
-    for script in ("speed.py", "utilisation.py", "network.py"):
+    for script in ("speed.py", "utilisation.py", "attention.py", "accuracy.py", "network.py"):
         print(f"\n{script}\n")
         try:
             runpy.run_path(str(HERE / script), run_name="__main__")

@@ -17,7 +17,7 @@ from weft.examples import digits
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUN = [ROOT / "docs" / name for name in ("machine.md", "compiling.md", "extending.md")]
+RUN = [ROOT / "docs" / name for name in ("machine.md", "compiling.md", "attention.md", "extending.md")]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
