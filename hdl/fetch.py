@@ -7,6 +7,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
+from weft.hdl.block_fifo import BlockFifo
 from weft.hdl.config import Config
 from weft.hdl.isa import INSTRUCTIONS, WORD_BITS, Instruction, Opcode, Queue
 from weft.hdl.ports import bus_read
@@ -15,6 +16,8 @@ BURST_BYTES = 128
 """Bytes of a burst at most (one bus word where that is more)."""
 BURSTS = 4
 """Bursts that the prefetch buffer holds."""
+BLOCK_DEPTH = 64
+"""Words from which on the prefetch buffer is block memory: shallower ones are wide, and better off distributed."""
 PAGE = 4096
 """Memory is a whole number of pages, so that reading on to the end of END's page never leaves it."""
 
@@ -78,7 +81,7 @@ class Fetch(wiring.Component):
         m = Module()
         m.submodules.words = words = _Words(self._config)
         burst = max(BURST_BYTES // self._config.bus_bytes, 1)
-        m.submodules.buffer = buffer = SyncFIFO(width=self._config.widths.bus, depth=burst * BURSTS)
+        prefetched = self._buffer(m, burst * BURSTS)
 
         running = Signal()  # requesting and handing out; otherwise what still arrives is discarded
         pending = Signal(range(burst * BURSTS + 1))  # beats requested and not yet taken from the buffer
@@ -87,12 +90,10 @@ class Fetch(wiring.Component):
         m.d.comb += [
             self.idle.eq(~running & drained),
             words.clear.eq(self.start),
-            buffer.w_data.eq(self.bus.beat.payload),
-            buffer.w_en.eq(self.bus.beat.valid),
             self.bus.beat.ready.eq(1),
-            words.beat.payload.eq(buffer.r_data),
-            words.beat.valid.eq(buffer.r_rdy & running),
-            buffer.r_en.eq(words.beat.ready | ~running),
+            words.beat.payload.eq(prefetched.payload),
+            words.beat.valid.eq(prefetched.valid & running),
+            prefetched.ready.eq(words.beat.ready | ~running),
         ]
 
         # A burst runs to the next multiple of its size, so it never crosses a page.
@@ -109,7 +110,7 @@ class Fetch(wiring.Component):
         m.d.comb += issue.eq(
             running & ~request.valid & room & (~new_page | (drained & ~words.word.valid)),
         )
-        m.d.sync += pending.eq(pending + Mux(issue, beats, 0) - (buffer.r_rdy & buffer.r_en))
+        m.d.sync += pending.eq(pending + Mux(issue, beats, 0) - (prefetched.valid & prefetched.ready))
         with m.If(request.ready):
             m.d.sync += request.valid.eq(0)
         with m.If(issue):
@@ -124,6 +125,17 @@ class Fetch(wiring.Component):
 
         self._dispatch(m, words, running)
         return m
+
+    def _buffer(self, m: Module, depth: int) -> stream.Interface:
+        """Beats from the bus, as they come out of the prefetch buffer. `elaborate` keeps it from overflow."""
+        width, beat = self._config.widths.bus, self.bus.beat
+        if depth >= BLOCK_DEPTH:
+            m.submodules.buffer = block = BlockFifo(width, depth)
+            m.d.comb += [block.i.payload.eq(beat.payload), block.i.valid.eq(beat.valid)]
+            return block.o
+        m.submodules.buffer = buffer = SyncFIFO(width=width, depth=depth)
+        m.d.comb += [buffer.w_data.eq(beat.payload), buffer.w_en.eq(beat.valid)]
+        return buffer.r_stream
 
     def _dispatch(self, m: Module, words: _Words, running: Signal) -> None:
         with m.If(running & words.word.valid), m.Switch(words.word.payload[:8]):

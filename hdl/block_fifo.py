@@ -1,0 +1,60 @@
+"""A queue in block memory, for what is too deep for distributed memory."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, ShapeLike, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+
+class BlockFifo(wiring.Component):
+    """Words come out in the order they went in, two cycles later at the earliest; one goes in and one out a cycle.
+
+    Parameters
+    ----------
+    shape : shape
+    depth : int
+        Words in memory, a power of two; one more stands at the output.
+
+    Members
+    -------
+    i : In(stream of shape)
+    o : Out(stream of shape)
+        Straight from the memory, which on most parts is too slow for much logic behind it.
+    """
+
+    def __init__(self, shape: ShapeLike, depth: int) -> None:
+        if depth < 2 or depth & depth - 1:
+            raise ValueError(f"the depth of a queue in block memory is a power of two from 2 on, not {depth}")
+        self.shape = shape
+        self.depth = depth
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.ram = ram = Memory(shape=self.shape, depth=self.depth, init=[])
+        store, fetch = ram.write_port(), ram.read_port()
+        # One bit more than an address: how often they wrapped tells full from empty.
+        written, read = Signal(range(2 * self.depth)), Signal(range(2 * self.depth))
+        top = len(written) - 1
+        same, read_next = Signal(), Signal()
+        m.d.comb += [
+            same.eq(written[:top] == read[:top]),
+            self.i.ready.eq(~same | (written[top] == read[top])),
+            store.en.eq(self.i.valid & self.i.ready),
+            store.addr.eq(written),
+            store.data.eq(self.i.payload),
+            # A word is never read in the cycle that writes it; saying it with addresses spares synthesis the logic
+            # that would return the old word from memories that cannot.
+            read_next.eq((written != read) & (~self.o.valid | self.o.ready)),
+            fetch.en.eq(read_next & ~(store.en & same)),
+            fetch.addr.eq(read),
+            self.o.payload.eq(fetch.data),
+        ]
+        m.d.sync += [written.eq(written + store.en), read.eq(read + read_next)]
+        with m.If(read_next):
+            m.d.sync += self.o.valid.eq(1)
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+        return m
