@@ -1,0 +1,115 @@
+"""What a board is: its part, memory, clock and pads. Every board is one file that makes one `Board`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.hdl.config import Config
+
+if TYPE_CHECKING:
+    from weft.boards.pll import Pll
+
+
+class BoardError(ValueError):
+    """A board, or a wish for one, that cannot be met; one sentence that says what to change."""
+
+
+class Family(enum.StrEnum):
+    """A family of parts: the value is the `part` of `weft.hdl.core.Core`."""
+
+    ECP5 = "ecp5"
+    ICE40 = "ice40"
+    GOWIN = "gowin"
+
+
+class MemoryKind(enum.StrEnum):
+    """Where tensors live."""
+
+    SDRAM = "sdram"
+    """A 16-bit SDR SDRAM on the board."""
+    SPRAM = "spram"
+    """The single-port memories inside the iCE40UP."""
+    BLOCK = "block"
+    """Block RAM that the core leaves."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The board's memory for tensors: `size` in bytes."""
+
+    kind: MemoryKind
+    size: int
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a part has, or a design needs: LUTs with 4 inputs, flip-flops, DSP blocks, block RAMs.
+
+    DSP blocks count as the part's tools count them: MULT18X18D (ECP5), SB_MAC16 (iCE40), MULT9X9 (Gowin).
+    A block RAM has 18, 4 and 18 kbit.
+    """
+
+    lut: int
+    ff: int
+    dsp: int
+    ram: int
+
+    NAMES = {"lut": "LUTs", "ff": "flip-flops", "dsp": "DSP blocks", "ram": "block RAMs"}  # noqa: RUF012
+
+    def items(self) -> list[tuple[str, int]]:
+        """(field, count) in the order of `NAMES`."""
+        return [(name, getattr(self, name)) for name in self.NAMES]
+
+
+@dataclass(frozen=True)
+class Board:
+    """One board with one part.
+
+    Parameters
+    ----------
+    name : str
+        What the command line calls it.
+    title : str
+        What its maker calls it.
+    family : Family
+    synthesis : str
+        The Yosys command for the part.
+    place, pack : tuple of str
+        The part's options for nextpnr and for the bitstream writer.
+    available : Resources
+    memory : Memory
+    clock : float
+        Hz of the ``sync`` domain that the default configuration meets.
+    baud : float
+        Hz of the serial link that the board's USB bridge manages.
+    config : Config
+        The default configuration.
+    programmer : str
+        The board's name for openFPGALoader.
+    platform : callable
+        Makes the board's `amaranth.build.Platform`. Needs the extra ``boards``.
+    pll : callable
+        Dividers from the board's clock in Hz to a wanted one.
+    """
+
+    name: str
+    title: str
+    family: Family
+    synthesis: str
+    place: tuple[str, ...]
+    pack: tuple[str, ...]
+    available: Resources
+    memory: Memory
+    clock: float
+    baud: float
+    config: Config
+    programmer: str
+    platform: Callable[[], Any]
+    pll: Callable[[float, float], Pll]
+
+    def divisor(self, clock: float) -> int:
+        """Clock cycles a bit of the serial link."""
+        return max(4, round(clock / self.baud))

@@ -1,0 +1,36 @@
+"""1BitSquared iCEBreaker: an iCE40UP5K, whose single-port memories are the memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
+from weft.boards.pll import Ice40Pll
+from weft.hdl.config import Config
+
+
+def _platform() -> Any:
+    from amaranth_boards.icebreaker import ICEBreakerPlatform
+
+    return ICEBreakerPlatform()
+
+
+BOARDS = [
+    Board(
+        name="icebreaker",
+        title="iCEBreaker",
+        family=Family.ICE40,
+        synthesis="synth_ice40 -dsp",
+        place=("--up5k", "--package", "sg48"),
+        pack=(),
+        available=Resources(lut=5280, ff=5280, dsp=8, ram=30),
+        memory=Memory(MemoryKind.SPRAM, 128 << 10),
+        clock=24e6,
+        baud=3e6,
+        config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
+                      accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0),
+        programmer="ice40_generic",
+        platform=_platform,
+        pll=Ice40Pll.solve,
+    )
+]  # fmt: skip

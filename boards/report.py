@@ -1,0 +1,84 @@
+"""What a build used and how fast it is, from the reports of the tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.boards.board import Board, Family, Resources
+
+_PLACED = {
+    Family.ECP5: {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "dsp": "MULT18X18D", "ram": "DP16KD"},
+    Family.ICE40: {"lut": "ICESTORM_LC", "dsp": "ICESTORM_DSP", "ram": "ICESTORM_RAM"},
+    Family.GOWIN: {"lut": "LUT4", "ff": "DFF", "ram": "BSRAM"},
+}
+"""What nextpnr calls the places of each kind. Flip-flops of the iCE40 have none of their own, and DSP blocks of the
+Gowin parts are several kinds of place: those are counted in the netlist."""
+
+NOTES = {
+    Family.ECP5: [],
+    Family.ICE40: ["nextpnr knows no delays inside DSP blocks: 80 % of its clock is believed",
+                   "LUTs are logic cells, which hold a LUT, a flip-flop, or both"],
+    Family.GOWIN: ["nextpnr knows no delays inside DSP blocks: 80 % of its clock is believed",
+                   "LUTs placed include those that only lead to a flip-flop"],
+}  # fmt: skip
+"""What a reader must know about the numbers of a family."""
+
+
+def usage(board: Board, need: Resources, utilization: dict[str, dict[str, int]]) -> dict[str, dict[str, Any]]:
+    """``synthesised``, ``placed``, ``available`` and ``percent`` for each of `Resources.NAMES`.
+
+    `need` is what the netlist has, `utilization` nextpnr's.
+    """
+    rows = {}
+    for name, count in need.items():
+        placed = utilization.get(_PLACED[board.family].get(name, ""), {}).get("used", count)
+        available = getattr(board.available, name)
+        rows[name] = {
+            "synthesised": count,
+            "placed": placed,
+            "available": available,
+            "percent": round(100 * placed / available, 1),
+        }
+    return rows
+
+
+def timing(board: Board, raw: dict[str, Any], clock: float, derating: float) -> dict[str, Any]:
+    """Clocks and critical path of nextpnr's report.
+
+    ``clocks``: the maximum of each in Hz as nextpnr says; ``fmax_hz``: the slowest of them, derated; ``met``: whether
+    that is at least `clock`; ``critical_path``: its steps.
+    """
+    clocks = {name.removeprefix("$glbnet$"): values["achieved"] * 1e6 for name, values in raw["fmax"].items()}
+    # A design without a register to register path has no clock to speak of.
+    slowest = min(raw["fmax"], key=lambda name: raw["fmax"][name]["achieved"], default=None)
+    fmax = derating * min(clocks.values(), default=float("inf"))
+    paths = [
+        path
+        for path in raw["critical_paths"]
+        if path["from"].split()[-1] == path["to"].split()[-1] == str(slowest)
+    ]
+    return {
+        "clocks_hz": {name: round(value) for name, value in clocks.items()},
+        "derating": derating,
+        "fmax_hz": round(fmax) if clocks else None,
+        "met": fmax >= clock,
+        "critical_path": [_step(step) for path in paths[:1] for step in path["path"]],
+        "notes": NOTES[board.family],
+    }
+
+
+def _step(step: dict[str, Any]) -> dict[str, Any]:
+    """A step of a path: ``ns``, ``kind``, the cell it ends at, its net, and our sources that say where it is from."""
+    sources = [source for source in step.get("sources", ()) if "site-packages" not in source]
+    return {
+        "ns": round(step["delay"], 2),
+        "kind": step["type"],
+        "cell": step["to"]["cell"],
+        "net": step.get("net"),
+        "sources": [_short(source) for source in sources],
+    }
+
+
+def _short(source: str) -> str:
+    """``hdl/pe.py:84`` of ``/any/where/hdl/pe.py:84``."""
+    return "/".join(source.rsplit("/", 2)[-2:])

@@ -1,0 +1,77 @@
+"""The outermost layer of a bitstream: the PLL, the reset and the pads around a board's top component."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import ClockDomain, Elaboratable, Module, Signal
+from amaranth.lib import io
+from amaranth.lib.cdc import FFSynchronizer, ResetSynchronizer
+
+from weft.boards.board import Board, MemoryKind
+from weft.boards.pll import Ecp5Pll
+
+SDRAM_CAPTURE = 2
+"""Cycles that the registers in the SDRAM's pads add between a command and its data, one each way."""
+
+
+class Shell(Elaboratable):
+    """A board's top component with its clock and pads.
+
+    Parameters
+    ----------
+    board : Board
+    top : Component
+        Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``, and on boards with SDRAM it may have
+        ``sdram: Out(sdram_pads())``, whose pads have a register each (see `SDRAM_CAPTURE`). All of it in ``sync``.
+    clock : float
+        Hz of ``sync``, which comes out of reset once the PLL has locked.
+    target : float
+        Hz to constrain it to.
+    """
+
+    def __init__(self, board: Board, top: Any, clock: float, target: float) -> None:
+        self.board = board
+        self.top = top
+        self.clock = clock
+        self.target = target
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        m.submodules.top = self.top
+        has_sdram = self.board.memory.kind is MemoryKind.SDRAM and hasattr(self.top, "sdram")
+        self._clock(m, platform, has_sdram)
+        if has_sdram:
+            self._sdram(m, platform.request("sdram", dir="-"))
+        uart = platform.request("uart", dir="-")
+        m.submodules.rx_buffer = rx = io.Buffer("i", uart.rx)
+        m.submodules.tx_buffer = tx = io.Buffer("o", uart.tx)
+        # The line idles high: a low start would look like a start bit.
+        m.submodules.rx_synchronizer = FFSynchronizer(rx.i, self.top.rx, init=1)
+        m.d.comb += tx.o.eq(self.top.tx)
+        return m
+
+    def _clock(self, m: Module, platform: Any, shifted: bool) -> None:
+        pll = self.board.pll(platform.default_clk_frequency, self.clock)
+        m.domains.sync = sync = ClockDomain()
+        port = platform.request(platform.default_clk, dir="-")
+        locked = Signal()
+        if shifted:
+            assert isinstance(pll, Ecp5Pll)
+            m.domains.sdram = sdram = ClockDomain(reset_less=True)
+            pll.cell(m, port, sync.clk, locked, sdram.clk)
+        else:
+            pll.cell(m, port, sync.clk, locked)
+        platform.add_clock_constraint(sync.clk, self.target)
+        m.submodules.reset_synchronizer = ResetSynchronizer(~locked)
+
+    def _sdram(self, m: Module, pads: Any) -> None:
+        sdram = self.top.sdram
+        # From a register in its pad like everything else, so that only the PLL's phase decides how late it is.
+        m.submodules.sdram_clk = clock = io.DDRBuffer("o", pads.clk, o_domain="sdram")
+        m.d.comb += [clock.o[0].eq(1), clock.o[1].eq(0)]
+        for name in ("clk_en", "cs", "ras", "cas", "we", "ba", "a", "dqm"):
+            m.submodules[f"sdram_{name}"] = buffer = io.FFBuffer("o", getattr(pads, name))
+            m.d.comb += buffer.o.eq(getattr(sdram, name))
+        m.submodules.sdram_dq = dq = io.FFBuffer("io", pads.dq)
+        m.d.comb += [dq.o.eq(sdram.dq_o), dq.oe.eq(sdram.dq_oe), sdram.dq_i.eq(dq.i)]

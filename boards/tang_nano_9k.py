@@ -1,0 +1,36 @@
+"""Sipeed Tang Nano 9K: a Gowin GW1NR-9C; tensors live in its block RAM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
+from weft.boards.pll import GowinPll
+from weft.hdl.config import Config
+
+
+def _platform() -> Any:
+    from amaranth_boards.tang_nano_9k import TangNano9kPlatform
+
+    return TangNano9kPlatform()
+
+
+BOARDS = [
+    Board(
+        name="tang-nano-9k",
+        title="Tang Nano 9K",
+        family=Family.GOWIN,
+        synthesis="synth_gowin",
+        place=("--device", "GW1NR-LV9QN88PC6/I5", "--vopt", "family=GW1N-9C"),
+        pack=("-d", "GW1N-9C", "--sspi_as_gpio", "--mspi_as_gpio"),
+        available=Resources(lut=8640, ff=6480, dsp=40, ram=26),
+        memory=Memory(MemoryKind.BLOCK, 16 << 10),
+        clock=27e6,
+        baud=2e6,
+        config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
+                      accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0),
+        programmer="tangnano9k",
+        platform=_platform,
+        pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW1NR-9C"),
+    )
+]  # fmt: skip

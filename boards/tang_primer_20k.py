@@ -1,0 +1,35 @@
+"""Sipeed Tang Primer 20K: a Gowin GW2A-18C; tensors live in its block RAM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
+from weft.boards.pll import GowinPll
+from weft.hdl.config import Config
+
+
+def _platform() -> Any:
+    from amaranth_boards.tang_primer_20k import TangPrimer20kPlatform
+
+    return TangPrimer20kPlatform()
+
+
+BOARDS = [
+    Board(
+        name="tang-primer-20k",
+        title="Tang Primer 20K",
+        family=Family.GOWIN,
+        synthesis="synth_gowin -family gw2a",
+        place=("--device", "GW2A-LV18PG256C8/I7", "--vopt", "family=GW2A-18C"),
+        pack=("-d", "GW2A-18C", "--mspi_as_gpio", "--sspi_as_gpio", "--ready_as_gpio", "--done_as_gpio"),
+        available=Resources(lut=20736, ff=15552, dsp=96, ram=46),
+        memory=Memory(MemoryKind.BLOCK, 32 << 10),
+        clock=54e6,
+        baud=2e6,
+        config=Config.load("tiny"),
+        programmer="tangprimer20k",
+        platform=_platform,
+        pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW2A-18C"),
+    )
+]

@@ -1,0 +1,65 @@
+"""Running the tools of a build: their output line by line, a log of all of it, and an error that says what happened."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+EXTRA = "the tools for boards are not installed: pip install 'weft[boards]'"
+
+
+class ToolError(RuntimeError):
+    """A tool that is missing or failed; the message is one sentence, with the tool's own last error."""
+
+
+def require(*modules: str) -> None:
+    """Raise `ToolError` unless the Python `modules` of the extra ``boards`` are installed."""
+    if not all(importlib.util.find_spec(module) for module in modules):
+        raise ToolError(EXTRA)
+
+
+def versions(*packages: str) -> list[str]:
+    """``name version`` of installed packages."""
+    return [f"{package} {version(package)}" for package in packages]
+
+
+def yowasp(module: str, function: str, *arguments: str) -> list[str]:
+    """The command for a tool of YoWASP. Its paths must be relative: the tool sees another /tmp than ours."""
+    script = f"import sys, {module}; sys.exit({module}.{function}(sys.argv[1:]))"
+    return [sys.executable, "-c", script, *arguments]
+
+
+def run(
+    name: str,
+    command: Sequence[str],
+    folder: Path,
+    line: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Run `command` in `folder`, tell `line` every line of its output, and keep all of it in ``<name>.log`` there.
+
+    Raises `ToolError` with the last line that names an error, else the last one.
+    """
+    said: list[str] = []
+    with (
+        (folder / f"{name}.log").open("w") as log,
+        subprocess.Popen(
+            command, cwd=folder, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for text in process.stdout:
+                log.write(text)
+                said.append(text.strip())
+                line(said[-1])
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        said = [text for text in said if text]
+        errors = [text for text in said if text.upper().startswith("ERROR")]
+        raise ToolError(f"{name} failed: {(errors or said or ['it said nothing'])[-1]}")
