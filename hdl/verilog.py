@@ -34,14 +34,17 @@ class YosysError(RuntimeError):
     """Yosys refused its input; the message is the end of its log."""
 
 
+def yosys_command(*commands: str) -> list[str]:
+    """The command line that runs Yosys commands (and ``widen``, see `weft.hdl.widths`) one after the other."""
+    return [sys.executable, "-c", _SCRIPT, *commands]
+
+
 def run_yosys(*commands: str, cwd: Path) -> str:
-    """Run Yosys commands (and ``widen``, see `weft.hdl.widths`) one after the other in `cwd`; returns the log.
+    """Run the commands of `yosys_command` in `cwd`; returns the log.
 
     Raises `YosysError`.
     """
-    process = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, *commands], cwd=cwd, capture_output=True, text=True, check=False
-    )
+    process = subprocess.run(yosys_command(*commands), cwd=cwd, capture_output=True, text=True, check=False)
     if process.returncode:
         log = (process.stdout + process.stderr).strip().splitlines()
         raise YosysError("yosys failed: " + "\n".join(log[-8:]))
