@@ -1,0 +1,257 @@
+"""The SDRAM controller: a memory port on one side, the pads of a 16-bit chip on the other."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out
+
+from weft.boards.port import memory_port, write_layout
+from weft.boards.sdram_chip import A_BITS, SdramTiming, sdram_pads
+from weft.boards.sdram_schedule import UNIT, RowSplitter, Scheduler
+
+READ_WORDS = 16
+"""Words read that wait, or are on their way: enough for the way there and back at any width of the bus."""
+
+
+class WriteUnits(wiring.Component):
+    """Cuts words to write into units.
+
+    Parameters
+    ----------
+    bus_bytes : int
+
+    Members
+    -------
+    write : In(stream of write_layout(bus_bytes))
+    have : Out(1)
+        `unit` is there.
+    unit : Out(write_layout(UNIT))
+    take : In(1)
+        `unit` is used; at most in every second cycle, which is when the next word comes in.
+    """
+
+    def __init__(self, bus_bytes: int) -> None:
+        self.bus_bytes = bus_bytes
+        super().__init__(
+            {
+                "write": In(stream.Signature(write_layout(bus_bytes))),
+                "have": Out(1),
+                "unit": Out(write_layout(UNIT)),
+                "take": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        units = self.bus_bytes // UNIT
+        word = Signal(write_layout(self.bus_bytes))
+        left = Signal(range(max(units, 2)))  # after the current one
+        m.d.comb += [
+            self.write.ready.eq(~self.have),
+            self.unit.data.eq(word.data),
+            self.unit.strobe.eq(word.strobe),
+        ]
+        with m.If(self.take):
+            m.d.sync += [
+                word.data.eq(word.data >> 8 * UNIT),
+                word.strobe.eq(word.strobe >> UNIT),
+                left.eq(left - 1),
+                self.have.eq(left != 0),
+            ]
+        with m.If(self.write.valid & self.write.ready):
+            m.d.sync += [word.eq(self.write.payload), left.eq(units - 1), self.have.eq(1)]
+        return m
+
+
+class ReadWords(wiring.Component):
+    """Gathers words from what the chip sends, and keeps room for all that is on its way.
+
+    Parameters
+    ----------
+    bus_bytes : int
+    latency : int
+        Cycles from `unit` to its first half at `half`.
+
+    Members
+    -------
+    unit : In(1)
+        A unit was asked for; at most in every second cycle.
+    reserve : In(1)
+        It is the first of a word.
+    room : Out(1)
+        There is room for a word; unspecified in the cycle after `reserve`.
+    half : In(16)
+    read : Out(stream of 8 * bus_bytes bits)
+    """
+
+    def __init__(self, bus_bytes: int, latency: int) -> None:
+        self.bus_bytes, self.latency = bus_bytes, latency
+        super().__init__(
+            {
+                "unit": In(1),
+                "reserve": In(1),
+                "room": Out(1),
+                "half": In(16),
+                "read": Out(stream.Signature(8 * bus_bytes)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.queue = queue = SyncFIFO(width=8 * self.bus_bytes, depth=READ_WORDS)
+        coming = Signal(
+            self.latency + 1
+        )  # bit i: a unit's first half is at `half` in i cycles less the latency
+        word = Signal(8 * self.bus_bytes)
+        halves = Signal(range(self.bus_bytes // 2))
+        complete = Signal()
+        free = Signal(range(READ_WORDS + 1), init=READ_WORDS)
+        taken = self.read.valid & self.read.ready
+        arrives = coming[self.latency - 1] | coming[self.latency]
+        m.d.sync += [
+            coming.eq(Cat(self.unit, coming)),
+            complete.eq(arrives & halves.all()),
+            free.eq(free + taken - self.reserve),
+            self.room.eq(free != 0),
+        ]
+        with m.If(arrives):
+            m.d.sync += [word.eq(Cat(word[16:], self.half)), halves.eq(halves + 1)]
+        m.d.comb += [
+            queue.w_data.eq(word),
+            queue.w_en.eq(complete),
+            self.read.payload.eq(queue.r_data),
+            self.read.valid.eq(queue.r_rdy),
+            queue.r_en.eq(self.read.ready),
+        ]
+        return m
+
+
+class SdramController(wiring.Component):
+    """Memory in a 16-bit single-data-rate SDRAM.
+
+    A byte address is, from the low end: byte of the column, column, bank, row. Commands are carried out one after
+    the other; what is to be written should come soon after its command, because later commands wait for it.
+
+    Parameters
+    ----------
+    bus_bytes : int
+        A power of two from 4 to 128.
+    clock : float
+        Frequency of `sync` in Hz. The chip's clock has the same frequency, shifted so that its rising edge falls into
+        the middle of what the pads show.
+    timing : SdramTiming
+    row_bits, column_bits : int
+        Of the chip: 13 and 9 for 32 MB, 13 and 10 for 64 MB.
+    cas_latency : int
+        2 or 3.
+    capture : int
+        Cycles that the pads' registers outside of this component, the wires and the shift of the chip's clock add
+        to the CAS latency: a word comes in at `dq_i` ``cas_latency + capture`` cycles after its command went out,
+        and is taken into a register at the end of that cycle. 0 for registers here placed at the pads and a shift
+        of half a cycle: at 100 MHz the word then stands from about 4 ns after the start of that cycle to 2 ns after its
+        end (tAC 5.4 ns, tOH 2.5 ns, 3 ns for an output pad, 1 ns for an input pad).
+
+    Raises
+    ------
+    ValueError
+        For a clock that the chip or its refresh does not allow, or a parameter outside of these limits.
+
+    Members
+    -------
+    bus : In(memory_port(bus_bytes))
+    pads : Out(sdram_pads())
+        All from registers; `dq_i` goes to registers.
+    """
+
+    def __init__(
+        self,
+        bus_bytes: int,
+        clock: float,
+        timing: SdramTiming | None = None,
+        *,
+        row_bits: int = 13,
+        column_bits: int = 9,
+        cas_latency: int = 3,
+        capture: int = 0,
+    ) -> None:
+        timing = timing or SdramTiming()
+        timing.check_clock(clock, cas_latency)
+        _check("bus", bus_bytes in (4, 8, 16, 32, 64, 128), bus_bytes, "4, 8, 16, 32, 64 or 128 bytes wide")
+        _check("rows", 1 <= row_bits <= A_BITS, row_bits, f"addressed with 1 to {A_BITS} bits")
+        _check("columns", 8 <= column_bits <= 11, column_bits, "addressed with 8 to 11 bits")
+        _check("capture", 0 <= capture <= 8, capture, "0 to 8 cycles")
+        self.cycles = timing.cycles(clock)
+        # One refresh with all that comes before and after it.
+        pause = self.cycles.ras + self.cycles.wr + self.cycles.rp + self.cycles.rfc + self.cycles.rcd + 8
+        if self.cycles.refresh <= pause:
+            raise ValueError(
+                f"at {clock / 1e6:g} MHz a refresh is due every {self.cycles.refresh} cycles but takes up to {pause}: "
+                "raise the clock"
+            )
+        self.bus_bytes, self.row_bits, self.column_bits = bus_bytes, row_bits, column_bits
+        self.cas_latency, self.capture = cas_latency, capture
+        super().__init__({"bus": In(memory_port(bus_bytes)), "pads": Out(sdram_pads())})
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory."""
+        return 2 << (self.column_bits + 2 + self.row_bits)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.splitter = splitter = RowSplitter(self.bus_bytes, self.row_bits, self.column_bits)
+        m.submodules.scheduler = scheduler = Scheduler(
+            self.cycles,
+            word_units=self.bus_bytes // UNIT,
+            row_bits=self.row_bits,
+            column_bits=self.column_bits,
+            cas_latency=self.cas_latency,
+        )
+        m.submodules.units = units = WriteUnits(self.bus_bytes)
+        # A cycle each: to the scheduler's registers, to the pads, from the pads.
+        m.submodules.words = words = ReadWords(self.bus_bytes, 3 + self.cas_latency + self.capture)
+        bus, pads = wiring.flipped(self.bus), self.pads
+        wiring.connect(m, bus.command, splitter.command)
+        wiring.connect(m, splitter.segment, scheduler.segment)
+        wiring.connect(m, bus.write, units.write)
+        wiring.connect(m, words.read, bus.read)
+        m.d.comb += [
+            scheduler.have.eq(units.have),
+            units.take.eq(scheduler.write),
+            scheduler.room.eq(words.room),
+            words.unit.eq(scheduler.read),
+            words.reserve.eq(scheduler.reserve),
+            self.bus.written.eq(scheduler.written),
+        ]
+        m.d.sync += words.half.eq(pads.dq_i)
+        self._outputs(m, scheduler, units)
+        return m
+
+    def _outputs(self, m: Module, scheduler: Scheduler, units: WriteUnits) -> None:
+        """The registers at the pads. Nothing else reads them, so that they can be placed there."""
+        pads = self.pads
+        unit = Signal(data.StructLayout({"data": 32, "strobe": 4}))
+        first, second = Signal(), Signal()  # halves of `unit` that go out next
+        with m.If(scheduler.write):
+            m.d.sync += unit.eq(units.unit)
+        strobe = Mux(first, unit.strobe[:2], unit.strobe[2:])
+        ras, cas, we = scheduler.operation
+        m.d.sync += [
+            first.eq(scheduler.write),
+            second.eq(first),
+            pads.clk_en.eq(1),
+            pads.cs.eq(1),
+            pads.ras.eq(ras),
+            pads.cas.eq(cas),
+            pads.we.eq(we),
+            pads.ba.eq(scheduler.bank),
+            pads.a.eq(scheduler.address),
+            pads.dq_o.eq(Mux(first, unit.data[:16], unit.data[16:])),
+            pads.dq_oe.eq(first | second),
+            pads.dqm.eq(Mux(first | second, ~strobe, (~scheduler.awake).replicate(2))),
+        ]
+
+
+def _check(what: str, good: bool, value: int, must: str) -> None:
+    if not good:
+        raise ValueError(f"an SDRAM controller's {what} must be {must}, not {value}")

@@ -1,0 +1,153 @@
+"""What controller and model know of an SDRAM chip: its timings, its commands, its pads, its mode register."""
+
+import dataclasses
+import enum
+import math
+from dataclasses import dataclass
+
+from amaranth.hdl import unsigned
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+BANKS = 4
+A_BITS = 13
+"""Address pads, and so the most rows: 8192."""
+ALL_BANKS = 1 << 10
+"""The address bit that makes a precharge one of all banks, and a read or write close its row (not used here)."""
+INIT_REFRESHES = 8
+"""Refreshes between power-up and the mode register."""
+
+
+@dataclass(frozen=True)
+class SdramTiming:
+    """Timings of a single-data-rate SDRAM, in nanoseconds.
+
+    The defaults are each the slowest of the data sheets of ISSI IS42S16160G-7, Alliance AS4C16M16SA-7 and
+    AS4C32M16SB-7, Winbond W9825G6KH-6 and Micron MT48LC16M16A2-7E, so that any of them may be on a board.
+
+    Parameters
+    ----------
+    rcd : float
+        Activate to read or write (tRCD).
+    rp : float
+        Precharge to activate, refresh or mode register (tRP).
+    ras, rc : float
+        Activate to precharge (tRAS) and to the next activate (tRC) of the same bank.
+    rrd : float
+        Activate to activate of another bank (tRRD).
+    rfc : float
+        Refresh to the next command (tRFC).
+    wr : float
+        Last word written to precharge (tWR, tDPL).
+    mrd : float
+        Mode register to the next command (tMRD).
+    refresh : float
+        Between refreshes, on average (tREFI): 64 ms / 8192.
+    power_up : float
+        From stable clock and power to the first command.
+    cl2, cl3 : float
+        Shortest clock cycle with a CAS latency of 2 and 3.
+    """
+
+    rcd: float = 21.0
+    rp: float = 21.0
+    ras: float = 42.0
+    rc: float = 66.0
+    rrd: float = 15.0
+    rfc: float = 70.0
+    wr: float = 15.0
+    mrd: float = 15.0
+    refresh: float = 7812.5
+    power_up: float = 200_000.0
+    cl2: float = 10.0
+    cl3: float = 7.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ValueError(f"SDRAM timing {field.name!r} must be more than 0 ns, not {value}")
+
+    def cycles(self, clock: float) -> "SdramCycles":
+        """The timings in cycles of `clock` Hz, rounded up; the interval between refreshes, rounded down."""
+        up = {
+            name: math.ceil(getattr(self, name) * clock * 1e-9 - 1e-6)
+            for name in ("rcd", "rp", "ras", "rc", "rrd", "rfc", "wr", "mrd", "power_up")
+        }
+        return SdramCycles(**up, refresh=math.floor(self.refresh * clock * 1e-9 + 1e-6))
+
+    def check_clock(self, clock: float, cas_latency: int) -> None:
+        """Raises `ValueError` if the chip cannot run at `clock` Hz with `cas_latency`."""
+        if cas_latency not in (2, 3):
+            raise ValueError(f"the CAS latency of an SDRAM must be 2 or 3, not {cas_latency}")
+        shortest = self.cl2 if cas_latency == 2 else self.cl3
+        if clock * shortest > 1e9 * (1 + 1e-6):
+            raise ValueError(
+                f"with a CAS latency of {cas_latency} the SDRAM runs at up to {1e3 / shortest:.0f} MHz, "
+                f"not {clock / 1e6:g} MHz"
+            )
+
+
+@dataclass(frozen=True)
+class SdramCycles:
+    """`SdramTiming` in clock cycles."""
+
+    rcd: int
+    rp: int
+    ras: int
+    rc: int
+    rrd: int
+    rfc: int
+    wr: int
+    mrd: int
+    power_up: int
+    refresh: int
+
+
+class Operation(enum.IntEnum):
+    """The commands: bit 0 is `ras`, bit 1 `cas`, bit 2 `we`, each 1 where the pad is low."""
+
+    NOP = 0b000
+    ACTIVATE = 0b001
+    READ = 0b010
+    REFRESH = 0b011
+    STOP = 0b100
+    PRECHARGE = 0b101
+    WRITE = 0b110
+    MODE = 0b111
+
+
+# Annotations must be real objects here: `data.Struct` reads them.
+class ModeRegister(data.Struct):
+    """What the mode command takes from the address pads."""
+
+    burst: unsigned(3)  # type: ignore[valid-type]
+    """log2 of the burst length"""
+    interleaved: unsigned(1)  # type: ignore[valid-type]
+    cas_latency: unsigned(3)  # type: ignore[valid-type]
+    reserved: unsigned(2)  # type: ignore[valid-type]
+    single_write: unsigned(1)  # type: ignore[valid-type]
+    reserved_high: unsigned(3)  # type: ignore[valid-type]
+
+
+def sdram_pads() -> wiring.Signature:
+    """The pads of a 16-bit chip without its clock, seen from the controller; all of them active high, named and
+    meant as in the SDRAM resources of amaranth-boards (which invert `cs`, `ras`, `cas` and `we` at the pad).
+
+    ``dqm``: bit i masks byte i of ``dq``. ``dq_oe``: the controller drives ``dq_o``, in this cycle.
+    """
+    return wiring.Signature(
+        {
+            "clk_en": Out(1),
+            "cs": Out(1),
+            "ras": Out(1),
+            "cas": Out(1),
+            "we": Out(1),
+            "ba": Out(2),
+            "a": Out(A_BITS),
+            "dqm": Out(2),
+            "dq_o": Out(16),
+            "dq_oe": Out(1),
+            "dq_i": In(16),
+        }
+    )
