@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from amaranth.hdl import Cat, Const, Module, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -16,10 +16,9 @@ from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, Instruction, Queue
 class Semaphores(wiring.Component):
     """`SEMAPHORES` counters of 8 bits.
 
-    In every cycle a counter grows by the number of units that give it and shrinks by the number of queues
-    that take it, exactly, even if all of that happens at once. By the rules for programs a semaphore has one
-    consumer queue and never passes `SEMAPHORE_MAX`; what two queues that take the last count in one cycle do
-    is not defined.
+    In every cycle a counter grows by one if a unit gives it, and shrinks by one if a queue takes it. By the rules
+    for programs a semaphore has one producer queue and one consumer queue, and never passes `SEMAPHORE_MAX`: what two
+    units that give it in one cycle do is not defined, nor two queues that take it.
 
     Members
     -------
@@ -45,11 +44,12 @@ class Semaphores(wiring.Component):
         m = Module()
         for index in range(SEMAPHORES):
             count = Signal(range(SEMAPHORE_MAX + 1), name=f"count_{index}")
-            given = sum((self.give[queue][index] for queue in Queue), start=Const(0, 1))
-            taken = sum((self.take[queue][index] for queue in Queue), start=Const(0, 1))
-            m.d.sync += count.eq(count + given - taken)
+            given = Cat(self.give[queue][index] for queue in Queue).any()
+            taken = Cat(self.take[queue][index] for queue in Queue).any()
             with m.If(self.clear):
                 m.d.sync += count.eq(0)
+            with m.Elif(given ^ taken):
+                m.d.sync += count.eq(count + Mux(taken, -1, 1))
             m.d.comb += self.available[index].eq(count != 0)
         return m
 
