@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -68,7 +69,10 @@ def run_bench(
     executable = build_bench(component)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         results = Path(folder) / "results.xml"
+        seed = os.environ.get("COCOTB_RANDOM_SEED", str(secrets.randbits(32)))
+        print(f"COCOTB_RANDOM_SEED={seed}")
         environment = os.environ | {
+            "COCOTB_RANDOM_SEED": seed,
             "PYTHONPATH": os.pathsep.join([str(module.parent), *sys.path]),
             "PYGPI_PYTHON_BIN": sys.executable,
             "GPI_USERS": f"{find_libpython.find_libpython()};{cocotb_tools.config.pygpi_entry_point()}",

@@ -23,6 +23,9 @@ PERIOD = 2
 class Memory:
     """Scratchpad and accumulator as arrays of int8 and int32."""
 
+    reserved = BLOCKS * PARAMETER_VECTORS
+    """Vectors at the start of the scratchpad that instructions must not write."""
+
     def __init__(self, config, rng):
         source = np.random.default_rng(rng.getrandbits(32))
         self.config = config
@@ -73,11 +76,10 @@ class Model:
         """Whether no write touches what is read, another write, or a parameter block."""
         targets = [address for address, _ in self.writes]
         used = {address for kind, address in self.read if kind == "s"}
-        reserved = range(BLOCKS * PARAMETER_VECTORS)
         return (
             len(set(targets)) == len(targets)
             and used.isdisjoint(targets)
-            and not set(targets) & set(reserved)
+            and min(targets) >= self.memory.reserved
         )
 
     def apply(self):

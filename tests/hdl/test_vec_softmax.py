@@ -30,6 +30,8 @@ RESERVED = PARAMETER_VECTORS * (BLOCKS + 6)
 class SoftmaxMemory(Memory):
     """With row states, alignments and table; nothing is known of them until it is written."""
 
+    reserved = RESERVED
+
     def __init__(self, config, rng):
         super().__init__(config, rng)
         for name, shift in (("fine", 9), ("coarse", 4), ("equal", 4)):
