@@ -1,0 +1,241 @@
+"""The frames between a host and a board, defined once for both.
+
+A frame is a body and its CRC-32 (least significant byte first, as `zlib.crc32` computes it), between two bytes `END`.
+Inside, `END` and `ESC` are sent as `ESC` and the byte with the bits of `FLIP` inverted: HDLC-like framing, RFC 1662.
+So `END` always ends a frame: whatever happens to the bytes of one frame, the next one is understood, and damage to an
+`END` costs at most the two frames it stands between. A damaged frame is dropped without an answer.
+
+Hosts send requests: a header of `REQUEST_FIELDS`, and the payload of operations that `carries` tells. A board carries
+out undamaged requests in order and answers each: a header of `ANSWER_FIELDS`, and the payload of operations that read.
+A request has no effect before its last byte has arrived, and is answered when its effect is complete.
+
+Hosts send a request again when its answer does not come: every operation may be carried out twice. `START` is by
+itself: it names the number of starts so far, modulo 256, and has no effect when that is another.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+
+from weft.hdl.memmap import MAGIC
+
+PROTOCOL = 1
+END, ESC, FLIP = 0x7E, 0x7D, 0x20
+ANSWER = 0x80
+"""Set in the operation of an answer, so that an echo is none."""
+PAYLOAD = 256
+"""Bytes that a request may read or write; they must not lie on both sides of a multiple of this."""
+CRC_BYTES = 4
+
+REQUEST_FIELDS = {"sequence": 8, "operation": 8, "size": 16, "address": 32}
+"""Fields of a request and their widths in bits, least significant byte first: ``sequence`` comes back in the answer;
+``size`` bytes (0 to `PAYLOAD`) are read or written from byte address ``address`` on."""
+ANSWER_FIELDS = {"sequence": 8, "operation": 8, "starts": 8}
+"""Fields of an answer: ``starts`` is the number of programs started since the board was configured, modulo 256."""
+
+
+class Operation(enum.IntEnum):
+    """What a request asks for. Those with bit 0 set carry their payload. Frames with another value are dropped."""
+
+    READ_MEMORY = 0
+    WRITE_MEMORY = 1
+    READ_REGISTERS = 2  # AXI4-Lite, see `weft.hdl.memmap`
+    WRITE_REGISTERS = 3
+    IDENTIFY = 4  # read an `Identity`; from its end on, 0
+    START = (
+        5  # write registers, if bits 24 to 31 of the address are the number of starts so far, which goes up
+    )
+    RESET = 6  # reset the core; its registers are cleared
+
+
+def carries(operation: int) -> int:
+    """1 if a request has `operation`'s payload, 0 if it has none. Works for Amaranth values, too."""
+    return operation & 1
+
+
+def _packer(fields: dict[str, int]) -> struct.Struct:
+    return struct.Struct("<" + "".join({8: "B", 16: "H", 32: "I"}[width] for width in fields.values()))
+
+
+_REQUEST, _ANSWER = _packer(REQUEST_FIELDS), _packer(ANSWER_FIELDS)
+_IDENTITY = struct.Struct("<IHHIII16s")
+REQUEST_BYTES, ANSWER_BYTES, IDENTITY_BYTES = _REQUEST.size, _ANSWER.size, _IDENTITY.size
+
+
+class FrameError(ValueError):
+    """A body that is no request, answer or identity."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a host asks for; `encode` gives the body of its frame.
+
+    Raises `FrameError` for fields that do not fit.
+    """
+
+    sequence: int
+    operation: Operation
+    address: int = 0
+    size: int = 0
+    payload: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.size <= PAYLOAD - self.address % PAYLOAD:
+            raise FrameError(
+                f"{self.size} bytes from {self.address:#x} on do not lie in a block of {PAYLOAD}"
+            )
+        if len(self.payload) != self.size * carries(self.operation):
+            raise FrameError(f"{self.operation.name} of {self.size} bytes carries {len(self.payload)}")
+
+    def encode(self) -> bytes:
+        """The body of the request."""
+        try:
+            return _REQUEST.pack(self.sequence, self.operation, self.size, self.address) + self.payload
+        except struct.error as error:
+            raise FrameError(f"{self} does not fit into a frame: {error}") from None
+
+    @classmethod
+    def decode(cls, body: bytes) -> Request:
+        """The request in a frame. Raises `FrameError` if there is none."""
+        if len(body) < REQUEST_BYTES:
+            raise FrameError(f"a request has at least {REQUEST_BYTES} bytes, not {len(body)}")
+        sequence, operation, size, address = _REQUEST.unpack_from(body)
+        if operation not in list(Operation):
+            raise FrameError(f"unknown operation {operation:#x}")
+        return cls(sequence, Operation(operation), address, size, body[REQUEST_BYTES:])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a board answers to the request with the same `sequence`."""
+
+    sequence: int
+    operation: Operation
+    starts: int
+    payload: bytes = b""
+
+    def encode(self) -> bytes:
+        """The body of the answer."""
+        return _ANSWER.pack(self.sequence, self.operation | ANSWER, self.starts) + self.payload
+
+    @classmethod
+    def decode(cls, body: bytes) -> Answer:
+        """The answer in a frame. Raises `FrameError` if there is none."""
+        if len(body) < ANSWER_BYTES:
+            raise FrameError(f"an answer has at least {ANSWER_BYTES} bytes, not {len(body)}")
+        sequence, operation, starts = _ANSWER.unpack_from(body)
+        if operation ^ ANSWER not in list(Operation):
+            raise FrameError(f"operation {operation:#x} is none of an answer")
+        return cls(sequence, Operation(operation ^ ANSWER), starts, body[ANSWER_BYTES:])
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a board says about itself.
+
+    Attributes
+    ----------
+    board : str
+        Its name, at most 16 bytes of ASCII.
+    digest : int
+        `Config.digest` of its core.
+    memory_bytes : int
+        Size of its memory.
+    clock : int
+        Frequency of its clock in hertz.
+    buffer : int
+        Bytes of its buffer: the requests that wait for their answers must fit in it, headers and payload.
+    protocol : int
+        `PROTOCOL`.
+    """
+
+    board: str
+    digest: int
+    memory_bytes: int
+    clock: int
+    buffer: int
+    protocol: int = PROTOCOL
+
+    def encode(self) -> bytes:
+        """`IDENTITY_BYTES` bytes. Raises `FrameError` for fields that do not fit."""
+        name = self.board.encode("ascii", "replace")
+        if len(name) > 16:
+            raise FrameError(f"the board's name {self.board!r} is longer than 16 bytes")
+        try:
+            return _IDENTITY.pack(
+                MAGIC, self.protocol, self.buffer, self.digest, self.memory_bytes, self.clock, name
+            )
+        except struct.error as error:
+            raise FrameError(f"{self} does not fit: {error}") from None
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Identity:
+        """Raises `FrameError` if `payload` is no identity."""
+        if len(payload) != IDENTITY_BYTES:
+            raise FrameError(f"an identity has {IDENTITY_BYTES} bytes, not {len(payload)}")
+        magic, protocol, buffer, digest, memory_bytes, clock, name = _IDENTITY.unpack(payload)
+        if magic != MAGIC:
+            raise FrameError(f"an identity starts with {MAGIC:#x}, not {magic:#x}")
+        board = name.rstrip(b"\0").decode("ascii", "replace")
+        return cls(board, digest, memory_bytes, clock, buffer, protocol)
+
+
+LONGEST = REQUEST_BYTES + PAYLOAD + CRC_BYTES
+"""Bytes of the longest body and its CRC."""
+
+_END, _ESC = bytes([END]), bytes([ESC])
+_ESCAPED = re.compile(re.escape(_ESC) + b"(.)", re.DOTALL)
+
+
+def frame(body: bytes) -> bytes:
+    """The frame of a body: CRC, escapes, and an `END` on both sides."""
+    data = body + zlib.crc32(body).to_bytes(CRC_BYTES, "little")
+    for byte in (ESC, END):  # in this order: escaping `END` makes an `ESC`
+        data = data.replace(bytes([byte]), bytes([ESC, byte ^ FLIP]))
+    return _END + data + _END
+
+
+class Parser:
+    """Finds the undamaged frames in a stream of bytes.
+
+    Attributes
+    ----------
+    received : int
+        Bytes so far.
+    damaged : int
+        Frames so far that were dropped.
+    """
+
+    def __init__(self) -> None:
+        self.received = self.damaged = 0
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies of the frames that `data` completes."""
+        self.received += len(data)
+        *frames, self._rest = (self._rest + data).split(_END)
+        # What is longer than any frame is none, however it goes on: keep enough of it to know.
+        self._rest = self._rest[: 2 * LONGEST + 1]
+        bodies = []
+        for stuffed in frames:
+            body = _unstuff(stuffed)
+            if body is not None:
+                bodies.append(body)
+            elif stuffed:
+                self.damaged += 1
+        return bodies
+
+
+def _unstuff(stuffed: bytes) -> bytes | None:
+    """The body between two `END`; None if it is damaged."""
+    if stuffed.endswith(_ESC) and _ESCAPED.sub(b"", stuffed).endswith(_ESC):
+        return None  # cut short in the middle of an escape
+    data = _ESCAPED.sub(lambda match: bytes([match[1][0] ^ FLIP]), stuffed)
+    if not CRC_BYTES < len(data) <= LONGEST:
+        return None
+    body, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
+    return body if zlib.crc32(body).to_bytes(CRC_BYTES, "little") == crc else None
