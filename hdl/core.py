@@ -19,6 +19,7 @@ from weft.hdl.isa import Queue
 from weft.hdl.load import LoadUnit
 from weft.hdl.memmap import Counter
 from weft.hdl.mm import MmUnit
+from weft.hdl.parts import check_part
 from weft.hdl.scratchpad import Scratchpad
 from weft.hdl.semaphores import Dispatcher, Semaphores
 from weft.hdl.store import StoreUnit
@@ -31,6 +32,8 @@ class Core(wiring.Component):
     Parameters
     ----------
     config : Config
+    part : str
+        What it is generated for: one of `weft.hdl.parts.PARTS`. The cells that multiply depend on it, no result does.
 
     Members
     -------
@@ -42,8 +45,10 @@ class Core(wiring.Component):
         From the end of a program to the next start.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, part: str = "generic") -> None:
+        check_part(config, part)
         self.config = config
+        self.part = part
         manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}
         super().__init__({**manager, **AXI_LITE, "irq": Out(1)})
 
@@ -56,7 +61,7 @@ class Core(wiring.Component):
         m.submodules.scratchpad = scratchpad = Scratchpad(config, readers=4, writers=2)
         m.submodules.accumulator = accumulator = Accumulator(config)
         m.submodules.load = load = LoadUnit(config)
-        m.submodules.mm = mm = MmUnit(config)
+        m.submodules.mm = mm = MmUnit(config, self.part)
         m.submodules.vec = vec = VecUnit(config)
         m.submodules.store = store = StoreUnit(config)
 
@@ -134,7 +139,7 @@ class Core(wiring.Component):
         waiting, quiet = {}, [fetch.idle]
         for queue, kinds in queue_kinds(self.config).items():
             name = queue.name.lower()
-            dispatcher = Dispatcher(kinds, self.config.queue_depth)
+            dispatcher = Dispatcher(self.config, kinds)
             m.submodules[f"{name}_queue"] = dispatcher
             wiring.connect(m, getattr(fetch, name), dispatcher.fetched)
             wiring.connect(m, dispatcher.instruction, units[queue].instruction)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.block_fifo import BlockFifo
 from weft.hdl.config import Config
 from weft.hdl.isa import INSTRUCTIONS, WORD_BITS, Instruction, Opcode, Queue
-from weft.hdl.ports import bus_read
+from weft.hdl.ports import bus_read, part_layout
 
 BURST_BYTES = 128
 """Bytes of a burst at most (one bus word where that is more)."""
@@ -55,17 +55,14 @@ class Fetch(wiring.Component):
     error : Out(1)
         For one cycle: stopped at an unknown opcode.
     bus : Out(bus_read)
-    load, mm, vec, store : Out(stream of an instruction's layout)
-        The layout is that of the queue's first kind; other kinds have their own fields in the same word.
+    load, mm, vec, store : Out(stream of part_layout(config))
+        Instructions, part after part; all parts of one go to the same queue.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._kinds = queue_kinds(config)
-        queues = {
-            queue.name.lower(): Out(stream.Signature(kinds[0].layout()))
-            for queue, kinds in self._kinds.items()
-        }
+        queues = {queue.name.lower(): Out(stream.Signature(part_layout(config))) for queue in self._kinds}
         super().__init__(
             {
                 "start": In(1),
@@ -79,7 +76,7 @@ class Fetch(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.words = words = _Words(self._config)
+        m.submodules.parts = parts = _Parts(self._config)
         burst = max(BURST_BYTES // self._config.bus_bytes, 1)
         prefetched = self._buffer(m, burst * BURSTS)
 
@@ -89,11 +86,11 @@ class Fetch(wiring.Component):
         drained = pending == 0
         m.d.comb += [
             self.idle.eq(~running & drained),
-            words.clear.eq(self.start),
+            parts.clear.eq(self.start),
             self.bus.beat.ready.eq(1),
-            words.beat.payload.eq(prefetched.payload),
-            words.beat.valid.eq(prefetched.valid & running),
-            prefetched.ready.eq(words.beat.ready | ~running),
+            parts.beat.payload.eq(prefetched.payload),
+            parts.beat.valid.eq(prefetched.valid & running),
+            prefetched.ready.eq(parts.beat.ready | ~running),
         ]
 
         # A burst runs to the next multiple of its size, so it never crosses a page.
@@ -108,7 +105,7 @@ class Fetch(wiring.Component):
         new_page = address[: PAGE.bit_length() - 1] == 0
         issue = Signal()
         m.d.comb += issue.eq(
-            running & ~request.valid & room & (~new_page | (drained & ~words.word.valid)),
+            running & ~request.valid & room & (~new_page | (drained & ~parts.part.valid)),
         )
         m.d.sync += pending.eq(pending + Mux(issue, beats, 0) - (prefetched.valid & prefetched.ready))
         with m.If(request.ready):
@@ -123,7 +120,7 @@ class Fetch(wiring.Component):
         with m.If(self.start):
             m.d.sync += [running.eq(1), address[shift:].eq(self.program[shift:])]
 
-        self._dispatch(m, words, running)
+        self._dispatch(m, parts, running)
         return m
 
     def _buffer(self, m: Module, depth: int) -> stream.Interface:
@@ -137,23 +134,33 @@ class Fetch(wiring.Component):
         m.d.comb += [buffer.w_data.eq(beat.payload), buffer.w_en.eq(beat.valid)]
         return buffer.r_stream
 
-    def _dispatch(self, m: Module, words: _Words, running: Signal) -> None:
-        with m.If(running & words.word.valid), m.Switch(words.word.payload[:8]):
-            for queue, kinds in self._kinds.items():
-                port = getattr(self, queue.name.lower())
+    def _dispatch(self, m: Module, parts: _Parts, running: Signal) -> None:
+        part = parts.part.payload
+        queue_of, held = Signal(len(self._kinds)), Signal(len(self._kinds))
+        begins = Signal()
+        m.d.comb += [begins.eq(part.index == 0), queue_of.eq(held)]
+        with m.If(begins), m.Switch(part.data[:8]):
+            for number, kinds in enumerate(self._kinds.values()):
                 with m.Case(*(kind.OPCODE.value for kind in kinds)):
-                    m.d.comb += [port.valid.eq(1), words.word.ready.eq(port.ready)]
-            with m.Case(Opcode.END.value):
-                m.d.sync += running.eq(0)
+                    m.d.comb += queue_of.eq(1 << number)
             with m.Default():
-                m.d.comb += self.error.eq(1)
-                m.d.sync += running.eq(0)
-        for queue in self._kinds:
-            m.d.comb += Value.cast(getattr(self, queue.name.lower()).payload).eq(words.word.payload)
+                m.d.comb += queue_of.eq(0)
+        m.d.sync += held.eq(queue_of)
+        with m.If(running & parts.part.valid & ~queue_of.any()):
+            m.d.comb += self.error.eq(part.data[:8] != Opcode.END.value)
+            m.d.sync += running.eq(0)
+        for number, queue in enumerate(self._kinds):
+            port = getattr(self, queue.name.lower())
+            m.d.comb += [port.payload.eq(part), port.valid.eq(running & parts.part.valid & queue_of[number])]
+            with m.If(queue_of[number]):
+                m.d.comb += parts.part.ready.eq(port.ready)
 
 
-class _Words(wiring.Component):
-    """Bus beats to instruction words: gathers several beats, or splits one beat in several words."""
+class _Parts(wiring.Component):
+    """Bus beats to parts of instructions: numbers the beats, or splits one in several instructions.
+
+    A part stands in a register, as beats may come straight from a block memory.
+    """
 
     def __init__(self, config: Config) -> None:
         self._bus = config.widths.bus
@@ -161,30 +168,28 @@ class _Words(wiring.Component):
             {
                 "clear": In(1),
                 "beat": In(stream.Signature(self._bus)),
-                "word": Out(stream.Signature(WORD_BITS)),
+                "part": Out(stream.Signature(part_layout(config))),
             }
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        held = Signal(max(self._bus, WORD_BITS))
-        m.d.comb += self.word.payload.eq(held)
+        part = self.part.payload
+        held = Signal(self._bus)
+        splits = max(self._bus // WORD_BITS, 1)
+        left = Signal(range(splits + 1))  # parts left in `held`
+        taken = self.part.valid & self.part.ready
+        m.d.comb += [
+            part.data.eq(held),
+            self.part.valid.eq(left != 0),
+            self.beat.ready.eq((left == 0) | (taken & (left == 1))),
+        ]
+        with m.If(self.beat.valid & self.beat.ready):
+            m.d.sync += [held.eq(self.beat.payload), left.eq(splits)]
+        with m.Elif(taken):
+            m.d.sync += [held.eq(held >> WORD_BITS), left.eq(left - 1)]
         if self._bus < WORD_BITS:
-            steps = WORD_BITS // self._bus
-            step = Signal(range(steps + 1))
-            m.d.comb += [self.word.valid.eq(step == steps), self.beat.ready.eq(step != steps)]
-            with m.If(self.beat.valid & self.beat.ready):
-                m.d.sync += [held.eq(Cat(held[self._bus :], self.beat.payload)), step.eq(step + 1)]
-            with m.If(self.word.valid & self.word.ready):
-                m.d.sync += step.eq(0)
-        else:
-            steps = self._bus // WORD_BITS
-            step = Signal(range(steps + 1))  # words left in `held`
-            m.d.comb += [self.word.valid.eq(step != 0), self.beat.ready.eq(step == 0)]
-            with m.If(self.word.valid & self.word.ready):
-                m.d.sync += [held.eq(held >> WORD_BITS), step.eq(step - 1)]
-            with m.If(self.beat.valid & self.beat.ready):
-                m.d.sync += [held.eq(self.beat.payload), step.eq(steps)]
+            m.d.sync += part.index.eq(part.index + taken)
         with m.If(self.clear):
-            m.d.sync += step.eq(0)
+            m.d.sync += [left.eq(0), part.index.eq(0)]
         return m

@@ -5,7 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
-from weft.hdl.isa import SEMAPHORES, Instruction
+from weft.hdl.isa import SEMAPHORES, WORD_BITS, Instruction
 
 READ_LATENCY = 2
 """Cycles from a granted read request to its data, for scratchpad and accumulator alike."""
@@ -102,6 +102,13 @@ def bus_write(config: Config) -> wiring.Signature:
             "confirmed": In(1),
         }
     )
+
+
+def part_layout(config: Config) -> data.StructLayout:
+    """A part of an instruction on its way to a queue: as many bits as the bus has, up to the whole word. `index`, 0 for
+    the low bits, counts up."""
+    width = min(config.widths.bus, WORD_BITS)
+    return data.StructLayout({"data": width, "index": range(max(WORD_BITS // width, 2))})
 
 
 def unit(instruction: type[Instruction]) -> dict[str, wiring.Member]:

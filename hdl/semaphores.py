@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, Instruction, Queue
+from weft.hdl.config import Config
+from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Instruction, Queue
+from weft.hdl.ports import part_layout
 
 
 class Semaphores(wiring.Component):
@@ -59,16 +61,16 @@ class Dispatcher(wiring.Component):
 
     Parameters
     ----------
+    config : Config
+        Of it, the width of the bus and `queue_depth`.
     kinds : sequence of type[Instruction]
         The instructions of the unit.
-    depth : int
-        Instructions that the queue holds.
 
     Members
     -------
-    fetched : In(stream of the first kind's layout)
-        From fetch. Of the opcode only those bits are stored in which the kinds differ, and no bits that are reserved
-        in all kinds.
+    fetched : In(stream of part_layout(config))
+        From fetch, instruction after instruction. Of the opcode only those bits are stored in which the kinds differ,
+        and no bits that are reserved in all kinds.
     available : In(SEMAPHORES)
         Semaphores above 0.
     take : Out(SEMAPHORES)
@@ -79,16 +81,16 @@ class Dispatcher(wiring.Component):
     waiting : Out(1)
         The next instruction lacks a semaphore.
     empty : Out(1)
-        The queue holds no instruction.
+        The queue holds no whole instruction.
     """
 
-    def __init__(self, kinds: Sequence[type[Instruction]], depth: int) -> None:
+    def __init__(self, config: Config, kinds: Sequence[type[Instruction]]) -> None:
         self._kinds = tuple(kinds)
-        self._depth = depth
+        self._depth = config.queue_depth
         layout = self._kinds[0].layout()
         super().__init__(
             {
-                "fetched": In(stream.Signature(layout)),
+                "fetched": In(stream.Signature(part_layout(config))),
                 "available": In(SEMAPHORES),
                 "take": Out(SEMAPHORES),
                 "instruction": Out(stream.Signature(layout)),
@@ -99,30 +101,57 @@ class Dispatcher(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
+        word = self.instruction.payload
+        level = Signal(range(self._depth + 1))
+        satisfied = (word.wait & ~self.available) == 0
+        accepted = self.instruction.valid & self.instruction.ready
+        last = self.fetched.payload.index == WORD_BITS // len(self.fetched.payload.data) - 1
+        written = self.fetched.valid & self.fetched.ready
+        arrived = written & last
+        m.d.comb += [
+            self.fetched.ready.eq(level != self._depth),
+            self.empty.eq(level == 0),
+            self.instruction.valid.eq(~self.empty & satisfied),
+            self.waiting.eq(~self.empty & ~satisfied),
+            word.opcode.eq(int(self._kinds[0].OPCODE)),
+        ]
+        m.d.sync += level.eq(level + arrived - accepted)
+        with m.If(accepted):
+            m.d.comb += self.take.eq(word.wait)
+        self._store(m, written, arrived, accepted)
+        return m
+
+    def _store(self, m: Module, written: Value, arrived: Value, accepted: Value) -> None:
+        """A memory for each part of an instruction. Read without a clock, so that these few wide words become
+        distributed memory and not block memory."""
+        part, word = self.fetched.payload, Value.cast(self.instruction.payload)
+        width, stored = len(part.data), self._stored()
+        write_at, read_at = Signal(range(self._depth)), Signal(range(self._depth))
+        m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + accepted)]
+        for index in range(WORD_BITS // width):
+            bits = [bit for bit in stored if bit // width == index]
+            if not bits:
+                continue
+            enable = written & (part.index == index)
+            source = Cat(part.data[bit % width] for bit in bits)
+            target = Cat(word[bit] for bit in bits)
+            if self._depth == 1:
+                held = Signal(len(bits), name=f"held{index}")
+                with m.If(enable):
+                    m.d.sync += held.eq(source)
+                m.d.comb += target.eq(held)
+                continue
+            m.submodules[f"part{index}"] = ram = Memory(shape=len(bits), depth=self._depth, init=[])
+            store, fetch = ram.write_port(), ram.read_port(domain="comb")
+            m.d.comb += [store.en.eq(enable), store.addr.eq(write_at), store.data.eq(source)]
+            m.d.comb += [fetch.addr.eq(read_at), target.eq(fetch.data)]
+
+    def _stored(self) -> list[int]:
+        """Bits of an instruction that are stored."""
         header = 8
         end = header + max(
             sum(field.metadata["width"] for field in dataclasses.fields(kind)) for kind in self._kinds
         )
         opcodes = [int(kind.OPCODE) for kind in self._kinds]
         differing = [bit for bit in range(header) if len({opcode >> bit & 1 for opcode in opcodes}) > 1]
-        fetched, word = Value.cast(self.fetched.payload), self.instruction.payload
-        stored = Cat(fetched[header:end], *(fetched[bit] for bit in differing))
-        # Read without a clock, so that these few wide words become distributed memory and not block memory.
-        m.submodules.fifo = fifo = SyncFIFO(width=len(stored), depth=self._depth)
-        m.d.comb += [
-            fifo.w_data.eq(stored),
-            fifo.w_en.eq(self.fetched.valid),
-            self.fetched.ready.eq(fifo.w_rdy),
-            word.opcode.eq(opcodes[0]),
-            Cat(Value.cast(word)[header:end], *(word.opcode[bit] for bit in differing)).eq(fifo.r_data),
-        ]
-        satisfied = (word.wait & ~self.available) == 0
-        m.d.comb += [
-            self.instruction.valid.eq(fifo.r_rdy & satisfied),
-            fifo.r_en.eq(self.instruction.valid & self.instruction.ready),
-            self.waiting.eq(fifo.r_rdy & ~satisfied),
-            self.empty.eq(~fifo.r_rdy),
-        ]
-        with m.If(self.instruction.valid & self.instruction.ready):
-            m.d.comb += self.take.eq(word.wait)
-        return m
+        return [*differing, *range(header, end)]

@@ -32,6 +32,7 @@ class Bench:
         self.request: tuple[int, int] | None = None
         self.limit = MEMORY
         self.received: list[tuple[Queue, bytes]] = []
+        self.parts: tuple[Queue, bytes] | None = None  # of an instruction that is not yet whole
         self.ready_rate = 0.8
 
     async def reset(self) -> None:
@@ -62,10 +63,20 @@ class Bench:
         for queue in Queue:
             name = queue.name.lower()
             if int(getattr(dut, f"{name}__valid").value) and int(getattr(dut, f"{name}__ready").value):
-                word = int(getattr(dut, f"{name}__payload").value).to_bytes(64, "little")
-                self.received.append((queue, word))
+                self._receive(queue, int(getattr(dut, f"{name}__payload").value))
         self.errors += int(dut.error.value)
         await FallingEdge(dut.clk)
+
+    def _receive(self, queue: Queue, payload: int) -> None:
+        width = min(self.bus, 64)
+        index, data = payload >> 8 * width, (payload & (1 << 8 * width) - 1).to_bytes(width, "little")
+        before = self.parts[1] if self.parts else b""
+        assert self.parts is None or self.parts[0] == queue, "an instruction changed queues"
+        assert index * width == len(before)
+        self.parts = (queue, before + data)
+        if len(self.parts[1]) == 64:
+            self.received.append(self.parts)
+            self.parts = None
 
     def _sample_bus(self) -> None:
         dut = self.dut

@@ -11,6 +11,7 @@ import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly
 
+from weft.hdl.config import PRESETS
 from weft.hdl.isa import (
     INSTRUCTIONS,
     SEMAPHORE_MAX,
@@ -74,15 +75,16 @@ async def bench_semaphores(dut: Any) -> None:
 @cocotb.test()
 async def bench_dispatcher(dut: Any) -> None:
     """Order, content, and that an instruction passes exactly when its semaphores are there."""
-    opcodes = bench_parameters()["opcodes"]
+    opcodes, part, depth = (bench_parameters()[name] for name in ("opcodes", "part", "depth"))
     await reset(dut, fetched__valid=0, fetched__payload=0, instruction__ready=0, available=0)
     sent: list[bytes] = []
     received: list[bytes] = []
     offered: bytes | None = None
-    seen_waiting = 0
-    for _ in range(6000):
+    index = seen_waiting = most = 0
+    for _ in range(bench_parameters()["cycles"]):
         await FallingEdge(dut.clk)
-        if offered is None and random.random() < 0.6:
+        starts = offered is None and random.random() < 0.6
+        if starts:
             wait = random.choice(
                 [0, 1 << random.randrange(16), random.randrange(1 << 16) & random.randrange(1 << 16)]
             )
@@ -90,8 +92,10 @@ async def bench_dispatcher(dut: Any) -> None:
             last = dataclasses.fields(kind)[-1]  # with every bit set, its value is legal
             given = {last.name: -1 if last.metadata["signed"] else limits(last)[1]}
             offered = kind(wait=wait, signal=random.randrange(1 << 16), **given).encode()
-        dut.fetched__valid.value = offered is not None
-        dut.fetched__payload.value = int.from_bytes(offered or bytes(64), "little")
+        valid = offered is not None and (starts or random.random() < 0.9)
+        data = (offered or bytes(64))[index * part : (index + 1) * part]
+        dut.fetched__valid.value = valid
+        dut.fetched__payload.value = int.from_bytes(data, "little") | index << 8 * part
         available = random.randrange(1 << 16) | random.randrange(1 << 16)
         dut.available.value = available
         dut.instruction__ready.value = random.random() < 0.7
@@ -104,13 +108,16 @@ async def bench_dispatcher(dut: Any) -> None:
         seen_waiting += int(dut.waiting.value)
         moved = satisfied and int(dut.instruction__ready.value)
         assert int(dut.take.value) == (head.wait if moved else 0)
-        if offered is not None and int(dut.fetched__ready.value):
-            sent.append(offered)
-            offered = None
+        if offered is not None and valid and int(dut.fetched__ready.value):
+            index += 1
+            if index == 64 // part:
+                sent.append(offered)
+                offered, index = None, 0
         if moved:
             received.append(int(dut.instruction__payload.value).to_bytes(64, "little"))
             assert received[-1] == sent[len(received) - 1]
-        assert len(sent) - len(received) <= 4
+        most = max(most, len(sent) - len(received))
+    assert most == depth
     assert len(received) > 500
     assert seen_waiting > 500
 
@@ -119,7 +126,16 @@ def test_semaphores() -> None:
     run_bench(Semaphores(), only="bench_semaphores")
 
 
-@pytest.mark.parametrize("kinds", [(Mm,), (Vec, Softmax, Normalise, Table), (Load, Store)])
-def test_dispatcher(kinds: tuple[type[Instruction], ...]) -> None:
-    opcodes = [int(kind.OPCODE) for kind in kinds]
-    run_bench(Dispatcher(kinds, depth=4), parameters={"opcodes": opcodes}, only="bench_dispatcher")
+@pytest.mark.parametrize(
+    ("kinds", "bus_bytes", "depth"),
+    [((Mm,), 4, 4), ((Vec, Softmax, Normalise, Table), 16, 4), ((Load, Store), 128, 2)],
+)
+def test_dispatcher(kinds: tuple[type[Instruction], ...], bus_bytes: int, depth: int) -> None:
+    config = PRESETS["tiny"].replace(bus_bytes=bus_bytes, queue_depth=depth)
+    parameters = {
+        "opcodes": [int(kind.OPCODE) for kind in kinds],
+        "part": min(bus_bytes, 64),
+        "depth": depth,
+        "cycles": 6000 if bus_bytes >= 64 else 20000,
+    }
+    run_bench(Dispatcher(config, kinds), parameters=parameters, only="bench_dispatcher")
