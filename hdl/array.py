@@ -9,7 +9,9 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
+from weft.hdl.parts import check_part
 from weft.hdl.pe import PeRow
+from weft.hdl.pe_pairs import DualRow, PackedRow, PairRow
 
 
 class Array(wiring.Component):
@@ -25,11 +27,13 @@ class Array(wiring.Component):
     Parameters
     ----------
     config : Config
+    part : str
+        One of `weft.hdl.parts.PARTS`; `weft.hdl.config.ConfigError` if it cannot hold the array.
 
     Attributes
     ----------
     latency : int
-        Cycles from a row of A to its row of C: ``2 * N + 1``.
+        Cycles from a row of A to its row of C: ``2 * N + 1``, for pairs of columns ``3/2 * N`` and a few.
 
     Members
     -------
@@ -45,8 +49,10 @@ class Array(wiring.Component):
         Row of C, exact.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, part: str = "generic") -> None:
+        check_part(config, part)
         self.config = config
+        self._kind: type[PeRow] | type[PairRow] = {"ecp5": PackedRow, "ice40": DualRow}.get(part, PeRow)
         super().__init__(
             {
                 "a": In(config.widths.activation * config.n),
@@ -59,13 +65,13 @@ class Array(wiring.Component):
 
     @property
     def latency(self) -> int:
-        # Element N-1 enters N-1 cycles late, its product and sum in column 0 take 3, column N-1 is N-1 behind.
-        return 2 * self.config.n + 1
+        # Element N-1 enters N-1 cycles late, and the last group is as many cycles behind the first as there are others.
+        return self.config.n - 1 + self.config.n // self._kind.width - 1 + self._kind.cycles
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         n, widths = self.config.n, self.config.widths
-        rows = [PeRow(n, widths.activation, widths.psum) for _ in range(n)]
+        rows = [self._kind(n, widths.activation, widths.psum) for _ in range(n)]
         for r, row in enumerate(rows):
             m.submodules[f"row{r}"] = row
             entry = Cat(self.a.word_select(r, widths.activation), self.b.word_select(r, 8))
@@ -73,9 +79,11 @@ class Array(wiring.Component):
         m.d.comb += [rows[0].latch.eq(self.latch), rows[0].swap.eq(self.swap)]
         for row, below in pairwise(rows):
             m.d.comb += [below.latch.eq(row.latch_below), below.swap.eq(row.swap_below)]
-            m.d.comb += [below.above[c].eq(row.below[c]) for c in range(n)]
-        for c in range(n):
-            m.d.comb += self.c[c].eq(_delay(m, rows[-1].below[c], n - 1 - c, f"deskew{c}"))
+            m.d.comb += [below.above[g].eq(row.below[g]) for g in range(row.groups)]
+        columns: list[Value] = []
+        for g in range(rows[-1].groups):
+            columns.append(_delay(m, Cat(*rows[-1].sums(m, g)), rows[-1].groups - 1 - g, f"deskew{g}"))
+        m.d.comb += self.c.as_value().eq(Cat(*columns))
         return m
 
 

@@ -159,7 +159,7 @@ class Core(wiring.Component):
             counters.enable.eq(control.running),
             counters.row.eq(mm.row),
             counters.write.eq(mm.write),
-            counters.index.eq(control.counter),
+            control.counter.eq(counters.index),
             control.counter_value.eq(counters.value),
         ]
         m.d.comb += [counters.event[counter].eq(event) for counter, event in events.items()]

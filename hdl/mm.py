@@ -17,7 +17,7 @@ from weft.hdl.mm_weights import WeightLoader
 
 IN_FLIGHT = 16
 """More instructions than can be between acceptance and signal: each takes at least N cycles to issue, and signals
-2 * N + 10 cycles later at most."""
+2 * N + 11 cycles later at most."""
 
 
 class MmUnit(wiring.Component):
@@ -29,6 +29,8 @@ class MmUnit(wiring.Component):
     Parameters
     ----------
     config : Config
+    part : str
+        See `weft.hdl.array.Array`.
 
     Members
     -------
@@ -49,8 +51,9 @@ class MmUnit(wiring.Component):
         A row of A waits for its tile's weights; for a grant, or for an earlier write to its row of C.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, part: str = "generic") -> None:
         self.config = config
+        self.part = part
         members = {
             **ports.unit(Mm),
             "a": Out(ports.scratchpad_read(config)),
@@ -69,7 +72,7 @@ class MmUnit(wiring.Component):
         m = Module()
         m.submodules.weights = weights = WeightLoader(self.config)
         m.submodules.rows = rows = RowIssuer(self.config)
-        m.submodules.array = array = Array(self.config)
+        m.submodules.array = array = Array(self.config, self.part)
         wiring.connect(m, wiring.flipped(self.a), rows.read)
         wiring.connect(m, wiring.flipped(self.b), weights.read)
         if self.config.softmax:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Signal, signed
+from amaranth.hdl import Cat, Module, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -23,6 +23,13 @@ class PeRow(wiring.Component):
     psum_width : int
         Width of the partial sums that pass through; sums wrap to it.
 
+    Attributes
+    ----------
+    width, groups : int
+        Columns that activations reach together (`weft.hdl.pe_pairs` has two), and how many such groups there are.
+    cycles : int
+        From an activation's entry to what `sums` returns, for group 0; group g is g cycles later.
+
     Members
     -------
     a : In(signed(activation_width))
@@ -38,8 +45,11 @@ class PeRow(wiring.Component):
         The pulses one cycle later, for the row below.
     """
 
+    width = 1
+    cycles = 3
+
     def __init__(self, columns: int, activation_width: int, psum_width: int) -> None:
-        self.columns = columns
+        self.groups = columns
         self.activation_width = activation_width
         self.psum_width = psum_width
         super().__init__(
@@ -55,9 +65,13 @@ class PeRow(wiring.Component):
             }
         )
 
+    def sums(self, m: Module, group: int) -> list[Value]:
+        """The columns' sums from what the array's last row hands down."""
+        return [self.below[group]]
+
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        n, width = self.columns, self.activation_width
+        n, width = self.groups, self.activation_width
         # Bit slices of one wide register each: what stands at column c's output is slice c.
         # Data needs no reset: nothing is done with what no pulse announced.
         a, b = Signal(width * n, reset_less=True), Signal(8 * n, reset_less=True)

@@ -16,6 +16,7 @@ from typing import Any
 from amaranth.lib import wiring
 
 from weft.hdl.verilog import generate
+from weft.sim.cells import without_cells
 from weft.sim.verilate import build
 
 
@@ -26,12 +27,15 @@ def _ports(component: wiring.Component) -> list[str]:
     return names
 
 
-def build_bench(component: wiring.Component) -> Path:
-    """The cocotb executable of `component` (top module ``dut``), from the cache if it was built before."""
+def build_bench(component: wiring.Component, *, part: str = "generic") -> Path:
+    """The cocotb executable of `component` (top module ``dut``), from the cache if it was built before.
+
+    `part` is what `component` was made for; see `weft.hdl.parts`.
+    """
     import cocotb_tools.config
 
     return build(
-        generate(component, name="dut"),
+        without_cells(generate(component, name="dut"), top="dut", part=part),
         top="dut",
         driver=cocotb_tools.config.share_dir / "lib" / "verilator" / "verilator.cpp",
         output="bench",
@@ -47,7 +51,11 @@ def build_bench(component: wiring.Component) -> Path:
 
 
 def run_bench(
-    component: wiring.Component, *, parameters: dict[str, Any] | None = None, only: str = ""
+    component: wiring.Component,
+    *,
+    parameters: dict[str, Any] | None = None,
+    only: str = "",
+    part: str = "generic",
 ) -> None:
     """Run the cocotb tests of the calling file against `component`; raises `AssertionError` if one fails.
 
@@ -59,6 +67,8 @@ def run_bench(
         JSON values that the cocotb tests read back with `bench_parameters`.
     only : str
         A regular expression; cocotb tests whose name does not match are left out.
+    part : str
+        What `component` was made for, see `weft.hdl.parts`: models take the place of its cells.
 
     The random seed is printed, and can be set with ``COCOTB_RANDOM_SEED``.
     """
@@ -66,7 +76,7 @@ def run_bench(
     import find_libpython
 
     module = Path(inspect.stack()[1].filename)
-    executable = build_bench(component)
+    executable = build_bench(component, part=part)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         results = Path(folder) / "results.xml"
         seed = os.environ.get("COCOTB_RANDOM_SEED", str(secrets.randbits(32)))

@@ -71,8 +71,23 @@ async def bench_array(dut):
         await FallingEdge(dut.clk)
 
 
-@pytest.mark.parametrize(("n", "probability_bits"), [(2, 8), (4, 8), (4, 0), (8, 7)])
-def test_array(n, probability_bits):
+@pytest.mark.parametrize(
+    ("n", "probability_bits", "part"),
+    [
+        (2, 8, "generic"),
+        (4, 8, "generic"),
+        (4, 0, "generic"),
+        (8, 7, "generic"),
+        (2, 8, "ecp5"),
+        (4, 0, "ecp5"),
+        (8, 8, "ecp5"),
+        pytest.param(16, 8, "ecp5", marks=pytest.mark.long),
+        (2, 7, "ice40"),
+        (4, 0, "ice40"),
+        (4, 8, "gowin"),
+    ],
+)
+def test_array(n, probability_bits, part):
     config = Config(n=n, lanes=1, probability_bits=probability_bits)
-    array = Array(config)
-    run_bench(array, parameters={"config": config.to_dict(), "latency": array.latency})
+    array = Array(config, part)
+    run_bench(array, parameters={"config": config.to_dict(), "latency": array.latency}, part=part)
