@@ -19,8 +19,10 @@ class BoardModel:
         Reads of the status register for which a program runs.
     result : Status
         Status bits that a program ends with.
-    starts, resets : int
-        How often programs were started, and resets carried out.
+    moving : set of Counter
+        Counters that go up in a program, by `step` for each read of the status register.
+    starts, runs, resets : int
+        Starts that counted, programs that began, and resets carried out.
     """
 
     def __init__(self, config: Config, memory_bytes: int = 1 << 16, *, clock: int = 25_000_000) -> None:
@@ -28,7 +30,8 @@ class BoardModel:
         self.registers = bytearray(SIZE)
         self.identity = Identity("model", config.digest, memory_bytes, clock, 2048)
         self.duration, self.result = 3, Status.DONE
-        self.starts = self.resets = 0
+        self.moving, self.step = {Counter.CYCLES, Counter.READ_BEATS}, 1000
+        self.starts = self.runs = self.resets = 0
         self._left = 0
         self._parser = Parser()
         for register, value in {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: config.digest}.items():
@@ -80,16 +83,18 @@ class BoardModel:
             if at in WRITABLE:
                 self.registers[at] = byte
             elif at == Reg.CONTROL and byte & 1 and not self.get(Reg.STATUS) & Status.BUSY:
+                self.runs += 1
                 self._left = self.duration
                 self.set(Reg.STATUS, Status.BUSY)
-                self.set(counter_register(Counter.CYCLES), 0)
+                self.registers[Reg.COUNTER :] = bytes(SIZE - Reg.COUNTER)
 
     def _run(self, seen: range) -> None:
         """Let the program go on by one step if its status is asked for."""
         if Reg.STATUS not in seen or not self.get(Reg.STATUS) & Status.BUSY:
             return
-        cycles = counter_register(Counter.CYCLES)
-        self.set(cycles, self.get(cycles) + 1000)
+        for counter in self.moving:
+            register = counter_register(counter)
+            self.set(register, self.get(register) + self.step)
         self._left -= 1
         if self._left <= 0:
             self.set(Reg.STATUS, self.result)

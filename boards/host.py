@@ -1,0 +1,298 @@
+"""A board as a device: programs run on an FPGA behind a serial port."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from weft.boards.frames import IDENTITY_BYTES, PAYLOAD, PROTOCOL, FrameError, Identity, Operation, Request
+from weft.boards.session import ATTEMPTS, Session, open_port
+from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa import BASES
+from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.stalls import goes_on, waits
+from weft.sim.device import DeviceError
+
+BAUD = 115_200
+NAP = 0.01
+"""Seconds between looks at the status register, after some quick ones."""
+PATIENCE = 1_000_000
+"""Cycles over which nothing moves in a program that hangs."""
+PROBE = 10_000
+"""Cycles over which a program that does not end is watched, to say what it waits for."""
+
+
+class BoardDevice:
+    """A `weft.sim.device.Device` that is an FPGA board on a serial port. Use `open`.
+
+    Parameters
+    ----------
+    session : Session
+        The line to the board.
+    config : Config
+        The accelerator that programs are for.
+
+    Attributes
+    ----------
+    identity : Identity
+        What the board says about itself.
+
+    Raises
+    ------
+    DeviceError
+        If no board answers, or one that is built for another configuration or version.
+    """
+
+    def __init__(self, session: Session, config: Config) -> None:
+        self.config = config
+        self._session = session
+        self._bases = [0] * BASES
+        self._starts = 0
+        self._failed = self._started = False
+        self.identity = self._identify()
+        self.memory_bytes = self.identity.memory_bytes
+        session.buffer = self.identity.buffer
+        # Whatever a program before left behind.
+        self._reset()
+        for register, value in {
+            Reg.MAGIC: MAGIC,
+            Reg.VERSION: VERSION,
+            Reg.CONFIG: config.digest,
+        }.items():
+            found = self._read_register(register)
+            if found != value:
+                raise DeviceError(
+                    f"register {register.name} of the core at {session.name} is {found:#x}, not {value:#x}: "
+                    "build and flash it again"
+                )
+
+    @classmethod
+    def open(
+        cls,
+        port: str,
+        config: Config,
+        *,
+        baud: int = BAUD,
+        timeout: float | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> Self:
+        """The board at a serial port; its core is reset.
+
+        Parameters
+        ----------
+        port : str
+            As ``/dev/ttyUSB0`` or ``COM3``, or a URL that pyserial knows.
+        config : Config
+            The accelerator that programs are for.
+        baud : int
+            Bits a second on the line: the board's clock by its divisor.
+        timeout : float or None
+            Seconds without an answer after which requests are sent again. None for a real board; a simulated one takes
+            longer.
+        attempts : int
+            How often in a row that may happen.
+
+        Raises
+        ------
+        DeviceError
+            If the port cannot be opened, no board answers, or one that is built for another configuration or version.
+        """
+        opened = open_port(port, baud)
+        if timeout is None:
+            timeout = 0.2 + 8192 * 10 / baud
+        session = Session(opened, port, timeout=timeout, attempts=attempts)
+        try:
+            return cls(session, config)
+        except BaseException:
+            session.close()
+            raise
+
+    def _identify(self) -> Identity:
+        answer = self._session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
+        name = self._session.name
+        try:
+            identity = Identity.decode(answer.payload)
+        except FrameError as error:
+            raise DeviceError(f"what answers at {name} is no weft board: {error}") from None
+        if identity.protocol != PROTOCOL:
+            raise DeviceError(
+                f"the board at {name} speaks version {identity.protocol} of the link, this weft version {PROTOCOL}: "
+                "build and flash it again"
+            )
+        if identity.digest != self.config.digest:
+            raise DeviceError(
+                f"the board {identity.board} at {name} is built for {_describe(identity.digest)}, "
+                f"the program is for {_describe(self.config.digest)}: compile for the one or flash the other"
+            )
+        return identity
+
+    def close(self) -> None:
+        """Close the port. A program that runs goes on until the board is opened again."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def repeated(self) -> int:
+        """Requests so far that had to be sent again: above 0, the line loses bytes."""
+        return self._session.repeated
+
+    def write(self, address: int, payload: bytes) -> None:
+        """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
+        self._check_range(address, len(payload))
+        view = memoryview(bytes(payload))
+        for _ in self._session.exchange(
+            Request(0, Operation.WRITE_MEMORY, at, size, bytes(view[at - address : at - address + size]))
+            for at, size in _blocks(address, len(payload))
+        ):
+            pass
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
+        self._check_range(address, size)
+        blocks = list(_blocks(address, size))
+        found = bytearray(size)
+        for index, answer in self._session.exchange(
+            Request(0, Operation.READ_MEMORY, at, length) for at, length in blocks
+        ):
+            at, length = blocks[index]
+            found[at - address : at - address + length] = answer.payload
+        return bytes(found)
+
+    def _check_range(self, address: int, size: int) -> None:
+        if address < 0 or size < 0 or address + size > self.memory_bytes:
+            raise DeviceError(
+                f"{size} bytes at {address:#x} do not lie in a memory of {self.memory_bytes} bytes"
+            )
+
+    def set_base(self, index: int, address: int) -> None:
+        """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
+        if not 0 <= index < BASES:
+            raise DeviceError(f"base register {index} does not exist; there are {BASES}")
+        if not 0 <= address < 1 << 32:
+            raise DeviceError(f"base register {index} cannot hold {address}: it is 32 bits")
+        self._bases[index] = address
+        self._write_register(base_register(index), address)
+
+    def start(self, program: int) -> None:
+        """Start the program at DRAM byte address `program`, a multiple of the bus width.
+
+        After a failed run the core is reset first, as nothing else brings its units to a known state.
+        """
+        if program % self.config.bus_bytes:
+            raise DeviceError(f"program address {program:#x} is no multiple of {self.config.bus_bytes} bytes")
+        self._check_range(program, 0)
+        if self._failed:
+            self._reset()
+            for index, address in enumerate(self._bases):
+                self._write_register(base_register(index), address)
+        elif self._status() & Status.BUSY:
+            raise DeviceError("a program is still running")
+        self._write_register(Reg.PROGRAM, program)
+        address = Reg.CONTROL | self._starts << 24
+        self._failed = True  # unless the board says that it started
+        answer = self._session.request(Request(0, Operation.START, address, 4, (1).to_bytes(4, "little")))
+        self._starts = (self._starts + 1) % 256
+        if answer.starts != self._starts:
+            raise DeviceError(f"the board at {self._session.name} was loaded anew meanwhile: open it again")
+        self._failed, self._started = False, True
+
+    def wait(self, timeout: int | None = None) -> None:
+        """Return when the program is done; at once if none was started.
+
+        Raises
+        ------
+        DeviceError
+            If it is not done after `timeout` cycles, or without a timeout, if nothing moves for `PATIENCE` cycles
+            (the message says what it waits for); if memory answers with an error, a word is no instruction, or the
+            board is lost.
+        """
+        before: dict[Counter, int] = {}
+        looks = 0
+        while self._started:
+            status = self._status()
+            self._raise_errors(status)
+            if status & Status.DONE:
+                self._started = False
+                return
+            if timeout is not None and self._cycles() >= timeout:
+                self._failed = True
+                raise DeviceError(f"the program is not done after {timeout} cycles: {self._diagnose()}")
+            if timeout is None and self._cycles() >= before.get(Counter.CYCLES, 0) + PATIENCE:
+                after = self.counters()
+                if before and not goes_on(before, after):
+                    self._failed = True
+                    raise DeviceError(f"the program hangs: {waits(before, after)}")
+                before = after
+            looks += 1
+            time.sleep(NAP if looks > 10 else 0)
+
+    def _raise_errors(self, status: Status) -> None:
+        message = ""
+        if status & Status.OPCODE_ERROR:
+            message = "the program holds a word that is no instruction"
+        elif status & Status.BUS_ERROR:
+            message = "memory answered with an error"
+        elif not status & (Status.BUSY | Status.DONE):
+            message = f"the board at {self._session.name} was reset while the program ran"
+        if message:
+            self._failed = True
+            raise DeviceError(message)
+
+    def counters(self) -> dict[Counter, int]:
+        """The counters of the last program."""
+        words = self._read_registers(Reg.COUNTER, 8 * len(Counter))
+        return {
+            counter: int.from_bytes(words[8 * counter : 8 * counter + 8], "little") for counter in Counter
+        }
+
+    def _diagnose(self) -> str:
+        """What the units did in the last cycles, from the counters."""
+        before = after = self.counters()
+        while after[Counter.CYCLES] < before[Counter.CYCLES] + PROBE and self._status() & Status.BUSY:
+            after = self.counters()
+        return waits(before, after)
+
+    def _reset(self) -> None:
+        """Reset the core."""
+        self._session.request(Request(0, Operation.RESET))
+        self._failed = self._started = False
+        self._starts = self._session.starts
+
+    def _cycles(self) -> int:
+        return int.from_bytes(self._read_registers(counter_register(Counter.CYCLES), 8), "little")
+
+    def _status(self) -> Status:
+        return Status(self._read_register(Reg.STATUS))
+
+    def _read_registers(self, address: int, size: int) -> bytes:
+        return self._session.request(Request(0, Operation.READ_REGISTERS, address, size)).payload
+
+    def _read_register(self, address: int) -> int:
+        return int.from_bytes(self._read_registers(address, 4), "little")
+
+    def _write_register(self, address: int, value: int) -> None:
+        self._session.request(Request(0, Operation.WRITE_REGISTERS, address, 4, value.to_bytes(4, "little")))
+
+
+def _blocks(address: int, size: int) -> Iterator[tuple[int, int]]:
+    """Addresses and sizes of the requests that `size` bytes from `address` on take."""
+    end = address + size
+    while address < end:
+        length = min(end, (address // PAYLOAD + 1) * PAYLOAD) - address
+        yield address, length
+        address += length
+
+
+def _describe(digest: int) -> str:
+    """A configuration by what is known of it."""
+    names = [name for name, config in PRESETS.items() if config.digest == digest]
+    return f"configuration {names[0] if names else 'of your own'} (digest {digest:#010x})"

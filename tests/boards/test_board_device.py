@@ -1,0 +1,401 @@
+"""The host against a model of a board behind a pseudo-terminal, on lines with and without noise."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import select
+import sys
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import serial
+from board_model import BoardModel
+from serial_models import disturb
+
+from weft.boards import session
+from weft.boards.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
+from weft.boards.host import BoardDevice
+from weft.hdl.config import PRESETS
+from weft.hdl.memmap import Counter, Reg, Status, base_register, counter_register
+from weft.sim.device import Device, DeviceError
+
+CONFIG = PRESETS["tiny"]
+
+
+class Terminal:
+    """A pseudo-terminal with a board behind it.
+
+    Attributes
+    ----------
+    path : str
+    board : Callable[[bytes], bytes]
+        What to say to what was heard.
+    noise : float
+        Share of bytes spoilt, both ways.
+    """
+
+    def __init__(self, board: Callable[[bytes], bytes]) -> None:
+        self.board, self.noise = board, 0.0
+        self.rng = random.Random(random.randrange(1 << 32))
+        self._master, self._slave = os.openpty()
+        tty.setraw(self._slave)
+        self.path = os.ttyname(self._slave)
+        self._stop, self._stopped = os.pipe()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._master, self._stop], [], [])
+            if self._stop in ready:
+                return
+            heard = disturb(os.read(self._master, 4096), self.noise, self.rng)
+            said = disturb(self.board(heard), self.noise, self.rng)
+            while said:
+                said = said[os.write(self._master, said) :]
+
+    def unplug(self) -> None:
+        """Take the terminal away."""
+        if self._thread.is_alive():
+            os.write(self._stopped, b"!")
+            self._thread.join()
+            for file in (self._master, self._slave, self._stop, self._stopped):
+                os.close(file)
+
+
+@pytest.fixture
+def model() -> BoardModel:
+    return BoardModel(CONFIG)
+
+
+@pytest.fixture
+def terminal(model: BoardModel) -> Iterator[Terminal]:
+    made = Terminal(model.feed)
+    yield made
+    made.unplug()
+
+
+@pytest.fixture
+def device(terminal: Terminal) -> Iterator[BoardDevice]:
+    with BoardDevice.open(terminal.path, CONFIG, timeout=0.1) as opened:
+        yield opened
+
+
+def refused(terminal: Terminal, words: str, **arguments: Any) -> None:
+    """Opening fails with a message that has `words` in it."""
+    with pytest.raises(DeviceError, match=re.escape(words)) as caught:
+        BoardDevice.open(terminal.path, CONFIG, **{"timeout": 0.02, "attempts": 3} | arguments)
+    assert terminal.path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_board_is_a_device(device: BoardDevice, model: BoardModel) -> None:
+    assert isinstance(device, Device)
+    assert device.memory_bytes == len(model.memory)
+    assert device.identity == model.identity
+    assert model.resets == 1
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.0003, 0.003])
+def test_memory(terminal: Terminal, device: BoardDevice, model: BoardModel, noise: float) -> None:
+    expected = bytearray(model.memory)
+    terminal.noise = noise
+    for size in (0, 1, 255, 256, 257, 30_000):
+        address = random.randrange(len(expected) - size)
+        payload = random.randbytes(size)
+        expected[address : address + size] = payload
+        device.write(address, payload)
+        address = random.randrange(len(expected) - size)
+        assert device.read(address, size) == expected[address : address + size]
+    assert model.memory == expected
+    assert (device.repeated > 0) == (noise > 0)
+
+
+def test_a_program(device: BoardDevice, model: BoardModel) -> None:
+    device.wait()  # none was started
+    for index in range(8):
+        device.set_base(index, 0x1000 * index + 0xFF000000)
+    for number in range(1, 4):
+        device.start(0x40)
+        assert model.get(Reg.PROGRAM) == 0x40
+        assert [model.get(base_register(index)) for index in (0, 7)] == [0xFF000000, 0xFF007000]
+        device.wait()
+        assert model.runs == number
+        assert device.counters()[Counter.CYCLES] == 3000
+        assert device.counters()[Counter.STORE_PORT] == 0
+    model.set(counter_register(Counter.STORE_PORT) + 4, 7)
+    assert device.counters()[Counter.STORE_PORT] == 7 << 32
+
+
+def test_starts_are_not_repeated(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
+    """The answer to a start is lost again and again, until the program is long done."""
+    lost = 0
+
+    def forgetful(data: bytes) -> bytes:
+        nonlocal lost
+        said = model.feed(data)
+        for body in Parser().feed(said):
+            if Answer.decode(body).operation is Operation.START and lost < 3:
+                lost += 1
+                for _ in range(10):  # the program goes on
+                    model.answer(Request(0, Operation.READ_REGISTERS, Reg.STATUS, 4))
+                assert model.get(Reg.STATUS) == Status.DONE
+                return b""
+        return said
+
+    terminal.board = forgetful
+    device.start(0)
+    device.wait()
+    assert lost == 3
+    assert (model.starts, model.runs) == (1, 1)
+
+
+def test_programs_on_a_noisy_line(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
+    terminal.noise = 0.005
+    for number in range(1, 15):
+        device.start(4 * number)
+        device.wait()
+        assert model.runs == number
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (Status.DONE | Status.OPCODE_ERROR, "the program holds a word that is no instruction"),
+        (Status.BUSY | Status.BUS_ERROR, "memory answered with an error"),
+        (Status(0), "was reset while the program ran"),
+    ],
+)
+def test_failed_programs(device: BoardDevice, model: BoardModel, status: Status, words: str) -> None:
+    model.result = status
+    device.set_base(3, 0x123)
+    device.start(0)
+    with pytest.raises(DeviceError, match=words):
+        device.wait()
+    model.result = Status.DONE
+    device.start(0)
+    assert model.resets == 2
+    assert model.get(base_register(3)) == 0x123
+    device.wait()
+
+
+def test_programs_without_end(device: BoardDevice, model: BoardModel) -> None:
+    model.duration = 1 << 30
+    model.moving |= {Counter.LOAD_BUSY, Counter.MM_BUSY, Counter.MM_WEIGHTS}
+    device.start(0)
+    with pytest.raises(DeviceError, match="not done after 5000 cycles: LOAD is busy, MM waits for weights"):
+        device.wait(5000)
+    device.start(0)
+    model.step = 300_000
+    model.moving = {Counter.CYCLES, Counter.LOAD_BUSY, Counter.LOAD_MEMORY, Counter.MM_SEMAPHORE}
+    with pytest.raises(
+        DeviceError, match="the program hangs: LOAD waits for memory, MM waits for semaphore, VEC"
+    ):
+        device.wait()
+    model.duration = 20
+    model.moving |= {Counter.WRITE_BEATS}
+    device.start(0)
+    device.wait()
+    assert model.resets == 3
+
+
+def test_a_program_that_runs_is_not_disturbed(device: BoardDevice, model: BoardModel) -> None:
+    device.start(0)
+    with pytest.raises(DeviceError, match="a program is still running"):
+        device.start(0)
+    device.wait()
+    assert model.runs == 1
+
+
+def test_a_board_that_was_loaded_anew(device: BoardDevice, model: BoardModel) -> None:
+    device.start(0)
+    device.wait()
+    model.starts = 0
+    with pytest.raises(DeviceError, match="was loaded anew meanwhile: open it again"):
+        device.start(0)
+    assert model.runs == 1
+    device.start(0)
+    device.wait()
+    assert (model.runs, model.resets) == (2, 2)
+
+
+def test_a_start_without_answer(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
+    """Whether it was carried out is not known: the next start resets the core."""
+    terminal.board = lambda data: b"" if bytes([Operation.START]) in data[:8] else model.feed(data)
+    with pytest.raises(DeviceError, match="no longer answers"):
+        device.start(0)
+    terminal.board = model.feed
+    model.answer(Request(0, Operation.START, Reg.CONTROL, 4, bytes([1, 0, 0, 0])))
+    device.start(0)
+    device.wait()
+    assert (model.runs, model.resets) == (2, 2)
+
+
+def test_wrong_arguments(device: BoardDevice, model: BoardModel) -> None:
+    size = len(model.memory)
+    before = bytes(model.memory)
+    for address, length in ((-1, 1), (size, 1), (size - 3, 4)):
+        words = f"{length} bytes at {address:#x} do not lie in a memory of {size} bytes"
+        with pytest.raises(DeviceError, match=words):
+            device.write(address, bytes([255]) * length)
+        with pytest.raises(DeviceError, match=words):
+            device.read(address, length)
+    with pytest.raises(DeviceError, match="do not lie in a memory"):
+        device.read(0, -1)
+    with pytest.raises(DeviceError, match="base register 8 does not exist; there are 8"):
+        device.set_base(8, 0)
+    with pytest.raises(DeviceError, match="cannot hold 4294967296: it is 32 bits"):
+        device.set_base(0, 1 << 32)
+    with pytest.raises(DeviceError, match="0x2 is no multiple of 4 bytes"):
+        device.start(2)
+    with pytest.raises(DeviceError, match="do not lie in a memory"):
+        device.start(size + 4)
+    assert model.memory == before
+    assert model.runs == 0
+
+
+def test_boards_for_something_else_are_refused(terminal: Terminal, model: BoardModel) -> None:
+    own = CONFIG.replace(accumulator_depth=128)
+    model.identity = replace(model.identity, digest=PRESETS["small"].digest)
+    refused(
+        terminal,
+        f"the board model at {terminal.path} is built for configuration small "
+        f"(digest {PRESETS['small'].digest:#010x}), the program is for configuration tiny "
+        f"(digest {CONFIG.digest:#010x}): compile for the one or flash the other",
+    )
+    model.identity = replace(model.identity, digest=own.digest)
+    refused(terminal, f"built for configuration of your own (digest {own.digest:#010x}), the program")
+    model.identity = replace(model.identity, protocol=9)
+    refused(terminal, "speaks version 9 of the link, this weft version 1: build and flash it again")
+    model.identity = replace(model.identity, protocol=1, digest=CONFIG.digest)
+    model.set(Reg.VERSION, 77)
+    refused(terminal, "register VERSION of the core")
+    model.set(Reg.VERSION, 1)
+    BoardDevice.open(terminal.path, CONFIG).close()
+
+
+def test_what_is_no_board_is_refused(terminal: Terminal, model: BoardModel) -> None:
+    terminal.board = lambda data: b""
+    refused(terminal, "nothing answers at")
+    terminal.board = lambda data: data
+    refused(terminal, "is no weft board, or runs at another baud rate: of")
+    terminal.board = lambda data: random.randbytes(len(data))
+    refused(terminal, "is no weft board, or runs at another baud rate: of")
+
+    def other(data: bytes) -> bytes:
+        bodies = Parser().feed(model.feed(data))
+        return b"".join(frame(body[:3] + bytes(len(body) - 3)) for body in bodies)
+
+    terminal.board = other
+    refused(terminal, "is no weft board: an identity starts with")
+
+
+def test_a_board_that_is_lost(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
+    heard = 0
+
+    def tired(data: bytes) -> bytes:
+        nonlocal heard
+        heard += len(data)
+        return model.feed(data) if heard < 5000 else b""
+
+    terminal.board = tired
+    with pytest.raises(DeviceError, match=f"the board at {terminal.path} no longer answers"):
+        device.write(0, bytes(20_000))
+    terminal.board = model.feed
+    assert device.read(0, 100) == bytes(100)
+    terminal.unplug()
+    with pytest.raises(DeviceError, match=f"lost {terminal.path}: "):
+        device.write(0, bytes(20_000))
+
+
+def test_a_request_that_never_arrives(
+    terminal: Terminal, device: BoardDevice, model: BoardModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LOSSES", 5)
+
+    def deaf(data: bytes) -> bytes:
+        out = b""
+        for body in parser.feed(data):
+            request = Request.decode(body)
+            if request.address != 0x300:
+                out += frame(model.answer(request).encode())
+        return out
+
+    parser = Parser()
+    terminal.board = deaf
+    with pytest.raises(DeviceError, match="too bad: it lost a request or its answer 5 times"):
+        device.write(0, bytes(60_000))
+
+
+def test_ports_that_cannot_be_opened(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        DeviceError, match="there is no serial port /dev/nowhere; the ports of this machine: "
+    ):
+        BoardDevice.open("/dev/nowhere", CONFIG)
+    with pytest.raises(DeviceError, match="/dev/null is no serial port"):
+        BoardDevice.open("/dev/null", CONFIG)
+    with pytest.raises(DeviceError, match=f"cannot open {terminal.path} at -5 baud: "):
+        BoardDevice.open(terminal.path, CONFIG, baud=-5)
+    with pytest.raises(DeviceError, match="cannot open nothing://1 at 115200 baud: "):
+        BoardDevice.open("nothing://1", CONFIG)
+    with (
+        BoardDevice.open(terminal.path, CONFIG),
+        pytest.raises(DeviceError, match=f"another program has {terminal.path} open: end it first"),
+    ):
+        BoardDevice.open(terminal.path, CONFIG)
+    for number, words in (
+        (errno.EACCES, f"you may not open {terminal.path}: join the group that owns it"),
+        (errno.EIO, f"cannot open {terminal.path}: .*out of order"),
+    ):
+
+        def fail(*arguments: Any, number: int = number, **options: Any) -> None:
+            raise serial.SerialException(number, "out of order")
+
+        monkeypatch.setattr(serial, "serial_for_url", fail)
+        with pytest.raises(DeviceError, match=words):
+            BoardDevice.open(terminal.path, CONFIG)
+    monkeypatch.setitem(sys.modules, "serial", None)
+    with pytest.raises(DeviceError, match=re.escape("boards need pyserial: pip install 'weft[boards]'")):
+        BoardDevice.open(terminal.path, CONFIG)
+
+
+def test_a_session_that_was_broken_off(terminal: Terminal, model: BoardModel) -> None:
+    """What an interrupted host has left on the line and in the board does no harm to the next one."""
+    first = BoardDevice.open(terminal.path, CONFIG)
+    model.duration = 1 << 30
+    first.start(0)
+    for _ in first._session.exchange(
+        Request(0, Operation.READ_MEMORY, at, 256) for at in range(0, 5120, 256)
+    ):
+        break
+    first._session._write(frame(b"half")[:3])
+    first.close()
+    with BoardDevice.open(terminal.path, CONFIG) as second:
+        model.duration = 3
+        second.start(0)
+        second.wait()
+        assert model.runs == 2
+
+
+def test_windows_fit_in_the_buffer(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
+    """Requests never overflow a board that is slow to carry them out."""
+    seen: list[int] = []
+    parser = Parser()
+
+    def slow(data: bytes) -> bytes:
+        bodies = parser.feed(data)
+        seen.append(sum(map(len, bodies)))
+        return b"".join(frame(model.answer(Request.decode(body)).encode()) for body in bodies)
+
+    terminal.board = slow
+    device.write(0, bytes(20_000))
+    device.read(0, 20_000)
+    assert device.repeated == 0
+    assert PAYLOAD < max(seen) < model.identity.buffer
