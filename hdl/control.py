@@ -9,7 +9,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
-from weft.hdl.counters import SLOTS
+from weft.hdl.counters import WORDS
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, SIZE, VERSION, Reg, base_register
 
@@ -66,8 +66,8 @@ class Control(wiring.Component):
         Set the status bits of these names.
     program : Out(32)
     bases : Out(ArrayLayout(32, BASES))
-    counter : Out(range(SLOTS)), counter_value : In(64)
-        Read port of `Counters`.
+    counter : In(range(WORDS)), counter_value : In(32)
+        What passes in `Counters`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -83,8 +83,8 @@ class Control(wiring.Component):
                 "opcode_error": In(1),
                 "program": Out(32),
                 "bases": Out(data.ArrayLayout(32, BASES)),
-                "counter": Out(range(SLOTS)),
-                "counter_value": In(64),
+                "counter": In(range(WORDS)),
+                "counter_value": In(32),
             }
         )
 
@@ -99,12 +99,12 @@ class Control(wiring.Component):
         busy, done, bus_error, opcode_error = (
             Signal(name=name) for name in ("busy", "done", "bus_error_seen", "opcode_error_seen")
         )
-        settle = Signal(range(SLOTS + 2))
+        settle = Signal(range(WORDS + 2))
         status = Signal(4)
         m.d.comb += [status.eq(busy | done << 1 | bus_error << 2 | opcode_error << 3), self.irq.eq(done)]
         with m.If(self.start):
             m.d.sync += [busy.eq(1), self.running.eq(1), done.eq(0), bus_error.eq(0), opcode_error.eq(0)]
-            m.d.sync += settle.eq(SLOTS + 1)
+            m.d.sync += settle.eq(WORDS + 1)
         with m.Elif(self.running):
             m.d.sync += self.running.eq(~self.finished)
         with m.Elif(busy):
@@ -145,7 +145,7 @@ class Control(wiring.Component):
 
     def _read(self, m: Module, status: Signal) -> None:
         address = Signal(_WORD_BITS)
-        simple, wide = Signal(32), Signal(32)
+        simple = Signal(32)
         values: dict[int, Any] = {
             Reg.MAGIC: MAGIC,
             Reg.VERSION: VERSION,
@@ -158,21 +158,22 @@ class Control(wiring.Component):
             for register, value in values.items():
                 with m.Case(register >> 2):
                     m.d.comb += simple.eq(value)
-        m.d.comb += [
-            self.counter.eq(address[1:]),
-            wide.eq(Mux(address[0], self.counter_value[32:], self.counter_value[:32])),
-        ]
         with m.If(self.s_axi_rready):
             m.d.sync += self.s_axi_rvalid.eq(0)
+        in_counters, passes = Signal(), Signal()
+        m.d.comb += [
+            in_counters.eq((address >= _COUNTERS) & (address < _COUNTERS + WORDS)),
+            passes.eq(self.counter == (address - _COUNTERS)[: len(self.counter)]),
+        ]
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.s_axi_arready.eq(1)
                 m.d.sync += address.eq(self.s_axi_araddr[2:])
                 with m.If(self.s_axi_arvalid):
-                    m.next = "LOOKUP"
-            with m.State("LOOKUP"):
-                m.next = "ANSWER"
-            with m.State("ANSWER"), m.If(~self.s_axi_rvalid):
-                in_counters = (address >= _COUNTERS) & (address < _COUNTERS + 2 * SLOTS)
-                m.d.sync += [self.s_axi_rdata.eq(Mux(in_counters, wide, simple)), self.s_axi_rvalid.eq(1)]
+                    m.next = "ANSWER"
+            with m.State("ANSWER"), m.If(~self.s_axi_rvalid & (passes | ~in_counters)):
+                m.d.sync += [
+                    self.s_axi_rdata.eq(Mux(in_counters, self.counter_value, simple)),
+                    self.s_axi_rvalid.eq(1),
+                ]
                 m.next = "IDLE"

@@ -9,22 +9,21 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.memmap import Counter
 
-SLOTS = 1 << (len(Counter) - 1).bit_length()
-"""Words of the memory; each is updated once in as many cycles."""
+WORDS = 2 * len(Counter)
+"""Words of 32 bits in the memory, low word first; each is updated once in as many cycles."""
 
 
 class Counters(wiring.Component):
     """The counters of `Counter`.
 
     Events gather in a few bits per counter, which one adder moves to the memory in turn. A counter is
-    therefore exact only `SLOTS` cycles after its last event, and at any earlier time short by less than
-    `SLOTS`.
+    therefore exact only `WORDS` cycles after its last event, and at any earlier time short by no more than
+    that.
 
     Members
     -------
     clear : In(1)
-        Sets all counters to 0, not counting the events of the same cycle. A read in the following `SLOTS`
-        cycles may still return the old value.
+        Sets all counters to 0, not counting the events of the same cycle.
     enable : In(1)
         Events count only while this is 1.
     event : In(len(Counter))
@@ -32,10 +31,10 @@ class Counters(wiring.Component):
     row, write : In(1)
         A row of A enters the array, a row of C is written. ARRAY_WINDOW, whose event bit is ignored, is made from
         these; two writes further apart than 2**32 cycles upset it.
-    index : In(range(SLOTS))
-        The counter to read.
-    value : Out(64)
-        The counter selected by `index` one cycle ago.
+    index : Out(range(WORDS))
+        Word i of the memory passes: each once in `WORDS` cycles, in order.
+    value : Out(32)
+        The word that passes.
     """
 
     def __init__(self) -> None:
@@ -46,38 +45,43 @@ class Counters(wiring.Component):
                 "event": In(len(Counter)),
                 "row": In(1),
                 "write": In(1),
-                "index": In(range(SLOTS)),
-                "value": Out(64),
+                "index": Out(range(WORDS)),
+                "value": Out(32),
             }
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.memory = memory = Memory(shape=64, depth=SLOTS, init=[])
-        update, write, read = memory.read_port(), memory.write_port(), memory.read_port()
-        slot = Signal(range(SLOTS))
-        stale = Signal(SLOTS, init=-1)
-        recent = [Signal(range(SLOTS + 1), name=f"recent_{counter.name.lower()}") for counter in Counter]
+        m.submodules.memory = memory = Memory(shape=32, depth=WORDS, init=[])
+        update, write = memory.read_port(), memory.write_port()
+        stale = Signal(init=1)  # what the memory holds, until the first round is over
+        following = Signal(range(WORDS))
+        high, slot = self.index[0], self.index[1:]
+        recent = [Signal(range(WORDS + 1), name=f"recent_{counter.name.lower()}") for counter in Counter]
 
         window = self._window(m)
         recent[Counter.ARRAY_WINDOW] = Signal(32, name="recent_array_window")
-        m.d.sync += [slot.eq(slot + 1), stale.bit_select(slot, 1).eq(0)]
         for counter, gathered in zip(Counter, recent, strict=True):
             added = window if counter is Counter.ARRAY_WINDOW else self.event[counter] & self.enable
-            m.d.sync += gathered.eq(Mux(slot == counter.value, 0, gathered) + added)
+            moves = ~high & (slot == counter.value)
+            m.d.sync += gathered.eq(Mux(moves, 0, gathered) + added)
+        last = self.index == WORDS - 1
+        m.d.comb += following.eq(Mux(last, 0, self.index + 1))
+        m.d.sync += [self.index.eq(following), stale.eq(stale & ~last)]
         with m.If(self.clear):
-            m.d.sync += [stale.eq(-1), *(gathered.eq(0) for gathered in recent)]
+            m.d.sync += [self.index.eq(0), stale.eq(1), *(gathered.eq(0) for gathered in recent)]
 
-        moved = Signal(32)
+        moved, carry, total = Signal(32), Signal(), Signal(33)
         m.d.comb += [
-            moved.eq(Array(recent)[slot]),
-            update.addr.eq(slot + 1),
-            write.addr.eq(slot),
-            write.data.eq(Mux(stale.bit_select(slot, 1), 0, update.data) + moved),
+            moved.eq(Mux(high, carry, Array(recent)[slot])),
+            total.eq(Mux(stale, 0, update.data) + moved),
+            update.addr.eq(following),
+            write.addr.eq(self.index),
+            write.data.eq(total),
             write.en.eq(1),
-            read.addr.eq(self.index),
-            self.value.eq(read.data),
+            self.value.eq(total),
         ]
+        m.d.sync += carry.eq(total[32])
         return m
 
     def _window(self, m: Module) -> Signal:

@@ -13,7 +13,7 @@ from cocotbext.axi import AxiLiteBus, AxiLiteMaster
 
 from weft.hdl.config import PRESETS
 from weft.hdl.control import Control
-from weft.hdl.counters import SLOTS
+from weft.hdl.counters import WORDS
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.sim.bench import run_bench
@@ -22,12 +22,12 @@ CONFIG = PRESETS["tiny"]
 
 
 class Bench:
-    """The master with random pauses, and a counter memory that answers ``index << 32 | ~index`` one cycle later."""
+    """The master with random pauses, and counters of ``index << 32 | ~index`` that pass."""
 
     def __init__(self, dut: Any) -> None:
         self.dut = dut
         cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        for name in ("finished", "bus_error", "opcode_error", "counter_value"):
+        for name in ("finished", "bus_error", "opcode_error", "counter", "counter_value"):
             getattr(dut, name).value = 0
         self.master = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axi"), dut.clk, dut.rst)
         for channel in channels(self.master):
@@ -44,10 +44,11 @@ class Bench:
 
     async def _counters(self) -> None:
         while True:
-            await FallingEdge(self.dut.clk)
-            index = int(self.dut.counter.value)
-            await RisingEdge(self.dut.clk)
-            self.dut.counter_value.value = index << 32 | (~index & 0xFFFFFFFF)
+            for word in range(WORDS):
+                await FallingEdge(self.dut.clk)
+                index = word >> 1
+                self.dut.counter.value = word
+                self.dut.counter_value.value = index if word & 1 else ~index & 0xFFFFFFFF
 
     async def _starts(self) -> None:
         while True:
@@ -71,7 +72,7 @@ async def bench_registers(dut: Any) -> None:
     assert await bench.read(Reg.CONFIG) == CONFIG.digest
     expected = dict.fromkeys([Reg.PROGRAM, *(base_register(index) for index in range(BASES))], 0)
     for _ in range(80):
-        address = random.randrange(0, Reg.COUNTER + 8 * SLOTS + 32)
+        address = random.randrange(0, Reg.COUNTER + 4 * WORDS + 32)
         payload = random.randbytes(random.randrange(1, 5))
         if address // 4 * 4 <= Reg.CONTROL < address + len(payload):
             continue
@@ -89,7 +90,7 @@ async def bench_registers(dut: Any) -> None:
     for counter in random.sample(list(Counter), 6):
         assert await bench.read(counter_register(counter)) == ~counter & 0xFFFFFFFF
         assert await bench.read(counter_register(counter) + 4) == counter
-    for address in (Reg.CONTROL, 0x18, 0x1C, Reg.BASE + 4 * BASES, Reg.COUNTER + 8 * SLOTS, SIZE - 4):
+    for address in (Reg.CONTROL, 0x18, 0x1C, Reg.BASE + 4 * BASES, Reg.COUNTER + 4 * WORDS, SIZE - 4):
         assert await bench.read(address) == 0
     assert await bench.read(Reg.MAGIC) == MAGIC
     assert bench.starts == 0
@@ -119,7 +120,7 @@ async def bench_run(dut: Any) -> None:
         await ClockCycles(dut.clk, 3)
         assert int(dut.running.value) == 0
         assert int(dut.irq.value) == 0, "done before the counters have settled"
-        await ClockCycles(dut.clk, SLOTS + 4)
+        await ClockCycles(dut.clk, WORDS + 4)
         assert int(dut.irq.value) == 1
         dut.finished.value = 0
         assert await bench.status() == Status.DONE | errors
