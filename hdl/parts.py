@@ -19,8 +19,6 @@ MULT18X18D_REGISTERS = {
 
 Four multipliers share a block that takes no more than four different clock enables: these need one, a constant."""
 
-_MARK = "weft_registers"
-
 
 def check_part(config: Config, part: str) -> None:
     """Raise `ConfigError` if there is no such part, or it cannot hold `config`."""
@@ -33,20 +31,11 @@ def check_part(config: Config, part: str) -> None:
         )
 
 
-def prepare_commands(part: str) -> list[str]:
-    """Yosys commands for the design as read, before ``synth_*``.
+def synthesis(command: str) -> list[str]:
+    """`command` (``synth_ecp5``, ``synth_ice40`` or ``synth_gowin`` with its options) as Yosys commands that succeed.
 
-    ABC9 of Yosys 0.70 fails on multipliers of ECP5 that have parameters; those go, and leave a mark behind.
+    When ABC9 writes its netlist back, it makes up names for the bits of wide wires, and fails an assertion
+    (``count_id(wire->name) == 0``, Yosys issues 4349 and 4451) where a wire has that name already. There is no such
+    name if all wires are split before.
     """
-    if part != "ecp5":
-        return []
-    unset = " ".join(f"-unset {name}" for name in MULT18X18D_REGISTERS)
-    return [f"setattr -set {_MARK} 1 t:MULT18X18D", f"setparam {unset} t:MULT18X18D"]
-
-
-def finish_commands(part: str) -> list[str]:
-    """Yosys commands between ``synth_*`` and writing the netlist: what `prepare_commands` took away."""
-    if part != "ecp5":
-        return []
-    values = " ".join(f'-set {name} "{value}"' for name, value in MULT18X18D_REGISTERS.items())
-    return [f"setparam {values} t:MULT18X18D a:{_MARK} %i"]
+    return [f"{command} -run begin:map_luts", "splitnets", f"{command} -run map_luts:"]
