@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cocotb
+from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 PAGE = 4096
@@ -42,6 +43,11 @@ def burst(
                 contents[at + byte] = data[byte]
         words.append((int.from_bytes(data, "little"), strobe))
     return Burst(write, address, words)
+
+
+def moved(bursts: list[Burst], base: int, size: int) -> list[Burst]:
+    """`bursts` with their addresses wrapped to `size`, and moved on by `base`."""
+    return [Burst(each.write, base + each.address % size, each.words) for each in bursts]
 
 
 def random_bursts(contents: bytearray, width: int, count: int, *, longest: int = 256) -> list[Burst]:
@@ -153,11 +159,14 @@ class MemoryDriver:
         port["read__ready"].value = 0
 
 
-async def reset(dut: Any) -> None:
-    """Start the clock and reset for a few cycles."""
-    from cocotb.clock import Clock
+_clock: Any = None
 
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
+
+async def reset(dut: Any) -> None:
+    """Start the clock, once a test, and reset for a few cycles."""
+    global _clock
+    if _clock is None or _clock.done():
+        _clock = cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
     dut.rst.value = 1
     for _ in range(3):
         await RisingEdge(dut.clk)

@@ -1,3 +1,4 @@
+# amaranth: UnusedElaboratable=no
 """The SDRAM controller with the model of the chip: what is read, no rule broken, bandwidth."""
 
 from __future__ import annotations

@@ -1,0 +1,230 @@
+"""From the AXI4 port of a core to a memory port."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from weft.boards.port import memory_port, write_layout
+from weft.hdl.axi import axi4_signature
+from weft.hdl.config import Config
+
+PIECE_BYTES = 256
+"""Bytes that go to memory as one command: bursts are cut at multiples of this. Long enough for SDRAM, short enough that
+buffers for two are small and that reads and writes do not keep each other waiting."""
+PIECES = 16
+"""Pieces of each kind that may be on their way."""
+
+
+def _id_width(config: Config) -> int:
+    return axi4_signature(config).members["arid"].shape
+
+
+def piece_beats(config: Config) -> int:
+    """Beats of a piece at most."""
+    return max(PIECE_BYTES // config.bus_bytes, 1)
+
+
+def piece_layout(config: Config) -> data.StructLayout:
+    """A part of a burst: ``more`` beats after the first; ``last``: the burst ends with it."""
+    width = max((piece_beats(config) - 1).bit_length(), 1)
+    return data.StructLayout({"id": _id_width(config), "last": 1, "more": width, "address": 32})
+
+
+class Pieces(wiring.Component):
+    """Cuts the bursts of an address channel into pieces.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    burst : In(stream of id, length less 1, address)
+    piece : Out(stream of piece_layout(config))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        burst = data.StructLayout({"id": _id_width(config), "len": 8, "address": 32})
+        super().__init__(
+            {"burst": In(stream.Signature(burst)), "piece": Out(stream.Signature(piece_layout(config)))}
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        align = (self.config.bus_bytes - 1).bit_length()
+        inside = (piece_beats(self.config) - 1).bit_length()
+        burst, piece = self.burst.payload, self.piece.payload
+        active = Signal()
+        identity = Signal.like(burst.id)
+        word = Signal(32 - align)
+        more = Signal(8)  # beats after the first
+        room = Signal(inside)  # words of the block of memory after the first
+        last, move = Signal(), Signal()
+        m.d.comb += [
+            room.eq(~word[:inside]),
+            last.eq(more <= room),
+            move.eq(~self.piece.valid | self.piece.ready),
+            self.burst.ready.eq(~active | (move & last)),
+        ]
+        with m.If(self.burst.ready):
+            m.d.sync += [
+                active.eq(self.burst.valid),
+                identity.eq(burst.id),
+                word.eq(burst.address >> align),
+                more.eq(burst.len),
+            ]
+        with m.Elif(move):
+            m.d.sync += [word.eq(Cat(Const(0, inside), word[inside:] + 1)), more.eq(more - room - 1)]
+        with m.If(move):
+            m.d.sync += [
+                self.piece.valid.eq(active),
+                piece.id.eq(identity),
+                piece.last.eq(last),
+                piece.more.eq(Mux(last, more, room)),
+                piece.address.eq(word << align),
+            ]
+        return m
+
+
+class AxiBridge(wiring.Component):
+    """The subordinate at a core's AXI4 port, in front of a memory port.
+
+    Bursts of reads are carried out in order, and so are writes; of the two, whoever went last waits for the other.
+    A read goes to memory when there is room for all its words here, and a write when all its words are here: memory
+    never waits for the core, however long it leaves words or responses standing, and none of the five channels
+    waits for another, but that a response comes after its request.
+
+    Takes what `weft.hdl.axi.AxiManager` sends: INCR bursts of whole bus words from an address that is a multiple of
+    the bus width. All responses are OKAY.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    axi : In(axi4_signature(config))
+    memory : Out(memory_port(config.bus_bytes))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {"axi": In(axi4_signature(config)), "memory": Out(memory_port(config.bus_bytes))},
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        asks_read, grants_read, read = self._read(m)
+        asks_write, grants_write, write = self._write(m)
+        command = self.memory.command
+        free, wrote = Signal(), Signal()
+        m.d.comb += [
+            free.eq(~command.valid | command.ready),
+            grants_read.eq(free & asks_read & (wrote | ~asks_write)),
+            grants_write.eq(free & asks_write & (~wrote | ~asks_read)),
+        ]
+        with m.If(free):
+            m.d.sync += command.valid.eq(asks_read | asks_write)
+            chosen = Mux(grants_write, write, read)
+            layout = piece_layout(self.config)
+            m.d.sync += [
+                command.payload.write.eq(grants_write),
+                command.payload.address.eq(layout(chosen).address),
+                command.payload.beats.eq(layout(chosen).more + 1),
+            ]
+        with m.If(grants_read | grants_write):
+            m.d.sync += wrote.eq(grants_write)
+        return m
+
+    def _pieces(self, m: Module, channel: str) -> Pieces:
+        axi, pieces = self.axi, Pieces(self.config)
+        m.submodules[f"{channel}_pieces"] = pieces
+        m.d.comb += [
+            pieces.burst.valid.eq(getattr(axi, f"{channel}valid")),
+            getattr(axi, f"{channel}ready").eq(pieces.burst.ready),
+            pieces.burst.payload.id.eq(getattr(axi, f"{channel}id")),
+            pieces.burst.payload.len.eq(getattr(axi, f"{channel}len")),
+            pieces.burst.payload.address.eq(getattr(axi, f"{channel}addr")),
+        ]
+        return pieces
+
+    def _read(self, m: Module) -> tuple[Value, Signal, Value]:
+        """The two channels of reads; returns whether a piece asks for memory, the grant, and the piece."""
+        axi, config, longest = self.axi, self.config, piece_beats(self.config)
+        pieces = self._pieces(m, "ar")
+        piece = pieces.piece
+        granted = Signal(name="read_granted")
+        m.submodules.read_words = words = SyncFIFOBuffered(width=config.widths.bus, depth=2 * longest)
+        layout = piece_layout(config)
+        m.submodules.read_order = order = SyncFIFO(width=layout["address"].offset, depth=PIECES)
+        room = Signal(range(2 * longest + 1), init=2 * longest)  # that no piece on its way will take
+        fits = Signal()
+        leaves, ends = axi.rvalid & axi.rready, Signal()
+        m.d.sync += [
+            room.eq(room + leaves - Mux(granted, piece.payload.more + 1, 0)),
+            # One cycle old, so unknown in the cycle after a grant.
+            fits.eq((room >= longest) & order.w_rdy & ~granted),
+        ]
+        head = data.StructLayout({name: layout[name].shape for name in ("id", "last", "more")})(order.r_data)
+        beat = Signal.like(head.more, name="read_beat")
+        m.d.comb += [
+            piece.ready.eq(granted),
+            order.w_data.eq(piece.payload),
+            order.w_en.eq(granted),
+            words.w_data.eq(self.memory.read.payload),
+            words.w_en.eq(self.memory.read.valid),
+            self.memory.read.ready.eq(1),
+            ends.eq(beat == head.more),
+            axi.rvalid.eq(words.r_rdy),
+            axi.rdata.eq(words.r_data),
+            axi.rid.eq(head.id),
+            axi.rlast.eq(ends & head.last),
+            words.r_en.eq(axi.rready),
+            order.r_en.eq(leaves & ends),
+        ]
+        with m.If(leaves):
+            m.d.sync += beat.eq(Mux(ends, 0, beat + 1))
+        return piece.valid & fits, granted, piece.payload.as_value()
+
+    def _write(self, m: Module) -> tuple[Value, Signal, Value]:
+        """The three channels of writes; returns as `_read` does."""
+        axi, config, longest = self.axi, self.config, piece_beats(self.config)
+        pieces = self._pieces(m, "aw")
+        piece = pieces.piece
+        granted = Signal(name="write_granted")
+        width = write_layout(config.bus_bytes).size
+        m.submodules.write_words = words = SyncFIFOBuffered(width=width, depth=2 * longest)
+        layout = piece_layout(config)
+        m.submodules.write_order = order = SyncFIFO(width=layout["more"].offset, depth=PIECES)
+        here = Signal(range(2 * longest + 1))  # words that no piece has taken
+        there = Signal()
+        comes = axi.wvalid & axi.wready
+        m.d.sync += [
+            here.eq(here + comes - Mux(granted, piece.payload.more + 1, 0)),
+            there.eq(piece.valid & (here > piece.payload.more) & order.w_rdy & ~granted),
+        ]
+        head = data.StructLayout({name: layout[name].shape for name in ("id", "last")})(order.r_data)
+        reports = Signal(range(PIECES + 1))  # that were not yet taken off `order`
+        taken = Signal(name="report_taken")
+        m.d.comb += [
+            piece.ready.eq(granted),
+            order.w_data.eq(piece.payload),
+            order.w_en.eq(granted),
+            words.w_data.eq(Cat(axi.wdata, axi.wstrb)),
+            words.w_en.eq(axi.wvalid),
+            axi.wready.eq(words.w_rdy),
+            self.memory.write.payload.eq(words.r_data),
+            self.memory.write.valid.eq(words.r_rdy),
+            words.r_en.eq(self.memory.write.ready),
+            axi.bvalid.eq((reports != 0) & head.last),
+            axi.bid.eq(head.id),
+            taken.eq((reports != 0) & (axi.bready | ~head.last)),
+            order.r_en.eq(taken),
+        ]
+        m.d.sync += reports.eq(reports + self.memory.written - taken)
+        return there, granted, piece.payload.as_value()
