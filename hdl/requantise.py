@@ -60,6 +60,11 @@ class Requantise(wiring.Component):
     tag : shape
         What travels with the last element of a reduction to its result.
 
+    Attributes
+    ----------
+    serial : bool
+        Whether a reduction may only end after the result of the one before: see `weft.hdl.requantise_serial`.
+
     Members
     -------
     settings : In(struct)
@@ -79,6 +84,8 @@ class Requantise(wiring.Component):
     scores : Out(lanes x int16)
         With softmax only: results with the zero point added, saturated but not clamped to ``low`` and ``high``.
     """
+
+    serial = False
 
     def __init__(self, config: Config, tag: ShapeLike) -> None:
         self.config = config
@@ -135,15 +142,19 @@ class Requantise(wiring.Component):
 
         rounded = _round(m, product, shift, lane, _narrow(self.config))  # 6, 7
         total = register(rounded + settings.zero, "total")  # 8
-        below = (total - settings.low)[-1]  # 9; signs of differences are sooner than comparisons
-        above = Mux(below, settings.low > settings.high, (settings.high - total)[-1])
-        clamped = Mux(above, settings.high, Mux(below, settings.low, total))
         if self.config.softmax:
             fits = total[SCORE_BITS - 1 :].all() | ~total[SCORE_BITS - 1 :].any()
             limit = Cat((~total[-1]).replicate(SCORE_BITS - 1), total[-1])
             score = Mux(fits, total[:SCORE_BITS], limit)
             m.d.comb += self.scores[lane].eq(register(score, "score"))
-        return register(clamped[:8], "result")
+        return register(self._clamp(total), "result")  # 9
+
+    def _clamp(self, total: Signal) -> Value:
+        """`total` within ``low`` and ``high``, as a byte; signs of differences are sooner than comparisons."""
+        settings = self.settings
+        below = (total - settings.low)[-1]
+        above = Mux(below, settings.low > settings.high, (settings.high - total)[-1])
+        return Mux(above, settings.high, Mux(below, settings.low, total))[:8]
 
     def _multiply(self, m: Module, lane: int, value: Signal, mantissa: Signal, other: Signal) -> Signal:
         """``value * mantissa + other * b_mantissa`` three registers later, in full width."""
