@@ -62,7 +62,7 @@ class Core(wiring.Component):
         m.submodules.accumulator = accumulator = Accumulator(config)
         m.submodules.load = load = LoadUnit(config)
         m.submodules.mm = mm = MmUnit(config, self.part)
-        m.submodules.vec = vec = VecUnit(config)
+        m.submodules.vec = vec = VecUnit(config, self.part)
         m.submodules.store = store = StoreUnit(config)
 
         self._ports(m, axi, control)

@@ -12,6 +12,7 @@ from weft.hdl.config import Config
 from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Normalise, Reduce, Source, Table, Vec
 from weft.hdl.loopnest import LoopNest
 from weft.hdl.requantise import Requantise, settings_layout
+from weft.hdl.requantise_serial import requantiser
 from weft.hdl.vec_kinds import as_vec, is_kind
 from weft.hdl.vec_softmax import VecSoftmax
 
@@ -62,6 +63,8 @@ class VecUnit(wiring.Component):
     Parameters
     ----------
     config : Config
+    part : str
+        See `weft.hdl.requantise_serial.requantiser`.
 
     Members
     -------
@@ -80,8 +83,9 @@ class VecUnit(wiring.Component):
         Base registers. With softmax only.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, part: str = "generic") -> None:
         self.config = config
+        self.part = part
         lane_group = {"index": range(max(config.groups, 2)), "last": 1, "end": 1}
         self._tag = data.StructLayout(lane_group | {"dst": config.widths.scratchpad_address})
         own = {"row": 1, "lane": range(max(config.lanes, 2))} if config.softmax else {}
@@ -117,7 +121,7 @@ class VecUnit(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.nest = nest = _nest(self.config)
-        m.submodules.requantise = requantise = Requantise(self.config, self._tag)
+        m.submodules.requantise = requantise = requantiser(self.config, self._tag, self.part)
         settings = settings_layout(self.config)
         active, held = Signal(), Signal(data.StructLayout(_HELD | {"settings": settings}))
         instruction, groups = self.instruction.payload, self.config.groups
@@ -139,7 +143,7 @@ class VecUnit(wiring.Component):
 
         # The element to read next, so that neither address nor range check comes before or behind an arbiter.
         queue = Signal(self._queue)
-        granted = self._ask(m, held, queue, nest.load)
+        granted = self._ask(m, held, queue, nest.load, requantise)
         self._fill(m, nest, held, queue, granted, softmax)
         arrival = granted
         for stage in range(ports.READ_LATENCY):
@@ -152,19 +156,21 @@ class VecUnit(wiring.Component):
             self._connect(m, softmax, nest, queue, granted, requantise)
         return m
 
-    def _ask(self, m: Module, held: data.View, queue: data.View, load: Value) -> data.View:
+    def _ask(
+        self, m: Module, held: data.View, queue: data.View, load: Value, requantise: Requantise
+    ) -> data.View:
         """Ask for parameters and for what stands in `queue`; returns what is granted in this cycle."""
         scratchpad, accumulator = self.scratchpad, self.accumulator
         left, address = Signal(range(PARAMETER_VECTORS + 1)), Signal.like(scratchpad.address)
-        loading, turn, from_scratchpad = Signal(), Signal(), Signal()
+        loading, turn, from_scratchpad, pause = Signal(), Signal(), Signal(), Signal()
         granted = Signal(self._request)
         source_ready = Mux(from_scratchpad, scratchpad.ready, accumulator.ready)
         m.d.comb += [
             from_scratchpad.eq(held.source == Source.SCRATCHPAD),
             loading.eq(left.any()),
-            turn.eq(queue.valid & ~loading & ~queue.ask_second),
+            turn.eq(queue.valid & ~loading & ~queue.ask_second & ~pause),
             scratchpad.valid.eq(
-                loading | queue.valid & (queue.ask_second | queue.ask_source & from_scratchpad)
+                loading | queue.valid & (queue.ask_second | queue.ask_source & from_scratchpad & ~pause)
             ),
             scratchpad.address.eq(Mux(loading, address, Mux(queue.ask_second, queue.second, queue.source))),
             accumulator.valid.eq(turn & queue.ask_source & ~from_scratchpad),
@@ -175,6 +181,11 @@ class VecUnit(wiring.Component):
             granted.valid.eq(turn & (~queue.ask_source | source_ready)),
             granted.element.eq(queue.element),
         ]
+        if requantise.serial:
+            with m.If(granted.valid & queue.element.last):
+                m.d.sync += pause.eq(1)
+            with m.Elif(requantise.result_valid):
+                m.d.sync += pause.eq(0)
         payload, vectors = self.instruction.payload, PARAMETER_VECTORS
         if self.config.softmax:
             vectors = Mux(is_kind(Normalise, payload) | is_kind(Table, payload), 0, PARAMETER_VECTORS)

@@ -142,3 +142,10 @@ async def bench_throughput(dut):
 def test_vec(name):
     config = CONFIGS[name]
     run_bench(VecUnit(config), parameters={"config": config.to_dict()})
+
+
+@pytest.mark.parametrize("changes", [{}, {"lanes": 1, "mantissa_bits": 16}], ids=str)
+def test_serial_vec(changes):
+    config = TINY.replace(probability_bits=0, **changes)
+    only = "bench_(random|bounds|queue)$"
+    run_bench(VecUnit(config, "ice40"), parameters={"config": config.to_dict()}, only=only, part="ice40")
