@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from weft.boards import flow
-from weft.boards.board import Board, BoardError, Resources
+from weft.boards.board import Board, BoardError, Family, Resources
+from weft.boards.estimate import check_estimate, too_large
 from weft.boards.floorplan import floorplan
-from weft.boards.report import timing, usage
+from weft.boards.report import NOTES, timing, usage
 from weft.boards.shell import Shell
 from weft.boards.tools import require
 from weft.hdl.config import Config
+from weft.hdl.parts import check_part
 
 BITSTREAM, REPORT, FLOORPLAN = "weft", "report.json", "floorplan.svg"
 """What `build` leaves in its folder; the bitstream has the family's suffix."""
 
-MakeTop = Callable[[Config, str, Any, int], Any]
-"""Makes a board's top component from configuration, part, memory and cycles a bit."""
+MakeTop = Callable[[Board, Config, float, int], Any]
+"""Makes a board's top component from the board, a configuration, the clock in Hz and the cycles a bit."""
 
 
 class TimingError(RuntimeError):
@@ -51,45 +53,63 @@ class Built:
     report: dict[str, Any]
 
 
-def make_top(config: Config, part: str, memory: Any, divisor: int) -> Any:
+def bitstream_name(board: Board) -> str:
+    """File name of the board's bitstreams."""
+    return f"{BITSTREAM}{flow.TOOLS[board.family].bitstream}"
+
+
+def products(built: Built) -> list[Path]:
+    """The files of a build that are for its user."""
+    return [built.bitstream, built.folder / REPORT, built.folder / FLOORPLAN]
+
+
+def make_top(board: Board, config: Config, clock: float, divisor: int) -> Any:
     """The top component of every board."""
-    from weft.boards.placeholder import Placeholder
+    from weft.boards.top import Top
 
-    return Placeholder(config, part, memory, divisor)
+    return Top(config, board.family.value, board.memory, divisor, board=board.name, clock=clock)
 
 
-def elaborate(
-    board: Board, config: Config, clock: float, make: MakeTop = make_top
-) -> tuple[dict[str, str], int]:
-    """The design and its constraints by file name, and the cycles a bit of its serial link.
+@dataclass(frozen=True)
+class Design:
+    """What goes into the tools.
 
-    Raises `weft.boards.pll.PllError` if the board cannot make `clock` (Hz).
+    Attributes
+    ----------
+    files : dict of str to str
+        The design and its constraints by file name.
+    clock : float
+        Hz that the PLL makes.
+    divisor : int
+        Cycles a bit of the serial link.
     """
-    require(*flow.TOOLS[board.family].modules)
-    divisor = board.divisor(clock)
-    top = make(config, board.family.value, board.memory, divisor)
-    target = clock / flow.TOOLS[board.family].derating
-    plan = board.platform().prepare(Shell(board, top, clock, target), "top")
-    wanted = ("top.il", f"top{flow.TOOLS[board.family].constraints}")
-    return {name: plan.files[name] for name in wanted}, divisor
+
+    files: dict[str, str]
+    clock: float
+    divisor: int
 
 
-def check_fits(board: Board, config: Config, need: Resources, when: str) -> None:
-    """Raises `BoardError` for the scarcest of what `need` has too much of."""
-    shares = {name: count / max(getattr(board.available, name), 1) for name, count in need.items()}
-    worst = max(shares, key=lambda name: shares[name])
-    if shares[worst] <= 1:
-        return
-    remedy = {
-        "lut": "a smaller n or fewer lanes, or leave softmax out (probability_bits 0)",
-        "ff": "a smaller n or fewer lanes",
-        "dsp": "a smaller n or fewer lanes",
-        "ram": "less scratchpad or accumulator (banks or depth)",
-    }
-    raise BoardError(
-        f"the configuration does not fit {board.name}: {when} needs {getattr(need, worst):,} of its "
-        f"{getattr(board.available, worst):,} {Resources.NAMES[worst]}; choose {remedy[worst]}"
-    )
+def elaborate(board: Board, config: Config, clock: float, make: MakeTop = make_top) -> Design:
+    """The design for a wanted clock in Hz. Raises `weft.boards.pll.PllError` if the board cannot make one near it."""
+    tools = flow.TOOLS[board.family]
+    require(*tools.modules)
+    platform = board.platform()
+    actual = board.pll(platform.default_clk_frequency, clock).output
+    divisor = board.divisor(actual)
+    plan = platform.prepare(Shell(board, make(board, config, actual, divisor), clock), "top")
+    files = {name: plan.files[name] for name in ("top.il", f"top{tools.constraints}")}
+    if board.family is Family.ICE40:
+        # Else nextpnr takes the PLL's clock, and stops where that is reached without the derating.
+        files["top.pcf"] += f"\nset_frequency clk {actual / 1e6 / tools.derating:.3f}\n"
+    return Design(files, actual, divisor)
+
+
+def check_synthesised(board: Board, config: Config, need: Resources) -> None:
+    """Raises `BoardError` for the scarcest resource that a netlist needs more of than there is."""
+    shares = {kind: count / getattr(board.available, kind) for kind, count in need.items()}
+    worst = max(shares, key=lambda kind: shares[kind])
+    if shares[worst] > 1:
+        raise BoardError(too_large(board, config, worst, getattr(need, worst), "synthesised, it needs"))
 
 
 def build(
@@ -102,7 +122,7 @@ def build(
     allow_timing_fail: bool = False,
     progress: Callable[[str], None] = lambda text: None,
     make: MakeTop = make_top,
-    after_synthesis: tuple[str, ...] = (),
+    estimated: bool = True,
 ) -> Built:
     """Build a bitstream, or take it from `cache`.
 
@@ -118,35 +138,43 @@ def build(
         Whether a design may be slower than its clock.
     make : callable
         Makes the top component.
-    after_synthesis : tuple of str
-        Yosys commands for the mapped netlist.
+    estimated : bool
+        Whether to refuse what is sure not to fit before synthesis.
 
     Raises
     ------
+    weft.hdl.config.ConfigError
+        If the configuration is none for the board's part.
     BoardError
-        If the configuration does not fit.
+        If it does not fit.
     TimingError
     weft.boards.tools.ToolError
         If a tool is missing or fails.
     """
     began = time.monotonic()
-    clock = clock or board.clock
+    check_part(config, board.family.value)
+    if estimated:
+        check_estimate(board, config)
     progress(f"generating the design for {board.title}")
-    files, divisor = elaborate(board, config, clock, make)
-    target = cache / f"{board.name}-{_key(board, files, clock, seed, after_synthesis)}"
+    design = elaborate(board, config, clock or board.clock, make)
+    target = cache / f"{board.name}-{_key(board, design, seed)}"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=cache, prefix="part-"))
         try:
-            for name, text in files.items():
+            for name, text in design.files.items():
                 (folder / name).write_text(text)
-            facts = {"config": config.to_dict(), "clock_hz": clock, "baud": clock / divisor, "seed": seed}
-            _run(board, config, folder, facts, after_synthesis, progress, began)
+            facts = {
+                "config": config.to_dict(),
+                "clock_hz": design.clock,
+                "baud": design.clock / design.divisor,
+                "seed": seed,
+            }
+            _run(board, config, folder, facts, progress, began)
             _publish(folder, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    suffix = flow.TOOLS[board.family].bitstream
-    built = Built(target, target / f"{BITSTREAM}{suffix}", json.loads((target / REPORT).read_text()))
+    built = Built(target, target / bitstream_name(board), json.loads((target / REPORT).read_text()))
     if not (built.report["timing"]["met"] or allow_timing_fail):
         raise TimingError(_too_slow(board, built.report))
     return built
@@ -157,13 +185,12 @@ def _run(
     config: Config,
     folder: Path,
     facts: dict[str, Any],
-    after: tuple[str, ...],
     progress: Callable[[str], None],
     began: float,
 ) -> None:
-    flow.synthesise(board, folder, after, progress)
+    notes = flow.synthesise(board, folder, progress)
     need = flow.synthesised(board.family, folder)
-    check_fits(board, config, need, "synthesised, it")
+    check_synthesised(board, config, need)
     synthesis_seconds = time.monotonic() - began
     flow.place(board, folder, facts["clock_hz"], facts["seed"], progress)
     flow.pack(board, folder, progress)
@@ -178,24 +205,27 @@ def _run(
         "macs_per_cycle": config.n * config.n,
         "peak_gops": 2 * config.n * config.n * facts["clock_hz"] / 1e9,
         "resources": usage(board, need, raw["utilization"]),
-        "timing": timing(board, raw, facts["clock_hz"], tools.derating),
+        "timing": timing(raw, facts["clock_hz"], tools.derating),
+        "notes": [*NOTES[board.family], *notes],
         "seconds": {"synthesis": round(synthesis_seconds, 1), "total": round(time.monotonic() - began, 1)},
         "tools": flow.tool_versions(board.family),
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
-    (folder / f"top{tools.bitstream}").rename(folder / f"{BITSTREAM}{tools.bitstream}")
+    (folder / f"top{tools.bitstream}").rename(folder / bitstream_name(board))
     # Large, and nothing that a later build needs.
     for name in ("top.json", "placed.json", f"top{tools.routed}"):
         (folder / name).unlink(missing_ok=True)
 
 
-def _key(board: Board, files: dict[str, str], clock: float, seed: int, after: tuple[str, ...]) -> str:
+def _key(board: Board, design: Design, seed: int) -> str:
     """A hash of all that decides the result. Where in the sources a signal comes from does not."""
     digest = hashlib.sha256()
-    design = {name: re.sub(r"^ *attribute \\src .*\n", "", text, flags=re.M) for name, text in files.items()}
-    options = [board.synthesis, *board.place, *board.pack, *after, f"{clock}", f"{seed}"]
+    files = {
+        name: re.sub(r"^ *attribute \\src .*\n", "", text, flags=re.M) for name, text in design.files.items()
+    }
+    options = [*flow.synthesis_commands(board), *board.place, *board.pack, f"{design.clock}", f"{seed}"]
     sources = [Path(__file__), Path(flow.__file__)]
-    for part in (*design.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
+    for part in (*files.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:24]
 

@@ -6,12 +6,13 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.boards.board import Board, Family, Resources
-from weft.boards.tools import run, versions, yowasp
+from weft.boards.tools import ToolError, run, versions, yowasp
+from weft.hdl.parts import synthesis
 from weft.hdl.verilog import yosys_command
 
 Progress = Callable[[str], None]
@@ -71,8 +72,18 @@ class _Pace:
             self.progress(said)
 
 
-def synthesise(board: Board, folder: Path, after: Sequence[str], progress: Progress) -> None:
-    """``top.il`` to ``top.json`` and ``stat.json`` in `folder`; `after` are more Yosys commands before writing them.
+def synthesis_commands(board: Board, *options: str) -> list[str]:
+    """Yosys commands from ``top.il`` to ``top.json`` and ``stat.json``; `options` are more of ``synth_*``."""
+    return [
+        "read_rtlil top.il",
+        *synthesis(" ".join((board.synthesis, "-top top", *options))),
+        "tee -q -o stat.json stat -json -top top",
+        "write_json top.json",
+    ]
+
+
+def synthesise(board: Board, folder: Path, progress: Progress) -> list[str]:
+    """Run `synthesis_commands` in `folder`; returns what its reader must know.
 
     Raises `weft.boards.tools.ToolError`.
     """
@@ -83,14 +94,16 @@ def synthesise(board: Board, folder: Path, after: Sequence[str], progress: Progr
         if found:
             pace.tell(found[1])
 
-    commands = (
-        "read_rtlil top.il",
-        f"{board.synthesis} -top top",
-        *after,
-        "tee -q -o stat.json stat -json -top top",
-        "write_json top.json",
-    )
-    run("yosys", yosys_command(*commands), folder, line)
+    try:
+        run("yosys", yosys_command(*synthesis_commands(board)), folder, line)
+    except ToolError as error:
+        # Some netlists trip ABC9 of Yosys 0.70, whatever is in them; its older mapper takes all of them.
+        if "rtlil.cc" not in str(error) or board.family is Family.ICE40:
+            raise
+        progress("synthesising again: ABC9 failed")
+        run("yosys", yosys_command(*synthesis_commands(board, "-noabc9")), folder, line)
+        return ["LUTs were mapped by ABC, because ABC9 of this Yosys fails on this design"]
+    return []
 
 
 def place(board: Board, folder: Path, clock: float, seed: int, progress: Progress) -> None:

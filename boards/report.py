@@ -42,7 +42,7 @@ def usage(board: Board, need: Resources, utilization: dict[str, dict[str, int]])
     return rows
 
 
-def timing(board: Board, raw: dict[str, Any], clock: float, derating: float) -> dict[str, Any]:
+def timing(raw: dict[str, Any], clock: float, derating: float) -> dict[str, Any]:
     """Clocks and critical path of nextpnr's report.
 
     ``clocks``: the maximum of each in Hz as nextpnr says; ``fmax_hz``: the slowest of them, derated; ``met``: whether
@@ -63,7 +63,6 @@ def timing(board: Board, raw: dict[str, Any], clock: float, derating: float) -> 
         "fmax_hz": round(fmax) if clocks else None,
         "met": fmax >= clock,
         "critical_path": [_step(step) for path in paths[:1] for step in path["path"]],
-        "notes": NOTES[board.family],
     }
 
 

@@ -26,15 +26,12 @@ class Shell(Elaboratable):
         ``sdram: Out(sdram_pads())``, whose pads have a register each (see `SDRAM_CAPTURE`). All of it in ``sync``.
     clock : float
         Hz of ``sync``, which comes out of reset once the PLL has locked.
-    target : float
-        Hz to constrain it to.
     """
 
-    def __init__(self, board: Board, top: Any, clock: float, target: float) -> None:
+    def __init__(self, board: Board, top: Any, clock: float) -> None:
         self.board = board
         self.top = top
         self.clock = clock
-        self.target = target
 
     def elaborate(self, platform: Any) -> Module:
         m = Module()
@@ -62,7 +59,6 @@ class Shell(Elaboratable):
             pll.cell(m, port, sync.clk, locked, sdram.clk)
         else:
             pll.cell(m, port, sync.clk, locked)
-        platform.add_clock_constraint(sync.clk, self.target)
         m.submodules.reset_synchronizer = ResetSynchronizer(~locked)
 
     def _sdram(self, m: Module, pads: Any) -> None:

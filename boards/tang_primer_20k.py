@@ -26,7 +26,7 @@ BOARDS = [
         available=Resources(lut=20736, ff=15552, dsp=96, ram=46),
         memory=Memory(MemoryKind.BLOCK, 32 << 10),
         clock=54e6,
-        baud=2e6,
+        baud=1.5e6,
         config=Config.load("tiny"),
         programmer="tangprimer20k",
         platform=_platform,

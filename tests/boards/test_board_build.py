@@ -1,0 +1,223 @@
+"""From a design to a bitstream with the real tools, and what is left when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amaranth.hdl import Module, Signal, signed
+from amaranth.lib import memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.boards import build as building
+from weft.boards import flow
+from weft.boards.board import Board, BoardError
+from weft.boards.build import Built, TimingError, build
+from weft.boards.registry import BOARDS
+from weft.boards.tools import ToolError, run
+from weft.hdl.config import Config
+
+CONFIG = Config.load("tiny").replace(probability_bits=0)
+
+
+class Small(wiring.Component):
+    """Some of everything: `multipliers` DSP blocks, a block RAM, registers, and LUTs behind each other."""
+
+    def __init__(self, multipliers: int = 2, deep: int = 1) -> None:
+        self.multipliers, self.deep = multipliers, deep
+        super().__init__({"rx": In(1), "tx": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        bits = Signal(64)
+        m.d.sync += bits.eq((bits << 1) | self.rx)
+        m.submodules.memory = block = memory.Memory(shape=16, depth=256, init=[])
+        read, write = block.read_port(), block.write_port()
+        m.d.comb += [
+            write.addr.eq(bits[:8]), write.data.eq(bits[8:24]), write.en.eq(bits[24]), read.addr.eq(bits[25:33]),
+        ]  # fmt: skip
+        total = Signal(32)
+        products = []
+        for index in range(self.multipliers):
+            product = Signal(signed(32), name=f"product{index}")
+            m.d.sync += product.eq(bits[index : index + 16].as_signed() * read.data.as_signed())
+            products.append(product)
+        value = read.data
+        for _ in range(self.deep):
+            value = (value + bits)[:32] ^ (value >> 1)
+        m.d.sync += [total.eq(sum(products, total) ^ value), self.tx.eq(total.xor())]
+        return m
+
+
+def small(multipliers: int = 2, deep: int = 1) -> Any:
+    return lambda board, config, clock, divisor: Small(multipliers, deep)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("builds")
+
+
+@pytest.fixture(scope="module")
+def built(cache: Path) -> Built:
+    return build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False)
+
+
+def test_a_bitstream_for_the_icebreaker(built: Built) -> None:
+    image = built.bitstream.read_bytes()
+    # Comment, then the preamble of the configuration.
+    assert b"\x7e\xaa\x99\x7e" in image[:64]
+    assert len(image) > 100_000
+
+
+def test_the_report_counts_what_the_design_has(built: Built) -> None:
+    used = {kind: row["synthesised"] for kind, row in built.report["resources"].items()}
+    assert used["dsp"] == 2
+    assert used["ram"] == 1
+    # bits, total, tx, synchronisers; products may sit inside of the DSP blocks
+    assert 64 + 32 + 1 + 4 <= used["ff"] <= 2 * (64 + 32 + 1 + 4)
+    placed = built.report["resources"]["lut"]["placed"]
+    assert abs(used["lut"] - placed) <= 0.1 * placed
+    assert built.report["resources"]["dsp"] | {"percent": 25.0} == built.report["resources"]["dsp"]
+    assert built.report["resources"]["dsp"]["available"] == 8
+
+
+def test_the_report_has_the_clock_and_what_limits_it(built: Built) -> None:
+    timing = built.report["timing"]
+    raw = json.loads((built.folder / "timing.json").read_text())["fmax"]["clk"]
+    assert raw["constraint"] == pytest.approx(24 / 0.8, rel=1e-3)
+    assert timing["fmax_hz"] == pytest.approx(raw["achieved"] * 0.8e6, abs=1)
+    assert timing["met"] is True
+    assert sum(step["ns"] for step in timing["critical_path"]) == pytest.approx(
+        1e3 / raw["achieved"], abs=0.3
+    )
+    assert any(
+        "boards/test_board_build.py:" in source
+        for step in timing["critical_path"]
+        for source in step["sources"]
+    )
+    assert any("no delays inside DSP" in note for note in built.report["notes"])
+    assert built.report["clock_hz"] == 24e6
+    assert built.report["baud"] == 3e6
+
+
+def test_the_floorplan_shows_the_units(built: Built) -> None:
+    picture = (built.folder / "floorplan.svg").read_text()
+    root = ET.fromstring(picture)
+    assert root.tag.endswith("svg")
+    assert len(picture) < 200_000
+    assert re.search(r"top: [\d,]+ cells|other: [\d,]+ cells", picture)
+
+
+def test_the_second_time_nothing_is_run(cache: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "run", lambda *given: pytest.fail("a tool was run"))
+    again = build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False)
+    assert again == built
+    # And what differs is built again.
+    with pytest.raises(pytest.fail.Exception, match="a tool was run"):
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, seed=2)
+    with pytest.raises(pytest.fail.Exception, match="a tool was run"):
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=30e6)
+
+
+def folders(cache: Path) -> set[str]:
+    return {path.name for path in cache.iterdir()}
+
+
+def test_a_netlist_that_does_not_fit_is_not_placed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "place", lambda *given: pytest.fail("was placed"))
+    before = folders(cache)
+    with pytest.raises(
+        BoardError,
+        match=r"^the configuration does not fit icebreaker: synthesised, it needs 9 DSP blocks and there are 8; "
+        r"choose a smaller n, fewer lanes$",
+    ):
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(multipliers=9), estimated=False)
+    assert folders(cache) == before
+
+
+def test_a_slow_design_is_refused_unless_allowed(cache: Path) -> None:
+    board, arguments = BOARDS["icebreaker"], {"make": small(deep=8), "estimated": False}
+    with pytest.raises(
+        TimingError,
+        match=r"^icebreaker reaches [\d.]+ MHz but its clock is 24 MHz: try another --seed, a lower --clock, "
+        r"or --allow-timing-fail$",
+    ):
+        build(board, CONFIG, cache, **arguments)  # type: ignore[arg-type]
+    slow = build(board, CONFIG, cache, allow_timing_fail=True, **arguments)  # type: ignore[arg-type]
+    assert slow.report["timing"]["met"] is False
+    assert slow.report["timing"]["fmax_hz"] < 24e6
+    assert slow.bitstream.exists()
+
+
+def test_a_tool_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = folders(cache)
+    monkeypatch.setattr(flow, "synthesis_commands", lambda board, *options: ["read_rtlil top.il", "fly"])
+    with pytest.raises(ToolError, match=r"^yosys failed: ERROR: No such command: fly"):
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False)
+    assert folders(cache) == before
+
+
+def test_missing_tools_are_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ToolError, match=r"^the tools for boards are not installed: pip install 'weft\[boards\]'$"
+    ):
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False)
+
+
+def test_a_failing_abc9_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    commands: list[list[str]] = []
+
+    def fails_first(name: str, command: list[str], folder: Path, line: Any) -> None:
+        commands.append(command)
+        if len(commands) == 1:
+            raise ToolError("yosys failed: ERROR: Assert failed in kernel/rtlil.cc:3091.")
+
+    monkeypatch.setattr(flow, "run", fails_first)
+    notes = flow.synthesise(BOARDS["ulx3s-85f"], tmp_path, told.append)
+    assert [any("-noabc9" in word for word in command) for command in commands] == [False, True]
+    assert any("ABC9" in note for note in notes)
+
+
+def test_the_last_error_of_a_tool_is_reported(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(ToolError, match=r"^shell failed: ERROR: no such pin$"):
+        run(
+            "shell",
+            ["sh", "-c", "echo fine; echo 'ERROR: no such pin'; echo 1 error; exit 3"],
+            tmp_path,
+            said.append,
+        )
+    assert said == ["fine", "ERROR: no such pin", "1 error"]
+    assert (tmp_path / "shell.log").read_text() == "fine\nERROR: no such pin\n1 error\n"
+
+
+def test_where_a_signal_comes_from_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = BOARDS["icebreaker"]
+    design = building.elaborate(board, CONFIG, board.clock, small())
+    moved = {
+        name: re.sub(r"test_board_build\.py:\d+", "elsewhere.py:1", text)
+        for name, text in design.files.items()
+    }
+    other = building.Design(moved, design.clock, design.divisor)
+    assert moved != design.files
+    assert building._key(board, design, 1) == building._key(board, other, 1)
+    assert building._key(board, design, 1) != building._key(board, design, 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("board", [BOARDS[name] for name in ("ulx3s-25f", "tang-nano-9k", "tang-primer-20k")],
+                         ids=lambda board: board.name)  # fmt: skip
+def test_bitstreams_for_the_other_families(tmp_path: Path, board: Board) -> None:
+    built = build(board, CONFIG, tmp_path, make=small(), estimated=False, clock=27e6)
+    assert built.bitstream.stat().st_size > 10_000
+    assert built.report["timing"]["met"] is True
+    assert built.report["resources"]["ram"]["synthesised"] == 1
+    assert built.report["resources"]["dsp"]["synthesised"] >= 2
+    assert built.report["timing"]["critical_path"]
