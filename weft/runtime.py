@@ -8,11 +8,12 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.memory import BASE_OF_KIND, CONSTANTS
 from weft.sim.device import Device
 
-_PAGE = 4096
+_ALIGNMENT = 256
+"""Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""
 
 
 class Image:
-    """A device program placed in memory: the areas of its base registers, page after page from address 0.
+    """A device program placed in memory: the areas of its base registers, one after the other from address 0.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ class Image:
         at = 0
         for base in sorted(program.sizes):
             self.bases[base] = at
-            at += -(-max(program.sizes[base], 1) // _PAGE) * _PAGE
+            at += -(-max(program.sizes[base], 1) // _ALIGNMENT) * _ALIGNMENT
         self.memory_bytes = at
 
     def address(self, name: str) -> int:

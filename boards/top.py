@@ -1,0 +1,106 @@
+"""The top component of every board: the core, its memory, and the link to the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Module, ResetInserter, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.boards.arbiter import Arbiter
+from weft.boards.axi_bridge import AxiBridge
+from weft.boards.block_memory import BlockMemory, Spram
+from weft.boards.board import Memory, MemoryKind
+from weft.boards.gate import Gate
+from weft.boards.link import Link
+from weft.boards.sdram import SdramController
+from weft.boards.sdram_chip import sdram_pads
+from weft.boards.shell import SDRAM_CAPTURE
+from weft.hdl.axi import axi4_signature
+from weft.hdl.config import Config
+from weft.hdl.control import AXI_LITE
+from weft.hdl.core import Core
+
+
+class Top(wiring.Component):
+    """A core with everything around it but clock and pads.
+
+    Core and link share the memory. When the host asks for a reset, core and bridge are reset once memory has done
+    what it was asked for; memory and link go on.
+
+    Parameters
+    ----------
+    config : Config
+    part : str
+        See `weft.hdl.core.Core`.
+    memory : Memory
+    divisor : int
+        Clock cycles a bit of the serial line.
+    board : str
+        Name of the board, for the host.
+    clock : float
+        Frequency of ``sync`` in Hz.
+
+    Members
+    -------
+    rx : In(1), tx : Out(1)
+        The serial line.
+    sdram : Out(sdram_pads())
+        With SDRAM only; the pads add `weft.boards.shell.SDRAM_CAPTURE` cycles.
+    """
+
+    def __init__(
+        self, config: Config, part: str, memory: Memory, divisor: int, *, board: str, clock: float
+    ) -> None:
+        self.config, self.part, self.memory = config, part, memory
+        self.divisor, self.board, self.clock = divisor, board, clock
+        members: dict[str, Any] = {"rx": In(1, init=1), "tx": Out(1, init=1)}
+        if memory.kind is MemoryKind.SDRAM:
+            members["sdram"] = Out(sdram_pads())
+        super().__init__(members)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        config = self.config
+        m.submodules.link = link = Link(
+            config, self.divisor, board=self.board, memory_bytes=self.memory.size, clock=round(self.clock)
+        )
+        reset = Signal()
+        m.submodules.core = core = ResetInserter(reset)(Core(config, part=self.part))
+        m.submodules.bridge = bridge = ResetInserter(reset)(AxiBridge(config))
+        m.submodules.gate = gate = Gate(config.bus_bytes)
+        m.submodules.arbiter = arbiter = Arbiter(config.bus_bytes, 2)
+        m.submodules.memory = memory = self._memory()
+        with m.If(link.reset):
+            m.d.sync += gate.close.eq(1)
+        with m.Elif(gate.idle):
+            m.d.sync += gate.close.eq(0)
+        m.d.comb += reset.eq(gate.idle)
+        m.d.comb += [link.rx.eq(self.rx), self.tx.eq(link.tx)]
+        _join(m, axi4_signature(config), core, "m_axi_", bridge.axi)
+        _join(m, wiring.Signature(AXI_LITE), core, "", link.registers)
+        wiring.connect(m, link.memory, arbiter.port[0])
+        wiring.connect(m, bridge.memory, gate.port)
+        wiring.connect(m, gate.memory, arbiter.port[1])
+        wiring.connect(m, arbiter.memory, memory.bus)
+        if self.memory.kind is MemoryKind.SDRAM:
+            wiring.connect(m, memory.pads, wiring.flipped(self.sdram))
+        return m
+
+    def _memory(self) -> Any:
+        bus_bytes = self.config.bus_bytes
+        match self.memory.kind:
+            case MemoryKind.SDRAM:
+                return SdramController(bus_bytes, self.clock, capture=SDRAM_CAPTURE)
+            case MemoryKind.SPRAM:
+                return Spram(bus_bytes, part=self.part)
+            case MemoryKind.BLOCK:
+                return BlockMemory(bus_bytes, self.memory.size)
+
+
+def _join(m: Module, signature: wiring.Signature, core: Core, prefix: str, port: Any) -> None:
+    """Connect the flat members of a core's port, as the core sees them, with the same members of `port`."""
+    for name, member in signature.members.items():
+        ours, theirs = getattr(core, f"{prefix}{name}"), getattr(port, name)
+        m.d.comb += theirs.eq(ours) if member.flow is Out else ours.eq(theirs)

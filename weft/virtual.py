@@ -1,0 +1,143 @@
+"""A board that is simulated: its whole top component in Verilator, its serial line behind a pseudo-terminal."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import threading
+import time
+import tty
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from weft.boards.board import Board
+from weft.boards.sdram_model import ARRAY_VERILOG, broken_rules
+from weft.boards.virtual_top import VirtualTop
+from weft.hdl.config import Config
+from weft.hdl.verilog import generate
+from weft.sim.verilate import build
+
+DIVISOR = 4
+"""Clock cycles a bit: the fastest line that the link manages, so that most of the time goes into computing."""
+CHUNK = 4000
+"""Cycles between looks at the terminal."""
+QUIET = 50
+"""Chunks without a byte either way after which the simulation waits a little between two of them."""
+
+_SIGNATURES = {
+    "board_open": (ctypes.c_void_p, [ctypes.c_uint]),
+    "board_close": (None, [ctypes.c_void_p]),
+    "board_run": (
+        ctypes.c_uint64,
+        [
+            ctypes.c_void_p,
+            ctypes.c_uint64,
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+        ],
+    ),
+    "board_waiting": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "board_cycles": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "board_violation": (ctypes.c_uint32, [ctypes.c_void_p]),
+}
+
+
+def build_board(board: Board, config: Config) -> Path:
+    """The shared library of a board's simulation, from the cache if it was built before.
+
+    Raises
+    ------
+    weft.sim.verilate.BuildError
+        If the Verilog does not pass Verilator or the C++ compiler.
+    """
+    return build(
+        generate(VirtualTop(board, config, DIVISOR), name="board") + ARRAY_VERILOG,
+        top="board",
+        driver=Path(__file__).with_name("virtual_board.cpp"),
+        output="board.so",
+        link=["-Wl,-Bsymbolic"],
+    )
+
+
+class VirtualBoard:
+    """Simulates a board until it is closed; `port` is the device that a host opens as its serial port.
+
+    Parameters
+    ----------
+    board : Board
+    config : Config
+
+    Attributes
+    ----------
+    port : str
+        Name of the pseudo-terminal.
+    """
+
+    def __init__(self, board: Board, config: Config) -> None:
+        self._library = ctypes.CDLL(str(build_board(board, config)))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+        self._model: int = self._library.board_open(DIVISOR)
+        self._master, self._slave = os.openpty()  # the slave stays open, so that hosts may come and go
+        tty.setraw(self._slave)
+        os.set_blocking(self._master, False)
+        self.port = os.ttyname(self._slave)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._simulate, name="virtual board", daemon=True)
+        self._thread.start()
+
+    @property
+    def cycles(self) -> int:
+        """Clock cycles simulated so far."""
+        return int(self._library.board_cycles(self._model))
+
+    @property
+    def violations(self) -> list[str]:
+        """Rules of the memory chip that the controller has broken so far."""
+        return broken_rules(self._library.board_violation(self._model))
+
+    def close(self) -> None:
+        """End the simulation; the port is gone."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join()
+        self._library.board_close(self._model)
+        os.close(self._master)
+        os.close(self._slave)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _simulate(self) -> None:
+        got = ctypes.create_string_buffer(CHUNK)
+        backlog, quiet = b"", 0
+        while not self._stop.is_set():
+            sent = self._from_host() if self._library.board_waiting(self._model) < CHUNK else b""
+            count = self._library.board_run(self._model, CHUNK, sent, len(sent), got, len(got))
+            backlog += got.raw[:count]
+            if backlog:
+                backlog = backlog[self._to_host(backlog) :]
+            quiet = 0 if sent or count else quiet + 1
+            if quiet > QUIET:
+                time.sleep(0.0005)
+
+    def _from_host(self) -> bytes:
+        readable, _, _ = select.select([self._master], [], [], 0)
+        return os.read(self._master, CHUNK) if readable else b""
+
+    def _to_host(self, backlog: bytes) -> int:
+        try:
+            return os.write(self._master, backlog)
+        except BlockingIOError:  # the host does not read
+            return 0
