@@ -9,9 +9,6 @@ from amaranth.lib.wiring import In, Out
 
 from weft.boards.port import MAX_BEATS, Command, memory_port
 
-COMMANDS = 16
-"""Commands of each kind that may be on their way."""
-
 
 class _Turns(wiring.Component):
     """Says whose words come next: that of the oldest command whose words have not all been transferred.
@@ -28,7 +25,8 @@ class _Turns(wiring.Component):
         One is transferred.
     """
 
-    def __init__(self, ports: int) -> None:
+    def __init__(self, ports: int, commands: int) -> None:
+        self.commands = commands
         self.index = max((ports - 1).bit_length(), 1)
         super().__init__(
             {
@@ -45,7 +43,7 @@ class _Turns(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         layout = data.StructLayout({"port": self.index, "more": (MAX_BEATS - 1).bit_length()})
-        m.submodules.queue = queue = SyncFIFO(width=layout.size, depth=COMMANDS)
+        m.submodules.queue = queue = SyncFIFO(width=layout.size, depth=self.commands)
         head = layout(queue.r_data)
         more = Signal.like(head.more)
         move = ~self.valid | (self.word & (more == 0))
@@ -72,6 +70,8 @@ class Arbiter(wiring.Component):
     ----------
     bus_bytes : int
     ports : int
+    commands : int
+        Reads, and writes, that may be on their way. A memory without latency needs no more than 2.
 
     Members
     -------
@@ -79,19 +79,19 @@ class Arbiter(wiring.Component):
     memory : Out(memory_port(bus_bytes))
     """
 
-    def __init__(self, bus_bytes: int, ports: int) -> None:
+    def __init__(self, bus_bytes: int, ports: int, *, commands: int = 16) -> None:
         if ports < 1:
             raise ValueError(f"an arbiter needs at least 1 port, not {ports}")
-        self.ports = ports
+        self.ports, self.commands = ports, commands
         super().__init__(
             {"port": In(memory_port(bus_bytes)).array(ports), "memory": Out(memory_port(bus_bytes))}
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.reads = reads = _Turns(self.ports)
-        m.submodules.writes = writes = _Turns(self.ports)
-        m.submodules.reports = reports = SyncFIFO(width=reads.index, depth=COMMANDS)
+        m.submodules.reads = reads = _Turns(self.ports, self.commands)
+        m.submodules.writes = writes = _Turns(self.ports, self.commands)
+        m.submodules.reports = reports = SyncFIFO(width=reads.index, depth=self.commands)
         memory, ports = self.memory, list(self.port)
         granted, chosen, taken = self._choose(m, reads.room & writes.room & reports.w_rdy)
         m.d.comb += [

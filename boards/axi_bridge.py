@@ -7,15 +7,13 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.port import memory_port, write_layout
+from weft.boards.port import PAGE, memory_port, write_layout
 from weft.hdl.axi import axi4_signature
 from weft.hdl.config import Config
 
 PIECE_BYTES = 256
 """Bytes that go to memory as one command: bursts are cut at multiples of this. Long enough for SDRAM, short enough that
 buffers for two are small and that reads and writes do not keep each other waiting."""
-PIECES = 16
-"""Pieces of each kind that may be on their way."""
 
 
 def _id_width(config: Config) -> int:
@@ -57,6 +55,7 @@ class Pieces(wiring.Component):
         m = Module()
         align = (self.config.bus_bytes - 1).bit_length()
         inside = (piece_beats(self.config) - 1).bit_length()
+        page = (PAGE // self.config.bus_bytes - 1).bit_length()  # a burst stays within its page
         burst, piece = self.burst.payload, self.piece.payload
         active = Signal()
         identity = Signal.like(burst.id)
@@ -78,7 +77,11 @@ class Pieces(wiring.Component):
                 more.eq(burst.len),
             ]
         with m.Elif(move):
-            m.d.sync += [word.eq(Cat(Const(0, inside), word[inside:] + 1)), more.eq(more - room - 1)]
+            following = (word[inside:page] + 1)[: page - inside]
+            m.d.sync += [
+                word.eq(Cat(Const(0, inside), following, word[page:])),
+                more.eq(more - room - 1),
+            ]
         with m.If(move):
             m.d.sync += [
                 self.piece.valid.eq(active),
@@ -104,6 +107,9 @@ class AxiBridge(wiring.Component):
     Parameters
     ----------
     config : Config
+    pieces : int
+        Reads, and writes, that may be on their way to memory, of `PIECE_BYTES` at most. A memory without latency needs
+        no more than 4.
 
     Members
     -------
@@ -111,8 +117,8 @@ class AxiBridge(wiring.Component):
     memory : Out(memory_port(config.bus_bytes))
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, *, pieces: int = 16) -> None:
+        self.config, self.pieces = config, pieces
         super().__init__(
             {"axi": In(axi4_signature(config)), "memory": Out(memory_port(config.bus_bytes))},
         )
@@ -161,7 +167,7 @@ class AxiBridge(wiring.Component):
         granted = Signal(name="read_granted")
         m.submodules.read_words = words = SyncFIFOBuffered(width=config.widths.bus, depth=2 * longest)
         layout = piece_layout(config)
-        m.submodules.read_order = order = SyncFIFO(width=layout["address"].offset, depth=PIECES)
+        m.submodules.read_order = order = SyncFIFO(width=layout["address"].offset, depth=self.pieces)
         room = Signal(range(2 * longest + 1), init=2 * longest)  # that no piece on its way will take
         fits = Signal()
         leaves, ends = axi.rvalid & axi.rready, Signal()
@@ -200,7 +206,7 @@ class AxiBridge(wiring.Component):
         width = write_layout(config.bus_bytes).size
         m.submodules.write_words = words = SyncFIFOBuffered(width=width, depth=2 * longest)
         layout = piece_layout(config)
-        m.submodules.write_order = order = SyncFIFO(width=layout["more"].offset, depth=PIECES)
+        m.submodules.write_order = order = SyncFIFO(width=layout["more"].offset, depth=self.pieces)
         here = Signal(range(2 * longest + 1))  # words that no piece has taken
         there = Signal()
         comes = axi.wvalid & axi.wready
@@ -209,7 +215,7 @@ class AxiBridge(wiring.Component):
             there.eq(piece.valid & (here > piece.payload.more) & order.w_rdy & ~granted),
         ]
         head = data.StructLayout({name: layout[name].shape for name in ("id", "last")})(order.r_data)
-        reports = Signal(range(PIECES + 1))  # that were not yet taken off `order`
+        reports = Signal(range(self.pieces + 1))  # that were not yet taken off `order`
         taken = Signal(name="report_taken")
         m.d.comb += [
             piece.ready.eq(granted),

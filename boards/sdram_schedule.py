@@ -4,7 +4,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.port import Command
+from weft.boards.port import PAGE, Command
 from weft.boards.sdram_chip import (
     A_BITS,
     ALL_BANKS,
@@ -60,6 +60,7 @@ class RowSplitter(wiring.Component):
         m = Module()
         align = (self.bus_bytes - 1).bit_length()
         inside = self.column_bits + 1 - align  # bits of a bus word's index within its row
+        page = max((PAGE // self.bus_bytes - 1).bit_length(), inside)  # bits of its index within its page
         word_units = self.bus_bytes // UNIT
         low = (word_units - 1).bit_length()
         command, segment = self.command, self.segment.payload
@@ -90,7 +91,8 @@ class RowSplitter(wiring.Component):
         with m.Elif(self.segment.ready):
             m.d.sync += [
                 active.eq(~last),
-                word.eq(Cat(Const(0, inside), word[inside:] + 1)),
+                # A command stays within its page.
+                word.eq(Cat(Const(0, inside), (word[inside:page] + 1)[: page - inside], word[page:])),
                 more.eq(more - room - 1),
             ]
         return m
@@ -255,10 +257,13 @@ class Scheduler(wiring.Component):
                 looked.eq(0),
                 opened.eq(0),
             ]
+        # What nobody looks at may be anything, so bank and address need not wait for the decision.
+        one_bank = Cat(next_.row[:10], next_.row[10:11] & ~other, next_.row[11:])
+        m.d.sync += [self.bank.eq(next_.bank), self.address.eq(one_bank)]
         with m.If(self._precharge):
-            self._say(m, Operation.PRECHARGE, next_.bank, Const(0))
+            m.d.sync += self.operation.eq(Operation.PRECHARGE)
         with m.If(self._activate):
-            self._say(m, Operation.ACTIVATE, next_.bank, next_.row)
+            m.d.sync += self.operation.eq(Operation.ACTIVATE)
 
     def _units(self, m: Module) -> None:
         """Read or write the units of the current segment, at most one in two cycles."""
@@ -280,8 +285,11 @@ class Scheduler(wiring.Component):
             m.d.sync += [now.unit.eq(now.unit + 1), now.more.eq(now.more - 1)]
             with m.If(final):
                 m.d.sync += self._now_valid.eq(0)
-            operation = Mux(now.write, Operation.WRITE, Operation.READ)
-            self._say(m, operation, now.bank, _column(now.unit))
+            m.d.sync += [
+                self.operation.eq(Mux(now.write, Operation.WRITE, Operation.READ)),
+                self.bank.eq(now.bank),
+                self.address.eq(_column(now.unit)),
+            ]
 
     def _maintain(self, m: Module) -> None:
         """Initialise the chip; then run, with pauses for refreshes."""
@@ -297,40 +305,46 @@ class Scheduler(wiring.Component):
             m.d.sync += [interval.eq(cycles.refresh - 1), due.eq(1)]
         mode = ModeRegister.const({"burst": (UNIT // 2 - 1).bit_length(), "cas_latency": self.cas_latency})
         with m.FSM():
-            with m.State("CLOSE"), m.If(elapsed & ~Cat(busy[0] for busy in self._busy).any()):
-                m.d.comb += self._close_all.eq(1)
-                self._say(m, Operation.PRECHARGE, Const(0), Const(ALL_BANKS))
-                m.d.sync += timer.eq(cycles.rp - 1)
-                m.next = "REFRESH"
+            with m.State("CLOSE"):
+                m.d.sync += self.address.eq(ALL_BANKS)
+                with m.If(elapsed & ~Cat(busy[0] for busy in self._busy).any()):
+                    m.d.comb += self._close_all.eq(1)
+                    m.d.sync += [self.operation.eq(Operation.PRECHARGE), timer.eq(cycles.rp - 1)]
+                    m.next = "REFRESH"
             with m.State("REFRESH"), m.If(elapsed):
-                self._say(m, Operation.REFRESH, Const(0), Const(0))
-                m.d.sync += [timer.eq(cycles.rfc - 1), due.eq(0)]
+                m.d.sync += [
+                    self.operation.eq(Operation.REFRESH),
+                    timer.eq(cycles.rfc - 1),
+                    due.eq(0),
+                ]
                 with m.If(refreshes != 0):
                     m.d.sync += refreshes.eq(refreshes - 1)
                 with m.Elif(self.awake):
                     m.next = "REOPEN"
                 with m.Else():
                     m.next = "MODE"
-            with m.State("MODE"), m.If(elapsed):
-                self._say(m, Operation.MODE, Const(0), mode.as_value())
-                m.d.sync += [timer.eq(cycles.mrd - 1), self.awake.eq(1)]
-                m.next = "WAIT"
-            with m.State("REOPEN"), m.If(elapsed):
-                m.next = "WAIT"
-                with m.If(self._now_valid):  # it was interrupted
-                    m.d.comb += self._reopen.eq(1)
-                    rows = Array(self._rows)
-                    self._say(m, Operation.ACTIVATE, self._now.bank, rows[self._now.bank])
-                    m.d.sync += timer.eq(cycles.rcd - 1)
+            with m.State("MODE"):
+                m.d.sync += [self.bank.eq(0), self.address.eq(mode)]
+                with m.If(elapsed):
+                    m.d.sync += [
+                        self.operation.eq(Operation.MODE),
+                        timer.eq(cycles.mrd - 1),
+                        self.awake.eq(1),
+                    ]
+                    m.next = "WAIT"
+            with m.State("REOPEN"):
+                m.d.sync += [self.bank.eq(self._now.bank), self.address.eq(self._now.row)]
+                with m.If(elapsed):
+                    with m.If(self._now_valid):  # it was interrupted
+                        m.d.comb += self._reopen.eq(1)
+                        m.d.sync += [self.operation.eq(Operation.ACTIVATE), timer.eq(cycles.rcd - 1)]
+                    m.next = "WAIT"
             with m.State("WAIT"), m.If(elapsed):
                 m.next = "RUN"
             with m.State("RUN"):
                 m.d.comb += self._run.eq(1)
                 with m.If(due):
                     m.next = "CLOSE"
-
-    def _say(self, m: Module, operation: Operation | Value, bank: Value, address: Value) -> None:
-        m.d.sync += [self.operation.eq(operation), self.bank.eq(bank), self.address.eq(address)]
 
 
 def _column(unit: Value) -> Value:

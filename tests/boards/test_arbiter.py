@@ -21,8 +21,8 @@ REGION = 1 << 13
 class Shared(wiring.Component):
     """An arbiter in front of a memory with a region for each port."""
 
-    def __init__(self, bus_bytes: int, ports: int) -> None:
-        self.arbiter = Arbiter(bus_bytes, ports)
+    def __init__(self, bus_bytes: int, ports: int, commands: int) -> None:
+        self.arbiter = Arbiter(bus_bytes, ports, commands=commands)
         self.memory = BlockMemory(bus_bytes, REGION << (ports - 1).bit_length())
         super().__init__({"port": In(memory_port(bus_bytes)).array(ports)})
 
@@ -111,9 +111,9 @@ async def bench_delay(dut):
         assert drivers[-1].last_cycle - drivers[-1].first_cycle <= 4
 
 
-@pytest.mark.parametrize(("bus", "ports"), [(4, 2), (16, 3), (8, 1)])
-def test_arbiter(bus, ports):
-    run_bench(Shared(bus, ports), parameters={"bus": bus, "ports": ports})
+@pytest.mark.parametrize(("bus", "ports", "commands"), [(4, 2, 2), (16, 3, 16), (8, 1, 4)])
+def test_arbiter(bus, ports, commands):
+    run_bench(Shared(bus, ports, commands), parameters={"bus": bus, "ports": ports})
 
 
 def test_no_port():

@@ -13,7 +13,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster
 from memory_driver import reset
 
-from weft.boards.axi_bridge import PIECES, AxiBridge, piece_beats
+from weft.boards.axi_bridge import AxiBridge, piece_beats
 from weft.hdl.config import PRESETS, Config
 from weft.sim.bench import bench_parameters, run_bench
 
@@ -205,7 +205,7 @@ async def bench_stalled_writes(dut):
     assert not any(write for write, _, _ in memory.commands)
     dut.axi__wvalid.value, dut.axi__wstrb.value = 1, 1
     await pins.cycles(3000)
-    assert sum(write for write, _, _ in memory.commands) <= PIECES + 1
+    assert sum(write for write, _, _ in memory.commands) <= bench_parameters()["pieces"] + 1
     seen = await pins.cycles(1000, ("r",))
     assert seen["r"] > 300
     dut.axi__bready.value = 1
@@ -266,7 +266,7 @@ async def bench_full_rate(dut, kinds):
         assert abs(shares[0] - shares[1]) <= 0.1 * sum(shares)
 
 
-@pytest.mark.parametrize(("bus", "probability_bits"), [(4, 8), (16, 8), (16, 0)])
-def test_axi_bridge(bus, probability_bits):
+@pytest.mark.parametrize(("bus", "probability_bits", "pieces"), [(4, 8, 4), (16, 8, 16), (16, 0, 16)])
+def test_axi_bridge(bus, probability_bits, pieces):
     config = PRESETS["tiny"].replace(bus_bytes=bus, probability_bits=probability_bits)
-    run_bench(AxiBridge(config), parameters={"config": config.to_dict()})
+    run_bench(AxiBridge(config, pieces=pieces), parameters={"config": config.to_dict(), "pieces": pieces})
