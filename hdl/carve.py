@@ -23,6 +23,7 @@ def carve_layout(config: Config) -> data.StructLayout:
     ``transpose``, with softmax only: pixels are single vectors, to be transposed.
     """
     align = (config.bus_bytes - 1).bit_length()
+    address = config.widths.scratchpad_address
     return data.StructLayout(
         {
             "signal": SEMAPHORES,
@@ -40,10 +41,10 @@ def carve_layout(config: Config) -> data.StructLayout:
             "rows": 12,
             "outer": 16,
             "inner": 16,
-            "dst": 16,
-            "dst_rows": signed(16),
-            "dst_outer": signed(16),
-            "dst_inner": signed(16),
+            "dst": address,
+            "dst_rows": address,
+            "dst_outer": address,
+            "dst_inner": address,
         }
         | ({"transpose": 1} if config.softmax else {})
     )
@@ -174,9 +175,8 @@ class Carver(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.walker = walker = PassWalker(self.config)
-        m.submodules.nest = nest = LoopNest(
-            {"rows": 12, "outer": 16, "inner": 16}, {"dst": (16, {"rows": 16, "outer": 16, "inner": 16})}
-        )
+        loops, width = {"rows": 12, "outer": 16, "inner": 16}, self.config.widths.scratchpad_address
+        m.submodules.nest = nest = LoopNest(loops, {"dst": (width, dict.fromkeys(loops, width))})
         op = Signal(carve_layout(self.config))
         at = Signal(pass_layout(self.config))
         low = Signal(self.config.widths.bus)  # the first beat of the window

@@ -112,7 +112,7 @@ class LoopNest(wiring.Component):
             width = self.loops[loop]
             reload = Signal(width, name=f"reload_{loop}", reset_less=True)
             single = Signal(name=f"single_{loop}", reset_less=True)
-            left = Signal(width, name=f"left_{loop}", reset_less=True)  # iterations after this one
+            left = Signal(width, name=f"left_{loop}", reset_less=True)  # iterations, this one included
             inner_last = (
                 Cat(*(self.last[inner] for inner in names[k + 1 :])).all() if k + 1 < len(names) else 1
             )
@@ -120,7 +120,7 @@ class LoopNest(wiring.Component):
             with m.If(self.load):
                 count = self.counts[loop]
                 m.d.sync += [
-                    Cat(reload, left).eq((count - 1)[:width].replicate(2)),
+                    Cat(reload, left).eq(count.replicate(2)),
                     Cat(single, self.last[loop]).eq((count == 1).replicate(2)),
                     self.first[loop].eq(1),
                 ]
@@ -128,7 +128,7 @@ class LoopNest(wiring.Component):
                 with m.If(self.last[loop]):
                     m.d.sync += [left.eq(reload), self.last[loop].eq(single), self.first[loop].eq(1)]
                 with m.Else():
-                    m.d.sync += [left.eq(left - 1), self.last[loop].eq(left == 1), self.first[loop].eq(0)]
+                    m.d.sync += [left.eq(left - 1), self.last[loop].eq(left == 2), self.first[loop].eq(0)]
         return [moves[k] for k in range(len(names))]
 
     def _tracker(self, m: Module, name: str, moves: list[Value]) -> None:

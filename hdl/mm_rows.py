@@ -17,12 +17,19 @@ ROW_LATENCY = ports.READ_LATENCY + 1
 subtract the zero point."""
 
 LOOPS = dict.fromkeys(("nt", "ky", "kx", "kc", "oy", "ox"), 12)
-TRACKERS = {
-    "a": (16, dict.fromkeys(LOOPS, 16)),
-    "y": (16, {"ky": 8, "oy": 8}),
-    "x": (16, {"kx": 8, "ox": 8}),
-    "c": (16, {"nt": 16, "oy": 16, "ox": 16}),
-}
+
+
+def _nest(config: Config) -> LoopNest:
+    a, c = config.widths.scratchpad_address, config.widths.accumulator_address
+    return LoopNest(
+        LOOPS,
+        {
+            "a": (a, dict.fromkeys(LOOPS, a)),
+            "y": (16, {"ky": 8, "oy": 8}),
+            "x": (16, {"kx": 8, "ox": 8}),
+            "c": (c, dict.fromkeys(("nt", "oy", "ox"), c)),
+        },
+    )
 
 
 def destination(config: Config) -> data.StructLayout:
@@ -94,7 +101,7 @@ class RowIssuer(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.nest = nest = LoopNest(LOOPS, TRACKERS)
+        m.submodules.nest = nest = _nest(self.config)
         h, w, pad = Signal(16), Signal(16), Signal(signed(8))
         signal, accumulate = Signal(SEMAPHORES), Signal()
         held = {"h": h, "w": w, "pad": pad, "accumulate": accumulate, "signal": signal}

@@ -60,7 +60,8 @@ class WeightLoader(wiring.Component):
         m = Module()
         n = self.config.n
         loops = {"nt": 12, "ky": 12, "kx": 12, "kc": 12, "row": n.bit_length()}
-        m.submodules.nest = nest = LoopNest(loops, {"b": (16, dict.fromkeys(loops, 16))})
+        width = self.config.widths.scratchpad_address
+        m.submodules.nest = nest = LoopNest(loops, {"b": (width, dict.fromkeys(loops, width))})
         loaded = Signal()  # a whole tile waits for its swap
         latches = Signal(ports.READ_LATENCY)
         last = Signal()

@@ -32,18 +32,18 @@ def _second_width(config: Config) -> int:
 
 
 def _nest(config: Config) -> LoopNest:
-    vector = config.widths.scratchpad_address
-    outputs = dict.fromkeys(("ob", "oy", "ox"), 16)
+    vector, outputs = config.widths.scratchpad_address, ("ob", "oy", "ox")
+    source, second = max(vector, config.widths.accumulator_address), _second_width(config)
     most = config.n if config.softmax else config.groups  # a table is read byte by byte
     groups = {"g": most.bit_length()} if most > 1 else {}
     return LoopNest(
         {"ob": 12, "oy": 12, "ox": 12, **groups, "ry": 12, "rx": 12},
         {
-            "src": (max(vector, config.widths.accumulator_address), outputs | {"ry": 16, "rx": 16}),
+            "src": (source, dict.fromkeys((*outputs, "ry", "rx"), source)),
             "y": (16, {"oy": 8, "ry": 8}),
             "x": (16, {"ox": 8, "rx": 8}),
-            "dst": (vector, outputs),
-            "b": (_second_width(config), outputs),
+            "dst": (vector, dict.fromkeys(outputs, vector)),
+            "b": (second, dict.fromkeys(outputs, second)),
         },
     )
 

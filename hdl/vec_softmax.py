@@ -146,7 +146,7 @@ class VecSoftmax(wiring.Component):
         """Row states in the order of Softmax's vectors, or of Normalise's rows."""
         width = (self.config.row_states - 1).bit_length()
         loops = dict.fromkeys(("ob", "oy", "ox"), 12)
-        rows = LoopNest(loops, {"state": (width, dict.fromkeys(loops, 16))})
+        rows = LoopNest(loops, {"state": (width, dict.fromkeys(loops, width))})
         fields = {loop: self.payload[loop] for loop in loops} | row_strides(m, self.payload)
         fields["ox"] = Mux(is_kind(Normalise, self.payload), 1, self.payload.ox)
         m.d.comb += [rows.load.eq(self.load), *rows.take(fields)]
