@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.hdl import Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.crc.catalog import CRC32_ISO_HDLC
 from amaranth.lib.memory import Memory
@@ -46,10 +46,11 @@ class _Crc(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.crc = crc = CRC32_ISO_HDLC(data_width=1).create()
+        # Cleared by its reset: `start` would cost a multiplexer.
+        crc = CRC32_ISO_HDLC(data_width=1).create()
+        m.submodules.crc = ResetInserter(self.clear)(crc)
         left = Signal(range(9))
         m.d.comb += [
-            crc.start.eq(self.clear),
             crc.valid.eq(self.busy),
             # The opposite of what the register expects shifts it: its next byte comes to its foot.
             crc.data.eq(Mux(self.check, ~crc.crc[0], self.held[0])),
