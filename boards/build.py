@@ -157,7 +157,7 @@ def build(
         check_estimate(board, config)
     progress(f"generating the design for {board.title}")
     design = elaborate(board, config, clock or board.clock, make)
-    target = cache / f"{board.name}-{_key(board, design, seed)}"
+    target = cache / f"{board.name}-{key(board, design, seed)}"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=cache, prefix="part-"))
@@ -217,7 +217,7 @@ def _run(
         (folder / name).unlink(missing_ok=True)
 
 
-def _key(board: Board, design: Design, seed: int) -> str:
+def key(board: Board, design: Design, seed: int) -> str:
     """A hash of all that decides the result. Where in the sources a signal comes from does not."""
     digest = hashlib.sha256()
     files = {

