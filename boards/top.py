@@ -66,11 +66,13 @@ class Top(wiring.Component):
         m.submodules.link = link = Link(
             config, self.divisor, board=self.board, memory_bytes=self.memory.size, clock=round(self.clock)
         )
+        # Shorter queues where they are made of flip-flops, and memory answers at once.
+        pieces, commands = (4, 2) if self.part == "ice40" else (16, 16)
         reset = Signal()
         m.submodules.core = core = ResetInserter(reset)(Core(config, part=self.part))
-        m.submodules.bridge = bridge = ResetInserter(reset)(AxiBridge(config))
+        m.submodules.bridge = bridge = ResetInserter(reset)(AxiBridge(config, pieces=pieces))
         m.submodules.gate = gate = Gate(config.bus_bytes)
-        m.submodules.arbiter = arbiter = Arbiter(config.bus_bytes, 2)
+        m.submodules.arbiter = arbiter = Arbiter(config.bus_bytes, 2, commands=commands)
         m.submodules.memory = memory = self._memory()
         with m.If(link.reset):
             m.d.sync += gate.close.eq(1)

@@ -99,6 +99,7 @@ class Program:
         bandwidth: float | None = None,
         stalls: int | None = None,
         trace: str | Path | None = None,
+        memory: bool = True,
     ) -> Result:
         """Run the model.
 
@@ -114,6 +115,8 @@ class Program:
             Seed of random pauses on every bus channel (rtl); None for none.
         trace : path
             VCD file of the last device program (rtl).
+        memory : bool
+            Keep what is in the device's memory in the result; over a serial line that takes time.
 
         Raises
         ------
@@ -124,7 +127,7 @@ class Program:
             If a device fails.
         """
         values = self._check(inputs)
-        memory, totals = b"", _Totals()
+        kept, totals = b"", _Totals()
         layers: list[dict[str, Any]] = []
         for segment in self.segments:
             if isinstance(segment, HostSegment):
@@ -134,11 +137,11 @@ class Program:
             image = Image(segment)
             with simulated(on, self.config, image.memory_bytes, options) as device:
                 self._run_image(image, device, values)
-                memory += device.read(0, image.memory_bytes)
+                kept += device.read(0, image.memory_bytes) if memory else b""
                 layers += _layers(segment, device, self.config)
                 totals.add(device.counters(), self.config)
         outputs = {name: np.asarray(values[name]) for name in self.outputs}
-        return Result(outputs, _report(layers, totals, self.config), memory)
+        return Result(outputs, _report(layers, totals, self.config), kept)
 
     def _check(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         values = {}

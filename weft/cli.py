@@ -6,6 +6,7 @@ sentence on stderr, and nothing half-written stays behind.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft import board_commands
 from weft import report as reports
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ Configuration = Annotated[
 class Target(enum.StrEnum):
     GOLDEN = "golden"
     RTL = "rtl"
+    BOARD = "board"
 
 
 def _version(wanted: bool) -> None:
@@ -122,8 +125,17 @@ def run(
         int | None, typer.Option(help="Random pauses of the memory, by seed (rtl).")
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a waveform, VCD (rtl).")] = None,
+    port: Annotated[
+        str | None, typer.Option(help="Serial port of the board, or virtual:NAME to simulate one.")
+    ] = None,
+    baud: Annotated[int, typer.Option(min=1, help="Bits a second on it, as `weft build` says.")] = 3_000_000,
 ) -> None:
-    """Run a compiled program. On rtl, outputs and memory are compared with the golden interpreter's."""
+    """Run a compiled program.
+
+    On rtl, outputs and memory are compared with the golden interpreter's; on board, outputs.
+    """
+    if (on is Target.BOARD) != (port is not None):
+        raise reports.FileError("--on board and --port PORT go together: say both, or neither")
     program = _load(folder)
     inputs = reports.load_arrays(source, program.inputs)
     with reports.progress() as progress:
@@ -133,6 +145,8 @@ def run(
             progress("running on the RTL (the first time builds its simulator, about a minute)")
             timing = {"latency": latency, "bandwidth": bandwidth, "stalls": stall_seed}
             result = program.run(inputs, on="rtl", trace=trace, **timing)
+        elif port is not None:
+            result = _on_board(program, inputs, port, baud, progress)
     if output is not None:
         reports.save_arrays(output, result.outputs)
     if report is not None:
@@ -142,6 +156,18 @@ def run(
         print(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
     if on is Target.RTL:
         _compare(golden, result)
+    elif on is Target.BOARD:
+        _compare(dataclasses.replace(golden, memory=b""), result)
+
+
+def _on_board(program: Any, inputs: dict[str, Any], port: str, baud: int, progress: reports.Progress) -> Any:
+    from weft.virtual import PREFIX, board_at
+
+    if port.startswith(PREFIX):
+        progress("building the board's simulator (about a minute, the first time only)")
+    with board_at(port, program.config, baud) as device:
+        progress(f"running on {device.identity.board}")
+        return program.run(inputs, on=device, memory=False)
 
 
 def _compare(golden: Any, result: Any) -> None:
@@ -216,6 +242,9 @@ def demo(
     demonstration = Demo(example.value, _configuration(config), keep, reports.stdout())
     if not demonstration.run(images):
         raise typer.Exit(1)
+
+
+board_commands.add(app)
 
 
 def _expected(error: Exception) -> bool:

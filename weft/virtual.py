@@ -8,21 +8,30 @@ import select
 import threading
 import time
 import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from weft.boards.board import Board
+from weft.boards.host import BoardDevice
+from weft.boards.registry import find
 from weft.boards.sdram_model import ARRAY_VERILOG, broken_rules
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.config import Config
 from weft.hdl.verilog import generate
+from weft.sim.device import DeviceError
 from weft.sim.verilate import build
 
 DIVISOR = 4
 """Clock cycles a bit: the fastest line that the link manages, so that most of the time goes into computing."""
 CHUNK = 4000
 """Cycles between looks at the terminal."""
+PREFIX = "virtual:"
+"""Begins the names of serial ports of boards that are simulated."""
+ANSWER = 5.0
+"""Seconds in which a simulated board answers, however busy the machine is."""
 QUIET = 50
 """Chunks without a byte either way after which the simulation waits a little between two of them."""
 
@@ -61,6 +70,31 @@ def build_board(board: Board, config: Config) -> Path:
         output="board.so",
         link=["-Wl,-Bsymbolic"],
     )
+
+
+@contextmanager
+def board_at(port: str, config: Config, baud: int) -> Iterator[BoardDevice]:
+    """The board at a serial port, or for ``virtual:NAME`` a simulation of the board called so.
+
+    Raises
+    ------
+    weft.boards.board.BoardError
+        If there is no board of that name.
+    weft.sim.device.DeviceError
+        If the port cannot be opened, nothing answers, or the board is built for another configuration.
+    """
+    if not port.startswith(PREFIX):
+        with BoardDevice.open(port, config, baud=baud) as device:
+            yield device
+        return
+    board = find(port.removeprefix(PREFIX))
+    with (
+        VirtualBoard(board, config) as virtual,
+        BoardDevice.open(virtual.port, config, timeout=ANSWER) as device,
+    ):
+        yield device
+        if virtual.violations:
+            raise DeviceError(f"the board broke rules of its memory chip: {', '.join(virtual.violations)}")
 
 
 class VirtualBoard:

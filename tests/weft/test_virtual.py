@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import weft
+from weft import cli
 from weft.boards import registry
 from weft.boards.host import BoardDevice
 from weft.examples import digits
@@ -40,6 +44,27 @@ def test_digits_on_a_board(name: str) -> None:
         assert again.report["cycles"] == pytest.approx(result.report["cycles"], rel=0.02)
         assert virtual.violations == []
         device.close()
+
+
+def test_run_on_a_board_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    board = registry.find("icebreaker")
+    weft.compile(digits.model(), config=board.config).save("program")
+    np.savez("in.npz", image=digits.held_out()[0][:1])
+    arguments = ["run", "program", "--input", "in.npz", "--on", "board", "--port"]
+    assert _exit_code([*arguments, "virtual:icebreaker", "--report", "report.json"]) == 0
+    assert capsys.readouterr().out.endswith("mismatching bytes: 0\n")
+    assert json.loads(Path("report.json").read_text())["counters"]["array_active"] > 0
+    assert _exit_code([*arguments, "virtual:icecream"]) == 2
+    assert "error: unknown board 'icecream'; choose ulx3s-12f" in capsys.readouterr().err
+
+
+def _exit_code(arguments: list[str]) -> object:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return ended.value.code
 
 
 def _survives_failure(device: BoardDevice) -> None:

@@ -1,0 +1,167 @@
+"""The commands for FPGA boards: what there is, building a bitstream, writing it to a board."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from weft import report as reports
+from weft.hdl.config import PRESETS, Config, ConfigError
+
+if TYPE_CHECKING:
+    from weft.boards.board import Board
+
+Name = Annotated[str, typer.Option("--board", help="The board: see `weft boards`.", show_default=False)]
+
+
+def boards() -> None:
+    """List the boards, what they have, and which presets fit them by estimate."""
+    from weft.boards.registry import BOARDS
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("board", no_wrap=True)
+    for column in ("LUTs", "DSPs", "RAMs", "memory", "clock", "array", "of LUTs", "of DSPs", "of RAMs"):
+        table.add_column(column, justify="right")
+    table.add_column("presets that fit")
+    for board in BOARDS.values():
+        has = (board.available.lut, board.available.dsp, board.available.ram)
+        memory = f"{board.memory.size >> 10:,} KB {board.memory.kind}"
+        array = f"{board.config.n} x {board.config.n}"
+        shares = _shares(board)
+        fitting = [name for name, config in PRESETS.items() if _fits(board, config)]
+        table.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
+                      *shares, ", ".join(fitting) or "none")  # fmt: skip
+    reports.stdout().print(table)
+    print("array: of the board's own configuration, with the estimated share of what there is")
+
+
+def _shares(board: Board) -> list[str]:
+    from weft.boards.estimate import estimate
+
+    need = estimate(board, board.config)
+    return [f"{getattr(need, kind) / getattr(board.available, kind):.0%}" for kind in ("lut", "dsp", "ram")]
+
+
+def _fits(board: Board, config: Config) -> bool:
+    from weft.boards.estimate import fits
+    from weft.hdl.parts import check_part
+
+    try:
+        check_part(config, board.family.value)
+    except ConfigError:
+        return False
+    return fits(board, config)
+
+
+def build(
+    board: Name,
+    config: Annotated[
+        str | None, typer.Option("--config", help="Preset or JSON file; else the board's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=1, help="Of place and route; another one, another clock.")] = 1,
+    clock: Annotated[
+        float | None, typer.Option(min=1, help="MHz of the core; else the board's own.", show_default=False)
+    ] = None,
+    allow_timing_fail: Annotated[
+        bool, typer.Option("--allow-timing-fail", help="Keep a bitstream that is too slow for its clock.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder, else build/BOARD.", show_default=False)
+    ] = None,
+) -> None:
+    """Build a bitstream for a board, with a report of what it uses and how fast it is."""
+    from weft.boards.build import build as build_bitstream
+    from weft.boards.build import products
+    from weft.boards.registry import find
+
+    chosen = find(board)
+    settings = Config.load(config) if config is not None else chosen.config
+    folder = output or Path("build") / chosen.name
+    with reports.progress() as progress:
+        built = build_bitstream(
+            chosen,
+            settings,
+            _cache(),
+            seed=seed,
+            clock=clock and clock * 1e6,
+            allow_timing_fail=allow_timing_fail,
+            progress=progress,
+        )
+        with reports.whole_folder(folder) as part:
+            for path in products(built):
+                shutil.copyfile(path, part / path.name)
+    show(built.report, reports.stdout())
+    print(f"{folder / built.bitstream.name}: the bitstream; report.json and floorplan.svg are next to it")
+
+
+def _cache() -> Path:
+    from weft.sim.verilate import cache_root
+
+    return cache_root() / "boards"
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Print what a build used, and its clock."""
+    from weft.boards.board import Resources
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("resource")
+    for column in ("used", "available", "percent"):
+        table.add_column(column, justify="right")
+    for kind, row in report["resources"].items():
+        table.add_row(
+            Resources.NAMES[kind], f"{row['placed']:,}", f"{row['available']:,}", f"{row['percent']:.1f}"
+        )
+    console.print(table)
+    timing = report["timing"]
+    if timing["fmax_hz"] is not None:
+        verdict = "met" if timing["met"] else "NOT MET"
+        console.print(
+            f"clock: {report['clock_hz'] / 1e6:g} MHz wanted, {timing['fmax_hz'] / 1e6:.1f} MHz reached: {verdict}"
+        )
+        path = timing["critical_path"]
+        sources = dict.fromkeys(source for step in path for source in step["sources"])
+        console.print(f"critical path: {path[0]['cell']} to {path[-1]['cell']}"
+                      + (f", through {', '.join(sources)}" if sources else ""))  # fmt: skip
+    for note in report["notes"]:
+        console.print(f"note: {note}")
+    console.print(f"peak: {report['peak_gops']:g} GOPS; built in {report['seconds']['total']:g} s")
+
+
+def flash(
+    board: Name,
+    bitstream: Annotated[
+        Path | None, typer.Argument(help="Else what `weft build` left.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
+) -> None:
+    """Write a bitstream to a board that is connected."""
+    from weft.boards import flash as programmer
+    from weft.boards.build import bitstream_name
+    from weft.boards.registry import find
+
+    chosen = find(board)
+    path = bitstream or Path("build") / chosen.name / bitstream_name(chosen)
+    if not path.is_file():
+        raise reports.FileError(
+            f"there is no bitstream {path}: build it with weft build --board {chosen.name}, or name another one"
+        )
+    if dry_run:
+        print(shlex.join(programmer.command(chosen, path, installed=False)))
+        return
+    with reports.progress() as progress:
+        progress(f"writing {path} to {chosen.title}")
+        programmer.flash(chosen, path)
+    print(f"{path} is on {chosen.title}")
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the commands of this module."""
+    for command in (boards, build, flash):
+        app.command()(command)
