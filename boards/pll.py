@@ -65,6 +65,7 @@ class Ecp5Pll:
 
     OSCILLATOR: ClassVar = (400e6, 800e6)
     DETECTOR: ClassVar = (3.125e6, 400e6)
+    OUTPUT: ClassVar = (3.125e6, 400e6)
 
     @property
     def output(self) -> float:
@@ -88,10 +89,10 @@ class Ecp5Pll:
         for divider in range(1, 129):
             if not cls.DETECTOR[0] <= source / divider <= cls.DETECTOR[1]:
                 continue
-            feedback = round(wanted * divider / source)
-            if not 1 <= feedback <= 80:
-                continue
+            feedback = min(80, max(1, round(wanted * divider / source)))
             output = source * feedback / divider
+            if not cls.OUTPUT[0] <= output <= cls.OUTPUT[1]:
+                continue
             outputs = [value for value in range(1, 129) if low <= output * value <= high]
             if outputs:
                 middle = min(outputs, key=lambda value: abs(output * value - (low + high) / 2))
@@ -223,10 +224,10 @@ class GowinPll:
         for i in range(64):
             if not slowest <= source / (i + 1) <= fastest:
                 continue
-            f = round(wanted * (i + 1) / source) - 1
+            f = min(63, max(0, round(wanted * (i + 1) / source) - 1))
             for o in cls.OUTPUTS:
                 pll = cls(source, device, i, f, o)
-                if 0 <= f < 64 and low <= pll.oscillator <= high:
+                if low <= pll.oscillator <= high:
                     yield pll.output, pll
 
     def cell(self, m: Module, port: io.SingleEndedPort, clock: Signal, locked: Signal) -> None:
