@@ -1,9 +1,10 @@
-"""A queue in block memory, for what is too deep for distributed memory."""
+"""Queues that the library lacks: in block memory, for what is too deep for distributed memory; and of one word."""
 
 from __future__ import annotations
 
 from amaranth.hdl import Module, ShapeLike, Signal
 from amaranth.lib import stream, wiring
+from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -58,3 +59,8 @@ class BlockFifo(wiring.Component):
         with m.Elif(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
         return m
+
+
+def register_or_fifo(width: int, depth: int) -> SyncFIFO | SyncFIFOBuffered:
+    """A queue in distributed memory; if it holds only one word, a register."""
+    return SyncFIFO(width=width, depth=depth) if depth > 1 else SyncFIFOBuffered(width=width, depth=depth)

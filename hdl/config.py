@@ -39,7 +39,7 @@ class Config:
     mantissa_bits : int
         Width of requantisation mantissas: 24 (the default) or 16 (for small parts).
     queue_depth : int
-        Instructions that wait in front of each unit. A power of two from 2 to 64.
+        Instructions that wait in front of each unit. A power of two from 1 to 64.
     probability_bits : int
         Bits of softmax probabilities: 8, or 7 for arrays whose multipliers take signed bytes only, or 0 for an
         accelerator without softmax, which then costs nothing.
@@ -82,7 +82,7 @@ class Config:
         self._power("accumulator_banks", 2, 64)
         self._power("accumulator_depth", 16, 1 << 15)
         self._power("bus_bytes", max(self.n, 4), 128)
-        self._power("queue_depth", 2, 64)
+        self._power("queue_depth", 1, 64)
         if self.mantissa_bits not in (16, 24):
             raise ConfigError(
                 f"configuration field 'mantissa_bits' must be 16 or 24, not {self.mantissa_bits}"

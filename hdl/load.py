@@ -7,6 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
+from weft.hdl.block_fifo import register_or_fifo
 from weft.hdl.burst import BurstSplitter
 from weft.hdl.carve import Carver, carve_layout
 from weft.hdl.config import Config
@@ -16,7 +17,7 @@ from weft.hdl.ports import bus_read, scratchpad_write, unit
 from weft.hdl.transpose import Transposer
 
 DESCRIPTORS = 4
-"""Instructions whose data may be on its way."""
+"""Instructions whose data may be on its way, where queues are that deep."""
 BURST_BEATS = 64
 """Short enough that an instruction fetch is not kept waiting for long behind a load."""
 AHEAD_BEATS = 128
@@ -172,7 +173,8 @@ class LoadUnit(wiring.Component):
         m.submodules.requests = requests = LoadRequests(self.config)
         m.submodules.splitter = splitter = requests.splitter
         m.submodules.carver = carver = Carver(self.config)
-        m.submodules.queue = queue = SyncFIFO(width=carve_layout(self.config).size, depth=DESCRIPTORS)
+        depth = min(DESCRIPTORS, self.config.queue_depth)
+        m.submodules.queue = queue = register_or_fifo(carve_layout(self.config).size, depth)
         m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
         wiring.connect(m, requests.run, splitter.run)
         waiting = self._instructions(m, requests)

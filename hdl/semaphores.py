@@ -126,8 +126,10 @@ class Dispatcher(wiring.Component):
         distributed memory and not block memory."""
         part, word = self.fetched.payload, Value.cast(self.instruction.payload)
         width, stored = len(part.data), self._stored()
-        write_at, read_at = Signal(range(self._depth)), Signal(range(self._depth))
-        m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + accepted)]
+        places = range(max(self._depth, 2))
+        write_at, read_at = Signal(places), Signal(places)
+        if self._depth > 1:
+            m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + accepted)]
         for index in range(WORD_BITS // width):
             bits = [bit for bit in stored if bit // width == index]
             if not bits:

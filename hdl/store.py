@@ -7,6 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
+from weft.hdl.block_fifo import register_or_fifo
 from weft.hdl.burst import PAGE, BurstSplitter
 from weft.hdl.config import Config
 from weft.hdl.isa import BASES, SEMAPHORES, Store
@@ -15,9 +16,9 @@ from weft.hdl.pack import Packer, vector_layout
 from weft.hdl.ports import READ_LATENCY, bus_write, scratchpad_read, unit
 
 DESCRIPTORS = 4
-"""Instructions whose data may wait behind the requests."""
+"""Instructions whose data may wait behind the requests, where queues are that deep."""
 UNCONFIRMED = 8
-"""Instructions that may wait for memory to confirm them."""
+"""Instructions that may wait for memory to confirm them, where queues are half as deep."""
 BURSTS = 32
 """Bursts on their way, at most."""
 READS = 4
@@ -29,7 +30,7 @@ _POINTER = (PAGE - 1).bit_length()
 def read_layout(config: Config) -> data.StructLayout:
     """What the reader does for one instruction. ``merged``: a row is one run, not each pixel. ``tail``: lanes of a
     pixel's last vector. ``pointer``: DRAM address modulo a page, by which vectors are aligned."""
-    strides = {"rows": 16, "pixels": 16, "vectors": 16}
+    loops, address = ("rows", "pixels", "vectors"), config.widths.scratchpad_address
     return data.StructLayout(
         {
             "merged": 1,
@@ -37,11 +38,11 @@ def read_layout(config: Config) -> data.StructLayout:
             "rows": 12,
             "pixels": 16,
             "vectors": 16,
-            "src": 16,
+            "src": address,
         }
-        | {f"src_{loop}": width for loop, width in strides.items()}
+        | {f"src_{loop}": address for loop in loops}
         | {"pointer": _POINTER}
-        | {f"pointer_{loop}": _POINTER for loop in strides}
+        | {f"pointer_{loop}": _POINTER for loop in loops}
     )
 
 
@@ -170,9 +171,9 @@ class StoreReader(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         loops = {"rows": 12, "pixels": 16, "vectors": 16}
+        widths = {"src": self.config.widths.scratchpad_address, "pointer": _POINTER}
         m.submodules.nest = nest = LoopNest(
-            loops,
-            {"src": (16, dict.fromkeys(loops, 16)), "pointer": (_POINTER, dict.fromkeys(loops, _POINTER))},
+            loops, {name: (width, dict.fromkeys(loops, width)) for name, width in widths.items()}
         )
         layout = vector_layout(self.config)
         m.submodules.queue = queue = SyncFIFO(width=layout.size, depth=READS)
@@ -257,7 +258,8 @@ class StoreUnit(wiring.Component):
         m.submodules.splitter = splitter = requests.splitter
         m.submodules.reader = reader = StoreReader(self.config)
         m.submodules.packer = packer = Packer(self.config)
-        m.submodules.queue = queue = SyncFIFO(width=read_layout(self.config).size, depth=DESCRIPTORS)
+        depth = min(DESCRIPTORS, self.config.queue_depth)
+        m.submodules.queue = queue = register_or_fifo(read_layout(self.config).size, depth)
         wiring.connect(m, wiring.flipped(self.instruction), requests.instruction)
         wiring.connect(m, requests.run, splitter.run)
         wiring.connect(m, wiring.flipped(self.scratchpad), reader.scratchpad)
@@ -283,8 +285,9 @@ class StoreUnit(wiring.Component):
     def _bus(self, m: Module, splitter: BurstSplitter, packer: Packer) -> Signal:
         """Requests, beats and confirmations; returns whether an instruction waits for confirmations."""
         counter = range(2 * BURSTS)
+        unconfirmed = min(UNCONFIRMED, 2 * self.config.queue_depth)
         done = data.StructLayout({"burst": counter, "signal": SEMAPHORES})
-        m.submodules.done = queue = SyncFIFO(width=done.size, depth=UNCONFIRMED)
+        m.submodules.done = queue = SyncFIFO(width=done.size, depth=unconfirmed)
         request, beat = self.bus.request, self.bus.beat
         asked = Signal(counter)
         confirmed = Signal(counter)

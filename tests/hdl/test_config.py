@@ -30,7 +30,7 @@ def refuse(message: str, **changes: Any) -> None:
         ("accumulator_banks", 2, 64),
         ("accumulator_depth", 16, 32768),
         ("bus_bytes", 16, 128),
-        ("queue_depth", 2, 64),
+        ("queue_depth", 1, 64),
     ],
 )
 def test_powers_of_two(name: str, low: int, high: int) -> None:

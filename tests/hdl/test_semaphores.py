@@ -81,7 +81,7 @@ async def bench_dispatcher(dut: Any) -> None:
     received: list[bytes] = []
     offered: bytes | None = None
     index = seen_waiting = most = 0
-    for _ in range(bench_parameters()["cycles"]):
+    for cycle in range(bench_parameters()["cycles"]):
         await FallingEdge(dut.clk)
         starts = offered is None and random.random() < 0.6
         if starts:
@@ -98,7 +98,7 @@ async def bench_dispatcher(dut: Any) -> None:
         dut.fetched__payload.value = int.from_bytes(data, "little") | index << 8 * part
         available = random.randrange(1 << 16) | random.randrange(1 << 16)
         dut.available.value = available
-        dut.instruction__ready.value = random.random() < 0.7
+        dut.instruction__ready.value = random.random() < (0.02 if cycle % 1200 < 300 else 0.7)
         await ReadOnly()
         assert int(dut.empty.value) == (len(sent) == len(received))
         head = decode(sent[len(received)]) if len(received) < len(sent) else None
@@ -117,8 +117,8 @@ async def bench_dispatcher(dut: Any) -> None:
             received.append(int(dut.instruction__payload.value).to_bytes(64, "little"))
             assert received[-1] == sent[len(received) - 1]
         most = max(most, len(sent) - len(received))
-    assert most == depth
-    assert len(received) > 500
+    assert most == depth  # as the unit accepts little for many cycles together
+    assert len(received) > 400
     assert seen_waiting > 500
 
 
@@ -128,7 +128,7 @@ def test_semaphores() -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "bus_bytes", "depth"),
-    [((Mm,), 4, 4), ((Vec, Softmax, Normalise, Table), 16, 4), ((Load, Store), 128, 2)],
+    [((Mm,), 4, 4), ((Mm,), 64, 1), ((Vec, Softmax, Normalise, Table), 16, 4), ((Load, Store), 128, 2)],
 )
 def test_dispatcher(kinds: tuple[type[Instruction], ...], bus_bytes: int, depth: int) -> None:
     config = PRESETS["tiny"].replace(bus_bytes=bus_bytes, queue_depth=depth)

@@ -373,7 +373,7 @@ def test_tiny() -> None:
 
 VARIANTS = {
     "smallest": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2,
-                       accumulator_depth=16, bus_bytes=4, queue_depth=2, row_states=4, alignments=16, table_depth=256),
+                       accumulator_depth=16, bus_bytes=4, queue_depth=1, row_states=4, alignments=16, table_depth=256),
     "no softmax": PRESETS["tiny"].replace(probability_bits=0),
     "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512),
     "wide bus": PRESETS["tiny"].replace(bus_bytes=32, lanes=4, mantissa_bits=16),
