@@ -7,13 +7,14 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ROOMS  := hdl compiler sim boards examples
 
-.PHONY: help demo test lint typing regression bench clean
+.PHONY: help demo test lint typing regression bench boards estimates clean
 help:
 	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention)"
 	@echo "make test         linters, type checker, tests"
 	@echo "make lint         linters and type checker only"
 	@echo "make regression   the long randomised tests"
 	@echo "make bench        the benchmarks"
+	@echo "make boards       configurations on all boards: resources and clocks (hours the first time)"
 	@echo "make clean        remove .venv and everything that was built"
 
 demo: $(VENV)/.demo
@@ -32,6 +33,13 @@ regression: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
+
+boards: $(VENV)/.test
+	$(BIN)/python benchmarks/boards.py
+
+# After a change of the hardware: what `weft boards` and `weft build` know before synthesis.
+estimates: $(VENV)/.test
+	$(BIN)/python benchmarks/boards.py fit
 
 clean:
 	rm -rf $(VENV) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
