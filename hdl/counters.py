@@ -76,6 +76,8 @@ class Counters(wiring.Component):
             moved.eq(Mux(high, carry, Array(recent)[slot])),
             total.eq(Mux(stale, 0, update.data) + moved),
             update.addr.eq(following),
+            # Always; saying so spares synthesis the logic for reading a word while it is written.
+            update.en.eq(following != self.index),
             write.addr.eq(self.index),
             write.data.eq(total),
             write.en.eq(1),

@@ -42,7 +42,8 @@ class Delay(wiring.Component):
             store.en.eq(1),
             store.addr.eq(write_at),
             store.data.eq(self.i),
-            fetch.en.eq(1),
+            # Always; saying so spares synthesis the logic for reading a word while it is written.
+            fetch.en.eq(read_at != write_at),
             fetch.addr.eq(read_at),
         ]
         return m
