@@ -1,0 +1,122 @@
+"""Estimates of what a configuration needs: the arithmetic, the fit, the sentence when it does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from weft.boards import estimate
+from weft.boards.board import Board, BoardError, Family, Resources
+from weft.boards.registry import BOARDS
+from weft.hdl.config import PRESETS, Config
+
+TINY = Config.load("tiny")
+
+
+@pytest.mark.parametrize(
+    ("family", "bits", "words", "count"),
+    [
+        (Family.ECP5, 36, 512, 1),
+        (Family.ECP5, 37, 512, 2),
+        (Family.ECP5, 8, 2048, 1),
+        (Family.ECP5, 32, 1024, 2),
+        (Family.ICE40, 16, 256, 1),
+        (Family.ICE40, 32, 256, 2),
+        (Family.ICE40, 8, 2048, 4),
+        (Family.ICE40, 128, 64, 8),
+        (Family.GOWIN, 32, 4096, 8),
+    ],
+)
+def test_block_rams_of_a_memory(family: Family, bits: int, words: int, count: int) -> None:
+    assert estimate.blocks(family, bits, words) == count
+
+
+def needs(board: Board, config: Config) -> Resources:
+    """A world in which the formulas are exact."""
+    ram = config.scratchpad_banks * estimate.blocks(board.family, 8 * config.n, config.scratchpad_depth)
+    return Resources(
+        lut=1000 + 100 * config.n**2 + 200 * config.lanes,
+        ff=500 + 50 * config.n**2 + 70 * config.n,
+        dsp=config.n**2 // 2 + 3 * config.lanes,
+        ram=3 + ram + estimate.memory_blocks(board, config),
+    )
+
+
+@cache
+def world() -> str:
+    """Weights from that world."""
+    configs = [TINY.replace(n=n, lanes=lanes, bus_bytes=16) for n in (2, 4, 8, 16) for lanes in (1, 2)]
+    configs += [TINY.replace(scratchpad_banks=8), TINY.replace(probability_bits=0)]
+    boards = [BOARDS[name] for name in ("ulx3s-85f", "icebreaker", "tang-primer-20k")]
+    samples = [(board, config, needs(board, config)) for board in boards for config in configs]
+    return json.dumps(estimate.fit(samples))
+
+
+@pytest.fixture
+def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    path = tmp_path / "estimates.json"
+    path.write_text(world())
+    monkeypatch.setattr(estimate, "WEIGHTS", path)
+    estimate.weights.cache_clear()
+    yield
+    estimate.weights.cache_clear()
+
+
+@pytest.mark.usefixtures("fitted")
+@pytest.mark.parametrize("name", ["ulx3s-45f", "icebreaker", "tang-nano-9k"])
+def test_a_fit_finds_the_formulas(name: str) -> None:
+    board = BOARDS[name]
+    for config in (TINY, TINY.replace(n=8, bus_bytes=8), TINY.replace(lanes=4)):
+        got, wanted = estimate.estimate(board, config), needs(board, config)
+        for kind, count in got.items():
+            assert count == pytest.approx(getattr(wanted, kind), rel=0.06, abs=2), kind
+
+
+def test_the_error_is_that_of_a_configuration_left_out() -> None:
+    board = BOARDS["ulx3s-85f"]
+    configs = [TINY.replace(n=n, lanes=2, bus_bytes=16) for n in (2, 4, 8, 16)]
+    exact = [(board, config, Resources(lut=2000, ff=100, dsp=config.n**2, ram=10)) for config in configs]
+    assert estimate.fit(exact)[board.family]["dsp"]["error"] < 0.01
+    # Where one differs from the others, all others together do not know.
+    strange = [*exact, (board, configs[0], Resources(lut=4000, ff=100, dsp=4, ram=10))]
+    assert estimate.fit(strange)[board.family]["lut"]["error"] == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.usefixtures("fitted")
+def test_what_is_sure_not_to_fit_is_refused_with_figures() -> None:
+    board = BOARDS["ulx3s-25f"]
+    estimate.check_estimate(board, TINY)
+    assert estimate.fits(board, TINY)
+    large = Config(n=32, bus_bytes=32, lanes=1)
+    assert not estimate.fits(board, large)
+    count = estimate.estimate(board, large).dsp
+    assert count == pytest.approx(515, rel=0.05)
+    with pytest.raises(
+        BoardError,
+        match=f"^the configuration does not fit ulx3s-25f: it is estimated to need {count} DSP blocks "
+        "and there are 28; "
+        r"choose a smaller n, fewer lanes or probability_bits 0 \(no softmax\)$",
+    ):
+        estimate.check_estimate(board, large)
+
+
+@pytest.mark.usefixtures("fitted")
+def test_memory_says_what_to_change() -> None:
+    with pytest.raises(
+        BoardError, match="block RAMs and there are 26; choose fewer or shallower banks of scratchpad"
+    ):
+        estimate.check_estimate(BOARDS["tang-nano-9k"], TINY.replace(scratchpad_depth=4096))
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
+    """And grow with the configuration."""
+    small, large = (estimate.estimate(board, PRESETS[name]) for name in ("tiny", "default"))
+    for kind, count in small.items():
+        assert 0 < count < getattr(large, kind)
+        assert estimate.error(board.family, kind) > 0
+    assert not estimate.fits(board, PRESETS["huge"])
