@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"weft": "weft", "hdl": "weft/hdl", "compiler": "weft/compiler", "sim": "weft/sim", "boards": "weft/boards",
            "examples": "weft/examples"}  # fmt: skip
-DATA = {".py", ".cpp", ".h", ".vlt", ".onnx", ".npz", ".json", ".typed"}
+DATA = {".py", ".cpp", ".h", ".vlt", ".onnx", ".npz", ".json", ".v", ".typed"}
 
 
 def call(*command: str | Path, cwd: Path) -> str:
