@@ -15,8 +15,9 @@ from typing import Self
 from weft.hdl import core as hdl_core
 from weft.hdl.config import Config
 from weft.hdl.core import Core
-from weft.hdl.isa import BASES, Queue
+from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.stalls import goes_on, waits
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
 from weft.sim.verilate import build, cache_root
@@ -27,8 +28,6 @@ CHUNK = 100_000
 """Cycles between looks at the status register."""
 PROBE = 1000
 """Cycles over which a program that does not end is watched, to say what it waits for."""
-
-UNITS = tuple(queue.name for queue in Queue)
 
 _SIGNATURES = {
     "weft_open": (
@@ -276,9 +275,9 @@ class RtlDevice:
                 self._started = False
             elif left is None:
                 after = self.counters()
-                if not _progress(before, after):
+                if not goes_on(before, after):
                     self._failed = True
-                    raise DeviceError(f"the program hangs: {_waits(before, after)}")
+                    raise DeviceError(f"the program hangs: {waits(before, after)}")
                 before = after
             else:
                 left -= chunk
@@ -324,7 +323,7 @@ class RtlDevice:
         """What the units did in the last cycles, from the counters."""
         before = self.counters()
         self._library.weft_run(self._handle, PROBE)
-        return _waits(before, self.counters())
+        return waits(before, self.counters())
 
     def _status(self) -> Status:
         return Status(self._read_register(Reg.STATUS))
@@ -338,37 +337,3 @@ class RtlDevice:
         if not self._library.weft_read_register(self._handle, address, ctypes.byref(value)):
             raise DeviceError(f"the core does not answer a read of register {address:#x}")
         return value.value
-
-
-def _stalls(unit: str) -> list[Counter]:
-    """The counters of a unit that say why it waits."""
-    return [
-        counter
-        for counter in Counter
-        if counter.name.startswith(f"{unit}_") and counter.name != f"{unit}_BUSY"
-    ]
-
-
-def _progress(before: dict[Counter, int], after: dict[Counter, int]) -> bool:
-    """Whether a beat moved, a row entered the array, or a unit was busy for longer than it was stalled."""
-    moved = {counter: after[counter] - before[counter] for counter in Counter}
-    if any(moved[counter] for counter in (Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.ARRAY_ACTIVE)):
-        return True
-    working = (
-        moved[Counter[f"{unit}_BUSY"]]
-        - sum(moved[counter] for counter in _stalls(unit) if counter != Counter[f"{unit}_SEMAPHORE"])
-        for unit in UNITS
-    )
-    return max(working) > PROBE  # counters that are read while they run are off by some cycles
-
-
-def _waits(before: dict[Counter, int], after: dict[Counter, int]) -> str:
-    """What each unit did between two readings of the counters."""
-    states = []
-    for unit in UNITS:
-        waits = [counter for counter in _stalls(unit) if after[counter] > before[counter]]
-        causes = [counter.name.removeprefix(f"{unit}_").lower() for counter in waits]
-        busy = Counter[f"{unit}_BUSY"]
-        state = "is busy" if after[busy] > before[busy] else "is idle"
-        states.append(f"{unit} {'waits for ' + ' and '.join(causes) if causes else state}")
-    return ", ".join(states)
