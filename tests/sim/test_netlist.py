@@ -56,8 +56,8 @@ def netlist(config: Config, part: str) -> str:
     return without_cells(path.read_text(), top=TOP, part=part)
 
 
-def product(device: Device, config: Config) -> bytes:
-    """All memory after a requantised product of random matrices."""
+def product(device: Device, config: Config, limit: int, shift: int) -> bytes:
+    """All memory after a product of random matrices, of elements below `limit`, scaled by about ``2**(15 - shift)``."""
     n, depth, generator = config.n, config.scratchpad_depth, np.random.default_rng(1)
     vectors = {"run": n, "row_pitch": n, "length": n, "pitch": n, "dst_row": 1}
     program = (
@@ -69,8 +69,8 @@ def product(device: Device, config: Config) -> bytes:
         Store(wait=16, base=3, pixels=ROWS, pitch=n, length=n, src=3 * depth, src_pixel=1),
         End(),
     )
-    device.write(0, generator.integers(-128, 128, 0x800, np.int8).tobytes())
-    words = [1000 * column & 0xFFFFFFFF | (40000 + column) << 32 | 24 << 56 for column in range(n)]
+    device.write(0, generator.integers(-limit, limit, 0x800, np.int8).tobytes())
+    words = [column & 0xFFFFFFFF | (32769 + column) << 32 | shift << 56 for column in range(n)]
     device.write(0x800, bytes(word >> 8 * byte & 0xFF for byte in range(8) for word in words))
     device.write(PROGRAM, b"".join(instruction.encode() for instruction in program))
     for index, address in enumerate((0, 0x400, 0x800, 0x1000)):
@@ -92,7 +92,10 @@ def product(device: Device, config: Config) -> bytes:
     ],
 )
 def test_netlist(config: Config, part: str) -> None:
-    expected = product(GoldenDevice(config, MEMORY), config)
-    assert len(set(expected[0x1000 : 0x1000 + ROWS * config.n])) > 10, "a result worth comparing"
+    golden = GoldenDevice(config, MEMORY)
     with RtlDevice(config, MEMORY, verilog=netlist(config, part), stall_probability=0.2) as device:
-        assert product(device, config) == expected
+        # Sums of any size, of which the result keeps the top, and small ones, of which it keeps every bit.
+        for limit, shift in ((128, 24), (4, 15)):
+            expected = product(golden, config, limit, shift)
+            assert len(set(expected[0x1000 : 0x1000 + ROWS * config.n])) > 10, "a result worth comparing"
+            assert product(device, config, limit, shift) == expected
