@@ -1,0 +1,51 @@
+"""Compiled programs on the RTL for parts, with models of their cells: every byte of memory is the golden device's."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from attention_cases import random_attention, random_inputs
+from op_cases import random_chain
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir import DeviceSegment
+from weft.hdl.config import PRESETS, Config
+from weft.hdl.core import Core
+from weft.hdl.verilog import generate
+from weft.runtime import Image
+from weft.sim.cells import without_cells
+from weft.sim.golden import GoldenDevice
+from weft.sim.rtl import TOP, RtlDevice
+
+TINY = PRESETS["tiny"]
+ICE40 = TINY.replace(lanes=1, mantissa_bits=16, probability_bits=0)
+
+
+@cache
+def verilog(config: Config, part: str) -> str:
+    return without_cells(generate(Core(config, part), name=TOP), top=TOP, part=part)
+
+
+@pytest.mark.parametrize(
+    ("config", "part", "seed"),
+    [(TINY, "ecp5", 0), (TINY, "ecp5", 1), (TINY, "ecp5", 2), (ICE40, "ice40", 0), (ICE40, "ice40", 1)],
+)
+def test_parts(config: Config, part: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, 5])
+    if config.softmax:
+        op = random_attention(rng, config)
+        segment, inputs = DeviceSegment("attention", (op,)), random_inputs(rng, op)
+    else:
+        segment, inputs = random_chain(rng, side=6, channels=6)
+    image = Image(compile_segment(segment, config))
+    golden = GoldenDevice(config, image.memory_bytes)
+    image.run(golden, inputs)
+    memory = {"stall_probability": 0.2, "stall_seed": seed}
+    with RtlDevice(config, image.memory_bytes, verilog=verilog(config, part), **memory) as rtl:  # type: ignore[arg-type]
+        image.run(rtl, inputs, timeout=20_000_000)
+        got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
+    expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
+    wrong = np.flatnonzero(got != expected)
+    assert not wrong.size, f"{wrong.size} bytes differ, the first at {wrong[0]:#x}"
