@@ -13,7 +13,7 @@ from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.stalls import goes_on, waits
-from weft.sim.device import DeviceError
+from weft.sim.device import DeviceError, check_base, check_program, check_range
 
 BAUD = 115_200
 NAP = 0.01
@@ -147,7 +147,7 @@ class BoardDevice:
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
-        self._check_range(address, len(payload))
+        check_range(address, len(payload), self.memory_bytes)
         view = memoryview(bytes(payload))
         for _ in self._session.exchange(
             Request(0, Operation.WRITE_MEMORY, at, size, bytes(view[at - address : at - address + size]))
@@ -157,7 +157,7 @@ class BoardDevice:
 
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
-        self._check_range(address, size)
+        check_range(address, size, self.memory_bytes)
         blocks = list(_blocks(address, size))
         found = bytearray(size)
         for index, answer in self._session.exchange(
@@ -167,18 +167,9 @@ class BoardDevice:
             found[at - address : at - address + length] = answer.payload
         return bytes(found)
 
-    def _check_range(self, address: int, size: int) -> None:
-        if address < 0 or size < 0 or address + size > self.memory_bytes:
-            raise DeviceError(
-                f"{size} bytes at {address:#x} do not lie in a memory of {self.memory_bytes} bytes"
-            )
-
     def set_base(self, index: int, address: int) -> None:
         """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
-        if not 0 <= index < BASES:
-            raise DeviceError(f"base register {index} does not exist; there are {BASES}")
-        if not 0 <= address < 1 << 32:
-            raise DeviceError(f"base register {index} cannot hold {address}: it is 32 bits")
+        check_base(index, address)
         self._bases[index] = address
         self._write_register(base_register(index), address)
 
@@ -187,9 +178,8 @@ class BoardDevice:
 
         After a failed run the core is reset first, as nothing else brings its units to a known state.
         """
-        if program % self.config.bus_bytes:
-            raise DeviceError(f"program address {program:#x} is no multiple of {self.config.bus_bytes} bytes")
-        self._check_range(program, 0)
+        check_program(program, self.config)
+        check_range(program, 0, self.memory_bytes)
         if self._failed:
             self._reset()
             for index, address in enumerate(self._bases):

@@ -5,11 +5,32 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from weft.hdl.config import Config
+from weft.hdl.isa import BASES
 from weft.hdl.memmap import Counter
 
 
 class DeviceError(RuntimeError):
     """The device refused or failed: an address outside memory, a bus error, a program that does not end."""
+
+
+def check_range(address: int, size: int, memory_bytes: int) -> None:
+    """Raises `DeviceError` if `size` bytes at `address` do not lie inside memory."""
+    if address < 0 or size < 0 or address + size > memory_bytes:
+        raise DeviceError(f"{size} bytes at {address:#x} do not lie in a memory of {memory_bytes} bytes")
+
+
+def check_base(index: int, address: int) -> None:
+    """Raises `DeviceError` if there is no base register `index`, or it cannot hold `address`."""
+    if not 0 <= index < BASES:
+        raise DeviceError(f"base register {index} does not exist; there are {BASES}")
+    if not 0 <= address < 1 << 32:
+        raise DeviceError(f"base register {index} cannot hold {address}: it is 32 bits")
+
+
+def check_program(program: int, config: Config) -> None:
+    """Raises `DeviceError` if no program can start at address `program`."""
+    if program % config.bus_bytes:
+        raise DeviceError(f"program address {program:#x} is no multiple of {config.bus_bytes} bytes")
 
 
 @runtime_checkable

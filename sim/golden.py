@@ -26,7 +26,6 @@ import numpy as np
 from weft.hdl.config import Config
 from weft.hdl.features import lacking
 from weft.hdl.isa import (
-    BASES,
     SEMAPHORE_MAX,
     SEMAPHORES,
     WORD_BYTES,
@@ -37,7 +36,7 @@ from weft.hdl.isa import (
     decode,
 )
 from weft.hdl.memmap import Counter
-from weft.sim.device import DeviceError
+from weft.sim.device import DeviceError, check_base, check_program
 from weft.sim.golden_units import EXECUTE
 from weft.sim.memories import Memories
 
@@ -92,16 +91,12 @@ class GoldenDevice:
 
     def set_base(self, index: int, address: int) -> None:
         """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
-        if not 0 <= index < BASES:
-            raise DeviceError(f"base register {index} does not exist; there are {BASES}")
-        if not 0 <= address < 1 << 32:
-            raise DeviceError(f"base register {index} cannot hold {address}: it is 32 bits")
+        check_base(index, address)
         self.memories.bases[index] = address
 
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, a multiple of the bus width; `wait` runs it."""
-        if program % self.config.bus_bytes:
-            raise DeviceError(f"program address {program:#x} is no multiple of {self.config.bus_bytes} bytes")
+        check_program(program, self.config)
         self._program = program
 
     def wait(self, timeout: int | None = None) -> None:

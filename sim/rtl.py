@@ -19,7 +19,7 @@ from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.stalls import goes_on, waits
 from weft.hdl.verilog import generate
-from weft.sim.device import DeviceError
+from weft.sim.device import DeviceError, check_base, check_program, check_range
 from weft.sim.verilate import build, cache_root
 
 TOP = "weft"
@@ -221,19 +221,13 @@ class RtlDevice:
         return ctypes.string_at(self._range(address, size), size)
 
     def _range(self, address: int, size: int) -> int:
-        if address < 0 or size < 0 or address + size > self.memory_bytes:
-            raise DeviceError(
-                f"{size} bytes at {address:#x} do not lie in a memory of {self.memory_bytes} bytes"
-            )
+        check_range(address, size, self.memory_bytes)
         assert self._handle
         return self._memory + address
 
     def set_base(self, index: int, address: int) -> None:
         """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
-        if not 0 <= index < BASES:
-            raise DeviceError(f"base register {index} does not exist; there are {BASES}")
-        if not 0 <= address < 1 << 32:
-            raise DeviceError(f"base register {index} cannot hold {address}: it is 32 bits")
+        check_base(index, address)
         self._bases[index] = address
         self._write_register(base_register(index), address)
 
@@ -242,8 +236,7 @@ class RtlDevice:
 
         After a failed run the core is reset first, as nothing else brings its units to a known state.
         """
-        if program % self.config.bus_bytes:
-            raise DeviceError(f"program address {program:#x} is no multiple of {self.config.bus_bytes} bytes")
+        check_program(program, self.config)
         self._range(program, 0)
         if self._failed:
             self._library.weft_reset(self._handle)
