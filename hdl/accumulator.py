@@ -14,7 +14,12 @@ from weft.hdl.ports import ALIGNMENT_BITS
 def rmw_latency(config: Config) -> int:
     """Cycles from a row at the `Accumulator.write` port until reads see it: a read granted then, or a row that adds
     to it arriving then, finds the sum."""
-    return 6 if config.softmax else 4
+    return ports.READ_LATENCY + 1 + _aligning(config)
+
+
+def _aligning(config: Config) -> int:
+    """Cycles that it takes to choose what to shift, and to shift it."""
+    return 2 if config.softmax else 0
 
 
 def accumulator_write(config: Config) -> wiring.Signature:
@@ -85,13 +90,15 @@ class Accumulator(wiring.Component):
             m.submodules[f"bank{bank}"] = ram
             fetch, store = ram.read_port(), ram.write_port()
             take, wanted = Signal(name=f"take{bank}"), Signal(name=f"wanted{bank}")
+            m.d.sync += [
+                wanted.eq(take | (self.read.valid & (read_bank == bank))),
+                fetch.addr.eq(Mux(take, self.write.address[:inner], self.read.address[:inner])),
+            ]
             m.d.comb += [
                 take.eq(adds & (write_bank == bank)),
-                wanted.eq(take | (self.read.valid & (read_bank == bank))),
                 # Nobody may read the row that is being written. Saying so spares synthesis the logic that
                 # would return its old content from memories that cannot.
                 fetch.en.eq(wanted & ~(store.en & (fetch.addr == store.addr))),
-                fetch.addr.eq(Mux(take, self.write.address[:inner], self.read.address[:inner])),
                 store.en.eq(done & (address[inner:] == bank)),
                 store.addr.eq(address[:inner]),
                 store.data.eq(total),
@@ -127,7 +134,7 @@ class Accumulator(wiring.Component):
         if config.softmax:
             small, amount = rest[-ALIGNMENT_BITS], rest[1 - ALIGNMENT_BITS :]
             sums = self._align(m, old, psums, small, amount)
-            for stage in range(rmw_latency(config) - ports.READ_LATENCY - 2):
+            for stage in range(_aligning(config)):
                 following_valid = Signal(name=f"aligned{stage}")
                 following_address = Signal.like(address, name=f"aligned_address{stage}", reset_less=True)
                 m.d.sync += [following_valid.eq(valid), following_address.eq(address)]

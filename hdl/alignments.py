@@ -43,8 +43,8 @@ class Alignments(wiring.Component):
             shape=ports.ALIGNMENT_BITS, depth=self.config.alignments, init=[]
         )
         store = memory.write_port()
-        m.d.comb += [
-            self.write.ready.eq(1),
+        m.d.comb += self.write.ready.eq(1)
+        m.d.sync += [
             store.en.eq(self.write.valid),
             store.addr.eq(self.write.address),
             store.data.eq(self.write.data),
@@ -52,11 +52,6 @@ class Alignments(wiring.Component):
         for name in ("mm", "vec"):
             port, fetch = getattr(self, name), memory.read_port()
             output = Signal(ports.ALIGNMENT_BITS, name=f"output_{name}", reset_less=True)
-            m.d.comb += [
-                port.ready.eq(1),
-                fetch.en.eq(port.valid),
-                fetch.addr.eq(port.address),
-                port.data.eq(output),
-            ]
-            m.d.sync += output.eq(fetch.data)
+            m.d.comb += [port.ready.eq(1), port.data.eq(output)]
+            m.d.sync += [fetch.en.eq(port.valid), fetch.addr.eq(port.address), output.eq(fetch.data)]
         return m

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Const, Module, Signal, Value
+from typing import Any
+
+from amaranth.hdl import Cat, Const, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
 from weft.hdl.ports import BusRequest, bus_read, bus_write
+from weft.hdl.slice import RegisterSlice
 
 OKAY = 0
 
@@ -116,33 +119,31 @@ class AxiManager(wiring.Component):
                 beat.valid.eq(axi.rvalid & mine),
             ]
             asked = asked | request.valid
-        m.d.comb += free.eq(~axi.arvalid | axi.arready)
-        with m.If(free):
-            m.d.sync += [
-                axi.arvalid.eq(asked),
-                axi.arid.eq(chosen_id),
-                axi.araddr.eq(chosen.address),
-                axi.arlen.eq(chosen.beats - 1),
-            ]
+        address = self._channel(m, "ar", axi.arvalid, axi.arready, Cat(axi.arid, axi.araddr, axi.arlen))
+        m.d.comb += [
+            free.eq(address.ready),
+            address.valid.eq(asked),
+            address.payload.eq(Cat(chosen_id, chosen.address, (chosen.beats - 1)[:8])),
+        ]
 
     def _write(self, m: Module) -> None:
         axi, request, beat = self.axi, self.store.request, self.store.beat
+        address = self._channel(m, "aw", axi.awvalid, axi.awready, Cat(axi.awaddr, axi.awlen))
+        words = self._channel(m, "w", axi.wvalid, axi.wready, Cat(axi.wdata, axi.wstrb, axi.wlast))
         m.d.comb += [
-            request.ready.eq(~axi.awvalid | axi.awready),
-            beat.ready.eq(~axi.wvalid | axi.wready),
+            request.ready.eq(address.ready),
+            address.valid.eq(request.valid),
+            address.payload.eq(Cat(request.payload.address, (request.payload.beats - 1)[:8])),
+            beat.ready.eq(words.ready),
+            words.valid.eq(beat.valid),
+            words.payload.eq(Cat(beat.payload.data, beat.payload.strobe, beat.payload.last)),
             axi.bready.eq(1),
             self.store.confirmed.eq(axi.bvalid),
         ]
-        with m.If(request.ready):
-            m.d.sync += [
-                axi.awvalid.eq(request.valid),
-                axi.awaddr.eq(request.payload.address),
-                axi.awlen.eq(request.payload.beats - 1),
-            ]
-        with m.If(beat.ready):
-            m.d.sync += [
-                axi.wvalid.eq(beat.valid),
-                axi.wdata.eq(beat.payload.data),
-                axi.wstrb.eq(beat.payload.strobe),
-                axi.wlast.eq(beat.payload.last),
-            ]
+
+    def _channel(self, m: Module, name: str, valid: Value, ready: Value, payload: Value) -> Any:
+        """Drive a channel from registers in both directions; returns the stream to send to it."""
+        m.submodules[f"{name}_slice"] = registers = RegisterSlice(len(payload))
+        m.d.comb += [valid.eq(registers.o.valid), registers.o.ready.eq(ready)]
+        m.d.comb += payload.eq(registers.o.payload)
+        return registers.i

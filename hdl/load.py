@@ -9,11 +9,12 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.block_fifo import register_or_fifo
 from weft.hdl.burst import BurstSplitter
-from weft.hdl.carve import Carver, carve_layout
+from weft.hdl.carve import Carver, carve_layout, vector_layout
 from weft.hdl.config import Config
 from weft.hdl.isa import BASES, Load
 from weft.hdl.pages import PageReader
 from weft.hdl.ports import bus_read, scratchpad_write, unit
+from weft.hdl.slice import RegisterSlice
 from weft.hdl.transpose import Transposer
 
 DESCRIPTORS = 4
@@ -178,7 +179,10 @@ class LoadUnit(wiring.Component):
         m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
         wiring.connect(m, requests.run, splitter.run)
         waiting = self._instructions(m, requests)
-        leaving = self._vectors(m, carver)
+        # A refused vector must not reach back to beats and counters in the same cycle.
+        m.submodules.vectors = vectors = RegisterSlice(vector_layout(self.config))
+        wiring.connect(m, carver.vector, vectors.i)
+        leaving = self._vectors(m, vectors.o)
         m.d.comb += [
             requests.bases.eq(self.bases),
             queue.w_data.eq(requests.carve.payload),
@@ -193,7 +197,9 @@ class LoadUnit(wiring.Component):
             carver.beat.payload.eq(beats.r_data),
             carver.beat.valid.eq(beats.r_rdy),
             beats.r_en.eq(carver.beat.ready),
-            self.busy.eq(waiting | requests.run.valid | queue.r_rdy | carver.busy | leaving),
+            self.busy.eq(
+                waiting | requests.run.valid | queue.r_rdy | carver.busy | vectors.o.valid | leaving
+            ),
             self.stall_memory.eq(carver.stall_memory),
             self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
         ]
@@ -222,9 +228,9 @@ class LoadUnit(wiring.Component):
         m.d.comb += pages.bases.eq(self.bases)
         return pages.busy
 
-    def _vectors(self, m: Module, carver: Carver) -> Value:
-        """Bring vectors to the scratchpad; returns whether one, or a signal, is on the way."""
-        port, vector = self.scratchpad, carver.vector
+    def _vectors(self, m: Module, vector: wiring.PureInterface) -> Value:
+        """Bring the stream `vector` to the scratchpad; returns whether one, or a signal, is on the way."""
+        port = self.scratchpad
         if self.config.softmax:
             m.submodules.transposer = transposer = Transposer(self.config)
             wiring.connect(m, vector, transposer.vector)

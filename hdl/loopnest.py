@@ -99,8 +99,9 @@ class LoopNest(wiring.Component):
             self._tracker(m, name, moves)
         return m
 
-    def _counters(self, m: Module) -> list[Value]:
-        """The counters; returns, outermost first, whether the next step is one of that loop (one-hot)."""
+    def _counters(self, m: Module) -> Signal:
+        """The counters; returns, outermost first, whether the next step is one of that loop (one-hot, a register, as
+        trackers hang on it)."""
         names = list(self.loops)
         m.d.comb += self.last_all.eq(self.last.as_value().all())
         with m.If(self.load):
@@ -108,30 +109,47 @@ class LoopNest(wiring.Component):
         with m.Elif(self.step & self.last_all):
             m.d.sync += self.active.eq(0)
         moves = Signal(len(names))
-        for k, loop in enumerate(names):
-            width = self.loops[loop]
-            reload = Signal(width, name=f"reload_{loop}", reset_less=True)
-            single = Signal(name=f"single_{loop}", reset_less=True)
-            left = Signal(width, name=f"left_{loop}", reset_less=True)  # iterations, this one included
-            inner_last = (
-                Cat(*(self.last[inner] for inner in names[k + 1 :])).all() if k + 1 < len(names) else 1
-            )
-            m.d.comb += moves[k].eq(inner_last & ~self.last[loop])
-            with m.If(self.load):
-                count = self.counts[loop]
-                m.d.sync += [
-                    Cat(reload, left).eq(count.replicate(2)),
-                    Cat(single, self.last[loop]).eq((count == 1).replicate(2)),
-                    self.first[loop].eq(1),
-                ]
-            with m.Elif(self.step & inner_last):
-                with m.If(self.last[loop]):
-                    m.d.sync += [left.eq(reload), self.last[loop].eq(single), self.first[loop].eq(1)]
-                with m.Else():
-                    m.d.sync += [left.eq(left - 1), self.last[loop].eq(left == 2), self.first[loop].eq(0)]
-        return [moves[k] for k in range(len(names))]
+        lasts = []  # whether the loop is in its last iteration after a step
+        for loop, move in zip(names, self._advance(m, moves), strict=True):
+            lasts.append(self._counter(m, loop, *move))
+        singles = [self.counts[loop] == 1 for loop in names]
+        with m.If(self.load):
+            m.d.sync += moves.eq(_moves(singles))
+        with m.Elif(self.step):
+            m.d.sync += moves.eq(_moves(lasts))
+        return moves
 
-    def _tracker(self, m: Module, name: str, moves: list[Value]) -> None:
+    def _advance(self, m: Module, moves: Signal) -> list[tuple[Value, Value]]:
+        """For each loop, whether a step takes it to its next iteration, and whether back to its first one."""
+        outer = [Const(0), *(moves[:k].any() for k in range(1, len(moves)))]
+        return [(moves[k], outer[k] | self.last_all) for k in range(len(moves))]
+
+    def _counter(self, m: Module, loop: str, onward: Value, back: Value) -> Value:
+        width, count = self.loops[loop], self.counts[loop]
+        reload = Signal(width, name=f"reload_{loop}", reset_less=True)
+        left = Signal(width, name=f"left_{loop}", reset_less=True)  # iterations after the next one
+        # Counts of 1 and 2, and whether the next iteration is the last one, so that no comparison comes before a flag.
+        single, double = (Signal(name=f"{name}_{loop}", reset_less=True) for name in ("single", "double"))
+        near = Signal(name=f"near_{loop}", reset_less=True)
+        with m.If(self.load):
+            m.d.sync += [
+                Cat(reload, left).eq((count - 2)[:width].replicate(2)),
+                Cat(single, self.last[loop]).eq((count == 1).replicate(2)),
+                Cat(double, near).eq((count == 2).replicate(2)),
+                self.first[loop].eq(1),
+            ]
+        with m.Elif(self.step & back):
+            m.d.sync += [left.eq(reload), self.last[loop].eq(single), near.eq(double), self.first[loop].eq(1)]
+        with m.Elif(self.step & onward):
+            m.d.sync += [
+                left.eq(left - 1),
+                self.last[loop].eq(near),
+                near.eq(left == 1),
+                self.first[loop].eq(0),
+            ]
+        return Mux(back, single, Mux(onward, near, self.last[loop]))
+
+    def _tracker(self, m: Module, name: str, moves: Signal) -> None:
         """One level register per loop that moves the tracker: its value where all loops further in are at 0.
         A step of loop k gives level k its stride, and all levels further in the same sum. When the outermost
         loop does not move the tracker, a level without a stride holds the base to come back to."""
@@ -159,3 +177,8 @@ class LoopNest(wiring.Component):
             for level, write in zip(levels, written, strict=True):
                 with m.If(write):
                     m.d.sync += level.eq(following)
+
+
+def _moves(last: list[Value]) -> Value:
+    """Of loops, outermost first, the innermost one that is not in its last iteration, one-hot."""
+    return Cat(*(~last[k] & Cat(*last[k + 1 :]).all() for k in range(len(last))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Cat, Module, Mux, ShapeLike, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,6 +11,7 @@ from weft.hdl.accumulator import rmw_latency
 from weft.hdl.config import Config
 from weft.hdl.isa import SEMAPHORES, Mm
 from weft.hdl.loopnest import LoopNest
+from weft.hdl.slice import RegisterSlice
 
 ROW_LATENCY = ports.READ_LATENCY + 1
 """Cycles from the issue of a row to its entry into the array: the scratchpad's, and one to put in the padding and
@@ -40,8 +41,25 @@ def destination(config: Config) -> data.StructLayout:
     )
 
 
+def _row(config: Config) -> data.StructLayout:
+    """A row of A on its way from the address generator: whether it lies in the tensor or is `fill`, whether it is the
+    first of a tile of B."""
+    layout: dict[str, ShapeLike] = {
+        "inside": 1,
+        "first": 1,
+        "address": config.widths.scratchpad_address,
+        "fill": signed(8),
+        "destination": destination(config),
+    }
+    if config.wide_activations:
+        layout["zero"] = signed(8)
+    if config.softmax:
+        layout |= {"aligned": 1, "alignment": range(config.alignments)}
+    return data.StructLayout(layout)
+
+
 class RowIssuer(wiring.Component):
-    """Walks the rows of A, in two stages: the address generator, and a register of the row to issue.
+    """Walks the rows of A, in two stages: the address generator, and behind a slice a register of the row to issue.
 
     A row is issued in a cycle where its scratchpad read is granted (at once if it lies in the padding), the weights
     are ready if it is the first of a tile, and, if it adds to a row of C, the last `rmw_latency` - 1 cycles did not
@@ -111,50 +129,54 @@ class RowIssuer(wiring.Component):
         with m.If(self.load):
             m.d.sync += [register.eq(self.instruction[name]) for name, register in held.items()]
 
-        valid, inside, first = Signal(), Signal(), Signal()
-        address, fill = Signal(self.config.widths.scratchpad_address), Signal(signed(8))
-        step = Signal()
+        # A refused row must not reach back to the address generator in the same cycle.
+        m.submodules.slice = ahead = RegisterSlice(_row(self.config))
         m.d.comb += [
-            step.eq(nest.active & (~valid | self.issued)),
-            nest.step.eq(step),
-            self.free.eq(~nest.active | (step & nest.last_all)),
+            ahead.i.valid.eq(nest.active),
+            nest.step.eq(nest.active & ahead.i.ready),
+            self.free.eq(~nest.active | (nest.step & nest.last_all)),
+            ahead.i.payload.inside.eq((nest.values.y < h) & (nest.values.x < w)),
+            ahead.i.payload.first.eq(nest.first.oy & nest.first.ox),
+            ahead.i.payload.address.eq(nest.values.a),
+            ahead.i.payload.fill.eq(pad),
+            ahead.i.payload.destination.address.eq(nest.values.c),
+            ahead.i.payload.destination.overwrite.eq(
+                ~accumulate & nest.first.ky & nest.first.kx & nest.first.kc
+            ),
+            ahead.i.payload.destination.last.eq(nest.last_all),
+            ahead.i.payload.destination.signal.eq(Mux(nest.last_all, signal, 0)),
         ]
-        adds = accumulate | ~(nest.first.ky & nest.first.kx & nest.first.kc)
+        if self.config.wide_activations:
+            m.d.comb += ahead.i.payload.zero.eq(zero)
+        valid, step, row = Signal(), Signal(), Signal(_row(self.config))
+        following = ahead.o.payload
+        m.d.comb += [
+            ahead.o.ready.eq(~valid | self.issued),
+            step.eq(ahead.o.valid & ahead.o.ready),
+            self.destination.eq(row.destination),
+        ]
         with m.If(step):
-            m.d.sync += [
-                valid.eq(1),
-                inside.eq((nest.values.y < h) & (nest.values.x < w)),
-                first.eq(nest.first.oy & nest.first.ox),
-                address.eq(nest.values.a),
-                fill.eq(pad),
-                self.destination.address.eq(nest.values.c),
-                self.destination.overwrite.eq(~adds),
-                self.destination.last.eq(nest.last_all),
-                self.destination.signal.eq(Mux(nest.last_all, signal, 0)),
-            ]
+            m.d.sync += [valid.eq(1), row.eq(following)]
         with m.Elif(self.issued):
             m.d.sync += valid.eq(0)
+        inside, first = row.inside, row.first
 
         clear = Signal()
         m.d.comb += [
-            clear.eq(valid & ~self._revisit(m, step, nest.values.c, adds) & (self.weights | ~first)),
+            clear.eq(valid & ~self._revisit(m, step, following.destination) & (self.weights | ~first)),
             self.read.valid.eq(clear & inside),
-            self.read.address.eq(address),
+            self.read.address.eq(row.address),
             self.issued.eq(clear & (self.read.ready | ~inside)),
             self.swap.eq(self.issued & first),
             self.stall_weights.eq(valid & first & ~self.weights),
             self.stall_port.eq(valid & ~self.issued & ~self.stall_weights),
         ]
-        bias = Signal(signed(8))
-        if self.config.wide_activations:
-            with m.If(step):
-                m.d.sync += bias.eq(zero)
-        self._fetch(m, first, inside, fill, bias)
+        self._fetch(m, row)
         if self.config.softmax:
-            self._align(m, nest, valid, step)
+            self._align(m, nest, ahead, valid, row)
         return m
 
-    def _revisit(self, m: Module, step: Signal, c: Signal, adds: Signal) -> Signal:
+    def _revisit(self, m: Module, step: Signal, following: data.View) -> Signal:
         """Whether the row to issue adds to a row of C that is still on its way through the accumulator.
 
         Compared as the row enters the issue register, off the path that issues it: bit d of `near` says that it was
@@ -162,35 +184,35 @@ class RowIssuer(wiring.Component):
         """
         latency = rmw_latency(self.config)
         near = Signal(latency - 1)
-        current = self.destination.address
-        matches = [self.issued & (c[: len(current)] == current)]
+        current, c = self.destination.address, following.address
+        matches = [self.issued & (c == current)]
         issued, target = self.issued, current
         for age in range(1, latency - 1):
             past = Signal(name=f"past{age}")
             past_target = Signal.like(current, name=f"past_target{age}")
             m.d.sync += [past.eq(issued), past_target.eq(target)]
             issued, target = past, past_target
-            matches.append(past & (c[: len(current)] == past_target))
-        m.d.sync += near.eq(Mux(step, Mux(adds, Cat(*matches), 0), near << 1))
+            matches.append(past & (c == past_target))
+        m.d.sync += near.eq(Mux(step, Mux(following.overwrite, 0, Cat(*matches)), near << 1))
         return near.any()
 
-    def _fetch(self, m: Module, first: Signal, inside: Signal, fill: Signal, zero: Signal) -> None:
-        """Carry the issued row along with its read, replace it if it lies in the padding, and subtract `zero`."""
+    def _fetch(self, m: Module, row: data.View) -> None:
+        """Carry the issued row along with its read, replace it if it lies in the padding, and subtract ``zero``."""
         wide = self.config.wide_activations
-        source: Value = Cat(self.issued, self.swap, inside, fill, zero if wide else Cat())
+        source: Value = Cat(self.issued, self.swap, row.inside, row.fill, row.zero if wide else Cat())
         for stage in range(ports.READ_LATENCY):
             flight = Signal(len(source), name=f"flight{stage}")
             m.d.sync += flight.eq(source)
             source = flight
         issued, swap, inside, fill, zero = source[0], source[1], source[2], source[3:11], source[11:]
         m.d.sync += [self.a_valid.eq(issued), self.a_swap.eq(swap)]
-        row = Mux(inside, self.read.data, fill.replicate(self.config.n))
+        vector = Mux(inside, self.read.data, fill.replicate(self.config.n))
         if wide:
-            elements = [row.word_select(k, 8).as_signed() - zero.as_signed() for k in range(self.config.n)]
-            row = Cat(*elements)
-        m.d.sync += self.a.eq(row)
+            elements = [vector.word_select(k, 8).as_signed() - zero.as_signed() for k in range(self.config.n)]
+            vector = Cat(*elements)
+        m.d.sync += self.a.eq(vector)
 
-    def _align(self, m: Module, nest: LoopNest, valid: Signal, step: Signal) -> None:
+    def _align(self, m: Module, nest: LoopNest, ahead: RegisterSlice, valid: Signal, row: data.View) -> None:
         """Read the alignment of the row to issue for as long as that stands, so that no grant is on the way.
 
         `entry` counts with the loop nest, and starts again for each output tile.
@@ -198,19 +220,18 @@ class RowIssuer(wiring.Component):
         width = len(self.alignments.address)
         start, entry, align = Signal(width), Signal(width), Signal()
         again = Cat(*(nest.last[loop] for loop in LOOPS if loop != "nt")).all()
-        aligned = Signal()
         with m.If(self.load):
             m.d.sync += [
                 Cat(start, entry).eq(self.instruction.alignment[:width].replicate(2)),
                 align.eq(self.instruction.align),
             ]
-        with m.Elif(step):
+        with m.Elif(nest.step):
             m.d.sync += entry.eq(Mux(again, start, entry + 1))
-        with m.If(step):
-            m.d.sync += [aligned.eq(align), self.alignments.address.eq(entry)]
         flights = Signal(ports.READ_LATENCY)
-        m.d.sync += flights.eq(Cat(aligned, flights))
+        m.d.sync += flights.eq(Cat(row.aligned, flights))
         m.d.comb += [
-            self.alignments.valid.eq(valid & aligned),
+            Cat(ahead.i.payload.aligned, ahead.i.payload.alignment).eq(Cat(align, entry)),
+            self.alignments.valid.eq(valid & row.aligned),
+            self.alignments.address.eq(row.alignment),
             self.alignment.eq(Mux(flights[-1], self.alignments.data, 0)),
         ]

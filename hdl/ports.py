@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.config import Config
 from weft.hdl.isa import SEMAPHORES, WORD_BITS, Instruction
 
-READ_LATENCY = 2
+READ_LATENCY = 3
 """Cycles from a granted read request to its data, for scratchpad and accumulator alike."""
 
 

@@ -60,16 +60,17 @@ class Scratchpad(wiring.Component):
             memory = Memory(shape=self.config.widths.vector, depth=self.config.scratchpad_depth, init=[])
             m.submodules[f"bank{bank}"] = memory
             reading, writing = memory.read_port(), memory.write_port()
-            asks = [port.valid & (chosen == bank) for port, chosen in zip(self.read, read_bank, strict=True)]
-            m.d.comb += reading.en.eq(Cat(*asks).any())
-            self._select(m, asks, [(port.address[:depth_bits], reading.addr) for port in self.read])
-            asks = [
-                port.valid & (chosen == bank) for port, chosen in zip(self.write, write_bank, strict=True)
-            ]
-            m.d.comb += writing.en.eq(Cat(*asks).any())
-            self._select(m, asks, [(port.address[:depth_bits], writing.addr) for port in self.write])
-            self._select(m, asks, [(port.data, writing.data) for port in self.write])
-            output = Signal(self.config.widths.vector, name=f"output{bank}")
+            # Registers on the way in as well, as a bank is spread over many block RAMs.
+            for ports, port_banks, inner in (
+                (self.read, read_bank, reading),
+                (self.write, write_bank, writing),
+            ):
+                asks = [port.valid & (chosen == bank) for port, chosen in zip(ports, port_banks, strict=True)]
+                m.d.sync += inner.en.eq(Cat(*asks).any())
+                m.d.sync += inner.addr.eq(_select(asks, [port.address[:depth_bits] for port in ports]))
+                if inner is writing:
+                    m.d.sync += inner.data.eq(_select(asks, [port.data for port in ports]))
+            output = Signal(self.config.widths.vector, name=f"output{bank}", reset_less=True)
             m.d.sync += output.eq(reading.data)
             outputs.append(output)
 
@@ -84,10 +85,10 @@ class Scratchpad(wiring.Component):
                         m.d.comb += port.data.eq(output)
         return m
 
-    @staticmethod
-    def _select(m: Module, asks: list[Value], pairs: list[tuple[Value, Value]]) -> None:
-        """Drive the common target of `pairs` from the source of the first client that asks, else of the last."""
-        chosen: Value = pairs[-1][0]
-        for ask, (source, _target) in reversed(list(zip(asks[:-1], pairs[:-1], strict=True))):
-            chosen = Mux(ask, source, chosen)
-        m.d.comb += pairs[0][1].eq(chosen)
+
+def _select(asks: list[Value], sources: list[Value]) -> Value:
+    """The source of the first client that asks, else of the last."""
+    chosen = sources[-1]
+    for ask, source in reversed(list(zip(asks[:-1], sources[:-1], strict=True))):
+        chosen = Mux(ask, source, chosen)
+    return chosen

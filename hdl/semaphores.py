@@ -105,23 +105,30 @@ class Dispatcher(wiring.Component):
         level = Signal(range(self._depth + 1))
         satisfied = (word.wait & ~self.available) == 0
         accepted = self.instruction.valid & self.instruction.ready
+        # A register behind the memory, so that its delay does not add to that of the unit.
+        head, taken = Signal(), Signal()
         last = self.fetched.payload.index == WORD_BITS // len(self.fetched.payload.data) - 1
         written = self.fetched.valid & self.fetched.ready
         arrived = written & last
         m.d.comb += [
             self.fetched.ready.eq(level != self._depth),
-            self.empty.eq(level == 0),
-            self.instruction.valid.eq(~self.empty & satisfied),
-            self.waiting.eq(~self.empty & ~satisfied),
+            self.empty.eq((level == 0) & ~head),
+            self.instruction.valid.eq(head & satisfied),
+            self.waiting.eq(head & ~satisfied),
             word.opcode.eq(int(self._kinds[0].OPCODE)),
         ]
-        m.d.sync += level.eq(level + arrived - accepted)
+        if self._depth == 1:
+            m.d.comb += [head.eq(level != 0), taken.eq(accepted)]
+        else:
+            m.d.comb += taken.eq((level != 0) & (~head | accepted))
+            m.d.sync += head.eq(taken | head & ~accepted)
+        m.d.sync += level.eq(level + arrived - taken)
         with m.If(accepted):
             m.d.comb += self.take.eq(word.wait)
-        self._store(m, written, arrived, accepted)
+        self._store(m, written, arrived, taken)
         return m
 
-    def _store(self, m: Module, written: Value, arrived: Value, accepted: Value) -> None:
+    def _store(self, m: Module, written: Value, arrived: Value, taken: Value) -> None:
         """A memory for each part of an instruction. Read without a clock, so that these few wide words become
         distributed memory and not block memory."""
         part, word = self.fetched.payload, Value.cast(self.instruction.payload)
@@ -129,7 +136,7 @@ class Dispatcher(wiring.Component):
         places = range(max(self._depth, 2))
         write_at, read_at = Signal(places), Signal(places)
         if self._depth > 1:
-            m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + accepted)]
+            m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + taken)]
         for index in range(WORD_BITS // width):
             bits = [bit for bit in stored if bit // width == index]
             if not bits:
@@ -146,7 +153,10 @@ class Dispatcher(wiring.Component):
             m.submodules[f"part{index}"] = ram = Memory(shape=len(bits), depth=self._depth, init=[])
             store, fetch = ram.write_port(), ram.read_port(domain="comb")
             m.d.comb += [store.en.eq(enable), store.addr.eq(write_at), store.data.eq(source)]
-            m.d.comb += [fetch.addr.eq(read_at), target.eq(fetch.data)]
+            held = Signal(len(bits), name=f"held{index}", reset_less=True)
+            m.d.comb += [fetch.addr.eq(read_at), target.eq(held)]
+            with m.If(taken):
+                m.d.sync += held.eq(fetch.data)
 
     def _stored(self) -> list[int]:
         """Bits of an instruction that are stored."""

@@ -14,6 +14,7 @@ from weft.hdl.isa import BASES, SEMAPHORES, Store
 from weft.hdl.loopnest import LoopNest
 from weft.hdl.pack import Packer, vector_layout
 from weft.hdl.ports import READ_LATENCY, bus_write, scratchpad_read, unit
+from weft.hdl.slice import RegisterSlice
 
 DESCRIPTORS = 4
 """Instructions whose data may wait behind the requests, where queues are that deep."""
@@ -21,7 +22,7 @@ UNCONFIRMED = 8
 """Instructions that may wait for memory to confirm them, where queues are half as deep."""
 BURSTS = 32
 """Bursts on their way, at most."""
-READS = 4
+READS = READ_LATENCY + 2
 """Vectors on their way from the scratchpad; covers the read latency and the queue behind it."""
 
 _POINTER = (PAGE - 1).bit_length()
@@ -182,24 +183,29 @@ class StoreReader(wiring.Component):
         credits = Signal(range(READS + 1), init=READS)  # room in the queue that no read on its way will take
         granted, taken = port.valid & port.ready, self.vector.valid & self.vector.ready
         m.d.sync += credits.eq(credits - granted + taken)
+        # A refused read must not reach back to the address generator in the same cycle.
+        request = data.StructLayout({"address": len(port.address), "vector": layout})
+        m.submodules.slice = ahead = RegisterSlice(request)
+        stage = Signal(layout)
         m.d.comb += [
-            port.valid.eq(nest.active & (credits != 0)),
-            port.address.eq(nest.values.src),
-            nest.step.eq(granted),
-            self.read.ready.eq(~nest.active | (granted & nest.last_all)),
+            ahead.i.valid.eq(nest.active),
+            ahead.i.payload.address.eq(nest.values.src),
+            ahead.i.payload.vector.pointer.eq(nest.values.pointer),
+            ahead.i.payload.vector.count.eq(Mux(nest.last.vectors, op.tail, self.config.n)),
+            ahead.i.payload.vector.last.eq(nest.last.vectors & (nest.last.pixels | ~op.merged)),
+            nest.step.eq(nest.active & ahead.i.ready),
+            self.read.ready.eq(~nest.active | (nest.step & nest.last_all)),
             nest.load.eq(self.read.valid & self.read.ready),
             *nest.take(self.read.payload),
+            port.valid.eq(ahead.o.valid & (credits != 0)),
+            port.address.eq(ahead.o.payload.address),
+            ahead.o.ready.eq(port.ready & (credits != 0)),
+            stage.eq(ahead.o.payload.vector),
         ]
         with m.If(nest.load):
             m.d.sync += op.eq(self.read.payload)
 
-        stage = Signal(layout)
         valid = granted
-        m.d.comb += [
-            stage.pointer.eq(nest.values.pointer),
-            stage.count.eq(Mux(nest.last.vectors, op.tail, self.config.n)),
-            stage.last.eq(nest.last.vectors & (nest.last.pixels | ~op.merged)),
-        ]
         for index in range(READ_LATENCY):
             following = Signal(layout, name=f"stage{index}")
             following_valid = Signal(name=f"valid{index}")

@@ -13,10 +13,11 @@ from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Normalise, Reduce
 from weft.hdl.loopnest import LoopNest
 from weft.hdl.requantise import Requantise, settings_layout
 from weft.hdl.requantise_serial import requantiser
+from weft.hdl.slice import RegisterSlice
 from weft.hdl.vec_kinds import as_vec, is_kind
-from weft.hdl.vec_softmax import VecSoftmax
+from weft.hdl.vec_softmax import VecSoftmax, note_layout
 
-OVERHEAD = 21
+OVERHEAD = 22
 """Cycles from accepting a `Vec` to accepting the next instruction, beyond one for each read that it issues and each
 element that is out of range, when no read is refused."""
 
@@ -101,6 +102,7 @@ class VecUnit(wiring.Component):
                 "source": source,
                 "element": self._element,
             }
+            | ({"note": note_layout(config)} if config.softmax else {})
         )
         softmax = {
             "alignment_read": Out(ports.alignment_read(config)),
@@ -204,12 +206,11 @@ class VecUnit(wiring.Component):
         granted: data.View,
         softmax: VecSoftmax | None,
     ) -> None:
-        """Step the loop nest into `queue` whenever that is free."""
+        """Step the loop nest into `queue`, by way of a slice, whenever that is free."""
         y, x, first, last = nest.values.y, nest.values.x, nest.first, nest.last
         config = self.config
         grouped = "g" in nest.loops
         in_range, starts, ends = Signal(), Signal(), Signal()
-        element = queue.element
         everywhere, hold, stride = Const(0), Const(0), 1
         # The lane group that the nest stands on, with softmax preceded by the lane; ends where it began.
         lane_bits = (config.lanes - 1).bit_length() if config.softmax else 0
@@ -217,38 +218,45 @@ class VecUnit(wiring.Component):
         if softmax is not None:
             everywhere, hold = softmax.softmax | softmax.normalise | softmax.table, softmax.hold
             stride = Mux(softmax.table, 1, config.lanes)
+        # A refused read must not reach back to the loop nest in the same cycle.
+        m.submodules.slice = ahead = RegisterSlice(self._queue)
+        coming = ahead.i.payload
+        element = coming.element
         m.d.comb += [
             in_range.eq(~y[-1] & (y < held.h) & ~x[-1] & (x < held.w) | everywhere),
             starts.eq(first.ry & first.rx),
             ends.eq(last.ry & last.rx),
-            nest.step.eq(nest.active & (~queue.valid | granted.valid) & ~hold),
+            ahead.i.valid.eq(nest.active & ~hold),
+            nest.step.eq(ahead.i.valid & ahead.i.ready),
+            coming.valid.eq(1),
+            coming.ask_second.eq(held.settings.add & starts & (first.g if grouped else 1)),
+            coming.ask_source.eq(in_range),
+            coming.source.eq(nest.values.src),
+            coming.second.eq(nest.values.b),
+            element.in_range.eq(in_range),
+            element.first.eq(starts),
+            element.last.eq(ends),
+            element.tag.index.eq(index[lane_bits:]),
+            element.tag.last.eq(last.g if grouped else 1),
+            element.tag.end.eq(nest.last_all),
+            element.tag.dst.eq(nest.values.dst),
+            ahead.o.ready.eq(~queue.valid | granted.valid),
         ]
+        if softmax is not None:
+            m.d.comb += [
+                element.row.eq(softmax.place.first_ox & softmax.place.first_g),
+                element.lane.eq(index[:lane_bits]),
+                coming.note.eq(softmax.note),
+            ]
+        if grouped:
+            with m.If(nest.step):
+                m.d.sync += index.eq(index + Mux(ends, stride, 0))
         with m.If(granted.second):
             m.d.sync += queue.ask_second.eq(0)
-        with m.If(granted.valid):
-            m.d.sync += queue.valid.eq(0)
-        with m.If(nest.step):
-            m.d.sync += [
-                queue.valid.eq(1),
-                queue.ask_second.eq(held.settings.add & starts & (first.g if grouped else 1)),
-                queue.ask_source.eq(in_range),
-                queue.source.eq(nest.values.src),
-                queue.second.eq(nest.values.b),
-                element.in_range.eq(in_range),
-                element.first.eq(starts),
-                element.last.eq(ends),
-                element.tag.index.eq(index[lane_bits:]),
-                element.tag.last.eq(last.g if grouped else 1),
-                element.tag.end.eq(nest.last_all),
-                element.tag.dst.eq(nest.values.dst),
-            ]
-            if softmax is not None:
-                m.d.sync += [
-                    element.row.eq(softmax.place.first_ox & softmax.place.first_g),
-                    element.lane.eq(index[:lane_bits]),
-                ]
-            if grouped:
-                m.d.sync += index.eq(index + Mux(ends, stride, 0))
+        with m.If(ahead.o.ready):
+            m.d.sync += queue.valid.eq(ahead.o.valid)
+        with m.If(ahead.o.valid & ahead.o.ready):
+            m.d.sync += queue.eq(ahead.o.payload)
 
     def _arrive(
         self,
@@ -367,6 +375,7 @@ class VecUnit(wiring.Component):
             softmax.place.last_ox.eq(nest.last.ox),
             softmax.place.last_g.eq(nest.last.g if "g" in nest.loops else always),
             softmax.granted.eq(granted.valid),
+            softmax.granted_note.eq(queue.note),
             softmax.dst.eq(tag.dst),
             softmax.alignment.eq(queue.second),
             softmax.first.eq(tag.index == 0),

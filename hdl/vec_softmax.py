@@ -39,6 +39,19 @@ _SOFTMAX_FIELDS = ("first", "final", "causal", "relative", "register", "length",
 _NORMALISE_FIELDS = ("scaled", "scale", "exponent", "v_zero")
 
 
+def note_layout(config: Config) -> data.StructLayout:
+    """What a vector of scores is known to have when it is asked for: its row state, whether that is new, and how many
+    of its lanes each mask leaves."""
+    return data.StructLayout(
+        {
+            "state": range(config.row_states),
+            "fresh": 1,
+            "by_length": range(config.n + 1),
+            "by_diagonal": range(config.n + 1),
+        }
+    )
+
+
 class VecSoftmax(wiring.Component):
     """Row states, masks, divisions and probabilities for the vector unit.
 
@@ -58,8 +71,10 @@ class VecSoftmax(wiring.Component):
         Where the loop nest stands; it goes on.
     hold : Out(1)
         It must not go on yet.
-    granted, dst, alignment, first, last, end : In
-        The read that the last `step` led to is granted (or there was nothing to read), with the addresses of the
+    note : Out(note_layout(config))
+        What belongs to the vector of a `step`, for its `granted`.
+    granted, granted_note, dst, alignment, first, last, end : In
+        The read that a `step` led to is granted (or there was nothing to read), with the addresses of the
         vector in scratchpad and alignments, whether it is the vector's first or last one, and the instruction's last.
     row : In(1)
         A row begins: the first of its elements enters requantisation in the next cycle.
@@ -89,7 +104,9 @@ class VecSoftmax(wiring.Component):
                 "place": In(PLACE),
                 "step": In(1),
                 "hold": Out(1),
+                "note": Out(note_layout(config)),
                 "granted": In(1),
+                "granted_note": In(note_layout(config)),
                 "dst": In(config.widths.scratchpad_address),
                 "alignment": In(range(config.alignments)),
                 "first": In(1),
@@ -175,7 +192,7 @@ class VecSoftmax(wiring.Component):
         return waits
 
     def _mask(self, m: Module, settings: data.View, rows: LoopNest, pipe: SoftmaxPipe) -> Value:
-        """What a vector brings along: kept from the step to the grant. Returns whether there are masks yet."""
+        """What a vector brings along, noted at the step and used at the grant. Returns whether there are masks yet."""
         m.submodules.mask = mask = Mask(self.config)
         m.d.comb += [getattr(mask, name).eq(settings[name]) for name in _SOFTMAX_FIELDS[2:]]
         m.d.comb += [
@@ -185,29 +202,23 @@ class VecSoftmax(wiring.Component):
             mask.last_ox.eq(self.place.last_ox),
             mask.last_oy.eq(self.place.last_oy),
         ]
+        note, granted = self.note, self.granted_note
         vector = Signal(vector_layout(self.config))
-        by_length, by_diagonal = (
-            Signal.like(mask.by_length, name=name, reset_less=True) for name in ("by_length", "by_diagonal")
-        )
-        kept = Signal(
-            data.StructLayout({"state": range(self.config.row_states), "fresh": 1}), reset_less=True
-        )
-        with m.If(self.step):
-            m.d.sync += [
-                kept.state.eq(rows.values.state),
-                kept.fresh.eq(settings.first & self.place.first_ob),
-                by_length.eq(mask.by_length),
-                by_diagonal.eq(mask.by_diagonal),
-            ]
         m.d.comb += [
-            vector.state.eq(kept.state),
-            vector.fresh.eq(kept.fresh),
+            note.state.eq(rows.values.state),
+            note.fresh.eq(settings.first & self.place.first_ob),
+            note.by_length.eq(mask.by_length),
+            note.by_diagonal.eq(mask.by_diagonal),
+            vector.state.eq(granted.state),
+            vector.fresh.eq(granted.fresh),
             vector.dst.eq(self.dst),
             vector.alignment.eq(self.alignment),
             vector.end.eq(self.end),
             pipe.vector.eq(vector),
             pipe.begin.eq(self.softmax & self.granted & self.first),
-            pipe.limit.eq(Mux(by_length < by_diagonal, by_length, by_diagonal)),
+            pipe.limit.eq(
+                Mux(granted.by_length < granted.by_diagonal, granted.by_length, granted.by_diagonal)
+            ),
             pipe.push.eq(self.softmax & self.granted & self.last),
         ]
         return mask.ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import cocotb
 import numpy as np
@@ -13,6 +14,7 @@ from softmax_model import half_even, wrap
 
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
+from weft.hdl.ports import READ_LATENCY
 from weft.sim.bench import bench_parameters
 
 BLOCKS = 8
@@ -128,6 +130,11 @@ class Model:
         return min(max(half_even(product, shift) + vec.zero, vec.low), vec.high)
 
 
+def no_reads():
+    """What a port will show, edge by edge, as long as it grants nothing."""
+    return deque([None] * (READ_LATENCY - 1))
+
+
 class Port:
     """The signals of a read port."""
 
@@ -164,15 +171,17 @@ class Bench:
     async def reads(self, name, memory):
         """A memory port that refuses at random, and shows data in one cycle only."""
         port, width = self.ports[name], memory[0].nbytes * 8
-        coming = None
+        coming = no_reads()
         while True:
             granting = self.rng.random() >= self.refuse
             port.ready.value = int(granting)
             await RisingEdge(self.dut.clk)
-            port.data.value = self.rng.getrandbits(width) if coming is None else coming
-            coming = None
+            data = None
             if granting and int(port.valid.value):
-                coming = int.from_bytes(memory[int(port.address.value)].tobytes(), "little")
+                data = int.from_bytes(memory[int(port.address.value)].tobytes(), "little")
+            coming.append(data)
+            data = coming.popleft()
+            port.data.value = self.rng.getrandbits(width) if data is None else data
 
     async def results(self):
         """Compare writes and signals with what is due, in order; apply writes to memory a cycle later."""

@@ -81,6 +81,7 @@ async def bench_dispatcher(dut: Any) -> None:
     received: list[bytes] = []
     offered: bytes | None = None
     index = seen_waiting = most = 0
+    held = False  # whether the next instruction stands in the register behind the memory
     for cycle in range(bench_parameters()["cycles"]):
         await FallingEdge(dut.clk)
         starts = offered is None and random.random() < 0.6
@@ -101,12 +102,14 @@ async def bench_dispatcher(dut: Any) -> None:
         dut.instruction__ready.value = random.random() < (0.02 if cycle % 1200 < 300 else 0.7)
         await ReadOnly()
         assert int(dut.empty.value) == (len(sent) == len(received))
-        head = decode(sent[len(received)]) if len(received) < len(sent) else None
+        held = held if depth > 1 else len(sent) > len(received)
+        head = decode(sent[len(received)]) if held else None
         satisfied = head is not None and not head.wait & ~available
         assert int(dut.instruction__valid.value) == satisfied
         assert int(dut.waiting.value) == (head is not None and not satisfied)
         seen_waiting += int(dut.waiting.value)
         moved = satisfied and int(dut.instruction__ready.value)
+        held = len(sent) - len(received) > held if moved or not held else True
         assert int(dut.take.value) == (head.wait if moved else 0)
         if offered is not None and valid and int(dut.fetched__ready.value):
             index += 1
@@ -117,7 +120,7 @@ async def bench_dispatcher(dut: Any) -> None:
             received.append(int(dut.instruction__payload.value).to_bytes(64, "little"))
             assert received[-1] == sent[len(received) - 1]
         most = max(most, len(sent) - len(received))
-    assert most == depth  # as the unit accepts little for many cycles together
+    assert most == depth + (depth > 1)  # as the unit accepts little for many cycles together
     assert len(received) > 400
     assert seen_waiting > 500
 

@@ -176,13 +176,15 @@ class SoftmaxBench(Bench):
         await self.prepare()
 
     async def alignment_reads(self):
-        port, coming = vec_bench.Port(self.dut, "alignment_read"), None
+        port, coming = vec_bench.Port(self.dut, "alignment_read"), vec_bench.no_reads()
         while True:
             await RisingEdge(self.dut.clk)
-            port.data.value = self.rng.getrandbits(ALIGNMENT_BITS) if coming is None else coming
-            coming = None
+            data = None
             if int(port.valid.value):
-                coming = self.alignments.get(int(port.address.value), 0) & ((1 << ALIGNMENT_BITS) - 1)
+                data = self.alignments.get(int(port.address.value), 0) & ((1 << ALIGNMENT_BITS) - 1)
+            coming.append(data)
+            data = coming.popleft()
+            port.data.value = self.rng.getrandbits(ALIGNMENT_BITS) if data is None else data
 
     async def alignment_writes(self):
         dut = self.dut
