@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out
 from weft.boards.port import PAGE, memory_port, write_layout
 from weft.hdl.axi import axi4_signature
 from weft.hdl.config import Config
+from weft.hdl.slice import RegisterSlice
 
 PIECE_BYTES = 256
 """Bytes that go to memory as one command: bursts are cut at multiples of this. Long enough for SDRAM, short enough that
@@ -127,22 +128,21 @@ class AxiBridge(wiring.Component):
         m = Module()
         asks_read, grants_read, read = self._read(m)
         asks_write, grants_write, write = self._write(m)
-        command = self.memory.command
-        free, wrote = Signal(), Signal()
+        # A memory that does not answer must not reach back to the core in the same cycle.
+        m.submodules.commands = commands = RegisterSlice(self.memory.command.payload.shape())
+        wiring.connect(m, commands.o, wiring.flipped(self.memory.command))
+        command, free, wrote = commands.i, commands.i.ready, Signal()
         m.d.comb += [
-            free.eq(~command.valid | command.ready),
             grants_read.eq(free & asks_read & (wrote | ~asks_write)),
             grants_write.eq(free & asks_write & (~wrote | ~asks_read)),
         ]
-        with m.If(free):
-            m.d.sync += command.valid.eq(asks_read | asks_write)
-            chosen = Mux(grants_write, write, read)
-            layout = piece_layout(self.config)
-            m.d.sync += [
-                command.payload.write.eq(grants_write),
-                command.payload.address.eq(layout(chosen).address),
-                command.payload.beats.eq(layout(chosen).more + 1),
-            ]
+        chosen = piece_layout(self.config)(Mux(grants_write, write, read))
+        m.d.comb += [
+            command.valid.eq(asks_read | asks_write),
+            command.payload.write.eq(grants_write),
+            command.payload.address.eq(chosen.address),
+            command.payload.beats.eq(chosen.more + 1),
+        ]
         with m.If(grants_read | grants_write):
             m.d.sync += wrote.eq(grants_write)
         return m

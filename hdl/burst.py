@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
 from weft.hdl.ports import BusRequest
+from weft.hdl.slice import RegisterSlice
 
 PAGE = 4096
 """Bytes that an AXI burst must not cross a multiple of."""
@@ -65,7 +66,9 @@ class BurstSplitter(wiring.Component):
         m = Module()
         align = (self.config.bus_bytes - 1).bit_length()
         inside = (self.block - 1).bit_length()
-        run, request = self.run.payload, self.request.payload
+        m.submodules.slice = waiting = RegisterSlice(self.run.payload.shape())
+        wiring.connect(m, wiring.flipped(self.run), waiting.i)
+        run, request = waiting.o.payload, self.request.payload
         active = Signal()
         tag = Signal.like(self.tag)
         word = Signal(32 - align)
@@ -77,12 +80,12 @@ class BurstSplitter(wiring.Component):
             room.eq(~word[:inside]),
             last.eq(rest <= room),
             move.eq(~self.request.valid | self.request.ready),
-            self.run.ready.eq(~active | (move & last)),
-            self.idle.eq(~active & ~self.request.valid),
+            waiting.o.ready.eq(~active | (move & last)),
+            self.idle.eq(~waiting.o.valid & ~active & ~self.request.valid),
         ]
-        with m.If(self.run.ready):
+        with m.If(waiting.o.ready):
             m.d.sync += [
-                active.eq(self.run.valid),
+                active.eq(waiting.o.valid),
                 word.eq(run.address >> align),
                 rest.eq((run.bytes + run.address[:align] - 1)[:33] >> align),
                 tag.eq(run.tag),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.block_fifo import register_or_fifo
@@ -176,8 +175,10 @@ class LoadUnit(wiring.Component):
         m.submodules.carver = carver = Carver(self.config)
         depth = min(DESCRIPTORS, self.config.queue_depth)
         m.submodules.queue = queue = register_or_fifo(carve_layout(self.config).size, depth)
-        m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
+        m.submodules.beats = beats = RegisterSlice(self.config.widths.bus)
         wiring.connect(m, requests.run, splitter.run)
+        wiring.connect(m, wiring.flipped(self.bus.beat), beats.i)
+        wiring.connect(m, beats.o, carver.beat)
         waiting = self._instructions(m, requests)
         # A refused vector must not reach back to beats and counters in the same cycle.
         m.submodules.vectors = vectors = RegisterSlice(vector_layout(self.config))
@@ -191,12 +192,6 @@ class LoadUnit(wiring.Component):
             carver.carve.payload.eq(queue.r_data),
             carver.carve.valid.eq(queue.r_rdy),
             queue.r_en.eq(carver.carve.ready),
-            beats.w_data.eq(self.bus.beat.payload),
-            beats.w_en.eq(self.bus.beat.valid),
-            self.bus.beat.ready.eq(beats.w_rdy),
-            carver.beat.payload.eq(beats.r_data),
-            carver.beat.valid.eq(beats.r_rdy),
-            beats.r_en.eq(carver.beat.ready),
             self.busy.eq(
                 waiting | requests.run.valid | queue.r_rdy | carver.busy | vectors.o.valid | leaving
             ),
@@ -204,8 +199,9 @@ class LoadUnit(wiring.Component):
             self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
         ]
 
-        ahead = Signal(range(AHEAD_BEATS + BURST_BEATS + 1))
-        request, allowed = self.bus.request, ahead < AHEAD_BEATS
+        ahead = Signal(range(AHEAD_BEATS + 2 * BURST_BEATS + 1))
+        request, allowed = self.bus.request, Signal()
+        m.d.sync += allowed.eq(ahead < AHEAD_BEATS)  # a cycle old: one burst may slip through
         asked = Mux(request.valid & request.ready, request.payload.beats, 0)
         m.d.sync += ahead.eq(ahead + asked - (self.bus.beat.valid & self.bus.beat.ready))
         m.d.comb += [

@@ -62,15 +62,20 @@ class Packer(wiring.Component):
         rotated = Signal(8 * width)
         lanes = Signal(width)
         here = Signal(width)
+        full = Signal()
+        spill = Signal()
         taken = Signal()
         m.d.comb += self.vector.ready.eq(~valid | taken)
         with m.If(self.vector.ready):
             mask = Cat(*(vector.count > lane for lane in range(self.config.n)))
+            end = offset + vector.count
             m.d.sync += [
                 valid.eq(self.vector.valid),
                 rotated.eq(self._rotate(m, "data", vector.data, offset, 8)),
                 lanes.eq(self._rotate(m, "mask", mask, offset, 1)),
                 here.eq(Cat(*(offset <= byte for byte in range(width)))),
+                full.eq(end >= width),
+                spill.eq(end > width),
                 last.eq(vector.last),
                 block_end.eq((vector.pointer >> align)[: (block_beats(self.config) - 1).bit_length()].all()),
             ]
@@ -79,14 +84,10 @@ class Packer(wiring.Component):
         residue = Signal(8 * width)
         strobe = Signal(width)
         flush = Signal()
-        full = Signal()
-        spill = Signal()
         joined = Signal(8 * width)
         select = Cat(*(bit.replicate(8) for bit in here))
         m.d.comb += [
             joined.eq((rotated & select) | (residue & ~select)),
-            full.eq(lanes[-1] & here[-1]),
-            spill.eq((lanes & ~here).any()),
             self.beat.valid.eq(flush | (valid & (full | last))),
             taken.eq(valid & ~flush & (self.beat.ready | ~(full | last))),
             beat.data.eq(Mux(flush, residue, joined)),

@@ -107,14 +107,16 @@ class Dispatcher(wiring.Component):
         accepted = self.instruction.valid & self.instruction.ready
         # A register behind the memory, so that its delay does not add to that of the unit.
         head, taken = Signal(), Signal()
+        granted = Signal()  # what it waits for is there, and stays
+        full = Signal()
         last = self.fetched.payload.index == WORD_BITS // len(self.fetched.payload.data) - 1
         written = self.fetched.valid & self.fetched.ready
         arrived = written & last
         m.d.comb += [
-            self.fetched.ready.eq(level != self._depth),
+            self.fetched.ready.eq(~full),
             self.empty.eq((level == 0) & ~head),
-            self.instruction.valid.eq(head & satisfied),
-            self.waiting.eq(head & ~satisfied),
+            self.instruction.valid.eq(granted),
+            self.waiting.eq(head & ~granted & ~satisfied),
             word.opcode.eq(int(self._kinds[0].OPCODE)),
         ]
         if self._depth == 1:
@@ -123,6 +125,9 @@ class Dispatcher(wiring.Component):
             m.d.comb += taken.eq((level != 0) & (~head | accepted))
             m.d.sync += head.eq(taken | head & ~accepted)
         m.d.sync += level.eq(level + arrived - taken)
+        m.d.sync += granted.eq(head & satisfied & ~accepted)
+        with m.If(arrived ^ taken):
+            m.d.sync += full.eq(arrived & (level == self._depth - 1))
         with m.If(accepted):
             m.d.comb += self.take.eq(word.wait)
         self._store(m, written, arrived, taken)

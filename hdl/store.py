@@ -269,7 +269,9 @@ class StoreUnit(wiring.Component):
         wiring.connect(m, wiring.flipped(self.instruction), requests.instruction)
         wiring.connect(m, requests.run, splitter.run)
         wiring.connect(m, wiring.flipped(self.scratchpad), reader.scratchpad)
-        wiring.connect(m, reader.vector, packer.vector)
+        m.submodules.vectors = vectors = RegisterSlice(vector_layout(self.config))
+        wiring.connect(m, reader.vector, vectors.i)
+        wiring.connect(m, vectors.o, packer.vector)
         finishing = self._bus(m, splitter, packer)
         waits = (packer.beat.valid & ~packer.beat.ready) | (
             finishing & ~queue.r_rdy & ~reader.scratchpad.valid
@@ -299,13 +301,14 @@ class StoreUnit(wiring.Component):
         confirmed = Signal(counter)
         ahead = Signal(counter)  # bursts whose request is out but not all of their data
         after = Signal(counter)
+        few, space = Signal(), Signal()  # a cycle old, so with one to spare
         allowed = Signal()
         ends = Signal()
         send, sent = request.valid & request.ready, beat.valid & beat.ready & beat.payload.last
         m.d.comb += [
             after.eq(asked + 1),
             ends.eq(splitter.tag[0] & splitter.last),
-            allowed.eq(((asked - confirmed)[: len(asked)] < BURSTS) & (queue.w_rdy | ~ends)),
+            allowed.eq(few & (space | ~ends)),
             request.payload.eq(splitter.request.payload),
             request.valid.eq(splitter.request.valid & allowed),
             splitter.request.ready.eq(request.ready & allowed),
@@ -316,6 +319,8 @@ class StoreUnit(wiring.Component):
             packer.beat.ready.eq(beat.ready & (ahead != 0)),
         ]
         m.d.sync += [
+            few.eq((asked - confirmed)[: len(asked)] < BURSTS - 1),
+            space.eq(queue.level < unconfirmed - 1),
             asked.eq(asked + send),
             confirmed.eq(confirmed + self.bus.confirmed),
             ahead.eq(ahead + send - sent),

@@ -82,6 +82,8 @@ async def bench_dispatcher(dut: Any) -> None:
     offered: bytes | None = None
     index = seen_waiting = most = 0
     held = False  # whether the next instruction stands in the register behind the memory
+    granted = False  # whether that has had its semaphores, which stay
+    head = None
     for cycle in range(bench_parameters()["cycles"]):
         await FallingEdge(dut.clk)
         starts = offered is None and random.random() < 0.6
@@ -97,7 +99,7 @@ async def bench_dispatcher(dut: Any) -> None:
         data = (offered or bytes(64))[index * part : (index + 1) * part]
         dut.fetched__valid.value = valid
         dut.fetched__payload.value = int.from_bytes(data, "little") | index << 8 * part
-        available = random.randrange(1 << 16) | random.randrange(1 << 16)
+        available = random.randrange(1 << 16) | random.randrange(1 << 16) | (head.wait if granted else 0)
         dut.available.value = available
         dut.instruction__ready.value = random.random() < (0.02 if cycle % 1200 < 300 else 0.7)
         await ReadOnly()
@@ -105,10 +107,11 @@ async def bench_dispatcher(dut: Any) -> None:
         held = held if depth > 1 else len(sent) > len(received)
         head = decode(sent[len(received)]) if held else None
         satisfied = head is not None and not head.wait & ~available
-        assert int(dut.instruction__valid.value) == satisfied
-        assert int(dut.waiting.value) == (head is not None and not satisfied)
+        assert int(dut.instruction__valid.value) == granted
+        assert int(dut.waiting.value) == (head is not None and not granted and not satisfied)
         seen_waiting += int(dut.waiting.value)
-        moved = satisfied and int(dut.instruction__ready.value)
+        moved = granted and int(dut.instruction__ready.value)
+        granted = satisfied and not moved
         held = len(sent) - len(received) > held if moved or not held else True
         assert int(dut.take.value) == (head.wait if moved else 0)
         if offered is not None and valid and int(dut.fetched__ready.value):
