@@ -60,9 +60,12 @@ class Counters(wiring.Component):
         recent = [Signal(range(WORDS + 1), name=f"recent_{counter.name.lower()}") for counter in Counter]
 
         window = self._window(m)
+        # A register, as what happens in a unit may be known late in the cycle.
+        events = Signal(len(Counter))
+        m.d.sync += events.eq(Mux(self.enable, self.event, 0))
         recent[Counter.ARRAY_WINDOW] = Signal(32, name="recent_array_window")
         for counter, gathered in zip(Counter, recent, strict=True):
-            added = window if counter is Counter.ARRAY_WINDOW else self.event[counter] & self.enable
+            added = window if counter is Counter.ARRAY_WINDOW else events[counter]
             moves = ~high & (slot == counter.value)
             m.d.sync += gathered.eq(Mux(moves, 0, gathered) + added)
         last = self.index == WORDS - 1
