@@ -193,6 +193,7 @@ class Carver(wiring.Component):
         near = Signal()  # the next vector starts in the window's first beat
         some = Signal()
         single = Signal()
+        alone = Signal()  # the next vector lies in one beat
         # What happens in this cycle.
         free = Signal()  # the next beat is outside the run and need not come
         have = Signal()
@@ -211,9 +212,7 @@ class Carver(wiring.Component):
             free.eq(front | ~some),
             have.eq(free | self.beat.valid),
             advance.eq(~self.vector.valid | self.vector.ready),
-            emit.eq(
-                running & near & (have | (at.position <= self.config.bus_bytes - self.config.n)) & advance
-            ),
+            emit.eq(running & near & (have | alone) & advance),
             step.eq(Mux(nest.last.inner, op.step_outer, op.step_inner)),
             reach.eq(at.position + step),
             ahead.eq(reach >> align_bits),
@@ -229,9 +228,11 @@ class Carver(wiring.Component):
             self.stall_memory.eq(((running & advance) | draining) & ~emit & ~have),
         ]
         m.d.sync += wait.eq(Cat(walker.start, wait[0]))
+        most = self.config.bus_bytes - self.config.n
         with m.If(follow):
             m.d.sync += [
                 at.eq(walker.following),
+                alone.eq(walker.following.position <= most),
                 Cat(running, draining, near, some).eq(0b1001),
                 front.eq(walker.following.front != 0),
                 single.eq(walker.following.beats == 1),
@@ -240,6 +241,7 @@ class Carver(wiring.Component):
             with m.If(emit):
                 m.d.sync += [
                     at.position.eq(reach),
+                    alone.eq(reach[:align_bits] <= most),
                     at.lead.eq(Mux(at.lead > step, at.lead - step, 0)),
                     at.left.eq(Mux(at.left > step, at.left - step, 0)),
                     at.skip.eq(Mux(have, ahead - 1, ahead)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -11,6 +11,7 @@ from weft.hdl.block_fifo import BlockFifo
 from weft.hdl.config import Config
 from weft.hdl.isa import INSTRUCTIONS, WORD_BITS, Instruction, Opcode, Queue
 from weft.hdl.ports import bus_read, part_layout
+from weft.hdl.slice import RegisterSlice
 
 BURST_BYTES = 128
 """Bytes of a burst at most (one bus word where that is more)."""
@@ -77,6 +78,9 @@ class Fetch(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.parts = parts = _Parts(self._config)
+        # A full queue must not reach back to the buffer in the same cycle.
+        m.submodules.slice = part = ResetInserter(self.start)(RegisterSlice(part_layout(self._config)))
+        wiring.connect(m, parts.part, part.i)
         burst = max(BURST_BYTES // self._config.bus_bytes, 1)
         prefetched = self._buffer(m, burst * BURSTS)
 
@@ -105,7 +109,7 @@ class Fetch(wiring.Component):
         new_page = address[: PAGE.bit_length() - 1] == 0
         issue = Signal()
         m.d.comb += issue.eq(
-            running & ~request.valid & room & (~new_page | (drained & ~parts.part.valid)),
+            running & ~request.valid & room & (~new_page | (drained & ~parts.part.valid & ~part.o.valid)),
         )
         m.d.sync += pending.eq(pending + Mux(issue, beats, 0) - (prefetched.valid & prefetched.ready))
         with m.If(request.ready):
@@ -120,7 +124,7 @@ class Fetch(wiring.Component):
         with m.If(self.start):
             m.d.sync += [running.eq(1), address[shift:].eq(self.program[shift:])]
 
-        self._dispatch(m, parts, running)
+        self._dispatch(m, part.o, running)
         return m
 
     def _buffer(self, m: Module, depth: int) -> stream.Interface:
@@ -134,8 +138,8 @@ class Fetch(wiring.Component):
         m.d.comb += [buffer.w_data.eq(beat.payload), buffer.w_en.eq(beat.valid)]
         return buffer.r_stream
 
-    def _dispatch(self, m: Module, parts: _Parts, running: Signal) -> None:
-        part = parts.part.payload
+    def _dispatch(self, m: Module, parts: wiring.PureInterface, running: Signal) -> None:
+        part = parts.payload
         queue_of, held = Signal(len(self._kinds)), Signal(len(self._kinds))
         begins = Signal()
         m.d.comb += [begins.eq(part.index == 0), queue_of.eq(held)]
@@ -146,14 +150,14 @@ class Fetch(wiring.Component):
             with m.Default():
                 m.d.comb += queue_of.eq(0)
         m.d.sync += held.eq(queue_of)
-        with m.If(running & parts.part.valid & ~queue_of.any()):
+        with m.If(running & parts.valid & ~queue_of.any()):
             m.d.comb += self.error.eq(part.data[:8] != Opcode.END.value)
             m.d.sync += running.eq(0)
         for number, queue in enumerate(self._kinds):
             port = getattr(self, queue.name.lower())
-            m.d.comb += [port.payload.eq(part), port.valid.eq(running & parts.part.valid & queue_of[number])]
+            m.d.comb += [port.payload.eq(part), port.valid.eq(running & parts.valid & queue_of[number])]
             with m.If(queue_of[number]):
-                m.d.comb += parts.part.ready.eq(port.ready)
+                m.d.comb += parts.ready.eq(port.ready)
 
 
 class _Parts(wiring.Component):

@@ -42,7 +42,7 @@ class LoopNest(wiring.Component):
     first, last : Out(struct of loop: 1)
         The loop is in its first, its last iteration. From registers.
     last_all : Out(1)
-        The very last iteration: the AND of `last`.
+        The very last iteration: the AND of `last`. From a register.
     """
 
     def __init__(
@@ -103,7 +103,6 @@ class LoopNest(wiring.Component):
         """The counters; returns, outermost first, whether the next step is one of that loop (one-hot, a register, as
         trackers hang on it)."""
         names = list(self.loops)
-        m.d.comb += self.last_all.eq(self.last.as_value().all())
         with m.If(self.load):
             m.d.sync += self.active.eq(1)
         with m.Elif(self.step & self.last_all):
@@ -113,10 +112,9 @@ class LoopNest(wiring.Component):
         for loop, move in zip(names, self._advance(m, moves), strict=True):
             lasts.append(self._counter(m, loop, *move))
         singles = [self.counts[loop] == 1 for loop in names]
-        with m.If(self.load):
-            m.d.sync += moves.eq(_moves(singles))
-        with m.Elif(self.step):
-            m.d.sync += moves.eq(_moves(lasts))
+        for enable, flags in ((self.load, singles), (self.step & ~self.load, lasts)):
+            with m.If(enable):
+                m.d.sync += [moves.eq(_moves(flags)), self.last_all.eq(Cat(*flags).all())]
         return moves
 
     def _advance(self, m: Module, moves: Signal) -> list[tuple[Value, Value]]:

@@ -300,6 +300,7 @@ class StoreUnit(wiring.Component):
         asked = Signal(counter)
         confirmed = Signal(counter)
         ahead = Signal(counter)  # bursts whose request is out but not all of their data
+        some = Signal()  # there are such
         after = Signal(counter)
         few, space = Signal(), Signal()  # a cycle old, so with one to spare
         allowed = Signal()
@@ -315,8 +316,8 @@ class StoreUnit(wiring.Component):
             queue.w_data.eq(Cat(after, splitter.tag[1:])),
             queue.w_en.eq(send & ends),
             beat.payload.eq(packer.beat.payload),
-            beat.valid.eq(packer.beat.valid & (ahead != 0)),
-            packer.beat.ready.eq(beat.ready & (ahead != 0)),
+            beat.valid.eq(packer.beat.valid & some),
+            packer.beat.ready.eq(beat.ready & some),
         ]
         m.d.sync += [
             few.eq((asked - confirmed)[: len(asked)] < BURSTS - 1),
@@ -325,6 +326,8 @@ class StoreUnit(wiring.Component):
             confirmed.eq(confirmed + self.bus.confirmed),
             ahead.eq(ahead + send - sent),
         ]
+        with m.If(send ^ sent):
+            m.d.sync += some.eq(send | (ahead != 1))
         head = Signal(done)
         m.d.comb += [
             head.eq(queue.r_data),

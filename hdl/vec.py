@@ -17,7 +17,7 @@ from weft.hdl.slice import RegisterSlice
 from weft.hdl.vec_kinds import as_vec, is_kind
 from weft.hdl.vec_softmax import VecSoftmax, note_layout
 
-OVERHEAD = 22
+OVERHEAD = 23
 """Cycles from accepting a `Vec` to accepting the next instruction, beyond one for each read that it issues and each
 element that is out of range, when no read is refused."""
 
@@ -275,8 +275,20 @@ class VecUnit(wiring.Component):
         with m.If(arrival.second):
             m.d.sync += second.eq(self.scratchpad.data)
 
-        rows = self._lanes(m, self.accumulator.data, element.tag.index)
-        vectors = self._lanes(m, self.scratchpad.data, element.tag.index)
+        # A cycle to choose lanes, one to choose among sources.
+        rows, vectors = (
+            Signal(bits * self.config.lanes, name=name, reset_less=True)
+            for bits, name in ((32, "rows"), (8, "vectors"))
+        )
+        near, nearer = Signal(), Signal(self._element, name="nearer")
+        nearer_second = Signal(8 * self.config.lanes, reset_less=True)
+        m.d.sync += [
+            nearer_second.eq(self._lanes(m, second, element.tag.index)),
+            rows.eq(self._lanes(m, self.accumulator.data, element.tag.index)),
+            vectors.eq(self._lanes(m, self.scratchpad.data, element.tag.index)),
+            near.eq(arrival.valid),
+            nearer.eq(element),
+        ]
         pad = Signal(signed(32))
         m.d.comb += pad.eq(Mux(held.settings.reduce == Reduce.MAX, -(1 << 31), held.pad))
         elements = Signal.like(requantise.elements, reset_less=True)
@@ -285,9 +297,10 @@ class VecUnit(wiring.Component):
             if softmax is not None:
                 vector = self._probability(vector, softmax.normalise)
             read = Mux(held.source == Source.SCRATCHPAD, vector, row)
-            m.d.sync += elements[lane].eq(Mux(element.in_range, read, pad))
+            m.d.sync += elements[lane].eq(Mux(nearer.in_range, read, pad))
         valid, chosen = Signal(), Signal(self._element, name="chosen")
-        m.d.sync += [valid.eq(arrival.valid), chosen.eq(element)]
+        chosen_second = Signal.like(nearer_second)
+        m.d.sync += [valid.eq(near), chosen.eq(nearer), chosen_second.eq(nearer_second)]
 
         m.d.comb += [
             requantise.valid.eq(valid),
@@ -295,7 +308,7 @@ class VecUnit(wiring.Component):
             requantise.last.eq(chosen.last),
             requantise.tag.eq(chosen.tag),
             requantise.elements.eq(elements),
-            requantise.second.eq(self._lanes(m, second, chosen.tag.index)),
+            requantise.second.eq(chosen_second),
         ]
         parts = [self._lanes(m, plane, chosen.tag.index) for plane in planes]
         for lane in range(self.config.lanes):
@@ -316,7 +329,7 @@ class VecUnit(wiring.Component):
             with m.If(softmax.load):
                 m.d.sync += planes.eq(0)
             m.d.comb += [
-                softmax.row.eq(arrival.valid & element.row),
+                softmax.row.eq(near & nearer.row),
                 softmax.byte_valid.eq(valid),
                 softmax.byte.eq(elements[chosen.lane][:8]),
             ]

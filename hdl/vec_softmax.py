@@ -18,7 +18,7 @@ from weft.hdl.row_states import WRITTEN
 from weft.hdl.softmax import SoftmaxPipe, vector_layout
 from weft.hdl.vec_kinds import is_kind, row_strides, view
 
-CHOSEN = ports.READ_LATENCY + 1
+CHOSEN = ports.READ_LATENCY + 2
 """Cycles from the grant of a read to the entry of requantisation."""
 _UNDER_WAY = 15
 """More vectors than can be between the loop nest and the write of their row state."""
@@ -252,7 +252,7 @@ class VecSoftmax(wiring.Component):
     ) -> None:
         """Results of the division, from the row's first element to its last."""
         row = Signal(RESULT)
-        alignment = Signal(signed(ports.ALIGNMENT_BITS), reset_less=True)
+        alignment = Signal(signed(ports.ALIGNMENT_BITS))
         m.d.comb += [
             divider.start.eq(self.load),
             divider.row.eq(self.normalise & rows.active),
@@ -262,7 +262,8 @@ class VecSoftmax(wiring.Component):
             self.alignment_read.address.eq(self.alignment),
         ]
         m.d.comb += [getattr(divider, name).eq(settings[name]) for name in _NORMALISE_FIELDS[1:]]
-        m.d.sync += alignment.eq(Mux(settings.scaled, self.alignment_read.data, 0))
+        scaled = Mux(settings.scaled, self.alignment_read.data, 0)
+        m.d.comb += alignment.eq(delayed(m, scaled, CHOSEN - ports.READ_LATENCY))
         with m.If(self.load):
             m.d.sync += row.eq(0)
         with m.Elif(divider.take):
