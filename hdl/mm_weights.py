@@ -72,8 +72,9 @@ class WeightLoader(wiring.Component):
             self.read.valid.eq(nest.active & ~(nest.first.row & loaded)),
             self.read.address.eq(nest.values.b),
             nest.step.eq(self.read.valid),
-            last.eq(self.read.valid & nest.last.row),
-            self.free.eq(~nest.active | (self.read.valid & nest.last_all)),
+            # A tile has two words at least, so its last one never waits.
+            last.eq(nest.active & nest.last.row),
+            self.free.eq(~nest.active | nest.last_all),
             self.ready.eq(loaded | last),
             self.b.eq(self.read.data),
             self.latch.eq(latches[-1]),
