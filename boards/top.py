@@ -76,9 +76,9 @@ class Top(wiring.Component):
         m.submodules.memory = memory = self._memory()
         with m.If(link.reset):
             m.d.sync += gate.close.eq(1)
-        with m.Elif(gate.idle):
+        with m.Elif(reset):
             m.d.sync += gate.close.eq(0)
-        m.d.comb += reset.eq(gate.idle)
+        m.d.sync += reset.eq(gate.idle)  # a register, as it goes everywhere
         m.d.comb += [link.rx.eq(self.rx), self.tx.eq(link.tx)]
         _join(m, axi4_signature(config), core, "m_axi_", bridge.axi)
         _join(m, wiring.Signature(AXI_LITE), core, "", link.registers)

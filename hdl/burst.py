@@ -66,19 +66,29 @@ class BurstSplitter(wiring.Component):
         m = Module()
         align = (self.config.bus_bytes - 1).bit_length()
         inside = (self.block - 1).bit_length()
-        m.submodules.slice = waiting = RegisterSlice(self.run.payload.shape())
-        wiring.connect(m, wiring.flipped(self.run), waiting.i)
-        run, request = waiting.o.payload, self.request.payload
+        request = self.request.payload
+        run = data.StructLayout({"word": 32 - align, "rest": 32, "last": 1, "tag": len(self.tag)})
+        m.submodules.slice = waiting = RegisterSlice(run)
+        coming, following = waiting.i.payload, waiting.o.payload
         active = Signal()
         tag = Signal.like(self.tag)
         word = Signal(32 - align)
         rest = Signal(32)  # words of the run after the first
         room = Signal(inside)  # words of the block after the first
-        last = Signal()
+        last = Signal()  # rest <= room, found out a cycle before
         move = Signal()
+        left = Signal(32)
         m.d.comb += [
+            waiting.i.valid.eq(self.run.valid),
+            self.run.ready.eq(waiting.i.ready),
+            coming.word.eq(self.run.payload.address >> align),
+            coming.rest.eq(
+                (self.run.payload.bytes + self.run.payload.address[:align] - 1)[:33] >> align,
+            ),
+            coming.last.eq(coming.rest <= ~coming.word[:inside]),
+            coming.tag.eq(self.run.payload.tag),
             room.eq(~word[:inside]),
-            last.eq(rest <= room),
+            left.eq(rest - room - 1),
             move.eq(~self.request.valid | self.request.ready),
             waiting.o.ready.eq(~active | (move & last)),
             self.idle.eq(~waiting.o.valid & ~active & ~self.request.valid),
@@ -86,12 +96,17 @@ class BurstSplitter(wiring.Component):
         with m.If(waiting.o.ready):
             m.d.sync += [
                 active.eq(waiting.o.valid),
-                word.eq(run.address >> align),
-                rest.eq((run.bytes + run.address[:align] - 1)[:33] >> align),
-                tag.eq(run.tag),
+                word.eq(following.word),
+                rest.eq(following.rest),
+                last.eq(following.last),
+                tag.eq(following.tag),
             ]
         with m.Elif(move):  # not the last burst: on to the next block
-            m.d.sync += [word.eq(((word >> inside) + 1) << inside), rest.eq(rest - room - 1)]
+            m.d.sync += [
+                word.eq(((word >> inside) + 1) << inside),
+                rest.eq(left),
+                last.eq(~left[inside:].any()),
+            ]
         with m.If(move):
             m.d.sync += [
                 self.request.valid.eq(active),

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.burst import PAGE, block_beats
 from weft.hdl.config import Config
 from weft.hdl.ports import bus_write_data
+from weft.hdl.slice import RegisterSlice
 
 
 def vector_layout(config: Config) -> data.StructLayout:
@@ -22,6 +23,14 @@ def vector_layout(config: Config) -> data.StructLayout:
             "data": config.widths.vector,
         }
     )
+
+
+def _rotated_layout(config: Config) -> data.StructLayout:
+    """A vector rotated to its place: the lanes that it fills, those from its first one on (``here``), whether it
+    reaches the end of the beat (``full``) or beyond (``spill``)."""
+    flags = dict.fromkeys(("full", "spill", "last", "block_end"), 1)
+    width = config.bus_bytes
+    return data.StructLayout({"data": 8 * width, "lanes": width, "here": width, **flags})
 
 
 class Packer(wiring.Component):
@@ -56,29 +65,25 @@ class Packer(wiring.Component):
         offset = vector.pointer[:align]
 
         # First stage: the vector rotated to its place in the beat, around the end into the next one.
-        valid = Signal()
-        last = Signal()
-        block_end = Signal()
-        rotated = Signal(8 * width)
-        lanes = Signal(width)
-        here = Signal(width)
-        full = Signal()
-        spill = Signal()
-        taken = Signal()
-        m.d.comb += self.vector.ready.eq(~valid | taken)
-        with m.If(self.vector.ready):
-            mask = Cat(*(vector.count > lane for lane in range(self.config.n)))
-            end = offset + vector.count
-            m.d.sync += [
-                valid.eq(self.vector.valid),
-                rotated.eq(self._rotate(m, "data", vector.data, offset, 8)),
-                lanes.eq(self._rotate(m, "mask", mask, offset, 1)),
-                here.eq(Cat(*(offset <= byte for byte in range(width)))),
-                full.eq(end >= width),
-                spill.eq(end > width),
-                last.eq(vector.last),
-                block_end.eq((vector.pointer >> align)[: (block_beats(self.config) - 1).bit_length()].all()),
-            ]
+        m.submodules.stage = stage = RegisterSlice(_rotated_layout(self.config))
+        wide = stage.i.payload
+        mask = Cat(*(vector.count > lane for lane in range(self.config.n)))
+        end = offset + vector.count
+        m.d.comb += [
+            stage.i.valid.eq(self.vector.valid),
+            self.vector.ready.eq(stage.i.ready),
+            wide.data.eq(self._rotate(m, "data", vector.data, offset, 8)),
+            wide.lanes.eq(self._rotate(m, "mask", mask, offset, 1)),
+            wide.here.eq(Cat(*(offset <= byte for byte in range(width)))),
+            wide.full.eq(end >= width),
+            wide.spill.eq(end > width),
+            wide.last.eq(vector.last),
+            wide.block_end.eq((vector.pointer >> align)[: (block_beats(self.config) - 1).bit_length()].all()),
+        ]
+        rotated, lanes, here = stage.o.payload.data, stage.o.payload.lanes, stage.o.payload.here
+        full, spill, last = stage.o.payload.full, stage.o.payload.spill, stage.o.payload.last
+        valid, block_end, taken = stage.o.valid, stage.o.payload.block_end, Signal()
+        m.d.comb += stage.o.ready.eq(taken)
 
         # Second stage: the rotated bytes join what earlier vectors left of the beat.
         residue = Signal(8 * width)
