@@ -331,7 +331,7 @@ class Generator:
         return device.read(0, MEMORY)
 
 
-def compare(config: Config, seeds: range, instructions: int) -> None:
+def compare(config: Config, seeds: range, instructions: int, *, sequential: bool = False) -> None:
     used: set[Opcode] = set()
     flags: set[tuple[type[Instruction], str]] = set()
     for seed in seeds:
@@ -353,6 +353,7 @@ def compare(config: Config, seeds: range, instructions: int) -> None:
             bytes_per_cycle=pick.choice([None, None, 1.5]),
             stall_probability=pick.choice([0.0, 0.0, 0.3, 0.7]),
             stall_seed=seed,
+            sequential=sequential,
         ) as device:
             for turn in ("first", "second"):  # the second finds what the first left on the chip
                 found, expected = (
