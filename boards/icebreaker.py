@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
+from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import Ice40Pll
 from weft.hdl.config import Config
 
@@ -31,6 +31,7 @@ BOARDS = [
                       accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0),
         programmer="ice40_generic",
         platform=_platform,
+        core=CoreKind.SEQUENTIAL,
         pll=Ice40Pll.solve,
     )
 ]  # fmt: skip

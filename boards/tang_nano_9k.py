@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
+from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import GowinPll
 from weft.hdl.config import Config
 
@@ -31,6 +31,7 @@ BOARDS = [
                       accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0),
         programmer="tangnano9k",
         platform=_platform,
+        core=CoreKind.SEQUENTIAL,
         pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW1NR-9C"),
     )
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -10,7 +12,7 @@ from weft.hdl.config import Config
 from weft.hdl.control import ADDRESS_BITS, AXI_LITE
 from weft.hdl.counters import WORDS
 from weft.hdl.isa import BASES
-from weft.hdl.memmap import MAGIC, VERSION, Reg
+from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg
 
 _WORD_BITS = ADDRESS_BITS - 2
 _COUNTERS = Reg.COUNTER >> 2
@@ -28,19 +30,23 @@ class Control(wiring.Component):
     Parameters
     ----------
     config : Config
+    counted : sequence of Counter
+        The counters there are; others read 0.
 
     Members
     -------
     s_axi_* : AXI4-Lite subordinate
     irq, start, running, finished, bus_error, opcode_error, counter, counter_value
         As in `weft.hdl.control.Control`.
+    counter_complete : In(1)
+        What passes in `weft.hdl.counters.Counters` is whole.
     write_valid, write_ready, write_address, write_data, write_strobe
     read_valid, read_ready, read_address, read_data
         To data memory, see `weft.hdl.sequential.processor.Processor`.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, counted: Sequence[Counter] = tuple(Counter)) -> None:
+        self.config, self.counted = config, counted
         super().__init__(
             {
                 **AXI_LITE,
@@ -52,6 +58,7 @@ class Control(wiring.Component):
                 "opcode_error": In(1),
                 "counter": In(range(WORDS)),
                 "counter_value": In(32),
+                "counter_complete": In(1),
                 "write_valid": Out(1),
                 "write_ready": In(1),
                 "write_address": Out(range(REGISTERS)),
@@ -121,9 +128,11 @@ class Control(wiring.Component):
                 with m.Case(register >> 2):
                     m.d.comb += simple.eq(value)
         m.d.comb += [
-            in_counters.eq((address >= _COUNTERS) & (address < _COUNTERS + WORDS)),
+            in_counters.eq(
+                address[1:].matches(*((_COUNTERS >> 1) + counter for counter in self.counted))
+            ),
             kept.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
-            passes.eq(self.counter == (address - _COUNTERS)[: len(self.counter)]),
+            passes.eq(self.counter_complete & (self.counter == (address - _COUNTERS)[: len(self.counter)])),
             self.read_address.eq(address),
         ]
         with m.If(self.s_axi_rready):

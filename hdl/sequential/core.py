@@ -26,6 +26,12 @@ from weft.hdl.sequential.processor import Processor
 from weft.hdl.sequential.rows import Rows
 from weft.hdl.sequential.scratchpad import Scratchpad
 
+COUNTED = (
+    Counter.CYCLES, Counter.ARRAY_ACTIVE, Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.LOAD_BUSY, Counter.MM_BUSY,
+    Counter.VEC_BUSY, Counter.STORE_BUSY,
+)  # fmt: skip
+"""Counters that there are; others read 0."""
+
 
 class SequentialCore(wiring.Component):
     """What `weft.hdl.core.Core` does, an instruction at a time: much smaller, and slower.
@@ -56,7 +62,7 @@ class SequentialCore(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         config, program = self.config, Microprogram(self.config)
-        m.submodules.control = control = Control(config)
+        m.submodules.control = control = Control(config, COUNTED)
         m.submodules.processor = processor = Processor(
             program.words, program.operand_bits, program.constants, program.depth
         )
@@ -215,7 +221,7 @@ class SequentialCore(wiring.Component):
         self, m: Module, control: Control, processor: Processor, mover: Mover, rows: Rows,
         strobes: dict[MemoryOut, Any],
     ) -> None:  # fmt: skip
-        m.submodules.counters = counters = Counters()
+        m.submodules.counters = counters = Counters(COUNTED, bits=16)
         started, busy = Signal(), Signal(len(Queue))
         for name in ("write", "read"):
             for part in ("valid", "address"):
@@ -239,6 +245,7 @@ class SequentialCore(wiring.Component):
             counters.enable.eq(control.running),
             control.counter.eq(counters.index),
             control.counter_value.eq(counters.value),
+            control.counter_complete.eq(counters.complete),
         ]
         events: dict[Counter, Any] = {
             Counter.CYCLES: 1,

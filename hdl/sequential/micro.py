@@ -148,27 +148,49 @@ class Assembler:
 
     Attributes
     ----------
-    variables : dict of str to int
     operand_bits : int
+    variables : dict of str to int
+        Those that everybody knows.
+    groups_start : int
+        Address of the first variable of a group.
     """
 
     operand_bits: int
     variables: dict[str, int] = field(default_factory=dict)
+    groups_start: int = 0
     _words: list[_Word] = field(default_factory=list)
     _labels: dict[str, int] = field(default_factory=dict)
     _next: int = 16
+    _group: dict[str, int] | None = None
+    _end: int = 0
     _unique: int = 0
 
+    def group(self, variables: dict[str, int] | None) -> None:
+        """From here on, variables that are new belong to this group: groups share their addresses, so only one of them
+        is in use at a time. None for those that everybody knows."""
+        self._group = variables
+
     def variable(self, name: str) -> int:
-        if name not in self.variables:
+        if name in self.variables:
+            return self.variables[name]
+        if self._group is None or name[0] in "=@":
             self.variables[name] = self._next
             self._next += 1
-        return self.variables[name]
+            return self._next - 1
+        if name not in self._group:
+            self._group[name] = self.groups_start + len(self._group)
+            self._end = max(self._end, self._group[name] + 1)
+        return self._group[name]
+
+    @property
+    def known(self) -> int:
+        """Words that variables take which everybody knows."""
+        return self._next
 
     @property
     def used(self) -> int:
         """Words of data memory that variables take."""
-        return self._next
+        return max(self._next, self._end)
 
     def label(self, name: str | None = None) -> str:
         """Mark the next word; a name is made up if none is given."""

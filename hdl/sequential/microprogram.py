@@ -19,8 +19,8 @@ _LEAST_OPERAND = 11
 class Micro(Assembler):
     """An assembler with what the parts of the microprogram share."""
 
-    def __init__(self, config: Config, operand_bits: int) -> None:
-        super().__init__(operand_bits)
+    def __init__(self, config: Config, operand_bits: int, groups_start: int = 1 << 12) -> None:
+        super().__init__(operand_bits, groups_start=groups_start)
         self.config = config
         self.constants: dict[int, int] = {}
         self.blocks: dict[str, int] = {}
@@ -96,18 +96,18 @@ class Microprogram:
     """
 
     def __init__(self, config: Config) -> None:
-        # The first pass finds out where variables end and how many bits operands need.
-        first = _write(Micro(config, 24))
+        # The first passes find out how many variables there are, and how many bits operands need.
+        known = _write(Micro(config, 24)).known
+        first = _write(Micro(config, 24, known))
         blocks, depth = _blocks(config, first.used)
         words = len(first.assemble())
         self.operand_bits = max(_LEAST_OPERAND, (depth - 1).bit_length(), (words - 1).bit_length())
-        micro = Micro(config, self.operand_bits)
+        micro = Micro(config, self.operand_bits, known)
         micro.blocks = blocks
         _write(micro)
         self.words = micro.assemble()
         self.depth = depth
-        self.constants = [micro.constants.get(address, 0) for address in range(micro.used)]
-        self.variables = micro.variables
+        self.constants = [micro.constants.get(address, 0) for address in range(micro.known)]
 
 
 def _blocks(config: Config, start: int) -> tuple[dict[str, int], int]:
@@ -134,7 +134,10 @@ def _write(m: Micro) -> Micro:
             (Opcode.SOFTMAX, Queue.VEC, "softmax"), (Opcode.NORMALISE, Queue.VEC, "normalise"),
             (Opcode.TABLE, Queue.VEC, "table"),
         ]  # fmt: skip
+    for name in ("error", "trash", "places", "whole", "half"):
+        m.variable(name)
     _fetch(m, units)
+    groups: dict[Queue, dict[str, int]] = {queue: {} for _, queue, _ in units}
     kinds = {
         "load": (Load, {}), "mm": (Mm, {}), "vec": (Vec, {}), "store": (Store, {}),
         "softmax": (Softmax, _VECTOR_NAMES), "normalise": (Normalise, _VECTOR_NAMES), "table": (Table, {}),
@@ -144,6 +147,7 @@ def _write(m: Micro) -> Micro:
         "softmax": micro_vector.softmax, "normalise": micro_vector.normalise, "table": micro_vector.table,
     }  # fmt: skip
     for _, queue, name in units:
+        m.group(groups[queue])
         kind, names = kinds[name]
         m.label(name)
         m.ld(1 << queue)
@@ -157,6 +161,7 @@ def _write(m: Micro) -> Micro:
     m.memory(MemoryOut.REMAIN)
     m.wait(Condition.MEMORY_IDLE)
     m.back()
+    m.group(groups[Queue.VEC])
     micro_vector.shared(m)
     return m
 
