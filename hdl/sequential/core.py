@@ -200,7 +200,8 @@ class SequentialCore(wiring.Component):
         m.d.comb += [
             byte.eq(vector.word_select(column, 8)),
             processor.port[Port.PRODUCT].eq(multiplier.result),
-            processor.port[Port.RAW].eq(multiplier.raw),
+            processor.port[Port.RAW].eq(multiplier.result),
+            multiplier.raw.eq(processor.raw),
             processor.port[Port.ELEMENT].eq(Mux(source, byte.as_signed(), row.word_select(column, 32))),
             processor.port[Port.BYTE].eq(byte.as_signed()),
             processor.port[Port.TABLE].eq(table),
@@ -239,7 +240,7 @@ class SequentialCore(wiring.Component):
             control.read_data.eq(processor.read_data),
             processor.flag[Condition.STARTED].eq(started),
             control.finished.eq(strobes[MemoryOut.FINISH]),
-            control.opcode_error.eq(strobes[MemoryOut.FINISH] & processor.result.any()),
+            control.opcode_error.eq(strobes[MemoryOut.FINISH] & processor.result[0]),
             control.bus_error.eq(mover.error),
             counters.clear.eq(control.start),
             counters.enable.eq(control.running),

@@ -4,9 +4,7 @@ The processor has a 32-bit accumulator and a data memory of 32-bit words. A word
 or decides what comes next. One that calculates applies a function to the accumulator and a source (data memory, a
 constant, a port of a unit), and the result goes to the accumulator, to a unit (`Out`) and to data memory as it says.
 
-A word is looked up, then decoded while data memory is read, then executed; jumps happen when they are decoded. So
-three things come too late for the next word, and the assembler puts a word without effect in between: the accumulator
-for a jump, the index register for an address, what was written for a read of the same address.
+Words are executed as if one after the other: what needs the result of a word ahead of it waits for it in hardware.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class Function(enum.IntEnum):
     AND = 4
     MIN = 5
     MAX = 6
-    ROUND = 7  # b, plus 1 if what `Port.PRODUCT` lost rounds up
+    ROUND = 7  # a + b, plus 1 if what `Port.PRODUCT` or `Port.RAW` lost rounds up
     FIELD = 8  # the next bits of the instruction; the width takes the place of the unit
 
 
@@ -42,15 +40,14 @@ class Port(enum.IntEnum):
     """What can be read of the units."""
 
     ACCUMULATOR = 0  # of the processor
-    HALF = 1  # the same, shifted right by 1, arithmetic
+    WORD = 1  # the next 32 bits from memory
     PRODUCT = 2  # of `Multiplier`, when it is done, saturated
-    RAW = 3  # the same modulo 2**32
+    RAW = 3  # the same modulo 2**32; rounded, halves go up
     ELEMENT = 4  # the current column of the accumulator row or scratchpad vector read last
     BYTE = 5  # the current column of the scratchpad vector
     APPEND = 6  # the processor's accumulator shifted left by 8, and `BYTE` below it
     SUM = 7  # the current column of the array's last row of sums
     TABLE = 8  # the table's entry
-    WORD = 9  # the next 32 bits from memory
 
 
 class Out(enum.IntEnum):
@@ -127,6 +124,8 @@ class Index:
 
 Operand = str | int | Port | Index
 
+WIDTHS = (1, 2, 3, 7, 8, 12, 16, 24, 32)
+"""Widths of fields of instructions, by their number in a word of the microprogram."""
 FUNCTION_BITS, SOURCE_BITS, OUT_BITS, CONDITION_BITS = 4, 2, 5, 4
 OPERAND_LOW = 1 + FUNCTION_BITS + SOURCE_BITS + 1 + OUT_BITS
 """Bit that operand or target start from. Below, from bit 0: 1 for a jump; then function, source, write, out, or
@@ -137,9 +136,6 @@ condition, negation, call, return."""
 class _Word:
     bits: int
     target: str | None = None
-    changes: bool = False
-    out: Out = Out.NONE
-    writes: str | None = None
 
 
 @dataclass
@@ -210,13 +206,6 @@ class Assembler:
     def op(self, function: Function, operand: Operand = 0, *, out: Out = Out.NONE, write: bool = False) -> None:
         """A word that calculates."""
         source, value = self._operand(operand)
-        name = operand if isinstance(operand, str) else "*" if isinstance(operand, Index) else None
-        last = self._words[-1] if self._words else None
-        if last is not None and name is not None and function is not Function.FIELD:
-            reads = not (function is Function.KEEP and source != Source.INDEXED)
-            stale = last.writes is not None and ("*" in (last.writes, name) or last.writes == name)
-            if (reads and stale) or (source == Source.INDEXED and last.out is Out.INDEX):
-                self.nop()
         mask = (1 << self.operand_bits) - 1
         bits = (
             int(function) << 1
@@ -225,8 +214,7 @@ class Assembler:
             | int(out) << OPERAND_LOW - OUT_BITS
             | (value & mask) << OPERAND_LOW
         )
-        changes = function is not Function.KEEP
-        self._words.append(_Word(bits, changes=changes, out=out, writes=name if write else None))
+        self._words.append(_Word(bits))
 
     def _operand(self, operand: Operand) -> tuple[Source, int]:
         if isinstance(operand, Port):
@@ -238,9 +226,6 @@ class Assembler:
         if not -(1 << self.operand_bits - 1) <= operand < 1 << self.operand_bits - 1:
             raise ValueError(f"constant {operand} does not fit {self.operand_bits} bits")
         return Source.CONSTANT, operand
-
-    def nop(self) -> None:
-        self._words.append(_Word(0))
 
     def ld(self, operand: Operand, out: Out = Out.NONE) -> None:
         self.op(Function.LOAD, operand, out=out)
@@ -282,10 +267,10 @@ class Assembler:
             int(Function.FIELD) << 1
             | int(signed) << 2 + FUNCTION_BITS
             | 1 << 1 + FUNCTION_BITS + SOURCE_BITS
-            | (width - 1) << OPERAND_LOW - OUT_BITS
+            | WIDTHS.index(width) << OPERAND_LOW - OUT_BITS
             | self.variable(target) << OPERAND_LOW
         )
-        self._words.append(_Word(bits, changes=True, writes=target))
+        self._words.append(_Word(bits))
 
     def fields(self, kind: type[Instruction], names: dict[str, str]) -> None:
         """Take the fields behind the opcode apart, to variables of the names ``f.<field>``; `names` renames some."""
@@ -303,9 +288,6 @@ class Assembler:
         call: bool = False,
         back: bool = False,
     ) -> None:
-        last = self._words[-1] if self._words else None
-        if last is not None and condition is not Condition.ALWAYS and (last.changes or last.out is not Out.NONE):
-            self.nop()
         at = 1 + CONDITION_BITS
         bits = 1 | int(condition) << 1 | int(unless) << at | int(call) << at + 1 | int(back) << at + 2
         self._words.append(_Word(bits, target=target))
@@ -319,9 +301,6 @@ class Assembler:
 
     def wait(self, condition: Condition, *, unless: bool = False) -> None:
         """Stay here until `condition` holds."""
-        last = self._words[-1] if self._words else None
-        if last is not None and (last.changes or last.out is not Out.NONE):
-            self.nop()
         self.jump(self.label(), condition, unless=not unless)
 
     def assemble(self) -> list[int]:

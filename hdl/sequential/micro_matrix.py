@@ -71,12 +71,12 @@ def _mode(m: Micro) -> None:
     """``mode`` for steps of the contraction, ``mode.first`` for the first one of a tile."""
     m.ld("f.zero" if m.config.wide_activations else 0)
     m.op(Function.AND, 255)
-    _shift(m, 8)
+    _next_byte(m)
     m.st("mode")
     m.ld("f.pad")
     m.op(Function.AND, 255)
     m.add("mode")
-    _shift(m, 8)
+    _next_byte(m)
     if m.config.softmax:
         m.add("f.align")  # `_QUIET`
     m.st("mode")
@@ -87,9 +87,10 @@ def _mode(m: Micro) -> None:
     m.st("mode.first")
 
 
-def _shift(m: Micro, places: int) -> None:
-    for _ in range(places):
-        m.add(Port.ACCUMULATOR)
+def _next_byte(m: Micro) -> None:
+    """Shift the accumulator left by 8."""
+    m.ld(Port.APPEND)
+    m.op(Function.AND, -256)
 
 
 def _align(m: Micro) -> None:

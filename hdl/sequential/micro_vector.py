@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from weft.hdl.sequential.microprogram import Micro
 
 _LEAST = -(1 << 31)
-_POSITIVE = (1 << 31) - 1
 _OCTAVE, _REACH, _LOWEST = 128, 2048, -256
 _SHIFT_MAX = 31
 _ANYWHERE = 1 << 24
@@ -32,7 +31,7 @@ def vec(m: Micro) -> None:
         m.copy("body", _VEC)
         m.copy("f.y_ob", 0)
         m.st("f.x_ob")
-    m.call("outputs")
+    m.jump("outputs")
 
 
 def softmax(m: Micro) -> None:
@@ -65,18 +64,17 @@ def softmax(m: Micro) -> None:
     m.jump(done, Condition.ZERO)
     m.copy("f.x_ob", -m.config.n)
     m.copy("f.x_ox", 1)
-    m.call("outputs")
-    m.jump("next")
+    m.jump("outputs")
     m.label(done)
     m.copy("f.x", m.constant(_ANYWHERE))
-    m.call("outputs")
+    m.jump("outputs")
 
 
 def normalise(m: Micro) -> None:
     """`weft.hdl.isa.Normalise`."""
     m.copy("f.s_ox", 0)
     m.copy("body", _NORMALISE)
-    m.call("outputs")
+    m.jump("outputs")
 
 
 def table(m: Micro) -> None:
@@ -164,7 +162,7 @@ def _outputs(m: Micro) -> None:
     m.label("outputs")
     m.ld("f.source", Out.SOURCE)
     m.loop("f.ob", ob, moves("ob", "f", ("y", "x") if m.config.softmax else ()))
-    m.back()
+    m.jump("next")
 
 
 def _read(m: Micro) -> None:
@@ -190,8 +188,8 @@ def _in_range(m: Micro, y: str, x: str, otherwise: str) -> None:
 
 def _push(m: Micro) -> None:
     """A byte of the output from the product."""
+    m.ld("f.zero")
     m.op(Function.ROUND, Port.PRODUCT)
-    m.add("f.zero")
     m.low("f.high")
     m.high("f.low", Out.PUSH)
 
@@ -322,6 +320,7 @@ def _softmax_body(m: Micro) -> None:
     m.out(Out.MULTIPLY)
     m.advance("pair", 2)
     m.ld("logit", Out.INDEX)
+    m.ld(0)
     m.op(Function.ROUND, Port.PRODUCT)
     m.low(m.constant((1 << 15) - 1))
     m.high(m.constant(-(1 << 15)))
@@ -340,8 +339,7 @@ def _softmax_body(m: Micro) -> None:
     m.add(_OCTAVE - 1)
     m.op(Function.AND, -_OCTAVE)
     m.st("ceiling")
-    for _ in range(_OCTAVE.bit_length() - 1):
-        m.ld(Port.HALF)
+    _shifted(m, _OCTAVE.bit_length() - 1)
     m.st("e")
     _probabilities(m)
     _state(m)
@@ -409,8 +407,8 @@ def _state(m: Micro) -> None:
     m.st("v")
     m.st("places")
     m.ld("total")
-    for _ in range(8):
-        m.add(Port.ACCUMULATOR)
+    m.ld(Port.APPEND)
+    m.op(Function.AND, -256)
     m.call("halve")
     m.add("l")
     m.st(Index(1))
@@ -484,10 +482,8 @@ def _reciprocal(m: Micro) -> None:
     m.advance("bits", -1)
     m.jump(normal)
     m.label(divide)
-    m.ld(Port.HALF)
-    m.op(Function.AND, m.constant(_POSITIVE))
-    for _ in range(14):
-        m.ld(Port.HALF)
+    _shifted(m, 15)
+    m.op(Function.AND, m.constant((1 << 17) - 1))
     m.st("t")
     m.copy("rest", "f.scale")
     m.copy("digits", 16)
@@ -540,43 +536,42 @@ def _zero_part(m: Micro) -> None:
         m.op(Function.ADD, "z", write=True)
 
 
+def _shifted(m: Micro, places: str | int) -> None:
+    """Shift the accumulator right, arithmetic."""
+    m.out(Out.MULTIPLICAND)
+    m.ld(places, Out.SHIFT)
+    m.ld(1, Out.MULTIPLY)
+    m.ld(Port.RAW)
+
+
 def _halve(m: Micro) -> None:
     """``rsh`` of `weft.hdl.isa`: the accumulator shifted right by ``places``, halves up."""
-    last, none, more = m.fresh(), m.fresh(), m.fresh()
-    m.label("halve.unsigned")
-    m.st("whole")
-    m.op(Function.AND, 1)
-    m.st("half")
-    m.ld("places")
-    m.jump(none, Condition.ZERO)
-    m.ld("whole")
-    m.ld(Port.HALF)
-    m.op(Function.AND, m.constant(_POSITIVE))
-    m.st("whole")
-    m.advance("places", -1)
-    m.jump(more, Condition.ZERO, unless=True)
-    m.ld("whole")
-    m.add("half")
-    m.back()
+    none = m.fresh()
     m.label("halve")
     m.st("whole")
-    m.ld("places")
+    m.out(Out.MULTIPLICAND)
+    m.ld("places", Out.SHIFT)
     m.jump(none, Condition.ZERO)
-    m.label(more)
-    m.advance("places", -1)
-    m.jump(last, Condition.ZERO)
-    m.ld("whole")
-    m.ld(Port.HALF)
-    m.st("whole")
-    m.jump(more)
-    m.label(last)
-    m.ld("whole")
-    m.op(Function.AND, 1)
-    m.st("half")
-    m.ld("whole")
-    m.ld(Port.HALF)
-    m.add("half")
+    m.ld(1, Out.MULTIPLY)
+    m.ld(0)
+    m.op(Function.ROUND, Port.RAW)
     m.back()
     m.label(none)
     m.ld("whole")
+    m.back()
+    # The result for a negative number is 2**(32 - places) too small: twice what -2**31 becomes.
+    m.label("halve.unsigned")
+    m.jump("halve", Condition.NEGATIVE, unless=True)
+    m.out(Out.MULTIPLICAND)
+    m.ld("places", Out.SHIFT)
+    m.ld(1, Out.MULTIPLY)
+    m.ld(0)
+    m.op(Function.ROUND, Port.RAW)
+    m.st("whole")
+    m.ld(m.constant(_LEAST), Out.MULTIPLICAND)
+    m.ld("places", Out.SHIFT)
+    m.ld(1, Out.MULTIPLY)
+    m.ld("whole")
+    m.sub(Port.RAW)
+    m.sub(Port.RAW)
     m.back()

@@ -134,7 +134,7 @@ def _write(m: Micro) -> Micro:
             (Opcode.SOFTMAX, Queue.VEC, "softmax"), (Opcode.NORMALISE, Queue.VEC, "normalise"),
             (Opcode.TABLE, Queue.VEC, "table"),
         ]  # fmt: skip
-    for name in ("error", "trash", "places", "whole", "half"):
+    for name in ("error", "trash", "places", "whole"):
         m.variable(name)
     _fetch(m, units)
     groups: dict[Queue, dict[str, int]] = {queue: {} for _, queue, _ in units}
@@ -170,7 +170,6 @@ def _boot(m: Micro) -> None:
     """Make the row of zeros, and wait for a program."""
     m.ld(0b100, Out.MODE)
     m.ld(0, Out.COLUMN)
-    m.nop()
     clear = m.label()
     m.out(Out.ACCUMULATOR_WRITE)
     m.jump(clear, Condition.COLUMN_ZERO, unless=True)

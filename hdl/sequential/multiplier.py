@@ -33,12 +33,12 @@ class Multiplier(wiring.Component):
         With `start`: the last product is ``before``; otherwise that is 0. It must have been shifted by 0.
     ready : Out(1)
         The results below hold.
+    raw : In(1)
     result : Out(32)
-        Rounded down, and saturated to 31 bits.
-    raw : Out(32)
-        Rounded down, modulo 2**32.
+        Rounded down, and saturated to 31 bits, or with `raw` modulo 2**32.
     round : Out(1)
-        What to add to `result` so that it is rounded to the nearest, halves to the even; 0 if it was saturated.
+        What to add to `result` so that it is rounded to the nearest, halves to the even, or with `raw` up; 0 if it was
+        saturated.
     """
 
     def __init__(self, bits: int) -> None:
@@ -53,7 +53,7 @@ class Multiplier(wiring.Component):
                 "keep": In(1),
                 "ready": Out(1),
                 "result": Out(32),
-                "raw": Out(32),
+                "raw": In(1),
                 "round": Out(1),
             }
         )
@@ -65,7 +65,7 @@ class Multiplier(wiring.Component):
         # `low` holds what is left of the multiplier, and from the top the product's low bits.
         high, low = Signal(signed(34), reset_less=True), Signal(bits, reset_less=True)
         product = Cat(low, high).as_signed()
-        left, shift = Signal(range(bits + 1)), Signal(6)
+        left, shift, going = Signal(range(bits + 1)), Signal(6), Signal()
         guard, sticky = Signal(reset_less=True), Signal(reset_less=True)
         with m.If(self.set_multiplicand):
             m.d.sync += multiplicand.eq(self.value)
@@ -74,10 +74,11 @@ class Multiplier(wiring.Component):
         total = Signal(signed(35))
         m.d.comb += [
             total.eq(high + Mux(low[0], multiplicand, 0)),
-            self.ready.eq((left == 0) & (shift == 0)),
+            self.ready.eq(~going),
         ]
         with m.If(self.start):
             m.d.sync += [
+                going.eq(1),
                 left.eq(bits),
                 low.eq(self.value),
                 high.eq(Mux(self.keep, product[:34], 0)),
@@ -85,26 +86,26 @@ class Multiplier(wiring.Component):
             ]
         with m.Elif(left != 0):
             m.d.sync += [left.eq(left - 1), high.eq(total >> 1), low.eq(Cat(low[1:], total[0]))]
-        # With a multiplier under way, `shift` has been set before it was started.
-        with m.Elif(shift[3:].any() & ~self.set_shift):
+        with m.Elif(going & shift[3:].any()):
             m.d.sync += [
                 Cat(low, high).eq(product >> 8),
                 guard.eq(product[7]),
                 sticky.eq(sticky | guard | product[:7].any()),
                 shift[3:].eq(shift[3:] - 1),
             ]
-        with m.Elif(shift.any() & ~self.set_shift):
+        with m.Elif(going & shift.any()):
             m.d.sync += [
                 Cat(low, high).eq(product >> 1),
                 guard.eq(product[0]),
                 sticky.eq(sticky | guard),
                 shift[:3].eq(shift[:3] - 1),
             ]
+        with m.Else():
+            m.d.sync += going.eq(0)
         sign, fits = product[-1], Signal()
         m.d.comb += [
-            fits.eq(product[_FIT:].all() | ~product[_FIT:].any()),
+            fits.eq(self.raw | product[_FIT:].all() | ~product[_FIT:].any()),
             self.result.eq(Mux(fits, product[:32], Cat(Const(1 << _FIT, _FIT + 1), sign))),
-            self.raw.eq(product[:32]),
-            self.round.eq(fits & guard & (sticky | product[0])),
+            self.round.eq(fits & guard & (self.raw | sticky | product[0])),
         ]
         return m
