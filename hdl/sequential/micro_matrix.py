@@ -31,9 +31,12 @@ def mm(m: Micro) -> None:
             [("a.oy", "a.kc", "f.a_oy"), ("c.oy", "c.nt", "f.c_oy"), ("y.oy", "y.ky", "f.y_oy")],
         )  # fmt: skip
         # The next steps of the contraction add up.
+        m.wait(Condition.ROWS_DONE)
         m.ld("mode", Out.MODE)
 
     def rows() -> None:
+        # What comes behind a start goes on while rows do.
+        m.wait(Condition.ROWS_DONE)
         m.ld("y.oy", Out.X)
         m.ld("f.h", Out.BOUND)
         m.ld("c.oy", Out.C)
@@ -45,7 +48,6 @@ def mm(m: Micro) -> None:
             m.ld("f.align")
             m.jump("mm.align", Condition.ZERO, unless=True)
         m.ld("f.ox", Out.ROWS)
-        m.wait(Condition.ROWS_DONE)
         m.label("mm.rows")
 
     def nt() -> None:

@@ -23,17 +23,24 @@ def load(m: Micro) -> None:
     if m.config.softmax:
         m.copy("member", 0)
 
-    def vector() -> None:
-        again = m.label()
+    def vectors() -> None:
+        """A vector is written while the next one is on its way."""
+        again, transposed = m.fresh(), m.fresh()
         m.memory(MemoryOut.GATHER)
         if m.config.softmax:
             m.ld("f.transpose")
-            m.jump("load.transpose", Condition.ZERO, unless=True)
+            m.jump(transposed, Condition.ZERO, unless=True)
+        m.label(again)
         m.wait(Condition.MOVED)
         m.ld("dst.vector", Out.SCRATCHPAD_WRITE)
+        m.jump("load.pixel", Condition.LENGTH_ZERO)
+        m.memory(MemoryOut.GATHER)
         m.advance("dst.vector", "f.dst_vector")
-        m.label("load.written")
-        m.jump(again, Condition.LENGTH_ZERO, unless=True)
+        m.jump(again)
+        if m.config.softmax:
+            m.label(transposed)
+            m.call("load.scatter")
+        m.label("load.pixel")
 
     def pixel() -> None:
         m.copy("dst.vector", "dst.pixel")
@@ -48,7 +55,7 @@ def load(m: Micro) -> None:
         m.label(same)
         m.ld("f.length")
         m.memory(MemoryOut.LENGTH)
-        vector()
+        vectors()
         m.advance("at", "f.pitch")
 
     def row() -> None:
@@ -77,9 +84,6 @@ def load(m: Micro) -> None:
     m.call("rest")
     if m.config.softmax:
         m.jump("next")
-        m.label("load.transpose")
-        m.call("load.scatter")
-        m.jump("load.written")
         _scatter(m)
 
 
