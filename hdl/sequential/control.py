@@ -128,9 +128,7 @@ class Control(wiring.Component):
                 with m.Case(register >> 2):
                     m.d.comb += simple.eq(value)
         m.d.comb += [
-            in_counters.eq(
-                address[1:].matches(*((_COUNTERS >> 1) + counter for counter in self.counted))
-            ),
+            in_counters.eq(address[1:].matches(*((_COUNTERS >> 1) + counter for counter in self.counted))),
             kept.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
             passes.eq(self.counter_complete & (self.counter == (address - _COUNTERS)[: len(self.counter)])),
             self.read_address.eq(address),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import Out
@@ -75,9 +75,7 @@ class SequentialCore(wiring.Component):
         result = processor.result
         strobes = {target: Signal(name=f"to_{target.name.lower()}") for target in Target}
         m.d.comb += [strobe.eq(processor.out == target) for target, strobe in strobes.items()]
-        movers = {
-            target: strobes[Target.MEMORY] & (processor.operand[:4] == target) for target in MemoryOut
-        }
+        movers = {target: strobes[Target.MEMORY] & (processor.operand[:4] == target) for target in MemoryOut}
         column = Signal(range(config.n))
         with m.If(strobes[Target.COLUMN]):
             m.d.sync += column.eq(result)
@@ -104,7 +102,9 @@ class SequentialCore(wiring.Component):
         ]
         self._mover(m, mover, movers, processor, scratchpad)
         table = self._table(m, strobes, result) if config.softmax else Const(0, 8)
-        self._read_ports(m, processor, multiplier, mover, rows, strobes, (scratchpad.vector, row, column, table))
+        self._read_ports(
+            m, processor, multiplier, mover, rows, strobes, (scratchpad.vector, row, column, table)
+        )
         self._control(m, control, processor, mover, rows, movers)
         return m
 
@@ -154,7 +154,12 @@ class SequentialCore(wiring.Component):
         ]
 
     def _mover(
-        self, m: Module, mover: Mover, strobes: dict[MemoryOut, Any], processor: Processor, scratchpad: Scratchpad
+        self,
+        m: Module,
+        mover: Mover,
+        strobes: dict[MemoryOut, Any],
+        processor: Processor,
+        scratchpad: Scratchpad,
     ) -> None:
         targets = {
             "set_address": MemoryOut.ADDRESS, "set_remain": MemoryOut.REMAIN, "set_skip": MemoryOut.SKIP,

@@ -203,7 +203,9 @@ class Assembler:
         self._unique += 1
         return f".{self._unique}"
 
-    def op(self, function: Function, operand: Operand = 0, *, out: Out = Out.NONE, write: bool = False) -> None:
+    def op(
+        self, function: Function, operand: Operand = 0, *, out: Out = Out.NONE, write: bool = False
+    ) -> None:
         """A word that calculates."""
         source, value = self._operand(operand)
         mask = (1 << self.operand_bits) - 1

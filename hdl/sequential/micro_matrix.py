@@ -54,10 +54,14 @@ def mm(m: Micro) -> None:
         m.ld("mode.first", Out.MODE)
         if m.config.softmax:
             m.copy("alignment", "f.alignment")
-        m.loop("f.ky", ky, [("a.ky", "a.nt", "f.a_ky"), ("b.ky", "b.nt", "f.b_ky"), ("y.ky", "f.y", "f.y_ky")])
+        m.loop(
+            "f.ky", ky, [("a.ky", "a.nt", "f.a_ky"), ("b.ky", "b.nt", "f.b_ky"), ("y.ky", "f.y", "f.y_ky")]
+        )
 
     def ky() -> None:
-        m.loop("f.kx", kx, [("a.kx", "a.ky", "f.a_kx"), ("b.kx", "b.ky", "f.b_kx"), ("x.kx", "f.x", "f.x_kx")])
+        m.loop(
+            "f.kx", kx, [("a.kx", "a.ky", "f.a_kx"), ("b.kx", "b.ky", "f.b_kx"), ("x.kx", "f.x", "f.x_kx")]
+        )
 
     def kx() -> None:
         m.loop("f.kc", tile, [("a.kc", "a.kx", "f.a_kc"), ("b.kc", "b.kx", "f.b_kc")])

@@ -58,9 +58,35 @@ def load(m: Micro) -> None:
         vectors()
         m.advance("at", "f.pitch")
 
+    def short() -> None:
+        """Pixels of a vector each, one behind the other: the next one is on its way while one is written."""
+        again = m.fresh()
+        m.copy("dst.pixel", "dst.row")
+        m.copy("f.pixels.left", "f.pixels")
+        m.ld("f.length")
+        m.memory(MemoryOut.LENGTH)
+        m.memory(MemoryOut.GATHER)
+        m.label(again)
+        m.wait(Condition.MOVED)
+        m.ld("dst.pixel", Out.SCRATCHPAD_WRITE)
+        m.advance("f.pixels.left", -1)
+        m.jump("load.row", Condition.ZERO)
+        m.ld("f.length")
+        m.memory(MemoryOut.LENGTH)
+        m.memory(MemoryOut.GATHER)
+        m.advance("dst.pixel", "f.dst_pixel")
+        m.jump(again)
+
     def row() -> None:
+        long = m.fresh()
         m.copy("at", 0)
+        m.ld("long")
+        m.jump(long, Condition.ZERO, unless=True)
+        _open(m)
+        short()
+        m.label(long)
         m.loop("f.pixels", pixel, [("dst.pixel", "dst.row", "f.dst_pixel")])
+        m.label("load.row")
         m.advance("row", "f.row_pitch")
         if m.config.softmax:
             skip = m.fresh()
@@ -71,6 +97,21 @@ def load(m: Micro) -> None:
         else:
             m.advance("dst.row", "f.dst_row")
 
+    # Whether `short` will not do.
+    m.ld("f.length")
+    m.sub(m.config.n)
+    m.high(0)
+    m.st("long")
+    m.ld("f.pitch")
+    m.sub("f.length")
+    skip = m.fresh()
+    m.jump(skip, Condition.ZERO)
+    m.ld(1)
+    m.label(skip)
+    m.add("long")
+    if m.config.softmax:
+        m.add("f.transpose")
+    m.st("long")
     m.loop("f.rows", row)
     if m.config.softmax:
         # What is left of the last group are vectors of fill bytes; all lengths are 0 now.

@@ -51,9 +51,7 @@ class Micro(Assembler):
         self.add(BASE, Out.INDEX)
         self.ld(Index())
 
-    def loop(
-        self, count: str, body: Callable[[], None], moves: Sequence[tuple[str, str, str]] = ()
-    ) -> None:
+    def loop(self, count: str, body: Callable[[], None], moves: Sequence[tuple[str, str, str]] = ()) -> None:
         """`body`, as often as variable `count` says; before, variables are set, and moved after each turn.
 
         `moves` holds variable, what it is set to, and its stride.
@@ -211,4 +209,3 @@ def _fetch(m: Micro, units: Sequence[tuple[Opcode, Queue, str]]) -> None:
     m.ld(0)
     m.jump("ready")
     assert [opcode for opcode, _, _ in units] == list(range(1, len(units) + 1))
-

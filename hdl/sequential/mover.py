@@ -52,7 +52,16 @@ class Mover(wiring.Component):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        strobes = ("set_address", "set_remain", "set_skip", "set_length", "set_fill", "gather", "scatter", "flush")
+        strobes = (
+            "set_address",
+            "set_remain",
+            "set_skip",
+            "set_length",
+            "set_fill",
+            "gather",
+            "scatter",
+            "flush",
+        )
         super().__init__(
             {
                 "axi": Out(axi4_signature(config)),
@@ -172,7 +181,14 @@ class Mover(wiring.Component):
             m.d.sync += [reading.eq(0), here.eq((remain != 0) & ~self.set_remain), word.eq(axi.rdata)]
 
     def _write(
-        self, m: Module, word: data.View, strobe: Signal, writing: Signal, full: Signal, lane: Signal, gives: Signal
+        self,
+        m: Module,
+        word: data.View,
+        strobe: Signal,
+        writing: Signal,
+        full: Signal,
+        lane: Signal,
+        gives: Signal,
     ) -> None:
         """Write a word when it is full, or to be flushed."""
         axi, flushing = self.axi, Signal()

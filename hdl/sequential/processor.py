@@ -63,9 +63,7 @@ class Processor(wiring.Component):
         Another one reads it: the data are there in the cycle after `read_ready`.
     """
 
-    def __init__(
-        self, program: Sequence[int], operand_bits: int, memory: Sequence[int], depth: int
-    ) -> None:
+    def __init__(self, program: Sequence[int], operand_bits: int, memory: Sequence[int], depth: int) -> None:
         self.program, self.operand_bits, self.memory, self.depth = program, operand_bits, memory, depth
         address = range(depth)
         super().__init__(
@@ -210,9 +208,7 @@ class Processor(wiring.Component):
         bits = max((len(self.program) - 1).bit_length(), 1)
         pc, following = Signal(bits), Signal(bits)
         back = Signal(bits)
-        raw = data.StructLayout(
-            {"jump": 1, "condition": CONDITION_BITS, "negate": 1, "call": 1, "back": 1}
-        )
+        raw = data.StructLayout({"jump": 1, "condition": CONDITION_BITS, "negate": 1, "call": 1, "back": 1})
         jump = raw(decoded.as_value()[: raw.size])
         flags = Signal(len(Condition))
         m.d.comb += [

@@ -31,8 +31,8 @@ class Rows(wiring.Component):
     set_a, set_a_step, set_c, set_c_step, set_x, set_x_step, set_bound : In(1)
         First vector, row and coordinate, and their strides; a vector is in range if ``0 <= x < bound``.
     set_mode : In(1)
-        Bit 0: write no sums; bit 1: take rows of the accumulator for 0; bit 2: write that row of zeros; byte 1: bytes of
-        vectors out of range, byte 2: zero point.
+        Bit 0: write no sums; bit 1: take rows of the accumulator for 0; bit 2: write that row of zeros; byte 1: bytes
+        of vectors out of range, byte 2: zero point.
     set_row_valid : In(1)
         If the coordinate is out of range now, all vectors are.
     step_a : In(1)
@@ -95,11 +95,17 @@ class Rows(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         widths, config = self.config.widths, self.config
-        a, a_step = (Signal(widths.scratchpad_address, name=name, reset_less=True) for name in ("a", "a_step"))
-        c, c_step = (Signal(widths.accumulator_address, name=name, reset_less=True) for name in ("c", "c_step"))
+        a, a_step = (
+            Signal(widths.scratchpad_address, name=name, reset_less=True) for name in ("a", "a_step")
+        )
+        c, c_step = (
+            Signal(widths.accumulator_address, name=name, reset_less=True) for name in ("c", "c_step")
+        )
         x, bound = Signal(16, reset_less=True), Signal(16, reset_less=True)
         x_step = Signal(signed(8), reset_less=True)
-        row_valid, quiet, overwrite, zeros = (Signal(name=name) for name in ("row_valid", "quiet", "overwrite", "zeros"))
+        row_valid, quiet, overwrite, zeros = (
+            Signal(name=name) for name in ("row_valid", "quiet", "overwrite", "zeros")
+        )
         pad, zero = Signal(signed(8), reset_less=True), Signal(signed(8), reset_less=True)
         count, stages = Signal(12), Signal(4)
         valid = Signal(3)
@@ -149,16 +155,16 @@ class Rows(wiring.Component):
             total = terms[0]
             with m.If(stages[2]):
                 m.d.sync += self.sums[j].eq(total)
-            m.d.comb += self.row_data.word_select(j, 32).eq(
-                self.row.word_select(j, 32) + self.sums[j]
-            )
+            m.d.comb += self.row_data.word_select(j, 32).eq(self.row.word_select(j, 32) + self.sums[j])
         m.d.comb += self.row_write.eq(stages[3] & ~quiet)
         return m
 
     def _products(self, m: Module, operands: data.View) -> list[list[Value]]:
         """Products of column j and byte k, two cycles after the operands."""
         n = self.config.n
-        products = [[Signal(signed(17), name=f"product{j}_{k}", reset_less=True) for k in range(n)] for j in range(n)]
+        products = [
+            [Signal(signed(17), name=f"product{j}_{k}", reset_less=True) for k in range(n)] for j in range(n)
+        ]
         if self.part == "ice40":
             first = Signal(8 * n, reset_less=True)
             with m.If(self.weight & ~self.weight_column[0]):

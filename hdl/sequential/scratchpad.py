@@ -50,7 +50,9 @@ class Scratchpad(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         config = self.config
-        m.submodules.memory = memory = Memory(shape=config.widths.vector, depth=config.scratchpad_size, init=[])
+        m.submodules.memory = memory = Memory(
+            shape=config.widths.vector, depth=config.scratchpad_size, init=[]
+        )
         read, write = memory.read_port(), memory.write_port(granularity=8)
         made = Signal(config.widths.vector, reset_less=True)
         with m.If(self.push):
