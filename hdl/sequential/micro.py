@@ -274,12 +274,17 @@ class Assembler:
         )
         self._words.append(_Word(bits))
 
-    def fields(self, kind: type[Instruction], names: dict[str, str]) -> None:
-        """Take the fields behind the opcode apart, to variables of the names ``f.<field>``; `names` renames some."""
-        for name, shape in kind.layout().members.items():
-            if name not in ("opcode", "reserved"):
-                target = "trash" if name in ("wait", "signal") else f"f.{names.get(name, name)}"
-                self.take(shape.width, target, signed=shape.signed)
+    def fields(
+        self, kind: type[Instruction], names: dict[str, str], first: int = 0, last: int | None = None
+    ) -> None:
+        """Take fields behind the opcode apart, to variables of the names ``f.<field>``; `names` renames some.
+
+        `first` and `last` choose some of them, as indices of a slice do.
+        """
+        members = [item for item in kind.layout().members.items() if item[0] not in ("opcode", "reserved")]
+        for name, shape in members[first:last]:
+            target = "trash" if name in ("wait", "signal") else f"f.{names.get(name, name)}"
+            self.take(shape.width, target, signed=shape.signed)
 
     def jump(
         self,

@@ -51,7 +51,7 @@ def load(m: Micro) -> None:
         m.sub("f.length")
         m.jump(same, Condition.ZERO)
         m.label("load.open")
-        _open(m)
+        m.call("open")
         m.label(same)
         m.ld("f.length")
         m.memory(MemoryOut.LENGTH)
@@ -82,7 +82,7 @@ def load(m: Micro) -> None:
         m.copy("at", 0)
         m.ld("long")
         m.jump(long, Condition.ZERO, unless=True)
-        _open(m)
+        m.call("open")
         short()
         m.label(long)
         m.loop("f.pixels", pixel, [("dst.pixel", "dst.row", "f.dst_pixel")])
@@ -123,8 +123,9 @@ def load(m: Micro) -> None:
         m.jump("load.fill")
         m.label("load.done")
     m.call("rest")
+    m.jump("next")
+    _open(m)
     if m.config.softmax:
-        m.jump("next")
         _scatter(m)
 
 
@@ -148,6 +149,7 @@ def _page(m: Micro) -> None:
 
 def _open(m: Micro) -> None:
     """Read on at byte ``at`` of the row."""
+    m.label("open")
     m.ld(0)
     m.memory(MemoryOut.REMAIN)
     m.ld("at")
@@ -165,6 +167,7 @@ def _open(m: Micro) -> None:
     m.sub("at")
     m.high(0)
     m.memory(MemoryOut.SKIP)
+    m.back()
 
 
 def _scatter(m: Micro) -> None:

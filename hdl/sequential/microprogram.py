@@ -5,10 +5,23 @@ Constants of the configuration are part of its words; fields of instructions are
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from weft.hdl.config import Config
-from weft.hdl.isa import WORD_BYTES, Load, Mm, Normalise, Opcode, Queue, Softmax, Store, Table, Vec
+from weft.hdl.isa import (
+    WORD_BYTES,
+    Load,
+    Mm,
+    Normalise,
+    Opcode,
+    Queue,
+    Softmax,
+    Store,
+    Table,
+    Vec,
+    VectorInstruction,
+)
 from weft.hdl.sequential import micro_matrix, micro_memory, micro_vector
 from weft.hdl.sequential.control import BASE, PROGRAM
 from weft.hdl.sequential.micro import Assembler, Condition, Function, Index, MemoryOut, Out, Port
@@ -74,6 +87,8 @@ _VECTOR_NAMES = {
     "state": "s", "state_ob": "s_ob", "state_oy": "s_oy", "state_ox": "s_ox",
 }  # fmt: skip
 """Names under which fields of the VEC queue share variables: a second address, and a third."""
+
+_COMMON = len(dataclasses.fields(VectorInstruction))
 
 
 class Microprogram:
@@ -150,10 +165,17 @@ def _write(m: Micro) -> Micro:
         m.label(name)
         m.ld(1 << queue)
         m.memory(MemoryOut.EVENTS)
-        m.fields(kind, names)
+        if issubclass(kind, VectorInstruction):
+            m.call("common")
+            m.fields(kind, names, _COMMON)
+        else:
+            m.fields(kind, names)
         m.call("rest")
         bodies[name](m)
         m.jump("next")
+    m.label("common")
+    m.fields(Vec, {}, 0, _COMMON)
+    m.back()
     m.label("rest")
     m.ld(0)
     m.memory(MemoryOut.REMAIN)

@@ -11,8 +11,8 @@ _FIT = 30
 
 
 class Multiplier(wiring.Component):
-    """``(multiplicand * multiplier + before) / 2**shift``: a cycle for every bit of the multiplier, then one for every 8
-    places of `shift` and one for every place left over.
+    """``(multiplicand * multiplier + before) / 2**shift``: a cycle for every bit of the multiplier, then one for every
+    8 places of `shift` and one for every place left over.
 
     Parameters
     ----------

@@ -28,8 +28,8 @@ POSITION_BITS = 5
 
 
 class Processor(wiring.Component):
-    """A word is decoded, chooses its operand, and is executed: a word a cycle, but for those that wait for a unit or for
-    a word ahead of them.
+    """A word is decoded, chooses its operand, and is executed: a word a cycle, but for those that wait for a unit or
+    for a word ahead of them.
 
     Parameters
     ----------
@@ -191,8 +191,8 @@ class Processor(wiring.Component):
         field = is_field & outputs(chosen)
         memory: Value = Const(0)
         for word in (chosen, executed):
-            memory |= word.write & (word.operand[: len(at)] == at)
-            memory |= indexed & outputs(word) & (word.out == Target.INDEX)
+            same = word.operand[: len(at)] == decoded.operand[: len(at)]
+            memory |= word.write & (indexed | same) | indexed & outputs(word)
         return jump | ~decoded.jump & (port | field | reads & memory)
 
     def _port(self, number: Signal, accumulator: Signal) -> Signal:
