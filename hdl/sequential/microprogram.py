@@ -173,6 +173,7 @@ def _write(m: Micro) -> Micro:
         m.call("rest")
         bodies[name](m)
         m.jump("next")
+    m.group(groups[Queue.VEC])
     m.label("common")
     m.fields(Vec, {}, 0, _COMMON)
     m.back()
@@ -181,7 +182,6 @@ def _write(m: Micro) -> Micro:
     m.memory(MemoryOut.REMAIN)
     m.wait(Condition.MEMORY_IDLE)
     m.back()
-    m.group(groups[Queue.VEC])
     micro_vector.shared(m)
     return m
 
