@@ -327,7 +327,7 @@ class Generator:
         for index, address in enumerate(self.bases):
             device.set_base(index, address)
         device.start(PROGRAM)
-        device.wait(1_000_000)
+        device.wait(5_000_000)
         return device.read(0, MEMORY)
 
 
@@ -383,10 +383,21 @@ VARIANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["7 bits", "no softmax"])
+def test_sequential(name: str) -> None:
+    compare(VARIANTS[name], range(25), 25, sequential=True)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name: str) -> None:
     compare(VARIANTS[name], range(1000, 1100), 40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VARIANTS)
+def test_sequential_variants(name: str) -> None:
+    compare(VARIANTS[name], range(3000, 3060), 40, sequential=True)
 
 
 @pytest.mark.long
