@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from weft.hdl.config import Config
 from weft.hdl.isa import (
     WORD_BYTES,
+    Instruction,
     Load,
     Mm,
     Normalise,
@@ -151,7 +152,7 @@ def _write(m: Micro) -> Micro:
         m.variable(name)
     _fetch(m, units)
     groups: dict[Queue, dict[str, int]] = {queue: {} for _, queue, _ in units}
-    kinds = {
+    kinds: dict[str, tuple[type[Instruction], dict[str, str]]] = {
         "load": (Load, {}), "mm": (Mm, {}), "vec": (Vec, {}), "store": (Store, {}),
         "softmax": (Softmax, _VECTOR_NAMES), "normalise": (Normalise, _VECTOR_NAMES), "table": (Table, {}),
     }  # fmt: skip
