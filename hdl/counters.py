@@ -20,7 +20,7 @@ class Counters(wiring.Component):
 
     Events gather in a few bits per counter, which one adder moves to the memory in turn. A counter is
     therefore exact only `WORDS` cycles after its last event, and at any earlier time short by no more than
-    that.
+    that; with fewer counters or a narrower memory, as many cycles as there are words in that.
 
     Parameters
     ----------
