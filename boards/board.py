@@ -36,6 +36,15 @@ class MemoryKind(enum.StrEnum):
     """Block RAM that the core leaves."""
 
 
+class CoreKind(enum.StrEnum):
+    """What computes: both give the same results."""
+
+    PIPELINED = "pipelined"
+    """`weft.hdl.core.Core`."""
+    SEQUENTIAL = "sequential"
+    """`weft.hdl.sequential.core.SequentialCore`."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """The board's memory for tensors: `size` in bytes."""
@@ -93,6 +102,7 @@ class Board:
         Makes the board's `amaranth.build.Platform`. Needs the extra ``boards``.
     pll : callable
         Dividers from the board's clock in Hz to a wanted one.
+    core : CoreKind
     """
 
     name: str
@@ -109,6 +119,7 @@ class Board:
     programmer: str
     platform: Callable[[], Any]
     pll: Callable[[float, float], Pll]
+    core: CoreKind = CoreKind.PIPELINED
 
     def divisor(self, clock: float) -> int:
         """Clock cycles a bit of the serial link."""

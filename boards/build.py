@@ -67,7 +67,9 @@ def make_top(board: Board, config: Config, clock: float, divisor: int) -> Any:
     """The top component of every board."""
     from weft.boards.top import Top
 
-    return Top(config, board.family.value, board.memory, divisor, board=board.name, clock=clock)
+    return Top(
+        config, board.family.value, board.memory, divisor, board=board.name, clock=clock, core=board.core
+    )
 
 
 @dataclass(frozen=True)

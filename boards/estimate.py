@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.boards.board import Board, BoardError, Family, MemoryKind, Resources
+from weft.boards.board import Board, BoardError, CoreKind, Family, MemoryKind, Resources
 from weft.hdl.config import Config
 
 WEIGHTS = Path(__file__).with_name("estimates.json")
@@ -91,13 +91,23 @@ def error(family: Family, kind: str) -> float:
     return float(weights()[family][kind]["error"])
 
 
+def known(board: Board) -> bool:
+    """Whether estimates are for what the board computes with: they are for the pipelined core only."""
+    return board.core is CoreKind.PIPELINED
+
+
 def fits(board: Board, config: Config) -> bool:
     """Whether the estimate leaves hope: no resource is exceeded by more than the estimate's error."""
-    return not _excess(board, config)
+    return known(board) and not _excess(board, config)
 
 
 def check_estimate(board: Board, config: Config) -> None:
-    """Raises `BoardError` if `config` is sure not to fit `board`: beyond the error of the estimate."""
+    """Raises `BoardError` if `config` is sure not to fit `board`: beyond the error of the estimate.
+
+    Passes what has no estimate, see `known`: synthesis will tell.
+    """
+    if not known(board):
+        return
     worst = max(_excess(board, config).items(), key=lambda item: item[1], default=None)
     if worst is not None:
         kind = worst[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
+from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import Ice40Pll
 from weft.hdl.config import Config
 
@@ -20,7 +20,7 @@ BOARDS = [
         name="icebreaker",
         title="iCEBreaker",
         family=Family.ICE40,
-        synthesis="synth_ice40 -dsp",
+        synthesis="synth_ice40 -dsp -abc9 -device u",
         place=("--up5k", "--package", "sg48"),
         pack=(),
         available=Resources(lut=5280, ff=5280, dsp=8, ram=30),
@@ -28,9 +28,11 @@ BOARDS = [
         clock=24e6,
         baud=3e6,
         config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
-                      accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0),
+                      accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=7,
+                      row_states=16, alignments=64, table_depth=512),
         programmer="ice40_generic",
         platform=_platform,
+        core=CoreKind.SEQUENTIAL,
         pll=Ice40Pll.solve,
     )
 ]  # fmt: skip

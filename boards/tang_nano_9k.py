@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
+from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import GowinPll
 from weft.hdl.config import Config
 
@@ -28,9 +28,11 @@ BOARDS = [
         clock=27e6,
         baud=1.5e6,
         config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
-                      accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0),
+                      accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=7,
+                      row_states=16, alignments=64, table_depth=512),
         programmer="tangnano9k",
         platform=_platform,
+        core=CoreKind.SEQUENTIAL,
         pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW1NR-9C"),
     )
 ]  # fmt: skip

@@ -11,9 +11,10 @@ from amaranth.lib.wiring import In, Out
 from weft.boards.arbiter import Arbiter
 from weft.boards.axi_bridge import AxiBridge
 from weft.boards.block_memory import BlockMemory, Spram
-from weft.boards.board import Memory, MemoryKind
+from weft.boards.board import CoreKind, Memory, MemoryKind
+from weft.boards.direct import Direct
 from weft.boards.gate import Gate
-from weft.boards.link import Link
+from weft.boards.link import BUFFER, Link
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import sdram_pads
 from weft.boards.shell import SDRAM_CAPTURE
@@ -21,6 +22,7 @@ from weft.hdl.axi import axi4_signature
 from weft.hdl.config import Config
 from weft.hdl.control import AXI_LITE
 from weft.hdl.core import Core
+from weft.hdl.sequential.core import SequentialCore
 
 
 class Top(wiring.Component):
@@ -41,6 +43,7 @@ class Top(wiring.Component):
         Name of the board, for the host.
     clock : float
         Frequency of ``sync`` in Hz.
+    core : CoreKind
 
     Members
     -------
@@ -51,10 +54,18 @@ class Top(wiring.Component):
     """
 
     def __init__(
-        self, config: Config, part: str, memory: Memory, divisor: int, *, board: str, clock: float
+        self,
+        config: Config,
+        part: str,
+        memory: Memory,
+        divisor: int,
+        *,
+        board: str,
+        clock: float,
+        core: CoreKind = CoreKind.PIPELINED,
     ) -> None:
         self.config, self.part, self.memory = config, part, memory
-        self.divisor, self.board, self.clock = divisor, board, clock
+        self.divisor, self.board, self.clock, self.core = divisor, board, clock, core
         members: dict[str, Any] = {"rx": In(1, init=1), "tx": Out(1, init=1)}
         if memory.kind is MemoryKind.SDRAM:
             members["sdram"] = Out(sdram_pads())
@@ -63,14 +74,22 @@ class Top(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         config = self.config
+        sequential = self.core is CoreKind.SEQUENTIAL
         m.submodules.link = link = Link(
-            config, self.divisor, board=self.board, memory_bytes=self.memory.size, clock=round(self.clock)
+            config,
+            self.divisor,
+            board=self.board,
+            memory_bytes=self.memory.size,
+            clock=round(self.clock),
+            buffer=BUFFER // 2 if sequential else BUFFER,
         )
         # Shorter queues where they are made of flip-flops, and memory answers at once.
         pieces, commands = (4, 2) if self.part == "ice40" else (16, 16)
         reset = Signal()
-        m.submodules.core = core = ResetInserter(reset)(Core(config, part=self.part))
-        m.submodules.bridge = bridge = ResetInserter(reset)(AxiBridge(config, pieces=pieces))
+        inner = SequentialCore(config, self.part) if sequential else Core(config, self.part)
+        outer = Direct(config) if sequential else AxiBridge(config, pieces=pieces)
+        m.submodules.core = core = ResetInserter(reset)(inner)
+        m.submodules.bridge = bridge = ResetInserter(reset)(outer)
         m.submodules.gate = gate = Gate(config.bus_bytes)
         m.submodules.arbiter = arbiter = Arbiter(config.bus_bytes, 2, commands=commands)
         m.submodules.memory = memory = self._memory()
@@ -101,7 +120,7 @@ class Top(wiring.Component):
                 return BlockMemory(bus_bytes, self.memory.size)
 
 
-def _join(m: Module, signature: wiring.Signature, core: Core, prefix: str, port: Any) -> None:
+def _join(m: Module, signature: wiring.Signature, core: Any, prefix: str, port: Any) -> None:
     """Connect the flat members of a core's port, as the core sees them, with the same members of `port`."""
     for name, member in signature.members.items():
         ours, theirs = getattr(core, f"{prefix}{name}"), getattr(port, name)

@@ -42,7 +42,13 @@ class VirtualTop(wiring.Component):
         m = Module()
         board = self.board
         m.submodules.top = top = Top(
-            self.config, "generic", board.memory, self.divisor, board=board.name, clock=board.clock
+            self.config,
+            "generic",
+            board.memory,
+            self.divisor,
+            board=board.name,
+            clock=board.clock,
+            core=board.core,
         )
         m.d.comb += [top.rx.eq(self.rx), self.tx.eq(top.tx)]
         if board.memory.kind is MemoryKind.SDRAM:

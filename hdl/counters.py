@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Module, Mux, Signal
+from collections.abc import Sequence
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -10,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.memmap import Counter
 
 WORDS = 2 * len(Counter)
-"""Words of 32 bits in the memory, low word first; each is updated once in as many cycles."""
+"""Words of 32 bits that all counters take, low word first."""
 
 
 class Counters(wiring.Component):
@@ -18,7 +20,14 @@ class Counters(wiring.Component):
 
     Events gather in a few bits per counter, which one adder moves to the memory in turn. A counter is
     therefore exact only `WORDS` cycles after its last event, and at any earlier time short by no more than
-    that.
+    that; with fewer counters or a narrower memory, as many cycles as there are words in that.
+
+    Parameters
+    ----------
+    counted : sequence of Counter
+        The counters there are, in ascending order; events of others are ignored.
+    bits : int
+        Width of the memory, 32 or 16: half of that needs half the block RAM and twice the time.
 
     Members
     -------
@@ -32,12 +41,14 @@ class Counters(wiring.Component):
         A row of A enters the array, a row of C is written. ARRAY_WINDOW, whose event bit is ignored, is made from
         these; two writes further apart than 2**32 cycles upset it.
     index : Out(range(WORDS))
-        Word i of the memory passes: each once in `WORDS` cycles, in order.
+        Word i of all counters passes: each that there is once in twice `WORDS` cycles or less, in order.
     value : Out(32)
-        The word that passes.
+        The word that passes; of 16 bits, when `complete` is 1.
+    complete : Out(1)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counted: Sequence[Counter] = tuple(Counter), *, bits: int = 32) -> None:
+        self.counted, self.bits = counted, bits
         super().__init__(
             {
                 "clear": In(1),
@@ -47,46 +58,56 @@ class Counters(wiring.Component):
                 "write": In(1),
                 "index": Out(range(WORDS)),
                 "value": Out(32),
+                "complete": Out(1, init=1),
             }
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.memory = memory = Memory(shape=32, depth=WORDS, init=[])
+        counted = self.counted
+        chunks = (64 // self.bits - 1).bit_length()  # bits of a chunk's number in its counter
+        words = len(counted) << chunks
+        m.submodules.memory = memory = Memory(shape=self.bits, depth=words, init=[])
         update, write = memory.read_port(), memory.write_port()
         stale = Signal(init=1)  # what the memory holds, until the first round is over
-        following = Signal(range(WORDS))
-        high, slot = self.index[0], self.index[1:]
-        recent = [Signal(range(WORDS + 1), name=f"recent_{counter.name.lower()}") for counter in Counter]
+        word, following = Signal(range(words)), Signal(range(words))
+        high, slot = word[:chunks].any(), word[chunks:]
+        recent = [Signal(range(words + 1), name=f"recent_{counter.name.lower()}") for counter in counted]
+        m.d.comb += self.index.eq(Cat(word[chunks - 1], Array(counter.value for counter in counted)[slot]))
 
-        window = self._window(m)
         # A register, as what happens in a unit may be known late in the cycle.
         events = Signal(len(Counter))
         m.d.sync += events.eq(Mux(self.enable, self.event, 0))
-        recent[Counter.ARRAY_WINDOW] = Signal(32, name="recent_array_window")
-        for counter, gathered in zip(Counter, recent, strict=True):
+        if Counter.ARRAY_WINDOW in counted:
+            window = self._window(m)
+            recent[counted.index(Counter.ARRAY_WINDOW)] = Signal(32, name="recent_array_window")
+        for place, (counter, gathered) in enumerate(zip(counted, recent, strict=True)):
             added = window if counter is Counter.ARRAY_WINDOW else events[counter]
-            moves = ~high & (slot == counter.value)
+            moves = ~high & (slot == place)
             m.d.sync += gathered.eq(Mux(moves, 0, gathered) + added)
-        last = self.index == WORDS - 1
-        m.d.comb += following.eq(Mux(last, 0, self.index + 1))
-        m.d.sync += [self.index.eq(following), stale.eq(stale & ~last)]
+        last = word == words - 1
+        m.d.comb += following.eq(Mux(last, 0, word + 1))
+        m.d.sync += [word.eq(following), stale.eq(stale & ~last)]
         with m.If(self.clear):
-            m.d.sync += [self.index.eq(0), stale.eq(1), *(gathered.eq(0) for gathered in recent)]
+            m.d.sync += [word.eq(0), stale.eq(1), *(gathered.eq(0) for gathered in recent)]
 
-        moved, carry, total = Signal(32), Signal(), Signal(33)
+        moved, carry, total = Signal(32), Signal(), Signal(self.bits + 1)
         m.d.comb += [
             moved.eq(Mux(high, carry, Array(recent)[slot])),
-            total.eq(Mux(stale, 0, update.data) + moved),
+            total.eq(Mux(stale, 0, update.data) + moved[: self.bits]),
             update.addr.eq(following),
             # Always; saying so spares synthesis the logic for reading a word while it is written.
-            update.en.eq(following != self.index),
-            write.addr.eq(self.index),
+            update.en.eq(following != word),
+            write.addr.eq(word),
             write.data.eq(total),
             write.en.eq(1),
             self.value.eq(total),
         ]
-        m.d.sync += carry.eq(total[32])
+        if self.bits == 16:
+            before = Signal(16)
+            m.d.sync += before.eq(total)
+            m.d.comb += [self.value.eq(Cat(before, total[:16])), self.complete.eq(word[0])]
+        m.d.sync += carry.eq(total[-1])
         return m
 
     def _window(self, m: Module) -> Signal:

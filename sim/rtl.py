@@ -17,6 +17,7 @@ from weft.hdl.config import Config
 from weft.hdl.core import Core
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.stalls import goes_on, waits
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError, check_base, check_program, check_range
@@ -59,16 +60,16 @@ _SIGNATURES = {
 
 
 @lru_cache(maxsize=8)
-def core_verilog(config: Config) -> str:
+def core_verilog(config: Config, *, sequential: bool = False) -> str:
     """Verilog of the core of `config`, kept in the cache under the hash of all that it is generated from."""
-    sources = sorted(Path(hdl_core.__file__).parent.glob("*.py"))
-    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {config}".encode())
+    sources = sorted(Path(hdl_core.__file__).parent.rglob("*.py"))
+    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {config} {sequential}".encode())
     for source in sources:
         digest.update(source.read_bytes())
     path = cache_root() / f"verilog-{digest.hexdigest()[:24]}.v"
     if path.exists():
         return path.read_text()
-    text = generate(Core(config), name=TOP)
+    text = generate(SequentialCore(config) if sequential else Core(config), name=TOP)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
     part.write_text(text)
@@ -121,6 +122,8 @@ class RtlDevice:
         on; None for everything, which is about 10 kB a cycle.
     verilog : str or None
         Verilog of the core (top module `TOP`) to use instead of generating it.
+    sequential : bool
+        Simulate a `weft.hdl.sequential.core.SequentialCore`.
 
     Raises
     ------
@@ -142,6 +145,7 @@ class RtlDevice:
         trace: Path | None = None,
         trace_levels: int | None = None,
         verilog: str | None = None,
+        sequential: bool = False,
     ) -> None:
         if latency < 1:
             raise ValueError(f"the memory latency is at least 1 cycle, not {latency}")
@@ -152,6 +156,8 @@ class RtlDevice:
         self.config = config
         self.memory_bytes = -(-memory_bytes // PAGE) * PAGE
         self._model: int | None = None
+        if sequential:
+            verilog = core_verilog(config, sequential=True)
         self._library = ctypes.CDLL(str(build_model(config, trace=trace is not None, verilog=verilog)))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)

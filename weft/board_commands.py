@@ -42,8 +42,10 @@ def boards() -> None:
 
 
 def _shares(board: Board) -> list[str]:
-    from weft.boards.estimate import estimate
+    from weft.boards.estimate import estimate, known
 
+    if not known(board):
+        return ["-"] * 3
     need = estimate(board, board.config)
     return [f"{getattr(need, kind) / getattr(board.available, kind):.0%}" for kind in ("lut", "dsp", "ram")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.boards import estimate
-from weft.boards.board import Board, BoardError, Family, Resources
+from weft.boards.board import Board, BoardError, CoreKind, Family, Resources
 from weft.boards.registry import BOARDS
 from weft.hdl.config import PRESETS, Config
 
@@ -106,10 +107,19 @@ def test_what_is_sure_not_to_fit_is_refused_with_figures() -> None:
 
 @pytest.mark.usefixtures("fitted")
 def test_memory_says_what_to_change() -> None:
+    pipelined = dataclasses.replace(BOARDS["tang-nano-9k"], core=CoreKind.PIPELINED)
     with pytest.raises(
         BoardError, match="block RAMs and there are 26; choose fewer or shallower banks of scratchpad"
     ):
-        estimate.check_estimate(BOARDS["tang-nano-9k"], TINY.replace(scratchpad_depth=4096))
+        estimate.check_estimate(pipelined, TINY.replace(scratchpad_depth=4096))
+
+
+@pytest.mark.usefixtures("fitted")
+def test_what_has_no_estimate_is_neither_refused_nor_said_to_fit() -> None:
+    board = BOARDS["icebreaker"]
+    assert board.core is CoreKind.SEQUENTIAL
+    estimate.check_estimate(board, PRESETS["huge"])
+    assert not estimate.fits(board, TINY)
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)

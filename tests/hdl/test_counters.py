@@ -11,7 +11,7 @@ from cocotb.triggers import FallingEdge
 
 from weft.hdl.counters import WORDS, Counters
 from weft.hdl.memmap import Counter
-from weft.sim.bench import run_bench
+from weft.sim.bench import bench_parameters, run_bench
 
 
 @cocotb.test()
@@ -52,17 +52,25 @@ async def bench_counters(dut: Any) -> None:
             await FallingEdge(dut.clk)
         expected[Counter.ARRAY_WINDOW] = writes[-1] - rows[0] + 1 if writes else 0
         dut.enable.value = 0
-        for _ in range(WORDS + 1):
+        for _ in range(2 * WORDS + 1):
             await FallingEdge(dut.clk)
         for _ in range(2):
             values: dict[int, int] = {}
-            for _ in range(WORDS):
+            for _ in range(2 * WORDS):
                 await FallingEdge(dut.clk)
-                values[int(dut.index.value)] = int(dut.value.value)
-            for counter in Counter:
+                if dut.complete.value:
+                    values[int(dut.index.value)] = int(dut.value.value)
+            counted = bench_parameters()["counted"]
+            assert len(values) == 2 * len(counted)
+            for counter in map(Counter, counted):
                 value = values[2 * counter] | values[2 * counter + 1] << 32
                 assert value == expected[counter], (counter, length)
 
 
 def test_counters() -> None:
-    run_bench(Counters())
+    run_bench(Counters(), parameters={"counted": list(Counter)})
+
+
+def test_some_counters_in_a_narrow_memory() -> None:
+    counted = (Counter.CYCLES, Counter.READ_BEATS, Counter.VEC_BUSY)
+    run_bench(Counters(counted, bits=16), parameters={"counted": list(counted)})

@@ -7,7 +7,7 @@ import pytest
 from op_cases import random_inputs, random_op, segment_of
 
 from weft.compiler.backend import compile_segment
-from weft.hdl.config import PRESETS
+from weft.hdl.config import PRESETS, Config
 from weft.runtime import Image
 from weft.sim.golden import GoldenDevice
 from weft.sim.rtl import RtlDevice
@@ -18,8 +18,16 @@ CASES = 10
 @pytest.mark.parametrize("block", range(20))
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 def test_random_layers(preset: str, block: int) -> None:
+    compare(PRESETS[preset], block)
+
+
+@pytest.mark.parametrize("block", range(20, 24))
+def test_random_layers_on_the_sequential_core(block: int) -> None:
+    compare(PRESETS["tiny"], block, sequential=True)
+
+
+def compare(config: Config, block: int, *, sequential: bool = False) -> None:
     """Ten layers of one seed; memory latency, bandwidth and stalls are random, too."""
-    config = PRESETS[preset]
     rng = np.random.default_rng([block, config.n])
     for case in range(CASES):
         op = random_op(rng)
@@ -34,8 +42,8 @@ def test_random_layers(preset: str, block: int) -> None:
             "stall_probability": float(rng.choice([0.0, 0.2, 0.5])),
             "stall_seed": int(rng.integers(1 << 30)),
         }
-        with RtlDevice(config, image.memory_bytes, **memory) as rtl:  # type: ignore[arg-type]
-            image.run(rtl, inputs, timeout=5_000_000)
+        with RtlDevice(config, image.memory_bytes, sequential=sequential, **memory) as rtl:  # type: ignore[arg-type]
+            image.run(rtl, inputs, timeout=50_000_000 if sequential else 5_000_000)
             got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
         expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
         wrong = np.flatnonzero(got != expected)

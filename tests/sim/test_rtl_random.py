@@ -327,11 +327,11 @@ class Generator:
         for index, address in enumerate(self.bases):
             device.set_base(index, address)
         device.start(PROGRAM)
-        device.wait(1_000_000)
+        device.wait(5_000_000)
         return device.read(0, MEMORY)
 
 
-def compare(config: Config, seeds: range, instructions: int) -> None:
+def compare(config: Config, seeds: range, instructions: int, *, sequential: bool = False) -> None:
     used: set[Opcode] = set()
     flags: set[tuple[type[Instruction], str]] = set()
     for seed in seeds:
@@ -353,6 +353,7 @@ def compare(config: Config, seeds: range, instructions: int) -> None:
             bytes_per_cycle=pick.choice([None, None, 1.5]),
             stall_probability=pick.choice([0.0, 0.0, 0.3, 0.7]),
             stall_seed=seed,
+            sequential=sequential,
         ) as device:
             for turn in ("first", "second"):  # the second finds what the first left on the chip
                 found, expected = (
@@ -382,10 +383,21 @@ VARIANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["7 bits", "no softmax"])
+def test_sequential(name: str) -> None:
+    compare(VARIANTS[name], range(25), 25, sequential=True)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name: str) -> None:
     compare(VARIANTS[name], range(1000, 1100), 40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VARIANTS)
+def test_sequential_variants(name: str) -> None:
+    compare(VARIANTS[name], range(3000, 3060), 40, sequential=True)
 
 
 @pytest.mark.long

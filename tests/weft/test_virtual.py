@@ -11,6 +11,7 @@ import pytest
 import weft
 from weft import cli
 from weft.boards import registry
+from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
 from weft.examples import digits
 from weft.hdl.config import PRESETS
@@ -36,7 +37,8 @@ def test_digits_on_a_board(name: str) -> None:
         assert virtual.violations == []
         assert np.array_equal(result.outputs["logits"], golden.outputs["logits"])
         assert result.memory == golden.memory
-        assert result.report["cycles"] < 3 * result.report["macs"] / config.n**2
+        slower = 3 if board.core is CoreKind.PIPELINED else 24
+        assert result.report["cycles"] < slower * result.report["macs"] / config.n**2
 
         _survives_failure(device)
         again = program.run(inputs, on=device)

@@ -1,0 +1,1 @@
+"""A small core for small parts: one instruction at a time, under a microprogram."""

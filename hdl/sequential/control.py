@@ -1,0 +1,154 @@
+"""The AXI4-Lite subordinate: `weft.hdl.control.Control` with its registers in the processor's data memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.config import Config
+from weft.hdl.control import ADDRESS_BITS, AXI_LITE
+from weft.hdl.counters import WORDS
+from weft.hdl.isa import BASES
+from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg
+
+_WORD_BITS = ADDRESS_BITS - 2
+_COUNTERS = Reg.COUNTER >> 2
+PROGRAM = Reg.PROGRAM >> 2
+"""Word of data memory that holds the program's address."""
+BASE = Reg.BASE >> 2
+"""Word of data memory that holds the first base register."""
+REGISTERS = 16
+"""Words of data memory that the bus can reach."""
+
+
+class Control(wiring.Component):
+    """Run state as in `weft.hdl.control.Control`; responses are always OKAY.
+
+    Parameters
+    ----------
+    config : Config
+    counted : sequence of Counter
+        The counters there are; others read 0.
+
+    Members
+    -------
+    s_axi_* : AXI4-Lite subordinate
+    irq, start, running, finished, bus_error, opcode_error, counter, counter_value
+        As in `weft.hdl.control.Control`.
+    counter_complete : In(1)
+        What passes in `weft.hdl.counters.Counters` is whole.
+    write_valid, write_ready, write_address, write_data, write_strobe
+    read_valid, read_ready, read_address, read_data
+        To data memory, see `weft.hdl.sequential.processor.Processor`.
+    """
+
+    def __init__(self, config: Config, counted: Sequence[Counter] = tuple(Counter)) -> None:
+        self.config, self.counted = config, counted
+        super().__init__(
+            {
+                **AXI_LITE,
+                "irq": Out(1),
+                "start": Out(1),
+                "running": Out(1),
+                "finished": In(1),
+                "bus_error": In(1),
+                "opcode_error": In(1),
+                "counter": In(range(WORDS)),
+                "counter_value": In(32),
+                "counter_complete": In(1),
+                "write_valid": Out(1),
+                "write_ready": In(1),
+                "write_address": Out(range(REGISTERS)),
+                "write_data": Out(32),
+                "write_strobe": Out(4),
+                "read_valid": Out(1),
+                "read_ready": In(1),
+                "read_address": Out(range(REGISTERS)),
+                "read_data": In(32),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        busy, done, bus_error, opcode_error = (
+            Signal(name=name) for name in ("busy", "done", "bus_error_seen", "opcode_error_seen")
+        )
+        settle = Signal(range(WORDS + 2))
+        status = Signal(4)
+        m.d.comb += [status.eq(busy | done << 1 | bus_error << 2 | opcode_error << 3), self.irq.eq(done)]
+        with m.If(self.start):
+            m.d.sync += [busy.eq(1), self.running.eq(1), done.eq(0), bus_error.eq(0), opcode_error.eq(0)]
+            m.d.sync += settle.eq(WORDS + 1)
+        with m.Elif(self.running):
+            m.d.sync += self.running.eq(~self.finished)
+        with m.Elif(busy):
+            m.d.sync += settle.eq(settle - 1)
+            with m.If(settle == 0):
+                m.d.sync += [busy.eq(0), done.eq(1)]
+        with m.If(self.bus_error):
+            m.d.sync += bus_error.eq(1)
+        with m.If(self.opcode_error):
+            m.d.sync += opcode_error.eq(1)
+        self._write(m, busy)
+        self._read(m, status)
+        return m
+
+    def _write(self, m: Module, busy: Signal) -> None:
+        """Address and data are taken together, in the cycle in which they have their effect."""
+        address = self.s_axi_awaddr[2:]
+        both, kept, takes = Signal(), Signal(), Signal()
+        m.d.comb += [
+            both.eq(self.s_axi_awvalid & self.s_axi_wvalid & ~self.s_axi_bvalid),
+            kept.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
+            takes.eq(both & (~kept | self.write_ready)),
+            self.write_valid.eq(both & kept),
+            self.write_address.eq(address),
+            self.write_data.eq(self.s_axi_wdata),
+            self.write_strobe.eq(self.s_axi_wstrb),
+            self.s_axi_awready.eq(takes),
+            self.s_axi_wready.eq(takes),
+        ]
+        chosen = (address == Reg.CONTROL >> 2) & self.s_axi_wdata[0] & self.s_axi_wstrb[0]
+        m.d.sync += self.start.eq(takes & chosen & ~busy & ~self.start)
+        with m.If(self.s_axi_bready):
+            m.d.sync += self.s_axi_bvalid.eq(0)
+        with m.If(takes):
+            m.d.sync += self.s_axi_bvalid.eq(1)
+
+    def _read(self, m: Module, status: Signal) -> None:
+        address = Signal(_WORD_BITS)
+        simple, in_counters, passes, kept = Signal(32), Signal(), Signal(), Signal()
+        with m.Switch(address):
+            for register, value in (
+                (Reg.MAGIC, MAGIC), (Reg.VERSION, VERSION), (Reg.CONFIG, self.config.digest), (Reg.STATUS, status)
+            ):  # fmt: skip
+                with m.Case(register >> 2):
+                    m.d.comb += simple.eq(value)
+        m.d.comb += [
+            in_counters.eq(address[1:].matches(*((_COUNTERS >> 1) + counter for counter in self.counted))),
+            kept.eq((address == PROGRAM) | (address >= BASE) & (address < BASE + BASES)),
+            passes.eq(self.counter_complete & (self.counter == (address - _COUNTERS)[: len(self.counter)])),
+            self.read_address.eq(address),
+        ]
+        with m.If(self.s_axi_rready):
+            m.d.sync += self.s_axi_rvalid.eq(0)
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.comb += self.s_axi_arready.eq(~self.s_axi_rvalid)
+                m.d.sync += address.eq(self.s_axi_araddr[2:])
+                with m.If(self.s_axi_arvalid & self.s_axi_arready):
+                    m.next = "CHOOSE"
+            with m.State("CHOOSE"):
+                m.d.comb += self.read_valid.eq(kept)
+                m.d.sync += self.s_axi_rdata.eq(Mux(in_counters, self.counter_value, simple))
+                with m.If(kept & self.read_ready):
+                    m.next = "KEPT"
+                with m.Elif(~kept & (passes | ~in_counters)):
+                    m.d.sync += self.s_axi_rvalid.eq(1)
+                    m.next = "IDLE"
+            with m.State("KEPT"):
+                m.d.sync += [self.s_axi_rdata.eq(self.read_data), self.s_axi_rvalid.eq(1)]
+                m.next = "IDLE"

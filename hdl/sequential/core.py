@@ -1,0 +1,263 @@
+"""The sequential core: its units, wired together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Array, Const, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import Out
+
+from weft.hdl.axi import axi4_signature
+from weft.hdl.config import Config
+from weft.hdl.control import AXI_LITE
+from weft.hdl.counters import Counters
+from weft.hdl.isa import Queue
+from weft.hdl.memmap import Counter
+from weft.hdl.parts import check_part
+from weft.hdl.sequential.control import Control
+from weft.hdl.sequential.micro import Condition, MemoryOut, Port
+from weft.hdl.sequential.micro import Out as Target
+from weft.hdl.sequential.microprogram import Microprogram
+from weft.hdl.sequential.mover import Mover
+from weft.hdl.sequential.multiplier import Multiplier
+from weft.hdl.sequential.processor import Processor
+from weft.hdl.sequential.rows import Rows
+from weft.hdl.sequential.scratchpad import Scratchpad
+
+COUNTED = (
+    Counter.CYCLES, Counter.ARRAY_ACTIVE, Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.LOAD_BUSY, Counter.MM_BUSY,
+    Counter.VEC_BUSY, Counter.STORE_BUSY,
+)  # fmt: skip
+"""Counters that there are; others read 0."""
+
+
+class SequentialCore(wiring.Component):
+    """What `weft.hdl.core.Core` does, an instruction at a time: much smaller, and slower.
+
+    Instructions run in the order in which they are fetched, and semaphores are not looked at. So a program must be
+    in an order that its semaphores allow, as those of the compiler are.
+
+    Parameters
+    ----------
+    config : Config
+        `lanes` and `queue_depth` make no difference, nor does the number of banks.
+    part : str
+        See `weft.hdl.core.Core`.
+
+    Members
+    -------
+    m_axi_*, s_axi_*, irq
+        See `weft.hdl.core.Core`. All bursts have one beat. Counters of stalls, and ARRAY_WINDOW, stay 0.
+    """
+
+    def __init__(self, config: Config, part: str = "generic") -> None:
+        check_part(config, part)
+        self.config = config
+        self.part = part
+        manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}
+        super().__init__({**manager, **AXI_LITE, "irq": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        config, program = self.config, Microprogram(self.config)
+        m.submodules.control = control = Control(config, COUNTED)
+        m.submodules.processor = processor = Processor(
+            program.words, program.operand_bits, program.constants, program.depth
+        )
+        m.submodules.multiplier = multiplier = Multiplier(config.mantissa_bits)
+        m.submodules.mover = mover = Mover(config)
+        m.submodules.scratchpad = scratchpad = Scratchpad(config)
+        m.submodules.rows = rows = Rows(config, self.part)
+        self._ports(m, mover, control)
+
+        result = processor.result
+        strobes = {target: Signal(name=f"to_{target.name.lower()}") for target in Target}
+        m.d.comb += [strobe.eq(processor.out == target) for target, strobe in strobes.items()]
+        movers = {target: strobes[Target.MEMORY] & (processor.operand[:4] == target) for target in MemoryOut}
+        column = Signal(range(config.n))
+        with m.If(strobes[Target.COLUMN]):
+            m.d.sync += column.eq(result)
+        with m.If(strobes[Target.COLUMN_NEXT] | strobes[Target.ACCUMULATOR_WRITE] | strobes[Target.WEIGHT]
+                  | strobes[Target.PUSH]):  # fmt: skip
+            m.d.sync += column.eq(column + 1)
+        row = self._accumulator(m, rows, strobes[Target.ACCUMULATOR_WRITE], column, result)
+        self._rows(m, rows, strobes, result, column, scratchpad)
+        m.d.comb += [
+            multiplier.value.eq(result),
+            multiplier.set_multiplicand.eq(strobes[Target.MULTIPLICAND]),
+            multiplier.set_shift.eq(strobes[Target.SHIFT] | strobes[Target.PARAMETER_SHIFT]),
+            multiplier.shift.eq(Mux(strobes[Target.SHIFT], result[:6], result[24:30])),
+            multiplier.start.eq(strobes[Target.MULTIPLY] | strobes[Target.MULTIPLY_ADD]),
+            multiplier.keep.eq(strobes[Target.MULTIPLY_ADD]),
+            scratchpad.read.eq(strobes[Target.SCRATCHPAD_READ] | rows.vector_read),
+            scratchpad.read_address.eq(Mux(rows.vector_read, rows.vector_address, result)),
+            scratchpad.push.eq(strobes[Target.PUSH] | mover.push),
+            scratchpad.byte.eq(Mux(mover.push, mover.byte, result)),
+            scratchpad.write.eq(strobes[Target.SCRATCHPAD_WRITE]),
+            scratchpad.write_byte.eq(strobes[Target.BYTE_WRITE]),
+            scratchpad.write_address.eq(result),
+            scratchpad.column.eq(column),
+        ]
+        self._mover(m, mover, movers, processor, scratchpad)
+        table = self._table(m, strobes, result) if config.softmax else Const(0, 8)
+        self._read_ports(
+            m, processor, multiplier, mover, rows, strobes, (scratchpad.vector, row, column, table)
+        )
+        self._control(m, control, processor, mover, rows, movers)
+        return m
+
+    def _ports(self, m: Module, mover: Mover, control: Control) -> None:
+        pairs = [
+            (f"m_axi_{name}", member, getattr(mover.axi, name))
+            for name, member in axi4_signature(self.config).members.items()
+        ]
+        pairs += [(name, member, getattr(control, name)) for name, member in AXI_LITE.items()]
+        for name, member, inner in pairs:
+            outer = getattr(self, name)
+            m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
+        m.d.comb += self.irq.eq(control.irq)
+
+    def _accumulator(self, m: Module, rows: Rows, write: Signal, column: Signal, result: Signal) -> Signal:
+        """The accumulator; returns the row read last."""
+        config = self.config
+        m.submodules.accumulator = memory = Memory(
+            shape=config.widths.row, depth=2 * config.accumulator_size, init=[]
+        )
+        reader, writer = memory.read_port(), memory.write_port(granularity=32)
+        m.d.comb += [
+            reader.en.eq(rows.row_read),
+            reader.addr.eq(rows.row_address),
+            rows.row.eq(reader.data),
+            writer.addr.eq(rows.row_written),
+            writer.data.eq(Mux(write, result.replicate(config.n), rows.row_data)),
+            writer.en.eq(Mux(rows.row_write, (1 << config.n) - 1, Mux(write, 1 << column, 0))),
+        ]
+        return reader.data
+
+    def _rows(
+        self, m: Module, rows: Rows, strobes: dict[Target, Signal], result: Signal, column: Signal,
+        scratchpad: Scratchpad,
+    ) -> None:  # fmt: skip
+        targets = {
+            "set_a": Target.A, "set_a_step": Target.A_STEP, "set_c": Target.C, "set_c_step": Target.C_STEP,
+            "set_x": Target.X, "set_x_step": Target.X_STEP, "set_bound": Target.BOUND, "set_mode": Target.MODE,
+            "set_row_valid": Target.ROW_VALID, "step_a": Target.READ_A, "read_c": Target.ACCUMULATOR_READ,
+            "start": Target.ROWS, "weight": Target.WEIGHT,
+        }  # fmt: skip
+        m.d.comb += [getattr(rows, name).eq(strobes[target]) for name, target in targets.items()]
+        m.d.comb += [
+            rows.value.eq(result),
+            rows.weight_column.eq(column),
+            rows.vector.eq(scratchpad.vector),
+        ]
+
+    def _mover(
+        self,
+        m: Module,
+        mover: Mover,
+        strobes: dict[MemoryOut, Any],
+        processor: Processor,
+        scratchpad: Scratchpad,
+    ) -> None:
+        targets = {
+            "set_address": MemoryOut.ADDRESS, "set_remain": MemoryOut.REMAIN, "set_skip": MemoryOut.SKIP,
+            "set_length": MemoryOut.LENGTH, "set_fill": MemoryOut.FILL, "gather": MemoryOut.GATHER,
+            "scatter": MemoryOut.SCATTER, "flush": MemoryOut.FLUSH,
+        }  # fmt: skip
+        m.d.comb += [getattr(mover, name).eq(strobes[target]) for name, target in targets.items()]
+        m.d.comb += [
+            mover.value.eq(processor.result),
+            mover.word_taken.eq(processor.word_taken),
+            mover.column_byte.eq(scratchpad.vector.word_select(mover.column, 8)),
+            processor.word_valid.eq(mover.word_valid),
+        ]
+
+    def _table(self, m: Module, strobes: dict[Target, Signal], result: Signal) -> Signal:
+        """The table of softmax; returns the entry at the address given last."""
+        depth = self.config.table_depth
+        m.submodules.table = memory = Memory(shape=8, depth=depth, init=[])
+        reader, writer = memory.read_port(), memory.write_port()
+        at = Signal(range(depth))
+        distance = 2048 // depth
+        with m.If(strobes[Target.TABLE_ADDRESS]):
+            m.d.sync += at.eq(result >> (distance.bit_length() - 1))
+        with m.If(strobes[Target.TABLE_WRITE]):
+            m.d.sync += at.eq(at + 1)
+        m.d.comb += [
+            reader.addr.eq(result >> (distance.bit_length() - 1)),
+            reader.en.eq(strobes[Target.TABLE_ADDRESS]),
+            writer.addr.eq(at),
+            writer.data.eq(result),
+            writer.en.eq(strobes[Target.TABLE_WRITE]),
+        ]
+        return reader.data
+
+    def _read_ports(
+        self, m: Module, processor: Processor, multiplier: Multiplier, mover: Mover, rows: Rows,
+        strobes: dict[Target, Signal], state: tuple[Any, Any, Any, Any],
+    ) -> None:  # fmt: skip
+        vector, row, column, table = state
+        source, byte = Signal(), Signal(8)
+        with m.If(strobes[Target.SOURCE]):
+            m.d.sync += source.eq(processor.result)
+        m.d.comb += [
+            byte.eq(vector.word_select(column, 8)),
+            processor.port[Port.PRODUCT].eq(multiplier.result),
+            processor.port[Port.RAW].eq(multiplier.result),
+            multiplier.raw.eq(processor.raw),
+            processor.port[Port.ELEMENT].eq(Mux(source, byte.as_signed(), row.word_select(column, 32))),
+            processor.port[Port.BYTE].eq(byte.as_signed()),
+            processor.port[Port.TABLE].eq(table),
+            processor.port[Port.WORD].eq(mover.word),
+            processor.ready.eq(multiplier.ready),
+            processor.round.eq(multiplier.round),
+            processor.flag[Condition.COLUMN_ZERO].eq(column == 0),
+            processor.flag[Condition.IN_RANGE].eq(rows.in_range),
+            processor.flag[Condition.ROWS_DONE].eq(rows.done),
+            processor.flag[Condition.MEMORY_IDLE].eq(mover.idle),
+            processor.flag[Condition.MOVED].eq(mover.moved),
+            processor.flag[Condition.LENGTH_ZERO].eq(mover.length_zero),
+        ]
+        if self.config.softmax:
+            m.d.comb += processor.port[Port.SUM].eq(Array(rows.sums)[column])
+
+    def _control(
+        self, m: Module, control: Control, processor: Processor, mover: Mover, rows: Rows,
+        strobes: dict[MemoryOut, Any],
+    ) -> None:  # fmt: skip
+        m.submodules.counters = counters = Counters(COUNTED, bits=16)
+        started, busy = Signal(), Signal(len(Queue))
+        for name in ("write", "read"):
+            for part in ("valid", "address"):
+                m.d.comb += getattr(processor, f"{name}_{part}").eq(getattr(control, f"{name}_{part}"))
+            m.d.comb += getattr(control, f"{name}_ready").eq(getattr(processor, f"{name}_ready"))
+        with m.If(strobes[MemoryOut.EVENTS]):
+            m.d.sync += busy.eq(processor.result)
+        with m.If(control.start):
+            m.d.sync += started.eq(1)
+        with m.Elif(strobes[MemoryOut.FINISH]):
+            m.d.sync += started.eq(0)
+        m.d.comb += [
+            processor.write_data.eq(control.write_data),
+            processor.write_strobe.eq(control.write_strobe),
+            control.read_data.eq(processor.read_data),
+            processor.flag[Condition.STARTED].eq(started),
+            control.finished.eq(strobes[MemoryOut.FINISH]),
+            control.opcode_error.eq(strobes[MemoryOut.FINISH] & processor.result[0]),
+            control.bus_error.eq(mover.error),
+            counters.clear.eq(control.start),
+            counters.enable.eq(control.running),
+            control.counter.eq(counters.index),
+            control.counter_value.eq(counters.value),
+            control.counter_complete.eq(counters.complete),
+        ]
+        events: dict[Counter, Any] = {
+            Counter.CYCLES: 1,
+            Counter.ARRAY_ACTIVE: rows.active,
+            Counter.READ_BEATS: mover.read_beat,
+            Counter.WRITE_BEATS: mover.write_beat,
+        }
+        events |= {Counter[f"{queue.name}_BUSY"]: busy[queue] for queue in Queue}
+        m.d.comb += [counters.event[counter].eq(event) for counter, event in events.items()]

@@ -1,0 +1,319 @@
+"""The words of the microprogram, and an assembler for them.
+
+The processor has a 32-bit accumulator and a data memory of 32-bit words. A word of the microprogram either calculates
+or decides what comes next. One that calculates applies a function to the accumulator and a source (data memory, a
+constant, a port of a unit), and the result goes to the accumulator, to a unit (`Out`) and to data memory as it says.
+
+Words are executed as if one after the other: what needs the result of a word ahead of it waits for it in hardware.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from weft.hdl.isa import Instruction
+
+
+class Function(enum.IntEnum):
+    """What becomes of the accumulator ``a`` and the source ``b``."""
+
+    KEEP = 0  # a
+    LOAD = 1  # b
+    ADD = 2
+    SUB = 3  # a - b
+    AND = 4
+    MIN = 5
+    MAX = 6
+    ROUND = 7  # a + b, plus 1 if what `Port.PRODUCT` or `Port.RAW` lost rounds up
+    FIELD = 8  # the next bits of the instruction; the width takes the place of the unit
+
+
+class Source(enum.IntEnum):
+    MEMORY = 0
+    INDEXED = 1  # data memory at the index register, its lowest bit ored with that of the operand
+    CONSTANT = 2
+    PORT = 3
+
+
+class Port(enum.IntEnum):
+    """What can be read of the units."""
+
+    ACCUMULATOR = 0  # of the processor
+    WORD = 1  # the next 32 bits from memory
+    PRODUCT = 2  # of `Multiplier`, when it is done, saturated
+    RAW = 3  # the same modulo 2**32; rounded, halves go up
+    ELEMENT = 4  # the current column of the accumulator row or scratchpad vector read last
+    BYTE = 5  # the current column of the scratchpad vector
+    APPEND = 6  # the processor's accumulator shifted left by 8, and `BYTE` below it
+    SUM = 7  # the current column of the array's last row of sums
+    TABLE = 8  # the table's entry
+
+
+class Out(enum.IntEnum):
+    """What the result can be given to."""
+
+    NONE = 0
+    INDEX = 1
+    MULTIPLICAND = 2
+    SHIFT = 3
+    PARAMETER_SHIFT = 4  # from bit 24 on
+    MULTIPLY = 5  # start, by the result
+    MULTIPLY_ADD = 6  # the same, added to the last product
+    COLUMN = 7
+    PUSH = 8  # a byte to the vector under way
+    SCRATCHPAD_WRITE = 9  # the vector, to this address
+    BYTE_WRITE = 10  # its first byte, to the current column of this address; and turn it
+    SCRATCHPAD_READ = 11
+    ACCUMULATOR_READ = 12
+    ACCUMULATOR_WRITE = 13  # this to the current column of the row at `C`, and go to the next column
+    SOURCE = 14  # what `ELEMENT` reads: 1 the scratchpad
+    A = 15
+    A_STEP = 16
+    READ_A = 17  # read the vector at `A`, and step
+    WEIGHT = 18  # the vector read last is the current column of weights; go to the next column
+    C = 19
+    C_STEP = 20
+    X = 21
+    X_STEP = 22
+    BOUND = 23
+    ROW_VALID = 24  # take the range check of `X` for that of the row
+    ROWS = 25  # start that many
+    MODE = 26  # of rows: bit 0: no sums are written, bits 8 to 15: pad, 16 to 23: zero
+    TABLE_ADDRESS = 27
+    TABLE_WRITE = 28  # and go to the next entry
+    MEMORY = 29  # see `MemoryOut`, by the operand's upper bits
+    COLUMN_NEXT = 30
+    BITS = 31  # the word that `FIELD` takes apart
+
+
+class MemoryOut(enum.IntEnum):
+    """What `Out.MEMORY` gives to, the operand of a KEEP with the source CONSTANT."""
+
+    ADDRESS = 0
+    REMAIN = 1
+    SKIP = 2
+    LENGTH = 3
+    FILL = 4
+    GATHER = 5  # bytes of memory to the vector
+    SCATTER = 6  # bytes of the vector read last to memory
+    FLUSH = 7
+    FINISH = 8
+    EVENTS = 9
+
+
+class Condition(enum.IntEnum):
+    ALWAYS = 0
+    ZERO = 1
+    NEGATIVE = 2
+    STARTED = 3
+    COLUMN_ZERO = 4
+    IN_RANGE = 5
+    ROWS_DONE = 6
+    MEMORY_IDLE = 7  # nothing on its way
+    MOVED = 8  # gathered or scattered
+    LENGTH_ZERO = 9
+
+
+@dataclass(frozen=True)
+class Index:
+    """Data memory at the index register; `odd` chooses the upper one of a pair."""
+
+    odd: int = 0
+
+
+Operand = str | int | Port | Index
+
+WIDTHS = (1, 2, 3, 7, 8, 12, 16, 24, 32)
+"""Widths of fields of instructions, by their number in a word of the microprogram."""
+FUNCTION_BITS, SOURCE_BITS, OUT_BITS, CONDITION_BITS = 4, 2, 5, 4
+OPERAND_LOW = 1 + FUNCTION_BITS + SOURCE_BITS + 1 + OUT_BITS
+"""Bit that operand or target start from. Below, from bit 0: 1 for a jump; then function, source, write, out, or
+condition, negation, call, return."""
+
+
+@dataclass
+class _Word:
+    bits: int
+    target: str | None = None
+
+
+@dataclass
+class Assembler:
+    """Collects words. Names of variables get addresses in the order of `variables`, labels when they are met.
+
+    Attributes
+    ----------
+    operand_bits : int
+    variables : dict of str to int
+        Those that everybody knows.
+    groups_start : int
+        Address of the first variable of a group.
+    """
+
+    operand_bits: int
+    variables: dict[str, int] = field(default_factory=dict)
+    groups_start: int = 0
+    _words: list[_Word] = field(default_factory=list)
+    _labels: dict[str, int] = field(default_factory=dict)
+    _next: int = 16
+    _group: dict[str, int] | None = None
+    _end: int = 0
+    _unique: int = 0
+
+    def group(self, variables: dict[str, int] | None) -> None:
+        """From here on, variables that are new belong to this group: groups share their addresses, so only one of them
+        is in use at a time. None for those that everybody knows."""
+        self._group = variables
+
+    def variable(self, name: str) -> int:
+        if name in self.variables:
+            return self.variables[name]
+        if self._group is None or name[0] in "=@":
+            self.variables[name] = self._next
+            self._next += 1
+            return self._next - 1
+        if name not in self._group:
+            self._group[name] = self.groups_start + len(self._group)
+            self._end = max(self._end, self._group[name] + 1)
+        return self._group[name]
+
+    @property
+    def known(self) -> int:
+        """Words that variables take which everybody knows."""
+        return self._next
+
+    @property
+    def used(self) -> int:
+        """Words of data memory that variables take."""
+        return max(self._next, self._end)
+
+    def label(self, name: str | None = None) -> str:
+        """Mark the next word; a name is made up if none is given."""
+        if name is None:
+            self._unique += 1
+            name = f".{self._unique}"
+        if name in self._labels:
+            raise ValueError(f"label {name!r} is defined twice")
+        self._labels[name] = len(self._words)
+        return name
+
+    def fresh(self) -> str:
+        """A name for a label to come."""
+        self._unique += 1
+        return f".{self._unique}"
+
+    def op(
+        self, function: Function, operand: Operand = 0, *, out: Out = Out.NONE, write: bool = False
+    ) -> None:
+        """A word that calculates."""
+        source, value = self._operand(operand)
+        mask = (1 << self.operand_bits) - 1
+        bits = (
+            int(function) << 1
+            | int(source) << 1 + FUNCTION_BITS
+            | int(write) << 1 + FUNCTION_BITS + SOURCE_BITS
+            | int(out) << OPERAND_LOW - OUT_BITS
+            | (value & mask) << OPERAND_LOW
+        )
+        self._words.append(_Word(bits))
+
+    def _operand(self, operand: Operand) -> tuple[Source, int]:
+        if isinstance(operand, Port):
+            return Source.PORT, int(operand)
+        if isinstance(operand, Index):
+            return Source.INDEXED, operand.odd
+        if isinstance(operand, str):
+            return Source.MEMORY, self.variable(operand)
+        if not -(1 << self.operand_bits - 1) <= operand < 1 << self.operand_bits - 1:
+            raise ValueError(f"constant {operand} does not fit {self.operand_bits} bits")
+        return Source.CONSTANT, operand
+
+    def ld(self, operand: Operand, out: Out = Out.NONE) -> None:
+        self.op(Function.LOAD, operand, out=out)
+
+    def add(self, operand: Operand, out: Out = Out.NONE) -> None:
+        self.op(Function.ADD, operand, out=out)
+
+    def sub(self, operand: Operand, out: Out = Out.NONE) -> None:
+        self.op(Function.SUB, operand, out=out)
+
+    def low(self, operand: Operand, out: Out = Out.NONE) -> None:
+        self.op(Function.MIN, operand, out=out)
+
+    def high(self, operand: Operand, out: Out = Out.NONE) -> None:
+        self.op(Function.MAX, operand, out=out)
+
+    def st(self, operand: str | Index, out: Out = Out.NONE) -> None:
+        self.op(Function.KEEP, operand, out=out, write=True)
+
+    def out(self, out: Out) -> None:
+        self.op(Function.KEEP, out=out)
+
+    def memory(self, out: MemoryOut) -> None:
+        """Give the accumulator to the memory unit."""
+        self.op(Function.KEEP, int(out), out=Out.MEMORY)
+
+    def advance(self, name: str, step: Operand) -> None:
+        """Add `step` to a variable."""
+        self.ld(step)
+        self.op(Function.ADD, name, write=True)
+
+    def copy(self, target: str, source: Operand) -> None:
+        self.ld(source)
+        self.st(target)
+
+    def take(self, width: int, target: str, *, signed: bool = False) -> None:
+        """Take the next field of the instruction to a variable."""
+        bits = (
+            int(Function.FIELD) << 1
+            | int(signed) << 2 + FUNCTION_BITS
+            | 1 << 1 + FUNCTION_BITS + SOURCE_BITS
+            | WIDTHS.index(width) << OPERAND_LOW - OUT_BITS
+            | self.variable(target) << OPERAND_LOW
+        )
+        self._words.append(_Word(bits))
+
+    def fields(
+        self, kind: type[Instruction], names: dict[str, str], first: int = 0, last: int | None = None
+    ) -> None:
+        """Take fields behind the opcode apart, to variables of the names ``f.<field>``; `names` renames some.
+
+        `first` and `last` choose some of them, as indices of a slice do.
+        """
+        members = [item for item in kind.layout().members.items() if item[0] not in ("opcode", "reserved")]
+        for name, shape in members[first:last]:
+            target = "trash" if name in ("wait", "signal") else f"f.{names.get(name, name)}"
+            self.take(shape.width, target, signed=shape.signed)
+
+    def jump(
+        self,
+        target: str,
+        condition: Condition = Condition.ALWAYS,
+        *,
+        unless: bool = False,
+        call: bool = False,
+        back: bool = False,
+    ) -> None:
+        at = 1 + CONDITION_BITS
+        bits = 1 | int(condition) << 1 | int(unless) << at | int(call) << at + 1 | int(back) << at + 2
+        self._words.append(_Word(bits, target=target))
+
+    def call(self, target: str) -> None:
+        self.jump(target, call=True)
+
+    def back(self) -> None:
+        """Return to behind the last call."""
+        self.jump("", back=True)
+
+    def wait(self, condition: Condition, *, unless: bool = False) -> None:
+        """Stay here until `condition` holds."""
+        self.jump(self.label(), condition, unless=not unless)
+
+    def assemble(self) -> list[int]:
+        """All words."""
+        words = []
+        for word in self._words:
+            target = self._labels[word.target] if word.target else 0
+            words.append(word.bits | target << OPERAND_LOW)
+        return words

@@ -1,0 +1,224 @@
+"""What LOAD and STORE do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.hdl.sequential.micro import Condition, MemoryOut, Out, Port
+
+if TYPE_CHECKING:
+    from weft.hdl.sequential.microprogram import Micro
+
+
+def load(m: Micro) -> None:
+    """`weft.hdl.isa.Load`: a vector is gathered from memory and fill bytes, then written."""
+    m.base("f.base")
+    m.add("f.offset")
+    m.st("row")
+    if m.config.softmax:
+        _page(m)
+    m.ld("f.fill")
+    m.memory(MemoryOut.FILL)
+    m.copy("dst.row", "f.dst")
+    if m.config.softmax:
+        m.copy("member", 0)
+
+    def vectors() -> None:
+        """A vector is written while the next one is on its way."""
+        again, transposed = m.fresh(), m.fresh()
+        m.memory(MemoryOut.GATHER)
+        if m.config.softmax:
+            m.ld("f.transpose")
+            m.jump(transposed, Condition.ZERO, unless=True)
+        m.label(again)
+        m.wait(Condition.MOVED)
+        m.ld("dst.vector", Out.SCRATCHPAD_WRITE)
+        m.jump("load.pixel", Condition.LENGTH_ZERO)
+        m.memory(MemoryOut.GATHER)
+        m.advance("dst.vector", "f.dst_vector")
+        m.jump(again)
+        if m.config.softmax:
+            m.label(transposed)
+            m.call("load.scatter")
+        m.label("load.pixel")
+
+    def pixel() -> None:
+        m.copy("dst.vector", "dst.pixel")
+        same = m.fresh()
+        m.ld("at")
+        m.jump("load.open", Condition.ZERO)
+        m.ld("f.pitch")
+        m.sub("f.length")
+        m.jump(same, Condition.ZERO)
+        m.label("load.open")
+        m.call("open")
+        m.label(same)
+        m.ld("f.length")
+        m.memory(MemoryOut.LENGTH)
+        vectors()
+        m.advance("at", "f.pitch")
+
+    def short() -> None:
+        """Pixels of a vector each, one behind the other: the next one is on its way while one is written."""
+        again = m.fresh()
+        m.copy("dst.pixel", "dst.row")
+        m.copy("f.pixels.left", "f.pixels")
+        m.ld("f.length")
+        m.memory(MemoryOut.LENGTH)
+        m.memory(MemoryOut.GATHER)
+        m.label(again)
+        m.wait(Condition.MOVED)
+        m.ld("dst.pixel", Out.SCRATCHPAD_WRITE)
+        m.advance("f.pixels.left", -1)
+        m.jump("load.row", Condition.ZERO)
+        m.ld("f.length")
+        m.memory(MemoryOut.LENGTH)
+        m.memory(MemoryOut.GATHER)
+        m.advance("dst.pixel", "f.dst_pixel")
+        m.jump(again)
+
+    def row() -> None:
+        long = m.fresh()
+        m.copy("at", 0)
+        m.ld("long")
+        m.jump(long, Condition.ZERO, unless=True)
+        m.call("open")
+        short()
+        m.label(long)
+        m.loop("f.pixels", pixel, [("dst.pixel", "dst.row", "f.dst_pixel")])
+        m.label("load.row")
+        m.advance("row", "f.row_pitch")
+        if m.config.softmax:
+            skip = m.fresh()
+            m.ld("f.transpose")
+            m.jump(skip, Condition.ZERO, unless=True)
+            m.advance("dst.row", "f.dst_row")
+            m.label(skip)
+        else:
+            m.advance("dst.row", "f.dst_row")
+
+    # Whether `short` will not do.
+    m.ld("f.length")
+    m.sub(m.config.n)
+    m.high(0)
+    m.st("long")
+    m.ld("f.pitch")
+    m.sub("f.length")
+    skip = m.fresh()
+    m.jump(skip, Condition.ZERO)
+    m.ld(1)
+    m.label(skip)
+    m.add("long")
+    if m.config.softmax:
+        m.add("f.transpose")
+    m.st("long")
+    m.loop("f.rows", row)
+    if m.config.softmax:
+        # What is left of the last group are vectors of fill bytes; all lengths are 0 now.
+        m.label("load.fill")
+        m.ld("member")
+        m.jump("load.done", Condition.ZERO)
+        m.memory(MemoryOut.GATHER)
+        m.call("load.scatter")
+        m.jump("load.fill")
+        m.label("load.done")
+    m.call("rest")
+    m.jump("next")
+    _open(m)
+    if m.config.softmax:
+        _scatter(m)
+
+
+def _page(m: Micro) -> None:
+    """Add the page table's entry to the address."""
+    skip = m.fresh()
+    m.ld("f.paged")
+    m.jump(skip, Condition.ZERO)
+    m.base("f.table")
+    for _ in range(4):
+        m.add("f.page")
+    m.memory(MemoryOut.ADDRESS)
+    m.ld(4)
+    m.memory(MemoryOut.REMAIN)
+    m.ld(Port.WORD)
+    m.add("row")
+    m.st("row")
+    m.call("rest")
+    m.label(skip)
+
+
+def _open(m: Micro) -> None:
+    """Read on at byte ``at`` of the row."""
+    m.label("open")
+    m.ld(0)
+    m.memory(MemoryOut.REMAIN)
+    m.ld("at")
+    m.sub("f.before")
+    m.high(0)
+    m.st("into")
+    m.add("row")
+    m.wait(Condition.MEMORY_IDLE)
+    m.memory(MemoryOut.ADDRESS)
+    m.ld("f.run")
+    m.sub("into")
+    m.high(0)
+    m.memory(MemoryOut.REMAIN)
+    m.ld("f.before")
+    m.sub("at")
+    m.high(0)
+    m.memory(MemoryOut.SKIP)
+    m.back()
+
+
+def _scatter(m: Micro) -> None:
+    """Write the vector as a column of its group."""
+    m.label("load.scatter")
+    m.wait(Condition.MOVED)
+    m.ld("member", Out.COLUMN)
+    m.copy("bytes", m.config.n)
+    m.copy("dst.vector", "dst.row")
+    again = m.label()
+    m.ld("dst.vector", Out.BYTE_WRITE)
+    m.advance("dst.vector", "f.dst_vector")
+    m.advance("bytes", -1)
+    m.jump(again, Condition.ZERO, unless=True)
+    more = m.fresh()
+    m.advance("member", 1)
+    m.sub(m.config.n)
+    m.jump(more, Condition.ZERO, unless=True)
+    m.st("member")
+    m.advance("dst.row", "f.dst_row")
+    m.label(more)
+    m.back()
+
+
+def store(m: Micro) -> None:
+    """`weft.hdl.isa.Store`: a vector is read, then its bytes go to memory; every pixel starts anew."""
+    m.base("f.base")
+    m.add("f.offset")
+    m.st("row")
+    m.copy("src.row", "f.src")
+
+    def pixel() -> None:
+        m.ld("at")
+        m.memory(MemoryOut.ADDRESS)
+        m.ld("f.length")
+        m.memory(MemoryOut.LENGTH)
+        m.copy("src.vector", "src.pixel")
+        again = m.label()
+        m.ld("src.vector", Out.SCRATCHPAD_READ)
+        m.memory(MemoryOut.SCATTER)
+        m.advance("src.vector", "f.src_vector")
+        m.wait(Condition.MOVED)
+        m.jump(again, Condition.LENGTH_ZERO, unless=True)
+        m.memory(MemoryOut.FLUSH)
+        m.advance("at", "f.pitch")
+        m.wait(Condition.MEMORY_IDLE)
+
+    def row() -> None:
+        m.copy("at", "row")
+        m.loop("f.pixels", pixel, [("src.pixel", "src.row", "f.src_pixel")])
+        m.advance("row", "f.row_pitch")
+        m.advance("src.row", "f.src_row")
+
+    m.loop("f.rows", row)

@@ -1,0 +1,291 @@
+"""The processor that runs the microprogram: see `weft.hdl.sequential.micro`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.sequential.micro import (
+    CONDITION_BITS,
+    FUNCTION_BITS,
+    OPERAND_LOW,
+    OUT_BITS,
+    SOURCE_BITS,
+    WIDTHS,
+    Condition,
+    Function,
+    Port,
+    Source,
+)
+from weft.hdl.sequential.micro import Out as Target
+
+POSITION_BITS = 5
+
+
+class Processor(wiring.Component):
+    """A word is decoded, chooses its operand, and is executed: a word a cycle, but for those that wait for a unit or
+    for a word ahead of them.
+
+    Parameters
+    ----------
+    program : sequence of int
+        Words of the microprogram, from where it starts.
+    operand_bits : int
+    memory : sequence of int
+        What data memory starts with.
+    depth : int
+        Words of data memory, a power of two.
+
+    Members
+    -------
+    port : In(32).array(len(Port))
+        What can be read; those of the processor itself are ignored.
+    round : In(1)
+        What `Function.ROUND` adds.
+    raw : Out(1)
+        Of `Port.PRODUCT` and `Port.RAW`, which share a value, the latter is read.
+    ready : In(1)
+        They hold.
+    word_valid : In(1), word_taken : Out(1)
+        `Port.WORD` holds; it is taken in this cycle.
+    flag : In(len(Condition))
+        Conditions; those of the processor itself are ignored.
+    out : Out(5), operand : Out(operand_bits), result : Out(32)
+        In this cycle, `result` goes to the unit `out`.
+    write_valid, write_ready, write_address, write_data, write_strobe
+        Another one writes data memory, when the program does not.
+    read_valid, read_ready, read_address, read_data
+        Another one reads it: the data are there in the cycle after `read_ready`.
+    """
+
+    def __init__(self, program: Sequence[int], operand_bits: int, memory: Sequence[int], depth: int) -> None:
+        self.program, self.operand_bits, self.memory, self.depth = program, operand_bits, memory, depth
+        address = range(depth)
+        super().__init__(
+            {
+                "port": In(32).array(len(Port)),
+                "round": In(1),
+                "raw": Out(1),
+                "ready": In(1),
+                "word_valid": In(1),
+                "word_taken": Out(1),
+                "flag": In(len(Condition)),
+                "out": Out(OUT_BITS),
+                "operand": Out(operand_bits),
+                "result": Out(32),
+                "write_valid": In(1),
+                "write_ready": Out(1),
+                "write_address": In(address),
+                "write_data": In(32),
+                "write_strobe": In(4),
+                "read_valid": In(1),
+                "read_ready": Out(1),
+                "read_address": In(address),
+                "read_data": Out(32),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        width = OPERAND_LOW + self.operand_bits
+        m.submodules.program = store = Memory(shape=width, depth=len(self.program), init=self.program)
+        m.submodules.memory = memory = Memory(shape=32, depth=self.depth, init=self.memory)
+        fetch, read, write = store.read_port(), memory.read_port(), memory.write_port(granularity=8)
+        layout = data.StructLayout(
+            {
+                "jump": 1, "function": FUNCTION_BITS, "source": SOURCE_BITS, "write": 1, "out": OUT_BITS,
+                "operand": self.operand_bits,
+            }
+        )  # fmt: skip
+        decoded, chosen, executed = layout(fetch.data), Signal(layout), Signal(layout)
+        started, index = Signal(), Signal(range(self.depth))
+        accumulator = Signal(signed(32), reset_less=True)
+        free = Signal()  # the word that chooses its operand goes on
+        stays = Signal()  # the one that is decoded does not
+        self._sequence(m, fetch, decoded, started, free & ~stays, accumulator)
+
+        # Decoding: data memory is read, or left to others.
+        idle, at = Signal(), Signal(range(self.depth))
+        indexed = ~decoded.jump & (decoded.source == Source.INDEXED) & (decoded.function != Function.FIELD)
+        m.d.comb += [
+            idle.eq(~started | decoded.jump),
+            at.eq(decoded.operand),
+            self.read_ready.eq(self.read_valid & idle & free),
+            self.read_data.eq(read.data),
+            read.en.eq(free),
+        ]
+        with m.If(indexed):
+            m.d.comb += at.eq(index | decoded.operand[0])
+        m.d.comb += read.addr.eq(Mux(idle, self.read_address, at))
+        with m.If(free):
+            m.d.sync += chosen.eq(Mux(idle | stays, 0, decoded))
+            m.d.sync += chosen.operand[: len(at)].eq(at)
+        m.d.comb += stays.eq(started & self._hazard(decoded, chosen, executed, at, indexed))
+
+        # The operand.
+        field, field_waits = self._fields(m, chosen, free)
+        b, operand = Signal(signed(32)), Signal(signed(32), reset_less=True)
+        is_field, is_port = chosen.function == Function.FIELD, chosen.source == Source.PORT
+        with m.If(is_field):
+            m.d.comb += b.eq(field)
+        with m.Elif(chosen.source == Source.CONSTANT):
+            m.d.comb += b.eq(chosen.operand.as_signed())
+        with m.Elif(is_port):
+            m.d.comb += b.eq(self._port(chosen.operand, accumulator))
+        with m.Else():
+            m.d.comb += b.eq(read.data)
+        number = chosen.operand[: len(Port).bit_length()]
+        takes_word = ~is_field & is_port & (number == Port.WORD)
+        takes_product = ~is_field & is_port & (number[1:] == Port.PRODUCT >> 1)
+        m.d.comb += [
+            free.eq(~(field_waits | takes_word & ~self.word_valid | takes_product & ~self.ready)),
+            self.raw.eq(chosen.operand[0]),
+            self.word_taken.eq(free & (takes_word | self._field_takes)),
+        ]
+        carry = Signal()
+        m.d.sync += [operand.eq(b), carry.eq(self.round), executed.eq(Mux(free, chosen, 0))]
+
+        # Execution.
+        result = self._calculate(m, executed, accumulator, operand, carry)
+        m.d.comb += [
+            self.result.eq(result),
+            self.out.eq(Mux(executed.function == Function.FIELD, 0, executed.out)),
+            self.operand.eq(executed.operand),
+        ]
+        m.d.sync += accumulator.eq(result)
+        with m.If(self.out == Target.INDEX):
+            m.d.sync += index.eq(result)
+        m.d.comb += [
+            write.en.eq(Mux(executed.write, 0b1111, Mux(self.write_valid, self.write_strobe, 0))),
+            write.addr.eq(Mux(executed.write, executed.operand, self.write_address)),
+            write.data.eq(Mux(executed.write, result, self.write_data)),
+            self.write_ready.eq(~executed.write),
+        ]
+        return m
+
+    def _hazard(
+        self, decoded: data.View, chosen: data.View, executed: data.View, at: Signal, indexed: Value
+    ) -> Value:
+        """Whether the word that is decoded must wait for those ahead of it.
+
+        A jump waits for all; a unit's port, and a field, for the one that may change it next; data memory for what is
+        still to be written, or to choose the address.
+        """
+
+        def outputs(word: data.View) -> Value:
+            return word.out.any() & (word.function != Function.FIELD)
+
+        def busy(word: data.View) -> Value:
+            return word.function.any() | word.out.any() | word.write
+
+        always = decoded.function == Condition.ALWAYS  # at the place of a jump's condition
+        is_field = decoded.function == Function.FIELD
+        reads = (decoded.source[1] == 0) & ~is_field
+        jump = decoded.jump & ~always & (busy(chosen) | busy(executed))
+        port = (decoded.source == Source.PORT) & ~is_field & busy(chosen)
+        field = is_field & outputs(chosen)
+        memory: Value = Const(0)
+        for word in (chosen, executed):
+            same = word.operand[: len(at)] == decoded.operand[: len(at)]
+            memory |= word.write & (indexed | same) | indexed & outputs(word)
+        return jump | ~decoded.jump & (port | field | reads & memory)
+
+    def _port(self, number: Signal, accumulator: Signal) -> Signal:
+        values = [self.port[index] for index in range(len(Port))]
+        values[Port.ACCUMULATOR] = accumulator.as_unsigned()
+        values[Port.APPEND] = Cat(self.port[Port.BYTE][:8], accumulator)[:32]
+        return Array(values)[number[: (len(Port) - 1).bit_length()]]
+
+    def _sequence(
+        self, m: Module, fetch: Any, decoded: data.View, started: Signal, advance: Value, accumulator: Signal
+    ) -> None:
+        """What word comes next."""
+        bits = max((len(self.program) - 1).bit_length(), 1)
+        pc, following = Signal(bits), Signal(bits)
+        back = Signal(bits)
+        raw = data.StructLayout({"jump": 1, "condition": CONDITION_BITS, "negate": 1, "call": 1, "back": 1})
+        jump = raw(decoded.as_value()[: raw.size])
+        flags = Signal(len(Condition))
+        m.d.comb += [
+            flags.eq(self.flag),
+            flags[Condition.ALWAYS].eq(1),
+            flags[Condition.ZERO].eq(accumulator == 0),
+            flags[Condition.NEGATIVE].eq(accumulator[-1]),
+        ]
+        taken, after = Signal(), Signal(bits)
+        m.d.comb += [
+            taken.eq(jump.jump & (flags.bit_select(jump.condition, 1) ^ jump.negate)),
+            after.eq(pc + 1),
+            following.eq(Mux(taken, Mux(jump.back, back, decoded.operand), after)),
+            fetch.addr.eq(Mux(started, following, 0)),
+            fetch.en.eq(advance | ~started),
+        ]
+        with m.If(fetch.en):
+            m.d.sync += [started.eq(1), pc.eq(fetch.addr)]
+            with m.If(started & taken & jump.call):
+                m.d.sync += back.eq(after)
+
+    def _fields(self, m: Module, chosen: data.View, free: Signal) -> tuple[Signal, Value]:
+        """The next field of the instruction, and whether to wait for it."""
+        current, position = Signal(32, reset_less=True), Signal(POSITION_BITS)
+        window, bits, field = Signal(64), Signal(32), Signal(32)
+        end = Signal(POSITION_BITS + 1)
+        crosses, ready, is_field = Signal(), Signal(), Signal()
+        width, mask, sign = Signal(range(33)), Signal(32), Signal()
+        with m.Switch(chosen.out):
+            for number, count in enumerate(WIDTHS):
+                with m.Case(number):
+                    m.d.comb += [width.eq(count), mask.eq((1 << count) - 1), sign.eq(bits[count - 1])]
+        m.d.comb += [
+            is_field.eq(chosen.function == Function.FIELD),
+            window.eq(Cat(current, self.port[Port.WORD])),
+            bits.eq(window >> position),
+            end.eq(position + width),
+            crosses.eq(end[-1]),
+            ready.eq(~is_field | ~crosses | self.word_valid),
+            field.eq(Mux(chosen.source[1] & sign, bits | ~mask, bits & mask)),
+        ]
+        self._field_takes = Signal(name="field_takes")
+        m.d.comb += self._field_takes.eq(is_field & crosses)
+        with m.If(free & is_field):
+            m.d.sync += position.eq(end)
+            with m.If(crosses):
+                m.d.sync += current.eq(self.port[Port.WORD])
+        with m.If(self.out == Target.BITS):
+            m.d.sync += [current.eq(self.result), position.eq(0)]
+        return field, ~ready
+
+    def _calculate(self, m: Module, executed: data.View, a: Signal, b: Signal, round_: Signal) -> Signal:
+        """The result of the word."""
+        total, result, less = Signal(signed(33)), Signal(32), Signal()
+        function = executed.function
+        subtract, carry = Signal(), Signal()
+        m.d.comb += [
+            subtract.eq((function == Function.SUB) | (function == Function.MIN) | (function == Function.MAX)),
+            carry.eq(Mux(function == Function.ROUND, round_, subtract)),
+        ]
+        right = Signal(signed(33))
+        m.d.comb += [
+            right.eq(Mux(subtract, ~b, b)),
+            total.eq((Cat(Const(1, 1), Cat(a, a[-1])) + Cat(carry, right))[1:]),
+            less.eq(total[-1]),
+        ]
+        with m.Switch(function):
+            with m.Case(Function.KEEP):
+                m.d.comb += result.eq(a)
+            with m.Case(Function.LOAD, Function.FIELD):
+                m.d.comb += result.eq(b)
+            with m.Case(Function.AND):
+                m.d.comb += result.eq(a & b)
+            with m.Case(Function.MIN):
+                m.d.comb += result.eq(Mux(less, a, b))
+            with m.Case(Function.MAX):
+                m.d.comb += result.eq(Mux(less, b, a))
+            with m.Default():
+                m.d.comb += result.eq(total)
+        return result

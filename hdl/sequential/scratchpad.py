@@ -1,0 +1,70 @@
+"""The scratchpad, and the vector that is made for it."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.config import Config
+
+
+class Scratchpad(wiring.Component):
+    """Vectors of N bytes; one port reads, another writes what was pushed.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    read, read_address : In(1), In
+    vector : Out(8 * N)
+        In the cycle after `read`, until the next one.
+    push, byte : In(1), In(8)
+        Append a byte to the vector that is made; N bytes are a whole one.
+    write, write_address : In(1), In
+        Write it.
+    write_byte, column : In(1), In(range(N))
+        Write its first byte to this column only, and turn the vector by one.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        address = config.widths.scratchpad_address
+        super().__init__(
+            {
+                "read": In(1),
+                "read_address": In(address),
+                "vector": Out(config.widths.vector),
+                "push": In(1),
+                "byte": In(8),
+                "write": In(1),
+                "write_address": In(address),
+                "write_byte": In(1),
+                "column": In(range(config.n)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        config = self.config
+        m.submodules.memory = memory = Memory(
+            shape=config.widths.vector, depth=config.scratchpad_size, init=[]
+        )
+        read, write = memory.read_port(), memory.write_port(granularity=8)
+        made = Signal(config.widths.vector, reset_less=True)
+        with m.If(self.push):
+            m.d.sync += made.eq(Cat(made[8:], self.byte))
+        with m.Elif(self.write_byte):
+            m.d.sync += made.eq(Cat(made[8:], made[:8]))
+        m.d.comb += [
+            read.en.eq(self.read),
+            read.addr.eq(self.read_address),
+            self.vector.eq(read.data),
+            write.addr.eq(self.write_address),
+            write.data.eq(Mux(self.write_byte, made[:8].replicate(config.n), made)),
+            write.en.eq(Mux(self.write, (1 << config.n) - 1, Mux(self.write_byte, 1 << self.column, 0))),
+        ]
+        return m
