@@ -76,12 +76,12 @@ class Control(wiring.Component):
         busy, done, bus_error, opcode_error = (
             Signal(name=name) for name in ("busy", "done", "bus_error_seen", "opcode_error_seen")
         )
-        settle = Signal(range(WORDS + 2))
+        settle = Signal(range(WORDS + 3))
         status = Signal(4)
         m.d.comb += [status.eq(busy | done << 1 | bus_error << 2 | opcode_error << 3), self.irq.eq(done)]
         with m.If(self.start):
             m.d.sync += [busy.eq(1), self.running.eq(1), done.eq(0), bus_error.eq(0), opcode_error.eq(0)]
-            m.d.sync += settle.eq(WORDS + 1)
+            m.d.sync += settle.eq(WORDS + 2)
         with m.Elif(self.running):
             m.d.sync += self.running.eq(~self.finished)
         with m.Elif(busy):

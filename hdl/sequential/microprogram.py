@@ -23,7 +23,7 @@ from weft.hdl.isa import (
     Vec,
     VectorInstruction,
 )
-from weft.hdl.sequential import micro_matrix, micro_memory, micro_vector
+from weft.hdl.sequential import micro_matrix, micro_memory, micro_softmax, micro_vector
 from weft.hdl.sequential.control import BASE, PROGRAM
 from weft.hdl.sequential.micro import Assembler, Condition, Function, Index, MemoryOut, Out, Port
 
@@ -158,7 +158,7 @@ def _write(m: Micro) -> Micro:
     }  # fmt: skip
     bodies: dict[str, Callable[[Micro], None]] = {
         "load": micro_memory.load, "mm": micro_matrix.mm, "vec": micro_vector.vec, "store": micro_memory.store,
-        "softmax": micro_vector.softmax, "normalise": micro_vector.normalise, "table": micro_vector.table,
+        "softmax": micro_softmax.softmax, "normalise": micro_softmax.normalise, "table": micro_vector.table,
     }  # fmt: skip
     for _, queue, name in units:
         m.group(groups[queue])
@@ -184,6 +184,8 @@ def _write(m: Micro) -> Micro:
     m.wait(Condition.MEMORY_IDLE)
     m.back()
     micro_vector.shared(m)
+    if m.config.softmax:
+        micro_softmax.shared(m)
     return m
 
 
