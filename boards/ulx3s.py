@@ -19,9 +19,7 @@ CONFIGS = {
     "12": Config.load("tiny"),
     "25": Config.load("tiny"),
     "45": Config.load("small"),
-    # Half the vector lanes and half the scratchpad of the preset: what is left makes wires shorter, and SDRAM moves two
-    # bytes a cycle.
-    "85": Config.load("default").replace(lanes=4, scratchpad_depth=1024),
+    "85": Config.load("small"),
 }
 SDRAM_PHASE = 180
 """Degrees by which the SDRAM's clock is late: commands leave in the middle between its edges."""
@@ -44,7 +42,7 @@ def board(size: str) -> Board:
         pack=("--compress",),
         available=RESOURCES[size],
         memory=Memory(MemoryKind.SDRAM, 32 << 20),
-        clock=75e6,
+        clock=70e6,
         baud=3e6,
         config=CONFIGS[size],
         programmer="ulx3s",
