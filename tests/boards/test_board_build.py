@@ -21,6 +21,7 @@ from weft.boards.registry import BOARDS
 from weft.boards.tools import ToolError, run
 from weft.hdl.config import Config
 
+CLOCK = 24e6
 CONFIG = Config.load("tiny").replace(probability_bits=0)
 
 
@@ -64,7 +65,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(cache: Path) -> Built:
-    return build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False)
+    return build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK)
 
 
 def test_a_bitstream_for_the_icebreaker(built: Built) -> None:
@@ -89,7 +90,7 @@ def test_the_report_counts_what_the_design_has(built: Built) -> None:
 def test_the_report_has_the_clock_and_what_limits_it(built: Built) -> None:
     timing = built.report["timing"]
     raw = json.loads((built.folder / "timing.json").read_text())["fmax"]["clk"]
-    assert raw["constraint"] == pytest.approx(24 / 0.8, rel=1e-3)
+    assert raw["constraint"] == pytest.approx(CLOCK / 0.8e6, rel=1e-3)
     assert timing["fmax_hz"] == pytest.approx(raw["achieved"] * 0.8e6, abs=1)
     assert timing["met"] is True
     assert sum(step["ns"] for step in timing["critical_path"]) == pytest.approx(
@@ -101,8 +102,8 @@ def test_the_report_has_the_clock_and_what_limits_it(built: Built) -> None:
         for source in step["sources"]
     )
     assert any("no delays inside DSP" in note for note in built.report["notes"])
-    assert built.report["clock_hz"] == 24e6
-    assert built.report["baud"] == 3e6
+    assert built.report["clock_hz"] == CLOCK
+    assert built.report["baud"] == 1.5e6
 
 
 def test_the_floorplan_shows_the_units(built: Built) -> None:
@@ -115,11 +116,11 @@ def test_the_floorplan_shows_the_units(built: Built) -> None:
 
 def test_the_second_time_nothing_is_run(cache: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "run", lambda *given: pytest.fail("a tool was run"))
-    again = build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False)
+    again = build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK)
     assert again == built
     # And what differs is built again.
     with pytest.raises(pytest.fail.Exception, match="a tool was run"):
-        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, seed=2)
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK, seed=2)
     with pytest.raises(pytest.fail.Exception, match="a tool was run"):
         build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=30e6)
 
@@ -136,12 +137,12 @@ def test_a_netlist_that_does_not_fit_is_not_placed(cache: Path, monkeypatch: pyt
         match=r"^the configuration does not fit icebreaker: synthesised, it needs 9 DSP blocks and there are 8; "
         r"choose a smaller n, fewer lanes$",
     ):
-        build(BOARDS["icebreaker"], CONFIG, cache, make=small(multipliers=9), estimated=False)
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(multipliers=9), estimated=False, clock=CLOCK)
     assert folders(cache) == before
 
 
 def test_a_slow_design_is_refused_unless_allowed(cache: Path) -> None:
-    board, arguments = BOARDS["icebreaker"], {"make": small(deep=8), "estimated": False}
+    board, arguments = BOARDS["icebreaker"], {"make": small(deep=8), "estimated": False, "clock": CLOCK}
     with pytest.raises(
         TimingError,
         match=r"^icebreaker reaches [\d.]+ MHz but its clock is 24 MHz: try another --seed, a lower --clock, "
@@ -150,7 +151,7 @@ def test_a_slow_design_is_refused_unless_allowed(cache: Path) -> None:
         build(board, CONFIG, cache, **arguments)  # type: ignore[arg-type]
     slow = build(board, CONFIG, cache, allow_timing_fail=True, **arguments)  # type: ignore[arg-type]
     assert slow.report["timing"]["met"] is False
-    assert slow.report["timing"]["fmax_hz"] < 24e6
+    assert slow.report["timing"]["fmax_hz"] < CLOCK
     assert slow.bitstream.exists()
 
 
@@ -158,7 +159,7 @@ def test_a_tool_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.Monke
     before = folders(cache)
     monkeypatch.setattr(flow, "synthesis_commands", lambda board, *options: ["read_rtlil top.il", "fly"])
     with pytest.raises(ToolError, match=r"^yosys failed: ERROR: No such command: fly"):
-        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False)
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK)
     assert folders(cache) == before
 
 
@@ -167,7 +168,7 @@ def test_missing_tools_are_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         ToolError, match=r"^the tools for boards are not installed: pip install 'weft\[boards\]'$"
     ):
-        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False)
+        build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK)
 
 
 def test_a_failing_abc9_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
