@@ -136,7 +136,8 @@ def test_a_slow_design_is_exit_code_1_and_leaves_nothing(
     [
         (["build", "--board", "arty"], "unknown board 'arty'; choose ulx3s-12f, "),
         (["build", "--board", "icebreaker", "--config", "vast"], "unknown preset 'vast'; choose tiny, "),
-        (["build", "--board", "tang-nano-9k", "--config", "huge"], "the configuration does not fit tang-nano-9k: "),
+        (["build", "--board", "tang-primer-20k", "--config", "huge"],
+         "the configuration does not fit tang-primer-20k: "),
         (["build", "--board", "icebreaker", "--config", "tiny"], "'probability_bits' must be 7 or 0 for ice40"),
         (["build", "--board", "ulx3s-85f", "--clock", "3000"], "cannot make a clock of 3000 MHz; the nearest is "),
         (["flash", "--board", "arty"], "unknown board 'arty'; choose ulx3s-12f, "),
