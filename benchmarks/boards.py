@@ -7,7 +7,7 @@ The table has a row for every configuration that fits a board by estimate: its o
 DSP/MAC are those of the whole design over N * N; peak is 2 * N * N operations in every cycle of the board's clock.
 Of several seeds the fastest counts. Builds are kept, so that the second time takes no time.
 
-``fit`` synthesises a number of configurations for each family (about a minute each) and fits the weights of
+``fit`` synthesises a number of configurations for each family and core (about a minute each) and fits the weights of
 `weft.boards.estimate` to what they need; it writes ``boards/estimates.json``.
 """
 
@@ -54,7 +54,20 @@ CHANGES: tuple[dict[str, int], ...] = (
     {**SOFTMAX, "lanes": 4},
     {**SOFTMAX, "n": 8, "bus_bytes": 8, "lanes": 4, "mantissa_bits": 24},
 )
-FIT_BOARDS = ("ulx3s-85f", "icebreaker", "tang-primer-20k")
+SEQUENTIAL_CHANGES: tuple[dict[str, int], ...] = (
+    {},
+    {"n": 2},
+    {"n": 8, "bus_bytes": 8},
+    {"bus_bytes": 16},
+    {"scratchpad_depth": 1024},
+    {"accumulator_depth": 256},
+    {**SOFTMAX},
+    {**SOFTMAX, "n": 2},
+    {**SOFTMAX, "n": 8, "bus_bytes": 8},
+)
+FIT = {"ulx3s-85f": CHANGES, "tang-primer-20k": CHANGES, "icebreaker": SEQUENTIAL_CHANGES,
+       "tang-nano-9k": SEQUENTIAL_CHANGES}  # fmt: skip
+"""A board for each family and core, and the configurations that are synthesised for it, as changes of `BASE`."""
 
 
 def synthesise(board: Board, config: Config) -> Resources:
@@ -75,15 +88,16 @@ def synthesise(board: Board, config: Config) -> Resources:
 
 def fit() -> int:
     samples = []
-    for board in (BOARDS[name] for name in FIT_BOARDS):
-        for change in CHANGES:
+    for name, changes in FIT.items():
+        board = find(name)
+        for change in changes:
             config, began = BASE.replace(**change), time.monotonic()
             samples.append((board, config, synthesise(board, config)))
             print(f"{board.name} {change}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
     weights = estimate.fit(samples)
     write_json(estimate.WEIGHTS, weights)
-    for family, kinds in weights.items():
-        print(family, {kind: f"within {values['error']:.0%}" for kind, values in kinds.items()})
+    for machine, kinds in weights.items():
+        print(machine, {kind: f"within {values['error']:.0%}" for kind, values in kinds.items()})
     return 0
 
 

@@ -101,8 +101,8 @@ def elaborate(board: Board, config: Config, clock: float, make: MakeTop = make_t
     plan = platform.prepare(Shell(board, make(board, config, actual, divisor), clock), "top")
     files = {name: plan.files[name] for name in ("top.il", f"top{tools.constraints}")}
     if board.family is Family.ICE40:
-        # Else nextpnr takes the PLL's clock, and stops where that is reached without the derating.
-        files["top.pcf"] += f"\nset_frequency clk {actual / 1e6 / tools.derating:.3f}\n"
+        # Else nextpnr takes the PLL's clock, and stops where that is reached without what it does not know.
+        files["top.pcf"] += f"\nset_frequency clk {tools.wanted(actual) / 1e6:.3f}\n"
     return Design(files, actual, divisor)
 
 
@@ -207,7 +207,7 @@ def _run(
         "macs_per_cycle": config.n * config.n,
         "peak_gops": 2 * config.n * config.n * facts["clock_hz"] / 1e9,
         "resources": usage(board, need, raw["utilization"]),
-        "timing": timing(raw, facts["clock_hz"], tools.derating),
+        "timing": timing(raw, facts["clock_hz"], tools.believed),
         "notes": [*NOTES[board.family], *notes],
         "seconds": {"synthesis": round(synthesis_seconds, 1), "total": round(time.monotonic() - began, 1)},
         "tools": flow.tool_versions(board.family),

@@ -1,7 +1,7 @@
 """What a configuration will need on a board, before it is synthesised: small formulas, fitted to what synthesis says.
 
-The weights are in ``estimates.json``, which ``benchmarks/boards.py fit`` writes. Their error is the greatest that is
-made on a configuration by weights that were fitted to all others.
+The weights are in ``estimates.json``, by part family and core, which ``benchmarks/boards.py fit`` writes. Their error
+is the greatest that is made on a configuration by weights that were fitted to all others.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ def blocks(family: Family, bits: int, words: int) -> int:
     return min(-(-bits // width) * -(-words // depth) for width, depth in GEOMETRIES[family])
 
 
-def features(kind: str, family: Family, config: Config) -> dict[str, float]:
+def features(kind: str, board: Board, config: Config) -> dict[str, float]:
     """What the need for a resource, one of `Resources.NAMES`, is taken to be a weighted sum of."""
+    if board.core is CoreKind.SEQUENTIAL:
+        return _features_sequential(kind, board.family, config)
+    family = board.family
     n, lanes, softmax = config.n, config.lanes, int(config.softmax)
     if kind == "dsp":
         return {"one": 1, "n2": n * n, "lanes": lanes, "softmax": softmax, "softmax_lanes": softmax * lanes}
@@ -61,6 +64,18 @@ def features(kind: str, family: Family, config: Config) -> dict[str, float]:
     }
 
 
+def _features_sequential(kind: str, family: Family, config: Config) -> dict[str, float]:
+    n, softmax = config.n, int(config.softmax)
+    if kind == "dsp":
+        return {"one": 1, "n2": n * n}
+    if kind == "ram":
+        memories = blocks(family, 8 * n, config.scratchpad_size) + blocks(
+            family, 32 * n, 2 * config.accumulator_size
+        )
+        return {"one": 1, "memories": memories, "table": softmax * blocks(family, 8, config.table_depth)}
+    return {"one": 1, "n": n, "n2": n * n, "bus": config.bus_bytes, "softmax": softmax}
+
+
 def memory_blocks(board: Board, config: Config) -> int:
     """Block RAMs that the board's memory takes from the part."""
     if board.memory.kind is not MemoryKind.BLOCK:
@@ -70,44 +85,39 @@ def memory_blocks(board: Board, config: Config) -> int:
 
 @cache
 def weights() -> dict[str, Any]:
-    """By family: by resource: ``weights`` by feature, and ``error``, the greatest relative one."""
+    """By `machine`: by resource: ``weights`` by feature, and ``error``, the greatest relative one."""
     values: dict[str, Any] = json.loads(WEIGHTS.read_text())
     return values
+
+
+def machine(board: Board) -> str:
+    """What is alike on boards: the part's family and the core."""
+    return f"{board.family}-{board.core}"
 
 
 def estimate(board: Board, config: Config) -> Resources:
     """What `config` will need on `board`, with its memory and its link; `error` says how good that is."""
     totals = {}
     for kind in Resources.NAMES:
-        known = weights()[board.family][kind]["weights"]
-        given = features(kind, board.family, config)
+        known = weights()[machine(board)][kind]["weights"]
+        given = features(kind, board, config)
         totals[kind] = round(sum(known.get(name, 0.0) * value for name, value in given.items()))
     totals["ram"] += memory_blocks(board, config)
     return Resources(**totals)
 
 
-def error(family: Family, kind: str) -> float:
+def error(board: Board, kind: str) -> float:
     """The greatest relative error, of a configuration that the weights were not fitted to."""
-    return float(weights()[family][kind]["error"])
-
-
-def known(board: Board) -> bool:
-    """Whether estimates are for what the board computes with: they are for the pipelined core only."""
-    return board.core is CoreKind.PIPELINED
+    return float(weights()[machine(board)][kind]["error"])
 
 
 def fits(board: Board, config: Config) -> bool:
     """Whether the estimate leaves hope: no resource is exceeded by more than the estimate's error."""
-    return known(board) and not _excess(board, config)
+    return not _excess(board, config)
 
 
 def check_estimate(board: Board, config: Config) -> None:
-    """Raises `BoardError` if `config` is sure not to fit `board`: beyond the error of the estimate.
-
-    Passes what has no estimate, see `known`: synthesis will tell.
-    """
-    if not known(board):
-        return
+    """Raises `BoardError` if `config` is sure not to fit `board`: beyond the error of the estimate."""
     worst = max(_excess(board, config).items(), key=lambda item: item[1], default=None)
     if worst is not None:
         kind = worst[0]
@@ -118,7 +128,7 @@ def check_estimate(board: Board, config: Config) -> None:
 def _excess(board: Board, config: Config) -> dict[str, float]:
     need = estimate(board, config)
     shares = {
-        kind: count / getattr(board.available, kind) / (1 + error(board.family, kind))
+        kind: count / getattr(board.available, kind) / (1 + error(board, kind))
         for kind, count in need.items()
     }
     return {kind: share for kind, share in shares.items() if share > 1}
@@ -142,15 +152,15 @@ def too_large(board: Board, config: Config, kind: str, count: int, needs: str) -
 def fit(samples: list[tuple[Board, Config, Resources]]) -> dict[str, Any]:
     """Weights for `weights` from what synthesis of some configurations said. No weight is negative."""
     result: dict[str, Any] = {}
-    for family in {board.family for board, _, _ in samples}:
-        mine = [sample for sample in samples if sample[0].family is family]
-        result[family] = {kind: _fit_one(kind, family, mine) for kind in Resources.NAMES}
+    for name in sorted({machine(board) for board, _, _ in samples}):
+        mine = [sample for sample in samples if machine(sample[0]) == name]
+        result[name] = {kind: _fit_one(kind, mine) for kind in Resources.NAMES}
     return result
 
 
-def _fit_one(kind: str, family: Family, samples: list[tuple[Board, Config, Resources]]) -> dict[str, Any]:
-    names = list(features(kind, family, samples[0][1]))
-    rows = np.array([list(features(kind, family, config).values()) for _, config, _ in samples], float)
+def _fit_one(kind: str, samples: list[tuple[Board, Config, Resources]]) -> dict[str, Any]:
+    names = list(features(kind, *samples[0][:2]))
+    rows = np.array([list(features(kind, board, config).values()) for board, config, _ in samples], float)
     counts = np.array(
         [
             getattr(need, kind) - (memory_blocks(board, config) if kind == "ram" else 0)

@@ -25,7 +25,7 @@ BOARDS = [
         pack=(),
         available=Resources(lut=5280, ff=5280, dsp=8, ram=30),
         memory=Memory(MemoryKind.SPRAM, 128 << 10),
-        clock=16.5e6,
+        clock=24e6,
         baud=1.5e6,
         config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
                       accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=7,

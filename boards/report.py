@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from weft.boards.board import Board, Family, Resources
@@ -16,7 +17,7 @@ Gowin parts are several kinds of place: those are counted in the netlist."""
 
 NOTES = {
     Family.ECP5: [],
-    Family.ICE40: ["nextpnr knows no delays inside DSP blocks: 80 % of its clock is believed",
+    Family.ICE40: ["2.4 ns are added to nextpnr's period: it knows less delay of DSP blocks than there is",
                    "LUTs are logic cells, which hold a LUT, a flip-flop, or both"],
     Family.GOWIN: ["nextpnr knows no delays inside DSP blocks: 80 % of its clock is believed",
                    "LUTs placed include those that only lead to a flip-flop"],
@@ -42,16 +43,16 @@ def usage(board: Board, need: Resources, utilization: dict[str, dict[str, int]])
     return rows
 
 
-def timing(raw: dict[str, Any], clock: float, derating: float) -> dict[str, Any]:
+def timing(raw: dict[str, Any], clock: float, believed: Callable[[float], float]) -> dict[str, Any]:
     """Clocks and critical path of nextpnr's report.
 
-    ``clocks``: the maximum of each in Hz as nextpnr says; ``fmax_hz``: the slowest of them, derated; ``met``: whether
-    that is at least `clock`; ``critical_path``: its steps.
+    ``clocks``: the maximum of each in Hz as nextpnr says; ``fmax_hz``: what is `believed` of the slowest;
+    ``met``: whether that is at least `clock`; ``critical_path``: its steps.
     """
     clocks = {name.removeprefix("$glbnet$"): values["achieved"] * 1e6 for name, values in raw["fmax"].items()}
     # A design without a register to register path has no clock to speak of.
     slowest = min(raw["fmax"], key=lambda name: raw["fmax"][name]["achieved"], default=None)
-    fmax = derating * min(clocks.values(), default=float("inf"))
+    fmax = believed(min(clocks.values())) if clocks else float("inf")
     paths = [
         path
         for path in raw["critical_paths"]
@@ -59,7 +60,6 @@ def timing(raw: dict[str, Any], clock: float, derating: float) -> dict[str, Any]
     ]
     return {
         "clocks_hz": {name: round(value) for name, value in clocks.items()},
-        "derating": derating,
         "fmax_hz": round(fmax) if clocks else None,
         "met": fmax >= clock,
         "critical_path": [_step(step) for path in paths[:1] for step in path["path"]],

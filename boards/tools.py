@@ -45,7 +45,7 @@ def run(
     """
     said: list[str] = []
     with (
-        (folder / f"{name}.log").open("w") as log,
+        (folder / f"{name}.log").open("w", buffering=1) as log,
         subprocess.Popen(
             command, cwd=folder, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process,

@@ -42,10 +42,8 @@ def boards() -> None:
 
 
 def _shares(board: Board) -> list[str]:
-    from weft.boards.estimate import estimate, known
+    from weft.boards.estimate import estimate
 
-    if not known(board):
-        return ["-"] * 3
     need = estimate(board, board.config)
     return [f"{getattr(need, kind) / getattr(board.available, kind):.0%}" for kind in ("lut", "dsp", "ram")]
 

@@ -58,8 +58,8 @@ class Demo:
                 program.save(part)
             self.verilog = self._write_verilog(progress)
             tally = self._images(program, images, seconds, progress)
-            progress("comparing attention with float64")
-            self.errors = attention_errors(self.model, self.config, NAME, self.images[:ERROR_IMAGES])
+            sample = self.images[:ERROR_IMAGES]
+            self.errors = attention_errors(self.model, self.config, NAME, sample, progress)
         assert tally.report is not None
         reports.write_json(self.folder / "report.json", tally.report)
         self._show(tally)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +31,16 @@ class Errors:
         return f"{self.rms:.2f} LSB RMS, {self.largest:.2f} at most ({self.count:,} outputs; rounding alone is 0.29)"
 
 
-def attention_errors(model: bytes, config: Config, name: str, inputs: np.ndarray) -> Errors | None:
+def attention_errors(
+    model: bytes,
+    config: Config,
+    name: str,
+    inputs: np.ndarray,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Errors | None:
     """Errors of all attention in a model's only device segment, over some inputs; None if it has none.
+
+    Where there is some, `progress` is told so, as it takes a while.
 
     Intermediate values are kept apart in memory, read from the golden interpreter, and put through
     `weft.compiler.reference`.
@@ -43,6 +52,7 @@ def attention_errors(model: bytes, config: Config, name: str, inputs: np.ndarray
     ops = [op for segment in segments for op in segment.ops if isinstance(op, Attention)]
     if len(segments) != 1 or not ops:
         return None
+    progress("comparing attention with float64")
     program = weft.compile(model, config, reuse=False)
     (compiled,) = (segment for segment in program.segments if isinstance(segment, DeviceProgram))
     image = Image(compiled)

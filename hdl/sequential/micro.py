@@ -295,6 +295,10 @@ class Assembler:
         call: bool = False,
         back: bool = False,
     ) -> None:
+        """Go to `target` on a condition, or behind the last call. A call has no condition: the processor keeps where
+        it returns to before it knows one."""
+        if call and condition is not Condition.ALWAYS:
+            raise ValueError(f"a call of {target!r} cannot depend on {condition.name}")
         at = 1 + CONDITION_BITS
         bits = 1 | int(condition) << 1 | int(unless) << at | int(call) << at + 1 | int(back) << at + 2
         self._words.append(_Word(bits, target=target))

@@ -33,7 +33,7 @@ class Mover(wiring.Component):
     scatter : In(1)
         Write the pixel's next bytes to memory, N at most: those of the columns from 0 on.
     flush : In(1)
-        Write what has gathered.
+        Write what has gathered; `address` must be set again behind it.
     push, byte : Out(1), Out(8)
         A byte of a vector, its first one first.
     column : Out(range(N)), column_byte : In(8)
@@ -94,6 +94,8 @@ class Mover(wiring.Component):
         word = Signal(data.ArrayLayout(8, self.config.bus_bytes), reset_less=True)
         strobe = Signal(self.config.bus_bytes)
         remain, skip, length = Signal(24), Signal(16), Signal(16)
+        # Whether they are zero, from registers: comparing them comes first in long paths.
+        remains, skips, no_length = Signal(), Signal(), Signal(init=1)
         fill = Signal(8, reset_less=True)
         here, reading, writing = Signal(), Signal(), Signal()
         address = Cat(Const(0, align), page)
@@ -107,7 +109,7 @@ class Mover(wiring.Component):
             axi.bready.eq(1),
             self.word.eq(Cat(word).bit_select(Cat(Const(0, 5), lane[2:]), 32) if align > 2 else word),
             self.word_valid.eq(here),
-            self.length_zero.eq(length == 0),
+            self.length_zero.eq(no_length),
             self.idle.eq(~reading & ~writing & ~strobe.any()),
         ]
 
@@ -120,7 +122,7 @@ class Mover(wiring.Component):
         m.d.comb += [
             self.moved.eq(left == 0),
             inside.eq((left != 0) & ~self.length_zero),
-            from_memory.eq(inside & ~out & (skip == 0) & (remain != 0)),
+            from_memory.eq(inside & ~out & ~skips & remains),
             step.eq((left != 0) & Mux(out & inside, ~writing & ~full, ~from_memory | here)),
             takes.eq(step & from_memory),
             gives.eq(step & out & inside),
@@ -132,29 +134,35 @@ class Mover(wiring.Component):
         with m.If(step):
             m.d.sync += left.eq(left - 1)
             with m.If(inside):
-                m.d.sync += length.eq(length - 1)
-                with m.If(skip != 0):
-                    m.d.sync += skip.eq(skip - 1)
+                m.d.sync += [length.eq(length - 1), no_length.eq(length == 1)]
+                with m.If(skips):
+                    m.d.sync += [skip.eq(skip - 1), skips.eq(skip != 1)]
         with m.If(takes | self.word_taken):
-            m.d.sync += remain.eq(remain - Mux(self.word_taken, 4, 1))
+            taken = Mux(self.word_taken, 4, 1)
+            m.d.sync += [remain.eq(remain - taken), remains.eq(remain != taken)]
         with m.If(takes | gives):
             m.d.sync += lane.eq(lane + 1)
         if wide:
             with m.If(self.word_taken):
                 m.d.sync += lane[2:].eq(lane[2:] + 1)
-        self._read(m, word, here, reading, ends, remain)
+        self._read(m, word, here, reading, ends, remains)
         self._write(m, word, strobe, writing, full, lane, gives)
         with m.If(ends | writing & axi.bvalid):
             m.d.sync += page.eq(page + 1)
 
-        for wanted, register in (
-            (self.set_remain, remain),
-            (self.set_skip, skip),
-            (self.set_length, length),
-            (self.set_fill, fill),
-        ):
-            with m.If(wanted):
-                m.d.sync += register.eq(self.value)
+        some, many = Signal(), Signal()
+        m.d.comb += [
+            some.eq(self.value[: len(length)].any()),
+            many.eq(some | self.value[len(length) : len(remain)].any()),
+        ]
+        with m.If(self.set_remain):
+            m.d.sync += [remain.eq(self.value), remains.eq(many)]
+        with m.If(self.set_skip):
+            m.d.sync += [skip.eq(self.value), skips.eq(some)]
+        with m.If(self.set_length):
+            m.d.sync += [length.eq(self.value), no_length.eq(~some)]
+        with m.If(self.set_fill):
+            m.d.sync += fill.eq(self.value)
         with m.If(self.set_address):
             m.d.sync += [page.eq(self.value[align:]), lane.eq(self.value[:align])]
         with m.If(self.gather | self.scatter):
@@ -167,18 +175,18 @@ class Mover(wiring.Component):
         return m
 
     def _read(
-        self, m: Module, word: data.View, here: Signal, reading: Signal, ends: Signal, remain: Signal
+        self, m: Module, word: data.View, here: Signal, reading: Signal, ends: Signal, remains: Signal
     ) -> None:
         """Ask for the next word when there is none."""
         axi = self.axi
         with m.If(axi.arready):
             m.d.sync += axi.arvalid.eq(0)
-        with m.If(~here & ~reading & (remain != 0) & ~self.set_remain):
+        with m.If(~here & ~reading & remains & ~self.set_remain):
             m.d.sync += [axi.arvalid.eq(1), reading.eq(1)]
         with m.If(ends | self.set_remain):
             m.d.sync += here.eq(0)
         with m.If(axi.rvalid):
-            m.d.sync += [reading.eq(0), here.eq((remain != 0) & ~self.set_remain), word.eq(axi.rdata)]
+            m.d.sync += [reading.eq(0), here.eq(remains & ~self.set_remain), word.eq(axi.rdata)]
 
     def _write(
         self,

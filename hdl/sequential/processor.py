@@ -25,6 +25,48 @@ from weft.hdl.sequential.micro import (
 from weft.hdl.sequential.micro import Out as Target
 
 POSITION_BITS = 5
+COMPARED_BITS = 6
+"""Of addresses: words whose lowest bits differ have nothing to do with each other."""
+
+
+class ProgramMemory(wiring.Component):
+    """Words that never change.
+
+    There are two memories, as block RAMs have powers of two for depths: a program that is somewhat longer than one
+    would take nearly twice its size, or have a multiplexer of many inputs behind it.
+
+    Parameters
+    ----------
+    words : sequence of int
+    width : int
+        Bits of a word.
+
+    Members
+    -------
+    en, addr, data : In(1), In, Out(width)
+        As those of a read port.
+    """
+
+    def __init__(self, words: Sequence[int], width: int) -> None:
+        self.words, self.width = words, width
+        self.bits = max((len(words) - 1).bit_length(), 1)
+        super().__init__({"en": In(1), "addr": In(self.bits), "data": Out(width)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        half = 1 << self.bits - 1
+        m.submodules.low = low = Memory(shape=self.width, depth=half, init=self.words[:half])
+        m.submodules.high = high = Memory(
+            shape=self.width, depth=max(len(self.words) - half, 1), init=self.words[half:]
+        )
+        ports = [memory.read_port() for memory in (low, high)]
+        chooses_high = Signal()
+        m.d.comb += self.data.eq(Mux(chooses_high, ports[1].data, ports[0].data))
+        for port in ports:
+            m.d.comb += [port.en.eq(self.en), port.addr.eq(self.addr)]
+        with m.If(self.en):
+            m.d.sync += chooses_high.eq(self.addr[-1])
+        return m
 
 
 class Processor(wiring.Component):
@@ -56,7 +98,7 @@ class Processor(wiring.Component):
     flag : In(len(Condition))
         Conditions; those of the processor itself are ignored.
     out : Out(5), operand : Out(operand_bits), result : Out(32)
-        In this cycle, `result` goes to the unit `out`.
+        In this cycle, `result` goes to the unit `out`. It is the one after that in which the word was executed.
     write_valid, write_ready, write_address, write_data, write_strobe
         Another one writes data memory, when the program does not.
     read_valid, read_ready, read_address, read_data
@@ -93,9 +135,9 @@ class Processor(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         width = OPERAND_LOW + self.operand_bits
-        m.submodules.program = store = Memory(shape=width, depth=len(self.program), init=self.program)
+        m.submodules.program = fetch = ProgramMemory(self.program, width)
         m.submodules.memory = memory = Memory(shape=32, depth=self.depth, init=self.memory)
-        fetch, read, write = store.read_port(), memory.read_port(), memory.write_port(granularity=8)
+        read, write = memory.read_port(), memory.write_port(granularity=8)
         layout = data.StructLayout(
             {
                 "jump": 1, "function": FUNCTION_BITS, "source": SOURCE_BITS, "write": 1, "out": OUT_BITS,
@@ -125,10 +167,11 @@ class Processor(wiring.Component):
         with m.If(free):
             m.d.sync += chosen.eq(Mux(idle | stays, 0, decoded))
             m.d.sync += chosen.operand[: len(at)].eq(at)
-        m.d.comb += stays.eq(started & self._hazard(decoded, chosen, executed, at, indexed))
+        m.d.comb += stays.eq(started & self._hazard(decoded, chosen, executed, indexed))
 
-        # The operand.
-        field, field_waits = self._fields(m, chosen, free)
+        # The operand. What is subtracted, or compared, comes inverted.
+        result = Signal(32)
+        field, field_waits = self._fields(m, chosen, free, executed, result)
         b, operand = Signal(signed(32)), Signal(signed(32), reset_less=True)
         is_field, is_port = chosen.function == Function.FIELD, chosen.source == Source.PORT
         with m.If(is_field):
@@ -147,18 +190,29 @@ class Processor(wiring.Component):
             self.raw.eq(chosen.operand[0]),
             self.word_taken.eq(free & (takes_word | self._field_takes)),
         ]
-        carry = Signal()
-        m.d.sync += [operand.eq(b), carry.eq(self.round), executed.eq(Mux(free, chosen, 0))]
+        carry, subtracts = Signal(), Signal()
+        m.d.comb += subtracts.eq(
+            (chosen.function == Function.SUB)
+            | (chosen.function == Function.MIN)
+            | (chosen.function == Function.MAX)
+        )
+        m.d.sync += [
+            operand.eq(Mux(subtracts, ~b, b)),
+            carry.eq(Mux(chosen.function == Function.ROUND, self.round, subtracts)),
+            executed.eq(Mux(free, chosen, 0)),
+        ]
 
-        # Execution.
-        result = self._calculate(m, executed, accumulator, operand, carry)
+        # Execution. Units get the result from a register.
         m.d.comb += [
-            self.result.eq(result),
+            result.eq(self._calculate(m, executed, accumulator, operand, carry)),
+            self.result.eq(accumulator),
+        ]
+        m.d.sync += [
+            accumulator.eq(result),
             self.out.eq(Mux(executed.function == Function.FIELD, 0, executed.out)),
             self.operand.eq(executed.operand),
         ]
-        m.d.sync += accumulator.eq(result)
-        with m.If(self.out == Target.INDEX):
+        with m.If((executed.function != Function.FIELD) & (executed.out == Target.INDEX)):
             m.d.sync += index.eq(result)
         m.d.comb += [
             write.en.eq(Mux(executed.write, 0b1111, Mux(self.write_valid, self.write_strobe, 0))),
@@ -168,13 +222,11 @@ class Processor(wiring.Component):
         ]
         return m
 
-    def _hazard(
-        self, decoded: data.View, chosen: data.View, executed: data.View, at: Signal, indexed: Value
-    ) -> Value:
+    def _hazard(self, decoded: data.View, chosen: data.View, executed: data.View, indexed: Value) -> Value:
         """Whether the word that is decoded must wait for those ahead of it.
 
-        A jump waits for all; a unit's port, and a field, for the one that may change it next; data memory for what is
-        still to be written, or to choose the address.
+        A jump waits for all that may change its condition; a unit's port, and a field, for what the unit is still to be
+        given; data memory for what is still to be written, or to choose the address.
         """
 
         def outputs(word: data.View) -> Value:
@@ -184,16 +236,17 @@ class Processor(wiring.Component):
             return word.function.any() | word.out.any() | word.write
 
         always = decoded.function == Condition.ALWAYS  # at the place of a jump's condition
+        of_unit = decoded.function > Condition.NEGATIVE
         is_field = decoded.function == Function.FIELD
         reads = (decoded.source[1] == 0) & ~is_field
-        jump = decoded.jump & ~always & (busy(chosen) | busy(executed))
-        port = (decoded.source == Source.PORT) & ~is_field & busy(chosen)
-        field = is_field & outputs(chosen)
-        memory: Value = Const(0)
+        given = outputs(chosen) | outputs(executed)
+        jump = decoded.jump & ~always & (busy(chosen) | busy(executed) | of_unit & self.out.any())
+        port = (decoded.source == Source.PORT) & ~is_field & (busy(chosen) | outputs(executed))
+        memory = indexed & (given | chosen.write | executed.write)
         for word in (chosen, executed):
-            same = word.operand[: len(at)] == decoded.operand[: len(at)]
-            memory |= word.write & (indexed | same) | indexed & outputs(word)
-        return jump | ~decoded.jump & (port | field | reads & memory)
+            same = word.operand[:COMPARED_BITS] == decoded.operand[:COMPARED_BITS]
+            memory |= reads & word.write & same
+        return jump | ~decoded.jump & (port | is_field & given | memory)
 
     def _port(self, number: Signal, accumulator: Signal) -> Signal:
         values = [self.port[index] for index in range(len(Port))]
@@ -227,10 +280,13 @@ class Processor(wiring.Component):
         ]
         with m.If(fetch.en):
             m.d.sync += [started.eq(1), pc.eq(fetch.addr)]
-            with m.If(started & taken & jump.call):
+            # Calls have no condition.
+            with m.If(jump.jump & jump.call):
                 m.d.sync += back.eq(after)
 
-    def _fields(self, m: Module, chosen: data.View, free: Signal) -> tuple[Signal, Value]:
+    def _fields(
+        self, m: Module, chosen: data.View, free: Signal, executed: data.View, result: Signal
+    ) -> tuple[Signal, Value]:
         """The next field of the instruction, and whether to wait for it."""
         current, position = Signal(32, reset_less=True), Signal(POSITION_BITS)
         window, bits, field = Signal(64), Signal(32), Signal(32)
@@ -256,26 +312,18 @@ class Processor(wiring.Component):
             m.d.sync += position.eq(end)
             with m.If(crosses):
                 m.d.sync += current.eq(self.port[Port.WORD])
-        with m.If(self.out == Target.BITS):
-            m.d.sync += [current.eq(self.result), position.eq(0)]
+        with m.If((executed.function != Function.FIELD) & (executed.out == Target.BITS)):
+            m.d.sync += [current.eq(result), position.eq(0)]
         return field, ~ready
 
-    def _calculate(self, m: Module, executed: data.View, a: Signal, b: Signal, round_: Signal) -> Signal:
-        """The result of the word."""
+    def _calculate(self, m: Module, executed: data.View, a: Signal, b: Signal, carry: Signal) -> Signal:
+        """The result of the word. `b` is inverted for what subtracts."""
         total, result, less = Signal(signed(33)), Signal(32), Signal()
-        function = executed.function
-        subtract, carry = Signal(), Signal()
         m.d.comb += [
-            subtract.eq((function == Function.SUB) | (function == Function.MIN) | (function == Function.MAX)),
-            carry.eq(Mux(function == Function.ROUND, round_, subtract)),
-        ]
-        right = Signal(signed(33))
-        m.d.comb += [
-            right.eq(Mux(subtract, ~b, b)),
-            total.eq((Cat(Const(1, 1), Cat(a, a[-1])) + Cat(carry, right))[1:]),
+            total.eq((Cat(Const(1, 1), Cat(a, a[-1])) + Cat(carry, Cat(b, b[-1])))[1:]),
             less.eq(total[-1]),
         ]
-        with m.Switch(function):
+        with m.Switch(executed.function):
             with m.Case(Function.KEEP):
                 m.d.comb += result.eq(a)
             with m.Case(Function.LOAD, Function.FIELD):
@@ -283,9 +331,9 @@ class Processor(wiring.Component):
             with m.Case(Function.AND):
                 m.d.comb += result.eq(a & b)
             with m.Case(Function.MIN):
-                m.d.comb += result.eq(Mux(less, a, b))
+                m.d.comb += result.eq(Mux(less, a, ~b))
             with m.Case(Function.MAX):
-                m.d.comb += result.eq(Mux(less, b, a))
+                m.d.comb += result.eq(Mux(less, ~b, a))
             with m.Default():
                 m.d.comb += result.eq(total)
         return result

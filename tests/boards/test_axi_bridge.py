@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 
 import cocotb
 import pytest
@@ -12,95 +11,17 @@ from axi_models import channels, pauses
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster
 from memory_driver import reset
+from port_memory import BYTES, PortMemory
 
 from weft.boards.axi_bridge import AxiBridge, piece_beats
 from weft.hdl.config import PRESETS, Config
 from weft.sim.bench import bench_parameters, run_bench
 
-BYTES = 1 << 16
-
-
-class Memory:
-    """A memory that serves one command after the other, a word per cycle, and never has to wait for the bridge."""
-
-    def __init__(self, dut, width: int, stall: float) -> None:
-        self.dut, self.width, self.stall = dut, width, stall
-        self.contents = bytearray(random.randbytes(BYTES))
-        self.commands: list[tuple[bool, int, int]] = []
-        self.words = self.written = 0
-        self.reports = 0  # of writes, that the bridge passed on
-        self.begin = self.end = self.cycle = 0
-
-    async def run(self) -> None:
-        dut, width = self.dut, self.width
-        queue: deque[tuple[bool, int, int]] = deque()
-        current: tuple[bool, int, int] | None = None
-        due: deque[int] = deque()  # cycles in which writes are reported
-        waited = 0
-        while True:
-            accepts = len(queue) < 3 and random.random() >= self.stall
-            if current is None and queue:
-                current = queue.popleft()
-                waited = 0
-            moves = current is not None and random.random() >= self.stall
-            dut.memory__command__ready.value = accepts
-            reading = moves and not current[0]
-            dut.memory__read__valid.value = reading
-            if reading:
-                word = self.contents[current[1] : current[1] + width]
-                dut.memory__read__payload.value = int.from_bytes(word, "little")
-            writing = moves and current[0]
-            dut.memory__write__ready.value = writing
-            reported = bool(due) and due[0] <= self.cycle
-            dut.memory__written.value = reported
-            if reported:
-                due.popleft()
-                self.written += 1
-            await ReadOnly()
-            if accepts and dut.memory__command__valid.value:
-                value = int(dut.memory__command__payload.value)
-                command = bool(value & 1), value >> 1 & 0xFFFFFFFF, value >> 33
-                self._check(command)
-                queue.append(command)
-                self.commands.append(command)
-            done = False
-            if reading:
-                assert dut.memory__read__ready.value, "no room for a word that was asked for"
-                done = True
-            if writing:
-                waited += 1
-                done = bool(dut.memory__write__valid.value)
-                if done:
-                    self._store(current[1], int(dut.memory__write__payload.value))
-                else:
-                    assert waited <= 3, "the words of a write were not there"
-            if done:
-                assert current is not None
-                self.begin = self.begin or self.cycle
-                self.end = self.cycle
-                self.words += 1
-                write, address, left = current
-                current = (write, address + width, left - 1) if left > 1 else None
-                if write and current is None:
-                    due.append(self.cycle + random.randint(1, 8))
-            await RisingEdge(dut.clk)
-            self.cycle += 1
-
-    def _check(self, command: tuple[bool, int, int]) -> None:
-        _, address, beats = command
-        assert 1 <= beats <= piece_beats(Config.from_dict(bench_parameters()["config"]))
-        assert address % self.width == 0
-        assert address // 4096 == (address + beats * self.width - 1) // 4096
-
-    def _store(self, address: int, payload: int) -> None:
-        for byte in range(self.width):
-            if payload >> (8 * self.width + byte) & 1:
-                self.contents[address + byte] = payload >> 8 * byte & 0xFF
-
 
 async def start(dut, *, stall: float = 0.0, master_stall: float = 0.0):
-    width = Config.from_dict(bench_parameters()["config"]).bus_bytes
-    memory = Memory(dut, width, stall)
+    config = Config.from_dict(bench_parameters()["config"])
+    width = config.bus_bytes
+    memory = PortMemory(dut, width, stall, longest=piece_beats(config))
     dut.memory__command__ready.value = dut.memory__write__ready.value = 0
     dut.memory__read__valid.value = dut.memory__written.value = 0
     dut.rst.value = 1
@@ -165,8 +86,9 @@ class Pins:
 
 
 async def start_by_hand(dut):
-    width = Config.from_dict(bench_parameters()["config"]).bus_bytes
-    memory = Memory(dut, width, 0.0)
+    config = Config.from_dict(bench_parameters()["config"])
+    width = config.bus_bytes
+    memory = PortMemory(dut, width, 0.0, longest=piece_beats(config))
     dut.memory__read__valid.value = dut.memory__written.value = 0
     pins = Pins(dut)
     await reset(dut)

@@ -90,8 +90,9 @@ def test_the_report_counts_what_the_design_has(built: Built) -> None:
 def test_the_report_has_the_clock_and_what_limits_it(built: Built) -> None:
     timing = built.report["timing"]
     raw = json.loads((built.folder / "timing.json").read_text())["fmax"]["clk"]
-    assert raw["constraint"] == pytest.approx(CLOCK / 0.8e6, rel=1e-3)
-    assert timing["fmax_hz"] == pytest.approx(raw["achieved"] * 0.8e6, abs=1)
+    # A path may take 2.4 ns longer than nextpnr knows.
+    assert 1e3 / raw["constraint"] == pytest.approx(1e9 / CLOCK - 2.4, rel=1e-3)
+    assert 1e9 / timing["fmax_hz"] == pytest.approx(1e3 / raw["achieved"] + 2.4, rel=1e-6)
     assert timing["met"] is True
     assert sum(step["ns"] for step in timing["critical_path"]) == pytest.approx(
         1e3 / raw["achieved"], abs=0.3
@@ -101,7 +102,7 @@ def test_the_report_has_the_clock_and_what_limits_it(built: Built) -> None:
         for step in timing["critical_path"]
         for source in step["sources"]
     )
-    assert any("no delays inside DSP" in note for note in built.report["notes"])
+    assert any("less delay of DSP blocks" in note for note in built.report["notes"])
     assert built.report["clock_hz"] == CLOCK
     assert built.report["baud"] == 1.5e6
 

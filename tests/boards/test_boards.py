@@ -54,7 +54,7 @@ def test_pins_and_clocks_are_constrained(name: str) -> None:
         assert 'FREQUENCY PORT "clk25_0__io" 25000000.0 HZ;' in text
     if board.family is Family.ICE40:
         assert "set_frequency clk12_0__io 12.0" in text
-        assert f"set_frequency clk {board.clock / 1e6 / 0.8:.3f}" in text
+        assert f"set_frequency clk {1e3 / (1e9 / board.clock - 2.4):.3f}" in text
 
 
 def test_all_pads_of_the_sdram_are_constrained() -> None:

@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out
 from cocotb.triggers import ReadOnly, RisingEdge
 from memory_driver import MemoryDriver, burst, random_bursts, reset
 
+from weft.boards.arbiter import Arbiter
 from weft.boards.block_memory import BlockMemory
 from weft.boards.gate import Gate
 from weft.boards.port import memory_port
@@ -21,20 +22,22 @@ WIDTH, SIZE = 8, 1 << 13
 
 
 class Gated(wiring.Component):
-    """A gate in front of a memory, and whether anything happens between the two."""
+    """A gate in front of a memory that takes many commands, and whether anything happens between the two."""
 
     def __init__(self) -> None:
         self.gate, self.memory = Gate(WIDTH), BlockMemory(WIDTH, SIZE)
+        self.arbiter = Arbiter(WIDTH, 1, commands=16)
         super().__init__(
             {"bus": In(memory_port(WIDTH)), "close": In(1), "idle": Out(1), "asks": Out(1), "answers": Out(1)}
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.gate, m.submodules.memory = self.gate, self.memory
+        m.submodules.gate, m.submodules.memory, m.submodules.arbiter = self.gate, self.memory, self.arbiter
         wiring.connect(m, wiring.flipped(self.bus), self.gate.port)
-        wiring.connect(m, self.gate.memory, self.memory.bus)
-        inner = self.memory.bus
+        inner = self.arbiter.port[0]
+        wiring.connect(m, self.gate.memory, inner)
+        wiring.connect(m, self.arbiter.memory, self.memory.bus)
         m.d.comb += [
             self.gate.close.eq(self.close),
             self.idle.eq(self.gate.idle),

@@ -6,7 +6,7 @@ import random
 
 import cocotb
 import pytest
-from axi_models import pauses
+from axi_models import Steady, check_errors, pauses
 from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam
@@ -60,27 +60,14 @@ class Bench:
     async def _watch(self) -> None:
         """Counts pulses, and holds the payloads of stalled channels to AXI's rule: they do not change."""
         dut = self.dut
-        held: dict[str, list[int]] = {}
-        fields = {
-            "ar": ("araddr", "arlen", "arid"),
-            "aw": ("awaddr", "awlen"),
-            "w": ("wdata", "wstrb", "wlast"),
-        }
+        steady = Steady(dut)
         while True:
             await ReadOnly()
             self.confirmed += int(dut.store__confirmed.value)
             self.read_beats += int(dut.read_beat.value)
             self.write_beats += int(dut.write_beat.value)
             self.errors += int(dut.error.value)
-            for channel, names in fields.items():
-                valid = bool(getattr(dut, f"axi__{channel}valid").value)
-                values = [int(getattr(dut, f"axi__{name}").value) for name in names]
-                if channel in held:
-                    assert valid, f"{channel}valid fell before {channel}ready"
-                    assert values == held[channel]
-                held.pop(channel, None)
-                if valid and not getattr(dut, f"axi__{channel}ready").value:
-                    held[channel] = values
+            steady.check()
             await RisingEdge(dut.clk)
             self.cycle += 1
 
@@ -221,21 +208,7 @@ async def bench_errors(dut):
     for name in readers(Config.from_dict(bench_parameters()["config"])):
         getattr(dut, f"{name}__request__valid").value = 0
         getattr(dut, f"{name}__beat__ready").value = 1
-    for channel in ("r", "b"):
-        getattr(dut, f"axi__{channel}valid").value = 0
-        getattr(dut, f"axi__{channel}id").value = 0
-    dut.rst.value = 0
-    for channel in ("r", "b"):
-        for response in range(4):
-            await RisingEdge(dut.clk)
-            getattr(dut, f"axi__{channel}resp").value = response
-            getattr(dut, f"axi__{channel}valid").value = 1
-            await RisingEdge(dut.clk)
-            getattr(dut, f"axi__{channel}valid").value = 0
-            for expected in (response != 0, False):
-                await ReadOnly()
-                assert bool(dut.error.value) == expected
-                await RisingEdge(dut.clk)
+    await check_errors(dut)
 
 
 @pytest.mark.parametrize(("bus", "probability_bits"), [(4, 8), (16, 8), (16, 0)])

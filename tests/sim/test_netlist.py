@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from weft.boards.registry import BOARDS
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.core import Core
 from weft.hdl.isa import End, Load, Mm, Store, Vec
 from weft.hdl.parts import synthesis
+from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate, run_yosys
 from weft.sim.cells import without_cells
 from weft.sim.device import Device
@@ -36,9 +38,9 @@ ROWS, STEPS = 12, 3
 """Rows of A, and vectors of the contraction."""
 
 
-def netlist(config: Config, part: str) -> str:
+def netlist(config: Config, part: str, kind: type[Core | SequentialCore]) -> str:
     """The synthesised core of `config`, without vendors' cells; kept in the cache."""
-    core = generate(Core(config, part), name=TOP)
+    core = generate(kind(config, part), name=TOP)
     commands = [
         "read_verilog core.v",
         *synthesis(f"synth_{part} -top {TOP}"),
@@ -92,8 +94,17 @@ def product(device: Device, config: Config, limit: int, shift: int) -> bytes:
     ],
 )
 def test_netlist(config: Config, part: str) -> None:
+    compare(config, part, Core)
+
+
+def test_netlist_of_a_sequential_core() -> None:
+    """The one that is on the board."""
+    compare(BOARDS["icebreaker"].config, "ice40", SequentialCore)
+
+
+def compare(config: Config, part: str, kind: type[Core | SequentialCore]) -> None:
     golden = GoldenDevice(config, MEMORY)
-    with RtlDevice(config, MEMORY, verilog=netlist(config, part), stall_probability=0.2) as device:
+    with RtlDevice(config, MEMORY, verilog=netlist(config, part, kind), stall_probability=0.2) as device:
         # Sums of any size, of which the result keeps the top, and small ones, of which it keeps every bit.
         for limit, shift in ((128, 24), (4, 15)):
             expected = product(golden, config, limit, shift)

@@ -8,7 +8,7 @@ from attention_cases import random_attention, random_inputs, random_softmax
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir import DeviceSegment
-from weft.hdl.config import PRESETS
+from weft.hdl.config import PRESETS, Config
 from weft.runtime import Image
 from weft.sim.golden import GoldenDevice
 from weft.sim.rtl import RtlDevice
@@ -19,8 +19,17 @@ CASES = 7
 @pytest.mark.parametrize("block", range(12))
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 def test_random_attention(preset: str, block: int) -> None:
+    compare(PRESETS[preset], block)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(3))
+def test_random_attention_on_the_sequential_core(block: int) -> None:
+    compare(PRESETS["tiny"], block, sequential=True)
+
+
+def compare(config: Config, block: int, *, sequential: bool = False) -> None:
     """Seven operators of one seed; memory latency, bandwidth and stalls are random, too."""
-    config = PRESETS[preset]
     rng = np.random.default_rng([block, config.n, 3])
     for case in range(CASES):
         op = random_softmax(rng) if case == CASES - 1 else random_attention(rng, config)
@@ -34,8 +43,8 @@ def test_random_attention(preset: str, block: int) -> None:
             "stall_probability": float(rng.choice([0.0, 0.2, 0.5])),
             "stall_seed": int(rng.integers(1 << 30)),
         }
-        with RtlDevice(config, image.memory_bytes, **memory) as rtl:  # type: ignore[arg-type]
-            image.run(rtl, inputs, timeout=20_000_000)
+        with RtlDevice(config, image.memory_bytes, sequential=sequential, **memory) as rtl:  # type: ignore[arg-type]
+            image.run(rtl, inputs, timeout=1_000_000_000 if sequential else 20_000_000)
             got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
         expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
         wrong = np.flatnonzero(got != expected)

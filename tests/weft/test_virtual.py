@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import weft
-from weft import cli
+from weft import cli, virtual
 from weft.boards import registry
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
@@ -17,7 +20,7 @@ from weft.examples import digits
 from weft.hdl.config import PRESETS
 from weft.hdl.isa import Load
 from weft.sim.device import DeviceError
-from weft.virtual import VirtualBoard
+from weft.virtual import VirtualBoard, board_at
 
 CONFIGS = {"ulx3s-85f": PRESETS["small"]}
 """Smaller than what fits the board, so that its simulator builds faster."""
@@ -30,11 +33,11 @@ def test_digits_on_a_board(name: str) -> None:
     program = weft.compile(digits.model(), config=config)
     inputs = {"image": digits.held_out()[0][:1]}
     golden = program.run(inputs, on="golden")
-    with VirtualBoard(board, config) as virtual:
-        device = BoardDevice.open(virtual.port, config, timeout=5.0)
+    with VirtualBoard(board, config) as simulated:
+        device = BoardDevice.open(simulated.port, config, timeout=5.0)
         assert device.memory_bytes == board.memory.size
         result = program.run(inputs, on=device)
-        assert virtual.violations == []
+        assert simulated.violations == []
         assert np.array_equal(result.outputs["logits"], golden.outputs["logits"])
         assert result.memory == golden.memory
         slower = 3 if board.core is CoreKind.PIPELINED else 24
@@ -44,7 +47,7 @@ def test_digits_on_a_board(name: str) -> None:
         again = program.run(inputs, on=device)
         assert again.memory == golden.memory
         assert again.report["cycles"] == pytest.approx(result.report["cycles"], rel=0.02)
-        assert virtual.violations == []
+        assert simulated.violations == []
         device.close()
 
 
@@ -61,6 +64,39 @@ def test_run_on_a_board_from_the_command_line(
     assert json.loads(Path("report.json").read_text())["counters"]["array_active"] > 0
     assert _exit_code([*arguments, "virtual:icecream"]) == 2
     assert "error: unknown board 'icecream'; choose ulx3s-12f" in capsys.readouterr().err
+
+
+def test_host_that_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that the terminal does not take, or only some of, wait; and it is as good as any other serial port."""
+    draw = random.Random(1)
+
+    def write(file: int, data: bytes) -> int:
+        if draw.random() < 0.5:
+            raise BlockingIOError
+        return os.write(file, data[: draw.randint(1, len(data))])
+
+    monkeypatch.setattr(virtual, "os", types.SimpleNamespace(**vars(os) | {"write": write}))
+    board = registry.find("icebreaker")
+    with VirtualBoard(board, board.config) as simulated:
+        port = Path(simulated.port)
+        with board_at(str(port), board.config, 115200) as device:
+            before = simulated.cycles
+            payload = draw.randbytes(1500)
+            device.write(0x100, payload)
+            assert device.read(0x100, len(payload)) == payload
+        # Ten bits a byte, there and back.
+        assert simulated.cycles - before > 2 * len(payload) * 10 * virtual.DIVISOR
+        assert port.exists()
+        simulated.close()
+        assert not port.exists()
+
+
+def test_broken_rules_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VirtualBoard, "violations", ["tRP", "tRCD"])
+    config = registry.find("icebreaker").config
+    message = "^the board broke rules of its memory chip: tRP, tRCD$"
+    with pytest.raises(DeviceError, match=message), board_at("virtual:icebreaker", config, 115200):
+        pass
 
 
 def _exit_code(arguments: list[str]) -> object:

@@ -68,6 +68,11 @@ def test_jumps_find_their_labels() -> None:
         m.label("end")
 
 
+def test_calls_have_no_condition() -> None:
+    with pytest.raises(ValueError, match="a call of 'routine' cannot depend on ZERO"):
+        Assembler(BITS).jump("routine", Condition.ZERO, call=True)
+
+
 def test_constants_are_checked() -> None:
     m = Assembler(BITS)
     m.ld(1023)
