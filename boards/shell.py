@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import ClockDomain, Elaboratable, Module, Signal
+from amaranth.hdl import ClockDomain, Const, Elaboratable, Instance, Module, Signal
 from amaranth.lib import io
-from amaranth.lib.cdc import FFSynchronizer, ResetSynchronizer
+from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 
-from weft.boards.board import Board, MemoryKind
+from weft.boards.board import Board, Family, MemoryKind
 from weft.boards.pll import Ecp5Pll
 
 SDRAM_CAPTURE = 2
 """Cycles that the registers in the SDRAM's pads add between a command and its data, one each way."""
+
+
+def spread(m: Module, part: str, signal: Signal) -> Signal:
+    """`signal` for thousands of flip-flops: where the part has a network for that, it takes no other wires.
+
+    nextpnr moves clocks there by itself, resets not; and where such a net is in the way of another, its router takes
+    all of it up again.
+    """
+    if part != Family.ECP5:
+        return signal
+    everywhere = Signal(name=f"{signal.name}_everywhere")
+    m.submodules += Instance("DCCA", i_CLKI=signal, i_CE=Const(1, 1), o_CLKO=everywhere)
+    return everywhere
 
 
 class Shell(Elaboratable):
@@ -59,7 +72,9 @@ class Shell(Elaboratable):
             pll.cell(m, port, sync.clk, locked, sdram.clk)
         else:
             pll.cell(m, port, sync.clk, locked)
-        m.submodules.reset_synchronizer = ResetSynchronizer(~locked)
+        reset = Signal()
+        m.submodules.reset_synchronizer = AsyncFFSynchronizer(~locked, reset)
+        m.d.comb += sync.rst.eq(spread(m, self.board.family.value, reset))
 
     def _sdram(self, m: Module, pads: Any) -> None:
         sdram = self.top.sdram

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Module, ResetInserter, Signal
+from amaranth.hdl import ClockDomain, ClockSignal, DomainRenamer, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -17,7 +17,7 @@ from weft.boards.gate import Gate
 from weft.boards.link import BUFFER, Link
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import sdram_pads
-from weft.boards.shell import SDRAM_CAPTURE
+from weft.boards.shell import SDRAM_CAPTURE, spread
 from weft.hdl.axi import axi4_signature
 from weft.hdl.config import Config
 from weft.hdl.control import AXI_LITE
@@ -85,11 +85,15 @@ class Top(wiring.Component):
         )
         # Shorter queues where they are made of flip-flops, and memory answers at once.
         pieces, commands = (4, 2) if self.part == "ice40" else (16, 16)
-        reset = Signal()
+        # A register, as it goes everywhere; and so that the core has no other reset.
+        reset = Signal(init=1)
+        m.domains.core = domain = ClockDomain("core", local=True)
+        m.d.comb += [domain.clk.eq(ClockSignal()), domain.rst.eq(spread(m, self.part, reset))]
+        in_domain = DomainRenamer("core")
         inner = SequentialCore(config, self.part) if sequential else Core(config, self.part)
         outer = Direct(config) if sequential else AxiBridge(config, pieces=pieces)
-        m.submodules.core = core = ResetInserter(reset)(inner)
-        m.submodules.bridge = bridge = ResetInserter(reset)(outer)
+        m.submodules.core = core = in_domain(inner)
+        m.submodules.bridge = bridge = in_domain(outer)
         m.submodules.gate = gate = Gate(config.bus_bytes)
         m.submodules.arbiter = arbiter = Arbiter(config.bus_bytes, 2, commands=commands)
         m.submodules.memory = memory = self._memory()
@@ -97,7 +101,7 @@ class Top(wiring.Component):
             m.d.sync += gate.close.eq(1)
         with m.Elif(reset):
             m.d.sync += gate.close.eq(0)
-        m.d.sync += reset.eq(gate.idle)  # a register, as it goes everywhere
+        m.d.sync += reset.eq(gate.idle)
         m.d.comb += [link.rx.eq(self.rx), self.tx.eq(link.tx)]
         _join(m, axi4_signature(config), core, "m_axi_", bridge.axi)
         _join(m, wiring.Signature(AXI_LITE), core, "", link.registers)
