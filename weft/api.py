@@ -38,12 +38,12 @@ class Result:
     Attributes
     ----------
     outputs : dict of str to ndarray
-        The model's outputs by name.
+        The model's outputs by name; empty from a device that computes nothing ("timing").
     report : dict
         ``cycles``, ``macs``, ``utilization`` (useful MACs over N * N * cycles), ``dram_bytes``, and the same with
         ``name`` and ``bound`` for every operator under ``layers``; cycles are None on a device without time.
     memory : bytes
-        The whole DRAM after the run, one device program after the other.
+        The whole DRAM after the run, one device program after the other; empty like the outputs.
     """
 
     outputs: dict[str, np.ndarray]
@@ -107,10 +107,12 @@ class Program:
         ----------
         inputs : dict of str to ndarray
             One array for each of `self.inputs`, of exactly that dtype and shape.
-        on : "golden", "rtl" or Device
-            Where device programs run. A device must be built for this program's configuration.
+        on : "golden", "rtl", "timing" or Device
+            Where device programs run. A device must be built for this program's configuration. "timing" tells how long
+            they take on the RTL, and computes nothing: there are no outputs, and what would follow on the host is left
+            out.
         latency, bandwidth : int, float
-            Of the simulated memory (rtl): cycles, and bytes a cycle (the bus width if None).
+            Of the simulated memory (rtl, timing): cycles, and bytes a cycle (the bus width if None).
         stalls : int
             Seed of random pauses on every bus channel (rtl); None for none.
         trace : path
@@ -127,20 +129,21 @@ class Program:
             If a device fails.
         """
         values = self._check(inputs)
-        kept, totals = b"", _Totals()
+        kept, totals, complete = b"", _Totals(), True
         layers: list[dict[str, Any]] = []
         for segment in self.segments:
             if isinstance(segment, HostSegment):
-                values |= run_host(segment, values)
+                values |= run_host(segment, values) if complete else {}
                 continue
             options = {"latency": latency, "bytes_per_cycle": bandwidth, "trace": trace, "stalls": stalls}
             image = Image(segment)
             with simulated(on, self.config, image.memory_bytes, options) as device:
+                complete = complete and computes(device)
                 self._run_image(image, device, values)
-                kept += device.read(0, image.memory_bytes) if memory else b""
+                kept += device.read(0, image.memory_bytes) if memory and complete else b""
                 layers += _layers(segment, device, self.config)
                 totals.add(device.counters(), self.config)
-        outputs = {name: np.asarray(values[name]) for name in self.outputs}
+        outputs = {name: np.asarray(values[name]) for name in self.outputs} if complete else {}
         return Result(outputs, _report(layers, totals, self.config), kept)
 
     def _check(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -165,13 +168,14 @@ class Program:
         return values
 
     def _run_image(self, image: Image, device: Device, values: dict[str, np.ndarray]) -> None:
-        """Run one device program; `values` gives what enters it and receives what leaves it."""
+        """Run one device program; `values` gives what enters it, as far as it is known, and receives what leaves it."""
         names = image.program.buffers
         entering = [item for item in self._compiled.to_device if item.buffer.name in names]
-        contents = {item.buffer.name: to_buffer(item, values[item.value]) for item in entering}
+        known = [item for item in entering if computes(device) or item.value in values]
+        contents = {item.buffer.name: to_buffer(item, values[item.value]) for item in known}
         image.run(device, contents)
         for item in self._compiled.from_device:
-            if item.buffer.name in names:
+            if item.buffer.name in names and computes(device):
                 values[item.value] = from_buffer(item, image.read(device, item.buffer.name))
 
 
@@ -186,6 +190,11 @@ def simulated(
     finally:
         if isinstance(on, str) and hasattr(device, "close"):
             device.close()
+
+
+def computes(device: Device) -> bool:
+    """Whether results are in the device's memory after a program."""
+    return getattr(device, "computes", True)
 
 
 def report_of(program: DeviceProgram, device: Device, config: Config) -> dict[str, Any]:
@@ -209,8 +218,13 @@ def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[s
             config, memory_bytes, trace=None if trace is None else Path(trace),
             stall_probability=0.0 if seed is None else 0.3, stall_seed=seed or 0, **options,
         )  # fmt: skip
+    if on == "timing":
+        from weft.sim.timing import TimingDevice
+
+        memory = {name: options[name] for name in ("latency", "bytes_per_cycle")}
+        return TimingDevice(config, memory_bytes, **memory)
     if isinstance(on, str):
-        raise InputError(f"unknown device {on!r}; choose 'golden' or 'rtl'")
+        raise InputError(f"unknown device {on!r}; choose 'golden', 'rtl' or 'timing'")
     if on.config != config:
         raise InputError(
             f"the program is for configuration {config.digest:#010x}, the device is {on.config.digest:#010x}: "

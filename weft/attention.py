@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.api import InputError, Result, report_of, simulated
+from weft.api import InputError, Result, computes, report_of, simulated
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir import Attention, Buffer, CompileError, DeviceSegment, View
 from weft.compiler.memory import LENGTH
@@ -161,7 +161,7 @@ class PagedAttention:
         Returns
         -------
         Result
-            ``outputs["y"]`` is int8 of shape (rows, heads, head_size).
+            ``outputs["y"]`` is int8 of shape (rows, heads, head_size); not there from a device that computes nothing.
 
         Raises
         ------
@@ -180,8 +180,10 @@ class PagedAttention:
         options = {"latency": latency, "bytes_per_cycle": bandwidth, "trace": None, "stalls": stalls}
         with simulated(on, self.config, image.memory_bytes, options) as device:
             image.run(device, contents, registers={LENGTH: length})
-            y = image.read(device, "y").reshape(wanted["q"])
             report = report_of(self.program, device, self.config)
+            if not computes(device):
+                return Result({}, report, b"")
+            y = image.read(device, "y").reshape(wanted["q"])
             return Result({"y": y}, report, device.read(0, image.memory_bytes))
 
     def entries(self, table: Sequence[int], length: int) -> np.ndarray:

@@ -38,6 +38,7 @@ Configuration = Annotated[
 class Target(enum.StrEnum):
     GOLDEN = "golden"
     RTL = "rtl"
+    TIMING = "timing"
     BOARD = "board"
 
 
@@ -110,8 +111,9 @@ def compile_model(
 def run(
     folder: Folder,
     source: Annotated[
-        Path, typer.Option("--input", help=".npz with the model's inputs.", show_default=False)
-    ],
+        Path | None,
+        typer.Option("--input", help=".npz with the model's inputs; not for timing.", show_default=False),
+    ] = None,
     on: Annotated[Target, typer.Option("--on", help="Where to run.")] = Target.GOLDEN,
     output: Annotated[
         Path | None, typer.Option("--output", help="Write the model's outputs to this .npz.")
@@ -119,8 +121,10 @@ def run(
     report: Annotated[
         Path | None, typer.Option("--report", help="Write cycles, MACs and the rest as JSON.")
     ] = None,
-    latency: Annotated[int, typer.Option(min=1, help="Memory latency in cycles (rtl).")] = 30,
-    bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bytes per cycle (rtl).")] = None,
+    latency: Annotated[int, typer.Option(min=1, help="Memory latency in cycles (rtl, timing).")] = 30,
+    bandwidth: Annotated[
+        float | None, typer.Option(min=0.001, help="Memory bytes per cycle (rtl, timing).")
+    ] = None,
     stall_seed: Annotated[
         int | None, typer.Option(help="Random pauses of the memory, by seed (rtl).")
     ] = None,
@@ -132,8 +136,13 @@ def run(
 ) -> None:
     """Run a compiled program.
 
-    On rtl, outputs and memory are compared with the golden interpreter's; on board, outputs.
+    On rtl, outputs and memory are compared with the golden interpreter's; on board, outputs. On timing, nothing is
+    computed: a model of the hardware tells how many cycles it takes, and why.
     """
+    if on is Target.TIMING:
+        return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
+    if source is None:
+        raise reports.FileError("--input is missing: say which .npz holds the model's inputs")
     if (on is Target.BOARD) != (port is not None):
         raise reports.FileError("--on board and --port PORT go together: say both, or neither")
     program = _load(folder)
@@ -158,6 +167,34 @@ def run(
         _compare(golden, result)
     elif on is Target.BOARD:
         _compare(dataclasses.replace(golden, memory=b""), result)
+
+
+def _time(folder: Path, output: Path | None, report: Path | None, memory: dict[str, Any]) -> None:
+    """Run on the cycle model. Inputs do not matter to it."""
+    import numpy as np
+
+    if output is not None:
+        raise reports.FileError("--output and --on timing do not go together: timing computes no outputs")
+    program = _load(folder)
+    inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+    with reports.progress() as progress:
+        progress("running on the cycle model")
+        result = program.run(inputs, on="timing", **memory)
+    if report is not None:
+        reports.write_json(report, result.report)
+    reports.show_layers(result.report, reports.stdout())
+    _show_units(result.report["counters"])
+    print("nothing was computed: cycles are those of a model of the hardware, without data")
+
+
+def _show_units(counters: dict[str, int]) -> None:
+    """Say of every unit for which part of the cycles it was busy, and for which it was held up, by cause."""
+    for unit in ("load", "mm", "vec", "store"):
+        own = {
+            name.removeprefix(f"{unit}_"): value for name, value in counters.items() if name.startswith(unit)
+        }
+        shares = [f"{name} {value / max(counters['cycles'], 1):.1%}" for name, value in own.items()]
+        print(f"{unit}: {', '.join(shares)}")
 
 
 def _on_board(program: Any, inputs: dict[str, Any], port: str, baud: int, progress: reports.Progress) -> Any:

@@ -74,7 +74,7 @@ def test_wrong_dtype(program: Program, image: np.ndarray) -> None:
 
 
 def test_unknown_device(program: Program, image: np.ndarray) -> None:
-    with pytest.raises(InputError, match=r"^unknown device 'fpga'; choose 'golden' or 'rtl'$"):
+    with pytest.raises(InputError, match=r"^unknown device 'fpga'; choose 'golden', 'rtl' or 'timing'$"):
         program.run({"image": image}, on="fpga")
 
 

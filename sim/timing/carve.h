@@ -1,0 +1,231 @@
+// Bus beats to vectors of the scratchpad: the carver (hdl/carve.py) and the transposer (hdl/transpose.py).
+#pragma once
+
+#include <algorithm>
+
+#include "common.h"
+
+namespace weft {
+
+// What the carver does for one LOAD; names as in hdl/carve.py.
+struct Carve {
+    int32_t index = -1;
+    uint16_t signal = 0;
+    bool split = false, transpose = false;
+    int64_t align = 0, align_row = 0, before = 0, run_last = 0, split_last = 0, step_inner = 0, step_outer = 0;
+    int64_t rows = 1, outer = 1, inner = 1, dst = 0, dst_rows = 0, dst_outer = 0, dst_inner = 0;
+};
+
+struct Vector {
+    int32_t index = -1;  // of the LOAD whose last vector it is
+    int32_t address = 0, dst_group = 0, dst_vector = 0;
+    uint16_t signal = 0;
+    bool last = false, transpose = false;
+};
+
+struct Carver {
+    Carve op;
+    Nest<3, 1> nest;
+    bool active = false, running = false, draining = false;
+    unsigned wait = 0;
+    bool near = false, some = false, valid = false;
+    int64_t front = 0, beats = 0, skip = 0, position = 0;
+    Vector vector;
+    unsigned align = 4;
+    int64_t bus = 16, n = 16;
+    // Of the current cycle.
+    bool pops = false, stalls = false;
+
+    bool busy() const { return active || valid; }
+
+    // `next` is what the queue of descriptors offers; returns whether it is taken. `vector_ready` as of this cycle.
+    bool step(const Carve* next, bool beat, bool vector_ready) {
+        pops = stalls = false;
+        if (!active && !next && !valid) return false;
+        const bool free = front != 0 || !some, have = free || beat;
+        const bool advance = !valid || vector_ready;
+        const bool alone = position <= bus - n;
+        if (active && !have && !wait && !(running && near && alone)) {  // nothing but waiting for a beat
+            stalls = (running && advance) || draining;
+            if (vector_ready) valid = false;
+            return false;
+        }
+        const bool emit = active && running && near && (have || alone) && advance;
+        const bool last_inner = nest.last(2);
+        const int64_t reach = position + (last_inner ? op.step_outer : op.step_inner), ahead = reach >> align;
+        const bool pass_end = emit && last_inner && (op.split || nest.last(1));
+        const bool shift = have && (draining || pass_end || (running && !near) || (emit && ahead != 0));
+        const bool pop = shift && !free;
+        const bool empty = !some || (beats == 1 && front == 0 && beat);
+        const bool finish = (pass_end || draining) && empty;
+        const bool follow = (wait & 2) || (finish && (draining ? nest.active : !nest.last_all()));
+        pops = pop;
+        stalls = ((running && advance) || draining) && !emit && !have;
+        const bool starts = !active && next;
+
+        if (emit) output();
+        else if (vector_ready) valid = false;
+        wait = (wait << 1 | unsigned(starts)) & 3;
+        if (follow) begin_pass();
+        else go_on(emit, shift, pop, pass_end, empty, have, reach, ahead);
+        if (emit) nest.step();
+        if (starts) load(*next);
+        else if (active && finish && !follow) active = false;
+        return starts;
+    }
+
+private:
+    int64_t walk_align_ = 0, done_ = 0;
+
+    void output() {
+        valid = true;
+        vector.address = int32_t(nest.at(0));
+        vector.last = nest.last_all();
+        vector.index = vector.last ? op.index : -1;
+        vector.signal = vector.last ? op.signal : 0;
+        vector.transpose = op.transpose;
+        vector.dst_group = int32_t(op.dst_rows), vector.dst_vector = int32_t(op.dst_inner);
+    }
+
+    void go_on(bool emit, bool shift, bool pop, bool pass_end, bool empty, bool have, int64_t reach, int64_t ahead) {
+        const bool drained = draining && empty;
+        if (emit) {
+            position = reach & (bus - 1);
+            near = ahead == 0 || (ahead == 1 && have);
+            skip = have ? ahead - 1 : ahead;
+        } else if (shift) {
+            near = skip == 1;
+            skip--;
+        }
+        if (pass_end) front = 0, running = false, draining = !empty;
+        else if (shift && front) front--;
+        if (pop) some = --beats != 0;
+        if (drained) draining = false;
+    }
+
+    // The start of a pass, from hdl/carve.py's PassWalker, which has had it for at least two cycles.
+    void begin_pass() {
+        const int64_t origin = walk_align_ - op.before, ahead = (origin & (bus - 1)) + done_;
+        front = -(origin >> align);
+        beats = ((walk_align_ + op.run_last) >> align) + 1;
+        skip = (ahead >> align) + 1;
+        position = ahead & (bus - 1);
+        running = some = true;
+        draining = near = false;
+        if (done_ == op.split_last) done_ = 0, walk_align_ = (walk_align_ + op.align_row) & (bus - 1);
+        else done_ += n;
+    }
+
+    void load(const Carve& next) {
+        op = next;
+        active = true;
+        walk_align_ = op.align & (bus - 1), done_ = 0;
+        nest.count[0] = op.rows, nest.count[1] = op.outer, nest.count[2] = op.inner;
+        nest.set(0, op.dst, {op.dst_rows, op.dst_outer, op.dst_inner});
+        nest.start();
+    }
+};
+
+// The way of vectors to the scratchpad's port: a register, and with softmax the transposer before it.
+struct Transposer {
+    struct Column {
+        int32_t address = 0, index = -1;
+        uint16_t signal = 0;
+    };
+    struct Group {
+        int32_t address = 0, step = 0, index = -1;
+        uint16_t signal = 0;
+    };
+
+    int64_t n = 16;
+    bool port = false;  // a vector stands at the port
+    Column at_port;
+    uint16_t signal = 0;
+    int32_t done = -1;  // the instruction whose signal stands
+
+    bool underway() const { return full_ || padding_ || valids_; }
+    bool busy() const { return underway() || port || signal; }
+    bool quiet() const { return !underway() && !port && !signal && done < 0; }
+
+    // Whether `vector` is taken in this cycle, in which the port is granted or not.
+    bool step(bool offered, const Vector& vector, bool granted) {
+        const bool advance = !port || granted;
+        const bool way = underway();
+        const bool transposes = offered && vector.transpose;
+        const bool take = transposes && !(full_ >> target_ & 1) && !padding_;
+        const bool plain = offered && !vector.transpose && !way;
+        const bool taken = transposes ? take : plain && advance;
+
+        signal = port && granted ? at_port.signal : 0;
+        done = port && granted ? at_port.index : -1;
+        if (advance) {
+            port = plain || (valids_ & 2);
+            if (valids_ & 2) at_port = columns_[1];
+            else if (plain) at_port = {vector.address, vector.index, vector.signal};
+        }
+        if (!way && !take) return taken;
+        const unsigned emptied = empty(advance);
+        const unsigned filled = fill(take, vector);
+        full_ = (full_ | filled) & ~emptied;
+        return taken;
+    }
+
+private:
+    unsigned full_ = 0, target_ = 0, source_ = 0, valids_ = 0;
+    int64_t in_ = 0, out_ = 0;
+    int32_t following_ = 0, next_ = 0;
+    bool padding_ = false, fresh_ = true;
+    Group groups_[2];
+    Column columns_[2];
+
+    unsigned fill(bool take, const Vector& vector) {
+        const bool write = take || padding_, last = write && in_ == n - 1;
+        const unsigned target = target_;
+        if (take) {
+            const int32_t address = fresh_ ? vector.address : following_;
+            if (in_ == 0) {
+                following_ = address + vector.dst_group;
+                groups_[target].address = address, groups_[target].step = vector.dst_vector;
+            }
+            groups_[target].signal = vector.signal, groups_[target].index = vector.index;
+            fresh_ = vector.last;
+            padding_ = vector.last && !last;
+        } else if (last) padding_ = false;
+        in_ = write ? (in_ + 1) & (n - 1) : in_;
+        target_ ^= last;
+        return last ? 1u << target : 0;
+    }
+
+    unsigned empty(bool advance) {
+        const bool read = (full_ >> source_ & 1) && advance, last = read && out_ == n - 1;
+        const unsigned source = source_;
+        if (advance) {
+            columns_[1] = columns_[0];
+            valids_ = (valids_ << 1 | unsigned(read)) & 3;
+        }
+        if (read) {
+            const Group& group = groups_[source];
+            Column& column = columns_[0];
+            column.address = out_ == 0 ? group.address : next_;
+            column.signal = last ? group.signal : 0;
+            column.index = last ? group.index : -1;
+            next_ = column.address + group.step;
+            out_ = (out_ + 1) & (n - 1);
+            source_ ^= last;
+        }
+        return last ? 1u << source : 0;
+    }
+};
+
+// Without softmax: vectors stand at the port as they come, and the signal is a register behind it.
+struct PlainPort {
+    uint16_t signal = 0;
+    int32_t done = -1;
+
+    void step(bool written, const Vector& vector) {
+        signal = written ? vector.signal : 0;
+        done = written ? vector.index : -1;
+    }
+};
+
+}  // namespace weft

@@ -1,0 +1,187 @@
+"""The cycle model as a device: the counters of a program, without its results."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.hdl.config import Config
+from weft.hdl.isa import BASES, WORD_BYTES, IsaError, Queue, decode
+from weft.hdl.memmap import Counter
+from weft.sim.device import DeviceError, check_base, check_program, check_range
+from weft.sim.timing.hardware import parameters
+from weft.sim.timing.library import RawInterval, Request, library
+
+LIMIT = 1 << 40
+"""Cycles after which a program is given up if nobody says otherwise."""
+_OUTCOMES = ("done", "hangs", "timeout")
+_KINDS = ("waits", "runs")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What an instruction did from cycle `start` to cycle `end` of the program, the latter not included.
+
+    Attributes
+    ----------
+    unit : Queue
+    instruction : int
+        Its index in the program.
+    kind : str
+        ``waits`` for semaphores or its unit, at the head of the queue; or ``runs``, from the cycle after its acceptance
+        to that of its signal: while one of its instructions runs, a unit is busy.
+    """
+
+    unit: Queue
+    instruction: int
+    kind: str
+    start: int
+    end: int
+
+
+class TimingDevice:
+    """A `weft.sim.device.Device` that predicts `weft.hdl.core.Core`'s counters, and computes nothing.
+
+    Memory keeps what the host wrote: programs and page tables are read from it, everything else is not looked at, and
+    `read` returns it unchanged by programs. Addresses outside memory are not noticed.
+
+    Parameters
+    ----------
+    config : Config
+    memory_bytes : int
+        Size of the DRAM; zero at first.
+    latency, bytes_per_cycle
+        Of the memory, as in `weft.sim.rtl.RtlDevice`.
+    trace : bool
+        Keep `intervals` of the last program.
+
+    Attributes
+    ----------
+    computes : bool
+        False: results are not in memory after a program.
+
+    Raises
+    ------
+    weft.sim.verilate.BuildError
+        If the model, which is C++, cannot be built.
+    """
+
+    computes = False
+
+    def __init__(
+        self,
+        config: Config,
+        memory_bytes: int,
+        *,
+        latency: int = 30,
+        bytes_per_cycle: float | None = None,
+        trace: bool = False,
+    ) -> None:
+        if latency < 1:
+            raise ValueError(f"the memory latency is at least 1 cycle, not {latency}")
+        if bytes_per_cycle is not None and bytes_per_cycle <= 0:
+            raise ValueError(f"the memory bandwidth is above 0 bytes a cycle, not {bytes_per_cycle}")
+        self.config = config
+        self.memory_bytes = memory_bytes
+        self.latency = latency
+        self.bytes_per_cycle = bytes_per_cycle
+        self.trace = trace
+        self.intervals: list[Interval] = []
+        self._library = library()
+        self._parameters = np.array(list(parameters(config).values()), np.int64)
+        self._memory = np.zeros(memory_bytes, np.uint8)
+        self._bases = np.zeros(BASES, np.uint32)
+        self._marks = np.zeros(0, np.uint64)
+        self._marked: list[int] = []
+        self._counters: dict[Counter, int] = dict.fromkeys(Counter, 0)
+        self._tokens = 0.0  # bytes that memory has saved up, which the next program finds
+        self._program: int | None = None
+
+    def write(self, address: int, payload: bytes) -> None:
+        """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
+        check_range(address, len(payload), self.memory_bytes)
+        self._memory[address : address + len(payload)] = np.frombuffer(payload, np.uint8)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read `size` bytes of DRAM, as the host wrote them. Raises `DeviceError` if they do not lie inside memory."""
+        check_range(address, size, self.memory_bytes)
+        return self._memory[address : address + size].tobytes()
+
+    def set_base(self, index: int, address: int) -> None:
+        """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
+        check_base(index, address)
+        self._bases[index] = address
+
+    def start(self, program: int) -> None:
+        """Start the program at DRAM byte address `program`, a multiple of the bus width; `wait` runs it."""
+        check_program(program, self.config)
+        check_range(program, 0, self.memory_bytes)
+        self._program = program
+
+    def mark_writes(self, totals: Sequence[int]) -> None:
+        """As `weft.sim.rtl.RtlDevice.mark_writes`, counted from the start of the program."""
+        self._marks = np.array(totals, np.uint64)
+
+    def marks(self) -> list[int]:
+        """The cycles noted for `mark_writes`; totals not reached are left out."""
+        return self._marked
+
+    def counters(self) -> dict[Counter, int]:
+        """The counters of the last program."""
+        return dict(self._counters)
+
+    def wait(self, timeout: int | None = None) -> None:
+        """Run the program that was started, if any.
+
+        Raises
+        ------
+        DeviceError
+            For a word that is no instruction, or none of this configuration; if the program waits for a semaphore that
+            nothing will give; if it takes more than `timeout` cycles.
+        """
+        if self._program is None:
+            return
+        program, self._program = self._program, None
+        request = Request(
+            self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, self.memory_bytes,
+            self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
+            len(self._marks), LIMIT if timeout is None else timeout,
+        )  # fmt: skip
+        outcome = ctypes.c_int64()
+        model = self._library.weft_timing_run(ctypes.byref(request), ctypes.byref(outcome))
+        try:
+            self._collect(model)
+        finally:
+            self._library.weft_timing_free(model)
+        if outcome.value < 0:
+            raise DeviceError(self._fault(program, -1 - outcome.value))
+        if _OUTCOMES[outcome.value] == "hangs":
+            raise DeviceError("the program hangs: what can run waits for semaphores that nothing will give")
+        if _OUTCOMES[outcome.value] == "timeout":
+            raise DeviceError(f"the program is not done after {timeout} cycles")
+
+    def _fault(self, program: int, index: int) -> str:
+        """Why word `index` of the program cannot be executed."""
+        try:
+            word = self.read(program + index * WORD_BYTES, WORD_BYTES)
+            name = decode(word).OPCODE.name
+        except (DeviceError, IsaError) as error:
+            return f"instruction {index}: {error}"
+        return f"instruction {index}: the configuration has no {name}"
+
+    def _collect(self, model: int) -> None:
+        self._tokens = self._library.weft_timing_tokens(model)
+        counters = (ctypes.c_uint64 * len(Counter))()
+        self._library.weft_timing_counters(model, counters)
+        self._counters = dict(zip(Counter, map(int, counters), strict=True))
+        cycles = (ctypes.c_uint64 * max(1, len(self._marks)))()
+        self._marked = [int(cycle) for cycle in cycles[: self._library.weft_timing_marks(model, cycles)]]
+        found = ctypes.POINTER(RawInterval)()
+        count = self._library.weft_timing_intervals(model, ctypes.byref(found))
+        raws = found[:count] if count else []
+        self.intervals = [
+            Interval(Queue(raw.unit), raw.instruction, _KINDS[raw.kind], raw.start, raw.end) for raw in raws
+        ]

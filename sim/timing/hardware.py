@@ -1,0 +1,140 @@
+"""What the cycle model knows of the hardware: numbers and layouts, each taken from where `weft.hdl` has it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from weft.hdl import (
+    burst,
+    divide,
+    fetch,
+    load,
+    ports,
+    probabilities,
+    requantise,
+    row_states,
+    store,
+    vec_softmax,
+)
+from weft.hdl.accumulator import rmw_latency
+from weft.hdl.array import Array
+from weft.hdl.config import Config
+from weft.hdl.isa import (
+    INSTRUCTIONS,
+    PARAMETER_VECTORS,
+    SEMAPHORES,
+    WORD_BYTES,
+    Instruction,
+    Queue,
+    VectorInstruction,
+    limits,
+)
+from weft.hdl.memmap import Counter
+from weft.hdl.mm_rows import ROW_LATENCY
+
+_KEYWORDS = {"register"}
+"""Names of fields that C++ keeps for itself."""
+NORMALISING = 5
+"""Cycles that the divider takes to bring a sum's top bit to the top. It depends on the sum, which is data: 8 for a sum
+of one to two full probabilities, one less for every doubling, and 2 for less than one."""
+MASKED = 5
+"""Cycles from accepting a Softmax to `weft.hdl.mask.Mask.ready`: its phase counts to 4."""
+
+
+def _array_latency(config: Config) -> int:
+    array = Array(config)
+    array._MustUse__used = True  # it is asked, not built
+    return int(array.latency)
+
+
+def parameters(config: Config) -> dict[str, int]:
+    """What the model has to know of a configuration, in cycles unless it is a field of `Config`; each from where the
+    hardware has it."""
+    chosen = vec_softmax.CHOSEN + requantise.LATENCY
+    ends = chosen + probabilities.tree_stages(config) + 2 + config.groups
+    state = ends + probabilities.sum_latency(config) - row_states.TOTAL
+    early = vec_softmax.CHOSEN + 1 + config.groups
+    return {
+        **config.to_dict(),
+        "groups": config.groups,
+        "softmax": int(config.softmax),
+        "scratchpad_size": config.scratchpad_size,
+        "accumulator_size": config.accumulator_size,
+        "word_bytes": WORD_BYTES,
+        "read_latency": ports.READ_LATENCY,
+        "row_latency": ROW_LATENCY,
+        "array_latency": _array_latency(config),
+        "rmw_latency": rmw_latency(config),
+        "fetch_burst_bytes": fetch.BURST_BYTES,
+        "fetch_bursts": fetch.BURSTS,
+        "fetch_block_depth": fetch.BLOCK_DEPTH,
+        "fetch_page": fetch.PAGE,
+        "load_block": burst.block_beats(config, load.BURST_BEATS),
+        "load_descriptors": min(load.DESCRIPTORS, config.queue_depth),
+        "load_ahead": load.AHEAD_BEATS,
+        "store_block": burst.block_beats(config),
+        "store_descriptors": min(store.DESCRIPTORS, config.queue_depth),
+        "store_unconfirmed": min(store.UNCONFIRMED, 2 * config.queue_depth),
+        "store_bursts": store.BURSTS,
+        "store_reads": store.READS,
+        "burst_page": burst.PAGE,
+        "vec_latency": chosen,
+        "softmax_write": ends + probabilities.PROBABILITY + 1,
+        "softmax_end": state + row_states.ALIGNED,
+        "mask_ready": MASKED,
+        "under_way_most": vec_softmax._UNDER_WAY,
+        "under_way_latency": vec_softmax.CHOSEN + max(row_states.WRITTEN + 1 - early, 0),
+        "divider_lead": divide.LEAD,
+        "divider_steps": divide.STEPS,
+        "divider_read": divide._READ,
+        "divider_normalising": NORMALISING,
+    }
+
+
+def _struct(name: str, fields: list[str]) -> str:
+    members = "".join(f" {field}{'_' if field in _KEYWORDS else ''}," for field in fields)
+    return f"struct {name} {{\n    int64_t{members[:-1]};\n}};\n"
+
+
+def _names(kind: type[Instruction]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _table(opcode: str, kind: type[Instruction]) -> str:
+    """Where the fields of an instruction lie in its word."""
+    position, rows = 8, []
+    for item in dataclasses.fields(kind):
+        data = item.metadata
+        signed, least = str(data["signed"]).lower(), limits(item)[0]
+        rows.append(f"{{{position}, {data['width']}, {signed}, {least}}}")
+        position += data["width"]
+    return f"constexpr Field FIELDS_{opcode}[] = {{ {', '.join(rows)} }};\n"
+
+
+def _kind(opcode: str, kind: type[Instruction]) -> str:
+    return f"{{FIELDS_{opcode}, {len(_names(kind))}}}"
+
+
+def header() -> str:
+    """C++ for everything that is defined in `weft.hdl`: instructions, queues, counters, and names of `parameters`."""
+    kinds = [(opcode.name, cls) for opcode, cls in sorted(INSTRUCTIONS.items())]
+    assert sorted(INSTRUCTIONS) == list(range(len(kinds)))
+    queues = ", ".join(str(-1 if cls.QUEUE is None else int(cls.QUEUE)) for _, cls in kinds)
+    structs: list[type[Instruction]] = [VectorInstruction, *(cls for _, cls in kinds)]
+    return "".join([
+        "#pragma once\n#include <cstdint>\nnamespace weft {\n",
+        f"enum Unit {{ {', '.join(queue.name for queue in Queue)}, QUEUE_COUNT }};\n",
+        f"enum Opcode {{ {', '.join('OP_' + name for name, _ in kinds)} }};\n",
+        f"constexpr int OPCODE_QUEUE[] = {{ {queues} }};\n",
+        f"constexpr unsigned WORD_LENGTH = {WORD_BYTES};\n",
+        f"constexpr unsigned SEMAPHORE_COUNT = {SEMAPHORES}, PARAMETER_VECTOR_COUNT = {PARAMETER_VECTORS};\n",
+        f"enum CounterIndex {{ {', '.join('COUNT_' + counter.name for counter in Counter)} }};\n",
+        _struct("Parameters", list(parameters(Config()))),
+        _struct("Header", _names(Instruction)),
+        *(_struct(cls.__name__, _names(cls)) for cls in structs),
+        "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
+        *(_table(name, cls) for name, cls in kinds),
+        "struct Kind { const Field* fields; unsigned count; };\n",
+        f"constexpr Kind KINDS[] = {{ {', '.join(_kind(name, cls) for name, cls in kinds)} }};\n",
+        "}  // namespace weft\n",
+    ])  # fmt: skip

@@ -1,0 +1,204 @@
+// The load unit (hdl/load.py): page tables, requests that run ahead, beats, carver, scratchpad port.
+#pragma once
+
+#include "carve.h"
+#include "common.h"
+#include "memory.h"
+#include "queues.h"
+
+namespace weft {
+
+// hdl/pages.py: a register for one LOAD, whose page table entry is asked for while it waits in front of it.
+struct PageReader {
+    bool asked = false, held = false, lacks = false, ask = false;
+    int32_t located = -1;
+    uint32_t entry = 0;  // added to the offset of `located`
+    Burst request;
+    Fifo<uint32_t, 4> coming, entries;
+
+    bool accepts(const Load* op, bool located_ready) const {
+        return op && (asked || !op->paged) && (!held || (!lacks && located_ready));
+    }
+
+    // Without an instruction to come, nothing changes before an entry comes.
+    bool waits(bool located_ready) const {
+        return !ask && !entries.readable() && !(held && !lacks && located_ready);
+    }
+
+    void step(const Load* op, int32_t index, bool accept, bool located_ready, bool request_taken, bool beat,
+              uint32_t address, uint32_t value, unsigned bus) {
+        const bool issue = op && op->paged && !asked && !ask;
+        const bool add = lacks && entries.readable();
+        if (accept) held = true, lacks = op->paged, located = index, entry = 0;
+        else if (add) lacks = false, entry = entries.head();
+        else if (located_ready && !lacks) held = false;
+        if (add) entries.pop();
+        if (beat) entries.push(coming.head()), coming.pop();
+        if (issue) {
+            asked = ask = true;
+            coming.push(value);
+            request = {address / bus * bus, 1, PAGES};
+        } else {
+            if (accept) asked = false;
+            if (request_taken) ask = false;
+        }
+    }
+};
+
+struct LoadUnit {
+    const Parameters* p = nullptr;
+    const std::vector<Instruction>* program = nullptr;
+    const uint32_t* bases = nullptr;
+    PageReader pages;
+    Splitter splitter;
+    Fifo<Carve, 4> queue;
+    Carver carver;
+    Slice<char> beats;
+    Slice<Vector> vectors;
+    Transposer transposer;
+    PlainPort plain;
+    // Runs that are still to be asked for.
+    bool run = false;
+    uint32_t address = 0, pitch = 0;
+    int64_t bytes = 0, rows = 0, passes = 0, passes_reload = 0;
+    int64_t ahead = 0;
+    bool allowed = true;
+    uint64_t stall_memory = 0, stall_port = 0;
+    uint16_t signal = 0;  // of this cycle, with the instruction that is done
+    int32_t done = -1;
+
+    void configure(const Parameters& parameters) {
+        p = &parameters;
+        splitter.align = log2_of(uint64_t(p->bus_bytes)), splitter.block = uint32_t(p->load_block);
+        carver.align = splitter.align, carver.bus = p->bus_bytes, carver.n = transposer.n = p->n;
+        queue.depth = unsigned(p->load_descriptors);
+        shift_ = log2_of(uint64_t(p->scratchpad_depth)), mask_ = uint32_t(p->scratchpad_size - 1);
+    }
+
+    bool busy() const {
+        return (p->softmax && pages.held) || run || queue.readable() || carver.busy() || vectors.valid ||
+               (p->softmax ? transposer.busy() : plain.signal != 0);
+    }
+    // Not even a signal or a request is left.
+    bool quiet() const {
+        return !pages.held && !run && !queue.readable() && !carver.busy() && !vectors.valid && !beats.valid &&
+               splitter.idle() && transposer.quiet() && !plain.signal && plain.done < 0 && !pages.ask && allowed;
+    }
+    bool asks() const { return splitter.valid && allowed; }
+    Burst request() const { return {splitter.address, splitter.beats, LOADS}; }
+    bool takes_beat() const { return beats.ready(); }
+
+    // `index` is the instruction offered, or -1; returns whether it is accepted. `beat` is offered on the bus; requests
+    // are taken or not; `vec_write` as in `write`.
+    bool step(int32_t index, bool beat, bool page_beat, bool load_taken, bool page_taken, unsigned vec_write,
+              const uint8_t* memory, uint64_t memory_bytes) {
+        const Load* op = index < 0 ? nullptr : &fields_of<Load>((*program)[size_t(index)]);
+        signal = p->softmax ? transposer.signal : plain.signal;
+        done = p->softmax ? transposer.done : plain.done;
+        const bool ready = !run && queue.writable();
+        const bool beat_taken = beat && beats.ready();
+        const bool carve_taken = carve(beat, vec_write);
+        const bool request_taken = load_taken && allowed;
+        const int64_t more = (request_taken && splitter.valid ? splitter.beats : 0) - int64_t(beat_taken);
+        const bool located = p->softmax ? pages.held && !pages.lacks : op != nullptr, begins = ready && located;
+        const int32_t begun = p->softmax ? pages.located : index;
+        const uint32_t entry = p->softmax ? pages.entry : 0;
+        const bool run_taken = run && splitter.waiting.ready();
+        if (run_taken || splitter.moves(request_taken))
+            splitter.step(run, run ? splitter.cut(address, uint64_t(bytes), -1) : Splitter::Run{}, request_taken);
+        bool accepted = begins;
+        if (p->softmax) accepted = locate(op, index, ready, page_taken, page_beat, memory, memory_bytes);
+        if (carve_taken) queue.pop();
+        if (begins) begin(begun, entry);
+        else if (run_taken) next_run();
+        allowed = ahead < p->load_ahead;
+        ahead += more;
+        return accepted;
+    }
+
+private:
+    unsigned shift_ = 0;
+    uint32_t mask_ = 0;
+
+    unsigned bank(int64_t address_) const { return (uint32_t(address_) & mask_) >> shift_; }
+
+    // From beats to the scratchpad; returns whether a descriptor is taken from the queue.
+    bool carve(bool beat, unsigned vec_write) {
+        const bool vector_taken = write(vec_write);
+        const bool offers = carver.valid, room = vectors.ready();
+        const Vector coming = offers ? carver.vector : Vector{};
+        const bool taken = carver.step(queue.readable() ? &queue.head() : nullptr, beats.valid, room);
+        stall_memory += carver.stalls;
+        if (offers || vectors.valid) vectors.step(offers && room, coming, vector_taken);
+        if (beat || beats.valid) beats.step(beat, 0, carver.pops);
+        return taken;
+    }
+
+    // The register before the requests, and page tables; returns whether `op` moves there.
+    bool locate(const Load* op, int32_t index, bool ready, bool request_taken, bool beat, const uint8_t* memory,
+                uint64_t memory_bytes) {
+        if (!op && !beat && pages.waits(ready)) return false;
+        const bool accepted = pages.accepts(op, ready);
+        uint32_t at = 0, value = 0;
+        if (op && op->paged) {
+            at = bases[op->table] + uint32_t(op->page) * 4;
+            for (unsigned k = 0; k < 4 && at + uint64_t(4) <= memory_bytes; k++)
+                value |= uint32_t(memory[at + k]) << 8 * k;
+        }
+        pages.step(op, index, accepted, ready, request_taken, beat, at, value, unsigned(p->bus_bytes));
+        return accepted;
+    }
+
+    // The vector at the port, and the way there, while the vector unit writes to bank `vec_write` - 1. Returns whether
+    // the slice before it is emptied.
+    bool write(unsigned vec_write) {
+        if (!p->softmax) {
+            const bool granted = vectors.valid && 1 + bank(vectors.out.address) != vec_write;
+            stall_port += vectors.valid && !granted;
+            plain.step(granted, vectors.out);
+            return granted;
+        }
+        if (!vectors.valid && transposer.quiet()) return false;
+        const bool granted = transposer.port && 1 + bank(transposer.at_port.address) != vec_write;
+        stall_port += transposer.port && !granted;
+        return transposer.step(vectors.valid, vectors.out, granted);
+    }
+
+    void next_run() {
+        if (passes) {
+            passes--;
+            return;
+        }
+        passes = passes_reload;
+        address += pitch;
+        run = rows != 0;
+        rows--;
+    }
+
+    void begin(int32_t index, uint32_t entry) {
+        const Load& op = fields_of<Load>((*program)[size_t(index)]);
+        const uint32_t first = bases[op.base] + uint32_t(op.offset) + entry;
+        const int64_t n = p->n, vectors_ = (op.length - 1) / n + 1, rest = (vectors_ - 1) * n;
+        const bool overlap = op.pitch < op.length && rest && op.pixels != 1;
+        run = true;
+        bytes = op.run, address = first, pitch = uint32_t(op.row_pitch), rows = op.rows - 1;
+        passes = passes_reload = overlap ? vectors_ - 1 : 0;
+        Carve carve;
+        carve.index = index;
+        carve.signal = uint16_t(op.signal);
+        carve.split = overlap, carve.transpose = op.transpose;
+        carve.align = first, carve.align_row = op.row_pitch;
+        carve.before = op.before, carve.run_last = op.run - 1;
+        carve.split_last = overlap ? rest : 0;
+        carve.step_inner = overlap ? op.pitch : n, carve.step_outer = (op.pitch - rest) & 0xFFFF;
+        carve.align &= p->bus_bytes - 1, carve.align_row &= p->bus_bytes - 1;
+        carve.rows = op.rows;
+        carve.outer = overlap ? vectors_ : op.pixels, carve.inner = overlap ? op.pixels : vectors_;
+        carve.dst = op.dst, carve.dst_rows = op.dst_row;
+        carve.dst_outer = overlap ? op.dst_vector : op.dst_pixel;
+        carve.dst_inner = overlap ? op.dst_pixel : op.dst_vector;
+        queue.push(carve);
+    }
+};
+
+}  // namespace weft

@@ -1,0 +1,276 @@
+// The matrix unit: rows of A (hdl/mm_rows.py), tiles of B a tile ahead of them (hdl/mm_weights.py), and when what the
+// array makes of a row reaches the accumulator (hdl/mm.py).
+//
+// Its reads are never refused for the sake of others, so once it has an instruction, only the next one matters to it.
+// It is therefore simulated ahead of all other units, and leaves behind what they have to know of every cycle.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "common.h"
+
+namespace weft {
+
+// A byte for every cycle of the near past and future.
+class Track {
+public:
+    uint8_t at(Cycle cycle) const { return bytes_[cycle % HORIZON]; }
+    void set(Cycle cycle, uint8_t value) { bytes_[cycle % HORIZON] = value; }
+    void fill(Cycle from, Cycle to, uint8_t value) {
+        if (to - from >= HORIZON) from = to - HORIZON;
+        const size_t begin = from % HORIZON, count = size_t(to - from), whole = std::min(count, HORIZON - begin);
+        std::memset(bytes_ + begin, value, whole);
+        std::memset(bytes_, value, count - whole);
+    }
+
+private:
+    uint8_t bytes_[HORIZON]{};
+};
+
+struct Matrix {
+    struct Row {
+        uint32_t c = 0;
+        uint16_t signal = 0;
+        uint8_t bank = 0;
+        bool inside = false, first = false, overwrite = false, last = false;
+    };
+
+    // Rows: loop nest, slice, and the register of the row to issue, which may be issued from `clear` on.
+    Nest<6, 4> rows;
+    Row row;
+    Slice<Row> ahead;
+    bool valid = false;
+    Cycle clear = 0;
+    std::vector<Cycle> issued;  // per row of C, when it was last issued, plus 1
+    uint16_t h = 1, w = 1, signal = 0;
+    bool accumulate = false;
+    // Weights.
+    Nest<5, 1> tiles;
+    bool loaded = false, taken = false;
+    unsigned running = 0;
+    uint64_t active = 0, stall_weights = 0, stall_port = 0;
+    Cycle first_row = 0, last_write = 0;
+    // Everything before cycle `until` is known: requests of B and A, 1 + bank or 0, and ends of instructions.
+    Cycle until = 1;
+    Track asks_b, asks_a;
+    Fifo<Cycle, 32> ends;
+
+    void configure(const Parameters& p) {
+        issued.assign(size_t(p.accumulator_size), 0);
+        a_mask_ = uint32_t(p.scratchpad_size - 1), c_mask_ = uint32_t(p.accumulator_size - 1);
+        a_shift_ = log2_of(uint64_t(p.scratchpad_depth)), c_shift_ = log2_of(uint64_t(p.accumulator_depth));
+        n_ = p.n;
+        latency_ = Cycle(p.row_latency + p.array_latency);
+        visible_ = Cycle(p.rmw_latency);
+        row_latency_ = Cycle(p.row_latency);
+    }
+    bool quiet() const { return !rows.active && !tiles.active && !valid && !ahead.valid; }
+    // 1 + bank of the accumulator that a row is added into, or 0.
+    unsigned adds(Cycle now) const { return now < adds_until_ ? adds_.at(now) : 0; }
+
+    // Catch up with `now`, and go on for as long as it does not matter what else will be in the queue. `op` is there.
+    void run_ahead(Cycle now, const Mm* op, Schedule& schedule) {
+        if (until < now) until = now;
+        const Cycle limit = now + HORIZON / 2;
+        while (until < limit && !quiet() && !looks_at_queue(op)) {
+            if (!bulk(op, limit)) step(until, op, schedule);
+        }
+    }
+
+    // One cycle, the first one that is not known. Returns whether `op`, the instruction at the queue, is accepted.
+    bool step(Cycle now, const Mm* op, Schedule& schedule) {
+        until = now + 1;
+        const bool wants_b = tiles.active && !(tiles.first(4) && loaded);
+        const bool last_word = tiles.active && tiles.last(4);
+        const bool ready = loaded || last_word;
+        const unsigned b = wants_b ? 1 + bank(tiles.at(0)) : 0;
+        const bool waits = valid && row.first && !ready;
+        const bool free_row = valid && now >= clear && !waits;
+        const unsigned a = free_row && row.inside ? 1 + row.bank : 0;
+        const bool issues = free_row && (!a || a != b);
+        stall_weights += waits;
+        stall_port += valid && !issues && !waits;
+        asks_b.set(now, uint8_t(b)), asks_a.set(now, uint8_t(a));
+
+        // Everything below changes registers.
+        const bool weights_free = !tiles.active || (last_word && op && tiles.last_all());
+        const bool steps = rows.active && ahead.ready();
+        const bool rows_free = !rows.active || (steps && outer_last_ && rows.last(5));
+        const bool loads_weights = op && !taken && weights_free, accepts = op && rows_free && (taken || weights_free);
+
+        const bool swaps = issues && row.first;
+        add(now + latency_, issues && !row.overwrite ? uint8_t(1 + (row.c >> c_shift_)) : 0);
+        if (issues) issue(now, schedule);
+        advance(issues, steps);
+        if (swaps) loaded = false, swapped_ = now;
+        else if (last_word) loaded = true;
+        if (wants_b) tiles.step();
+        if (loads_weights) load_weights(*op);
+        if (accepts) load_rows(*op), taken = false, running++;
+        else if (loads_weights) taken = true;
+        return accepts;
+    }
+
+private:
+    uint32_t a_mask_ = 0, c_mask_ = 0;
+    unsigned a_shift_ = 0, c_shift_ = 0;
+    int64_t n_ = 16;
+    Cycle latency_ = 0, visible_ = 0, row_latency_ = 0, swapped_ = 0;
+    bool tile_begins_ = false, overwrite_ = false, outer_last_ = false;
+    Track adds_;
+    Cycle adds_until_ = 0;
+
+    unsigned bank(int64_t address) const { return (uint32_t(address) & a_mask_) >> a_shift_; }
+
+    // Whether it matters in this cycle what the queue holds, beyond `op`.
+    bool looks_at_queue(const Mm* op) const {
+        const bool weights_free = !tiles.active || (tiles.last(4) && tiles.last_all());
+        if (!op && !taken && weights_free) return true;
+        return (taken || weights_free) && (!rows.active || (outer_last_ && rows.last(5)));
+    }
+
+    void add(Cycle at, uint8_t value) {
+        if (adds_until_ < at) adds_.fill(adds_until_, at, 0);
+        adds_.set(at, value);
+        adds_until_ = at + 1;
+    }
+
+    void issue(Cycle now, Schedule& schedule) {
+        if (!active++) first_row = now + row_latency_;
+        issued[row.c] = now + 1;
+        last_write = now + latency_ + visible_ - 1;
+        if (row.last) {
+            Slot& slot = schedule.at(now + latency_ + visible_);
+            slot.mm_done = true, slot.mm_signal = row.signal;
+            ends.push(now + latency_ + visible_);
+        }
+    }
+
+    // The next row moves to the register, and the nest's into the slice.
+    void advance(bool issues, bool steps) {
+        const bool moves = ahead.valid && (!valid || issues);
+        if (moves) {
+            row = ahead.out;
+            valid = true;
+            clear = row.overwrite || !issued[row.c] ? 0 : issued[row.c] - 1 + visible_;
+        } else if (issues) valid = false;
+        if (steps) {
+            ahead.step(true, made(), moves);
+            if (rows.step() != 5) enter_row();
+        } else if (ahead.valid) ahead.step(false, Row{}, moves);
+    }
+
+    Row made() const {
+        Row made;
+        made.inside = uint16_t(rows.at(1)) < h && uint16_t(rows.at(2)) < w;
+        made.first = tile_begins_ && rows.first(5);
+        made.bank = uint8_t(bank(rows.at(0)));
+        made.c = uint32_t(rows.at(3)) & c_mask_;
+        made.overwrite = overwrite_;
+        made.last = outer_last_ && rows.last(5);
+        made.signal = made.last ? signal : 0;
+        return made;
+    }
+
+    // What does not change in the inmost loop.
+    void enter_row() {
+        tile_begins_ = rows.first(4);
+        overwrite_ = !accumulate && rows.first(1) && rows.first(2) && rows.first(3);
+        outer_last_ = rows.last(0) && rows.last(1) && rows.last(2) && rows.last(3) && rows.last(4);
+    }
+
+    // Issue many rows at once: of the inmost loop, behind the start of a tile, one every cycle without anything that
+    // could stop them. Returns whether there were any.
+    bool bulk(const Mm* op, Cycle limit) {
+        // The two rows before the nest's are those in the register and in the slice.
+        if (!valid || !ahead.valid || ahead.full || !rows.active || rows.index[5] < 3) return false;
+        if (until < clear || until - swapped_ < visible_ || (op && !taken && !tiles.active)) return false;
+        int64_t count = std::min<int64_t>(rows.count[5] - 1 - rows.index[5], int64_t(limit - until));
+        const bool wants_b = tiles.active && !(tiles.first(4) && loaded);
+        if (wants_b) count = std::min(count, tiles.count[4] - 1 - tiles.index[4]);
+        if (count < 4) return false;
+        const int64_t a = rows.at(0) - 2 * rows.stride[0][5], a_end = a + (count - 1) * rows.stride[0][5];
+        const int64_t c = rows.at(3) - 2 * rows.stride[3][5], c_end = c + (count - 1) * rows.stride[3][5];
+        const int64_t b_end = tiles.at(0) + (count - 1) * tiles.stride[0][4];
+        if (!same(a, a_end, a_shift_) || !same(c, c_end, c_shift_)) return false;
+        if (wants_b && (!same(tiles.at(0), b_end, a_shift_) || bank(a) == bank(b_end))) return false;
+
+        const Cycle to = until + Cycle(count);
+        asks_b.fill(until, to, uint8_t(wants_b ? 1 + bank(b_end) : 0));
+        mark_a(count, uint8_t(1 + bank(a)));
+        if (adds_until_ < until + latency_) adds_.fill(adds_until_, until + latency_, 0);
+        const uint8_t c_bank = uint8_t((uint32_t(c) & c_mask_) >> c_shift_);
+        adds_.fill(until + latency_, to + latency_, overwrite_ ? 0 : uint8_t(1 + c_bank));
+        adds_until_ = to + latency_;
+        for (int64_t k = std::max<int64_t>(0, count - int64_t(visible_)); k < count; k++)
+            issued[uint32_t(c + k * rows.stride[3][5]) & c_mask_] = until + Cycle(k) + 1;
+        active += uint64_t(count);
+        last_write = to - 1 + latency_ + visible_ - 1;
+        if (wants_b) tiles.index[4] += count, tiles.level[0][4] += count * tiles.stride[0][4];
+        skip(count - 2);
+        row = made(), rows.step();
+        ahead.out = made(), rows.step();
+        clear = 0;
+        until = to;
+        return true;
+    }
+
+    void skip(int64_t count) {
+        rows.index[5] += count;
+        for (unsigned value = 0; value < 4; value++) rows.level[value][5] += count * rows.stride[value][5];
+    }
+
+    // Whether two addresses and all between them lie in one bank; never if they wrap.
+    static bool same(int64_t from, int64_t to, unsigned shift) { return from >= 0 && from >> shift == to >> shift; }
+
+    // The requests for A of the next `count` rows, of which those in the padding ask for nothing.
+    void mark_a(int64_t count, uint8_t value) {
+        const int64_t y_step = rows.stride[1][5], x_step = rows.stride[2][5];
+        const int64_t y = int16_t(rows.at(1) - 2 * y_step), x = int16_t(rows.at(2) - 2 * x_step);
+        if (within(y, y + (count - 1) * y_step, h) && within(x, x + (count - 1) * x_step, w))
+            asks_a.fill(until, until + Cycle(count), value);
+        else
+            for (int64_t k = 0; k < count; k++) {
+                const bool inside = uint16_t(y + k * y_step) < h && uint16_t(x + k * x_step) < w;
+                asks_a.set(until + Cycle(k), inside ? value : 0);
+            }
+    }
+
+    // Whether two coordinates and all between them are in range.
+    static bool within(int64_t from, int64_t to, uint16_t bound) {
+        return std::min(from, to) >= 0 && std::max(from, to) < std::min<int64_t>(bound, 1 << 15);
+    }
+
+    // Where the two loops over rows go on like one, let the inmost one be that.
+    void flatten() {
+        const int64_t count = rows.count[5];
+        for (unsigned value = 0; value < 4; value++)
+            if (count > 1 && rows.stride[value][4] != count * rows.stride[value][5]) return;
+        if (count == 1)
+            for (unsigned value = 0; value < 4; value++) rows.stride[value][5] = rows.stride[value][4];
+        rows.count[5] *= rows.count[4], rows.count[4] = 1;
+    }
+
+    void load_weights(const Mm& op) {
+        const int64_t counts[5] = {op.nt, op.ky, op.kx, op.kc, n_};
+        std::copy(counts, counts + 5, tiles.count);
+        tiles.set(0, op.b, {op.b_nt, op.b_ky, op.b_kx, op.b_kc, op.b_row});
+        tiles.start();
+    }
+
+    void load_rows(const Mm& op) {
+        const int64_t counts[6] = {op.nt, op.ky, op.kx, op.kc, op.oy, op.ox};
+        std::copy(counts, counts + 6, rows.count);
+        rows.set(0, op.a, {op.a_nt, op.a_ky, op.a_kx, op.a_kc, op.a_oy, op.a_ox});
+        rows.set(1, op.y, {0, op.y_ky, 0, 0, op.y_oy, 0});
+        rows.set(2, op.x, {0, 0, op.x_kx, 0, 0, op.x_ox});
+        rows.set(3, op.c, {op.c_nt, 0, 0, 0, op.c_oy, op.c_ox});
+        flatten();
+        h = uint16_t(op.h), w = uint16_t(op.w), signal = uint16_t(op.signal), accumulate = op.accumulate;
+        rows.start();
+        enter_row();
+    }
+};
+
+}  // namespace weft

@@ -1,0 +1,140 @@
+// The memory behind AXI4, cycle by cycle as sim/rtl_model.cpp has it, and the registers of hdl/axi.py before it.
+#pragma once
+
+#include "common.h"
+
+namespace weft {
+
+constexpr unsigned OUTSTANDING = 16;  // bursts that the testbench's memory accepts in each direction
+
+struct WriteBeat {
+    bool last = false;
+    uint16_t bytes = 0;
+};
+
+struct Memory {
+    struct Pending {
+        Cycle ready = 0;
+        unsigned beats = 0;
+        uint8_t id = 0;
+    };
+
+    Cycle latency = 30;
+    double rate = 0, tokens = 0;  // bytes a cycle that reads and writes share, 0 for no limit
+    double bus = 16;
+    Fifo<Pending, 64> reads, writes, responses;
+    bool read_valid = false, response_valid = false, write_ready = false, read_ready_for_address = false,
+         write_ready_for_address = false;
+    uint8_t read_id = 0;
+    Slice<Burst> ar, aw;
+    Slice<WriteBeat> w;
+    uint64_t read_beats = 0, write_beats = 0, written = 0;
+    std::vector<uint64_t> marks;
+    std::vector<Cycle> marked;
+
+    bool idle() const {
+        return !reads.readable() && !writes.readable() && !responses.readable() && !ar.valid && !aw.valid && !w.valid &&
+               !read_valid && !response_valid && (rate == 0 || tokens >= bus + rate);
+    }
+
+    bool funded() const { return rate == 0 || tokens >= bus; }
+
+    // What memory offers in this cycle.
+    void drive(Cycle now) {
+        if (rate != 0 && tokens < bus + rate) tokens += rate;
+        read_ready_for_address = reads.level < OUTSTANDING;
+        write_ready_for_address = writes.level < OUTSTANDING;
+        write_ready = writes.readable() && funded();
+        if (!read_valid && reads.readable() && reads.head().ready <= now && funded()) {
+            tokens -= bus;
+            read_id = reads.head().id;
+            read_valid = true;
+        }
+        if (!response_valid && responses.readable() && responses.head().ready <= now) response_valid = true;
+    }
+
+    // The handshakes of this cycle, then the registers of the channels. A response is always taken.
+    void step(Cycle now, bool read_ready, bool ask, const Burst& read, bool ask_write, const Burst& write, bool send,
+              const WriteBeat& beat) {
+        const bool new_read = ar.valid && read_ready_for_address, new_write = aw.valid && write_ready_for_address;
+        const bool sent = w.valid && write_ready;
+        if (read_valid && read_ready) {
+            read_beats++;
+            read_valid = false;
+            if (--reads.head().beats == 0) reads.pop();
+        }
+        if (response_valid) response_valid = false, responses.pop();
+        if (sent) take_beat(now);
+        if (new_read) reads.push({now + latency, ar.out.beats, ar.out.id});
+        if (new_write) writes.push({now + latency, aw.out.beats, 0});
+        if (ask || ar.valid) ar.step(ask, read, new_read);
+        if (ask_write || aw.valid) aw.step(ask_write, write, new_write);
+        if (send || w.valid) w.step(send, beat, sent);
+    }
+
+private:
+    void take_beat(Cycle now) {
+        tokens -= bus;
+        write_beats++;
+        written += w.out.bytes;
+        while (marked.size() < marks.size() && written >= marks[marked.size()]) marked.push_back(now);
+        if (--writes.head().beats == 0) {
+            responses.push({now + latency, 0, 0});
+            writes.pop();
+        }
+    }
+};
+
+// hdl/burst.py: runs of bytes to bursts that end at multiples of `block` bus words, at most one a cycle.
+struct Splitter {
+    struct Run {
+        uint32_t word = 0, rest = 0;
+        bool last = false;
+        int32_t tag = -1;  // the instruction whose last run it is
+    };
+
+    unsigned align = 4;
+    uint32_t block = 64;
+    Slice<Run> waiting;
+    bool active = false, valid = false, last = false;
+    Run run;
+    uint32_t address = 0;
+    uint16_t beats = 0;
+    int32_t tag = -1;
+
+    bool idle() const { return !waiting.valid && !active && !valid; }
+    // Whether anything changes that is already here.
+    bool moves(bool taken) const { return valid ? taken || (!active && waiting.valid) : active || waiting.valid; }
+    Run cut(uint32_t start, uint64_t bytes, int32_t mark) const {
+        Run cut;
+        cut.word = start >> align;
+        cut.rest = uint32_t((bytes + (start & ((1u << align) - 1)) - 1) >> align);
+        cut.last = cut.rest <= (~cut.word & (block - 1));
+        cut.tag = mark;
+        return cut;
+    }
+    void step(bool offered, const Run& coming, bool taken) {
+        const bool move = !valid || taken;
+        const bool next = !active || (move && run.last);
+        if (move) {
+            const uint32_t room = ~run.word & (block - 1);
+            valid = active;
+            address = run.word << align;
+            beats = uint16_t((run.last ? run.rest & (block - 1) : room) + 1);
+            last = run.last;
+            tag = run.tag;
+        }
+        if (next) {
+            active = waiting.valid;
+            if (active) run = waiting.out;
+        } else if (move) {
+            const uint32_t room = ~run.word & (block - 1);
+            run.rest = run.rest - room - 1;
+            run.word = (run.word / block + 1) * block;
+            run.last = run.rest < block;
+        }
+        waiting.step(offered && waiting.ready(), coming, next);
+    }
+};
+
+}  // namespace weft

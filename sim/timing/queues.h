@@ -1,0 +1,157 @@
+// Instruction fetch (hdl/fetch.py), the queues of the units (hdl/semaphores.py), and the semaphores.
+#pragma once
+
+#include "common.h"
+#include "memory.h"
+
+namespace weft {
+
+struct Semaphores {
+    uint8_t count[SEMAPHORE_COUNT]{};
+    uint16_t available = 0;
+
+    // Each mask of a cycle holds a semaphore at most once.
+    void step(uint16_t given, uint16_t taken) {
+        for (unsigned changed = given ^ taken; changed; changed &= changed - 1) {
+            const unsigned k = unsigned(__builtin_ctz(changed));
+            count[k] = uint8_t(taken >> k & 1 ? count[k] - 1 : count[k] + 1);
+            available = uint16_t(count[k] ? available | 1u << k : available & ~(1u << k));
+        }
+    }
+};
+
+// The in-order queue of one unit. `granted` offers instruction `word` to the unit.
+struct Dispatcher {
+    int32_t queue[64]{};
+    unsigned depth = 4, level = 0, first = 0;
+    bool head = false, granted = false, full = false;
+    int32_t word = -1;
+    uint16_t wait = 0;
+    Cycle since = 0;  // when `word` came to the head
+
+    bool empty() const { return level == 0 && !head; }
+    bool waiting(uint16_t available) const { return head && !granted && (wait & ~available); }
+
+    // Returns whether anything changed.
+    bool step(Cycle now, uint16_t available, bool accepted, int32_t arrived, const std::vector<Instruction>& program) {
+        if (arrived < 0 && !accepted && (head ? granted || (wait & ~available) : !level)) return false;
+        const bool shallow = depth == 1;
+        const bool taken = shallow ? accepted : level && (!head || accepted);
+        granted = head && !(wait & ~available) && !accepted;
+        if ((arrived >= 0) != taken) full = arrived >= 0 && level == depth - 1;
+        if (arrived >= 0) queue[(first + level++) % 64] = arrived;
+        if (shallow) {
+            if (taken) level--, first = (first + 1) % 64;
+            head = level != 0;
+            if (arrived >= 0) show(now, arrived, program);
+        } else {
+            const bool stays = head && !accepted;
+            if (taken) {
+                show(now, queue[first], program);
+                first = (first + 1) % 64, level--;
+            }
+            head = taken || stays;
+        }
+        return true;
+    }
+
+private:
+    void show(Cycle now, int32_t index, const std::vector<Instruction>& program) {
+        word = index;
+        wait = uint16_t(fields_of<Header>(program[size_t(index)]).wait);
+        since = now + 1;
+    }
+};
+
+// Beats are counted; what they hold follows from the order.
+struct Fetch {
+    const std::vector<Instruction>* program = nullptr;
+    bool running = false, ask = false;
+    uint32_t address = 0;
+    Burst request;
+    unsigned bus = 16, burst = 8, pending = 0, level = 0, left = 0;
+    bool block = false, block_valid = false;  // the prefetch buffer is block memory, with a register behind it
+    unsigned parts = 4, splits = 1;
+    uint32_t part = 0;  // the next one to enter `slice`
+    Slice<uint32_t> slice;
+
+    void configure(const Parameters& p) {
+        bus = unsigned(p.bus_bytes);
+        burst = unsigned(p.fetch_burst_bytes > p.bus_bytes ? p.fetch_burst_bytes / p.bus_bytes : 1);
+        block = int64_t(burst) * p.fetch_bursts >= p.fetch_block_depth;
+        bursts_ = unsigned(p.fetch_bursts);
+        page_ = uint32_t(p.fetch_page);
+        parts = unsigned(p.word_bytes > p.bus_bytes ? p.word_bytes / p.bus_bytes : 1);
+        part_shift_ = log2_of(parts), bus_shift_ = log2_of(bus);
+        splits = unsigned(p.bus_bytes > p.word_bytes ? p.bus_bytes / p.word_bytes : 1);
+    }
+    void start(uint32_t at) { address = at / bus * bus, running = true; }
+    bool idle() const { return !running && pending == 0; }
+    // Nothing changes before a beat comes or `blocked_by` has room.
+    bool still = false;
+    int blocked_by = -1;
+    bool sleeps(bool beat, const Dispatcher (&queues)[UNITS]) const {
+        return still && !beat && (blocked_by < 0 || queues[blocked_by].full);
+    }
+
+    // Returns the instruction whose last part goes to its queue in this cycle, or -1.
+    int32_t step(bool beat, bool request_taken, const Dispatcher (&queues)[UNITS]) {
+        const bool buffered = block ? block_valid : level != 0;
+        const bool part_valid = left != 0, part_taken = part_valid && slice.ready();
+        const bool beat_ready = left == 0 || (part_taken && left == 1);
+        const bool popped = buffered && (beat_ready || !running);
+        const bool beat_taken = buffered && running && beat_ready;
+        const unsigned beats = burst - ((address >> bus_shift_) & (burst - 1));
+        const bool drained = pending == 0, room = pending <= burst * (bursts_ - 1);
+        const bool new_page = (address & (page_ - 1)) == 0;
+        const bool issue = running && !ask && room && (!new_page || (drained && !part_valid && !slice.valid));
+
+        const bool ran = running;
+        int32_t arrived = -1;
+        bool slice_taken = false;
+        blocked_by = -1;
+        if (running && slice.valid) {
+            const int32_t index = int32_t(slice.out >> part_shift_);
+            const int queue = OPCODE_QUEUE[(*program)[size_t(index)].opcode];
+            if (queue < 0) running = false;
+            else if (queues[queue].full) blocked_by = queue;
+            else {
+                slice_taken = true;
+                if ((slice.out & (parts - 1)) == parts - 1) arrived = index;
+            }
+        }
+        still = !beat && !popped && !issue && !ask && !slice_taken && !part_taken && running == ran && !moving();
+        slice.step(part_valid && slice.ready(), part, slice_taken);
+        part += part_taken;
+        if (beat_taken) left = splits;
+        else if (part_taken) left--;
+        buffer(beat, popped);
+        pending += (issue ? beats : 0) - popped;
+        if (request_taken) ask = false;
+        if (issue) {
+            ask = true;
+            request = {address, uint16_t(beats), FETCHES};
+            address += beats * bus;
+        }
+        return arrived;
+    }
+
+private:
+    unsigned bursts_ = 4, part_shift_ = 0, bus_shift_ = 0;
+    uint32_t page_ = 4096;
+
+    bool moving() const { return block && level != 0 && !block_valid; }
+
+    void buffer(bool beat, bool popped) {
+        if (!block) {
+            level += beat - popped;
+            return;
+        }
+        const bool moves = level != 0 && (!block_valid || popped);
+        if (moves) block_valid = true;
+        else if (popped) block_valid = false;
+        level += beat - moves;
+    }
+};
+
+}  // namespace weft

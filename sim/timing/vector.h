@@ -1,0 +1,221 @@
+// The vector unit: the order of its reads (hdl/vec.py), what holds them up with softmax (hdl/vec_softmax.py,
+// hdl/divide.py), and when results of the rigid pipelines behind them are written.
+#pragma once
+
+#include <algorithm>
+
+#include "common.h"
+
+namespace weft {
+
+// hdl/divide.py. Sums of rows are data: `normalising` cycles are taken for granted.
+struct Divider {
+    int64_t age = 0, normal_left = 0, left = 0, rows = 0;
+    bool fetched = false, occupied = false, issued = false;
+
+    bool ready(const Parameters& p) const { return occupied && !issued && left <= p.divider_lead; }
+    void start(int64_t count) {
+        *this = Divider{};
+        rows = count;
+    }
+    void step(const Parameters& p, bool take, bool issue) {
+        const bool steps = fetched && !normal_left && (!occupied || take);
+        if (take) occupied = false;
+        if (issue) issued = true;
+        if (steps) left = p.divider_steps, occupied = true, issued = false, rows--;
+        else if (left) left--;
+        if (steps) age = 0, fetched = false;
+        else if (rows && !fetched) {
+            if (age++ == p.divider_read) fetched = true, normal_left = p.divider_normalising;
+        } else if (normal_left) normal_left--;
+    }
+};
+
+struct VectorUnit {
+    // The element to read, with what follows from its place in the loops.
+    struct Element {
+        uint8_t second = 0, source = 0, dst = 0;  // banks
+        bool ask_second = false, ask_source = false, last = false, group_last = false, end = false, row = false;
+    };
+    enum Loop { OB, OY, OX, G, RY, RX };
+    enum Value { SRC, Y, X, DST, B };
+
+    const Parameters* p = nullptr;
+    Nest<6, 5> nest;
+    Slice<Element> ahead;
+    Element element;
+    bool valid = false, active = false;
+    int opcode = 0;
+    bool from_scratchpad = false, add = false;
+    uint16_t h = 1, w = 1, mask = 0, ended_mask = 0;  // the last: of the instruction that ended last
+    int64_t left = 0;
+    uint32_t parameter = 0;
+    int32_t index = -1;
+    Cycle start = 0, end = NEVER - 8;  // of the instruction: accepted, last result
+    // Softmax.
+    Divider divider;
+    int64_t under_way = 0, rows = 0;
+    uint64_t stall_port = 0;
+
+    void configure(const Parameters& parameters) {
+        p = &parameters;
+        shift_ = log2_of(uint64_t(p->scratchpad_depth)), mask_ = uint32_t(p->scratchpad_size - 1);
+        c_shift_ = log2_of(uint64_t(p->accumulator_depth)), c_mask_ = uint32_t(p->accumulator_size - 1);
+    }
+    bool busy(Cycle now) const { return active || now == end + 1 || now == end + 2; }
+    uint16_t signal(Cycle now) const { return now == end + 2 ? ended_mask : 0; }
+    bool done(Cycle now) const { return now == end + 2; }
+    bool quiet(Cycle now) const { return !active && !busy(now + 1) && under_way == 0; }
+
+    // Returns whether the instruction at the queue, if any, is accepted. `adds` as in matrix.h.
+    bool step(Cycle now, const Instruction* offered, int32_t offered_index, const Slot& slot, unsigned adds,
+              Schedule& schedule, Competition& asks) {
+        const bool accepts = offered && !active;
+        if (active) run(now, slot, adds, schedule, asks);
+        if (slot.vec_under_way) under_way--;
+        if (slot.vec_end) active = false, end = now, ended_mask = mask;
+        if (accepts) load(now, *offered, offered_index);
+        return accepts;
+    }
+
+private:
+    unsigned shift_ = 0, c_shift_ = 0;
+    uint32_t mask_ = 0, c_mask_ = 0;
+
+    unsigned bank(int64_t address) const { return (uint32_t(address) & mask_) >> shift_; }
+    unsigned source_bank(int64_t address) const {
+        return from_scratchpad ? bank(address) : (uint32_t(address) & c_mask_) >> c_shift_;
+    }
+
+    void run(Cycle now, const Slot& slot, unsigned adds, Schedule& schedule, Competition& asks) {
+        const bool loading = left != 0;
+        const bool turn = valid && !loading && !element.ask_second;
+        const bool asks_scratchpad =
+            loading || (valid && (element.ask_second || (element.ask_source && from_scratchpad)));
+        bool granted = false, ready = false;
+        if (asks_scratchpad) {
+            const unsigned operand = element.ask_second ? element.second : element.source;
+            const unsigned wanted = 1 + (loading ? bank(parameter) : operand);
+            ready = asks.b != wanted && asks.a != wanted;
+            asks.vec = wanted;
+            stall_port += !ready;
+        }
+        if (turn) {
+            granted = true;
+            if (element.ask_source && from_scratchpad) granted = ready;
+            else if (element.ask_source) {
+                granted = adds != 1u + element.source;
+                stall_port += !granted;
+            }
+        }
+        if (granted) grant(now, schedule);
+
+        const bool held = hold(now);
+        const bool steps = nest.active && !held && ahead.ready();
+        if (opcode == OP_SOFTMAX || opcode == OP_NORMALISE) follow(slot, steps);
+        const bool room = !valid || granted;
+        if (loading) {
+            if (ready) left--, parameter++;
+        } else if (valid && element.ask_second && ready) element.ask_second = false;
+        const bool taken = ahead.valid && room;
+        if (room) valid = ahead.valid;
+        if (taken) element = ahead.out;
+        if (!steps && !ahead.valid) return;
+        ahead.step(steps, steps ? made() : Element{}, room);
+        if (steps) nest.step();
+    }
+
+    bool hold(Cycle now) const {
+        if (opcode == OP_SOFTMAX) {
+            if (now < start + Cycle(p->mask_ready)) return true;
+            return nest.first(G) && !nest.first(OB) && under_way >= rows;
+        }
+        return opcode == OP_NORMALISE && nest.first(OX) && nest.first(G) && !divider.ready(*p);
+    }
+
+    // Counts what hold() looks at.
+    void follow(const Slot& slot, bool steps) {
+        if (opcode == OP_NORMALISE) {
+            divider.step(*p, slot.vec_row, steps && nest.first(OX) && nest.first(G));
+            return;
+        }
+        if (!steps || !nest.first(G)) return;
+        under_way++;
+        if (nest.first(OB) && rows < p->under_way_most) rows++;
+    }
+
+    Element made() const {
+        Element made;
+        const uint16_t y = uint16_t(nest.at(Y)), x = uint16_t(nest.at(X));
+        const bool inside = opcode != OP_VEC || (y < 0x8000 && y < h && x < 0x8000 && x < w);
+        const bool starts = nest.first(RY) && nest.first(RX);
+        made.ask_second = add && starts && nest.first(G);
+        made.ask_source = inside;
+        made.source = uint8_t(source_bank(nest.at(SRC)));
+        made.second = uint8_t(bank(nest.at(B)));
+        made.dst = uint8_t(bank(nest.at(DST)));
+        made.last = nest.last(RY) && nest.last(RX);
+        made.group_last = nest.last(G);
+        made.end = nest.last_all();
+        made.row = nest.first(OX) && nest.first(G);
+        return made;
+    }
+
+    // The element's read is granted: what will come of it.
+    void grant(Cycle now, Schedule& schedule) {
+        if (opcode == OP_NORMALISE && element.row) schedule.at(now + Cycle(p->read_latency) + 1).vec_row = true;
+        if (!element.last || !element.group_last) return;
+        if (opcode == OP_SOFTMAX) {
+            schedule.at(now + Cycle(p->softmax_write)).vec_write = uint8_t(1 + element.dst);
+            schedule.at(now + Cycle(p->under_way_latency)).vec_under_way = true;
+            if (element.end) schedule.at(now + Cycle(p->softmax_end)).vec_end = true;
+            return;
+        }
+        if (opcode != OP_TABLE) schedule.at(now + Cycle(p->vec_latency) + 1).vec_write = uint8_t(1 + element.dst);
+        if (element.end) schedule.at(now + Cycle(p->vec_latency)).vec_end = true;
+    }
+
+    void load(Cycle now, const Instruction& instruction, int32_t position) {
+        opcode = instruction.opcode, index = position, start = now, active = true;
+        mask = uint16_t(fields_of<Header>(instruction).signal);
+        add = false, from_scratchpad = true, h = w = 1;
+        rows = left = 0;
+        nest.count[RY] = nest.count[RX] = 1;
+        for (unsigned value = 0; value < 5; value++) nest.set(value, 0, {0, 0, 0, 0, 0, 0});
+        if (opcode == OP_TABLE) {
+            const Table& op = fields_of<Table>(instruction);
+            const int64_t counts[4] = {1, 1, op.vectors, p->n};
+            std::copy(counts, counts + 4, nest.count);
+            nest.set(SRC, op.src, {0, 0, 1, 0, 0, 0});
+        } else {
+            load_outputs(fields_of<VectorInstruction>(instruction));
+            if (opcode == OP_VEC) load_vec(fields_of<Vec>(instruction));
+            if (opcode == OP_SOFTMAX) {
+                const Softmax& op = fields_of<Softmax>(instruction);
+                left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(op.params);
+            }
+            if (opcode == OP_NORMALISE) divider.start(nest.count[OB] * nest.count[OY]);
+        }
+        nest.start();
+    }
+
+    void load_outputs(const VectorInstruction& op) {
+        from_scratchpad = op.source;
+        const int64_t counts[4] = {op.ob, op.oy, op.ox, p->groups};
+        std::copy(counts, counts + 4, nest.count);
+        nest.set(SRC, op.src, {op.src_ob, op.src_oy, op.src_ox, 0, 0, 0});
+        nest.set(DST, op.dst, {op.dst_ob, op.dst_oy, op.dst_ox, 0, 0, 0});
+    }
+
+    void load_vec(const Vec& op) {
+        add = op.add, h = uint16_t(op.h), w = uint16_t(op.w);
+        left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(op.params);
+        nest.count[RY] = op.ry, nest.count[RX] = op.rx;
+        nest.set(SRC, op.src, {op.src_ob, op.src_oy, op.src_ox, 0, op.src_ry, op.src_rx});
+        nest.set(Y, op.y, {0, op.y_oy, 0, 0, op.y_ry, 0});
+        nest.set(X, op.x, {0, 0, op.x_ox, 0, 0, op.x_rx});
+        nest.set(B, op.b, {op.b_ob, op.b_oy, op.b_ox, 0, 0, 0});
+    }
+};
+
+}  // namespace weft

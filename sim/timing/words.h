@@ -1,0 +1,49 @@
+// Encoded programs to integers, by what weft.hdl.isa says of every field.
+#pragma once
+
+#include <cstring>
+
+#include "common.h"
+
+namespace weft {
+
+struct Program {
+    std::vector<Instruction> instructions;  // up to and with END
+    std::vector<int64_t> values;
+    int64_t faulty = -1;  // the first word that is no instruction, or lies outside memory
+};
+
+inline int64_t field_of(const uint8_t* word, const Field& field) {
+    uint64_t eight;
+    std::memcpy(&eight, word + field.position / 8, 8);  // fields have 32 bits at most
+    const uint64_t value = eight >> field.position % 8 & ((uint64_t(1) << field.width) - 1);
+    const bool negative = field.is_signed && value >> (field.width - 1);
+    return int64_t(value) - (negative ? int64_t(1) << field.width : 0);
+}
+
+// `softmax`: whether the configuration has all instructions.
+inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t address, bool softmax) {
+    Program program;
+    std::vector<size_t> places;
+    std::vector<int> opcodes;
+    for (;; address += WORD_LENGTH) {
+        uint8_t word[WORD_LENGTH + 8]{};
+        const bool inside = address + WORD_LENGTH <= size;
+        if (inside) std::memcpy(word, memory + address, WORD_LENGTH);
+        const bool known = inside && word[0] < sizeof KINDS / sizeof *KINDS && (softmax || word[0] < OP_SOFTMAX);
+        const Kind kind = known ? KINDS[word[0]] : Kind{nullptr, 0};
+        places.push_back(program.values.size());
+        opcodes.push_back(word[0]);
+        for (unsigned k = 0; k < kind.count; k++) {
+            program.values.push_back(field_of(word, kind.fields[k]));
+            if (program.values.back() < kind.fields[k].least) program.faulty = int64_t(opcodes.size()) - 1;
+        }
+        if (!known) program.faulty = int64_t(opcodes.size()) - 1;
+        if (program.faulty >= 0 || word[0] == OP_END) break;
+    }
+    for (size_t k = 0; k < opcodes.size(); k++)
+        program.instructions.push_back({opcodes[k], program.values.data() + places[k]});
+    return program;
+}
+
+}  // namespace weft
