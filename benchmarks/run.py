@@ -11,9 +11,11 @@ HERE = Path(__file__).parent
 
 def main() -> int:
     sys.path.insert(0, str(HERE))
-    codes = []
-    for script in ("speed.py", "utilisation.py", "attention.py", "accuracy.py", "network.py"):
+    codes, options = [], sys.argv[1:]
+    for script in ("speed.py", "utilisation.py", "attention.py", "accuracy.py", "network.py", "timing.py"):
         print(f"\n{script}\n")
+        # The cycle model is compared on configurations of its own.
+        sys.argv[1:] = [] if script == "timing.py" else options
         try:
             runpy.run_path(str(HERE / script), run_name="__main__")
         except SystemExit as end:
