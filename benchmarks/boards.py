@@ -58,15 +58,14 @@ SEQUENTIAL_CHANGES: tuple[dict[str, int], ...] = (
     {},
     {"n": 2},
     {"n": 8, "bus_bytes": 8},
-    {"bus_bytes": 16},
+    {"bus_bytes": 8},
     {"scratchpad_depth": 1024},
     {"accumulator_depth": 256},
     {**SOFTMAX},
     {**SOFTMAX, "n": 2},
     {**SOFTMAX, "n": 8, "bus_bytes": 8},
 )
-FIT = {"ulx3s-85f": CHANGES, "tang-primer-20k": CHANGES, "icebreaker": SEQUENTIAL_CHANGES,
-       "tang-nano-9k": SEQUENTIAL_CHANGES}  # fmt: skip
+FIT = {"ulx3s-85f": CHANGES, "icebreaker": SEQUENTIAL_CHANGES, "tang-nano-9k": SEQUENTIAL_CHANGES}
 """A board for each family and core, and the configurations that are synthesised for it, as changes of `BASE`."""
 
 

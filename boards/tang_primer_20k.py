@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
+from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import GowinPll
 from weft.hdl.config import Config
 
@@ -27,9 +27,12 @@ BOARDS = [
         memory=Memory(MemoryKind.BLOCK, 32 << 10),
         clock=54e6,
         baud=1.5e6,
-        config=Config.load("tiny"),
+        config=Config(n=8, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
+                      accumulator_depth=64, bus_bytes=8, mantissa_bits=24, queue_depth=2, probability_bits=8,
+                      row_states=32, alignments=128, table_depth=2048),
         programmer="tangprimer20k",
         platform=_platform,
+        core=CoreKind.SEQUENTIAL,
         pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW2A-18C"),
     )
-]
+]  # fmt: skip

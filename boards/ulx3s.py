@@ -15,9 +15,12 @@ RESOURCES = {
     "45": Resources(lut=43848, ff=43848, dsp=72, ram=108),
     "85": Resources(lut=83640, ff=83640, dsp=156, ram=208),
 }
+# With softmax, but few lanes and short queues.
+_SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2, table_depth=512, row_states=32,
+                                        alignments=128)  # fmt: skip
 CONFIGS = {
-    "12": Config.load("tiny"),
-    "25": Config.load("tiny"),
+    "12": _SMALLEST,
+    "25": _SMALLEST,
     "45": Config.load("small"),
     "85": Config.load("small"),
 }

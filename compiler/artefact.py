@@ -15,7 +15,7 @@ from weft.hdl.config import Config, ConfigError
 from weft.hdl.isa import WORD_BYTES, IsaError, decode_all
 
 MANIFEST = "program.json"
-FORMAT = "weft program 1"
+FORMAT = "weft program 2"
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 

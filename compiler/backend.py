@@ -37,7 +37,7 @@ class Layer:
     """What is known of one operator before it runs.
 
     `cycles` has the time of each queue without stalls, an estimate; `read_bytes` and `written_bytes` are what its
-    LOADs and STOREs move, and `instructions` the words it fetches.
+    LOADs and STOREs move, and `queued` counts its instructions by queue: layers follow each other in each.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Layer:
     cycles: dict[str, int]
     read_bytes: int
     written_bytes: int
-    instructions: int
+    queued: dict[str, int]
 
     @property
     def dram_bytes(self) -> int:
-        return self.read_bytes + self.written_bytes + self.instructions * WORD_BYTES
+        return self.read_bytes + self.written_bytes + sum(self.queued.values()) * WORD_BYTES
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,7 @@ def _layer(index: int, op: DeviceOp, tasks: list[Task]) -> Layer:
     mine = [task for task in tasks if task.layer == index]
     cycles = {queue.name: sum(task.cycles for task in mine if task.queue == queue) for queue in Queue}
     moved = {queue: sum(task.dram_bytes for task in mine if task.queue == queue) for queue in Queue}
+    queued = {queue.name: sum(task.queue == queue for task in mine) for queue in Queue}
     return Layer(
-        op.name, type(op).__name__.lower(), op.macs, cycles, moved[Queue.LOAD], moved[Queue.STORE], len(mine)
+        op.name, type(op).__name__.lower(), op.macs, cycles, moved[Queue.LOAD], moved[Queue.STORE], queued
     )

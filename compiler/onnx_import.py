@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from weft.compiler.ir import CompileError
+from weft.compiler.qlinear import expand_qlinear
 
 HOST_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 """Operator sets that the host can evaluate."""
@@ -98,6 +99,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto) -> Model:
         proto = onnx.inliner.inline_local_functions(proto)
     _check_operators(proto.graph.node, proto)
     _check_inputs(proto)
+    proto = expand_qlinear(proto)
     _check_quantised(proto)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)

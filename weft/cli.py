@@ -216,6 +216,48 @@ def _compare(golden: Any, result: Any) -> None:
 
 
 @app.command()
+def trace(
+    folder: Folder,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write Trace Event JSON, for ui.perfetto.dev.", show_default=False
+        ),
+    ] = None,
+    drawing: Annotated[
+        Path | None, typer.Option("--svg", help="Write a drawing of it.", show_default=False)
+    ] = None,
+    latency: Annotated[int, typer.Option(min=1, help="Memory latency in cycles.")] = 30,
+    bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bytes per cycle.")] = None,
+) -> None:
+    """Show what every unit does when, as the cycle model has it."""
+    if output is None and drawing is None:
+        raise reports.FileError("say where the trace goes: --output FILE.json, --svg FILE.svg, or both")
+    if output is not None and drawing is not None and output.resolve() == drawing.resolve():
+        raise reports.FileError(f"--output and --svg both name {output}: they are two files")
+    program = _load(folder)
+    from weft import trace_json, trace_svg
+    from weft.trace import timelines_of
+
+    with reports.progress() as progress:
+        progress("running on the cycle model")
+        timelines = timelines_of(program, latency=latency, bandwidth=bandwidth)
+        progress("writing the trace")
+        texts = {}
+        if output is not None:
+            memory = {"latency": latency, "bandwidth": bandwidth or program.config.bus_bytes}
+            about = {"program": str(folder), **memory, "config": program.config.to_dict()}
+            texts[output] = trace_json.text(timelines, about)
+        if drawing is not None:
+            texts[drawing] = trace_svg.svg(timelines, program.config.scratchpad_size)
+        for path, text in texts.items():
+            with reports.whole_file(path) as part:
+                part.write_text(text, encoding="utf-8")
+    for path in texts:
+        print(f"{path}: {sum(line.cycles for line in timelines):,} cycles")
+
+
+@app.command()
 def check(model: Model) -> None:
     """Show which nodes of a model run on the device, which on the host, and why."""
     import weft

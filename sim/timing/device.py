@@ -17,6 +17,8 @@ from weft.sim.timing.library import RawInterval, Request, library
 
 LIMIT = 1 << 40
 """Cycles after which a program is given up if nobody says otherwise."""
+SAMPLE = 64
+"""Cycles that share one entry of `TimingDevice.beats`; as in memory.h."""
 _OUTCOMES = ("done", "hangs", "timeout")
 _KINDS = ("waits", "runs")
 
@@ -56,12 +58,15 @@ class TimingDevice:
     latency, bytes_per_cycle
         Of the memory, as in `weft.sim.rtl.RtlDevice`.
     trace : bool
-        Keep `intervals` of the last program.
+        Keep `intervals` and `beats` of the last program.
 
     Attributes
     ----------
     computes : bool
         False: results are not in memory after a program.
+    intervals : list of Interval
+    beats : list of (int, int)
+        Read and written in every `SAMPLE` cycles from the start on, up to the last that has any.
 
     Raises
     ------
@@ -90,6 +95,7 @@ class TimingDevice:
         self.bytes_per_cycle = bytes_per_cycle
         self.trace = trace
         self.intervals: list[Interval] = []
+        self.beats: list[tuple[int, int]] = []
         self._library = library()
         self._parameters = np.array(list(parameters(config).values()), np.int64)
         self._memory = np.zeros(memory_bytes, np.uint8)
@@ -185,3 +191,7 @@ class TimingDevice:
         self.intervals = [
             Interval(Queue(raw.unit), raw.instruction, _KINDS[raw.kind], raw.start, raw.end) for raw in raws
         ]
+        samples = ctypes.POINTER(ctypes.c_uint32)()
+        count = self._library.weft_timing_samples(model, ctypes.byref(samples))
+        numbers = samples[:count] if count else []
+        self.beats = list(zip(numbers[::2], numbers[1::2], strict=True))

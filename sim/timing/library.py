@@ -58,6 +58,10 @@ _SIGNATURES = {
         ctypes.c_uint64,
         [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(RawInterval))],
     ),
+    "weft_timing_samples": (
+        ctypes.c_uint64,
+        [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(ctypes.c_uint32))],
+    ),
     "weft_timing_free": (None, [ctypes.c_void_p]),
 }
 

@@ -6,6 +6,7 @@
 namespace weft {
 
 constexpr unsigned OUTSTANDING = 16;  // bursts that the testbench's memory accepts in each direction
+constexpr Cycle SAMPLE = 64;          // cycles that share one count of beats in a trace
 
 struct WriteBeat {
     bool last = false;
@@ -31,6 +32,8 @@ struct Memory {
     uint64_t read_beats = 0, write_beats = 0, written = 0;
     std::vector<uint64_t> marks;
     std::vector<Cycle> marked;
+    bool sampled = false;
+    std::vector<uint32_t> samples;  // read and write beats in every SAMPLE cycles
 
     bool idle() const {
         return !reads.readable() && !writes.readable() && !responses.readable() && !ar.valid && !aw.valid && !w.valid &&
@@ -60,6 +63,7 @@ struct Memory {
         const bool sent = w.valid && write_ready;
         if (read_valid && read_ready) {
             read_beats++;
+            if (sampled) sample(now, 0);
             read_valid = false;
             if (--reads.head().beats == 0) reads.pop();
         }
@@ -73,9 +77,15 @@ struct Memory {
     }
 
 private:
+    void sample(Cycle now, size_t way) {
+        const size_t at = size_t(now / SAMPLE) * 2;
+        if (samples.size() < at + 2) samples.resize(at + 2);
+        samples[at + way]++;
+    }
     void take_beat(Cycle now) {
         tokens -= bus;
         write_beats++;
+        if (sampled) sample(now, 1);
         written += w.out.bytes;
         while (marked.size() < marks.size() && written >= marks[marked.size()]) marked.push_back(now);
         if (--writes.head().beats == 0) {

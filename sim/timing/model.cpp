@@ -277,7 +277,7 @@ EXPORT Machine* weft_timing_run(const Request* request, int64_t* outcome) {
     machine->memory.latency = request->latency, machine->memory.rate = request->bytes_per_cycle;
     machine->memory.tokens = request->tokens;
     machine->memory.marks.assign(request->marks, request->marks + request->mark_count);
-    machine->traced = request->traced;
+    machine->traced = machine->memory.sampled = request->traced;
     machine->code = weft::read_program(request->dram, request->dram_bytes, request->entry, machine->p.softmax);
     *outcome = -1 - machine->code.faulty;
     if (machine->code.faulty < 0) {
@@ -296,5 +296,9 @@ EXPORT uint64_t weft_timing_marks(Machine* machine, uint64_t* cycles) {
 EXPORT uint64_t weft_timing_intervals(Machine* machine, const weft::Interval** intervals) {
     *intervals = machine->intervals.data();
     return machine->intervals.size();
+}
+EXPORT uint64_t weft_timing_samples(Machine* machine, const uint32_t** samples) {
+    *samples = machine->memory.samples.data();
+    return machine->memory.samples.size();
 }
 EXPORT void weft_timing_free(Machine* machine) { delete machine; }

@@ -1,0 +1,264 @@
+"""One ONNX operator with the data it is to run on, as a model that weft compiles and that gives the very same values.
+
+Conformance cases give an operator everything as an input, weights and scales included, and most of them are in float.
+The device needs constants and 8-bit values. `bind` makes initialisers of the inputs that are no activations. `wrap`
+puts QuantizeLinear and DequantizeLinear around a float operator, or writes ConvInteger and MatMulInteger as the
+operators they are defined by, but only where that changes no value: all inputs and all results must be 8-bit integers
+times one scale that float32 holds exactly. What is not like that is refused, with the value that is not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from weft.compiler.ir import CompileError
+
+NATIVE = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
+"""Operators that weft reads as they are."""
+INTEGER = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+"""Integer operators, and the ones that compute the same between DequantizeLinear nodes of scale 1."""
+WEIGHTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", *INTEGER)
+"""Operators whose second input is weights."""
+_FINEST = 8
+"""Binary digits after the point that scales may have."""
+_OPSET = 19
+"""First version of the operator set whose QuantizeLinear and DequantizeLinear the reference evaluator has."""
+_IR_VERSION = 9
+"""The file format's version that belongs to it."""
+
+
+class NotExact(CompileError):
+    """Data on which a quantised form would compute something else; one sentence."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """8-bit integers that stand for values: ``(integer - zero) * scale``, exactly."""
+
+    scale: float
+    zero: int
+    dtype: np.dtype[Any]
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        return (values.astype(np.float64) / self.scale + self.zero).astype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A quantised model, and the scale of each value that was quantised for it."""
+
+    model: onnx.ModelProto
+    scales: dict[str, float]
+
+
+def activations(node: onnx.NodeProto, inputs: dict[str, np.ndarray]) -> tuple[str, ...]:
+    """The inputs of an operator that stay inputs: those that a network would compute."""
+    if node.op_type in ("Concat", "Max", "Min", "Sum"):
+        return tuple(node.input)
+    if node.op_type == "Add" and inputs[node.input[0]].shape == inputs[node.input[1]].shape:
+        return tuple(node.input)
+    return tuple(node.input[:1])
+
+
+def bind(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """The model with the inputs that are no activations as initialisers."""
+    kept = activations(model.graph.node[0], inputs)
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    given = [value for value in bound.graph.input if value.name in kept]
+    del bound.graph.input[:]
+    bound.graph.input.extend(given)
+    for name, values in inputs.items():
+        if name not in kept:
+            bound.graph.initializer.append(numpy_helper.from_array(values, name))
+    return bound
+
+
+def levels(values: np.ndarray) -> Levels | None:
+    """The 8-bit integers and the scale that give `values` exactly; scale 1 if that is one. None if there are none."""
+    wide = values.astype(np.float64)
+    if not np.isfinite(wide).all():
+        return None
+    fine = wide * 2**_FINEST
+    if not np.array_equal(fine, np.rint(fine)) or np.abs(fine).max(initial=0) >= 1 << 24:
+        return None
+    common = math.gcd(*np.unique(np.abs(fine)).astype(np.int64).tolist()) / 2**_FINEST
+    for scale in (1.0, common or 1.0):
+        steps = wide / scale
+        low, high = math.floor(steps.min(initial=0)), math.ceil(steps.max(initial=0))
+        if not np.array_equal(steps, np.rint(steps)) or high - low > 255:
+            continue
+        if low >= -128 and high <= 127:
+            return Levels(scale, 0, np.dtype(np.int8))
+        return Levels(scale, -low, np.dtype(np.uint8))
+    return None
+
+
+def wrap(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> Wrapped:
+    """A quantised model of the one node of `model` that computes exactly what the node computes on `inputs`.
+
+    Raises
+    ------
+    NotExact
+        If there is none.
+    """
+    expected = dict(zip(_outputs(model), _evaluate(model, inputs), strict=True))
+    wrapped = _Wrapping(model, inputs).build(expected)
+    kept = {value.name: inputs[value.name] for value in wrapped.model.graph.input}
+    for name, value in zip(_outputs(model), _evaluate(wrapped.model, kept), strict=True):
+        if not np.array_equal(value, expected[name]):
+            operator = model.graph.node[0].op_type
+            raise NotExact(f"between QuantizeLinear and DequantizeLinear {operator} gives other values")
+    return wrapped
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    """The version of the operator set for the wrapped operator: a newer one only if it defines the operator alike."""
+    opset = next((int(item.version) for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
+    operator = model.graph.node[0].op_type
+    if opset >= _OPSET or operator in INTEGER:
+        return max(opset, _OPSET)
+    old, new = (onnx.defs.get_schema(operator, version).since_version for version in (opset, _OPSET))
+    if old != new:
+        raise NotExact(
+            f"opset {_OPSET}, which the host needs, defines {operator} otherwise than opset {opset}"
+        )
+    return _OPSET
+
+
+def _outputs(model: onnx.ModelProto) -> list[str]:
+    return [value.name for value in model.graph.output]
+
+
+def _evaluate(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    try:
+        with np.errstate(all="ignore"):
+            return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, inputs)]
+    except Exception as error:  # the reference evaluator raises anything
+        raise NotExact(
+            f"the reference evaluator cannot run it ({type(error).__name__}), so no scale is known"
+        ) from None
+
+
+class _Wrapping:
+    """A graph under construction around one node."""
+
+    def __init__(self, model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> None:
+        self._model = model
+        self._node = model.graph.node[0]
+        self._inputs = inputs
+        self._activations = activations(self._node, inputs)
+        self._nodes: list[onnx.NodeProto] = []
+        self._initialisers: list[onnx.TensorProto] = []
+        self._scales: dict[str, float] = {}
+
+    def build(self, expected: dict[str, np.ndarray]) -> Wrapped:
+        """The whole model, whose results are `expected`."""
+        node = self._node
+        core = onnx.NodeProto()
+        core.CopyFrom(node)
+        core.op_type = INTEGER.get(node.op_type, node.op_type)
+        del core.input[:]
+        count = 2 if node.op_type in INTEGER else len(node.input)
+        core.input.extend(self._operand(index) for index in range(count))
+        self._nodes.append(core)
+        for index, name in enumerate(node.output):
+            if (
+                name in expected and expected[name].dtype != np.int64
+            ):  # those are indices, which stay as they are
+                core.output[index] = self._result(name, expected[name])
+        graph = helper.make_graph(
+            self._nodes,
+            self._model.graph.name,
+            [value for value in self._model.graph.input if value.name in self._activations],
+            list(self._model.graph.output),
+            self._initialisers,
+        )
+        opsets = [helper.make_opsetid("", _opset(self._model))]
+        ir_version = max(self._model.ir_version, _IR_VERSION)
+        return Wrapped(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), self._scales)
+
+    def _operand(self, index: int) -> str:
+        """The name under which the node reads an input."""
+        name = self._node.input[index]
+        if not name:
+            return ""
+        values, weight = self._inputs[name], index == 1 and self._node.op_type in WEIGHTS
+        if name not in self._activations and not weight:
+            # A second operand of 8 bits has to become float with the first.
+            first = self._inputs[self._node.input[0]].dtype
+            narrow = values.dtype == first and first in (np.int8, np.uint8)
+            self._constant(name, values.astype(np.float32) if narrow else values)
+            return name
+        if values.dtype in (np.int8, np.uint8):
+            if weight:
+                self._constant(name, values)
+            return self._dequantised(index, name, values)
+        found = self._levels(f"input {name!r}", values)
+        self._scales[name] = found.scale
+        if weight:
+            self._constant(f"{name}/levels", found.of(values))
+            return self._link("DequantizeLinear", f"{name}/levels", found)
+        return self._link("DequantizeLinear", self._link("QuantizeLinear", name, found), found)
+
+    def _dequantised(self, index: int, name: str, values: np.ndarray) -> str:
+        """An integer operand behind DequantizeLinear of scale 1, with the operator's zero points if it has any."""
+        node = self._node
+        zero = np.zeros((), values.dtype)
+        if node.op_type in INTEGER and len(node.input) > 2 + index and node.input[2 + index]:
+            zero = self._inputs[node.input[2 + index]]
+        axis = 0 if node.op_type == "ConvInteger" else values.ndim - (2 if index == 0 else 1)
+        if zero.size != 1 and zero.shape != (values.shape[axis],):
+            raise NotExact(f"input {node.input[2 + index]!r} has shape {zero.shape}")
+        zero = zero.reshape(()) if zero.size == 1 else zero
+        result = f"{name}/DequantizeLinear"
+        self._constant(f"{result}/scale", np.ones(zero.shape, np.float32))
+        self._constant(f"{result}/zero", zero)
+        given = [name, f"{result}/scale", f"{result}/zero"]
+        attributes: dict[str, Any] = {"axis": axis} if zero.ndim else {}
+        self._nodes.append(helper.make_node("DequantizeLinear", given, [result], name=result, **attributes))
+        return result
+
+    def _result(self, name: str, values: np.ndarray) -> str:
+        """The name under which the node writes an output, whose values are known."""
+        written = f"{name}/float"
+        if values.dtype in (np.int8, np.uint8):
+            self._link("QuantizeLinear", written, Levels(1.0, 0, values.dtype), name)
+            return written
+        found = self._levels(f"output {name!r}", values)
+        self._scales[name] = found.scale
+        quantised = self._link("QuantizeLinear", written, found)
+        if values.dtype == np.float32:
+            self._link("DequantizeLinear", quantised, found, name)
+        else:
+            floats = self._link("DequantizeLinear", quantised, found)
+            self._nodes.append(helper.make_node("Cast", [floats], [name], to=TensorProto.INT32))
+        return written
+
+    def _levels(self, what: str, values: np.ndarray) -> Levels:
+        allowed = (np.float32, np.int32) if self._node.op_type in INTEGER else (np.float32,)
+        if values.dtype not in allowed:
+            raise NotExact(f"{what} is {values.dtype}, not 8-bit integers or float32")
+        found = levels(values)
+        if found is None:
+            raise NotExact(f"{what} holds values that are not 8-bit integers times one scale")
+        return found
+
+    def _constant(self, name: str, values: np.ndarray) -> None:
+        self._initialisers.append(numpy_helper.from_array(values, name))
+
+    def _link(self, operator: str, name: str, found: Levels, result: str = "") -> str:
+        """A Q or DQ node behind value `name`; the name of what it makes."""
+        result = result or f"{name}/{operator}"
+        self._constant(f"{result}/scale", np.array(found.scale, np.float32))
+        self._constant(f"{result}/zero", np.array(found.zero, found.dtype))
+        given = [name, f"{result}/scale", f"{result}/zero"]
+        self._nodes.append(helper.make_node(operator, given, [result], name=result))
+        return result
