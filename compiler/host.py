@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from weft.compiler.evaluate import evaluator
 from weft.compiler.ir import CompileError, HostSegment, Transfer
 
 
 @lru_cache(maxsize=64)
 def _evaluator(model: bytes) -> ReferenceEvaluator:
-    return ReferenceEvaluator(onnx.load_from_string(model))
+    return evaluator(onnx.load_from_string(model))
 
 
 def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -13,8 +13,8 @@ import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
+from weft.compiler.evaluate import evaluator
 from weft.compiler.ir import CompileError
 from weft.compiler.qlinear import expand_qlinear
 
@@ -301,7 +301,7 @@ def run_nodes(
     graph = helper.make_graph([node.proto for node in nodes], "fold", given, declared)
     model = helper.make_model(graph, opset_imports=opsets)
     try:
-        return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, feeds)]
+        return [np.asarray(value) for value in evaluator(model).run(None, feeds)]
     except Exception as error:  # the reference evaluator raises anything
         raise CompileError(f"node {nodes[0].name!r} cannot be evaluated: {_first_line(error)}") from None
 

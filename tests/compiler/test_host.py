@@ -32,6 +32,28 @@ def test_failure_names_segment_and_operators() -> None:
         run_host(segment("Cholesky"), {"x": np.zeros((2, 3), np.float32)})
 
 
+@pytest.mark.parametrize("opset", [10, 13, 18, 19, 21])
+def test_dequantize_linear_of_every_opset(opset: int) -> None:
+    """With a scale for each channel from 13 on."""
+    value = helper.make_tensor_value_info
+    each = opset >= 13
+    scales, zeros = ([0.5, 2.0], [1, -2]) if each else ([0.5], [1])
+    graph = helper.make_graph(
+        [helper.make_node("DequantizeLinear", ["x", "s", "z"], ["y"], **({"axis": 0} if each else {}))],
+        "g",
+        [value("x", TensorProto.INT8, (2, 2))],
+        [value("y", TensorProto.FLOAT, (2, 2))],
+        [
+            helper.make_tensor("s", TensorProto.FLOAT, [2] if each else [], scales),
+            helper.make_tensor("z", TensorProto.INT8, [2] if each else [], zeros),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    segment = HostSegment("host0", model.SerializeToString(), ("x",), ("y",), (("only", "D", "because"),))
+    y = run_host(segment, {"x": np.array([[-128, 1], [127, -2]], np.int8)})["y"]
+    assert y.tolist() == [[-64.5, 0.0], [258.0, 0.0] if each else [63.0, -1.5]]
+
+
 def transfer(*, unsigned: bool) -> Transfer:
     nhwc = (2, 4, 5, 3)
     return Transfer("v", Buffer("b", nhwc, "input"), (2, 3, 4, 5), nhwc, (0, 2, 3, 1), unsigned, (2, 60))
