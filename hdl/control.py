@@ -9,7 +9,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
-from weft.hdl.counters import WORDS
+from weft.hdl.counters import SETTLING, WORDS
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, SIZE, VERSION, Reg, base_register
 
@@ -39,6 +39,33 @@ AXI_LITE = {
     "s_axi_rready": In(1),
 }
 """The ports of an AXI4-Lite subordinate with 32 bits of data, flat. The low two address bits are ignored."""
+
+
+def run_status(m: Module, control: Any) -> tuple[Signal, Signal]:
+    """The run state of a `Control` or of the sequential core's: drives its `running` and `irq`.
+
+    Returns whether a run is on, up to the time when the counters have settled, and the value of STATUS.
+    """
+    busy, done, bus_error, opcode_error = (
+        Signal(name=name) for name in ("busy", "done", "bus_error_seen", "opcode_error_seen")
+    )
+    settle = Signal(range(SETTLING + 1))
+    status = Signal(4)
+    m.d.comb += [status.eq(busy | done << 1 | bus_error << 2 | opcode_error << 3), control.irq.eq(done)]
+    with m.If(control.start):
+        m.d.sync += [busy.eq(1), control.running.eq(1), done.eq(0), bus_error.eq(0), opcode_error.eq(0)]
+        m.d.sync += settle.eq(SETTLING)
+    with m.Elif(control.running):
+        m.d.sync += control.running.eq(~control.finished)
+    with m.Elif(busy):
+        m.d.sync += settle.eq(settle - 1)
+        with m.If(settle == 0):
+            m.d.sync += [busy.eq(0), done.eq(1)]
+    with m.If(control.bus_error):
+        m.d.sync += bus_error.eq(1)
+    with m.If(control.opcode_error):
+        m.d.sync += opcode_error.eq(1)
+    return busy, status
 
 
 class Control(wiring.Component):
@@ -90,35 +117,12 @@ class Control(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        status = self._run(m)
-        self._write(m)
+        busy, status = run_status(m, self)
+        self._write(m, busy)
         self._read(m, status)
         return m
 
-    def _run(self, m: Module) -> Signal:
-        busy, done, bus_error, opcode_error = (
-            Signal(name=name) for name in ("busy", "done", "bus_error_seen", "opcode_error_seen")
-        )
-        settle = Signal(range(WORDS + 3))
-        status = Signal(4)
-        m.d.comb += [status.eq(busy | done << 1 | bus_error << 2 | opcode_error << 3), self.irq.eq(done)]
-        with m.If(self.start):
-            m.d.sync += [busy.eq(1), self.running.eq(1), done.eq(0), bus_error.eq(0), opcode_error.eq(0)]
-            m.d.sync += settle.eq(WORDS + 2)
-        with m.Elif(self.running):
-            m.d.sync += self.running.eq(~self.finished)
-        with m.Elif(busy):
-            m.d.sync += settle.eq(settle - 1)
-            with m.If(settle == 0):
-                m.d.sync += [busy.eq(0), done.eq(1)]
-        with m.If(self.bus_error):
-            m.d.sync += bus_error.eq(1)
-        with m.If(self.opcode_error):
-            m.d.sync += opcode_error.eq(1)
-        self._busy = busy
-        return status
-
-    def _write(self, m: Module) -> None:
+    def _write(self, m: Module, busy: Signal) -> None:
         address, word, strobe = Signal(_WORD_BITS), Signal(32), Signal(4)
         has_address, has_data = Signal(), Signal()
         m.d.comb += [self.s_axi_awready.eq(~has_address), self.s_axi_wready.eq(~has_data)]
@@ -136,7 +140,7 @@ class Control(wiring.Component):
             registers |= {base_register(index) >> 2: self.bases[index] for index in range(BASES)}
             with m.Switch(address):
                 with m.Case(Reg.CONTROL >> 2):
-                    m.d.sync += self.start.eq(word[0] & strobe[0] & ~self._busy & ~self.start)
+                    m.d.sync += self.start.eq(word[0] & strobe[0] & ~busy & ~self.start)
                 for number, register in registers.items():
                     with m.Case(number):
                         for lane in range(4):

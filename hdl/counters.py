@@ -13,14 +13,16 @@ from weft.hdl.memmap import Counter
 
 WORDS = 2 * len(Counter)
 """Words of 32 bits that all counters take, low word first."""
+SETTLING = WORDS + 2
+"""Cycles after its last event until a counter is exact: its own register, and a round of the adder."""
 
 
 class Counters(wiring.Component):
     """The counters of `Counter`.
 
     Events gather in a few bits per counter, which one adder moves to the memory in turn. A counter is
-    therefore exact only `WORDS` cycles after its last event, and at any earlier time short by no more than
-    that; with fewer counters or a narrower memory, as many cycles as there are words in that.
+    therefore exact only `SETTLING` cycles after its last event, and at any earlier time short by no more than
+    that; with fewer counters or a narrower memory, a round takes as many cycles as there are words in that.
 
     Parameters
     ----------

@@ -33,6 +33,14 @@ def check_program(program: int, config: Config) -> None:
         raise DeviceError(f"program address {program:#x} is no multiple of {config.bus_bytes} bytes")
 
 
+def check_memory(latency: int, bytes_per_cycle: float | None) -> None:
+    """Raises `ValueError` if no memory has such a latency, in cycles, and bandwidth; None is no limit."""
+    if latency < 1:
+        raise ValueError(f"the memory latency is at least 1 cycle, not {latency}")
+    if bytes_per_cycle is not None and bytes_per_cycle <= 0:
+        raise ValueError(f"the memory bandwidth is above 0 bytes a cycle, not {bytes_per_cycle}")
+
+
 @runtime_checkable
 class Device(Protocol):
     """An accelerator with its memory.

@@ -20,7 +20,7 @@ from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register,
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.stalls import goes_on, waits
 from weft.hdl.verilog import generate
-from weft.sim.device import DeviceError, check_base, check_program, check_range
+from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.verilate import build, cache_root
 
 TOP = "weft"
@@ -147,10 +147,7 @@ class RtlDevice:
         verilog: str | None = None,
         sequential: bool = False,
     ) -> None:
-        if latency < 1:
-            raise ValueError(f"the memory latency is at least 1 cycle, not {latency}")
-        if bytes_per_cycle is not None and bytes_per_cycle <= 0:
-            raise ValueError(f"the memory bandwidth is above 0 bytes a cycle, not {bytes_per_cycle}")
+        check_memory(latency, bytes_per_cycle)
         if not 0 <= stall_probability < 1:
             raise ValueError(f"the stall probability is from 0 to below 1, not {stall_probability}")
         self.config = config

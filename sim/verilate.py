@@ -39,7 +39,8 @@ def compiler() -> str:
     raise BuildError("no C++ compiler found: install g++ or clang++, or set CXX")
 
 
-def _run(command: Sequence[str | Path], cwd: Path) -> None:
+def run_tool(command: Sequence[str | Path], cwd: Path) -> None:
+    """Run Verilator or a compiler in `cwd`. Raises `BuildError` with the end of its output if it fails."""
     environment = os.environ | {"VERILATOR_ROOT": str(verilator_root())}
     process = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
@@ -78,7 +79,7 @@ def compile_objects(jobs: Sequence[tuple[Path, str]], folder: Path, flags: Seque
     def one(job: tuple[Path, str]) -> Path:
         source, optimise = job
         target = folder / (source.stem + ".o")
-        _run([cxx, *flags, optimise, "-c", source, "-o", target], folder)
+        run_tool([cxx, *flags, optimise, "-c", source, "-o", target], folder)
         return target
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -167,7 +168,7 @@ def build(
             objects = compile_objects([*jobs, (driver, "-O2")], folder, flags)
             shared = ["-shared"] if output.endswith(".so") else []
             runtime = runtime_objects(vpi=vpi, trace=trace)
-            _run([compiler(), *shared, *objects, *runtime, "-o", output, "-lpthread", *link], folder)
+            run_tool([compiler(), *shared, *objects, *runtime, "-o", output, "-lpthread", *link], folder)
             for path in (*objects, *sources):
                 path.unlink()
             publish(folder, target)
@@ -197,5 +198,5 @@ def _verilate(verilog: str, folder: Path, top: str, ports: Sequence[str], trace:
     command += ["--output-split", "20000", "--output-split-cfuncs", "500", "--timescale", "1ns/1ps"]
     command += ["--vpi"] if ports else []
     command += ["--trace-vcd"] if trace else []
-    _run([*command, "design.vlt", "design.v"], folder)
+    run_tool([*command, "design.vlt", "design.v"], folder)
     return sorted(folder.glob("Vtop*.cpp"))

@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
-from weft.hdl.control import ADDRESS_BITS, AXI_LITE
+from weft.hdl.control import ADDRESS_BITS, AXI_LITE, run_status
 from weft.hdl.counters import WORDS
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg
@@ -73,25 +73,7 @@ class Control(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        busy, done, bus_error, opcode_error = (
-            Signal(name=name) for name in ("busy", "done", "bus_error_seen", "opcode_error_seen")
-        )
-        settle = Signal(range(WORDS + 3))
-        status = Signal(4)
-        m.d.comb += [status.eq(busy | done << 1 | bus_error << 2 | opcode_error << 3), self.irq.eq(done)]
-        with m.If(self.start):
-            m.d.sync += [busy.eq(1), self.running.eq(1), done.eq(0), bus_error.eq(0), opcode_error.eq(0)]
-            m.d.sync += settle.eq(WORDS + 2)
-        with m.Elif(self.running):
-            m.d.sync += self.running.eq(~self.finished)
-        with m.Elif(busy):
-            m.d.sync += settle.eq(settle - 1)
-            with m.If(settle == 0):
-                m.d.sync += [busy.eq(0), done.eq(1)]
-        with m.If(self.bus_error):
-            m.d.sync += bus_error.eq(1)
-        with m.If(self.opcode_error):
-            m.d.sync += opcode_error.eq(1)
+        busy, status = run_status(m, self)
         self._write(m, busy)
         self._read(m, status)
         return m

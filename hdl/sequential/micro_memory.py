@@ -22,97 +22,8 @@ def load(m: Micro) -> None:
     m.copy("dst.row", "f.dst")
     if m.config.softmax:
         m.copy("member", 0)
-
-    def vectors() -> None:
-        """A vector is written while the next one is on its way."""
-        again, transposed = m.fresh(), m.fresh()
-        m.memory(MemoryOut.GATHER)
-        if m.config.softmax:
-            m.ld("f.transpose")
-            m.jump(transposed, Condition.ZERO, unless=True)
-        m.label(again)
-        m.wait(Condition.MOVED)
-        m.ld("dst.vector", Out.SCRATCHPAD_WRITE)
-        m.jump("load.pixel", Condition.LENGTH_ZERO)
-        m.memory(MemoryOut.GATHER)
-        m.advance("dst.vector", "f.dst_vector")
-        m.jump(again)
-        if m.config.softmax:
-            m.label(transposed)
-            m.call("load.scatter")
-        m.label("load.pixel")
-
-    def pixel() -> None:
-        m.copy("dst.vector", "dst.pixel")
-        same = m.fresh()
-        m.ld("at")
-        m.jump("load.open", Condition.ZERO)
-        m.ld("f.pitch")
-        m.sub("f.length")
-        m.jump(same, Condition.ZERO)
-        m.label("load.open")
-        m.call("open")
-        m.label(same)
-        m.ld("f.length")
-        m.memory(MemoryOut.LENGTH)
-        vectors()
-        m.advance("at", "f.pitch")
-
-    def short() -> None:
-        """Pixels of a vector each, one behind the other: the next one is on its way while one is written."""
-        again = m.fresh()
-        m.copy("dst.pixel", "dst.row")
-        m.copy("f.pixels.left", "f.pixels")
-        m.ld("f.length")
-        m.memory(MemoryOut.LENGTH)
-        m.memory(MemoryOut.GATHER)
-        m.label(again)
-        m.wait(Condition.MOVED)
-        m.ld("dst.pixel", Out.SCRATCHPAD_WRITE)
-        m.advance("f.pixels.left", -1)
-        m.jump("load.row", Condition.ZERO)
-        m.ld("f.length")
-        m.memory(MemoryOut.LENGTH)
-        m.memory(MemoryOut.GATHER)
-        m.advance("dst.pixel", "f.dst_pixel")
-        m.jump(again)
-
-    def row() -> None:
-        long = m.fresh()
-        m.copy("at", 0)
-        m.ld("long")
-        m.jump(long, Condition.ZERO, unless=True)
-        m.call("open")
-        short()
-        m.label(long)
-        m.loop("f.pixels", pixel, [("dst.pixel", "dst.row", "f.dst_pixel")])
-        m.label("load.row")
-        m.advance("row", "f.row_pitch")
-        if m.config.softmax:
-            skip = m.fresh()
-            m.ld("f.transpose")
-            m.jump(skip, Condition.ZERO, unless=True)
-            m.advance("dst.row", "f.dst_row")
-            m.label(skip)
-        else:
-            m.advance("dst.row", "f.dst_row")
-
-    # Whether `short` will not do.
-    m.ld("f.length")
-    m.sub(m.config.n)
-    m.high(0)
-    m.st("long")
-    m.ld("f.pitch")
-    m.sub("f.length")
-    skip = m.fresh()
-    m.jump(skip, Condition.ZERO)
-    m.ld(1)
-    m.label(skip)
-    m.add("long")
-    if m.config.softmax:
-        m.add("f.transpose")
-    m.st("long")
-    m.loop("f.rows", row)
+    _choose(m)
+    m.loop("f.rows", lambda: _row(m))
     if m.config.softmax:
         # What is left of the last group are vectors of fill bytes; all lengths are 0 now.
         m.label("load.fill")
@@ -127,6 +38,103 @@ def load(m: Micro) -> None:
     _open(m)
     if m.config.softmax:
         _scatter(m)
+
+
+def _choose(m: Micro) -> None:
+    """Set ``long``: whether `_short` will not do."""
+    m.ld("f.length")
+    m.sub(m.config.n)
+    m.high(0)
+    m.st("long")
+    m.ld("f.pitch")
+    m.sub("f.length")
+    skip = m.fresh()
+    m.jump(skip, Condition.ZERO)
+    m.ld(1)
+    m.label(skip)
+    m.add("long")
+    if m.config.softmax:
+        m.add("f.transpose")
+    m.st("long")
+
+
+def _row(m: Micro) -> None:
+    long = m.fresh()
+    m.copy("at", 0)
+    m.ld("long")
+    m.jump(long, Condition.ZERO, unless=True)
+    m.call("open")
+    _short(m)
+    m.label(long)
+    m.loop("f.pixels", lambda: _pixel(m), [("dst.pixel", "dst.row", "f.dst_pixel")])
+    m.label("load.row")
+    m.advance("row", "f.row_pitch")
+    if m.config.softmax:
+        skip = m.fresh()
+        m.ld("f.transpose")
+        m.jump(skip, Condition.ZERO, unless=True)
+        m.advance("dst.row", "f.dst_row")
+        m.label(skip)
+    else:
+        m.advance("dst.row", "f.dst_row")
+
+
+def _short(m: Micro) -> None:
+    """Pixels of a vector each, one behind the other: the next one is on its way while one is written."""
+    again = m.fresh()
+    m.copy("dst.pixel", "dst.row")
+    m.copy("f.pixels.left", "f.pixels")
+    m.ld("f.length")
+    m.memory(MemoryOut.LENGTH)
+    m.memory(MemoryOut.GATHER)
+    m.label(again)
+    m.wait(Condition.MOVED)
+    m.ld("dst.pixel", Out.SCRATCHPAD_WRITE)
+    m.advance("f.pixels.left", -1)
+    m.jump("load.row", Condition.ZERO)
+    m.ld("f.length")
+    m.memory(MemoryOut.LENGTH)
+    m.memory(MemoryOut.GATHER)
+    m.advance("dst.pixel", "f.dst_pixel")
+    m.jump(again)
+
+
+def _pixel(m: Micro) -> None:
+    """One pixel of any length; what follows it directly in memory is read on without a new address."""
+    m.copy("dst.vector", "dst.pixel")
+    same = m.fresh()
+    m.ld("at")
+    m.jump("load.open", Condition.ZERO)
+    m.ld("f.pitch")
+    m.sub("f.length")
+    m.jump(same, Condition.ZERO)
+    m.label("load.open")
+    m.call("open")
+    m.label(same)
+    m.ld("f.length")
+    m.memory(MemoryOut.LENGTH)
+    _vectors(m)
+    m.advance("at", "f.pitch")
+
+
+def _vectors(m: Micro) -> None:
+    """The vectors of a pixel; one is written while the next one is on its way."""
+    again, transposed = m.fresh(), m.fresh()
+    m.memory(MemoryOut.GATHER)
+    if m.config.softmax:
+        m.ld("f.transpose")
+        m.jump(transposed, Condition.ZERO, unless=True)
+    m.label(again)
+    m.wait(Condition.MOVED)
+    m.ld("dst.vector", Out.SCRATCHPAD_WRITE)
+    m.jump("load.pixel", Condition.LENGTH_ZERO)
+    m.memory(MemoryOut.GATHER)
+    m.advance("dst.vector", "f.dst_vector")
+    m.jump(again)
+    if m.config.softmax:
+        m.label(transposed)
+        m.call("load.scatter")
+    m.label("load.pixel")
 
 
 def _page(m: Micro) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from weft.hdl.config import Config
 from weft.hdl.isa import BASES, WORD_BYTES, IsaError, Queue, decode
 from weft.hdl.memmap import Counter
-from weft.sim.device import DeviceError, check_base, check_program, check_range
+from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.timing.hardware import parameters
 from weft.sim.timing.library import RawInterval, Request, library
 
@@ -85,10 +85,7 @@ class TimingDevice:
         bytes_per_cycle: float | None = None,
         trace: bool = False,
     ) -> None:
-        if latency < 1:
-            raise ValueError(f"the memory latency is at least 1 cycle, not {latency}")
-        if bytes_per_cycle is not None and bytes_per_cycle <= 0:
-            raise ValueError(f"the memory bandwidth is above 0 bytes a cycle, not {bytes_per_cycle}")
+        check_memory(latency, bytes_per_cycle)
         self.config = config
         self.memory_bytes = memory_bytes
         self.latency = latency

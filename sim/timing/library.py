@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import shutil
-import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
 from weft.sim.timing.hardware import header
-from weft.sim.verilate import BuildError, cache_root, compile_objects, compiler, publish
+from weft.sim.verilate import cache_root, compile_objects, compiler, publish, run_tool
 
 _HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror")
@@ -97,14 +96,7 @@ def _build(target: Path, sources: list[Path]) -> None:
             shutil.copy(source, folder)
         flags = [*_FLAGS, f"-I{folder}", "-shared"]
         (built,) = compile_objects([(folder / "model.cpp", "-O2")], folder, [*flags, "-fvisibility=hidden"])
-        _link(built, folder / "timing.so", flags)
+        run_tool([compiler(), "-shared", built, "-o", "timing.so"], folder)
         publish(folder, target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _link(built: Path, output: Path, flags: list[str]) -> None:
-    command = [compiler(), "-shared", str(built), "-o", str(output)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise BuildError(f"{Path(command[0]).name} failed:\n{process.stderr}")
