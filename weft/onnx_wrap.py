@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
+from weft.compiler.evaluate import evaluator
 from weft.compiler.ir import CompileError
 
 NATIVE = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
@@ -28,9 +28,9 @@ WEIGHTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", *INTEGER)
 """Operators whose second input is weights."""
 _FINEST = 8
 """Binary digits after the point that scales may have."""
-_OPSET = 19
-"""First version of the operator set whose QuantizeLinear and DequantizeLinear the reference evaluator has."""
-_IR_VERSION = 9
+_OPSET = 13
+"""First version of the operator set whose QuantizeLinear and DequantizeLinear have scales along an axis."""
+_IR_VERSION = 7
 """The file format's version that belongs to it."""
 
 
@@ -128,7 +128,7 @@ def _opset(model: onnx.ModelProto) -> int:
     old, new = (onnx.defs.get_schema(operator, version).since_version for version in (opset, _OPSET))
     if old != new:
         raise NotExact(
-            f"opset {_OPSET}, which the host needs, defines {operator} otherwise than opset {opset}"
+            f"opset {_OPSET}, which scales along an axis need, defines {operator} otherwise than opset {opset}"
         )
     return _OPSET
 
@@ -140,7 +140,7 @@ def _outputs(model: onnx.ModelProto) -> list[str]:
 def _evaluate(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     try:
         with np.errstate(all="ignore"):
-            return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, inputs)]
+            return [np.asarray(value) for value in evaluator(model).run(None, inputs)]
     except Exception as error:  # the reference evaluator raises anything
         raise NotExact(
             f"the reference evaluator cannot run it ({type(error).__name__}), so no scale is known"
