@@ -8,7 +8,7 @@ from typing import Any
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl.block_fifo import BlockFifo
@@ -21,12 +21,7 @@ WIDTH = 12
 async def bench_order(dut: Any) -> None:
     """Order and content at all levels; nothing lost, and no cycle lost where both sides are ready."""
     depth = bench_parameters()["depth"]
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.i__valid.value, dut.i__payload.value, dut.o__ready.value = 0, 0, 0
-    dut.rst.value = 1
-    await FallingEdge(dut.clk)
-    await FallingEdge(dut.clk)
-    dut.rst.value = 0
+    await start(dut, i__valid=0, i__payload=0, o__ready=0)
     held: list[int] = []
     offered: int | None = None
     most = passed = 0

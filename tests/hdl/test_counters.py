@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import cocotb
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge
 
 from weft.hdl.counters import WORDS, Counters
@@ -17,13 +17,7 @@ from weft.sim.bench import bench_parameters, run_bench
 @cocotb.test()
 async def bench_counters(dut: Any) -> None:
     """Several runs, each cleared at the start; exact once settled, and unchanged while not enabled."""
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    for name in ("clear", "enable", "event", "row", "write"):
-        getattr(dut, name).value = 0
-    dut.rst.value = 1
-    await FallingEdge(dut.clk)
-    await FallingEdge(dut.clk)
-    dut.rst.value = 0
+    await start(dut, clear=0, enable=0, event=0, row=0, write=0)
     for length in (1, 5, 40, 300, 2000):
         for _ in range(random.randrange(WORDS)):
             await FallingEdge(dut.clk)

@@ -3,7 +3,7 @@
 import random
 
 import cocotb
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge
 from softmax_model import divide, wrap
 
@@ -23,15 +23,9 @@ class Bench:
         self.dut = dut
         self.rng = random.Random(random.getrandbits(32))
 
-    async def start(self):
-        dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        for name in ("start", "row", "issue", "take", "sum", "scale", "exponent", "v_zero"):
-            getattr(dut, name).value = 0
-        dut.rst.value = 1
-        await FallingEdge(dut.clk)
-        await FallingEdge(dut.clk)
-        dut.rst.value = 0
+    async def begin(self):
+        names = ("start", "row", "issue", "take", "sum", "scale", "exponent", "v_zero")
+        await start(self.dut, **dict.fromkeys(names, 0))
 
     async def run(self, sums, scale, exponent, v_zero, patience):
         """Divide for all `sums`; returns cycles. After `issue`, `take` waits up to `patience` cycles more."""
@@ -79,7 +73,7 @@ class Bench:
 @cocotb.test()
 async def bench_corners(dut):
     bench = Bench(dut)
-    await bench.start()
+    await bench.begin()
     for scale in (1 << 15, (1 << 15) + 1, 50000, (1 << 16) - 1):
         for exponent, v_zero in ((-64, -128), (63, 127), (0, 0), (5, -1), (-7, 1)):
             await bench.run(CORNERS, scale, exponent, v_zero, patience=bench.rng.choice((0, 5)))
@@ -88,7 +82,7 @@ async def bench_corners(dut):
 @cocotb.test()
 async def bench_random(dut):
     bench = Bench(dut)
-    await bench.start()
+    await bench.begin()
     for _ in range(60):
         count = bench.rng.choice((1, 2, 5, 30))
         sums = [bench.rng.getrandbits(bench.rng.randrange(33)) for _ in range(count)]
@@ -101,7 +95,7 @@ async def bench_random(dut):
 async def bench_throughput(dut):
     """A division behind the other while sums need few shifts: STEPS cycles and one to start."""
     bench = Bench(dut)
-    await bench.start()
+    await bench.begin()
     for size in (32, 31, 24):
         cycles = await bench.run([(1 << size) - 1] * 50, 40000, 3, -5, patience=0)
         assert cycles <= 50 * (STEPS + 1) + 15

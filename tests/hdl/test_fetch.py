@@ -7,7 +7,7 @@ from typing import Any
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl.config import PRESETS
@@ -36,17 +36,10 @@ class Bench:
         self.ready_rate = 0.8
 
     async def reset(self) -> None:
-        dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        dut.start.value = 0
-        dut.bus__beat__valid.value = 0
-        dut.bus__request__ready.value = 0
-        for queue in Queue:
-            getattr(dut, f"{queue.name.lower()}__ready").value = 0
-        dut.rst.value = 1
-        await FallingEdge(dut.clk)
-        await FallingEdge(dut.clk)
-        dut.rst.value = 0
+        ready = [f"{queue.name.lower()}__ready" for queue in Queue]
+        await start(
+            self.dut, bus__beat__valid=0, bus__request__ready=0, **dict.fromkeys(["start", *ready], 0)
+        )
 
     async def cycle(self) -> None:
         dut = self.dut

@@ -8,7 +8,7 @@ from typing import Any
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl.config import PRESETS
@@ -33,21 +33,11 @@ from weft.hdl.semaphores import Dispatcher, Semaphores
 from weft.sim.bench import bench_parameters, run_bench
 
 
-async def reset(dut: Any, **inputs: int) -> None:
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    for name, value in inputs.items():
-        getattr(dut, name).value = value
-    dut.rst.value = 1
-    await FallingEdge(dut.clk)
-    await FallingEdge(dut.clk)
-    dut.rst.value = 0
-
-
 @cocotb.test()
 async def bench_semaphores(dut: Any) -> None:
     """Random gives and takes, of many semaphores at once; the model is a list of integers."""
     names = [f"{kind}__{queue.value}" for kind in ("give", "take") for queue in Queue]
-    await reset(dut, clear=0, **dict.fromkeys(names, 0))
+    await start(dut, clear=0, **dict.fromkeys(names, 0))
     counts, most = [0] * SEMAPHORES, 0
     for cycle in range(4000):
         await FallingEdge(dut.clk)
@@ -76,7 +66,7 @@ async def bench_semaphores(dut: Any) -> None:
 async def bench_dispatcher(dut: Any) -> None:
     """Order, content, and that an instruction passes exactly when its semaphores are there."""
     opcodes, part, depth = (bench_parameters()[name] for name in ("opcodes", "part", "depth"))
-    await reset(dut, fetched__valid=0, fetched__payload=0, instruction__ready=0, available=0)
+    await start(dut, fetched__valid=0, fetched__payload=0, instruction__ready=0, available=0)
     sent: list[bytes] = []
     received: list[bytes] = []
     offered: bytes | None = None

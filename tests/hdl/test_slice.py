@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import cocotb
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl.slice import RegisterSlice
@@ -19,12 +19,7 @@ WIDTH = 12
 async def bench_stream(dut: Any) -> None:
     """Order and content; ready while fewer than two wait, valid a cycle after the first, whatever the other side says
     in the same cycle; so nothing is lost, and no cycle where both sides are ready."""
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.i__valid.value, dut.i__payload.value, dut.o__ready.value = 0, 0, 0
-    dut.rst.value = 1
-    await FallingEdge(dut.clk)
-    await FallingEdge(dut.clk)
-    dut.rst.value = 0
+    await start(dut, i__valid=0, i__payload=0, o__ready=0)
     held: list[int] = []
     passed = refused = 0
     for cycle in range(4000):

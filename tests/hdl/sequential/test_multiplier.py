@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import cocotb
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge
 
 from weft.hdl.sequential.multiplier import Multiplier
@@ -45,12 +45,8 @@ def nearest(value: int, shift: int) -> int:
 @cocotb.test()
 async def bench_multiplier(dut: Any) -> None:
     bits = bench_parameters()["bits"]
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    for name in ("value", "set_multiplicand", "set_shift", "shift", "start", "keep", "raw"):
-        getattr(dut, name).value = 0
-    dut.rst.value = 1
-    await FallingEdge(dut.clk)
-    dut.rst.value = 0
+    names = ("value", "set_multiplicand", "set_shift", "shift", "start", "keep", "raw")
+    await start(dut, **dict.fromkeys(names, 0))
     for _ in range(600):
         a = random.choice([random.randrange(-(1 << 31), 1 << 31), random.randrange(-300, 300), -(1 << 31)])
         b = random.choice([random.randrange(1 << bits), 1, (1 << bits) - 1])

@@ -7,7 +7,7 @@ from typing import Any
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge, ReadOnly
 from processor_model import (
     CONSTANTS,
@@ -94,14 +94,8 @@ class Bench:
         self.cycles = 0
 
     async def reset(self) -> None:
-        dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        for name in ("ready", "word_valid", "flag", "round", "write_valid", "read_valid"):
-            getattr(dut, name).value = 0
-        dut.rst.value = 1
-        for _ in range(3):
-            await FallingEdge(dut.clk)
-        dut.rst.value = 0
+        names = ("ready", "word_valid", "flag", "round", "write_valid", "read_valid")
+        await start(self.dut, **dict.fromkeys(names, 0))
 
     async def cycle(self) -> None:
         self.drive()

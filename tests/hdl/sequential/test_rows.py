@@ -9,7 +9,7 @@ from typing import Any
 import cocotb
 import numpy as np
 import pytest
-from cocotb.clock import Clock
+from bench_start import start
 from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl.config import PRESETS, Config
@@ -87,13 +87,7 @@ class Bench:
         self.column = self.active = 0
 
     async def reset(self) -> None:
-        dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        for name in STROBES:
-            getattr(dut, name).value = 0
-        dut.rst.value = 1
-        await FallingEdge(dut.clk)
-        dut.rst.value = 0
+        await start(self.dut, **dict.fromkeys(STROBES, 0))
 
     async def cycle(self, strobe: str = "", value: int = 0) -> None:
         """A cycle with a strobe, in which both memories do what they are asked for."""
