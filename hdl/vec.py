@@ -310,7 +310,21 @@ class VecUnit(wiring.Component):
             requantise.elements.eq(elements),
             requantise.second.eq(chosen_second),
         ]
-        parts = [self._lanes(m, plane, chosen.tag.index) for plane in planes]
+        self._columns(m, requantise, planes, chosen.tag.index, softmax)
+        if softmax is not None:
+            with m.If(softmax.load):
+                m.d.sync += planes.eq(0)
+            m.d.comb += [
+                softmax.row.eq(near & nearer.row),
+                softmax.byte_valid.eq(valid),
+                softmax.byte.eq(elements[chosen.lane][:8]),
+            ]
+
+    def _columns(
+        self, m: Module, requantise: Requantise, planes: data.View, index: Value, softmax: VecSoftmax | None
+    ) -> None:
+        """Parameters of the lane group `index`, or those softmax sets."""
+        parts = [self._lanes(m, plane, index) for plane in planes]
         for lane in range(self.config.lanes):
             word = Signal(8 * PARAMETER_VECTORS, name=f"word_{lane}")
             column = requantise.columns[lane]
@@ -325,14 +339,6 @@ class VecUnit(wiring.Component):
                     column[name].eq(word[low:high] | softmax.scale[name])
                     for name, low, high in (("bias", 0, 32), ("mantissa", 32, 56), ("shift", 56, 62))
                 ]
-        if softmax is not None:
-            with m.If(softmax.load):
-                m.d.sync += planes.eq(0)
-            m.d.comb += [
-                softmax.row.eq(near & nearer.row),
-                softmax.byte_valid.eq(valid),
-                softmax.byte.eq(elements[chosen.lane][:8]),
-            ]
 
     def _gather(
         self, m: Module, requantise: Requantise, held: data.View, active: Signal, softmax: VecSoftmax | None
