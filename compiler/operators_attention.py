@@ -10,7 +10,7 @@ from weft.compiler.attention import Problem, heads_layout, heads_move_behind_row
 from weft.compiler.case import Case
 from weft.compiler.ir import Attention, Softmax
 from weft.compiler.qdq import Activation, Pending, Probabilities, Scores, Symbol, Undefined, result
-from weft.compiler.support_attention import added_mask, problem_of, scores_factor, softmax_rows
+from weft.compiler.support_attention import added_mask, problem_of, scores_factor, softmax_rows, softmax_zero
 
 ROUNDING = (
     "the model's rounding of scores and probabilities to 8 bits is not followed: "
@@ -21,11 +21,11 @@ ROUNDING = (
 def softmax(case: Case) -> Pending:
     source, found = case.symbol(0), softmax_rows(case)
     assert isinstance(source, Activation)
+    zero = softmax_zero(case)
     assert found is not None
+    assert zero is not None
     tensor, layout = found
-    op = Softmax(
-        case.node.name, tensor.view(), result(layout.nhwc), source.quant.scale, x_zero=source.quant.zero
-    )
+    op = Softmax(case.node.name, tensor.view(), result(layout.nhwc), source.quant.scale, x_zero=zero)
     return Pending((op,), layout, (tensor,), (case.node.index,))
 
 

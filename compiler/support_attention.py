@@ -11,10 +11,13 @@ from weft.compiler.case import Case, Constraint
 from weft.compiler.ir import CompileError
 from weft.compiler.layout import Layout
 from weft.compiler.onnx_import import Model, Node
-from weft.compiler.qdq import Activation, Constant, Probabilities, Scores, Tensor, Undefined
+from weft.compiler.qdq import Activation, Constant, Probabilities, Quant, Scores, Tensor, Undefined
 
 KEYS = (1 << 15) - 1
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
+
+LOGITS = 256
+"""Octaves that a logit reaches, up and down (`weft.hdl.isa.Softmax`); it is clamped there."""
 
 
 def softmax_unit(case: Case) -> str | None:
@@ -30,6 +33,27 @@ def softmax_input(case: Case) -> str | None:
 def softmax_axis(case: Case) -> str | None:
     """Softmax must be over one axis, whose elements are the channels on the device."""
     return None if softmax_rows(case) is not None else f"axis is {case.attribute('axis', 'the default')}"
+
+
+def softmax_range(case: Case) -> str | None:
+    """The scale of Softmax's input must be at most 1.386: -128 to 127 times that are all logits that the device has."""
+    return None if softmax_zero(case) is not None else f"it is {_quant(case).scale:.4g}"
+
+
+def softmax_zero(case: Case) -> int | None:
+    """What to subtract from Softmax's int8 input so that no logit is clamped, None if that cannot be.
+
+    It is the zero point if possible; any number gives the same probabilities.
+    """
+    quant = _quant(case)
+    octaves = quant.scale * math.log2(math.e)
+    return next((zero for zero in (quant.zero, 0) if (128 + abs(zero)) * octaves <= LOGITS), None)
+
+
+def _quant(case: Case) -> Quant:
+    symbol = case.symbol(0)
+    assert isinstance(symbol, Activation)
+    return symbol.quant
 
 
 def softmax_rows(case: Case) -> tuple[Tensor, Layout] | None:
@@ -342,7 +366,7 @@ def absorbed(case: Case) -> str | None:
 STATE = (operands_quantised, attention_state, attention_plain, mask_constant, mask_leaves_keys)
 FORM = (keys_fit, mask_kind, heads_order)
 ATTENTION: tuple[Constraint, ...] = (softmax_unit, *STATE, *FORM)
-SOFTMAX: tuple[Constraint, ...] = (softmax_unit, softmax_input, softmax_axis)
+SOFTMAX: tuple[Constraint, ...] = (softmax_unit, softmax_input, softmax_axis, softmax_range)
 
 PARTS: dict[str, tuple[Constraint, ...]] = {
     "scores": (softmax_unit, attended, same_lead),

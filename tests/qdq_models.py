@@ -403,6 +403,15 @@ def _depthwise(builder: Builder, value: Quantised) -> Quantised:
 BLOCKS = (_residual, _pooled, _branches, _depthwise)
 
 
+def softmax(shape: tuple[int, ...], scale: float, zero: int, unsigned: bool) -> onnx.ModelProto:
+    """Softmax over the last axis of logits with given quantisation."""
+    builder = Builder(np.random.default_rng(0))
+    builder.inputs.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
+    source = builder.quantise("logits", shape, scale, zero, unsigned)
+    value = builder.node("Softmax", [builder.dequantise(source)])
+    return builder.finish(builder.quantise(value, shape, 1 / 256, 0, True))
+
+
 def feeds(model: onnx.ModelProto, rng: Rng) -> dict[str, np.ndarray]:
     """Random float inputs that exercise most of the int8 range."""
     values = {}

@@ -292,6 +292,12 @@ def test_softmax_of_several_axes_is_left_to_the_host() -> None:
     assert [name for name in on_host(graph) if "softmax" in name]
 
 
+@pytest.mark.parametrize("scale", [1.39, 1774.9])
+def test_softmax_of_too_wide_logits_is_left_to_the_host(scale: float) -> None:
+    reasons = on_host(import_model(qdq_models.softmax((20, 9), scale, 5, False)))
+    assert any("scale of Softmax's input must be at most 1.386" in reason for reason in reasons.values())
+
+
 def test_softmax_of_convolution_over_channels() -> None:
     rng = np.random.default_rng(0)
     builder = Builder(rng)

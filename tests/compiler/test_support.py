@@ -124,6 +124,12 @@ def softmax(shape: tuple[int, ...], axis: int) -> onnx.ModelProto:
     return ended(built, built.node("Softmax", [name], axis=axis))
 
 
+def wide_softmax() -> onnx.ModelProto:
+    built = builder()
+    value = built.dequantise(built.quantise(built.dequantise(image(built)), (1, 4, 6, 6), 2.0, 0, False))
+    return ended(built, built.node("Softmax", [value], axis=1))
+
+
 def float_softmax() -> onnx.ModelProto:
     built = builder()
     value = built.node("Erf", [built.dequantise(image(built))])
@@ -255,6 +261,7 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
     "division by zero": (lambda: divided("zero"), "Div", support.divisible),
     "division by an input": (lambda: divided("input"), "Div", support.divisible),
     "softmax over rows": (lambda: softmax((1, 4, 36), 2), "Softmax", support_attention.softmax_axis),
+    "softmax of wide logits": (wide_softmax, "Softmax", support_attention.softmax_range),
     "softmax of floats": (float_softmax, "Softmax", support_attention.softmax_input),
     "product of a vector": (lambda: dense("MatMul", (4,)), "MatMul", support.product_input),
     "rows of mixed axes": (lambda: mixed(product, (48, 3)), "MatMul", support.row_order),

@@ -12,9 +12,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper
-from qdq_models import feeds, random_cnn
+from qdq_models import feeds, random_cnn, softmax
 
 import weft
+from weft.compiler.backend import DeviceProgram
 from weft.examples import digits
 
 RATE = 1e-5
@@ -137,3 +138,21 @@ def test_digits_end_to_end(count: int) -> None:
         total += steps.size
     print(f"{wrong} of {total} logits differ")
     assert wrong < total / 100
+
+
+@pytest.mark.parametrize(("scale", "zero", "unsigned"), [
+    (0.69, 127, False), (0.69, 0, True), (1.38, 0, False), (1.38, -128, False), (1.38, 255, True), (1.38, 100, True),
+])  # fmt: skip
+def test_softmax_of_wide_logits(scale: float, zero: int, unsigned: bool) -> None:
+    """Whatever the zero point, no logit is clamped, which would make it equal to others."""
+    model = softmax((300, 9), scale, zero, unsigned)
+    low = (0 if unsigned else -128) - zero
+    logits = scale * np.random.default_rng(1).integers(low, low + 256, (300, 9)).astype(np.float32)
+    program = weft.compile(model, "small")
+    assert any(isinstance(segment, DeviceProgram) for segment in program.segments)
+    (given,), (wanted,) = (
+        program.run({"logits": logits}).outputs.values(),
+        session(model).run(None, {"logits": logits}),
+    )
+    assert len(np.unique(wanted)) > 10
+    assert np.abs(given - wanted).max() <= 1.01 / 256
