@@ -1,6 +1,8 @@
-"""Make the helper modules of this folder importable from every test file."""
+"""Make the helper modules of this folder, and what benchmarks measure, importable from every test file."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE.parent / "benchmarks"))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import helper
+from oracle import layers, quantised_values, session, values_of, watched
 from qdq_models import feeds, random_cnn, softmax
 
 import weft
@@ -19,59 +18,6 @@ from weft.compiler.backend import DeviceProgram
 from weft.examples import digits
 
 RATE = 1e-5
-
-
-def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options)
-
-
-def quantised_values(model: onnx.ModelProto) -> list[str]:
-    return [node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"]
-
-
-def with_outputs(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
-    """The model with more of its values as outputs."""
-    inferred = onnx.shape_inference.infer_shapes(model)
-    known = {value.name: value for value in inferred.graph.value_info}
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    copy.graph.output.extend(known[name] for name in names)
-    return copy
-
-
-def layers(model: onnx.ModelProto) -> list[onnx.ModelProto]:
-    """The model cut at every quantised value: one sub-model for each, from the quantised values before it."""
-    inferred = onnx.shape_inference.infer_shapes(model)
-    known = {value.name: value for value in inferred.graph.value_info}
-    makers = {output: node for node in model.graph.node for output in node.output}
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    cuts = set(quantised_values(model))
-    found = []
-    for name in quantised_values(model):
-        nodes, inputs, used = [], [], []
-        stack, seen = [name], set()
-        while stack:
-            value = stack.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            if value in constants:
-                used.append(constants[value])
-            elif value in cuts and value != name:
-                inputs.append(known[value])
-            elif value in makers:
-                nodes.append(makers[value])
-                stack.extend(item for item in makers[value].input if item)
-        if inputs:
-            ordered = [node for node in model.graph.node if node in nodes]
-            graph = helper.make_graph(ordered, name, inputs, [known[name]], used)
-            found.append(
-                helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-            )
-    return found
 
 
 class Tally:
@@ -90,10 +36,10 @@ class Tally:
 def compare(model: onnx.ModelProto, inputs: list[dict[str, np.ndarray]], tally: Tally) -> None:
     """Run every layer of a model on ONNX Runtime's values of its inputs."""
     names = quantised_values(model)
-    reference = session(with_outputs(model, names))
+    reference = watched(model)
     programs = [weft.compile(layer, "small") for layer in layers(model)]
     for feed in inputs:
-        values = dict(zip(names, reference.run(names, feed), strict=True))
+        values = values_of(reference, names, feed)
         for program in programs:
             (output,) = program.outputs
             got = program.run({name: values[name] for name in program.inputs}).outputs[output]

@@ -1,0 +1,113 @@
+"""Whole networks through the compiler, the cycle model and the golden interpreter, held against ONNX Runtime.
+
+    python benchmarks/models.py [--only TEXT] [--config default] [--rtl]
+
+Networks are those of `zoo.py`: random weights, quantised by ONNX Runtime. Columns: operators that run on the
+device of all there are, QuantizeLinear and DequantizeLinear not counted; seconds to compile and to interpret one image
+(golden); cycles of the device by the cycle model behind a memory of 30 cycles' latency that moves as many bytes a cycle
+as the bus is wide; utilisation of the array over all of these cycles. Then each quantised value is computed by the
+golden interpreter from ONNX Runtime's own values before it: *differ* is how many are not equal, in parts of all, and
+*most* by how many steps. It fails if one is off by more than a step.
+
+With `--rtl` three layers of each network, by chance, run on the RTL too, and all of memory is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import numpy as np
+import onnx
+import zoo
+from oracle import layers, quantised_values, values_of, watched
+
+import weft
+from weft.compiler.frontend import import_model
+from weft.hdl.config import Config
+
+LINKS = ("QuantizeLinear", "DequantizeLinear")
+HEADER = (
+    "| network | operators | MACs | compile s | golden s | cycles | utilisation | values | differ | most |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def differences(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config, rtl: int = 0
+) -> tuple[int, int, int]:
+    """Values compared, how many differ, and by how many steps at most; `rtl` layers run on the RTL as well.
+
+    Raises
+    ------
+    AssertionError
+        If a byte of memory is not equal on RTL and golden interpreter.
+    """
+    values = values_of(watched(model), quantised_values(model), feeds)
+    parts = list(layers(model))
+    chosen = set(np.random.default_rng(0).choice(len(parts), min(rtl, len(parts)), replace=False).tolist())
+    total = wrong = most = 0
+    for index, part in enumerate(parts):
+        program = weft.compile(part, config)
+        inputs = {name: values[name] for name in program.inputs}
+        result = program.run(inputs)
+        ((name, given),) = result.outputs.items()
+        if index in chosen and any(hasattr(segment, "layers") for segment in program.segments):
+            simulated = program.run(inputs, on="rtl")
+            assert simulated.memory == result.memory, f"RTL and golden interpreter differ in {name}"
+        steps = np.abs(values[name].astype(np.int32) - given.astype(np.int32))
+        total, wrong, most = (
+            total + steps.size,
+            wrong + np.count_nonzero(steps),
+            max(most, int(steps.max(initial=0))),
+        )
+    return total, int(wrong), most
+
+
+def image(program: weft.Program) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    return {name: rng.normal(0, 1, shape).astype(np.float32) for name, (_, shape) in program.inputs.items()}
+
+
+def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
+    """A line of the table, and whether no value is off by more than a step."""
+    model = zoo.quantised(name)
+    begin = time.perf_counter()
+    program = weft.compile(model, config)
+    compiled = time.perf_counter() - begin
+    feeds = image(program)
+    begin = time.perf_counter()
+    program.run(feeds)
+    interpreted = time.perf_counter() - begin
+    report = program.run(feeds, on="timing").report
+    placed = [place for _, kind, place, _ in import_model(model).placement if kind not in LINKS]
+    total, wrong, most = differences(model, feeds, config, rtl)
+    return (
+        f"| {name} | {placed.count('device')} of {len(placed)} | {report['macs'] / 1e6:,.0f} M | {compiled:.1f} "
+        f"| {interpreted:.1f} | {report['cycles']:,} | {report['utilization']:.1%} | {total:,} | {wrong / total:.1e} "
+        f"| {most} |"
+    ), most <= 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="networks whose name contains this")
+    parser.add_argument("--config", default="default")
+    parser.add_argument("--rtl", action="store_true", help="run three layers of each network on the RTL")
+    options = parser.parse_args()
+    config = Config.load(options.config)
+    print(HEADER)
+    fits = True
+    for name in zoo.NETWORKS:
+        if options.only in name:
+            line, right = row(name, config, 3 if options.rtl else 0)
+            print(line, flush=True)
+            fits &= right
+    return 0 if fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

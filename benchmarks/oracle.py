@@ -1,0 +1,68 @@
+"""ONNX Runtime as an oracle: a quantised model's values, and the model cut into layers that can be compared one by one.
+
+End to end, one early difference would be counted again wherever it spreads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper
+
+
+def quantised_values(model: onnx.ModelProto) -> list[str]:
+    return [node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"]
+
+
+def layers(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """The model cut at every quantised value: one sub-model for each, from the quantised values before it."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    known = {value.name: value for value in inferred.graph.value_info}
+    makers = {output: node for node in model.graph.node for output in node.output}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    cuts = quantised_values(model)
+    for name in cuts:
+        nodes, inputs, used, seen, stack = [], [], [], set(), [name]
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in constants:
+                used.append(constants[value])
+            elif value in known and value in cuts and value != name:
+                inputs.append(known[value])
+            elif value in makers:
+                nodes.append(makers[value].name or makers[value].output[0])
+                stack.extend(item for item in makers[value].input if item)
+        if inputs:
+            ordered = [node for node in model.graph.node if (node.name or node.output[0]) in nodes]
+            graph = helper.make_graph(ordered, name, inputs, [known[name]], used)
+            yield helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """ONNX Runtime without its optimisations."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def watched(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """A session of the model whose outputs are its quantised values too."""
+    known = {value.name: value for value in onnx.shape_inference.infer_shapes(model).graph.value_info}
+    more = onnx.ModelProto()
+    more.CopyFrom(model)
+    more.graph.output.extend(known[name] for name in quantised_values(model))
+    return session(more)
+
+
+def values_of(
+    reference: onnxruntime.InferenceSession, names: list[str], feeds: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    return dict(zip(names, reference.run(names, feeds), strict=True))

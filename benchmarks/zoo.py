@@ -1,0 +1,256 @@
+"""Whole networks as users have them: float ONNX models with random weights, quantised by ONNX Runtime.
+
+Nine architectures come from the files without weights that the onnx package carries for its own tests (`LIGHT`).
+ResNet-18, MobileNetV2 and an encoder layer of ViT-Base are written here after their papers: K. He et al.,
+arXiv:1512.03385; M. Sandler et al., arXiv:1801.04381; A. Dosovitskiy et al., arXiv:2010.11929.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper, version_converter
+
+from weft.sim.verilate import cache_root
+
+LIGHT = (
+    "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
+    "zfnet512",
+)  # fmt: skip
+_OPSET, _IR_VERSION = 17, 8
+
+
+class _Net:
+    """Float operators one after the other; values are NCHW, or rows of features."""
+
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.rng = np.random.default_rng(zlib.crc32(name.encode()))
+        self.name = name
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self.input = helper.make_tensor_value_info("input", TensorProto.FLOAT, shape)
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{operator.lower()}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], name=f"node_{name}", **attributes))
+        return name
+
+    def constant(self, values: np.ndarray) -> str:
+        name = f"weight{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(values, name))
+        return name
+
+    def random(self, shape: tuple[int, ...], deviation: float) -> str:
+        return self.constant(self.rng.normal(0, deviation, shape).astype(np.float32))
+
+    def conv(
+        self,
+        value: str,
+        cin: int,
+        cout: int,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        gain: float = 2,
+    ) -> str:
+        fan = cin // groups * kernel**2
+        weight = self.random((cout, cin // groups, kernel, kernel), np.sqrt(gain / fan))
+        return self.node(
+            "Conv", value, weight, self.random((cout,), 0.1),
+            kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[(kernel - 1) // 2] * 4, group=groups,
+        )  # fmt: skip
+
+    def linear(self, value: str, cin: int, cout: int) -> str:
+        product = self.node("MatMul", value, self.random((cin, cout), 1 / np.sqrt(cin)))
+        return self.node("Add", product, self.random((cout,), 0.1))
+
+    def model(self, value: str, shape: tuple[int, ...]) -> onnx.ModelProto:
+        self.nodes[-1].output[0] = "output"
+        assert value == self.nodes[-1].name.removeprefix("node_")
+        output = helper.make_tensor_value_info("output", TensorProto.FLOAT, shape)
+        graph = helper.make_graph(self.nodes, self.name, [self.input], [output], self.weights)
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION
+        )
+
+
+def resnet18() -> onnx.ModelProto:
+    net = _Net("resnet18", (1, 3, 224, 224))
+    value = net.node("Relu", net.conv("input", 3, 64, 7, 2))
+    value, have = net.node("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4), 64
+    for stage, channels in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            inner = net.conv(
+                net.node("Relu", net.conv(value, have, channels, 3, stride)), channels, channels, 3
+            )
+            around = net.conv(value, have, channels, 1, stride) if stride == 2 else value
+            value, have = net.node("Relu", net.node("Add", inner, around)), channels
+    value = net.node("Flatten", net.node("GlobalAveragePool", value))
+    return net.model(net.linear(value, 512, 1000), (1, 1000))
+
+
+def mobilenet_v2() -> onnx.ModelProto:
+    net = _Net("mobilenet_v2", (1, 3, 224, 224))
+    low, high = (net.constant(np.array(bound, np.float32)) for bound in (0, 6))
+
+    def relu6(value: str) -> str:
+        return net.node("Clip", value, low, high)
+
+    value, have = relu6(net.conv("input", 3, 32, 3, 2)), 32
+    stages = [
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ]
+    for expansion, channels, count, first in stages:
+        for block in range(count):
+            stride, wide = first if not block else 1, have * expansion
+            inner = relu6(net.conv(value, have, wide)) if expansion > 1 else value
+            inner = relu6(net.conv(inner, wide, wide, 3, stride, groups=wide))
+            inner = net.conv(inner, wide, channels, gain=1)
+            value = net.node("Add", value, inner) if stride == 1 and have == channels else inner
+            have = channels
+    value = relu6(net.conv(value, have, 1280))
+    value = net.node("Flatten", net.node("GlobalAveragePool", value))
+    return net.model(net.linear(value, 1280, 1000), (1, 1000))
+
+
+def vit_layer(tokens: int = 197, width: int = 768, heads: int = 12) -> onnx.ModelProto:
+    """An encoder layer: attention and two linear layers, each behind a normalisation and around which values pass."""
+    net = _Net("vit_layer", (1, tokens, width))
+    size = width // heads
+
+    def normalised(value: str) -> str:
+        scale, shift = (net.constant(np.full(width, fill, np.float32)) for fill in (1, 0))
+        return net.node("LayerNormalization", value, scale, shift, axis=-1)
+
+    def split(value: str) -> str:
+        shape = net.constant(np.array([1, tokens, heads, size], np.int64))
+        return net.node(
+            "Transpose", net.node("Reshape", net.linear(value, width, width), shape), perm=[0, 2, 1, 3]
+        )
+
+    inner = normalised("input")
+    query, key, content = (split(inner) for _ in range(3))
+    scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 1, 3, 2]))
+    scaled = net.node("Mul", scores, net.constant(np.array(1 / np.sqrt(size), np.float32)))
+    mixed = net.node("MatMul", net.node("Softmax", scaled, axis=-1), content)
+    joined = net.node("Transpose", mixed, perm=[0, 2, 1, 3])
+    joined = net.node("Reshape", joined, net.constant(np.array([1, tokens, width], np.int64)))
+    value = net.node("Add", "input", net.linear(joined, width, width))
+    inner = net.linear(normalised(value), width, 4 * width)
+    error = net.node("Erf", net.node("Mul", inner, net.constant(np.array(np.sqrt(0.5), np.float32))))
+    gate = net.node("Add", error, net.constant(np.array(1, np.float32)))
+    gelu = net.node("Mul", net.node("Mul", inner, gate), net.constant(np.array(0.5, np.float32)))
+    return net.model(net.node("Add", value, net.linear(gelu, 4 * width, width)), (1, tokens, width))
+
+
+def light(name: str) -> onnx.ModelProto:
+    """One of `LIGHT`, with random weights in place of its constant ones."""
+    model = onnx.load(Path(onnx.__file__).parent / f"backend/test/data/light/light_{name}.onnx")
+    graph = model.graph
+    given = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    users = {value: (node, index) for node in graph.node for index, value in enumerate(node.input)}
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    nodes, weights = [], []
+    for node in graph.node:
+        if node.op_type != "ConstantOfShape":
+            # ONNX Runtime quantises no Sum.
+            node.op_type = "Add" if node.op_type == "Sum" and len(node.input) == 2 else node.op_type
+            nodes.append(node)
+            continue
+        (made,) = node.output
+        if made not in users:
+            continue
+        user, index = users[made]
+        user, index = users[user.output[0]] if user.op_type == "Unsqueeze" else (user, index)
+        values = _drawn(rng, tuple(given[node.input[0]].tolist()), user.op_type, index)
+        weights.append(numpy_helper.from_array(values.astype(np.float32), made))
+    used = {value for node in nodes for value in node.input}
+    weights += [tensor for tensor in graph.initializer if tensor.name in used]
+    named = {tensor.name for tensor in weights}
+    inputs = [value for value in graph.input if value.name in used - named]
+    # The converter wants constants among the inputs.
+    declared = [helper.make_tensor_value_info(item.name, item.data_type, item.dims) for item in weights]
+    whole = helper.make_graph(nodes, name, [*inputs, *declared], list(graph.output), weights)
+    old = helper.make_model(whole, opset_imports=model.opset_import, ir_version=model.ir_version)
+    new: onnx.ModelProto = version_converter.convert_version(old, _OPSET)
+    kept = [value for value in new.graph.input if value.name not in named]
+    del new.graph.input[:]
+    new.graph.input.extend(kept)
+    new.ir_version = _IR_VERSION
+    return new
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], operator: str, index: int) -> np.ndarray:
+    """Weights that keep the size of values about the same from layer to layer."""
+    if operator in ("Conv", "Gemm") and index == 1:
+        return rng.normal(0, np.sqrt(2 / np.prod(shape[1:])), shape)
+    if operator == "Mul" or (operator == "BatchNormalization" and index in (1, 4)):
+        return rng.uniform(0.5, 1.5, shape)
+    return rng.normal(0, 0.1, shape)
+
+
+NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "resnet18": resnet18,
+    "mobilenet_v2": mobilenet_v2,
+    "vit_layer": vit_layer,
+    **{name: (lambda name=name: light(name)) for name in LIGHT},  # type: ignore[misc]
+}
+
+
+def quantised(name: str) -> onnx.ModelProto:
+    """A network with int8 weights, one scale a channel, and int8 activations, calibrated on two random images.
+
+    It is kept in the cache: what ONNX Runtime does takes up to two minutes.
+    """
+    parts = (Path(__file__).read_text(), version("onnx"), version("onnxruntime"), version("numpy"), name)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    target = cache_root() / f"network-{name}-{key}.onnx"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_root()) as folder:
+            _quantise(NETWORKS[name](), Path(folder))
+            os.replace(Path(folder) / "quantised.onnx", target)
+    return onnx.load(target)
+
+
+def _quantise(model: onnx.ModelProto, folder: Path) -> None:
+    import onnxruntime
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / "float.onnx")
+    options = onnxruntime.SessionOptions()
+    # Folds constants and batch normalisation.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(folder / "folded.onnx")
+    options.log_severity_level = 3
+    (source,) = onnxruntime.InferenceSession(str(folder / "float.onnx"), options).get_inputs()
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            rng = np.random.default_rng(1)
+            self.left = [rng.normal(0, 1, source.shape).astype(np.float32) for _ in range(2)]
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return {source.name: self.left.pop()} if self.left else None
+
+    quantize_static(
+        str(folder / "folded.onnx"), str(folder / "quantised.onnx"), Reader(), quant_format=QuantFormat.QDQ,
+        per_channel=True, activation_type=QuantType.QInt8, weight_type=QuantType.QInt8,
+    )  # fmt: skip

@@ -1,0 +1,38 @@
+"""Whole networks: every quantised value as ONNX Runtime has it, and layers by chance on the RTL."""
+
+from __future__ import annotations
+
+import models
+import pytest
+import zoo
+
+import weft
+from weft.hdl.config import PRESETS
+
+CONFIG = PRESETS["default"]
+RATE = 1e-5
+
+
+def check(name: str, rtl: int) -> None:
+    model = zoo.quantised(name)
+    program = weft.compile(model, CONFIG)
+    feeds = models.image(program)
+    result = program.run(feeds)
+    assert {output: values.shape for output, values in result.outputs.items()} == {
+        output: shape for output, (_, shape) in program.outputs.items()
+    }
+    assert program.run(feeds, on="timing").report["cycles"] > result.report["macs"] / CONFIG.n**2
+    total, wrong, most = models.differences(model, feeds, CONFIG, rtl)
+    print(f"{wrong} of {total} values differ")
+    assert most <= 1
+    assert wrong < max(2, RATE * total)
+
+
+def test_squeezenet() -> None:
+    check("squeezenet", 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", zoo.NETWORKS)
+def test_network(name: str) -> None:
+    check(name, 3)
