@@ -16,7 +16,8 @@ from weft.compiler.ir import Add, Buffer, Conv, Pool, Rescale, View, Window
 from weft.compiler.layout import Layout, natural, packed
 from weft.compiler.operators_attention import attention, softmax
 from weft.compiler.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, parameters, result
-from weft.compiler.support import aligned, permutation, product_rows, scaling, summands, transposed
+from weft.compiler.support import aligned, permutation, product_rows, transposed
+from weft.compiler.support_channels import affine, scaling, summands
 
 INT32 = np.iinfo(np.int32)
 ADD_WEIGHT = 64
@@ -158,22 +159,48 @@ def multiply(case: Case) -> Symbol:
 
 def _with_constant(case: Case, operand: Symbol, value: Constant) -> Pending:
     """Add or Mul of one constant a channel: into the convolution before it, else as a depthwise 1x1 convolution."""
-    if isinstance(operand, Activation):
-        operand = _depthwise(case, operand, ADD_WEIGHT if case.node.op == "Add" else 1)
-    assert isinstance(operand, Pending)
-    op, notes = operand.ops[0], operand.notes
+    if case.node.op == "Add":
+        return _shifted(case, _convolution(case, operand, ADD_WEIGHT), value.floats)
+    return _scaled(case, _convolution(case, operand, 1), value.floats)
+
+
+def batch_norm(case: Case) -> Pending:
+    """Each channel times a factor plus an offset: into the convolution before it, or as one of its own."""
+    factors, offsets = affine(case)
+    return _shifted(case, _scaled(case, _convolution(case, case.symbol(0), ADD_WEIGHT), factors), offsets)
+
+
+def _convolution(case: Case, operand: Symbol, weight: int) -> Pending:
+    """A result of a convolution, or the depthwise one that leaves an activation as it is."""
+    pending = _depthwise(case, operand, weight) if isinstance(operand, Activation) else operand
+    assert isinstance(pending, Pending)
+    return pending
+
+
+def _scaled(case: Case, operand: Pending, factors: np.ndarray) -> Pending:
+    (op,) = operand.ops
     assert isinstance(op, Conv)
-    values = np.broadcast_to(value.floats.reshape(-1), op.scale.shape)
-    if case.node.op != "Add":
-        sign = np.sign(values).astype(np.int16)
-        bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
-        scale = op.scale * np.where(sign, np.abs(values), 1)
-        op = dataclasses.replace(op, weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale)
-    else:
-        bias, more = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
-        op, notes = dataclasses.replace(op, bias=bias), (*notes, *more)
-    nodes = tuple(dict.fromkeys((*operand.nodes, case.node.index)))
-    return dataclasses.replace(operand, ops=(op,), nodes=nodes, notes=notes)
+    values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
+    sign = np.sign(values).astype(np.int16)
+    bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
+    scale = op.scale * np.where(sign, np.abs(values), 1)
+    op = dataclasses.replace(op, weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale)
+    return dataclasses.replace(operand, ops=(op,), nodes=_nodes(case, operand))
+
+
+def _shifted(case: Case, operand: Pending, offsets: np.ndarray) -> Pending:
+    (op,) = operand.ops
+    assert isinstance(op, Conv)
+    values = np.broadcast_to(offsets.reshape(-1), op.scale.shape)
+    bias, notes = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
+    op = dataclasses.replace(op, bias=bias)
+    return dataclasses.replace(
+        operand, ops=(op,), nodes=_nodes(case, operand), notes=(*operand.notes, *notes)
+    )
+
+
+def _nodes(case: Case, operand: Pending) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*operand.nodes, case.node.index)))
 
 
 def _depthwise(case: Case, source: Activation, weight: int) -> Pending:
@@ -330,6 +357,7 @@ HANDLERS: dict[str, Callable[[Case], Symbol]] = {
     "Add": add,
     "Attention": attention,
     "AveragePool": pool,
+    "BatchNormalization": batch_norm,
     "Clip": clamp,
     "Concat": concat,
     "Conv": conv,

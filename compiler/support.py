@@ -15,8 +15,17 @@ import numpy as np
 from weft.compiler.case import Case, Constraint, sentence
 from weft.compiler.ir import Conv
 from weft.compiler.layout import natural, packed
-from weft.compiler.qdq import Activation, Constant, Pending, Symbol, Tensor, is_conv, parameters
+from weft.compiler.qdq import Activation, Constant, Pending, Tensor, parameters
 from weft.compiler.support_attention import ATTENTION, PARTS, SOFTMAX, part
+from weft.compiler.support_channels import (
+    addable,
+    batch_norm_inference,
+    batch_norm_operands,
+    divisible,
+    multipliable,
+    scaling,
+    summands,
+)
 from weft.compiler.support_pool import ceil_average, mean_axes, pool_values, windows_filled
 
 LIMIT = 127
@@ -129,90 +138,6 @@ def product_rows(case: Case) -> tuple[Tensor, np.ndarray] | None:
 def product_input(case: Case) -> str | None:
     """The first operand of a matrix product must have two dimensions or more."""
     return None if len(case.shape()) >= 2 else f"it has shape {case.shape()}"
-
-
-def addable(case: Case) -> str | None:
-    """Add takes two int8 or uint8 activations (one may be constant), or a device value and a constant by channel."""
-    kinds = [type(symbol) for symbol in summands(case)]
-    if kinds == [Activation, Activation]:
-        same = math.prod(case.shape(0)) == math.prod(case.shape(1))
-        return None if same else f"shapes are {case.shape(0)} and {case.shape(1)}"
-    return _with_constant(case)
-
-
-def summands(case: Case) -> tuple[Symbol, ...]:
-    """The operands of Add; a constant with a value of 8 bits for each element counts as an activation."""
-    for index in range(2):
-        one, other = case.symbol(index), case.symbol(1 - index)
-        if isinstance(one, Activation) and isinstance(other, Constant) and other.activation is not None:
-            same = case.shape(index) == case.output and math.prod(case.shape(1 - index)) == math.prod(
-                case.output
-            )
-            if same and channel_constant(case, one, other) is not None:
-                return (one, other.activation) if index == 0 else (other.activation, one)
-    return case.symbols
-
-
-def multipliable(case: Case) -> str | None:
-    """Mul takes a device value and one constant for each channel."""
-    return None if scaling(case) is not None else _with_constant(case)
-
-
-def divisible(case: Case) -> str | None:
-    """Div takes a device value and divides it by one constant for each channel, none of them zero."""
-    divisor = case.symbol(1)
-    if isinstance(divisor, Constant) and not divisor.floats.all():
-        return f"input {case.node.inputs[1]!r} has zeros"
-    if not isinstance(divisor, Constant):
-        return f"input {case.node.inputs[1]!r} is not constant"
-    return multipliable(case)
-
-
-def scaling(case: Case) -> float | None:
-    """The positive constant that a Mul or Div node multiplies a whole activation by, if that is what it does."""
-    for index in (1,) if case.node.op == "Div" else (1, 0):
-        one, constant = case.symbol(1 - index), case.symbol(index)
-        if isinstance(one, Activation) and isinstance(constant, Constant) and constant.values.size == 1:
-            factor = float(constant.floats.reshape(-1)[0])
-            if factor > 0 and math.isfinite(factor) and case.shape(1 - index) == case.output:
-                return 1 / factor if case.node.op == "Div" else factor
-    return None
-
-
-def _with_constant(case: Case) -> str | None:
-    for one, other in (case.symbols, case.symbols[::-1]):
-        device = isinstance(one, Activation) or (isinstance(one, Pending) and is_conv(one))
-        if device and isinstance(other, Constant):
-            return channel_constant(case, one, other)
-    return f"inputs are {' and '.join(repr(name) for name in case.node.inputs)}"
-
-
-def channel_constant(case: Case, operand: Symbol, value: Constant) -> str | None:
-    shape = case.output
-    if not np.isfinite(value.floats).all():
-        return "the constant is not finite"
-    if shape not in (case.shape(0), case.shape(1)):
-        return f"the result has shape {shape}"
-    axis = channel_axis(shape, operand)
-    if axis is None:
-        return "the result was reshaped before"
-    wanted = [1] * len(shape)
-    wanted[axis] = shape[axis]
-    full = (1,) * (len(shape) - value.values.ndim) + value.values.shape
-    fits = len(full) == len(shape) and all(size in (1, most) for size, most in zip(full, wanted, strict=True))
-    return None if fits else f"the constant has shape {value.values.shape}"
-
-
-def channel_axis(shape: tuple[int, ...], operand: Symbol) -> int | None:
-    """The axis of a value of `shape` that is channels on the device; None if no single one is."""
-    axis = 1 if len(shape) == 4 else len(shape) - 1
-    if not isinstance(operand, Pending):
-        return axis
-    if operand.layout == packed(shape):
-        axis = len(shape) - 1
-    elif operand.layout != natural(shape):
-        return None
-    return axis if operand.ops[0].dst.shape[3] == shape[axis] else None
 
 
 def same_order(case: Case) -> str | None:
@@ -358,6 +283,7 @@ CONSTRAINTS: dict[str, tuple[Constraint, ...]] = {
     "Add": (addable, same_order),
     "Attention": ATTENTION,
     "AveragePool": (*WINDOW, windows_filled, ceil_average),
+    "BatchNormalization": (batch_norm_operands, batch_norm_inference, same_order),
     "Clip": (bounds_constant, input_quantisable),
     "Concat": (inputs_quantised, concat_axis, concat_order),
     "Conv": (

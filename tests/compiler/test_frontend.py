@@ -367,6 +367,30 @@ def test_product_and_sum_of_constants_with_a_zero() -> None:
     assert np.abs(levels(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 5, 4, 3)])
+def test_batch_normalisation(fused: bool, shape: tuple[int, ...]) -> None:
+    """On its own a depthwise convolution, else part of the one before it; a channel may be switched off or reversed."""
+    rng = np.random.default_rng(len(shape))
+    builder = qdq_models.Builder(rng)
+    value = builder.dequantise(builder.input(shape))
+    if fused:
+        weight, _ = builder.weight((5, 5, *(1,) * (len(shape) - 2)), 0, per_channel=True, unsigned=False)
+        more = {"transB": 1} if len(shape) == 2 else {}
+        value = builder.node("Conv" if len(shape) == 4 else "Gemm", [value, weight], **more)
+    scale, offset, mean = (rng.normal(0, 1, 5).astype(np.float32) for _ in range(3))
+    scale[1], scale[3], variance = 0, -1.5, rng.uniform(0.2, 3, 5).astype(np.float32)
+    constants = [builder.constant(values) for values in (scale, offset, mean, variance)]
+    value = builder.node("BatchNormalization", [value, *constants], epsilon=0.01)
+    model = builder.finish(builder.quantise(value, shape, 0.07, 3, False))
+    graph = import_model(model)
+    assert not on_host(graph)
+    assert [type(item) for item in device_ops(graph)] == [Conv]
+    difference = levels(model, qdq_models.feeds(model, rng))
+    assert np.abs(difference).max() <= 1
+    assert np.abs(difference).mean() < 0.05
+
+
 def test_control_flow_runs_on_the_host_with_what_its_branches_read() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 4, 4)), 4, (1, 1))

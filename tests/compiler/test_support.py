@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 from qdq_models import Builder, Quantised
 
-from weft.compiler import support, support_attention
+from weft.compiler import support, support_attention, support_channels
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import DeviceSegment
 from weft.compiler.operators import HANDLERS
@@ -89,6 +89,17 @@ def reshaped_sum() -> onnx.ModelProto:
     value = built.node("MatMul", [built.dequantise(image(built, (2, 4))), weight])
     value = built.node("Reshape", [value, built.constant(np.array([2, 3, 2, 2], np.int64))])
     return ended(built, built.node("Add", [value, built.constant(np.ones((3, 1, 1), np.float32))]))
+
+
+def normalised(
+    variance: float = 1.0, shape: tuple[int, ...] = (1, 4, 6, 6), mean: str = "constant", **attributes: int
+) -> onnx.ModelProto:
+    built = builder()
+    value = built.dequantise(image(built, shape))
+    ones = np.ones(shape[1], np.float32)
+    middle = built.constant(ones) if mean == "constant" else built.dequantise(image(built, (shape[1],)))
+    constants = [built.constant(ones), built.constant(ones), middle, built.constant(variance * ones)]
+    return ended(built, built.node("BatchNormalization", [value, *constants], **attributes))
 
 
 def swapped() -> onnx.ModelProto:
@@ -257,6 +268,21 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
         lambda: with_constant("Mul", (1, 4), (4,), np.nan),
         "Mul",
         support.multipliable,
+    ),
+    "normalisation of rows": (
+        lambda: normalised(shape=(1, 4, 6)),
+        "BatchNormalization",
+        support_channels.batch_norm_operands,
+    ),
+    "normalisation by an input": (
+        lambda: normalised(mean="input"),
+        "BatchNormalization",
+        support_channels.batch_norm_operands,
+    ),
+    "normalisation by a negative variance": (
+        lambda: normalised(-1.0),
+        "BatchNormalization",
+        support_channels.batch_norm_inference,
     ),
     "division by zero": (lambda: divided("zero"), "Div", support.divisible),
     "division by an input": (lambda: divided("input"), "Div", support.divisible),
