@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -21,14 +21,18 @@ from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.stalls import goes_on, waits
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
-from weft.sim.verilate import build, cache_root
+from weft.sim.verilate import Trace, build, cache_root
+from weft.sim.waves import CYCLE_TIME, Waves
 
 TOP = "weft"
+Observed = Mapping[str, Sequence[str]]
+"""Signals that rtl_observe.h reads, by Verilog module."""
 PAGE = 4096
 CHUNK = 100_000
 """Cycles between looks at the status register."""
 PROBE = 1000
 """Cycles over which a program that does not end is watched, to say what it waits for."""
+_NEVER = 1 << 56
 
 _SIGNATURES = {
     "weft_open": (
@@ -41,12 +45,16 @@ _SIGNATURES = {
             ctypes.c_uint64,
             ctypes.c_char_p,
             ctypes.c_uint32,
+            ctypes.c_uint32,
         ],
     ),
     "weft_close": (None, [ctypes.c_void_p]),
     "weft_reset": (None, [ctypes.c_void_p]),
     "weft_memory": (ctypes.c_void_p, [ctypes.c_void_p]),
     "weft_cycles": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "weft_begun": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "weft_window": (None, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]),
+    "weft_observed": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))]),
     "weft_error": (ctypes.c_char_p, [ctypes.c_void_p]),
     "weft_write_register": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]),
     "weft_read_register": (
@@ -77,8 +85,12 @@ def core_verilog(config: Config, *, sequential: bool = False) -> str:
     return text
 
 
-def build_model(config: Config, *, trace: bool = False, verilog: str | None = None) -> Path:
+def build_model(
+    config: Config, *, trace: Trace = False, observed: Observed | None = None, verilog: str | None = None
+) -> Path:
     """The shared library of the core of `config`, from the cache if it was built before.
+
+    With the signals of `weft.sim.rtl_trace` as `observed`, it keeps what they do.
 
     Raises
     ------
@@ -90,7 +102,8 @@ def build_model(config: Config, *, trace: bool = False, verilog: str | None = No
         top=TOP,
         driver=Path(__file__).with_name("rtl_model.cpp"),
         output="model.so",
-        defines=[f"WEFT_BUS_BYTES={config.bus_bytes}"],
+        visible=observed,
+        defines=[f"WEFT_BUS_BYTES={config.bus_bytes}", *(["WEFT_OBSERVE=1"] if observed else [])],
         link=["-Wl,-Bsymbolic"],
         trace=trace,
         # A traced model takes more than twice the time to compile, and is rarely run for long.
@@ -115,15 +128,17 @@ class RtlDevice:
         Chance, in every cycle and for every AXI channel, that the memory side does nothing.
     stall_seed : int
         Seed of these stalls.
-    trace : Path or None
-        Write a VCD file there. Slow.
+    trace : Waves, Path or None
+        Write waveforms there, of all cycles from the reset on if it is a path. Slow.
     trace_levels : int or None
         How deep in the module hierarchy the trace looks: 1 for the ports, 2 for the wires between the units, and so
-        on; None for everything, which is about 10 kB a cycle.
+        on; None for everything, which is about 10 kB a cycle as VCD.
     verilog : str or None
         Verilog of the core (top module `TOP`) to use instead of generating it.
     sequential : bool
         Simulate a `weft.hdl.sequential.core.SequentialCore`.
+    observed : Observed or None
+        See `build_model`.
 
     Raises
     ------
@@ -142,10 +157,11 @@ class RtlDevice:
         bytes_per_cycle: float | None = None,
         stall_probability: float = 0.0,
         stall_seed: int = 0,
-        trace: Path | None = None,
+        trace: Waves | Path | None = None,
         trace_levels: int | None = None,
         verilog: str | None = None,
         sequential: bool = False,
+        observed: Observed | None = None,
     ) -> None:
         check_memory(latency, bytes_per_cycle)
         if not 0 <= stall_probability < 1:
@@ -155,11 +171,14 @@ class RtlDevice:
         self._model: int | None = None
         if sequential:
             verilog = core_verilog(config, sequential=True)
-        self._library = ctypes.CDLL(str(build_model(config, trace=trace is not None, verilog=verilog)))
+        self._waves = Waves(trace) if isinstance(trace, Path) else trace
+        form = self._waves.format if self._waves else False
+        library = build_model(config, trace=form, observed=observed, verilog=verilog)
+        self._library = ctypes.CDLL(str(library))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
-        path = None if trace is None else str(trace).encode()
+        path = None if self._waves is None else str(self._waves.path).encode()
         model = self._library.weft_open(
             self.memory_bytes,
             latency,
@@ -168,9 +187,10 @@ class RtlDevice:
             stall_seed,
             path,
             trace_levels or 0,
+            self._waves is not None and self._waves.windowed,
         )
         if not model:
-            raise DeviceError(f"cannot write the trace {trace}")
+            raise DeviceError(f"cannot write the trace {path.decode() if path else ''}")
         self._model = model
         self._memory: int = self._library.weft_memory(model)
         self._bases = [0] * BASES
@@ -249,8 +269,17 @@ class RtlDevice:
         elif self._status() & Status.BUSY:
             raise DeviceError("a program is still running")
         self._write_register(Reg.PROGRAM, program)
+        waves = self._waves
+        if waves is not None and waves.windowed:
+            self._library.weft_window(self._handle, waves.first, waves.cycles or _NEVER)
         self._write_register(Reg.CONTROL, 1)
+        if waves is not None:
+            waves.zero = CYCLE_TIME * self._begun()
         self._started = True
+
+    def _begun(self) -> int:
+        """The cycle in which the last program started, counted as in `cycles`."""
+        return int(self._library.weft_begun(self._handle))
 
     def wait(self, timeout: int | None = None) -> None:
         """Return when the program is done; at once if none was started.
@@ -266,6 +295,8 @@ class RtlDevice:
         while self._started:
             chunk = CHUNK if left is None else min(CHUNK, left)
             done = self._library.weft_run(self._handle, chunk)
+            if self._waves is not None:
+                self._waves.ran = self.cycles - self._begun()
             self._raise_errors()
             if done:
                 self._started = False

@@ -16,8 +16,15 @@
 
 #include "Vtop.h"
 #include "verilated.h"
-#if VM_TRACE
+#if VM_TRACE_FST
+#include "verilated_fst_c.h"
+using Waves = VerilatedFstC;
+#elif VM_TRACE
 #include "verilated_vcd_c.h"
+using Waves = VerilatedVcdC;
+#endif
+#if WEFT_OBSERVE
+#include "rtl_observe.h"
 #endif
 
 double sc_time_stamp() { return 0; }
@@ -28,6 +35,7 @@ constexpr unsigned BUS = WEFT_BUS_BYTES;
 constexpr size_t OUTSTANDING = 16;
 constexpr unsigned OKAY = 0, SLVERR = 2, INCR = 1;
 constexpr int REGISTER_TIMEOUT = 10000;
+constexpr unsigned HALF = 5;  // a clock's, in units of time
 
 struct Burst {
     uint64_t address;
@@ -53,10 +61,17 @@ struct Model {
     VerilatedContext context;
     std::unique_ptr<Vtop> top;
 #if VM_TRACE
-    std::unique_ptr<VerilatedVcdC> trace;
+    std::unique_ptr<Waves> trace;
+    uint64_t trace_from = 0, trace_to = ~uint64_t(0);  // times, the latter included
+    uint64_t window_from = 0, window_time = 0;  // times from the end of the next write of a register on
+    bool armed = false;
+#endif
+#if WEFT_OBSERVE
+    Observer observer;
 #endif
     std::vector<uint8_t> memory;
     uint64_t cycles = 0, latency = 1, random = 1;
+    uint64_t begun = 0;  // the cycle in which what was last written to a register takes effect
     uint32_t stall = 0;  // of 2**32
     double rate = 0, tokens = 0;  // bytes a cycle, 0: no limit
     std::deque<Burst> reads, writes, responses;
@@ -188,11 +203,25 @@ struct Model {
     void edge(int level) {
         top->clk = level;
         top->eval();
-        context.timeInc(5);
+#if WEFT_OBSERVE
+        if (!level) observer.sample(*top);
+#endif
+        context.timeInc(HALF);
 #if VM_TRACE
-        if (trace) trace->dump(context.time());
+        if (trace) show(context.time());
 #endif
     }
+
+#if VM_TRACE
+    void show(uint64_t time) {
+        if (armed && top->s_axi_bvalid) {
+            armed = false;
+            trace_from = time + window_from;
+            trace_to = trace_from + window_time;
+        }
+        if (time >= trace_from && time <= trace_to) trace->dump(time);
+    }
+#endif
 
     void step() {
         drive();
@@ -229,6 +258,7 @@ struct Model {
             sample();
             address_sent |= t.s_axi_awvalid && t.s_axi_awready;
             data_sent |= t.s_axi_wvalid && t.s_axi_wready;
+            if (!t.s_axi_bvalid) begun = cycles + 1;
             answered = t.s_axi_bvalid && t.s_axi_bready;
             edge(1);
             cycles++;
@@ -263,9 +293,9 @@ struct Model {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // `stall` is a probability, `trace` a path or null, `levels` how deep it looks in the hierarchy (0: all of it).
-// Returns null if the trace file cannot be opened.
+// `later`: nothing is written to it before `weft_window`. Returns null if the file cannot be opened.
 EXPORT Model* weft_open(uint64_t memory_bytes, uint64_t latency, double bytes_per_cycle, double stall, uint64_t seed,
-                        const char* trace, uint32_t levels) {
+                        const char* trace, uint32_t levels, uint32_t later) {
     auto model = std::make_unique<Model>();
     model->memory.resize(memory_bytes);
     model->latency = latency;
@@ -278,7 +308,12 @@ EXPORT Model* weft_open(uint64_t memory_bytes, uint64_t latency, double bytes_pe
     model->top = std::make_unique<Vtop>(&model->context);
 #if VM_TRACE
     if (trace) {
-        model->trace = std::make_unique<VerilatedVcdC>();
+        // Verilator's own writers end the program, or say nothing.
+        std::FILE* const file = std::fopen(trace, "wb");
+        if (!file) return nullptr;
+        std::fclose(file);
+        model->trace = std::make_unique<Waves>();
+        if (later) model->trace_to = 0;
         model->top->trace(model->trace.get(), 99);
         if (levels) model->trace->dumpvars(static_cast<int>(levels), "TOP");
         model->trace->open(trace);
@@ -311,6 +346,25 @@ EXPORT uint64_t weft_marks(Model* model, uint64_t* cycles) {
     return model->marked.size();
 }
 EXPORT uint64_t weft_cycles(Model* model) { return model->cycles; }
+EXPORT uint64_t weft_begun(Model* model) { return model->begun; }
+// Waveforms of `cycles` cycles only, `from` cycles after the next write of a register has taken effect.
+EXPORT void weft_window(Model* model, uint64_t from, uint64_t cycles) {
+#if VM_TRACE
+    model->window_from = 2 * HALF * from;
+    model->window_time = 2 * HALF * cycles;
+    model->trace_to = 0;
+    model->armed = true;
+#endif
+}
+// Pairs of cycle and word, as in rtl_observe.h; returns how many.
+EXPORT uint64_t weft_observed(Model* model, const uint64_t** changes) {
+#if WEFT_OBSERVE
+    *changes = &model->observer.changes.data()->cycle;
+    return model->observer.changes.size();
+#else
+    return 0;
+#endif
+}
 EXPORT const char* weft_error(Model* model) { return model->error.c_str(); }
 EXPORT int weft_write_register(Model* model, uint32_t address, uint32_t value) {
     return model->write_register(address, value);

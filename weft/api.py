@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import onnx
 
     from weft.sim.device import Device
+    from weft.sim.waves import Waves
 
 
 class InputError(ValueError):
@@ -98,7 +99,7 @@ class Program:
         latency: int = 30,
         bandwidth: float | None = None,
         stalls: int | None = None,
-        trace: str | Path | None = None,
+        trace: str | Path | Waves | None = None,
         memory: bool = True,
     ) -> Result:
         """Run the model.
@@ -115,8 +116,8 @@ class Program:
             Of the simulated memory (rtl, timing): cycles, and bytes a cycle (the bus width if None).
         stalls : int
             Seed of random pauses on every bus channel (rtl); None for none.
-        trace : path
-            VCD file of the last device program (rtl).
+        trace : path or Waves
+            File for waveforms of the last device program (rtl): FST if it ends so, else VCD.
         memory : bool
             Keep what is in the device's memory in the result; over a serial line that takes time.
 
@@ -215,7 +216,7 @@ def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[s
         seed = options.pop("stalls")
         trace = options.pop("trace")
         return RtlDevice(
-            config, memory_bytes, trace=None if trace is None else Path(trace),
+            config, memory_bytes, trace=Path(trace) if isinstance(trace, str) else trace,
             stall_probability=0.0 if seed is None else 0.3, stall_seed=seed or 0, **options,
         )  # fmt: skip
     if on == "timing":

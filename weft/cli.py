@@ -42,6 +42,16 @@ class Target(enum.StrEnum):
     BOARD = "board"
 
 
+class Simulation(enum.StrEnum):
+    """Where `trace` runs."""
+
+    TIMING = "timing"
+    RTL = "rtl"
+
+
+_RTL_STARTS = "running on the RTL (the first time builds its simulator, about a minute)"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         import weft
@@ -129,6 +139,14 @@ def run(
         int | None, typer.Option(help="Random pauses of the memory, by seed (rtl).")
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a waveform, VCD (rtl).")] = None,
+    waves: Annotated[
+        Path | None,
+        typer.Option(help="Write waveforms, .fst or .vcd, and files that open them in viewers (rtl)."),
+    ] = None,
+    waves_from: Annotated[int, typer.Option(min=0, max=1 << 40, help="First cycle of --waves.")] = 0,
+    waves_cycles: Annotated[
+        int | None, typer.Option(min=1, max=1 << 40, help="Cycles in --waves, else all that follow.")
+    ] = None,
     port: Annotated[
         str | None, typer.Option(help="Serial port of the board, or virtual:NAME to simulate one.")
     ] = None,
@@ -139,6 +157,7 @@ def run(
     On rtl, outputs and memory are compared with the golden interpreter's; on board, outputs. On timing, nothing is
     computed: a model of the hardware tells how many cycles it takes, and why.
     """
+    _check_waves(on, trace, waves, waves_from > 0 or waves_cycles is not None)
     if on is Target.TIMING:
         return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
     if source is None:
@@ -147,13 +166,15 @@ def run(
         raise reports.FileError("--on board and --port PORT go together: say both, or neither")
     program = _load(folder)
     inputs = reports.load_arrays(source, program.inputs)
-    with reports.progress() as progress:
+    from weft.waves import recording
+
+    with reports.progress() as progress, recording(waves, waves_from, waves_cycles) as recorded:
         progress("running on the golden interpreter")
         golden = result = program.run(inputs, on="golden")
         if on is Target.RTL:
-            progress("running on the RTL (the first time builds its simulator, about a minute)")
+            progress(_RTL_STARTS)
             timing = {"latency": latency, "bandwidth": bandwidth, "stalls": stall_seed}
-            result = program.run(inputs, on="rtl", trace=trace, **timing)
+            result = program.run(inputs, on="rtl", trace=recorded or trace, **timing)
         elif port is not None:
             result = _on_board(program, inputs, port, baud, progress)
     if output is not None:
@@ -163,10 +184,23 @@ def run(
     reports.show_layers(result.report, reports.stdout())
     for name, value in result.outputs.items():
         print(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
+    if waves is not None:
+        viewers = " and ".join(str(waves.with_suffix(suffix)) for suffix in (".gtkw", ".sucl"))
+        print(f"{waves}: waveforms from cycle {waves_from:,} on; {viewers} open them")
     if on is Target.RTL:
         _compare(golden, result)
     elif on is Target.BOARD:
         _compare(dataclasses.replace(golden, memory=b""), result)
+
+
+def _check_waves(on: Target, trace: Path | None, waves: Path | None, part: bool) -> None:
+    """Refuse options for waveforms that do not go together; `part`: not all cycles are wanted."""
+    if waves is not None and on is not Target.RTL:
+        raise reports.FileError(f"--waves and --on {on} do not go together: only rtl has waveforms")
+    if waves is not None and trace is not None:
+        raise reports.FileError("--waves and --trace do not go together: both write waveforms")
+    if waves is None and part:
+        raise reports.FileError("--waves is missing: --waves-from and --waves-cycles say what it shows")
 
 
 def _time(folder: Path, output: Path | None, report: Path | None, memory: dict[str, Any]) -> None:
@@ -227,10 +261,11 @@ def trace(
     drawing: Annotated[
         Path | None, typer.Option("--svg", help="Write a drawing of it.", show_default=False)
     ] = None,
+    on: Annotated[Simulation, typer.Option("--on", help="Where to run.")] = Simulation.TIMING,
     latency: Annotated[int, typer.Option(min=1, help="Memory latency in cycles.")] = 30,
     bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bytes per cycle.")] = None,
 ) -> None:
-    """Show what every unit does when, as the cycle model has it."""
+    """Show what every unit does when: as the cycle model has it, or the RTL, whose inputs are zeros here."""
     if output is None and drawing is None:
         raise reports.FileError("say where the trace goes: --output FILE.json, --svg FILE.svg, or both")
     if output is not None and drawing is not None and output.resolve() == drawing.resolve():
@@ -240,13 +275,13 @@ def trace(
     from weft.trace import timelines_of
 
     with reports.progress() as progress:
-        progress("running on the cycle model")
-        timelines = timelines_of(program, latency=latency, bandwidth=bandwidth)
+        progress(_RTL_STARTS if on is Simulation.RTL else "running on the cycle model")
+        timelines = timelines_of(program, on=on.value, latency=latency, bandwidth=bandwidth)
         progress("writing the trace")
         texts = {}
         if output is not None:
             memory = {"latency": latency, "bandwidth": bandwidth or program.config.bus_bytes}
-            about = {"program": str(folder), **memory, "config": program.config.to_dict()}
+            about = {"program": str(folder), "on": on.value, **memory, "config": program.config.to_dict()}
             texts[output] = trace_json.text(timelines, about)
         if drawing is not None:
             texts[drawing] = trace_svg.svg(timelines, program.config.scratchpad_size)

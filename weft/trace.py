@@ -1,9 +1,11 @@
-"""What a compiled program does when: one timeline for each of its device segments, from a run on the cycle model."""
+"""What a compiled program does when: one timeline for each of its device segments, from a run on the cycle model or
+on the RTL."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,6 +18,7 @@ from weft.hdl.isa import Instruction, Queue
 from weft.hdl.memmap import Counter
 from weft.report import FileError
 from weft.runtime import Image
+from weft.sim.rtl_trace import TracedRtl
 from weft.sim.timing import TimingDevice
 from weft.sim.timing.device import SAMPLE, Interval
 from weft.sim.timing.occupancy import occupancy
@@ -78,33 +81,53 @@ class Timeline:
     counters: dict[Counter, int]
 
 
-def timelines_of(program: Program, *, latency: int = 30, bandwidth: float | None = None) -> list[Timeline]:
-    """Run a program on the cycle model, and tell what its device segments do when.
+def timelines_of(
+    program: Program, *, on: str = "timing", latency: int = 30, bandwidth: float | None = None
+) -> list[Timeline]:
+    """Run a program, and tell what its device segments do when.
 
-    What the host does between them takes no time. Inputs do not matter.
+    What the host does between them takes no time.
+
+    Parameters
+    ----------
+    program : Program
+    on : "timing" or "rtl"
+        The cycle model, or the RTL. There everything that enters a segment is zeros: that matters to softmax only.
+    latency, bandwidth
+        As of `Program.run`.
 
     Raises
     ------
     FileError
         If nothing of the program runs on the device.
     weft.sim.device.DeviceError
-        If the model fails.
+        If the model or the RTL fails.
     """
+    memory = {"latency": latency, "bytes_per_cycle": bandwidth}
     made: list[Timeline] = []
     for segment in program.segments:
         if isinstance(segment, DeviceProgram):
             image = Image(segment)
-            device = TimingDevice(
-                program.config, image.memory_bytes, latency=latency, bytes_per_cycle=bandwidth, trace=True
-            )
-            image.run(device, {})
-            made.append(_timeline(segment, device, sum(before.cycles for before in made)))
+            with _traced(on, program.config, image.memory_bytes, memory) as device:
+                image.run(device, {})
+                made.append(_timeline(segment, device, sum(before.cycles for before in made)))
     if not made:
         raise FileError("nothing of this program runs on the device, so there is nothing to trace")
     return made
 
 
-def _timeline(program: DeviceProgram, device: TimingDevice, origin: int) -> Timeline:
+@contextmanager
+def _traced(
+    on: str, config: Config, memory_bytes: int, memory: dict[str, Any]
+) -> Iterator[TimingDevice | TracedRtl]:
+    if on == "rtl":
+        with TracedRtl(config, memory_bytes, **memory) as device:
+            yield device
+    else:
+        yield TimingDevice(config, memory_bytes, trace=True, **memory)
+
+
+def _timeline(program: DeviceProgram, device: TimingDevice | TracedRtl, origin: int) -> Timeline:
     counters = device.counters()
     cycles = counters[Counter.CYCLES]
     places = _places(program)

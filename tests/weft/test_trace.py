@@ -24,6 +24,7 @@ from weft.hdl.config import PRESETS
 from weft.hdl.isa import Load, Queue, Store
 from weft.hdl.memmap import Counter
 from weft.report import FileError
+from weft.sim.rtl_trace import TracedRtl
 from weft.sim.timing.occupancy import occupancy
 from weft.trace import LAYERS, TRACKS, Slice, Timeline, timelines_of
 
@@ -304,6 +305,52 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["otherData"]["latency"] == 20
     assert document["otherData"]["config"] == PRESETS["tiny"].to_dict()
     assert Path("t.svg").read_text() == trace_svg.svg([made], PRESETS["tiny"].scratchpad_size)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Cycles of every program that the RTL has run."""
+    cycles: list[int] = []
+
+    class Noted(TracedRtl):
+        def wait(self, timeout: int | None = None) -> None:
+            super().wait(timeout)
+            cycles.append(self.counters()[Counter.CYCLES])
+
+    monkeypatch.setattr("weft.trace.TracedRtl", Noted)
+    return cycles
+
+
+def test_rtl_does_what_the_cycle_model_says(simulated: list[int]) -> None:
+    """All of it: slices, bandwidth, occupancy and counters, in a network without softmax."""
+    program = weft.compile(digits.model(), "tiny")
+    made = timelines_of(program, on="rtl", **MEMORY)
+    assert made == timelines_of(program, **MEMORY)
+    assert simulated == [made[0].cycles]
+
+
+def test_rtl_slices_last_as_long_as_units_are_busy(simulated: list[int]) -> None:
+    """With softmax as well, whose pace data tells."""
+    timelines = timelines_of(weft.compile(attention.model(), "tiny"), on="rtl")
+    assert simulated == [timeline.cycles for timeline in timelines]
+    for timeline in timelines:
+        for queue in Queue:
+            ran = [item for item in timeline.tracks[queue.name] if not item.waits]
+            assert (
+                sum(item.end - item.start for item in ran) == timeline.counters[Counter[f"{queue.name}_BUSY"]]
+            )
+            assert all(before.end <= after.start for before, after in pairwise(timeline.tracks[queue.name]))
+
+
+def test_command_on_rtl(folder: Path, simulated: list[int]) -> None:
+    for on in ("timing", "rtl"):
+        assert simulated == []
+        assert call("trace", "built", "-o", f"{on}.json", "--on", on) == 0
+    assert len(simulated) == 1
+    assert names(folder) == {"built", "timing.json", "rtl.json"}
+    timing, rtl = (json.loads(Path(f"{on}.json").read_text()) for on in ("timing", "rtl"))
+    assert (timing["otherData"].pop("on"), rtl["otherData"].pop("on")) == ("timing", "rtl")
+    assert timing == rtl
 
 
 @pytest.mark.parametrize(
