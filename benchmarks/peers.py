@@ -1,0 +1,378 @@
+"""Cycles and utilisation of weft beside SCALE-Sim's, on the same shapes and an array of the same size.
+
+    python benchmarks/peers.py [--only TEXT] [--jobs 1] [--json FILE] [--svg docs/peers.svg] [--read FILE]
+
+SCALE-Sim (PyPI: scalesim) runs in an environment of its own, which the first run makes in weft's cache folder: 16 x 16,
+weight stationary (WS) and output stationary (OS), all operands in its SRAM, a memory that never stalls. Its figure is
+*Total Cycles* of COMPUTE_REPORT.csv, the most favourable one: not that "incl. prefetch", which adds the loading of
+operands. The report must be of as many multiplications as weft's shape has, and the figure equal the closed form of
+the dataflow, or the benchmark fails.
+
+weft is the preset `default` (16 x 16) in the cycle model. *whole* counts all cycles from start to done behind a memory
+of 30 cycles' latency and 16 bytes a cycle, reads and writes together: operands are loaded, results requantised and
+stored. *window* is from the first row that enters the array to the last accumulator write. Utilisation is MACs over 256
+times the cycles. *weft ahead* of both dataflows: **yes**, whole; **array**, only where memory is left out as SCALE-Sim
+leaves it out (window, and 16 cycles in which the first weights enter, which SCALE-Sim counts); **no**, not even there.
+
+A full run takes 40 minutes on a busy core, nearly all of them in SCALE-Sim; `--jobs` runs several of it at once.
+`--read` shows what an earlier run wrote with `--json`, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import on_chip
+from peer_shapes import GROUPS, mnk, topology
+from plots import Row, chart
+from shapes import Shape, gemm
+
+from weft.compiler.backend import compile_segment
+from weft.hdl.config import PRESETS
+from weft.hdl.memmap import Counter
+from weft.runtime import Image
+from weft.sim.timing import TimingDevice
+from weft.sim.verilate import BuildError, cache_root, publish
+
+PINS = {
+    "scalesim": "3.0.0",
+    "numpy": "2.3.5",  # SCALE-Sim converts arrays of one element with int(), which numpy 2.4 refuses
+    "tqdm": "4.67.1",  # with numpy, all that the simulator imports of its nine requirements: --no-deps
+}
+CONFIG = PRESETS["default"]
+N = CONFIG.n
+LATENCY = 30
+DATAFLOWS = ("ws", "os")
+ON_CHIP = (64, 128, 512)
+"""Sides of the matrix products that also run with operands on chip, as far as they fit there."""
+
+_SETTINGS = f"""[general]
+run_name = run
+[run_presets]
+InterfaceBandwidth = CALC
+UseRamulatorTrace = False
+[architecture_presets]
+ArrayHeight = {N}
+ArrayWidth = {N}
+IfmapSramSzkB = 8192
+FilterSramSzkB = 8192
+OfmapSramSzkB = 32768
+IfmapOffset = 0
+FilterOffset = 10000000
+OfmapOffset = 20000000
+Dataflow = %s
+ReadRequestBuffer = 64
+WriteRequestBuffer = 64
+[layout]
+IfmapCustomLayout = False
+IfmapSRAMBankBandwidth = 10
+IfmapSRAMBankNum = 10
+IfmapSRAMBankPort = 2
+FilterCustomLayout = False
+FilterSRAMBankBandwidth = 10
+FilterSRAMBankNum = 10
+FilterSRAMBankPort = 2
+[sparsity]
+SparsitySupport = False
+"""
+"""CALC: memory as fast as is needed never to stall. SRAM: twice the largest operands, and all partial sums of WS."""
+
+_DRIVER = """
+import sys
+from scalesim.scale_sim import scalesim
+folder = sys.argv[1]
+files = {name: f"{folder}/{name}" for name in ("config", "topology", "layout")}
+scalesim(save_disk_space=True, verbose=False, **files).run_scale(top_path=folder)
+"""
+"""`python -m scalesim.scale`, but without its traces, which it writes whatever it is told: gigabytes."""
+
+
+class PeerError(RuntimeError):
+    """SCALE-Sim cannot be installed or does not run; the message says why in a sentence."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Cycles of a shape: SCALE-Sim's by dataflow, weft's whole and in the array's window."""
+
+    group: str
+    name: str
+    count: int
+    m: int
+    n: int
+    k: int
+    ws: int
+    os: int
+    whole: int
+    window: int
+
+    @property
+    def macs(self) -> int:
+        return self.m * self.n * self.k
+
+    @property
+    def ahead(self) -> str:
+        """Whether weft takes fewer cycles than both dataflows."""
+        best = min(self.ws, self.os)
+        if self.whole < best:
+            return "yes"
+        return "array" if self.window + N < best else "**no**"
+
+
+def closed_form(dataflow: str, m: int, n: int, k: int) -> int:
+    """Cycles of SCALE-Sim's Total Cycles, which is the number of the last one, counted from 0."""
+    if dataflow == "ws":
+        return -(-k // N) * -(-n // N) * (3 * N + m - 2) - 1
+    return -(-m // N) * -(-n // N) * (2 * N + k - 2) - 1
+
+
+def _call(command: Sequence[str | Path], what: str) -> None:
+    """Run a program. Raises `PeerError`: `what`, and the last line that the program wrote."""
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise PeerError(f"{what}: {error}") from error
+    if process.returncode:
+        lines = (process.stderr + process.stdout).strip().splitlines()
+        errors = [line[7:] for line in lines if line.startswith("ERROR: ")] or lines[-1:]
+        raise PeerError(f"{what}: {errors[-1] if errors else f'exit code {process.returncode}'}")
+
+
+def environment() -> Path:
+    """The Python that has SCALE-Sim, installed if it is not yet. Raises `PeerError`."""
+    folder = cache_root() / "-".join(["scalesim", sys.implementation.cache_tag, *PINS.values()])
+    if not folder.exists():
+        print(f"installing SCALE-Sim {PINS['scalesim']} into {folder} (once)...", file=sys.stderr)
+        cache_root().mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
+        try:
+            _call([sys.executable, "-m", "venv", part], "no virtual environment (is python3-venv installed?)")
+            pins = [f"{name}=={version}" for name, version in PINS.items()]
+            pip: list[str | Path] = [part / "bin" / "python", "-m", "pip", "install"]
+            _call(
+                [*pip, "--no-deps", "--only-binary=:all:", *pins],
+                "pip could not install SCALE-Sim (is there a network?)",
+            )
+            publish(part, folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return folder / "bin" / "python"
+
+
+def scale_sim(python: Path, shape: Shape, dataflow: str) -> int:
+    """Cycles that SCALE-Sim reports. Raises `PeerError` also for a report that is not of this shape, or has stalls."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"config": _SETTINGS % dataflow, "topology": topology(shape), "layout": ""}
+        for name, text in settings.items():
+            (Path(folder) / name).write_text(text)
+        what = f"SCALE-Sim failed for {shape.name}, {dataflow}"
+        _call([python, "-I", "-c", _DRIVER, folder], what)
+        lines = (Path(folder) / "run" / "COMPUTE_REPORT.csv").read_text().splitlines()
+    (report,) = csv.DictReader(lines, skipinitialspace=True)
+    cycles = int(report["Total Cycles"])
+    macs = float(report["Overall Util %"]) / 100 * cycles * N * N
+    if round(macs) != shape.macs or int(report["Stall Cycles"]):
+        raise PeerError(
+            f"{what}: {macs:,.0f} MACs of {shape.macs:,}, {report['Stall Cycles']} cycles' stalls"
+        )
+    return cycles
+
+
+def _cycles(device: TimingDevice) -> tuple[int, int]:
+    counters = device.counters()
+    return counters[Counter.CYCLES], counters[Counter.ARRAY_WINDOW]
+
+
+def weft_cycles(shape: Shape) -> tuple[int, int]:
+    """Whole and window, behind the memory, compiled as models are."""
+    segment, inputs = shape.segment()
+    image = Image(compile_segment(segment, CONFIG))
+    device = TimingDevice(
+        CONFIG, image.memory_bytes, latency=LATENCY, bytes_per_cycle=float(CONFIG.bus_bytes)
+    )
+    image.run(device, inputs)
+    return _cycles(device)
+
+
+def weft_on_chip(side: int) -> tuple[int, int]:
+    """The same if the array waits until all operands are on chip."""
+    instructions, result = on_chip.program(side, CONFIG)
+    code = b"".join(instruction.encode() for instruction in instructions)
+    start = -(-(result + side * side) // CONFIG.bus_bytes) * CONFIG.bus_bytes
+    device = TimingDevice(CONFIG, start + len(code), latency=LATENCY, bytes_per_cycle=float(CONFIG.bus_bytes))
+    device.write(start, code)
+    device.set_base(0, 0)
+    device.start(start)
+    device.wait()
+    return _cycles(device)
+
+
+def measure(only: str, jobs: int) -> Iterator[Result]:
+    """Results of the shapes whose group or name contains `only`, in their order, each when it is there."""
+    chosen = [
+        (group, shape)
+        for group, shapes in GROUPS.items()
+        for shape in shapes
+        if only.lower() in f"{group}: {shape.name}".lower()
+    ]
+    if not chosen:
+        raise PeerError(f"no shape has {only!r} in its name")
+    python = environment()
+    with ThreadPoolExecutor(jobs) as pool:
+        runs: list[list[Future[int]]] = [
+            [pool.submit(scale_sim, python, shape, dataflow) for dataflow in DATAFLOWS] for _, shape in chosen
+        ]
+        try:
+            for (group, shape), run in zip(chosen, runs, strict=True):
+                ws, os = (future.result() for future in run)
+                made = (shape.count, *mnk(shape), ws, os)
+                yield Result(group, shape.name, *made, *weft_cycles(shape))
+                if shape in map(gemm, ON_CHIP) and on_chip.fits(shape.w, CONFIG):
+                    yield Result(group, f"{shape.name}, on chip", *made, *weft_on_chip(shape.w))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+HEADER = (
+    "| shape | MACs | SCALE-Sim WS: cycles | utilisation | OS: cycles | utilisation "
+    "| weft, whole: cycles | utilisation | window: cycles | utilisation | weft ahead |\n"
+    "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|"
+)
+CHECK = "| shape | M, N, K | WS: closed form | SCALE-Sim | OS: closed form | SCALE-Sim |\n|---|---|--:|--:|--:|--:|"
+
+
+def row(result: Result) -> str:
+    """Of the table: cycles and utilisation by turns."""
+    figures = (result.ws, result.os, result.whole, result.window)
+    pairs = " | ".join(f"{cycles:,} | {result.macs / N**2 / cycles:.1%}" for cycles in figures)
+    count = f" (x {result.count})" if result.count > 1 else ""
+    return f"| {result.name}{count} | {result.macs:,} | {pairs} | {result.ahead} |"
+
+
+def totals(results: Sequence[Result]) -> list[str]:
+    """A row for every network of which all shapes were measured, each as often as the network has it."""
+    lines = []
+    for group, shapes in GROUPS.items():
+        found = [result for result in results if result.group == group]
+        if group == "GEMM" or [result.name for result in found] != [shape.name for shape in shapes]:
+            continue
+        macs = sum(result.count * result.macs for result in found)
+        sums = [
+            sum(result.count * getattr(result, name) for result in found)
+            for name in ("ws", "os", "whole", "window")
+        ]
+        pairs = " | ".join(f"{cycles:,} | {macs / N**2 / cycles:.1%}" for cycles in sums)
+        ahead = sum(result.ahead == "yes" for result in found)
+        lines.append(
+            f"| **{group}**, one after the other | {macs:,} | {pairs} | {ahead} of {len(found)} shapes |"
+        )
+    return lines
+
+
+def check(results: Sequence[Result]) -> tuple[list[str], list[str]]:
+    """The table of closed forms, and a sentence for every figure that differs from its own."""
+    rows, wrong = [CHECK], []
+    for result in results:
+        if result.name.endswith("on chip"):
+            continue
+        numbers = (result.m, result.n, result.k)
+        cells = [f"{result.name}", ", ".join(map(str, numbers))]
+        for dataflow in DATAFLOWS:
+            expected, found = closed_form(dataflow, *numbers), getattr(result, dataflow)
+            cells += [f"{expected:,}", f"{found:,}"]
+            if expected != found:
+                wrong.append(
+                    f"{result.name}, {dataflow}: SCALE-Sim says {found:,}, its closed form {expected:,}"
+                )
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows, wrong
+
+
+def drawing(results: Sequence[Result]) -> str:
+    """Utilisations as an SVG."""
+    sections: dict[str, list[Row]] = {}
+    for result in results:
+        ideal = result.macs / N**2
+        bars = (ideal / result.ws, ideal / result.os, ideal / result.whole)
+        sections.setdefault(result.group, []).append(Row(result.name, bars, ideal / result.window))
+    legend = (
+        f"SCALE-Sim {PINS['scalesim']}, weight stationary, operands on chip",
+        "SCALE-Sim, output stationary, operands on chip",
+        "weft, with its memory's time",
+        "weft, the array alone",
+    )
+    return chart(f"Utilisation of {N} x {N} multipliers", legend, "SCALE-Sim : weft", sections)
+
+
+def save(path: Path, results: Sequence[Result]) -> None:
+    """A line a result, so that a difference shows which."""
+    lines = ",\n".join(json.dumps(dataclasses.asdict(result)) for result in results)
+    memory = {"latency": LATENCY, "bytes_per_cycle": CONFIG.bus_bytes}
+    about = {"array": N, "versions": PINS, "memory": memory}
+    path.write_text(f'{json.dumps(about)[:-1]}, "results": [\n{lines}\n]}}\n')
+
+
+def load(path: Path) -> list[Result]:
+    """What `save` wrote. Raises `PeerError`."""
+    try:
+        return [Result(**item) for item in json.loads(path.read_text())["results"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PeerError(f"{path} is not what --json writes: {error}") from error
+
+
+def report(found: Iterator[Result]) -> tuple[list[Result], list[str]]:
+    """Print what comes, and the check; the results, and sentences on what is wrong."""
+    results: list[Result] = []
+    for result in found:
+        print(row(result) if results else f"{HEADER}\n{row(result)}", flush=True)
+        results.append(result)
+    print("\n".join(totals(results)) + "\n")
+    for side in ON_CHIP:
+        if not on_chip.fits(side, CONFIG) and any(result.name == gemm(side).name for result in results):
+            print(f"{gemm(side).name} does not fit on chip in the configuration default.\n")
+    rows, wrong = check(results)
+    print("\n".join(rows) + "\n")
+    return results, wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="shapes whose group or name contains this")
+    parser.add_argument("--jobs", type=int, default=1, help="how many SCALE-Sims run at once (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the utilisations into this file")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="show what --json wrote, measure nothing")
+    options = parser.parse_args()
+    begin = time.monotonic()
+    try:
+        found = iter(load(options.read)) if options.read else measure(options.only, max(1, options.jobs))
+        results, wrong = report(found)
+    except (PeerError, BuildError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        save(options.json, results)
+    if options.svg:
+        options.svg.write_text(drawing(results))
+    print(f"{len(results)} rows in {time.monotonic() - begin:.0f} s")
+    for sentence in wrong:
+        print(sentence)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Bar charts of utilisation as static SVGs, for light and dark pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+_LEFT, _WIDTH, _RIGHT = 200, 560, 116  # of labels, of the bars' 100 %, of figures; everything in pixels
+_BAR, _GAP, _HEAD, _LINE = 7, 8, 30, 18
+_COLOURS = ("#98a1ab", "#4f86c6", "#d9642c")
+_BEHIND = "#edb08f"
+# The drawing has a background of its own: a page whose scheme is not the browser's does not make it unreadable.
+_STYLE = """<style>
+  .page { fill: #fff } text { fill: #1f2328 } .grid { stroke: #d5d9de }
+  @media (prefers-color-scheme: dark) { .page { fill: #161b22 } text { fill: #dde3ea } .grid { stroke: #3a424d } }
+</style>"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bars below each other, in parts of 1; `behind` is drawn behind the last one, in a lighter colour."""
+
+    label: str
+    bars: tuple[float, ...]
+    behind: float
+
+
+def chart(title: str, legend: Sequence[str], figures: str, sections: Mapping[str, Sequence[Row]]) -> str:
+    """The drawing; `legend` names the bars of every row, and at its end what is behind the last.
+
+    `figures` says what stands beside the rows: the longest of the bars but the last, and the last.
+    """
+    top = 2 * _LINE + len(legend) // 2 * _LINE + 10
+    parts: list[str] = []
+    y = top
+    for name, rows in sections.items():
+        parts.append(_text(12, y + 20, name, ' font-weight="bold"'))
+        y += _HEAD
+        for item in rows:
+            parts += _row(item, y)
+            y += len(item.bars) * _BAR + _GAP
+    bottom = y + 4
+    size = f"{_LEFT + _WIDTH + _RIGHT} {bottom + 2 * _LINE}"
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="11" '
+        f'role="img" aria-label="{escape(title)}">',
+        _STYLE, '<rect class="page" width="100%" height="100%" rx="8"/>',
+        _text(12, 24, title, ' font-size="15" font-weight="bold"'),
+        *_legend(legend), _text(_LEFT + _WIDTH + 8, top + 2, figures), *_grid(top, bottom), *parts, "</svg>\n",
+    ])  # fmt: skip
+
+
+def _text(x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}"{more}>{escape(text)}</text>'
+
+
+def _rectangle(y: float, share: float, fill: str, title: str = "") -> str:
+    head = f'<rect x="{_LEFT}" y="{y}" width="{share * _WIDTH:.1f}" height="{_BAR - 1}" fill="{fill}"'
+    return f"{head}><title>{escape(title)}</title></rect>" if title else f"{head}/>"
+
+
+def _row(item: Row, y: float) -> Iterator[str]:
+    middle = y + len(item.bars) * _BAR / 2 + 3.5
+    yield _text(_LEFT - 8, middle, item.label, ' text-anchor="end"')
+    yield _rectangle(y + (len(item.bars) - 1) * _BAR, item.behind, _BEHIND, f"{item.behind:.1%}")
+    for index, (share, fill) in enumerate(zip(item.bars, _COLOURS, strict=True)):
+        yield _rectangle(y + index * _BAR, share, fill, f"{share:.1%}")
+    yield _text(_LEFT + _WIDTH + 8, middle, f"{max(item.bars[:-1]):.1%} : {item.bars[-1]:.1%}")
+
+
+def _legend(names: Sequence[str]) -> Iterator[str]:
+    for index, (name, fill) in enumerate(zip(names, (*_COLOURS, _BEHIND), strict=True)):
+        x, y = 12 + index % 2 * 340, 2 * _LINE + 6 + index // 2 * _LINE
+        yield f'<rect x="{x}" y="{y}" width="11" height="11" fill="{fill}"/>' + _text(x + 18, y + 9.5, name)
+
+
+def _grid(top: float, bottom: float) -> Iterator[str]:
+    for percent in range(0, 101, 20):
+        x = _LEFT + percent / 100 * _WIDTH
+        yield f'<path class="grid" d="M{x:g} {top + 8}V{bottom}"/>'
+        yield _text(x, bottom + 15, f"{percent} %", ' text-anchor="middle"')
