@@ -80,7 +80,7 @@ def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
     begin = time.perf_counter()
     program.run(feeds)
     interpreted = time.perf_counter() - begin
-    report = program.run(feeds, on="timing").report
+    report = program.run(feeds, on="timing", bandwidth=config.bus_bytes).report
     placed = [place for _, kind, place, _ in import_model(model).placement if kind not in LINKS]
     total, wrong, most = differences(model, feeds, config, rtl)
     return (

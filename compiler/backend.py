@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.compiler.conv_plan import Chooser, plan
 from weft.compiler.emit import ceil_div
 from weft.compiler.ir import (
     Attention,
@@ -85,6 +86,7 @@ def compile_segment(
     *,
     reuse: bool = True,
     progress: Callable[[str], None] | None = None,
+    choose: Chooser = plan,
 ) -> DeviceProgram:
     """Compile one device segment.
 
@@ -98,6 +100,8 @@ def compile_segment(
         Let temporaries whose lifetimes do not meet share DRAM; without it every intermediate is left to look at.
     progress : callable
         Called with the name of each operator before it is lowered.
+    choose : Chooser
+        Plans convolutions; the best by estimate, if it is not given.
 
     Raises
     ------
@@ -111,7 +115,7 @@ def compile_segment(
     for index, op in enumerate(ops):
         if progress is not None:
             progress(op.name)
-        lowered = _lower(op, placement, config, constants, index)
+        lowered = _lower(op, placement, config, constants, index, choose)
         if lowered is None:
             raise CompileError(_too_large(op, config))
         tasks += lowered
@@ -127,12 +131,12 @@ def compile_segment(
 
 
 def _lower(
-    op: DeviceOp, placement: Placement, config: Config, constants: Constants, layer: int
+    op: DeviceOp, placement: Placement, config: Config, constants: Constants, layer: int, choose: Chooser
 ) -> list[Task] | None:
     dst = placement.source(op.dst)
     read: tuple[Source, ...] = tuple(placement.source(view) for view in sources(op))
     if isinstance(op, Conv):
-        return lower_conv(op, read[0], dst, config, constants, layer)
+        return lower_conv(op, read[0], dst, config, constants, layer, choose)
     if isinstance(op, Attention | Softmax) and not config.softmax:
         raise CompileError(
             f"{op.name}: this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"

@@ -1,12 +1,13 @@
 """Choosing the block sizes of a convolution: how SRAM is divided, and what stays resident.
 
-Every candidate is scored with a closed-form estimate of its cycles; the best one is taken. The scratchpad is divided by
-banks into three zones, so that the units do not meet in a bank: A (inputs), B (weights), O (parameters and outputs).
+Every candidate is scored with a closed-form estimate of its cycles; the best one is taken, unless a `Choice` says
+which. The scratchpad is divided by banks into three zones, so that the units do not meet in a bank: A (inputs), B
+(weights), O (parameters and outputs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,6 +44,17 @@ def zones(config: Config) -> tuple[Zones, ...]:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What is free in a `ConvPlan`; the rest of it follows. `zones` are the first vectors of zones B and O."""
+
+    tile: tuple[int, int]
+    zones: tuple[int, int]
+    chunk: int
+    group: int
+    chunked: bool
+
+
+@dataclass(frozen=True)
 class ConvPlan:
     """Blocks of one convolution.
 
@@ -68,19 +80,37 @@ class ConvPlan:
     chunked: bool
     cycles: float
 
+    @property
+    def choice(self) -> Choice:
+        zones = (self.zones.b[0], self.zones.o[0])
+        return Choice(self.tile, zones, self.b_limit, self.group, self.chunked)
+
+
+Chooser = Callable[[ConvShape], ConvPlan | None]
+"""Gives the plan to compile a convolution by, or None if not even the smallest tile fits."""
+
 
 def plan(shape: ConvShape) -> ConvPlan | None:
-    """The best plan found, or None if not even the smallest tile fits."""
-    best: ConvPlan | None = None
+    """The best plan by estimate, or None if not even the smallest tile fits."""
+    return min(_all(shape), key=lambda candidate: candidate.cycles, default=None)
+
+
+def candidates(shape: ConvShape) -> list[ConvPlan]:
+    """All plans, the best by estimate first."""
+    return sorted(_all(shape), key=lambda candidate: candidate.cycles)
+
+
+def _all(shape: ConvShape) -> Iterator[ConvPlan]:
+    """All plans; those that load inputs chunk by chunk only if there are no others."""
     for chunked in (False, True):
+        found = False
         for tile in _tiles(shape):
             for zone in zones(shape.config):
                 for candidate in _candidates(shape, tile, zone, chunked):
-                    if best is None or candidate.cycles < best.cycles:
-                        best = candidate
-        if best is not None:
-            return best
-    return best
+                    found = True
+                    yield candidate
+        if found:
+            return
 
 
 def boxes(shape: ConvShape, tile: tuple[int, int]) -> list[Box]:

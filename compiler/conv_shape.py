@@ -12,6 +12,8 @@ N groups of one channel, and uses 1/N of the array whatever the dataflow.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -136,6 +138,16 @@ class ConvShape:
         """Array tiles of the convolution per block of rows: contraction vectors summed over output tiles and passes."""
         kernel = self.kernel[0] * self.kernel[1]
         return self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of all that plans depend on: equal for layers that are planned alike."""
+        op = self.op
+        known = (
+            self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes,
+            *(dataclasses.replace(source, base=0, offset=0) for source in (self.src, self.dst)),
+        )  # fmt: skip
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
 
     def conv_box(self, box: Box) -> Box:
         """The box of convolution outputs that a box of final outputs needs."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.compiler.conv_plan import ConvPlan, boxes, plan
+from weft.compiler.conv_plan import Chooser, ConvPlan, boxes
 from weft.compiler.conv_shape import Chunk, ConvShape, Tile
 from weft.compiler.emit import Box, Emitter, parameters, taken
 from weft.compiler.ir import Conv
@@ -18,11 +18,11 @@ from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
 
 
 def lower_conv(
-    op: Conv, src: Source, dst: Source, config: Config, constants: Constants, layer: int
+    op: Conv, src: Source, dst: Source, config: Config, constants: Constants, layer: int, choose: Chooser
 ) -> list[Task] | None:
     """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip."""
     shape = ConvShape(op, src, dst, config)
-    chosen = plan(shape)
+    chosen = choose(shape)
     return None if chosen is None else list(_ConvLowering(shape, chosen, constants, layer).tasks())
 
 

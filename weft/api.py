@@ -13,6 +13,7 @@ import numpy as np
 from weft.compiler.artefact import Compiled
 from weft.compiler.artefact import load as load_compiled
 from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.conv_plan import Chooser, plan
 from weft.compiler.frontend import import_model
 from weft.compiler.host import from_buffer, run_host, to_buffer
 from weft.compiler.ir import CompileError, DeviceSegment, HostSegment
@@ -298,6 +299,7 @@ def compile(  # the public name, and what it does
     *,
     progress: Callable[[str], None] | None = None,
     reuse: bool = True,
+    choose: Chooser = plan,
 ) -> Program:
     """Compile a quantised (QDQ) ONNX model.
 
@@ -311,6 +313,8 @@ def compile(  # the public name, and what it does
         Told the name of every operator before it is lowered.
     reuse : bool
         Let intermediates share memory; without it every one can be looked at after the run.
+    choose : Chooser
+        Plans convolutions, for example `weft.tuning.Tuning.chooser`; the best by estimate if it is not given.
 
     Raises
     ------
@@ -322,7 +326,7 @@ def compile(  # the public name, and what it does
     chosen = config if isinstance(config, Config) else Config.load(config)
     graph = import_model(_parsed(model), softmax=chosen.softmax)
     segments = tuple(
-        compile_segment(segment, chosen, reuse=reuse, progress=progress)
+        compile_segment(segment, chosen, reuse=reuse, progress=progress, choose=choose)
         if isinstance(segment, DeviceSegment)
         else segment
         for segment in graph.segments

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft import board_commands
+from weft import board_commands, tune_command
 from weft import report as reports
 
 if TYPE_CHECKING:
@@ -98,15 +98,23 @@ def compile_model(
         Path, typer.Option("--output", "-o", help="Folder for the program.", show_default=False)
     ],
     config: Configuration = "default",
+    tuning: Annotated[
+        Path | None, typer.Option("--tuning", help="File that `weft tune` wrote for this configuration.")
+    ] = None,
 ) -> None:
     """Compile a model for one configuration of the hardware."""
     import weft
 
     chosen = _configuration(config)
     _existing(model)
+    options: dict[str, Any] = {}
+    if tuning is not None:
+        from weft.tuning import Tuning
+
+        options["choose"] = Tuning.load(_existing(tuning), chosen).chooser()
     with reports.progress() as progress:
         progress(f"compiling {model.name}")
-        program = weft.compile(model, config=chosen, progress=progress)
+        program = weft.compile(model, config=chosen, progress=progress, **options)
         nodes = weft.check(model)
         with reports.whole_folder(output) as part:
             program.save(part)
@@ -358,6 +366,7 @@ def demo(
         raise typer.Exit(1)
 
 
+app.command()(tune_command.tune)
 board_commands.add(app)
 
 

@@ -1,0 +1,221 @@
+"""The search for plans: what it finds is used, changes no result, and is found again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import qdq_models
+
+import weft
+import weft.tune as tuner
+from weft import cli
+from weft.compiler.conv_plan import Choice, ConvPlan, candidates
+from weft.compiler.conv_shape import ConvShape
+from weft.examples import digits
+from weft.hdl.config import PRESETS, Config
+from weft.report import FileError
+from weft.tune import RANKED, tune
+from weft.tuning import TunedLayer, Tuning
+
+TINY = PRESETS["tiny"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tuner, "cache_root", lambda: tmp_path / "cache")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Two convolutions, alike but for their weights, and another one."""
+    builder = qdq_models.Builder(np.random.default_rng(3))
+    value = builder.input((1, 8, 9, 9))
+    for _ in range(2):
+        value = builder.conv(value, 8, pads=(1, 1, 1, 1))
+    model = builder.finish(builder.conv(value, 12, (1, 1)))
+    onnx.save(model, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def ranked(index: int) -> Callable[[ConvShape], ConvPlan | None]:
+    return lambda shape: (candidates(shape) or [None])[min(index, len(candidates(shape)) - 1)]
+
+
+@pytest.mark.parametrize("index", [1, 40, 10**6])
+def test_every_plan_computes_the_same(index: int) -> None:
+    images = digits.held_out()[0][:2]
+    default = weft.compile(digits.model(), TINY)
+    other = weft.compile(digits.model(), TINY, choose=ranked(index))
+    assert other.disassemble() != default.disassemble()
+    for image in images:
+        given, wanted = (
+            program.run({"image": image[None]}).outputs["logits"] for program in (other, default)
+        )
+        assert np.array_equal(given, wanted)
+
+
+def shapes_of(model: Path | bytes, config: Config) -> dict[str, ConvShape]:
+    shapes: dict[str, ConvShape] = {}
+
+    def record(shape: ConvShape) -> ConvPlan | None:
+        shapes[shape.key] = shape
+        return ranked(0)(shape)
+
+    weft.compile(model, config, choose=record)
+    return shapes
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_a_choice_says_all_of_a_plan(preset: str) -> None:
+    groups = set()
+    for shape in shapes_of(digits.model(), PRESETS[preset]).values():
+        plans: dict[Choice, ConvPlan] = {}
+        for plan in candidates(shape):
+            same = plans.setdefault(plan.choice, plan)
+            assert dataclasses.replace(same, cycles=0) == dataclasses.replace(plan, cycles=0)
+            groups.add(plan.group)
+    assert len(groups) > 2
+
+
+def test_finds_what_an_exhaustive_search_finds(model: Path) -> None:
+    """With as many trials as there are plans for the smallest layer, none is better."""
+    shapes = shapes_of(model, TINY)
+    memory = tuner._Memory(TINY, 30, None)
+    plans = {key: candidates(shape) for key, shape in shapes.items()}
+    key = min(plans, key=lambda key: len({plan.choice for plan in plans[key]}))
+    cycles = [memory.cycles(shapes[key], plan) for plan in plans[key]]
+    found = tuner._search(shapes[key], memory, RANKED, 0)
+    assert (found.default, found.cycles) == (cycles[0], min(cycles[:RANKED]))
+    assert min(cycles) <= tuner._search(shapes[key], memory, 40, 0).cycles <= found.cycles
+    assert min(cycles) < max(cycles)
+
+
+def test_what_is_found_is_what_the_program_takes(model: Path) -> None:
+    tuning, default, cycles = tune(model, TINY, trials=20, latency=100, bandwidth=2)
+
+    def takes(**options: Any) -> int:
+        program = weft.compile(model, TINY, **options)
+        inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+        return int(program.run(inputs, on="timing", latency=100, bandwidth=2).report["cycles"])
+
+    assert (takes(), takes(choose=tuning.chooser())) == (default, cycles)
+    assert cycles < default
+    assert all(layer.cycles < layer.default for layer in tuning.layers.values())
+
+
+def test_the_same_again_and_from_the_cache(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tune(model, TINY, trials=12)
+    kept = sorted((tmp_path / "cache").iterdir())
+    for path in kept:
+        path.unlink()
+    assert tune(model, TINY, trials=12) == first
+    assert sorted((tmp_path / "cache").iterdir()) == kept
+    assert len(kept) == 2  # the two that are alike are searched once
+    monkeypatch.setattr(tuner, "_search", lambda *_: pytest.fail("searched again"))
+    assert tune(model, TINY, trials=12) == first
+    kept[0].write_text("{")
+    with pytest.raises(pytest.fail.Exception, match="searched again"):
+        tune(model, TINY, trials=12)
+
+
+def test_proposals_depend_on_the_seed_alone(model: Path) -> None:
+    shape = min(shapes_of(model, TINY).values(), key=lambda shape: shape.key)
+    plans = candidates(shape)
+
+    def proposals(seed: int) -> list[int]:
+        return list(tuner._proposals(plans, lambda index: 1000 + index % 7, RANKED + 10, seed))
+
+    assert proposals(1) == proposals(1) != proposals(2)
+    assert len(proposals(1)) == 10
+
+
+def test_only_what_makes_the_program_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that are faster by themselves may not be in the program."""
+    worst = {}
+
+    def search(shape: ConvShape, *_: object) -> TunedLayer:
+        worst[shape.key] = candidates(shape)[-1].choice
+        return TunedLayer(shape.op.name, worst[shape.key], 2, 1)
+
+    monkeypatch.setattr(tuner, "_search", search)
+    tuning, default, cycles = tune(model, TINY)
+    assert worst
+    assert not tuning.layers
+    assert default == cycles
+
+
+def test_without_optuna(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    tune(model, TINY, trials=RANKED)
+    with pytest.raises(FileError, match=r"pip install 'weft\[tune\]', or set --trials to 8"):
+        tune(model, TINY, trials=RANKED + 1)
+
+
+def test_nothing_to_tune(tmp_path: Path) -> None:
+    builder = qdq_models.Builder(np.random.default_rng(3))
+    source = builder.input((1, 4, 8, 8))
+    path = tmp_path / "pool.onnx"
+    onnx.save(builder.finish(builder.pool(source, "MaxPool", kernel_shape=[2, 2])), path)
+    with pytest.raises(FileError, match=r"pool.onnx has no convolution or matrix product on the device"):
+        tune(path, TINY)
+
+
+def saved(tmp_path: Path, changes: dict[str, object]) -> Path:
+    values = json.loads(Tuning(TINY, 30, None, {}).text()) | changes
+    path = tmp_path / "tuning.json"
+    path.write_text(json.dumps(values))
+    return path
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"format": "weft tuning 0"}, "its format is not 'weft tuning 1'"),
+    ({"compiler": "0"}, "another version of the compiler"),
+    ({"config": PRESETS["small"].to_dict()}, f"is for configuration {PRESETS['small'].digest:#010x}"),
+    ({"layers": {"key": {"choice": {"tile": 3}}}}, "is damaged"),
+    ({"layers": None}, "is damaged"),
+])  # fmt: skip
+def test_files_that_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    Tuning.load(saved(tmp_path, {}), TINY)
+    with pytest.raises(FileError, match=message):
+        Tuning.load(saved(tmp_path, changes), TINY)
+
+
+def test_a_file_that_is_not_json(tmp_path: Path) -> None:
+    (tmp_path / "tuning.json").write_bytes(b"\xff{")
+    with pytest.raises(FileError, match="is no tuning"):
+        Tuning.load(tmp_path / "tuning.json", TINY)
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.main(list(arguments))
+    return int(left.value.code or 0)
+
+
+def test_commands(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(model.parent)
+    memory = ("--latency", "100", "--bandwidth", "2")
+    assert call("tune", "model.onnx", "-o", "tuned.json", "--config", "tiny", "--trials", "20", *memory) == 0
+    assert "% less)" in capsys.readouterr().out
+    tuning = Tuning.load(Path("tuned.json"), TINY)
+    assert (tuning.latency, tuning.bandwidth) == (100, 2)
+    assert call("compile", "model.onnx", "-o", "built", "--config", "tiny", "--tuning", "tuned.json") == 0
+    wanted = weft.compile(Path("model.onnx"), TINY, choose=tuning.chooser())
+    assert weft.load("built").disassemble() == wanted.disassemble()
+    assert wanted.disassemble() != weft.compile(Path("model.onnx"), TINY).disassemble()
+    capsys.readouterr()
+    assert call("compile", "model.onnx", "-o", "other", "--tuning", "tuned.json") == 2
+    assert "run `weft tune` with the same --config" in capsys.readouterr().err
+    assert not Path("other").exists()
+    assert call("tune", "missing.onnx", "-o", "none.json") == 2
+    assert call("tune", ".", "-o", "none.json") == 2
+    assert not Path("none.json").exists()

@@ -1,0 +1,198 @@
+"""Search for better plans of a model's convolutions, with the cycle model as the judge."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import weft
+from weft.api import Program
+from weft.compiler.backend import compile_segment
+from weft.compiler.conv_plan import ConvPlan, candidates, plan
+from weft.compiler.conv_shape import ConvShape
+from weft.compiler.ir import DeviceSegment, View
+from weft.hdl.config import Config
+from weft.hdl.memmap import Counter
+from weft.report import FileError
+from weft.runtime import Image
+from weft.sim.timing import TimingDevice
+from weft.sim.verilate import cache_root
+from weft.tuning import TunedLayer, Tuning, compiler_digest
+
+RANKED = 8
+"""Trials that take plans in the order of their estimates, before Optuna chooses."""
+Progress = Callable[[str], None]
+
+
+def tune(
+    model: Path,
+    config: Config,
+    *,
+    trials: int = 32,
+    seed: int = 0,
+    latency: int = 30,
+    bandwidth: float | None = None,
+    progress: Progress = lambda text: None,
+) -> tuple[Tuning, int, int]:
+    """Search plans for all convolutions of a model, each on its own.
+
+    Every distinct layer is tried with the `RANKED` plans that the compiler estimates best, then with what Optuna's
+    tree-structured Parzen estimator proposes (J. Bergstra et al., NIPS 2011). What was found is kept in the cache, and
+    found again by layer, configuration, memory, trials and seed. The same arguments give the same result.
+
+    Parameters
+    ----------
+    model : Path
+        A quantised ONNX model.
+    config : Config
+    trials, seed : int
+        Plans to try for each distinct layer, and where Optuna's random numbers start.
+    latency, bandwidth : int, float
+        Of the memory: cycles, and bytes a cycle (as many as the bus takes if None).
+    progress : callable
+        Told what is being done.
+
+    Returns
+    -------
+    tuning, default, cycles : Tuning, int, int
+        The choices, and the cycles of the whole program without and with them. Layers overlap in a program: if it is
+        not faster with them, the tuning has none.
+
+    Raises
+    ------
+    FileError
+        If no part of the model is a convolution on the device, or if Optuna is needed and not installed.
+    weft.compiler.ir.CompileError
+        If the model cannot be compiled.
+    """
+    memory = _Memory(config, latency, bandwidth)
+    shapes: dict[str, ConvShape] = {}
+
+    def record(shape: ConvShape) -> ConvPlan | None:
+        shapes.setdefault(shape.key, shape)
+        return plan(shape)
+
+    default = memory.cycles_of(weft.compile(model, config, choose=record))
+    if not shapes:
+        raise FileError(f"{model.name} has no convolution or matrix product on the device: nothing to tune")
+    layers = {}
+    for index, (key, shape) in enumerate(shapes.items()):
+        progress(f"layer {index + 1} of {len(shapes)}: {shape.op.name}")
+        layers[key] = _kept(shape, memory, trials, seed)
+    better = {key: layer for key, layer in layers.items() if layer.cycles < layer.default}
+    tuning = Tuning(config, latency, memory.bandwidth, better)
+    progress("the whole program")
+    cycles = memory.cycles_of(weft.compile(model, config, choose=tuning.chooser()))
+    if cycles >= default:
+        return dataclasses.replace(tuning, layers={}), default, default
+    return tuning, default, cycles
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """The cycle model behind one memory."""
+
+    config: Config
+    latency: int
+    bandwidth: float | None
+
+    def cycles_of(self, program: Program) -> int:
+        inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+        report = program.run(inputs, on="timing", latency=self.latency, bandwidth=self.bandwidth).report
+        return int(report["cycles"] or 0)
+
+    def cycles(self, shape: ConvShape, chosen: ConvPlan) -> int:
+        """Of one layer by itself."""
+        op = shape.op
+        alone = dataclasses.replace(op, src=_as(op.src, "input"), dst=_as(op.dst, "output"))
+        program = compile_segment(DeviceSegment(op.name, (alone,)), self.config, choose=lambda _: chosen)
+        image = Image(program)
+        device = TimingDevice(
+            self.config, image.memory_bytes, latency=self.latency, bytes_per_cycle=self.bandwidth
+        )
+        image.run(device, {})
+        return device.counters()[Counter.CYCLES]
+
+
+def _as(view: View, kind: str) -> View:
+    return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, kind=kind))
+
+
+def _kept(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLayer:
+    """What was found for a layer before, or is found now."""
+    about = (shape.key, compiler_digest(), memory.latency, memory.bandwidth, trials, seed)
+    target = cache_root() / f"tuned-{'-'.join(map(str, about))}.json"
+    try:
+        kept = TunedLayer.from_dict(json.loads(target.read_text()))
+        return dataclasses.replace(kept, name=shape.op.name)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    found = _search(shape, memory, trials, seed)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as file:
+        json.dump(found.to_dict(), file)
+    os.replace(file.name, target)
+    return found
+
+
+def _search(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLayer:
+    distinct = {found.choice: found for found in reversed(candidates(shape))}
+    plans = list(reversed(distinct.values()))
+    tried: dict[int, int] = {}
+
+    def cycles(index: int) -> int:
+        if index not in tried:
+            tried[index] = memory.cycles(shape, plans[index])
+        return tried[index]
+
+    for index in range(min(trials, RANKED, len(plans))):
+        cycles(index)
+    if trials > RANKED and len(plans) > RANKED:
+        for index in _proposals(plans, cycles, trials, seed):
+            cycles(index)
+    best = min(tried, key=lambda index: (tried[index], index))
+    return TunedLayer(shape.op.name, plans[best].choice, tried[0], tried[best])
+
+
+def _proposals(
+    plans: Sequence[ConvPlan], cycles: Callable[[int], int], trials: int, seed: int
+) -> Iterator[int]:
+    """Plans that Optuna wants to try, by index; it learns from those tried before it."""
+    try:
+        import optuna
+    except ImportError:
+        raise FileError(
+            f"more than {RANKED} trials need Optuna: pip install 'weft[tune]', or set --trials to {RANKED}"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    values = {
+        name: sorted({getattr(found.choice, name) for found in plans})
+        for name in ("tile", "zones", "chunk", "group", "chunked")
+    }
+    space: dict[str, optuna.distributions.BaseDistribution] = {
+        name: optuna.distributions.IntDistribution(0, len(found) - 1) for name, found in values.items()
+    }
+
+    def parameters(index: int) -> dict[str, int]:
+        return {name: found.index(getattr(plans[index].choice, name)) for name, found in values.items()}
+
+    for index in range(RANKED):
+        study.add_trial(
+            optuna.trial.create_trial(params=parameters(index), distributions=space, value=cycles(index))
+        )
+    # Few combinations are plans: what is none counts as the nearest that is.
+    vectors = np.array([list(parameters(index).values()) for index in range(len(plans))])
+    scale = np.maximum(vectors.max(axis=0), 1)
+    for _ in range(trials - RANKED):
+        trial = study.ask(space)
+        wanted = np.array([trial.params[name] for name in values])
+        index = int((np.abs(vectors - wanted) / scale).sum(axis=1).argmin())
+        yield index
+        study.tell(trial, cycles(index))
