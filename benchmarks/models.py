@@ -6,8 +6,8 @@ Networks are those of `zoo.py`: random weights, quantised by ONNX Runtime. Colum
 device of all there are, QuantizeLinear and DequantizeLinear not counted; seconds to compile and to interpret one image
 (golden); cycles of the device by the cycle model behind a memory of 30 cycles' latency that moves as many bytes a cycle
 as the bus is wide; utilisation of the array over all of these cycles. Then each quantised value is computed by the
-golden interpreter from ONNX Runtime's own values before it: *differ* is how many are not equal, in parts of all, and
-*most* by how many steps. It fails if one is off by more than a step.
+golden interpreter from ONNX Runtime's own values before it: *differ* is how many are not equal, in parts of all,
+softmax left out, and *most* by how many steps, softmax included. It fails if one is off by more than a step.
 
 With `--rtl` three layers of each network, by chance, run on the RTL too, and all of memory is compared.
 """
@@ -39,6 +39,8 @@ def differences(
 ) -> tuple[int, int, int]:
     """Values compared, how many differ, and by how many steps at most; `rtl` layers run on the RTL as well.
 
+    Results of softmax count in the last figure only: its numerics on the device are its own.
+
     Raises
     ------
     AssertionError
@@ -57,11 +59,9 @@ def differences(
             simulated = program.run(inputs, on="rtl")
             assert simulated.memory == result.memory, f"RTL and golden interpreter differ in {name}"
         steps = np.abs(values[name].astype(np.int32) - given.astype(np.int32))
-        total, wrong, most = (
-            total + steps.size,
-            wrong + np.count_nonzero(steps),
-            max(most, int(steps.max(initial=0))),
-        )
+        most = max(most, int(steps.max(initial=0)))
+        if not any(node.op_type == "Softmax" for node in part.graph.node):
+            total, wrong = total + steps.size, wrong + np.count_nonzero(steps)
     return total, int(wrong), most
 
 

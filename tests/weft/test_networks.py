@@ -12,7 +12,7 @@ from weft.hdl.config import PRESETS
 CONFIG = PRESETS["default"]
 RATE = {"densenet121": 5e-3, "vit_layer": 5e-2}
 """Values that may differ, 1e-5 if not here. Constants added to a channel are rounded to 1/64 of the input's step,
-which tells where results fall on halves; softmax on the device has probabilities of its own."""
+which tells where results fall on halves."""
 
 
 def check(name: str, rtl: int) -> None:
