@@ -18,18 +18,23 @@ RESOURCES = {
 # With softmax, but few lanes and short queues.
 _SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2, table_depth=512, row_states=32,
                                         alignments=128)  # fmt: skip
+# SDRAM brings two bytes a cycle: one lane keeps up with that.
+_LARGEST = Config.load("default").replace(lanes=1, queue_depth=2, scratchpad_banks=4, scratchpad_depth=2048,
+                                          accumulator_banks=2, row_states=128, alignments=1024)  # fmt: skip
 CONFIGS = {
-    "12": _SMALLEST,
-    "25": _SMALLEST,
-    "45": Config.load("small"),
-    "85": Config.load("small"),
+    "12": (_SMALLEST, 80e6),
+    "25": (_SMALLEST, 80e6),
+    "45": (Config.load("small"), 70e6),
+    "85": (_LARGEST, 65e6),
 }
+"""Configuration and clock by size."""
 SDRAM_PHASE = 180
 """Degrees by which the SDRAM's clock is late: commands leave in the middle between its edges."""
 
 
 def board(size: str) -> Board:
     """The ULX3S with an LFE5U-12F, -25F, -45F or -85F."""
+    config, clock = CONFIGS[size]
 
     def platform() -> Any:
         from amaranth_boards import ulx3s
@@ -45,9 +50,9 @@ def board(size: str) -> Board:
         pack=("--compress",),
         available=RESOURCES[size],
         memory=Memory(MemoryKind.SDRAM, 32 << 20),
-        clock=70e6,
+        clock=clock,
         baud=3e6,
-        config=CONFIGS[size],
+        config=config,
         programmer="ulx3s",
         platform=platform,
         pll=lambda source, wanted: Ecp5Pll.solve(source, wanted, SDRAM_PHASE),
