@@ -128,5 +128,5 @@ def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
     small, large = (estimate.estimate(board, PRESETS[name]) for name in ("tiny", "default"))
     for kind, count in small.items():
         assert 0 < count < getattr(large, kind)
-        assert estimate.error(board, kind) > 0
+        assert 0 <= estimate.error(board, kind) < 0.5
     assert not estimate.fits(board, PRESETS["huge"])
