@@ -146,7 +146,6 @@ def run(
     stall_seed: Annotated[
         int | None, typer.Option(help="Random pauses of the memory, by seed (rtl).")
     ] = None,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Write a waveform, VCD (rtl).")] = None,
     waves: Annotated[
         Path | None,
         typer.Option(help="Write waveforms, .fst or .vcd, and files that open them in viewers (rtl)."),
@@ -165,7 +164,7 @@ def run(
     On rtl, outputs and memory are compared with the golden interpreter's; on board, outputs. On timing, nothing is
     computed: a model of the hardware tells how many cycles it takes, and why.
     """
-    _check_waves(on, trace, waves, waves_from > 0 or waves_cycles is not None)
+    _check_waves(on, waves, waves_from > 0 or waves_cycles is not None)
     if on is Target.TIMING:
         return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
     if source is None:
@@ -182,7 +181,7 @@ def run(
         if on is Target.RTL:
             progress(_RTL_STARTS)
             timing = {"latency": latency, "bandwidth": bandwidth, "stalls": stall_seed}
-            result = program.run(inputs, on="rtl", trace=recorded or trace, **timing)
+            result = program.run(inputs, on="rtl", trace=recorded, **timing)
         elif port is not None:
             result = _on_board(program, inputs, port, baud, progress)
     if output is not None:
@@ -201,12 +200,10 @@ def run(
         _compare(dataclasses.replace(golden, memory=b""), result)
 
 
-def _check_waves(on: Target, trace: Path | None, waves: Path | None, part: bool) -> None:
+def _check_waves(on: Target, waves: Path | None, part: bool) -> None:
     """Refuse options for waveforms that do not go together; `part`: not all cycles are wanted."""
     if waves is not None and on is not Target.RTL:
         raise reports.FileError(f"--waves and --on {on} do not go together: only rtl has waveforms")
-    if waves is not None and trace is not None:
-        raise reports.FileError("--waves and --trace do not go together: both write waveforms")
     if waves is None and part:
         raise reports.FileError("--waves is missing: --waves-from and --waves-cycles say what it shows")
 

@@ -126,11 +126,11 @@ def test_compile_keeps_other_files_of_its_folder(program: Program) -> None:
 
 def test_run_on_rtl_compares_reports_and_stores(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--input", "in.npz", "--output", "out.npz", "--report", "report.json", "--latency", "7"]
-    arguments += ["--bandwidth", "2.5", "--stall-seed", "3", "--trace", "wave.vcd"]
+    arguments += ["--bandwidth", "2.5", "--stall-seed", "3"]
     assert call("run", "built", "--on", "rtl", *arguments) == 0
     assert program.calls[-1] == {
         "on": "rtl",
-        "trace": Path("wave.vcd"),
+        "trace": None,
         "latency": 7,
         "bandwidth": 2.5,
         "stalls": 3,

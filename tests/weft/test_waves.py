@@ -210,10 +210,6 @@ def test_what_did_not_start_leaves_nothing(tmp_path: Path) -> None:
         ([*RUN, "--waves", "in.npz/w.fst"], "cannot use in.npz: File exists"),
         ([*RUN, "--waves", "built.fst"], "cannot use built.fst: Is a directory"),
         (
-            [*RUN, "--waves", "w.fst", "--trace", "w.vcd"],
-            "--waves and --trace do not go together: both write waveforms",
-        ),
-        (
             [*RUN, "--waves-from", "5"],
             "--waves is missing: --waves-from and --waves-cycles say what it shows",
         ),
