@@ -32,7 +32,7 @@ SCOPE = (
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
     "Conv", "ConvTranspose", "Gemm", "MatMul",
     "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReduceMean",
-    "Add", "Clip", "Div", "Mul", "Relu", "Sub",
+    "Add", "BatchNormalization", "Clip", "Div", "Mul", "Relu", "Sub",
     "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Resize", "Slice",
     "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
 )  # fmt: skip
