@@ -67,10 +67,10 @@ class Divider(wiring.Component):
         normal = self._normalise(m, operand, size)
 
         left, occupied, issued = Signal(range(STEPS + 1)), Signal(), Signal()
-        m.d.comb += self.step.eq(normal & (~occupied | self.take))
-        # A register: whether the unit's loop nest may go on depends on it.
-        begins = self.start | self.step | self.take | self.issue
-        m.d.sync += self.ready.eq(~begins & occupied & ~issued & (left <= LEAD + 1))
+        m.d.comb += [
+            self.step.eq(normal & (~occupied | self.take)),
+            self.ready.eq(occupied & ~issued & (left <= LEAD)),
+        ]
         with m.If(self.take):
             m.d.sync += occupied.eq(0)
         with m.If(self.issue):
