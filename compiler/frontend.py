@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import onnx
 
-from weft.compiler.ir import DeviceSegment, Graph, verify
+from weft.compiler.ir import DeviceSegment, Graph
+from weft.compiler.ir_verify import verify
 from weft.compiler.lowering import lower
 from weft.compiler.onnx_import import load
 from weft.compiler.partition import plan

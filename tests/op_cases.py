@@ -16,8 +16,8 @@ from weft.compiler.ir import (
     Rescale,
     View,
     Window,
-    verify_op,
 )
+from weft.compiler.ir_verify import verify_op
 
 Shape = tuple[int, int, int, int]
 

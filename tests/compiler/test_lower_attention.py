@@ -20,7 +20,8 @@ from attention_cases import (
 from weft.compiler import reference
 from weft.compiler.attention_plan import plan, steps, tiles
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import Attention, CompileError, DeviceSegment, Softmax, verify_op
+from weft.compiler.ir import Attention, CompileError, DeviceSegment, Softmax
+from weft.compiler.ir_verify import verify_op
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import Mm
 from weft.hdl.program import check

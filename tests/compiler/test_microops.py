@@ -21,8 +21,8 @@ from weft.compiler.ir import (
     Softmax,
     View,
     Window,
-    verify_op,
 )
+from weft.compiler.ir_verify import verify_op
 from weft.compiler.microops import Value, divide_half_even, elementwise, evaluate, exact, reindex, run_ops
 from weft.compiler.scales import SHIFT_MAX, quantise_pair, quantise_scale
 

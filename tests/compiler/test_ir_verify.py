@@ -19,8 +19,8 @@ from weft.compiler.ir import (
     Rescale,
     Transfer,
     View,
-    verify,
 )
+from weft.compiler.ir_verify import verify
 
 SHAPE = (1, 4, 4, 2)
 X = View(Buffer("x", SHAPE, "input"), SHAPE)
