@@ -61,10 +61,14 @@ def scaling(case: Case) -> float | None:
 
 def _with_constant(case: Case) -> str | None:
     for one, other in (case.symbols, case.symbols[::-1]):
-        device = isinstance(one, Activation) or (isinstance(one, Pending) and is_conv(one))
-        if device and isinstance(other, Constant):
+        if _takes_constants(one) and isinstance(other, Constant):
             return channel_constant(case, one, other)
     return f"inputs are {' and '.join(repr(name) for name in case.node.inputs)}"
+
+
+def _takes_constants(symbol: Symbol) -> bool:
+    """Whether a constant for each channel can go into the convolution that made a value, or into one of its own."""
+    return isinstance(symbol, Activation) or (isinstance(symbol, Pending) and is_conv(symbol))
 
 
 def channel_constant(case: Case, operand: Symbol, value: Constant) -> str | None:
@@ -98,7 +102,7 @@ def channel_axis(shape: tuple[int, ...], operand: Symbol) -> int | None:
 def batch_norm_operands(case: Case) -> str | None:
     """BatchNormalization takes a device value of two or four dimensions, not reshaped before, and constants."""
     symbol = case.symbol(0)
-    if not (isinstance(symbol, Activation) or (isinstance(symbol, Pending) and is_conv(symbol))):
+    if not _takes_constants(symbol):
         return f"input {case.node.inputs[0]!r} is not"
     if channel_axis(case.shape(), symbol) != 1:
         return f"input {case.node.inputs[0]!r} has shape {case.shape()}"
