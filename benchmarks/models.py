@@ -7,8 +7,8 @@ device of all there are, QuantizeLinear and DequantizeLinear not counted; second
 (golden); cycles of the device by the cycle model behind a memory of 30 cycles' latency that moves as many bytes a cycle
 as the bus is wide; utilisation of the array over all of these cycles. Then each quantised value is computed by the
 golden interpreter from ONNX Runtime's own values before it: *differ* is how many are not equal, in parts of all,
-softmax, averages and LRN left out, and *most* by how
-many steps, all included. It fails if one is off by more than a step.
+softmax, averages and LRN left out, and *most* by how many steps, all included. It fails if one is off by more than a
+step.
 
 With `--rtl` three layers of each network, by chance, run on the RTL too, and all of memory is compared.
 """
@@ -22,10 +22,10 @@ import time
 import numpy as np
 import onnx
 import zoo
-from oracle import layers, quantised_values, values_of, watched
+from oracle import compared, layers, steps
 
 import weft
-from weft.compiler.frontend import import_model
+from weft.compiler.backend import DeviceProgram
 from weft.hdl.config import Config
 
 LINKS = ("QuantizeLinear", "DequantizeLinear")
@@ -50,23 +50,19 @@ def differences(
     AssertionError
         If a byte of memory is not equal on RTL and golden interpreter.
     """
-    values = values_of(watched(model), quantised_values(model), feeds)
     parts = list(layers(model))
     chosen = set(np.random.default_rng(0).choice(len(parts), min(rtl, len(parts)), replace=False).tolist())
     total = wrong = most = 0
-    for index, part in enumerate(parts):
-        program = weft.compile(part, config)
-        inputs = {name: values[name] for name in program.inputs}
-        result = program.run(inputs)
-        ((name, given),) = result.outputs.items()
-        if index in chosen and any(hasattr(segment, "layers") for segment in program.segments):
-            simulated = program.run(inputs, on="rtl")
-            assert simulated.memory == result.memory, f"RTL and golden interpreter differ in {name}"
-        steps = np.abs(values[name].astype(np.int32) - given.astype(np.int32))
-        most = max(most, int(steps.max(initial=0)))
-        if not any(node.op_type in LOOSE for node in part.graph.node):
-            total, wrong = total + steps.size, wrong + np.count_nonzero(steps)
-    return total, int(wrong), most
+    for index, layer in enumerate(compared(model, parts, [feeds], config)):
+        ((name, given),) = layer.result.outputs.items()
+        if index in chosen and any(isinstance(part, DeviceProgram) for part in layer.program.segments):
+            simulated = layer.program.run(layer.inputs, on="rtl")
+            assert simulated.memory == layer.result.memory, f"RTL and golden interpreter differ in {name}"
+        off = steps(layer.wanted, given)
+        most = max(most, int(off.max(initial=0)))
+        if not any(node.op_type in LOOSE for node in layer.model.graph.node):
+            total, wrong = total + off.size, wrong + int(np.count_nonzero(off))
+    return total, wrong, most
 
 
 def image(program: weft.Program) -> dict[str, np.ndarray]:
@@ -85,7 +81,7 @@ def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
     program.run(feeds)
     interpreted = time.perf_counter() - begin
     report = program.run(feeds, on="timing", bandwidth=config.bus_bytes).report
-    placed = [place for _, kind, place, _ in import_model(model).placement if kind not in LINKS]
+    placed = [place for _, kind, place, _ in weft.check(model) if kind not in LINKS]
     total, wrong, most = differences(model, feeds, config, rtl)
     return (
         f"| {name} | {placed.count('device')} of {len(placed)} | {report['macs'] / 1e6:,.0f} M | {compiled:.1f} "

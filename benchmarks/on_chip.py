@@ -55,25 +55,34 @@ def program(side: int, config: Config) -> tuple[list[Instruction], int]:
     return instructions, result
 
 
+def image(side: int, config: Config) -> tuple[bytes, int]:
+    """The encoded program, and the DRAM address that it is written to, behind operands and result."""
+    instructions, result = program(side, config)
+    start = result + side * side + _PAGE
+    return b"".join(instruction.encode() for instruction in instructions), start - start % _PAGE
+
+
+def execute(device: Device, code: bytes, start: int) -> None:
+    """Run what `image` made on a device that has the operands, or needs none."""
+    device.write(start, code)
+    device.set_base(0, 0)
+    device.start(start)
+    device.wait(10_000_000)
+
+
 def utilisation(side: int, config: Config) -> tuple[dict[Counter, int], bool]:
     """Run on the RTL; its counters, and whether its memory equals the golden interpreter's."""
     rng = np.random.default_rng(side)
-    instructions, result = program(side, config)
+    code, start = image(side, config)
     operands = rng.integers(-127, 128, 2 * side * side).astype(np.int8).tobytes()
     scale = parameters(config, np.zeros(config.n), np.full(config.n, 1 << 22), np.full(config.n, 36))
-    code = b"".join(instruction.encode() for instruction in instructions)
-    start = result + side * side + _PAGE
-    start -= start % _PAGE
     size = start + len(code) + _PAGE
 
-    def execute(device: Device) -> bytes:
+    def memory_of(device: Device) -> bytes:
         device.write(0, operands + scale)
-        device.write(start, code)
-        device.set_base(0, 0)
-        device.start(start)
-        device.wait(10_000_000)
+        execute(device, code, start)
         return device.read(0, size)
 
     with RtlDevice(config, size) as rtl:
-        memory, counters = execute(rtl), rtl.counters()
-    return counters, memory == execute(GoldenDevice(config, size))
+        memory, counters = memory_of(rtl), rtl.counters()
+    return counters, memory == memory_of(GoldenDevice(config, size))

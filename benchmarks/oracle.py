@@ -5,12 +5,16 @@ End to end, one early difference would be counted again wherever it spreads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper
+
+import weft
+from weft.hdl.config import Config
 
 
 def quantised_values(model: onnx.ModelProto) -> list[str]:
@@ -62,7 +66,34 @@ def watched(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return session(more)
 
 
-def values_of(
-    reference: onnxruntime.InferenceSession, names: list[str], feeds: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    return dict(zip(names, reference.run(names, feeds), strict=True))
+@dataclass(frozen=True)
+class Layer:
+    """A layer with ONNX Runtime's values before it: what it should give, and what the golden interpreter gives."""
+
+    model: onnx.ModelProto
+    program: weft.Program
+    inputs: dict[str, np.ndarray]
+    wanted: np.ndarray
+    result: weft.Result
+
+
+def compared(
+    model: onnx.ModelProto,
+    parts: Iterable[onnx.ModelProto],
+    feeds: Iterable[dict[str, np.ndarray]],
+    config: str | Config,
+) -> Iterator[Layer]:
+    """`parts`, which are `layers` of the model, with every one of `feeds`, compiled for `config` and run."""
+    names, reference = quantised_values(model), watched(model)
+    known = [dict(zip(names, reference.run(names, feed), strict=True)) for feed in feeds]
+    for layer in parts:
+        program = weft.compile(layer, config)
+        (output,) = program.outputs
+        for values in known:
+            inputs = {name: values[name] for name in program.inputs}
+            yield Layer(layer, program, inputs, values[output], program.run(inputs))
+
+
+def steps(wanted: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """By how much quantised values differ."""
+    return np.abs(wanted.astype(np.int32) - given.astype(np.int32))

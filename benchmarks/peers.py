@@ -208,14 +208,9 @@ def weft_cycles(shape: Shape) -> tuple[int, int]:
 
 def weft_on_chip(side: int) -> tuple[int, int]:
     """The same if the array waits until all operands are on chip."""
-    instructions, result = on_chip.program(side, CONFIG)
-    code = b"".join(instruction.encode() for instruction in instructions)
-    start = -(-(result + side * side) // CONFIG.bus_bytes) * CONFIG.bus_bytes
+    code, start = on_chip.image(side, CONFIG)
     device = TimingDevice(CONFIG, start + len(code), latency=LATENCY, bytes_per_cycle=float(CONFIG.bus_bytes))
-    device.write(start, code)
-    device.set_base(0, 0)
-    device.start(start)
-    device.wait()
+    on_chip.execute(device, code, start)
     return _cycles(device)
 
 
@@ -253,10 +248,14 @@ HEADER = (
 CHECK = "| shape | M, N, K | WS: closed form | SCALE-Sim | OS: closed form | SCALE-Sim |\n|---|---|--:|--:|--:|--:|"
 
 
+def _pairs(figures: Sequence[int], macs: int) -> str:
+    return " | ".join(f"{cycles:,} | {macs / N**2 / cycles:.1%}" for cycles in figures)
+
+
 def row(result: Result) -> str:
     """Of the table: cycles and utilisation by turns."""
     figures = (result.ws, result.os, result.whole, result.window)
-    pairs = " | ".join(f"{cycles:,} | {result.macs / N**2 / cycles:.1%}" for cycles in figures)
+    pairs = _pairs(figures, result.macs)
     count = f" (x {result.count})" if result.count > 1 else ""
     return f"| {result.name}{count} | {result.macs:,} | {pairs} | {result.ahead} |"
 
@@ -273,7 +272,7 @@ def totals(results: Sequence[Result]) -> list[str]:
             sum(result.count * getattr(result, name) for result in found)
             for name in ("ws", "os", "whole", "window")
         ]
-        pairs = " | ".join(f"{cycles:,} | {macs / N**2 / cycles:.1%}" for cycles in sums)
+        pairs = _pairs(sums, macs)
         ahead = sum(result.ahead == "yes" for result in found)
         lines.append(
             f"| **{group}**, one after the other | {macs:,} | {pairs} | {ahead} of {len(found)} shapes |"

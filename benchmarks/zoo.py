@@ -209,7 +209,7 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "resnet18": resnet18,
     "mobilenet_v2": mobilenet_v2,
     "vit_layer": vit_layer,
-    **{name: (lambda name=name: light(name)) for name in LIGHT},  # type: ignore[misc]
+    **{name: (lambda name=name: light(name)) for name in LIGHT},
 }
 
 
@@ -242,7 +242,7 @@ def _quantise(model: onnx.ModelProto, folder: Path) -> None:
     options.log_severity_level = 3
     (source,) = onnxruntime.InferenceSession(str(folder / "float.onnx"), options).get_inputs()
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class Reader(CalibrationDataReader):
         def __init__(self) -> None:
             rng = np.random.default_rng(1)
             self.left = [rng.normal(0, 1, source.shape).astype(np.float32) for _ in range(2)]

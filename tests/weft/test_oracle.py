@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from oracle import layers, quantised_values, session, values_of, watched
+from oracle import compared, layers, session, steps
 from qdq_models import feeds, random_cnn, softmax
 
 import weft
@@ -27,23 +27,17 @@ class Tally:
         self.outputs = self.wrong = 0
 
     def add(self, expected: np.ndarray, got: np.ndarray) -> None:
-        steps = np.abs(expected.astype(np.int32) - got.astype(np.int32))
-        assert steps.max(initial=0) <= 1
-        self.outputs += steps.size
-        self.wrong += int(np.count_nonzero(steps))
+        off = steps(expected, got)
+        assert off.max(initial=0) <= 1
+        self.outputs += off.size
+        self.wrong += int(np.count_nonzero(off))
 
 
 def compare(model: onnx.ModelProto, inputs: list[dict[str, np.ndarray]], tally: Tally) -> None:
     """Run every layer of a model on ONNX Runtime's values of its inputs."""
-    names = quantised_values(model)
-    reference = watched(model)
-    programs = [weft.compile(layer, "small") for layer in layers(model)]
-    for feed in inputs:
-        values = values_of(reference, names, feed)
-        for program in programs:
-            (output,) = program.outputs
-            got = program.run({name: values[name] for name in program.inputs}).outputs[output]
-            tally.add(values[output], got)
+    for layer in compared(model, layers(model), inputs, "small"):
+        (given,) = layer.result.outputs.values()
+        tally.add(layer.wanted, given)
 
 
 def test_digits() -> None:
