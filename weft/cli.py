@@ -16,6 +16,7 @@ import typer
 
 from weft import board_commands, tune_command
 from weft import report as reports
+from weft.options import Configuration, Model
 
 if TYPE_CHECKING:
     from weft.hdl.config import Config
@@ -28,11 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[Path, typer.Argument(help="QDQ int8 ONNX model.", show_default=False)]
 Folder = Annotated[Path, typer.Argument(help="Folder that `weft compile` wrote.", show_default=False)]
-Configuration = Annotated[
-    str, typer.Option("--config", help="Preset, or a JSON file of configuration fields.")
-]
 
 
 class Target(enum.StrEnum):
@@ -75,14 +72,6 @@ def _configuration(source: str) -> Config:
     return Config.load(source)
 
 
-def _existing(path: Path) -> Path:
-    """`path`, opened once so that a wrong one is reported by name before anything else is done."""
-    if path.is_dir():
-        raise reports.FileError(f"{path} is a folder, not a file")
-    path.open("rb").close()
-    return path
-
-
 def _load(folder: Path) -> Any:
     import weft
 
@@ -106,12 +95,12 @@ def compile_model(
     import weft
 
     chosen = _configuration(config)
-    _existing(model)
+    reports.existing(model)
     options: dict[str, Any] = {}
     if tuning is not None:
         from weft.tuning import Tuning
 
-        options["choose"] = Tuning.load(_existing(tuning), chosen).chooser()
+        options["choose"] = Tuning.load(reports.existing(tuning), chosen).chooser()
     with reports.progress() as progress:
         progress(f"compiling {model.name}")
         program = weft.compile(model, config=chosen, progress=progress, **options)
@@ -184,13 +173,7 @@ def run(
             result = program.run(inputs, on="rtl", trace=recorded, **timing)
         elif port is not None:
             result = _on_board(program, inputs, port, baud, progress)
-    if output is not None:
-        reports.save_arrays(output, result.outputs)
-    if report is not None:
-        reports.write_json(report, result.report)
-    reports.show_layers(result.report, reports.stdout())
-    for name, value in result.outputs.items():
-        print(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
+    _keep(result, output, report)
     if waves is not None:
         viewers = " and ".join(str(waves.with_suffix(suffix)) for suffix in (".gtkw", ".sucl"))
         print(f"{waves}: waveforms from cycle {waves_from:,} on; {viewers} open them")
@@ -198,6 +181,17 @@ def run(
         _compare(golden, result)
     elif on is Target.BOARD:
         _compare(dataclasses.replace(golden, memory=b""), result)
+
+
+def _keep(result: Any, output: Path | None, report: Path | None) -> None:
+    """Write what was asked for, and show the rest."""
+    if output is not None:
+        reports.save_arrays(output, result.outputs)
+    if report is not None:
+        reports.write_json(report, result.report)
+    reports.show_layers(result.report, reports.stdout())
+    for name, value in result.outputs.items():
+        print(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
 
 
 def _check_waves(on: Target, waves: Path | None, part: bool) -> None:
@@ -302,7 +296,7 @@ def check(model: Model) -> None:
     """Show which nodes of a model run on the device, which on the host, and why."""
     import weft
 
-    nodes = weft.check(_existing(model))
+    nodes = weft.check(reports.existing(model))
     reports.show_placement(nodes, reports.stdout())
     host = sum(node[2] == "host" for node in nodes)
     print(f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host")

@@ -93,6 +93,14 @@ def difference(golden: Any, result: Any) -> int:
     return mismatches(golden.memory, result.memory) + outputs
 
 
+def existing(path: Path) -> Path:
+    """`path`, opened once so that a wrong one is reported by name before anything else is done."""
+    if path.is_dir():
+        raise FileError(f"{path} is a folder, not a file")
+    path.open("rb").close()
+    return path
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path next to `path` that becomes `path` when the block ends, and vanishes if it fails."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from weft.compiler.conv_shape import ConvShape
 from weft.compiler.ir import DeviceSegment, View
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
-from weft.report import FileError
+from weft.report import FileError, Progress, whole_file
 from weft.runtime import Image
 from weft.sim.timing import TimingDevice
 from weft.sim.verilate import cache_root
@@ -27,7 +25,6 @@ from weft.tuning import TunedLayer, Tuning, compiler_digest
 
 RANKED = 8
 """Trials that take plans in the order of their estimates, before Optuna chooses."""
-Progress = Callable[[str], None]
 
 
 def tune(
@@ -134,10 +131,8 @@ def _kept(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLay
     except (OSError, ValueError, KeyError, TypeError):
         pass
     found = _search(shape, memory, trials, seed)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as file:
-        json.dump(found.to_dict(), file)
-    os.replace(file.name, target)
+    with whole_file(target) as part:
+        part.write_text(json.dumps(found.to_dict()))
     return found
 
 
@@ -154,16 +149,13 @@ def _search(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedL
     for index in range(min(trials, RANKED, len(plans))):
         cycles(index)
     if trials > RANKED and len(plans) > RANKED:
-        for index in _proposals(plans, cycles, trials, seed):
-            cycles(index)
+        _propose(plans, cycles, trials, seed)
     best = min(tried, key=lambda index: (tried[index], index))
     return TunedLayer(shape.op.name, plans[best].choice, tried[0], tried[best])
 
 
-def _proposals(
-    plans: Sequence[ConvPlan], cycles: Callable[[int], int], trials: int, seed: int
-) -> Iterator[int]:
-    """Plans that Optuna wants to try, by index; it learns from those tried before it."""
+def _propose(plans: Sequence[ConvPlan], cycles: Callable[[int], int], trials: int, seed: int) -> list[int]:
+    """Try what Optuna proposes, which learns from the plans tried before it; the plans it wanted, by index."""
     try:
         import optuna
     except ImportError:
@@ -190,9 +182,11 @@ def _proposals(
     # Few combinations are plans: what is none counts as the nearest that is.
     vectors = np.array([list(parameters(index).values()) for index in range(len(plans))])
     scale = np.maximum(vectors.max(axis=0), 1)
+    proposed = []
     for _ in range(trials - RANKED):
         trial = study.ask(space)
         wanted = np.array([trial.params[name] for name in values])
         index = int((np.abs(vectors - wanted) / scale).sum(axis=1).argmin())
-        yield index
         study.tell(trial, cycles(index))
+        proposed.append(index)
+    return proposed

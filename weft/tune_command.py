@@ -9,25 +9,22 @@ import typer
 
 from weft import report as reports
 from weft.hdl.config import Config
+from weft.options import Configuration, Model
 
 
 def tune(
-    model: Annotated[Path, typer.Argument(help="QDQ int8 ONNX model.", show_default=False)],
+    model: Model,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Write what was found to this .json.", show_default=False)
     ],
-    config: Annotated[
-        str, typer.Option("--config", help="Preset, or a JSON file of configuration fields.")
-    ] = "default",
+    config: Configuration = "default",
     trials: Annotated[int, typer.Option(min=1, help="Plans to try for each distinct layer.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Another seed proposes other plans.")] = 0,
     latency: Annotated[int, typer.Option(min=1, help="Memory latency in cycles.")] = 30,
     bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bytes per cycle.")] = None,
 ) -> None:
     """Search for faster plans of a model's convolutions, for `weft compile --tuning`."""
-    if model.is_dir():
-        raise reports.FileError(f"{model} is a folder, not a file")
-    model.open("rb").close()
+    reports.existing(model)
     chosen = Config.load(config)
     from weft.tune import tune as search
 

@@ -132,7 +132,7 @@ def test_proposals_depend_on_the_seed_alone(model: Path) -> None:
     plans = candidates(shape)
 
     def proposals(seed: int) -> list[int]:
-        return list(tuner._proposals(plans, lambda index: 1000 + index % 7, RANKED + 10, seed))
+        return tuner._propose(plans, lambda index: 1000 + index % 7, RANKED + 10, seed)
 
     assert proposals(1) == proposals(1) != proposals(2)
     assert len(proposals(1)) == 10
