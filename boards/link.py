@@ -105,7 +105,8 @@ class Link(wiring.Component):
         index = Signal(range(REQUEST_BYTES))
         starts = Signal(8)
         writes, registers, memory, effective = Signal(), Signal(), Signal(), Signal()
-        m.d.comb += [
+        # Registers: they hold from the cycle after CHECK on.
+        m.d.sync += [
             writes.eq(carries(operation)),
             memory.eq((operation == Operation.READ_MEMORY) | (operation == Operation.WRITE_MEMORY)),
             registers.eq(
@@ -126,7 +127,7 @@ class Link(wiring.Component):
             inside.eq((left != 0) & ~(first & (lane < offset))),
         ]
         step, issue, loaded, done = Signal(), Signal(), Signal(), Signal()
-        self._bus(m, request, word, strobe, issue=issue, memory=memory, done=done)
+        self._bus(m, request, word, strobe, issue=issue, memory=memory, writes=writes, done=done)
         with m.If(step):
             m.d.sync += [
                 word.eq(Cat(word, deframer.byte.payload)[8:]),
@@ -167,7 +168,7 @@ class Link(wiring.Component):
                 with m.If(start & same):
                     m.d.sync += starts.eq(starts + 1)
                 m.next = "SEQUENCE"
-                with m.If(writes & (left != 0)):
+                with m.If(carries(operation) & (left != 0)):
                     m.next = "FILL"
 
             with m.State("FILL"):
@@ -230,11 +231,11 @@ class Link(wiring.Component):
         *,
         issue: Value,
         memory: Value,
+        writes: Value,
         done: Signal,
     ) -> None:
         """One access to memory or registers, from `issue` to `done`; a word that was read stands with `done`."""
         port, axi = self.memory, self.registers
-        writes = carries(request.operation)
         align = (self.config.bus_bytes - 1).bit_length()
         m.d.comb += [
             port.command.payload.write.eq(writes),

@@ -175,7 +175,7 @@ class Scheduler(wiring.Component):
         cycles = self.cycles
         # tRC is kept by tRAS and tRP alone.
         self._ras = max(cycles.ras, cycles.rc - cycles.rp)
-        self._run = Signal(name="run")
+        self._run = Signal(name="run")  # the state RUN, in a register of its own: much hangs on it
         self._now, self._now_valid = Signal(self.layout, name="now"), Signal(name="now_valid")
         self._next, self._next_valid = Signal(self.layout, name="next"), Signal(name="next_valid")
         self._looked = Signal(name="looked")
@@ -341,10 +341,10 @@ class Scheduler(wiring.Component):
                     m.next = "WAIT"
             with m.State("WAIT"), m.If(elapsed):
                 m.next = "RUN"
-            with m.State("RUN"):
-                m.d.comb += self._run.eq(1)
-                with m.If(due):
-                    m.next = "CLOSE"
+                m.d.sync += self._run.eq(1)
+            with m.State("RUN"), m.If(due):
+                m.next = "CLOSE"
+                m.d.sync += self._run.eq(0)
 
 
 def _column(unit: Value) -> Value:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.config import Config
 from weft.hdl.isa import SEMAPHORES
 from weft.hdl.loopnest import LoopNest
+
+VECTORS = 4
+"""Vectors on their way through the carver's last stages and its queue: the cycles from cutting one to knowing that it
+left, so that a vector a cycle gets through."""
 
 
 def carve_layout(config: Config) -> data.StructLayout:
@@ -143,7 +148,9 @@ class PassWalker(wiring.Component):
 class Carver(wiring.Component):
     """Cuts vectors out of runs, a vector per cycle.
 
-    The window is two beats wide: a register, and the beat that waits at the input.
+    The window is two beats wide: a register, and the beat that waits at the input. What to do with them is decided a
+    cycle before it is done, and depends on whoever takes the vectors through a count of free places only: neither the
+    wide registers nor a refusal are behind the decision.
 
     Parameters
     ----------
@@ -179,7 +186,6 @@ class Carver(wiring.Component):
         m.submodules.nest = nest = LoopNest(loops, {"dst": (width, dict.fromkeys(loops, width))})
         op = Signal(carve_layout(self.config))
         at = Signal(pass_layout(self.config))
-        low = Signal(self.config.widths.bus)  # the first beat of the window
         align_bits = (self.config.bus_bytes - 1).bit_length()
 
         # The state: an instruction is active; a pass of it runs (vectors to emit) or drains (beats to drop), or
@@ -190,17 +196,18 @@ class Carver(wiring.Component):
         wait = Signal(2)
         # Flags over the counters in `at`, kept beside them for the sake of timing.
         front = Signal()
+        outside = Signal()  # front | ~some: the next beat is outside the run and need not come
         near = Signal()  # the next vector starts in the window's first beat
         some = Signal()
         single = Signal()
         alone = Signal()  # the next vector lies in one beat
         # What happens in this cycle.
-        free = Signal()  # the next beat is outside the run and need not come
         have = Signal()
-        advance = Signal()
+        room = Signal(init=1)  # for a vector more; a register
         emit = Signal()
         shift = Signal()
         pop = Signal()
+        cut_last = Signal()  # the next vector is the last one of its pass
         pass_end = Signal()
         empty = Signal()  # where the pass ends or drains: no beat is left after this cycle
         finish = Signal()
@@ -209,23 +216,25 @@ class Carver(wiring.Component):
         reach = Signal(17)
         ahead = Signal.like(at.skip)
         m.d.comb += [
-            free.eq(front | ~some),
-            have.eq(free | self.beat.valid),
-            advance.eq(~self.vector.valid | self.vector.ready),
-            emit.eq(running & near & (have | alone) & advance),
+            have.eq(outside | self.beat.valid),
+            emit.eq((running & near & room) & (outside | self.beat.valid | alone)),
             step.eq(Mux(nest.last.inner, op.step_outer, op.step_inner)),
             reach.eq(at.position + step),
             ahead.eq(reach >> align_bits),
-            pass_end.eq(emit & nest.last.inner & (op.split | nest.last.outer)),
-            shift.eq(have & (draining | pass_end | (running & ~near) | (emit & (ahead != 0)))),
-            pop.eq(shift & ~free),
+            # `emit` comes late, so whatever else there is to know is known beside it.
+            cut_last.eq(nest.last.inner & (op.split | nest.last.outer)),
+            pass_end.eq(emit & cut_last),
+            shift.eq((have & (draining | (running & ~near))) | (emit & (have & (cut_last | (ahead != 0))))),
+            pop.eq(shift & ~outside),
             self.beat.ready.eq(pop),
             empty.eq(~some | (single & ~front & self.beat.valid)),
             finish.eq((pass_end | draining) & empty),
-            follow.eq(wait[1] | (finish & Mux(draining, nest.active, ~nest.last_all))),
+            follow.eq(
+                (wait[1] | (draining & empty & nest.active)) | (emit & (cut_last & empty & ~nest.last_all))
+            ),
             nest.step.eq(emit),
             walker.step.eq(follow),
-            self.stall_memory.eq(((running & advance) | draining) & ~emit & ~have),
+            self.stall_memory.eq(((running & room) | draining) & ~emit & ~have),
         ]
         m.d.sync += wait.eq(Cat(walker.start, wait[0]))
         most = self.config.bus_bytes - self.config.n
@@ -234,7 +243,7 @@ class Carver(wiring.Component):
                 at.eq(walker.following),
                 alone.eq(walker.following.position <= most),
                 Cat(running, draining, near, some).eq(0b1001),
-                front.eq(walker.following.front != 0),
+                Cat(front, outside).eq((walker.following.front != 0).replicate(2)),
                 single.eq(walker.following.beats == 1),
             ]
         with m.Else():
@@ -242,43 +251,42 @@ class Carver(wiring.Component):
                 m.d.sync += [
                     at.position.eq(reach),
                     alone.eq(reach[:align_bits] <= most),
-                    at.lead.eq(Mux(at.lead > step, at.lead - step, 0)),
-                    at.left.eq(Mux(at.left > step, at.left - step, 0)),
+                    # Down to 0; not as a multiplexer, of which synthesis makes a reset, behind more logic.
+                    at.lead.eq((at.lead - step) & (at.lead > step).replicate(len(at.lead))),
+                    at.left.eq((at.left - step) & (at.left > step).replicate(len(at.left))),
                     at.skip.eq(Mux(have, ahead - 1, ahead)),
                     near.eq((ahead == 0) | ((ahead == 1) & have)),
                 ]
             with m.Elif(shift):
                 m.d.sync += [at.skip.eq(at.skip - 1), near.eq(at.skip == 1)]
             with m.If(pass_end):
-                m.d.sync += [front.eq(0), running.eq(0), draining.eq(~empty)]
+                m.d.sync += [front.eq(0), outside.eq(~some), running.eq(0), draining.eq(~empty)]
             with m.Elif(shift & front):
-                m.d.sync += [at.front.eq(at.front - 1), front.eq(at.front != 1)]
+                m.d.sync += [at.front.eq(at.front - 1), Cat(front, outside).eq((at.front != 1).replicate(2))]
             with m.If(pop):
                 m.d.sync += [at.beats.eq(at.beats - 1), some.eq(~single), single.eq(at.beats == 2)]
+                m.d.sync += outside.eq(single)
             with m.If(draining & empty):
                 m.d.sync += draining.eq(0)
-        with m.If(shift):
-            m.d.sync += low.eq(self.beat.payload)
-
         m.d.comb += [
             self.carve.ready.eq(~active),
             walker.start.eq(self.carve.valid & self.carve.ready),
             walker.carve.eq(self.carve.payload),
             nest.load.eq(walker.start),
             *nest.take(self.carve.payload),
-            self.busy.eq(active | self.vector.valid),
         ]
         with m.If(~active):
             m.d.sync += [active.eq(self.carve.valid), op.eq(self.carve.payload)]
         with m.Elif(finish & ~follow):
             m.d.sync += active.eq(0)
         limit = Mux(Mux(op.split, nest.last.outer, nest.last.inner), op.tail, self.config.n)
-        self._output(m, emit, self._rotate(m, low, at.position), self._mask(at, limit), op, nest)
+        cut = self._cut(m, emit, shift, at, limit, op, nest)
+        waiting = self._queue(m, emit, room, *cut)
+        m.d.comb += self.busy.eq(active | waiting)
         return m
 
-    def _rotate(self, m: Module, low: Value, position: Value) -> Value:
+    def _rotate(self, m: Module, window: Value, position: Value) -> Value:
         """The vector at byte `position` of the window."""
-        window: Value = Cat(low, self.beat.payload)
         for bit in reversed(range(len(position))):
             stage = Signal(8 * (self.config.n + (1 << bit) - 1), name=f"rotate{bit}")
             m.d.comb += stage.eq(Mux(position[bit], window[8 << bit :], window))
@@ -293,33 +301,59 @@ class Carver(wiring.Component):
         lanes = range(self.config.n)
         return Cat(*(~far & (lead <= lane) & (long | (left > lane)) & (limit > lane) for lane in lanes))
 
-    def _output(
-        self, m: Module, emit: Value, vector: Value, mask: Value, op: data.View, nest: LoopNest
-    ) -> None:
-        """A register behind the rotation; fill goes in after it, on the way to the scratchpad."""
-        n, stream = self.config.n, self.vector
-        rotated = Signal(8 * n)
-        valid_lanes = Signal(n)
-        fill = Signal(8)
-        with m.If(emit):
+    def _cut(
+        self, m: Module, emit: Value, shift: Value, at: data.View, limit: Value, op: data.View, nest: LoopNest
+    ) -> tuple[Value, Value]:
+        """Do what was decided, in the cycles after: move the window and rotate it; fill in, on the way to the queue.
+        Returns whether there is a vector for it, and the vector."""
+        n, config = self.config.n, self.config
+        layout = data.StructLayout(
+            dict(vector_layout(config).members) | {"data": n, "fill": 8}  # as `data`, valid lanes
+        )
+        shifts, emits, cuts = Signal(), Signal(), Signal()
+        low, high = (Signal(config.widths.bus, name=name, reset_less=True) for name in ("low", "high"))
+        position = Signal.like(at.position, reset_less=True)
+        decided, described = (Signal(layout, name=name, reset_less=True) for name in ("decided", "described"))
+        rotated = Signal(8 * n, reset_less=True)
+        m.d.sync += [
+            Cat(shifts, emits, cuts).eq(Cat(shift, emit, emits)),
+            high.eq(self.beat.payload),
+            position.eq(at.position),
+            decided.address.eq(nest.values.dst),
+            decided.signal.eq(Mux(nest.last_all, op.signal, 0)),
+            decided.data.eq(self._mask(at, limit)),
+            decided.fill.eq(op.fill),
+            described.eq(decided),
+            rotated.eq(self._rotate(m, Cat(low, high), position)),
+        ]
+        if config.softmax:
             m.d.sync += [
-                rotated.eq(vector),
-                valid_lanes.eq(mask),
-                fill.eq(op.fill),
-                stream.payload.address.eq(nest.values.dst),
-                stream.payload.signal.eq(Mux(nest.last_all, op.signal, 0)),
-                stream.valid.eq(1),
+                decided.last.eq(nest.last_all),
+                decided.transpose.eq(op.transpose),
+                decided.dst_group.eq(op.dst_rows),
+                decided.dst_vector.eq(op.dst_inner),
             ]
-            if self.config.softmax:
-                m.d.sync += [
-                    stream.payload.last.eq(nest.last_all),
-                    stream.payload.transpose.eq(op.transpose),
-                    stream.payload.dst_group.eq(op.dst_rows),
-                    stream.payload.dst_vector.eq(op.dst_inner),
-                ]
-        with m.Elif(stream.ready):
-            m.d.sync += stream.valid.eq(0)
-        keep = Cat(*(lane.replicate(8) for lane in valid_lanes))
-        m.d.comb += stream.payload.data.eq((rotated & keep) | (fill.replicate(n) & ~keep))
-        if self.config.softmax:
-            m.d.comb += stream.payload.fill.eq(fill)
+        with m.If(shifts):
+            m.d.sync += low.eq(high)
+        vector = Signal(vector_layout(config))
+        keep = Cat(*(lane.replicate(8) for lane in described.data))
+        m.d.comb += [vector[name].eq(described[name]) for name, _ in vector_layout(config) if name != "data"]
+        m.d.comb += vector.data.eq((rotated & keep) | (described.fill.replicate(n) & ~keep))
+        return cuts, vector.as_value()
+
+    def _queue(self, m: Module, emit: Value, room: Signal, cut: Value, vector: Value) -> Value:
+        """Bring vectors to the output; returns whether one is on its way."""
+        m.submodules.queue = queue = SyncFIFO(width=len(vector), depth=VECTORS)
+        free, following = (
+            Signal(range(VECTORS + 1), name=name, init=VECTORS) for name in ("free", "following")
+        )
+        m.d.comb += [
+            queue.w_data.eq(vector),
+            queue.w_en.eq(cut),
+            self.vector.payload.eq(queue.r_data),
+            self.vector.valid.eq(queue.r_rdy),
+            queue.r_en.eq(self.vector.ready),
+            following.eq(free - emit + (self.vector.valid & self.vector.ready)),
+        ]
+        m.d.sync += [free.eq(following), room.eq(following != 0)]
+        return free != VECTORS

@@ -67,9 +67,10 @@ class Divider(wiring.Component):
         normal = self._normalise(m, operand, size)
 
         left, occupied, issued = Signal(range(STEPS + 1)), Signal(), Signal()
+        changes = Signal()
         m.d.comb += [
             self.step.eq(normal & (~occupied | self.take)),
-            self.ready.eq(occupied & ~issued & (left <= LEAD)),
+            changes.eq(self.start | self.step | self.take | self.issue),
         ]
         with m.If(self.take):
             m.d.sync += occupied.eq(0)
@@ -81,6 +82,8 @@ class Divider(wiring.Component):
             m.d.sync += left.eq(left - 1)
         with m.If(self.start):
             m.d.sync += [left.eq(0), occupied.eq(0)]
+        # occupied & ~issued & (left <= LEAD), from a register: it holds up a loop nest.
+        m.d.sync += self.ready.eq(~changes & occupied & ~issued & (left <= LEAD + 1))
         with m.If(self.step):
             m.d.sync += self.result.shift.eq(size + self.exponent)
         self._divide(m, operand, left)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.block_fifo import register_or_fifo
 from weft.hdl.burst import BurstSplitter
-from weft.hdl.carve import Carver, carve_layout, vector_layout
+from weft.hdl.carve import Carver, carve_layout
 from weft.hdl.config import Config
 from weft.hdl.isa import BASES, Load
 from weft.hdl.pages import PageReader
 from weft.hdl.ports import bus_read, scratchpad_write, unit
-from weft.hdl.slice import RegisterSlice
 from weft.hdl.transpose import Transposer
 
 DESCRIPTORS = 4
@@ -175,15 +175,11 @@ class LoadUnit(wiring.Component):
         m.submodules.carver = carver = Carver(self.config)
         depth = min(DESCRIPTORS, self.config.queue_depth)
         m.submodules.queue = queue = register_or_fifo(carve_layout(self.config).size, depth)
-        m.submodules.beats = beats = RegisterSlice(self.config.widths.bus)
+        # In distributed memory, where the carver's asking for a beat moves an index instead of a bus word.
+        m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
         wiring.connect(m, requests.run, splitter.run)
-        wiring.connect(m, wiring.flipped(self.bus.beat), beats.i)
-        wiring.connect(m, beats.o, carver.beat)
         waiting = self._instructions(m, requests)
-        # A refused vector must not reach back to beats and counters in the same cycle.
-        m.submodules.vectors = vectors = RegisterSlice(vector_layout(self.config))
-        wiring.connect(m, carver.vector, vectors.i)
-        leaving = self._vectors(m, vectors.o)
+        leaving = self._vectors(m, carver.vector)
         m.d.comb += [
             requests.bases.eq(self.bases),
             queue.w_data.eq(requests.carve.payload),
@@ -192,9 +188,13 @@ class LoadUnit(wiring.Component):
             carver.carve.payload.eq(queue.r_data),
             carver.carve.valid.eq(queue.r_rdy),
             queue.r_en.eq(carver.carve.ready),
-            self.busy.eq(
-                waiting | requests.run.valid | queue.r_rdy | carver.busy | vectors.o.valid | leaving
-            ),
+            self.busy.eq(waiting | requests.run.valid | queue.r_rdy | carver.busy | leaving),
+            beats.w_data.eq(self.bus.beat.payload),
+            beats.w_en.eq(self.bus.beat.valid),
+            self.bus.beat.ready.eq(beats.w_rdy),
+            carver.beat.payload.eq(beats.r_data),
+            carver.beat.valid.eq(beats.r_rdy),
+            beats.r_en.eq(carver.beat.ready),
             self.stall_memory.eq(carver.stall_memory),
             self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
         ]

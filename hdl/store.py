@@ -91,6 +91,7 @@ class StoreRequests(wiring.Component):
         ]
         # A row's bytes, pixels * length, come from adding shifted lengths: no multiplier, and hidden by data.
         factor = Signal(16)
+        counted = Signal()  # factor == 0
         addend = Signal(32)
         signal = Signal(SEMAPHORES)
         accept = self.instruction.valid & self.instruction.ready
@@ -104,7 +105,7 @@ class StoreRequests(wiring.Component):
             nest.bases.address.eq(first),
             nest.strides.address.rows.eq(op.row_pitch),
             nest.strides.address.pixels.eq(op.pitch),
-            run.valid.eq(nest.active & (factor == 0)),
+            run.valid.eq(nest.active & counted),
             run.payload.address.eq(nest.values.address),
             run.payload.tag.eq(Mux(nest.last_all, Cat(1, signal), 0)),
             nest.step.eq(run.valid & run.ready),
@@ -112,13 +113,15 @@ class StoreRequests(wiring.Component):
         with m.If(accept):
             m.d.sync += [
                 factor.eq(Mux(merged, op.pixels, 1)),
+                counted.eq(0),
                 addend.eq(op.length),
                 run.payload.bytes.eq(0),
                 signal.eq(op.signal),
             ]
-        with m.Elif(factor != 0):
+        with m.Elif(~counted):
             m.d.sync += [
                 factor.eq(factor >> 1),
+                counted.eq(factor[1:] == 0),
                 addend.eq(addend << 1),
                 run.payload.bytes.eq(run.payload.bytes + Mux(factor[0], addend, 0)),
             ]
@@ -187,6 +190,7 @@ class StoreReader(wiring.Component):
         request = data.StructLayout({"address": len(port.address), "vector": layout})
         m.submodules.slice = ahead = RegisterSlice(request)
         stage = Signal(layout)
+        go = Signal()  # take what is to be read; from a register, as many others hang on it
         m.d.comb += [
             ahead.i.valid.eq(nest.active),
             ahead.i.payload.address.eq(nest.values.src),
@@ -194,15 +198,17 @@ class StoreReader(wiring.Component):
             ahead.i.payload.vector.count.eq(Mux(nest.last.vectors, op.tail, self.config.n)),
             ahead.i.payload.vector.last.eq(nest.last.vectors & (nest.last.pixels | ~op.merged)),
             nest.step.eq(nest.active & ahead.i.ready),
-            self.read.ready.eq(~nest.active | (nest.step & nest.last_all)),
-            nest.load.eq(self.read.valid & self.read.ready),
+            self.read.ready.eq(go),
+            nest.load.eq(go),
             *nest.take(self.read.payload),
             port.valid.eq(ahead.o.valid & (credits != 0)),
             port.address.eq(ahead.o.payload.address),
             ahead.o.ready.eq(port.ready & (credits != 0)),
             stage.eq(ahead.o.payload.vector),
         ]
-        with m.If(nest.load):
+        # The nest stands still in that cycle.
+        m.d.sync += go.eq(~go & self.read.valid & (~nest.active | (nest.step & nest.last_all)))
+        with m.If(go):
             m.d.sync += op.eq(self.read.payload)
 
         valid = granted

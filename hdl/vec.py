@@ -247,6 +247,7 @@ class VecUnit(wiring.Component):
                 element.row.eq(softmax.place.first_ox & softmax.place.first_g),
                 element.lane.eq(index[:lane_bits]),
                 coming.note.eq(softmax.note),
+                softmax.may_step.eq(nest.active & ahead.i.ready),
             ]
         if grouped:
             with m.If(nest.step):
@@ -314,8 +315,8 @@ class VecUnit(wiring.Component):
         if softmax is not None:
             with m.If(softmax.load):
                 m.d.sync += planes.eq(0)
+            m.d.sync += softmax.row.eq(softmax.normalise & arrival.valid & element.row)
             m.d.comb += [
-                softmax.row.eq(near & nearer.row),
                 softmax.byte_valid.eq(valid),
                 softmax.byte.eq(elements[chosen.lane][:8]),
             ]

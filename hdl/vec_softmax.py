@@ -71,13 +71,15 @@ class VecSoftmax(wiring.Component):
         Where the loop nest stands; it goes on.
     hold : Out(1)
         It must not go on yet.
+    may_step : In(1)
+        It goes on unless there is `hold`.
     note : Out(note_layout(config))
         What belongs to the vector of a `step`, for its `granted`.
     granted, granted_note, dst, alignment, first, last, end : In
         The read that a `step` led to is granted (or there was nothing to read), with the addresses of the
         vector in scratchpad and alignments, whether it is the vector's first or last one, and the instruction's last.
     row : In(1)
-        A row begins: the first of its elements enters requantisation in the next cycle.
+        Normalise begins a row: the first of its elements enters requantisation in the next cycle. From a register.
     scale : Out(column_layout)
         What Normalise has for parameters, in the cycle in which an element enters requantisation. 0 for others.
     byte_valid, byte : In(1), In(8)
@@ -102,6 +104,7 @@ class VecSoftmax(wiring.Component):
                 "normalise": Out(1),
                 "table": Out(1),
                 "place": In(PLACE),
+                "may_step": In(1),
                 "step": In(1),
                 "hold": Out(1),
                 "note": Out(note_layout(config)),
@@ -150,12 +153,14 @@ class VecSoftmax(wiring.Component):
         waits_for_state = self._under_way(m)
         masked = self._mask(m, settings, rows, pipe)
         new_row = self.place.first_ox & self.place.first_g
+        holds = self.softmax & (waits_for_state | ~masked)
         m.d.comb += [
-            self.hold.eq(
-                self.softmax & (waits_for_state | ~masked) | self.normalise & new_row & ~divider.ready
-            ),
+            self.hold.eq(holds | self.normalise & new_row & ~divider.ready),
             divider.issue.eq(self.normalise & new_row & self.step),
-            rows.step.eq(Mux(self.normalise, divider.step, self.softmax & self.step & self.place.last_g)),
+            # `step` without what only a division holds up.
+            rows.step.eq(
+                Mux(self.normalise, divider.step, self.softmax & self.may_step & ~holds & self.place.last_g)
+            ),
         ]
         return m
 
@@ -177,18 +182,19 @@ class VecSoftmax(wiring.Component):
         then reads its state behind this one's write.
         """
         rows, under_way = Signal(range(_UNDER_WAY + 1)), Signal(range(_UNDER_WAY + 1))
+        excess = Signal(signed(len(rows) + 1))  # under_way - rows, of which only the sign is looked at
         begins = self.softmax & self.step & self.place.first_g
         # From the grant to here is what a step takes to get here at least, and from the first of the groups that
         # follow to the last there are as many cycles as groups, less one.
         early = CHOSEN + 1 + self.config.groups
         ends = delayed(m, self.softmax & self.granted & self.last, CHOSEN + max(WRITTEN + 1 - early, 0))
-        m.d.sync += under_way.eq(under_way + begins - ends)
+        m.d.sync += [under_way.eq(under_way + begins - ends), excess.eq(excess + begins - ends)]
         with m.If(self.load):
-            m.d.sync += rows.eq(0)
+            m.d.sync += [rows.eq(0), excess.eq(under_way + begins - ends)]
         with m.Elif(begins & self.place.first_ob & (rows != _UNDER_WAY)):
-            m.d.sync += rows.eq(rows + 1)
+            m.d.sync += [rows.eq(rows + 1), excess.eq(excess - ends)]
         waits = Signal()
-        m.d.comb += waits.eq(self.place.first_g & ~self.place.first_ob & (under_way >= rows))
+        m.d.comb += waits.eq(self.place.first_g & ~self.place.first_ob & ~excess[-1])
         return waits
 
     def _mask(self, m: Module, settings: data.View, rows: LoopNest, pipe: SoftmaxPipe) -> Value:
@@ -257,7 +263,7 @@ class VecSoftmax(wiring.Component):
             divider.start.eq(self.load),
             divider.row.eq(self.normalise & rows.active),
             divider.sum.eq(pipe.sum),
-            divider.take.eq(self.normalise & self.row),
+            divider.take.eq(self.row),
             self.alignment_read.valid.eq(self.normalise & self.granted),
             self.alignment_read.address.eq(self.alignment),
         ]

@@ -28,43 +28,46 @@ struct Carver {
     Nest<3, 1> nest;
     bool active = false, running = false, draining = false;
     unsigned wait = 0;
-    bool near = false, some = false, valid = false;
+    bool near = false, some = false;
     int64_t front = 0, beats = 0, skip = 0, position = 0;
-    Vector vector;
+    // Vectors that were decided on: two stages, a bit of `flying` each, and the queue; `free` places are left.
+    Vector flight[2];
+    unsigned flying = 0;
+    Fifo<Vector, 8> queue;
+    int64_t places = 4, free = 4;
     unsigned align = 4;
     int64_t bus = 16, n = 16;
     // Of the current cycle.
     bool pops = false, stalls = false;
 
-    bool busy() const { return active || valid; }
+    void configure(int64_t vectors) { places = free = vectors; }
+    bool busy() const { return active || free != places; }
 
-    // `next` is what the queue of descriptors offers; returns whether it is taken. `vector_ready` as of this cycle.
-    bool step(const Carve* next, bool beat, bool vector_ready) {
+    // `next` is what the queue of descriptors offers; returns whether it is taken. `leaves`: the head of `queue` does.
+    bool step(const Carve* next, bool beat, bool leaves) {
         pops = stalls = false;
-        if (!active && !next && !valid) return false;
-        const bool free = front != 0 || !some, have = free || beat;
-        const bool advance = !valid || vector_ready;
+        if (!next && !busy()) return false;
+        const bool outside = front != 0 || !some, have = outside || beat, room = free != 0;
         const bool alone = position <= bus - n;
         if (active && !have && !wait && !(running && near && alone)) {  // nothing but waiting for a beat
-            stalls = (running && advance) || draining;
-            if (vector_ready) valid = false;
+            stalls = (running && room) || draining;
+            hand_on(false, leaves);
             return false;
         }
-        const bool emit = active && running && near && (have || alone) && advance;
+        const bool emit = active && running && near && (have || alone) && room;
         const bool last_inner = nest.last(2);
         const int64_t reach = position + (last_inner ? op.step_outer : op.step_inner), ahead = reach >> align;
         const bool pass_end = emit && last_inner && (op.split || nest.last(1));
         const bool shift = have && (draining || pass_end || (running && !near) || (emit && ahead != 0));
-        const bool pop = shift && !free;
+        const bool pop = shift && !outside;
         const bool empty = !some || (beats == 1 && front == 0 && beat);
         const bool finish = (pass_end || draining) && empty;
         const bool follow = (wait & 2) || (finish && (draining ? nest.active : !nest.last_all()));
         pops = pop;
-        stalls = ((running && advance) || draining) && !emit && !have;
+        stalls = ((running && room) || draining) && !emit && !have;
         const bool starts = !active && next;
 
-        if (emit) output();
-        else if (vector_ready) valid = false;
+        hand_on(emit, leaves);
         wait = (wait << 1 | unsigned(starts)) & 3;
         if (follow) begin_pass();
         else go_on(emit, shift, pop, pass_end, empty, have, reach, ahead);
@@ -77,8 +80,13 @@ struct Carver {
 private:
     int64_t walk_align_ = 0, done_ = 0;
 
-    void output() {
-        valid = true;
+    void hand_on(bool emit, bool leaves) {
+        queue.step(flying & 2, flight[1], leaves);
+        flight[1] = flight[0];
+        flying = (flying << 1 | unsigned(emit)) & 3;
+        free += int64_t(leaves) - int64_t(emit);
+        if (!emit) return;
+        Vector& vector = flight[0];
         vector.address = int32_t(nest.at(0));
         vector.last = nest.last_all();
         vector.index = vector.last ? op.index : -1;

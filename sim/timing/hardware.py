@@ -6,6 +6,7 @@ import dataclasses
 
 from weft.hdl import (
     burst,
+    carve,
     divide,
     fetch,
     load,
@@ -72,6 +73,7 @@ def parameters(config: Config) -> dict[str, int]:
         "load_block": burst.block_beats(config, load.BURST_BEATS),
         "load_descriptors": min(load.DESCRIPTORS, config.queue_depth),
         "load_ahead": load.AHEAD_BEATS,
+        "carve_vectors": carve.VECTORS,
         "store_block": burst.block_beats(config),
         "store_descriptors": min(store.DESCRIPTORS, config.queue_depth),
         "store_unconfirmed": min(store.UNCONFIRMED, 2 * config.queue_depth),

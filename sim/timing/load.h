@@ -54,7 +54,6 @@ struct LoadUnit {
     Fifo<Carve, 4> queue;
     Carver carver;
     Slice<char> beats;
-    Slice<Vector> vectors;
     Transposer transposer;
     PlainPort plain;
     // Runs that are still to be asked for.
@@ -70,18 +69,19 @@ struct LoadUnit {
     void configure(const Parameters& parameters) {
         p = &parameters;
         splitter.align = log2_of(uint64_t(p->bus_bytes)), splitter.block = uint32_t(p->load_block);
+        carver.configure(p->carve_vectors);
         carver.align = splitter.align, carver.bus = p->bus_bytes, carver.n = transposer.n = p->n;
         queue.depth = unsigned(p->load_descriptors);
         shift_ = log2_of(uint64_t(p->scratchpad_depth)), mask_ = uint32_t(p->scratchpad_size - 1);
     }
 
     bool busy() const {
-        return (p->softmax && pages.held) || run || queue.readable() || carver.busy() || vectors.valid ||
+        return (p->softmax && pages.held) || run || queue.readable() || carver.busy() ||
                (p->softmax ? transposer.busy() : plain.signal != 0);
     }
     // Not even a signal or a request is left.
     bool quiet() const {
-        return !pages.held && !run && !queue.readable() && !carver.busy() && !vectors.valid && !beats.valid &&
+        return !pages.held && !run && !queue.readable() && !carver.busy() && !beats.valid &&
                splitter.idle() && transposer.quiet() && !plain.signal && plain.done < 0 && !pages.ask && allowed;
     }
     bool asks() const { return splitter.valid && allowed; }
@@ -125,11 +125,8 @@ private:
     // From beats to the scratchpad; returns whether a descriptor is taken from the queue.
     bool carve(bool beat, unsigned vec_write) {
         const bool vector_taken = write(vec_write);
-        const bool offers = carver.valid, room = vectors.ready();
-        const Vector coming = offers ? carver.vector : Vector{};
-        const bool taken = carver.step(queue.readable() ? &queue.head() : nullptr, beats.valid, room);
+        const bool taken = carver.step(queue.readable() ? &queue.head() : nullptr, beats.valid, vector_taken);
         stall_memory += carver.stalls;
-        if (offers || vectors.valid) vectors.step(offers && room, coming, vector_taken);
         if (beat || beats.valid) beats.step(beat, 0, carver.pops);
         return taken;
     }
@@ -150,18 +147,19 @@ private:
     }
 
     // The vector at the port, and the way there, while the vector unit writes to bank `vec_write` - 1. Returns whether
-    // the slice before it is emptied.
+    // it is taken from the carver.
     bool write(unsigned vec_write) {
         if (!p->softmax) {
-            const bool granted = vectors.valid && 1 + bank(vectors.out.address) != vec_write;
-            stall_port += vectors.valid && !granted;
-            plain.step(granted, vectors.out);
+            const bool offered = carver.queue.readable();
+            const bool granted = offered && 1 + bank(carver.queue.head().address) != vec_write;
+            stall_port += offered && !granted;
+            plain.step(granted, carver.queue.head());
             return granted;
         }
-        if (!vectors.valid && transposer.quiet()) return false;
+        if (!carver.queue.readable() && transposer.quiet()) return false;
         const bool granted = transposer.port && 1 + bank(transposer.at_port.address) != vec_write;
         stall_port += transposer.port && !granted;
-        return transposer.step(vectors.valid, vectors.out, granted);
+        return transposer.step(carver.queue.readable(), carver.queue.head(), granted);
     }
 
     void next_run() {

@@ -82,6 +82,7 @@ struct StoreUnit {
     Fifo<Read, 4> queue;
     // Reads: loop nest, slice, credits, latency, queue.
     Nest<3, 2> nest;
+    bool go = false;  // it takes a descriptor in this cycle
     Read op;
     Slice<Packed> ahead;
     int64_t credits = 0;
@@ -182,7 +183,8 @@ private:
         if (granted) flight[now % 8] = ahead.out;
         const bool room = ahead.ready(), steps = nest.active && room;
         const bool free = !nest.active || (steps && nest.last_all());
-        const bool taken = free && queue.readable();
+        const bool taken = go;
+        go = !go && free && queue.readable();
         ahead.step(steps, steps ? made() : Packed{}, granted);
         credits += int64_t(into_slice) - int64_t(granted);
         if (steps) nest.step();
