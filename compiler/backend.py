@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.conv_plan import Chooser, plan
+from weft.compiler.conv_shape import ConvShape
 from weft.compiler.emit import ceil_div
 from weft.compiler.ir import (
     Attention,
@@ -25,8 +26,9 @@ from weft.compiler.ir import (
 from weft.compiler.lower_attention import lower_attention
 from weft.compiler.lower_conv import lower_conv
 from weft.compiler.lower_softmax import lower_softmax
-from weft.compiler.lower_vector import lower_vector
+from weft.compiler.lower_vector import addition_cycles, lower_vector
 from weft.compiler.memory import ALIGN, CONSTANTS, Constants, Placement, Source
+from weft.compiler.pass_fuse_add import separate
 from weft.compiler.schedule import schedule
 from weft.compiler.tasks import Task
 from weft.hdl.config import Config
@@ -136,7 +138,7 @@ def _lower(
     dst = placement.source(op.dst)
     read: tuple[Source, ...] = tuple(placement.source(view) for view in sources(op))
     if isinstance(op, Conv):
-        return lower_conv(op, read[0], dst, config, constants, layer, choose)
+        return lower_conv(op, read, dst, config, constants, layer, choose)
     if isinstance(op, Attention | Softmax) and not config.softmax:
         raise CompileError(
             f"{op.name}: this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"
@@ -149,7 +151,10 @@ def _lower(
 
 
 def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
-    """Pooling over more than the scratchpad holds, in forms that can be cut: sums on the array, maxima by axis."""
+    """Fused operators as they are best on `config`; and pooling over more than the scratchpad holds, in forms that can
+    be cut: sums on the array, maxima by axis."""
+    if isinstance(op, Conv) and op.residual is not None:
+        return (op,) if _stays_fused(op, config) else separate(op)
     if not isinstance(op, Pool):
         return (op,)
     kh, kw = op.window.kernel
@@ -177,6 +182,20 @@ def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
             Pool(op.name, view, op.dst, "max", rows, op.scale, op.x_zero, op.y_zero, op.low, op.high),
         )
     return (op,)
+
+
+def _stays_fused(op: Conv, config: Config) -> bool:
+    """Whether a convolution with its residual takes no longer than the two one after the other, by estimate."""
+    alone, add = separate(op)
+    plans = []
+    for conv in (op, alone):
+        placement = Placement((conv,))
+        read = [placement.source(view) for view in sources(conv)]
+        plans.append(plan(ConvShape(conv, read[0], placement.source(conv.dst), config, *read[1:])))
+    fused, apart = plans
+    if fused is None or apart is None:
+        return apart is None
+    return fused.cycles <= apart.cycles + addition_cycles(add.dst.shape, config)
 
 
 def _too_large(op: DeviceOp, config: Config) -> str:

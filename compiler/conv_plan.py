@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.compiler.conv_shape import Chunk, ConvShape
-from weft.compiler.emit import Box, ceil_div
+from weft.compiler.emit import RUN_CYCLES, Box, ceil_div
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS
 
@@ -59,7 +59,8 @@ class ConvPlan:
     """Blocks of one convolution.
 
     `tile` is (rows, columns) of final outputs; `a_slot`, `b_slot`, `o_slot`, `c_slot` sizes of ring slots and
-    `a_count`.. their numbers; `params` slots of the parameter ring; `group` the output tiles for which a block
+    `a_count`.. their numbers (for a residual there are as many slots as for outputs); `params` slots of the parameter
+    ring; `group` the output tiles for which a block
     of weights stays while the spatial tiles pass; `store` the output tiles that leave in one STORE; `chunked` whether
     inputs are loaded per chunk of the contraction; `b_limit` the largest chunk in vectors.
     """
@@ -240,8 +241,10 @@ def _grouped(
         groups |= {held, max(1, held // 2)}
     for group in groups:
         params = min(group, max(4, zone.o[1] // 4 // PARAMETER_VECTORS))
-        room = zone.o[1] - params * PARAMETER_VECTORS
-        out = tile[0] * tile[1]
+        # With a residual there is a slot of its elements for each of outputs, and another block of parameters.
+        added = shape.residual is not None
+        room = zone.o[1] - (params + added) * PARAMETER_VECTORS
+        out = tile[0] * tile[1] * (1 + added)
         uniform = all(item.count == shape.config.n for item in shape.tiles[:-1])
         store = min(group, room // out // 2) if uniform else 1
         if store < 1:
@@ -250,7 +253,8 @@ def _grouped(
             continue
         o_count = min(room // (out * store), 4)
         cycles = _estimate(shape, tile, conv, chunked, group, store, a, b, per_tile, c[1], o_count)
-        yield ConvPlan(zone, tile, a[0], min(a[1], 64), b[0], b[1], out * store, o_count, c[0], c[1], params, group,
+        o_slot = tile[0] * tile[1] * store
+        yield ConvPlan(zone, tile, a[0], min(a[1], 64), b[0], b[1], o_slot, o_count, c[0], c[1], params, group,
                        store, chunked, cycles)  # fmt: skip
 
 
@@ -283,15 +287,24 @@ def _estimate(
     b_loads = b_all * (1 if b_held else spatial)
     params = len(shape.tiles) * 12 * (1 if b_held else spatial)
     pool = shape.pool.kernel[0] * shape.pool.kernel[1]
-    vec = len(shape.tiles) * (h * w * src.n * pool * config.groups + spatial * 24)
+    vec: float = len(shape.tiles) * (h * w * src.n * pool * config.groups + spatial * 24)
     packed = store * config.n >= dst.pixel_pitch
     stores = (
         h
         * w
         * src.n
-        * (dst.c / bus if packed else ceil_div(len(shape.tiles), store) * (store * config.n / bus + 2))
+        * (
+            dst.c / bus
+            if packed
+            else ceil_div(len(shape.tiles), store) * (store * config.n / bus + RUN_CYCLES)
+        )
     )
-    load = a_loads + b_loads + params
+    added = 0.0
+    if shape.residual is not None:
+        part = min(shape.residual.pixel_pitch / bus, ceil_div(store * config.n, bus) + RUN_CYCLES)
+        added = h * w * src.n * part * ceil_div(len(shape.tiles), store)
+        vec += len(shape.tiles) * (h * w * src.n * (config.groups + 1) + spatial * 24)
+    load = a_loads + b_loads + params + added
     start = a_tile + b_all / len(shape.tiles) + 100
     tail = (vec / spatial / len(shape.tiles) + stores / spatial / max(1, len(shape.tiles) // store)) + 100
     penalty = 0.0

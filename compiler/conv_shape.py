@@ -64,16 +64,18 @@ class Chunk:
 class ConvShape:
     """Geometry of one `Conv` on one configuration. Sizes are in elements, vectors of N bytes, or rows."""
 
-    def __init__(self, op: Conv, src: Source, dst: Source, config: Config) -> None:
+    def __init__(
+        self, op: Conv, src: Source, dst: Source, config: Config, residual: Source | None = None
+    ) -> None:
         self.op, self.config = op, config
         window, pool = op.window, op.pool
         pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
         if pointwise and window.stride != (1, 1):
             oh, ow = window.output(src.h, src.w)
             src, window = src.subsampled(window.stride, oh, ow), Window()
-        if pointwise and src.flattens and dst.flattens:
-            src, dst = src.flattened(), dst.flattened()
-        self.src, self.dst, self.window = src, dst, window
+        if pointwise and all(item.flattens for item in (src, dst, residual or dst)):
+            src, dst, residual = src.flattened(), dst.flattened(), residual.flattened() if residual else None
+        self.src, self.dst, self.residual, self.window = src, dst, residual, window
         self.h, self.w = window.output(src.h, src.w)
         self.pool = pool if pool is not None else Window()
         self.pooled = pool is not None
@@ -145,7 +147,8 @@ class ConvShape:
         op = self.op
         known = (
             self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes,
-            *(dataclasses.replace(source, base=0, offset=0) for source in (self.src, self.dst)),
+            *(dataclasses.replace(source, base=0, offset=0)
+              for source in (self.src, self.dst, self.residual) if source is not None),
         )  # fmt: skip
         return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
 

@@ -12,6 +12,11 @@ from weft.compiler.tasks import Range, Task, dram, scratchpad
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Load, Store
 
+ROWS_MAX = (1 << 12) - 1
+"""Most rows of a LOAD."""
+RUN_CYCLES = 2
+"""What a run of bytes costs the bus beyond its beats, about."""
+
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
@@ -53,7 +58,7 @@ class Emitter:
         self.layer = layer
 
     def _bus_cycles(self, runs: int, size: int) -> int:
-        return runs * (ceil_div(size, self.config.bus_bytes) + 2)
+        return runs * (ceil_div(size, self.config.bus_bytes) + RUN_CYCLES)
 
     def load_constant(self, payload: bytes, dst: int) -> Task:
         """LOAD whole vectors of constants to consecutive addresses from `dst` on."""
@@ -75,11 +80,18 @@ class Emitter:
     ) -> Task:
         """LOAD channels ``[first, first + count)`` of a box; pixels take `vectors` addresses each, without gaps.
 
-        `dst` is the address of the first vector of these channels in the first pixel.
+        `dst` is the address of the first vector of these channels in the first pixel. A row of pixels is read without
+        what lies between, where that is quicker.
         """
         first, count = channels
         offset = src.address(image, box.y, box.x) + first
         rows, pixels = src.joined(box.h, box.w)
+        if (
+            rows == 1
+            and pixels <= ROWS_MAX
+            and self._bus_cycles(1, count) < src.pixel_pitch / self.config.bus_bytes
+        ):
+            return self._load_each(src, offset, pixels, count, dst, vectors, fill)
         run = (pixels - 1) * src.pixel_pitch + count
         return self._load(src, offset, rows, pixels, src.pixel_pitch, count, 0, run, dst, vectors, fill,
                           box.h * box.w * vectors)  # fmt: skip
@@ -112,11 +124,18 @@ class Emitter:
         if length == src.pixel_pitch:
             load = Load(base=src.base, offset=offset, pixels=count, pitch=length, length=length, run=count * length,
                         fill=fill, dst=dst, dst_vector=1, dst_pixel=vectors)  # fmt: skip
-        else:
-            load = Load(base=src.base, offset=offset, rows=count, row_pitch=taken(src.pixel_pitch, count),
-                        length=length, run=length, fill=fill, dst=dst, dst_vector=1,
-                        dst_row=taken(vectors, count))  # fmt: skip
-        return self._task(load, page, count * vectors, count * ceil_div(length, self.config.n))
+            return self._task(load, page, count * vectors, count * ceil_div(length, self.config.n))
+        return self._load_each(src, offset, count, length, dst, vectors, fill, page)
+
+    def _load_each(
+        self, src: Source, offset: int, pixels: int, length: int, dst: int, vectors: int, fill: int,
+        page: tuple[Source, int] | None = None,
+    ) -> Task:  # fmt: skip
+        """LOAD `length` bytes of each pixel as a row of its own."""
+        load = Load(base=src.base, offset=offset, rows=pixels, row_pitch=taken(src.pixel_pitch, pixels),
+                    length=length, run=length, fill=fill, dst=dst, dst_vector=1,
+                    dst_row=taken(vectors, pixels))  # fmt: skip
+        return self._task(load, page, pixels * vectors, pixels * ceil_div(length, self.config.n))
 
     def load_transposed(
         self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int,

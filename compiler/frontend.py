@@ -13,6 +13,7 @@ from weft.compiler.ir_verify import verify
 from weft.compiler.lowering import lower
 from weft.compiler.onnx_import import load
 from weft.compiler.partition import plan
+from weft.compiler.pass_fuse_add import fuse_add
 from weft.compiler.pass_fuse_pool import fuse_pool
 from weft.compiler.pass_write_views import write_views
 from weft.compiler.patterns import match
@@ -20,6 +21,7 @@ from weft.compiler.patterns import match
 PASSES: tuple[Callable[[DeviceSegment], DeviceSegment], ...] = (
     fuse_pool,
     write_views,
+    fuse_add,
 )
 """Rewrites of device segments, in order; the graph is verified after each."""
 

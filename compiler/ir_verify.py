@@ -82,6 +82,11 @@ def expected_shape(op: DeviceOp) -> tuple[int, int, int, int]:
         oh, ow = op.window.output(h, w)
         if op.pool is not None:
             oh, ow = op.pool.output(oh, ow)
+        add = op.residual
+        if add is not None and not (add.a.shape == add.b.shape == (n, oh, ow, out) and add.dst == op.dst):
+            raise IrError(
+                f"{op.name}: adds {add.b.shape} to {(n, oh, ow, out)}, into {add.dst.buffer.name!r}"
+            )
         return n, oh, ow, out
     if isinstance(op, Pool):
         n, h, w, c = op.src.shape

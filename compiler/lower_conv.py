@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,18 +10,27 @@ from weft.compiler.conv_plan import Chooser, ConvPlan, boxes
 from weft.compiler.conv_shape import Chunk, ConvShape, Tile
 from weft.compiler.emit import Box, Emitter, parameters, taken
 from weft.compiler.ir import Conv
+from weft.compiler.lower_vector import addition, second_operand
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_scale
 from weft.compiler.tasks import Task, accumulator, scratchpad
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
+from weft.hdl.isa import Source as VecSource
 
 
 def lower_conv(
-    op: Conv, src: Source, dst: Source, config: Config, constants: Constants, layer: int, choose: Chooser
+    op: Conv,
+    sources: Sequence[Source],
+    dst: Source,
+    config: Config,
+    constants: Constants,
+    layer: int,
+    choose: Chooser,
 ) -> list[Task] | None:
-    """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip."""
-    shape = ConvShape(op, src, dst, config)
+    """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip. `sources` are
+    its input and, if there is one, its residual."""
+    shape = ConvShape(op, sources[0], dst, config, *sources[1:])
     chosen = choose(shape)
     return None if chosen is None else list(_ConvLowering(shape, chosen, constants, layer).tasks())
 
@@ -35,7 +44,11 @@ class _ConvLowering:
         self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
         self.b = Ring(zone.b[0], chosen.b_limit, chosen.b_count)
         self.p = Ring(zone.o[0], PARAMETER_VECTORS, chosen.params)
-        self.o = Ring(zone.o[0] + chosen.params * PARAMETER_VECTORS, chosen.o_slot, chosen.o_count)
+        outputs = zone.o[0] + chosen.params * PARAMETER_VECTORS
+        if shape.residual is not None:
+            self.addition, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
+        self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
+        self.r = Ring(outputs + chosen.o_count * chosen.o_slot, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
         self._packed: dict[object, bytes] = {}
 
@@ -49,17 +62,24 @@ class _ConvLowering:
 
     def _block(self, image: int, box: Box, members: range) -> Iterator[Task]:
         """One spatial tile for a group of output tiles, stored `plan.store` tiles at a time."""
-        conv = self.shape.conv_box(box)
+        shape = self.shape
+        conv = shape.conv_box(box)
         for first in range(members.start, members.stop, self.plan.store):
             part = range(first, min(first + self.plan.store, members.stop))
+            tiles = [shape.tiles[index] for index in part]
+            channels = (tiles[0].first, sum(tile.count for tile in tiles))
             out, _ = self.o.get(("o", image, box, first))
+            added = 0
+            if shape.residual is not None:
+                added, _ = self.r.get(("r", image, box, first))
+                yield self.emit.load_box(shape.residual, image, box, channels, added, len(part), 0)
             for index in part:
                 rows, _ = self.c.get(("c", image, box, index))
                 yield from self._multiply(image, conv, index, rows)
                 yield from self._drain(box, conv, index, rows, out + index - first, len(part))
-            tiles = [self.shape.tiles[index] for index in part]
-            channels = (tiles[0].first, sum(tile.count for tile in tiles))
-            yield self.emit.store_box(self.shape.dst, image, box, channels, out, len(part))
+                if shape.residual is not None:
+                    yield from self._add(box, out + index - first, added + index - first, len(part))
+            yield self.emit.store_box(shape.dst, image, box, channels, out, len(part))
 
     def _multiply(self, image: int, conv: Box, index: int, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan
@@ -174,6 +194,28 @@ class _ConvLowering:
             (scratchpad(dst, (outputs - 1) * vectors + 1),),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
+        )  # fmt: skip
+
+    def _add(self, box: Box, out: int, added: int, vectors: int) -> Iterator[Task]:
+        """Add the residual to the outputs of a tile where they are: an output is read before it is written."""
+        op = self.shape.op.residual
+        assert op is not None
+        params, held = self.addition.get("add")
+        if not held:
+            yield self.emit.load_constant(addition(op, self.config), params)
+        size, pitch = (box.h * box.w - 1) * vectors + 1, box.w * vectors
+        yield Task(
+            Vec(
+                source=VecSource.SCRATCHPAD, oy=box.h, ox=box.w,
+                src=out, src_oy=taken(pitch, box.h), src_ox=vectors, h=1, w=1,
+                dst=out, dst_oy=taken(pitch, box.h), dst_ox=vectors,
+                params=params, zero=op.y_zero, low=op.low, high=op.high,
+                **second_operand(op, self.config, added, box.h, pitch, vectors),
+            ),
+            (scratchpad(out, size), scratchpad(params, PARAMETER_VECTORS), scratchpad(added, size)),
+            (scratchpad(out, size),),
+            self.layer,
+            box.h * box.w * (self.config.groups + 1),
         )  # fmt: skip
 
     def _parameters(self, tile: Tile) -> bytes:

@@ -69,6 +69,28 @@ class _TileSize:
     slots: int
 
 
+def addition(op: Add, config: Config) -> bytes:
+    """The parameter block of an addition."""
+    mantissa, _, shift = quantise_pair(op.a_scale, op.b_scale, config.mantissa_bits)
+    return parameters(
+        config, np.full(config.n, -op.a_zero), np.full(config.n, mantissa), np.full(config.n, shift)
+    )
+
+
+def addition_cycles(shape: tuple[int, int, int, int], config: Config) -> float:
+    """What adding two tensors of a shape takes, by estimate: for the vector unit, or for the bus with two tensors in
+    and one out."""
+    n, h, w, c = shape
+    return n * h * w * max(ceil_div(c, config.n) * (config.groups + 1), 3 * c / config.bus_bytes) + 300
+
+
+def second_operand(op: Add, config: Config, b: int, rows: int, pitch: int, vectors: int) -> dict[str, int]:
+    """Fields of the `Vec` of an addition: its second operand, from `b` on, in `rows` rows of `pitch` vectors."""
+    _, mantissa, _ = quantise_pair(op.a_scale, op.b_scale, config.mantissa_bits)
+    return {"add": 1, "b": b, "b_ob": 1, "b_oy": taken(pitch, rows), "b_ox": vectors,
+            "b_mantissa": mantissa, "b_zero": op.b_zero}  # fmt: skip
+
+
 def _choose(job: _Job, config: Config) -> _TileSize | None:
     """The largest tile of which three sets fit, else two, else one; whole rows and all channels first."""
     n = config.n
@@ -183,11 +205,10 @@ class _VectorLowering:
         return runs
 
     def _parameters(self, count: int) -> bytes:
-        op, n, bits = self.job.op, self.config.n, self.config.mantissa_bits
+        op, n = self.job.op, self.config.n
         if isinstance(op, Add):
-            mantissa, _, shift = quantise_pair(op.a_scale, op.b_scale, bits)
-        else:
-            mantissa, shift = quantise_scale(op.scale / max(count, 1), bits)
+            return addition(op, self.config)
+        mantissa, shift = quantise_scale(op.scale / max(count, 1), self.config.mantissa_bits)
         elements = (
             self.job.window.kernel[0] * self.job.window.kernel[1] if self.job.reduce == Reduce.SUM else 1
         )
@@ -204,9 +225,7 @@ class _VectorLowering:
         reads = [scratchpad(a, loaded.h * pitch), scratchpad(params, PARAMETER_VECTORS)]
         second: dict[str, int] = {}
         if isinstance(op, Add):
-            _, mantissa, _ = quantise_pair(op.a_scale, op.b_scale, self.config.mantissa_bits)
-            second = {"add": 1, "b": b, "b_ob": 1, "b_oy": taken(pitch, part.h), "b_ox": vectors,
-                      "b_mantissa": mantissa, "b_zero": op.b_zero}  # fmt: skip
+            second = second_operand(op, self.config, b, part.h, pitch, vectors)
             reads.append(scratchpad(b, loaded.h * pitch))
         return Task(
             Vec(

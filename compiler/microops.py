@@ -15,7 +15,7 @@ here are the float64 reference of `weft.compiler.reference` (`exact` tells).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,8 +153,10 @@ def requantise(value: Value, scale: np.ndarray | float, axes: str, op: DeviceOp,
     return clamp(divide_half_even(elementwise(np.multiply, wrap32(value), mantissa), shift), op)
 
 
-def conv(op: Conv, x: Value, bits: int) -> Value:
-    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool."""
+def conv(op: Conv, values: Sequence[Value], bits: int) -> Value:
+    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, and
+    addition of the residual."""
+    x = values[0]
     out, kh, kw, cin = op.weight.shape
     _, h, w, _ = op.src.shape
     weight = Value(op.weight.astype(np.int64).reshape(op.groups, out // op.groups, kh, kw, cin), "goyxi")
@@ -167,9 +169,9 @@ def conv(op: Conv, x: Value, bits: int) -> Value:
     acc = reindex(acc, "nhwc", split)
     acc = elementwise(np.add, acc, Value(op.bias.astype(np.int64), "c"))
     q = requantise(acc, op.scale, "c", op, bits)
-    if op.pool is None:
-        return q
-    return reduce("maximum", window_of(q, op.pool, op.dst.shape[1:3], -128), "yx")
+    if op.pool is not None:
+        q = reduce("maximum", window_of(q, op.pool, op.dst.shape[1:3], -128), "yx")
+    return q if op.residual is None else add(op.residual, q, values[1], bits)
 
 
 def pool(op: Pool, x: Value, bits: int) -> Value:
@@ -213,7 +215,7 @@ def evaluate(op: DeviceOp, given: tuple[np.ndarray, ...], bits: int = 24) -> np.
         return softmax(op, *given)
     values = [Value(source.astype(np.int64), "nhwc") for source in given]
     if isinstance(op, Conv):
-        value = conv(op, values[0], bits)
+        value = conv(op, values, bits)
     elif isinstance(op, Pool):
         value = pool(op, values[0], bits)
     elif isinstance(op, Add):

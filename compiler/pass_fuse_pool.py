@@ -37,7 +37,9 @@ def _merge(conv: Conv, pool: Pool) -> Conv:
 
 
 def _fusible(segment: DeviceSegment, conv: Conv, pool: Pool) -> bool:
-    if pool.kind != "max" or conv.pool is not None or pool.scale != 1.0 or pool.x_zero != pool.y_zero:
+    if conv.pool is not None or conv.residual is not None:
+        return False
+    if pool.kind != "max" or pool.scale != 1.0 or pool.x_zero != pool.y_zero:
         return False
     if max(conv.low, pool.low) > min(conv.high, pool.high):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from weft.compiler.ir import (
     Rescale,
     View,
     Window,
+    sources,
 )
 from weft.compiler.ir_verify import verify_op
 
@@ -153,8 +155,20 @@ def random_op(rng: np.random.Generator) -> DeviceOp:
     makers = (random_conv, random_matmul, random_pool, random_add, random_rescale)
     maker = makers[int(rng.choice(len(makers), p=[0.5, 0.15, 0.15, 0.1, 0.1]))]
     op = maker(rng)
+    if isinstance(op, Conv) and rng.random() < 0.3:
+        op = with_residual(rng, op)
     verify_op(op)
     return op
+
+
+def with_residual(rng: np.random.Generator, conv: Conv) -> Conv:
+    """The same with an addition to its result."""
+    shape = conv.dst.shape
+    add = Add(
+        "sum", whole("m", shape, "temp"), random_view(rng, "r", shape, "input"), conv.dst, rng.uniform(0.1, 1.5),
+        rng.uniform(0.1, 1.5), conv.y_zero, draw(rng, -128, 127), draw(rng, -128, 127), draw(rng, -128, 0), 127,
+    )  # fmt: skip
+    return dataclasses.replace(conv, residual=add)
 
 
 def segment_of(op: DeviceOp) -> DeviceSegment:
@@ -163,8 +177,9 @@ def segment_of(op: DeviceOp) -> DeviceSegment:
 
 def random_inputs(rng: np.random.Generator, op: DeviceOp) -> dict[str, np.ndarray]:
     """Full-range contents of the buffers that an operator reads."""
-    views = (op.a, op.b) if isinstance(op, Add) else (op.src,)
-    return {view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in views}
+    return {
+        view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in sources(op)
+    }
 
 
 def random_chain(

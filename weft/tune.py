@@ -108,6 +108,9 @@ class _Memory:
         """Of one layer by itself."""
         op = shape.op
         alone = dataclasses.replace(op, src=_as(op.src, "input"), dst=_as(op.dst, "output"))
+        if op.residual is not None:
+            residual = dataclasses.replace(op.residual, b=_as(op.residual.b, "input"), dst=alone.dst)
+            alone = dataclasses.replace(alone, residual=residual)
         program = compile_segment(DeviceSegment(op.name, (alone,)), self.config, choose=lambda _: chosen)
         image = Image(program)
         device = TimingDevice(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-from op_cases import random_chain, random_inputs, random_op, segment_of, whole
+from op_cases import random_chain, random_conv, random_inputs, random_op, segment_of, whole, with_residual
 
+from weft.compiler import backend
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import CompileError, DeviceSegment, Pool, Window
+from weft.compiler.ir import CompileError, Conv, DeviceSegment, Pool, Window
 from weft.compiler.microops import run_ops
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.program import check
@@ -36,6 +39,36 @@ def test_random_operators(preset: str, seed: int) -> None:
     for _ in range(15):
         op = random_op(rng)
         run_and_compare(segment_of(op), random_inputs(rng, op), PRESETS[preset])
+
+
+@pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["default"]], ids=["tiny", "default"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_residuals_on_chip_and_through_memory(
+    fused: bool, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng([fused, config.n])
+    monkeypatch.setattr(backend, "addition_cycles", lambda shape, config: math.inf if fused else -math.inf)
+    for _ in range(12):
+        op = with_residual(rng, random_conv(rng))
+        program = compile_segment(segment_of(op), config)
+        assert len(program.layers) == (1 if fused else 2)
+        assert ("m" in program.buffers) is not fused
+        run_and_compare(segment_of(op), random_inputs(rng, op), config)
+
+
+def test_a_residual_stays_on_chip_where_that_is_faster() -> None:
+    """A deep contraction hides the addition; for one of a single vector the vector unit has too much to do."""
+    rng = np.random.default_rng(0)
+    for channels, layers in ((256, 1), (16, 2)):
+        conv = random_conv(rng)
+        shape = (1, 28, 28, 256)
+        weight = rng.integers(-127, 128, (256, 1, 1, channels)).astype(np.int16)
+        conv = Conv(
+            "conv", whole("x", (1, 28, 28, channels), "input"), whole("y", shape, "output"), weight,
+            np.zeros(256, np.int32), np.full(256, 0.001),
+        )  # fmt: skip
+        op = with_residual(rng, conv)
+        assert len(compile_segment(segment_of(op), PRESETS["default"]).layers) == layers
 
 
 SMALL_MEMORIES = Config(

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from weft.compiler.ir import Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.ir import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.microops import run_ops
+from weft.compiler.pass_fuse_add import fuse_add, separate
 from weft.compiler.pass_fuse_pool import fuse_pool
 from weft.compiler.pass_write_views import write_views
 
@@ -119,3 +120,71 @@ def test_chains_of_copies_disappear() -> None:
 )
 def test_copies_stay(ops: tuple[DeviceOp, ...]) -> None:
     assert write_views(DeviceSegment("s", ops)).ops == ops
+
+
+SUM = View(Buffer("y", MIDDLE.shape, "output"), MIDDLE.shape)
+SIDE = View(Buffer("side", MIDDLE.shape), MIDDLE.shape)
+ADD = Add("add", MIDDLE, INPUT, SUM, 0.7, 0.4, 5, -3, 9, -100, 90)
+
+
+@pytest.mark.parametrize("add", [ADD, dataclasses.replace(ADD, a=INPUT, b=MIDDLE, a_zero=-3, b_zero=5)])
+def test_addition_is_fused_from_either_side(add: Add) -> None:
+    before = DeviceSegment("s", (conv(), add))
+    after = fuse_add(before)
+    (op,) = after.ops
+    assert isinstance(op, Conv)
+    assert op.name == "conv+add"
+    assert op.dst == SUM
+    assert op.residual is not None
+    assert (op.residual.a, op.residual.b, op.residual.a_zero, op.residual.b_zero) == (MIDDLE, INPUT, 5, -3)
+    same(before, after)
+    same(before, DeviceSegment("s", separate(op)))
+    assert separate(op)[0].name == "conv"
+
+
+def test_addition_goes_to_the_later_of_two_convolutions() -> None:
+    other = dataclasses.replace(conv(SIDE), name="other")
+    for ops in ((other, conv()), (conv(), other)):
+        before = DeviceSegment("s", (*ops, dataclasses.replace(ADD, b=SIDE, b_zero=5)))
+        after = fuse_add(before)
+        assert [op.name for op in after.ops] == [ops[0].name, f"{ops[1].name}+add"]
+        same(before, after)
+
+
+def test_a_pooled_convolution_takes_an_addition_but_not_the_other_way_round() -> None:
+    side = View(Buffer("x2", RESULT.shape, "input"), RESULT.shape)
+    small = View(Buffer("t", RESULT.shape), RESULT.shape)
+    ops = (
+        conv(),
+        dataclasses.replace(POOL, dst=small),
+        dataclasses.replace(ADD, a=small, b=side, dst=RESULT),
+    )
+    (op,) = fuse_add(fuse_pool(DeviceSegment("s", ops))).ops
+    assert isinstance(op, Conv)
+    assert op.pool is not None
+    assert op.residual is not None
+    between = View(Buffer("t", MIDDLE.shape), MIDDLE.shape)
+    (fused,) = fuse_add(DeviceSegment("s", (conv(), dataclasses.replace(ADD, dst=between)))).ops
+    ops = (fused, dataclasses.replace(POOL, src=between, x_zero=9, y_zero=9))
+    assert fuse_pool(DeviceSegment("s", ops)).ops == ops
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        (conv(), dataclasses.replace(ADD, b=MIDDLE)),
+        (conv(), ADD, dataclasses.replace(COPY, dst=View(JOINED, MIDDLE.shape))),
+        (conv(OUTPUT), dataclasses.replace(ADD, a=OUTPUT)),
+        (dataclasses.replace(POOL, dst=MIDDLE, window=Window()), ADD),
+        (
+            conv(View(JOINED, MIDDLE.shape, c=5)),
+            dataclasses.replace(
+                ADD, a=View(JOINED, MIDDLE.shape, c=5), dst=View(Buffer("z", MIDDLE.shape), MIDDLE.shape)
+            ),
+        ),
+        (conv(), dataclasses.replace(ADD, dst=INPUT)),
+    ],
+    ids=["to itself", "another reader", "read by the host", "no convolution", "part of a buffer", "in place"],
+)
+def test_addition_is_not_fused(ops: tuple[DeviceOp, ...]) -> None:
+    assert fuse_add(DeviceSegment("s", ops)).ops == ops
