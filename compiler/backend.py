@@ -185,7 +185,8 @@ def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
 
 
 def _stays_fused(op: Conv, config: Config) -> bool:
-    """Whether a convolution with its residual takes no longer than the two one after the other, by estimate."""
+    """Whether a convolution with its residual takes no longer than the two one after the other, by estimate, and moves
+    no more data: what it has on chip for the residual may cost it weights."""
     alone, add = separate(op)
     plans = []
     for conv in (op, alone):
@@ -195,7 +196,8 @@ def _stays_fused(op: Conv, config: Config) -> bool:
     fused, apart = plans
     if fused is None or apart is None:
         return apart is None
-    return fused.cycles <= apart.cycles + addition_cycles(add.dst.shape, config)
+    cycles, traffic = addition_cycles(add.dst.shape, config)
+    return fused.cycles <= apart.cycles + cycles and fused.traffic <= apart.traffic + traffic
 
 
 def _too_large(op: DeviceOp, config: Config) -> str:

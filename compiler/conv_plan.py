@@ -62,7 +62,8 @@ class ConvPlan:
     `a_count`.. their numbers (for a residual there are as many slots as for outputs); `params` slots of the parameter
     ring; `group` the output tiles for which a block
     of weights stays while the spatial tiles pass; `store` the output tiles that leave in one STORE; `chunked` whether
-    inputs are loaded per chunk of the contraction; `b_limit` the largest chunk in vectors.
+    inputs are loaded per chunk of the contraction; `b_limit` the largest chunk in vectors. Estimates: `cycles`, and
+    `traffic`, those of the bus for data.
     """
 
     zones: Zones
@@ -80,6 +81,7 @@ class ConvPlan:
     store: int
     chunked: bool
     cycles: float
+    traffic: float
 
     @property
     def choice(self) -> Choice:
@@ -252,16 +254,17 @@ def _grouped(
         if room < out * store:
             continue
         o_count = min(room // (out * store), 4)
-        cycles = _estimate(shape, tile, conv, chunked, group, store, a, b, per_tile, c[1], o_count)
+        cycles, traffic = _estimate(shape, tile, conv, chunked, group, store, a, b, per_tile, c[1], o_count)
         o_slot = tile[0] * tile[1] * store
         yield ConvPlan(zone, tile, a[0], min(a[1], 64), b[0], b[1], o_slot, o_count, c[0], c[1], params, group,
-                       store, chunked, cycles)  # fmt: skip
+                       store, chunked, cycles, traffic)  # fmt: skip
 
 
 def _estimate(
     shape: ConvShape, tile: tuple[int, int], conv: Box, chunked: bool, group: int, store: int,
     a: tuple[int, int], b: tuple[int, int], per_tile: int, c_count: int, o_count: int,
-) -> float:  # fmt: skip
+) -> tuple[float, float]:  # fmt: skip
+    """Cycles, and those of the bus for data."""
     config, src, dst = shape.config, shape.src, shape.dst
     h, w = shape.outputs
     spatial = ceil_div(h, tile[0]) * ceil_div(w, tile[1]) * src.n
@@ -319,10 +322,6 @@ def _estimate(
     if o_count < 2:
         penalty += stores
     instructions = spatial * len(shape.tiles) * (per_tile + 3) * 64 / bus
-    return (
-        max(compute, load + stores + instructions, vec)
-        + 0.05 * (load + stores + vec)
-        + start
-        + tail
-        + penalty
-    )
+    traffic = load + stores
+    paced = max(compute, traffic + instructions, vec)
+    return paced + 0.05 * (traffic + vec) + start + tail + penalty, traffic

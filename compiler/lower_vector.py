@@ -77,11 +77,11 @@ def addition(op: Add, config: Config) -> bytes:
     )
 
 
-def addition_cycles(shape: tuple[int, int, int, int], config: Config) -> float:
-    """What adding two tensors of a shape takes, by estimate: for the vector unit, or for the bus with two tensors in
-    and one out."""
+def addition_cycles(shape: tuple[int, int, int, int], config: Config) -> tuple[float, float]:
+    """What adding two tensors of a shape takes, by estimate, and what of that the bus: two tensors in, one out."""
     n, h, w, c = shape
-    return n * h * w * max(ceil_div(c, config.n) * (config.groups + 1), 3 * c / config.bus_bytes) + 300
+    bus = n * h * w * 3 * c / config.bus_bytes
+    return max(n * h * w * ceil_div(c, config.n) * (config.groups + 1), bus) + 300, bus
 
 
 def second_operand(op: Add, config: Config, b: int, rows: int, pitch: int, vectors: int) -> dict[str, int]:
