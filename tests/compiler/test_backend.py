@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from op_cases import random_chain, random_conv, random_inputs, random_op, segmen
 
 from weft.compiler import backend
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import CompileError, Conv, DeviceSegment, Pool, Window
+from weft.compiler.ir import Add, CompileError, Conv, DeviceSegment, Pool, Window
 from weft.compiler.microops import run_ops
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.program import check
@@ -59,18 +60,25 @@ def test_residuals_on_chip_and_through_memory(
 
 
 def test_a_residual_stays_on_chip_where_that_is_faster() -> None:
-    """A deep contraction hides the addition; for one of a single vector the vector unit has too much to do."""
+    """A deep contraction hides the addition; for one of a single vector the vector unit has too much to do; and on a
+    small scratchpad weights would have to be loaded more often."""
     rng = np.random.default_rng(0)
-    for channels, layers in ((256, 1), (16, 2)):
-        conv = random_conv(rng)
-        shape = (1, 28, 28, 256)
-        weight = rng.integers(-127, 128, (256, 1, 1, channels)).astype(np.int16)
-        conv = Conv(
-            "conv", whole("x", (1, 28, 28, channels), "input"), whole("y", shape, "output"), weight,
-            np.zeros(256, np.int32), np.full(256, 0.001),
-        )  # fmt: skip
-        op = with_residual(rng, conv)
-        assert len(compile_segment(segment_of(op), PRESETS["default"]).layers) == layers
+    for preset, size, kernel, cin, out, layers in (
+        ("default", 28, 1, 256, 256, 1),
+        ("default", 28, 1, 16, 256, 2),
+        ("tiny", 8, 3, 32, 32, 2),
+        ("default", 8, 3, 32, 32, 1),
+    ):
+        weight = rng.integers(-127, 128, (out, kernel, kernel, cin)).astype(np.int16)
+        x, y = (
+            whole(name, (1, size, size, count), kind)
+            for name, count, kind in (("x", cin, "input"), ("y", out, "output"))
+        )
+        window = Window((kernel, kernel), pad=(kernel // 2,) * 4)
+        conv = Conv("conv", x, y, weight, np.zeros(out, np.int32), np.full(out, 0.001), window)  # type: ignore[arg-type]
+        add = Add("sum", whole("m", y.shape, "temp"), whole("r", y.shape, "input"), y, 0.7, 0.6)
+        op = dataclasses.replace(conv, residual=add)
+        assert len(compile_segment(segment_of(op), PRESETS[preset]).layers) == layers, (preset, cin)
 
 
 SMALL_MEMORIES = Config(

@@ -39,7 +39,13 @@ COPY = Rescale("copy", X, Y)
 CONV = Conv("conv", X, Y, np.zeros((2, 1, 1, 2), np.int16), np.zeros(2, np.int32), np.ones(2))
 
 
-@pytest.mark.parametrize("op", [COPY, CONV, Add("add", X, X, Y, 1.0, 1.0)])
+MIDDLE = View(Buffer("m", SHAPE), SHAPE)
+ADD = Add("add", MIDDLE, X, Y, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "op", [COPY, CONV, Add("add", X, X, Y, 1.0, 1.0), dataclasses.replace(CONV, residual=ADD)]
+)
 def test_good_graph(op: DeviceOp) -> None:
     verify(graph(op))
 
@@ -99,6 +105,14 @@ BROKEN = {
     ),
     "conv: bias (3,) and scale (2,) for 2 outputs": graph(
         dataclasses.replace(CONV, bias=np.zeros(3, np.int32))
+    ),
+    "conv: adds (1, 4, 4, 3) to (1, 4, 4, 2), into 'y'": graph(
+        dataclasses.replace(
+            CONV, residual=dataclasses.replace(ADD, b=View(Buffer("b", (1, 4, 4, 3)), (1, 4, 4, 3)))
+        )
+    ),
+    "conv: adds (1, 4, 4, 2) to (1, 4, 4, 2), into 'm'": graph(
+        dataclasses.replace(CONV, residual=dataclasses.replace(ADD, dst=MIDDLE))
     ),
     "attention: 4 heads on 3, 2 lengths of 2 images": attention(kv_heads=3),
     "attention: 4 heads on 2, 1 lengths of 2 images": attention(lengths=(5,)),
