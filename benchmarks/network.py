@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from weft.compiler.backend import compile_segment
+from weft.compiler.frontend import PASSES
 from weft.compiler.ir import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
@@ -54,7 +55,7 @@ class _Builder:
 
 
 def resnet18() -> DeviceSegment:
-    """The network from its quantised input to its logits."""
+    """The network from its quantised input to its logits, as the front end rewrites it."""
     builder = _Builder()
     shape = (1, 224, 224, 3)
     x = builder.conv(View(Buffer("image", shape, "input"), shape), 64, 7, 2)
@@ -68,7 +69,10 @@ def resnet18() -> DeviceSegment:
     last = dataclasses.replace(
         builder.ops[-1], dst=View(Buffer("logits", logits.shape, "output"), logits.shape)
     )
-    return DeviceSegment("resnet18", (*builder.ops[:-1], last))
+    segment = DeviceSegment("resnet18", (*builder.ops[:-1], last))
+    for rewrite in PASSES:
+        segment = rewrite(segment)
+    return segment
 
 
 def main() -> int:
