@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,19 @@ from shapes import RESNET18, Shape, gemm
 import weft
 from weft.attention import PagedAttention, Quantisation
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, Softmax, View, Window
+from weft.compiler.ir import (
+    Add,
+    Buffer,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Pool,
+    Rescale,
+    Softmax,
+    View,
+    Window,
+    sources,
+)
 from weft.compiler.memory import LENGTH
 from weft.examples import attention as attention_example
 from weft.examples import digits
@@ -75,10 +88,9 @@ def _view(name: str, shape: Sequence[int], kind: str) -> View:
 
 def _inputs(op: DeviceOp) -> Contents:
     rng = np.random.default_rng(7)
-    views = [getattr(op, name) for name in ("src", "a", "b", "q", "k", "v") if hasattr(op, name)]
     return {
         item.buffer.name: np.clip(np.rint(rng.normal(0, 40, item.buffer.shape)), -127, 127).astype(np.int8)
-        for item in views
+        for item in sources(op)
     }
 
 
@@ -101,8 +113,9 @@ def conv(
     window: Window,
     groups: int = 1,
     pool: Window | None = None,
+    residual: bool = False,
 ) -> Callable[[Config], Run]:
-    """A convolution of an image of `size`."""
+    """A convolution of an image of `size`, and perhaps an addition to its result."""
     rng = np.random.default_rng(3)
     out = window.output(*size)
     if pool is not None:
@@ -111,7 +124,11 @@ def conv(
     scale = np.full(cout, 1 / (127 * math.sqrt(weight[0].size)))
     bias = rng.integers(-1000, 1000, cout).astype(np.int32)
     source, target = _view("x", (1, *size, cin), "input"), _view("y", (1, *out, cout), "output")
-    return _one(Conv("conv", source, target, weight, bias, scale, window, groups, pool=pool))
+    op = Conv("conv", source, target, weight, bias, scale, window, groups, pool=pool)
+    if residual:
+        middle, other = _view("m", target.shape, "temp"), _view("r", target.shape, "input")
+        op = dataclasses.replace(op, residual=Add("add", middle, other, target, 0.7, 0.6))
+    return _one(op)
 
 
 def pool(size: tuple[int, int], channels: int, kind: str, window: Window) -> Callable[[Config], Run]:
@@ -199,6 +216,7 @@ def _layers() -> dict[str, Callable[[Config], Run]]:
         "conv 3x3 8->16 and pool 2x2": conv(
             (12, 12), 8, 16, Window((3, 3), pad=same), pool=Window((2, 2), (2, 2))
         ),
+        "conv 3x3 16->32 and addition": conv((14, 14), 16, 32, Window((3, 3), pad=same), residual=True),
         "max pool 3x3/2": pool((15, 15), 20, "max", Window((3, 3), (2, 2), pad=same)),
         "average pool 7x7": pool((7, 7), 40, "average", Window((7, 7))),
         "add": add(1, 9, 11, 24),
