@@ -1,6 +1,6 @@
 """Whole networks through the compiler, the cycle model and the golden interpreter, held against ONNX Runtime.
 
-    python benchmarks/models.py [--only TEXT] [--config default] [--rtl]
+    python benchmarks/models.py [--only TEXT] [--config default] [--rtl] [--svg docs/networks.svg]
 
 Networks are those of `zoo.py`: random weights, quantised by ONNX Runtime. Columns: operators that run on the
 device of all there are, QuantizeLinear and DequantizeLinear not counted; seconds to compile and to interpret one image
@@ -10,7 +10,8 @@ golden interpreter from ONNX Runtime's own values before it: *differ* is how man
 softmax, averages and LRN left out, and *most* by how many steps, all included. It fails if one is off by more than a
 step.
 
-With `--rtl` three layers of each network, by chance, run on the RTL too, and all of memory is compared.
+With `--rtl` three layers of each network, by chance, run on the RTL too, and all of memory is compared. `--svg` only
+draws what the cycles go into.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
 import zoo
 from oracle import compared, layers, steps
+from plots import stacked
 
 import weft
 from weft.compiler.backend import DeviceProgram
@@ -90,6 +93,30 @@ def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
     ), most <= 1
 
 
+PARTS = {
+    "work": "useful multiplications",
+    "array": "on the array: partial tiles, start and end",
+    "memory": "on the array, waiting for memory",
+    "vector unit": "on the array, waiting for the vector unit",
+    "pool": "pooling",
+    "other": "adding, rescaling, copying, softmax",
+}
+"""What cycles go into: work, the rest of layers on the array by what paces them, and layers of other kinds."""
+
+
+def parts(name: str, config: Config) -> list[float]:
+    """Of each of `PARTS` its share in a network's cycles."""
+    program = weft.compile(zoo.quantised(name), config)
+    report = program.run(image(program), on="timing", bandwidth=config.bus_bytes).report
+    shares = dict.fromkeys(PARTS, 0.0)
+    for layer in report["layers"]:
+        work = layer["macs"] / config.n**2
+        part = layer["bound"] if work else "pool" if layer["kind"] == "pool" else "other"
+        shares["work"] += work
+        shares[part] += layer["cycles"] - work
+    return [max(share, 0) / sum(shares.values()) for share in shares.values()]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -97,8 +124,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--config", default="default")
     parser.add_argument("--rtl", action="store_true", help="run three layers of each network on the RTL")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="only draw what the cycles go into")
     options = parser.parse_args()
     config = Config.load(options.config)
+    if options.svg:
+        rows = {name: parts(name, config) for name in zoo.NETWORKS if options.only in name}
+        title = f"What the cycles of networks go into, on {config.n} x {config.n}"
+        options.svg.write_text(stacked(title, tuple(PARTS.values()), "useful", rows))
+        return 0
     print(HEADER)
     fits = True
     for name in zoo.NETWORKS:
