@@ -127,7 +127,7 @@ def conv(
     op = Conv("conv", source, target, weight, bias, scale, window, groups, pool=pool)
     if residual:
         middle, other = _view("m", target.shape, "temp"), _view("r", target.shape, "input")
-        op = dataclasses.replace(op, residual=Add("add", middle, other, target, 0.7, 0.6))
+        op = dataclasses.replace(op, then=Add("add", middle, other, target, 0.7, 0.6))
     return _one(op)
 
 

@@ -26,9 +26,9 @@ from weft.compiler.ir import (
 from weft.compiler.lower_attention import lower_attention
 from weft.compiler.lower_conv import lower_conv
 from weft.compiler.lower_softmax import lower_softmax
-from weft.compiler.lower_vector import addition_cycles, lower_vector
+from weft.compiler.lower_vector import lower_vector, pointwise_cycles
 from weft.compiler.memory import ALIGN, CONSTANTS, Constants, Placement, Source
-from weft.compiler.pass_fuse_add import separate
+from weft.compiler.pass_fuse_then import separate
 from weft.compiler.schedule import schedule
 from weft.compiler.tasks import Task
 from weft.hdl.config import Config
@@ -153,7 +153,7 @@ def _lower(
 def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
     """Fused operators as they are best on `config`; and pooling over more than the scratchpad holds, in forms that can
     be cut: sums on the array, maxima by axis."""
-    if isinstance(op, Conv) and op.residual is not None:
+    if isinstance(op, Conv) and op.then is not None:
         return (op,) if _stays_fused(op, config) else separate(op)
     if not isinstance(op, Pool):
         return (op,)
@@ -185,9 +185,9 @@ def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
 
 
 def _stays_fused(op: Conv, config: Config) -> bool:
-    """Whether a convolution with its residual takes no longer than the two one after the other, by estimate, and moves
-    no more data: what it has on chip for the residual may cost it weights."""
-    alone, add = separate(op)
+    """Whether a convolution with what comes then takes no longer than the two one after the other, by estimate, and
+    moves no more data: what it has on chip for a second operand may cost it weights."""
+    alone, then = separate(op)
     plans = []
     for conv in (op, alone):
         placement = Placement((conv,))
@@ -196,7 +196,7 @@ def _stays_fused(op: Conv, config: Config) -> bool:
     fused, apart = plans
     if fused is None or apart is None:
         return apart is None
-    cycles, traffic = addition_cycles(add.dst.shape, config)
+    cycles, traffic = pointwise_cycles(then, config)
     return fused.cycles <= apart.cycles + cycles and fused.traffic <= apart.traffic + traffic
 
 

@@ -59,7 +59,7 @@ class ConvPlan:
     """Blocks of one convolution.
 
     `tile` is (rows, columns) of final outputs; `a_slot`, `b_slot`, `o_slot`, `c_slot` sizes of ring slots and
-    `a_count`.. their numbers (for a residual there are as many slots as for outputs); `params` slots of the parameter
+    `a_count`.. their numbers (there are as many for what is added); `params` slots of the parameter
     ring; `group` the output tiles for which a block
     of weights stays while the spatial tiles pass; `store` the output tiles that leave in one STORE; `chunked` whether
     inputs are loaded per chunk of the contraction; `b_limit` the largest chunk in vectors. Estimates: `cycles`, and
@@ -243,9 +243,9 @@ def _grouped(
         groups |= {held, max(1, held // 2)}
     for group in groups:
         params = min(group, max(4, zone.o[1] // 4 // PARAMETER_VECTORS))
-        # With a residual there is a slot of its elements for each of outputs, and another block of parameters.
-        added = shape.residual is not None
-        room = zone.o[1] - (params + added) * PARAMETER_VECTORS
+        # What comes then needs another block of parameters, and a second operand a slot for each of outputs.
+        then, added = shape.op.then is not None, shape.residual is not None
+        room = zone.o[1] - (params + then) * PARAMETER_VECTORS
         out = tile[0] * tile[1] * (1 + added)
         uniform = all(item.count == shape.config.n for item in shape.tiles[:-1])
         store = min(group, room // out // 2) if uniform else 1
@@ -306,7 +306,9 @@ def _estimate(
     if shape.residual is not None:
         part = min(shape.residual.pixel_pitch / bus, ceil_div(store * config.n, bus) + RUN_CYCLES)
         added = h * w * src.n * part * ceil_div(len(shape.tiles), store)
-        vec += len(shape.tiles) * (h * w * src.n * (config.groups + 1) + spatial * 24)
+    if shape.op.then is not None:
+        reads = config.groups + (shape.residual is not None)
+        vec += len(shape.tiles) * (h * w * src.n * reads + spatial * 24)
     load = a_loads + b_loads + params + added
     start = a_tile + b_all / len(shape.tiles) + 100
     tail = (vec / spatial / len(shape.tiles) + stores / spatial / max(1, len(shape.tiles) // store)) + 100

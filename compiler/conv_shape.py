@@ -146,7 +146,7 @@ class ConvShape:
         """A hash of all that plans depend on: equal for layers that are planned alike."""
         op = self.op
         known = (
-            self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes,
+            self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes, type(op.then).__name__,
             *(dataclasses.replace(source, base=0, offset=0)
               for source in (self.src, self.dst, self.residual) if source is not None),
         )  # fmt: skip

@@ -13,15 +13,15 @@ from weft.compiler.ir_verify import verify
 from weft.compiler.lowering import lower
 from weft.compiler.onnx_import import load
 from weft.compiler.partition import plan
-from weft.compiler.pass_fuse_add import fuse_add
 from weft.compiler.pass_fuse_pool import fuse_pool
+from weft.compiler.pass_fuse_then import fuse_then
 from weft.compiler.pass_write_views import write_views
 from weft.compiler.patterns import match
 
 PASSES: tuple[Callable[[DeviceSegment], DeviceSegment], ...] = (
     fuse_pool,
     write_views,
-    fuse_add,
+    fuse_then,
 )
 """Rewrites of device segments, in order; the graph is verified after each."""
 

@@ -109,14 +109,13 @@ class Window:
 @dataclass(frozen=True, eq=False)
 class Conv:
     """Convolution, or matrix product as 1x1 convolution, and requantisation; optionally max pooling of the result, and
-    an addition to that.
+    then an addition to it or another requantisation.
 
     q = sat(round_half_even((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [low, high]; padding
     reads x_zero. `weight` is int16 of shape (out, kh, kw, in / groups), zero point already subtracted, |weight| <= 255;
     `bias` int32 (out,); `scale` float64 (out,), the exact quotient of the model's float32 scales.
     If `pool` is set, the maximum over its windows of q is the output (out-of-range elements are left out).
-    If `residual` is set, its operand `a` stands for that output, whose buffer then does not exist, and its `dst` is
-    `dst`.
+    If `then` is set, its first operand stands for that output, whose buffer does not exist, and its `dst` is `dst`.
     """
 
     name: str
@@ -132,7 +131,7 @@ class Conv:
     low: int = -128
     high: int = 127
     pool: Window | None = None
-    residual: Add | None = None
+    then: Add | Rescale | None = None
 
     @property
     def macs(self) -> int:
@@ -354,8 +353,8 @@ def sources(op: DeviceOp) -> tuple[View, ...]:
     """The views an operator reads."""
     if isinstance(op, Attention):
         return (op.q, op.k, op.v) if op.table is None else (op.q, op.k, op.v, op.table)
-    if isinstance(op, Conv) and op.residual is not None:
-        return op.src, op.residual.b
+    if isinstance(op, Conv) and op.then is not None:
+        return op.src, *sources(op.then)[1:]
     return (op.a, op.b) if isinstance(op, Add) else (op.src,)
 
 

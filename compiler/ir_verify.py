@@ -82,12 +82,14 @@ def expected_shape(op: DeviceOp) -> tuple[int, int, int, int]:
         oh, ow = op.window.output(h, w)
         if op.pool is not None:
             oh, ow = op.pool.output(oh, ow)
-        add = op.residual
-        if add is not None and not (add.a.shape == add.b.shape == (n, oh, ow, out) and add.dst == op.dst):
-            raise IrError(
-                f"{op.name}: adds {add.b.shape} to {(n, oh, ow, out)}, into {add.dst.buffer.name!r}"
-            )
-        return n, oh, ow, out
+        shape = (n, oh, ow, out)
+        if op.then is not None:
+            operands = [view.shape for view in sources(op.then)]
+            if any(item != shape for item in operands) or op.then.dst != op.dst:
+                raise IrError(
+                    f"{op.name}: {op.then.name} makes {op.then.dst.buffer.name!r} of {operands}, not of {shape}"
+                )
+        return shape
     if isinstance(op, Pool):
         n, h, w, c = op.src.shape
         return (n, *op.window.output(h, w), c)

@@ -9,8 +9,8 @@ import numpy as np
 from weft.compiler.conv_plan import Chooser, ConvPlan, boxes
 from weft.compiler.conv_shape import Chunk, ConvShape, Tile
 from weft.compiler.emit import Box, Emitter, parameters, taken
-from weft.compiler.ir import Conv
-from weft.compiler.lower_vector import addition, second_operand
+from weft.compiler.ir import Add, Conv
+from weft.compiler.lower_vector import addition, rescaling, second_operand
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_scale
 from weft.compiler.tasks import Task, accumulator, scratchpad
@@ -29,7 +29,7 @@ def lower_conv(
     choose: Chooser,
 ) -> list[Task] | None:
     """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip. `sources` are
-    its input and, if there is one, its residual."""
+    its input and, if there is one, what is added."""
     shape = ConvShape(op, sources[0], dst, config, *sources[1:])
     chosen = choose(shape)
     return None if chosen is None else list(_ConvLowering(shape, chosen, constants, layer).tasks())
@@ -45,8 +45,8 @@ class _ConvLowering:
         self.b = Ring(zone.b[0], chosen.b_limit, chosen.b_count)
         self.p = Ring(zone.o[0], PARAMETER_VECTORS, chosen.params)
         outputs = zone.o[0] + chosen.params * PARAMETER_VECTORS
-        if shape.residual is not None:
-            self.addition, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
+        if shape.op.then is not None:
+            self.then, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
         self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.r = Ring(outputs + chosen.o_count * chosen.o_slot, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
@@ -77,8 +77,8 @@ class _ConvLowering:
                 rows, _ = self.c.get(("c", image, box, index))
                 yield from self._multiply(image, conv, index, rows)
                 yield from self._drain(box, conv, index, rows, out + index - first, len(part))
-                if shape.residual is not None:
-                    yield from self._add(box, out + index - first, added + index - first, len(part))
+                if shape.op.then is not None:
+                    yield from self._then(box, out + index - first, added + index - first, len(part))
             yield self.emit.store_box(shape.dst, image, box, channels, out, len(part))
 
     def _multiply(self, image: int, conv: Box, index: int, rows: int) -> Iterator[Task]:
@@ -196,26 +196,31 @@ class _ConvLowering:
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
         )  # fmt: skip
 
-    def _add(self, box: Box, out: int, added: int, vectors: int) -> Iterator[Task]:
-        """Add the residual to the outputs of a tile where they are: an output is read before it is written."""
-        op = self.shape.op.residual
+    def _then(self, box: Box, out: int, added: int, vectors: int) -> Iterator[Task]:
+        """What comes then, for the outputs of a tile, where they are: an output is read before it is written."""
+        op, config = self.shape.op.then, self.config
         assert op is not None
-        params, held = self.addition.get("add")
+        params, held = self.then.get("then")
         if not held:
-            yield self.emit.load_constant(addition(op, self.config), params)
+            payload = addition(op, config) if isinstance(op, Add) else rescaling(op.scale, -op.x_zero, config)
+            yield self.emit.load_constant(payload, params)
         size, pitch = (box.h * box.w - 1) * vectors + 1, box.w * vectors
+        reads = [scratchpad(out, size), scratchpad(params, PARAMETER_VECTORS)]
+        second: dict[str, int] = {}
+        if isinstance(op, Add):
+            second = second_operand(op, config, added, box.h, pitch, vectors)
+            reads.append(scratchpad(added, size))
         yield Task(
             Vec(
                 source=VecSource.SCRATCHPAD, oy=box.h, ox=box.w,
                 src=out, src_oy=taken(pitch, box.h), src_ox=vectors, h=1, w=1,
                 dst=out, dst_oy=taken(pitch, box.h), dst_ox=vectors,
-                params=params, zero=op.y_zero, low=op.low, high=op.high,
-                **second_operand(op, self.config, added, box.h, pitch, vectors),
+                params=params, zero=op.y_zero, low=op.low, high=op.high, **second,
             ),
-            (scratchpad(out, size), scratchpad(params, PARAMETER_VECTORS), scratchpad(added, size)),
+            tuple(reads),
             (scratchpad(out, size),),
             self.layer,
-            box.h * box.w * (self.config.groups + 1),
+            box.h * box.w * (config.groups + len(reads) - 2),
         )  # fmt: skip
 
     def _parameters(self, tile: Tile) -> bytes:

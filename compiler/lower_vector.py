@@ -77,11 +77,18 @@ def addition(op: Add, config: Config) -> bytes:
     )
 
 
-def addition_cycles(shape: tuple[int, int, int, int], config: Config) -> tuple[float, float]:
-    """What adding two tensors of a shape takes, by estimate, and what of that the bus: two tensors in, one out."""
-    n, h, w, c = shape
-    bus = n * h * w * 3 * c / config.bus_bytes
-    return max(n * h * w * ceil_div(c, config.n) * (config.groups + 1), bus) + 300, bus
+def rescaling(scale: float, bias: int, config: Config) -> bytes:
+    """The parameter block of a requantisation with the same scale and bias for all columns."""
+    mantissa, shift = quantise_scale(scale, config.mantissa_bits)
+    return parameters(config, np.full(config.n, bias), np.full(config.n, mantissa), np.full(config.n, shift))
+
+
+def pointwise_cycles(op: Add | Rescale, config: Config) -> tuple[float, float]:
+    """What an operator takes by itself, by estimate, and what of that the bus: each tensor once."""
+    n, h, w, c = op.dst.shape
+    added = int(isinstance(op, Add))
+    bus = n * h * w * (2 + added) * c / config.bus_bytes
+    return max(n * h * w * ceil_div(c, config.n) * (config.groups + added), bus) + 300, bus
 
 
 def second_operand(op: Add, config: Config, b: int, rows: int, pitch: int, vectors: int) -> dict[str, int]:
@@ -205,15 +212,14 @@ class _VectorLowering:
         return runs
 
     def _parameters(self, count: int) -> bytes:
-        op, n = self.job.op, self.config.n
+        op = self.job.op
         if isinstance(op, Add):
             return addition(op, self.config)
-        mantissa, shift = quantise_scale(op.scale / max(count, 1), self.config.mantissa_bits)
         elements = (
             self.job.window.kernel[0] * self.job.window.kernel[1] if self.job.reduce == Reduce.SUM else 1
         )
         bias = -self.job.x_zero * elements  # out of range reads x_zero, so every element is offset by it
-        return parameters(self.config, np.full(n, bias), np.full(n, mantissa), np.full(n, shift))
+        return rescaling(op.scale / max(count, 1), bias, self.config)
 
     def _vec(self, box: Box, part: Box, loaded: Box, vectors: int, slots: tuple[int, int, int, int]) -> Task:
         job, window, op = self.job, self.job.window, self.job.op

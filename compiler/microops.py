@@ -155,7 +155,7 @@ def requantise(value: Value, scale: np.ndarray | float, axes: str, op: DeviceOp,
 
 def conv(op: Conv, values: Sequence[Value], bits: int) -> Value:
     """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, and
-    addition of the residual."""
+    what comes then."""
     x = values[0]
     out, kh, kw, cin = op.weight.shape
     _, h, w, _ = op.src.shape
@@ -171,7 +171,9 @@ def conv(op: Conv, values: Sequence[Value], bits: int) -> Value:
     q = requantise(acc, op.scale, "c", op, bits)
     if op.pool is not None:
         q = reduce("maximum", window_of(q, op.pool, op.dst.shape[1:3], -128), "yx")
-    return q if op.residual is None else add(op.residual, q, values[1], bits)
+    if isinstance(op.then, Add):
+        return add(op.then, q, values[1], bits)
+    return q if op.then is None else rescale(op.then, q, bits)
 
 
 def pool(op: Pool, x: Value, bits: int) -> Value:
@@ -184,7 +186,7 @@ def pool(op: Pool, x: Value, bits: int) -> Value:
     total = reduce("add", window_of(centred, op.window, out, 0), "yx")
     ones = elementwise(np.ones_like, centred)
     counts = reduce("add", window_of(ones, op.window, out, int(op.include_pad)), "yx")
-    number = counts.array[0, :, :, 0]
+    number = np.maximum(counts.array[0, :, :, 0], 1)  # a window may lie in the padding
     return requantise(total, op.scale / number, "hw", op, bits)
 
 

@@ -37,7 +37,7 @@ def _merge(conv: Conv, pool: Pool) -> Conv:
 
 
 def _fusible(segment: DeviceSegment, conv: Conv, pool: Pool) -> bool:
-    if conv.pool is not None or conv.residual is not None:
+    if conv.pool is not None or conv.then is not None:
         return False
     if pool.kind != "max" or pool.scale != 1.0 or pool.x_zero != pool.y_zero:
         return False

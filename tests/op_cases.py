@@ -156,19 +156,24 @@ def random_op(rng: np.random.Generator) -> DeviceOp:
     maker = makers[int(rng.choice(len(makers), p=[0.5, 0.15, 0.15, 0.1, 0.1]))]
     op = maker(rng)
     if isinstance(op, Conv) and rng.random() < 0.3:
-        op = with_residual(rng, op)
+        op = with_more(rng, op)
     verify_op(op)
     return op
 
 
-def with_residual(rng: np.random.Generator, conv: Conv) -> Conv:
-    """The same with an addition to its result."""
+def with_more(rng: np.random.Generator, conv: Conv) -> Conv:
+    """The same with an addition to its result, or another requantisation."""
     shape = conv.dst.shape
+    middle = whole("m", shape, "temp")
+    if rng.random() < 0.3:
+        rescale = Rescale("again", middle, conv.dst, rng.uniform(0.1, 1.5), conv.y_zero, draw(rng, -128, 127),
+                          draw(rng, -128, 0), 127)  # fmt: skip
+        return dataclasses.replace(conv, then=rescale)
     add = Add(
-        "sum", whole("m", shape, "temp"), random_view(rng, "r", shape, "input"), conv.dst, rng.uniform(0.1, 1.5),
+        "sum", middle, random_view(rng, "r", shape, "input"), conv.dst, rng.uniform(0.1, 1.5),
         rng.uniform(0.1, 1.5), conv.y_zero, draw(rng, -128, 127), draw(rng, -128, 127), draw(rng, -128, 0), 127,
     )  # fmt: skip
-    return dataclasses.replace(conv, residual=add)
+    return dataclasses.replace(conv, then=add)
 
 
 def segment_of(op: DeviceOp) -> DeviceSegment:

@@ -14,7 +14,7 @@ from weft.api import Program
 from weft.compiler.backend import compile_segment
 from weft.compiler.conv_plan import ConvPlan, candidates, plan
 from weft.compiler.conv_shape import ConvShape
-from weft.compiler.ir import DeviceSegment, View
+from weft.compiler.ir import Add, DeviceSegment, View
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
 from weft.report import FileError, Progress, whole_file
@@ -108,9 +108,11 @@ class _Memory:
         """Of one layer by itself."""
         op = shape.op
         alone = dataclasses.replace(op, src=_as(op.src, "input"), dst=_as(op.dst, "output"))
-        if op.residual is not None:
-            residual = dataclasses.replace(op.residual, b=_as(op.residual.b, "input"), dst=alone.dst)
-            alone = dataclasses.replace(alone, residual=residual)
+        if op.then is not None:
+            then = dataclasses.replace(op.then, dst=alone.dst)
+            if isinstance(then, Add):
+                then = dataclasses.replace(then, b=_as(then.b, "input"))
+            alone = dataclasses.replace(alone, then=then)
         program = compile_segment(DeviceSegment(op.name, (alone,)), self.config, choose=lambda _: chosen)
         image = Image(program)
         device = TimingDevice(

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from op_cases import random_chain, random_conv, random_inputs, random_op, segment_of, whole, with_residual
+from op_cases import random_chain, random_conv, random_inputs, random_op, segment_of, whole, with_more
 
 from weft.compiler import backend
 from weft.compiler.backend import compile_segment
@@ -44,22 +44,20 @@ def test_random_operators(preset: str, seed: int) -> None:
 
 @pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["default"]], ids=["tiny", "default"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_residuals_on_chip_and_through_memory(
-    fused: bool, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_and_one_after_the_other(fused: bool, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng([fused, config.n])
     monkeypatch.setattr(
-        backend, "addition_cycles", lambda shape, config: (math.inf if fused else -math.inf,) * 2
+        backend, "pointwise_cycles", lambda op, config: (math.inf if fused else -math.inf,) * 2
     )
     for _ in range(12):
-        op = with_residual(rng, random_conv(rng))
+        op = with_more(rng, random_conv(rng))
         program = compile_segment(segment_of(op), config)
         assert len(program.layers) == (1 if fused else 2)
         assert ("m" in program.buffers) is not fused
         run_and_compare(segment_of(op), random_inputs(rng, op), config)
 
 
-def test_a_residual_stays_on_chip_where_that_is_faster() -> None:
+def test_a_result_stays_on_chip_where_that_is_faster() -> None:
     """A deep contraction hides the addition; for one of a single vector the vector unit has too much to do; and on a
     small scratchpad weights would have to be loaded more often."""
     rng = np.random.default_rng(0)
@@ -77,7 +75,7 @@ def test_a_residual_stays_on_chip_where_that_is_faster() -> None:
         window = Window((kernel, kernel), pad=(kernel // 2,) * 4)
         conv = Conv("conv", x, y, weight, np.zeros(out, np.int32), np.full(out, 0.001), window)  # type: ignore[arg-type]
         add = Add("sum", whole("m", y.shape, "temp"), whole("r", y.shape, "input"), y, 0.7, 0.6)
-        op = dataclasses.replace(conv, residual=add)
+        op = dataclasses.replace(conv, then=add)
         assert len(compile_segment(segment_of(op), PRESETS[preset]).layers) == layers, (preset, cin)
 
 

@@ -44,7 +44,7 @@ ADD = Add("add", MIDDLE, X, Y, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
-    "op", [COPY, CONV, Add("add", X, X, Y, 1.0, 1.0), dataclasses.replace(CONV, residual=ADD)]
+    "op", [COPY, CONV, Add("add", X, X, Y, 1.0, 1.0), dataclasses.replace(CONV, then=ADD)]
 )
 def test_good_graph(op: DeviceOp) -> None:
     verify(graph(op))
@@ -106,13 +106,13 @@ BROKEN = {
     "conv: bias (3,) and scale (2,) for 2 outputs": graph(
         dataclasses.replace(CONV, bias=np.zeros(3, np.int32))
     ),
-    "conv: adds (1, 4, 4, 3) to (1, 4, 4, 2), into 'y'": graph(
+    "conv: add makes 'y' of [(1, 4, 4, 2), (1, 4, 4, 3)], not of (1, 4, 4, 2)": graph(
         dataclasses.replace(
-            CONV, residual=dataclasses.replace(ADD, b=View(Buffer("b", (1, 4, 4, 3)), (1, 4, 4, 3)))
+            CONV, then=dataclasses.replace(ADD, b=View(Buffer("b", (1, 4, 4, 3)), (1, 4, 4, 3)))
         )
     ),
-    "conv: adds (1, 4, 4, 2) to (1, 4, 4, 2), into 'm'": graph(
-        dataclasses.replace(CONV, residual=dataclasses.replace(ADD, dst=MIDDLE))
+    "conv: add makes 'm' of [(1, 4, 4, 2), (1, 4, 4, 2)], not of (1, 4, 4, 2)": graph(
+        dataclasses.replace(CONV, then=dataclasses.replace(ADD, dst=MIDDLE))
     ),
     "attention: 4 heads on 3, 2 lengths of 2 images": attention(kv_heads=3),
     "attention: 4 heads on 2, 1 lengths of 2 images": attention(lengths=(5,)),

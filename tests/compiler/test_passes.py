@@ -9,8 +9,8 @@ import pytest
 
 from weft.compiler.ir import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
 from weft.compiler.microops import run_ops
-from weft.compiler.pass_fuse_add import fuse_add, separate
 from weft.compiler.pass_fuse_pool import fuse_pool
+from weft.compiler.pass_fuse_then import fuse_then, separate
 from weft.compiler.pass_write_views import write_views
 
 INPUT = View(Buffer("x", (1, 6, 6, 4), "input"), (1, 6, 6, 4))
@@ -130,23 +130,42 @@ ADD = Add("add", MIDDLE, INPUT, SUM, 0.7, 0.4, 5, -3, 9, -100, 90)
 @pytest.mark.parametrize("add", [ADD, dataclasses.replace(ADD, a=INPUT, b=MIDDLE, a_zero=-3, b_zero=5)])
 def test_addition_is_fused_from_either_side(add: Add) -> None:
     before = DeviceSegment("s", (conv(), add))
-    after = fuse_add(before)
+    after = fuse_then(before)
     (op,) = after.ops
     assert isinstance(op, Conv)
     assert op.name == "conv+add"
     assert op.dst == SUM
-    assert op.residual is not None
-    assert (op.residual.a, op.residual.b, op.residual.a_zero, op.residual.b_zero) == (MIDDLE, INPUT, 5, -3)
+    assert isinstance(op.then, Add)
+    assert (op.then.a, op.then.b, op.then.a_zero, op.then.b_zero) == (MIDDLE, INPUT, 5, -3)
     same(before, after)
     same(before, DeviceSegment("s", separate(op)))
     assert separate(op)[0].name == "conv"
+
+
+def test_requantisation_is_fused() -> None:
+    rescale = Rescale("again", MIDDLE, SUM, 0.6, 5, -7, -90, 80)
+    before = DeviceSegment("s", (conv(), rescale))
+    (op,) = fuse_then(before).ops
+    assert isinstance(op, Conv)
+    assert (op.name, op.then, op.dst) == ("conv+again", rescale, SUM)
+    same(before, fuse_then(before))
+    assert [item.name for item in separate(op)] == ["conv", "again"]
+
+
+def test_of_two_operators_behind_a_convolution_the_second_stays() -> None:
+    between = View(Buffer("t", MIDDLE.shape), MIDDLE.shape)
+    ops = (conv(), dataclasses.replace(ADD, dst=between), Rescale("again", between, SUM, 0.6, 5, -7))
+    before = DeviceSegment("s", ops)
+    after = fuse_then(before)
+    assert [op.name for op in after.ops] == ["conv+add", "again"]
+    same(before, after)
 
 
 def test_addition_goes_to_the_later_of_two_convolutions() -> None:
     other = dataclasses.replace(conv(SIDE), name="other")
     for ops in ((other, conv()), (conv(), other)):
         before = DeviceSegment("s", (*ops, dataclasses.replace(ADD, b=SIDE, b_zero=5)))
-        after = fuse_add(before)
+        after = fuse_then(before)
         assert [op.name for op in after.ops] == [ops[0].name, f"{ops[1].name}+add"]
         same(before, after)
 
@@ -159,12 +178,12 @@ def test_a_pooled_convolution_takes_an_addition_but_not_the_other_way_round() ->
         dataclasses.replace(POOL, dst=small),
         dataclasses.replace(ADD, a=small, b=side, dst=RESULT),
     )
-    (op,) = fuse_add(fuse_pool(DeviceSegment("s", ops))).ops
+    (op,) = fuse_then(fuse_pool(DeviceSegment("s", ops))).ops
     assert isinstance(op, Conv)
     assert op.pool is not None
-    assert op.residual is not None
+    assert op.then is not None
     between = View(Buffer("t", MIDDLE.shape), MIDDLE.shape)
-    (fused,) = fuse_add(DeviceSegment("s", (conv(), dataclasses.replace(ADD, dst=between)))).ops
+    (fused,) = fuse_then(DeviceSegment("s", (conv(), dataclasses.replace(ADD, dst=between)))).ops
     ops = (fused, dataclasses.replace(POOL, src=between, x_zero=9, y_zero=9))
     assert fuse_pool(DeviceSegment("s", ops)).ops == ops
 
@@ -187,4 +206,4 @@ def test_a_pooled_convolution_takes_an_addition_but_not_the_other_way_round() ->
     ids=["to itself", "another reader", "read by the host", "no convolution", "part of a buffer", "in place"],
 )
 def test_addition_is_not_fused(ops: tuple[DeviceOp, ...]) -> None:
-    assert fuse_add(DeviceSegment("s", ops)).ops == ops
+    assert fuse_then(DeviceSegment("s", ops)).ops == ops
