@@ -6,9 +6,9 @@ Networks are those of `zoo.py`: random weights, quantised by ONNX Runtime. Colum
 device of all there are, QuantizeLinear and DequantizeLinear not counted; seconds to compile and to interpret one image
 (golden); cycles of the device by the cycle model behind a memory of 30 cycles' latency that moves as many bytes a cycle
 as the bus is wide; utilisation of the array over all of these cycles. Then each quantised value is computed by the
-golden interpreter from ONNX Runtime's own values before it: *differ* is how many are not equal, in parts of all,
-softmax, averages and LRN left out, and *most* by how many steps, all included. It fails if one is off by more than a
-step.
+golden interpreter from ONNX Runtime's own values before it, operator by operator: *differ* is how many are not equal,
+in parts of all, softmax, averages and LRN left out, and *most* by how many steps, all included. It fails if one is off
+by more than a step. What operators become together is what `tests/compiler` holds against numpy.
 
 With `--rtl` three layers of each network, by chance, run on the RTL too, and all of memory is compared. `--svg` only
 draws what the cycles go into.
@@ -95,9 +95,9 @@ def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
 
 PARTS = {
     "work": "useful multiplications",
-    "array": "on the array: partial tiles, start and end",
-    "memory": "on the array, waiting for memory",
-    "vector unit": "on the array, waiting for the vector unit",
+    "array": "rest of layers on the array: partial tiles, start and end",
+    "memory": "rest of layers that memory paces",
+    "vector unit": "rest of layers that the vector unit paces",
     "pool": "pooling",
     "other": "adding, rescaling, copying, softmax",
 }
@@ -114,7 +114,8 @@ def parts(name: str, config: Config) -> list[float]:
         part = layer["bound"] if work else "pool" if layer["kind"] == "pool" else "other"
         shares["work"] += work
         shares[part] += layer["cycles"] - work
-    return [max(share, 0) / sum(shares.values()) for share in shares.values()]
+    left = [max(share, 0.0) for share in shares.values()]  # layers overlap: one may take less than its work
+    return [share / sum(left) for share in left]
 
 
 def main() -> int:

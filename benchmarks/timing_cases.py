@@ -216,7 +216,7 @@ def _layers() -> dict[str, Callable[[Config], Run]]:
         "conv 3x3 8->16 and pool 2x2": conv(
             (12, 12), 8, 16, Window((3, 3), pad=same), pool=Window((2, 2), (2, 2))
         ),
-        "conv 3x3 16->32 and addition": conv((14, 14), 16, 32, Window((3, 3), pad=same), residual=True),
+        "conv 1x1 64->32 and addition": conv((8, 8), 64, 32, Window(), residual=True),
         "max pool 3x3/2": pool((15, 15), 20, "max", Window((3, 3), (2, 2), pad=same)),
         "average pool 7x7": pool((7, 7), 40, "average", Window((7, 7))),
         "add": add(1, 9, 11, 24),

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.compiler.attention_cost import AttentionCost
-from weft.compiler.emit import ceil_div
+from weft.compiler.emit import COUNT_MAX, ceil_div
 from weft.compiler.ir import Attention
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS
 
-_COUNT_MAX = (1 << 12) - 1
 _ROWS = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 _CONSTANTS = 2  # vectors that stand for a zero point of K
 _PACKED = 1.3  # what it costs if the units meet in an accumulator bank, an estimate
@@ -146,7 +145,7 @@ def _candidate(
     """The plan with tiles of (heads, positions); None if it does not fit."""
     heads, positions = tile
     n, rows, groups = config.n, heads * positions, block // config.n
-    if rows > _COUNT_MAX:
+    if rows > COUNT_MAX:
         return None
     several = op.images * op.heads * op.q.shape[2] > rows
     k_vectors, v_vectors = ceil_div(op.head_size, n), ceil_div(op.v_size, n)

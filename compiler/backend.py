@@ -99,7 +99,8 @@ def compile_segment(
     config : Config
         The accelerator to compile for.
     reuse : bool
-        Let temporaries whose lifetimes do not meet share DRAM; without it every intermediate is left to look at.
+        Let temporaries whose lifetimes do not meet share DRAM; without it every intermediate that leaves the chip is
+        left to look at.
     progress : callable
         Called with the name of each operator before it is lowered.
     choose : Chooser

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.compiler.conv_shape import Chunk, ConvShape
-from weft.compiler.emit import RUN_CYCLES, Box, ceil_div
+from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, ceil_div
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS
 
-_STRIDE_MAX = (1 << 15) - 1
-_COUNT_MAX = (1 << 12) - 1
 _LEAST_TILE = 4  # cycles between uses of an accumulator row (see the MM unit)
 
 
@@ -59,7 +57,7 @@ class ConvPlan:
     """Blocks of one convolution.
 
     `tile` is (rows, columns) of final outputs; `a_slot`, `b_slot`, `o_slot`, `c_slot` sizes of ring slots and
-    `a_count`.. their numbers (there are as many for what is added); `params` slots of the parameter
+    `a_count`.. their numbers, with a second operand as many more like those of outputs; `params` slots of the parameter
     ring; `group` the output tiles for which a block
     of weights stays while the spatial tiles pass; `store` the output tiles that leave in one STORE; `chunked` whether
     inputs are loaded per chunk of the contraction; `b_limit` the largest chunk in vectors. Estimates: `cycles`, and
@@ -94,8 +92,14 @@ Chooser = Callable[[ConvShape], ConvPlan | None]
 
 
 def plan(shape: ConvShape) -> ConvPlan | None:
-    """The best plan by estimate, or None if not even the smallest tile fits."""
-    return min(_all(shape), key=lambda candidate: candidate.cycles, default=None)
+    """The best plan by estimate, or None if not even the smallest tile fits. Layers that are alike are planned once."""
+    if shape.key not in _PLANNED:
+        _PLANNED[shape.key] = min(_all(shape), key=lambda candidate: candidate.cycles, default=None)
+    return _PLANNED[shape.key]
+
+
+_PLANNED: dict[str, ConvPlan | None] = {}
+"""By `ConvShape.key`."""
 
 
 def candidates(shape: ConvShape) -> list[ConvPlan]:
@@ -141,13 +145,13 @@ def _sizes(total: int, most: int, limit: int) -> list[int]:
 def _tiles(shape: ConvShape) -> Iterator[tuple[int, int]]:
     rows = max(1, shape.config.accumulator_size // 2)
     h, w = shape.outputs
-    widths = _sizes(w, min(rows, _COUNT_MAX), 16 if h == 1 else 4)
+    widths = _sizes(w, min(rows, COUNT_MAX), 16 if h == 1 else 4)
     if widths[-1] > 1:
         widths.append(1)
     for width in widths:
         for height in [*_sizes(h, max(1, rows // width), 12), 1]:
             conv = shape.conv_box(Box(0, 0, height, width))
-            if conv.h * conv.w <= rows and max(conv.h, conv.w, height, width) <= _COUNT_MAX:
+            if conv.h * conv.w <= rows and max(conv.h, conv.w, height, width) <= COUNT_MAX:
                 yield height, width
 
 
@@ -212,7 +216,7 @@ def _candidates(shape: ConvShape, tile: tuple[int, int], zone: Zones, chunked: b
         if (
             a_slot > zone.a[1]
             or b_count < 1
-            or pitch * max(*shape.window.dilation, *shape.window.stride) > _STRIDE_MAX
+            or pitch * max(*shape.window.dilation, *shape.window.stride) > STRIDE_MAX
         ):
             continue
         a_count = zone.a[1] // a_slot
@@ -281,7 +285,9 @@ def _estimate(
     # Inputs: bytes of a tile as LOAD reads them, and vectors it writes.
     ih, iw = _input_size(shape, conv, None)
     run = iw * (shape.window.stride[1] if shape.folded else 1) * src.pixel_pitch
-    a_tile = max(ih * (run / bus + 2), ih * iw * shape.vectors) * (1 if shape.aligned else len(shape.pieces))
+    a_tile = max(ih * (run / bus + RUN_CYCLES), ih * iw * shape.vectors) * (
+        1 if shape.aligned else len(shape.pieces)
+    )
     kept = spatial <= a[1] and not chunked
     a_loads = a_tile * spatial * (1 if kept else groups) * (len(shape.tiles) if chunked else 1)
     # Weights.
@@ -304,7 +310,9 @@ def _estimate(
     )
     added = 0.0
     if shape.residual is not None:
-        part = min(shape.residual.pixel_pitch / bus, ceil_div(store * config.n, bus) + RUN_CYCLES)
+        part = shape.residual.pixel_pitch / bus
+        if tile[0] == 1 or (tile[1] == w and shape.residual.rows_join):  # LOAD may skip what it does not want
+            part = min(part, ceil_div(store * config.n, bus) + RUN_CYCLES)
         added = h * w * src.n * part * ceil_div(len(shape.tiles), store)
     if shape.op.then is not None:
         reads = config.groups + (shape.residual is not None)
@@ -322,7 +330,7 @@ def _estimate(
     if c_count < 2:
         penalty += vec
     if o_count < 2:
-        penalty += stores
+        penalty += stores + added
     instructions = spatial * len(shape.tiles) * (per_tile + 3) * 64 / bus
     traffic = load + stores
     paced = max(compute, traffic + instructions, vec)

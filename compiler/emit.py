@@ -12,8 +12,10 @@ from weft.compiler.tasks import Range, Task, dram, scratchpad
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Load, Store
 
-ROWS_MAX = (1 << 12) - 1
-"""Most rows of a LOAD."""
+COUNT_MAX = (1 << 12) - 1
+"""The most that loops of MM and VEC count, and LOAD rows."""
+STRIDE_MAX = (1 << 15) - 1
+"""Largest stride of an address on chip."""
 RUN_CYCLES = 2
 """What a run of bytes costs the bus beyond its beats, about."""
 
@@ -88,7 +90,7 @@ class Emitter:
         rows, pixels = src.joined(box.h, box.w)
         if (
             rows == 1
-            and pixels <= ROWS_MAX
+            and pixels <= COUNT_MAX
             and self._bus_cycles(1, count) < src.pixel_pitch / self.config.bus_bytes
         ):
             return self._load_each(src, offset, pixels, count, dst, vectors, fill)

@@ -383,6 +383,9 @@ def _details(op: Any) -> str:
         window = getattr(op, key, None)
         if window is not None:
             parts.append(f"{key}(k{window.kernel} s{window.stride} d{window.dilation} p{window.pad})")
+    then = getattr(op, "then", None)
+    if then is not None:
+        parts.append(f"then({type(then).__name__.lower()} {then.name})")
     if isinstance(op, Attention):
         mask = f" causal{op.offset:+d}" if op.causal else ""
         parts.append(f"heads({op.heads} on {op.kv_heads}) lengths{op.lengths}{mask}")

@@ -20,18 +20,23 @@ def verify(graph: Graph) -> None:
     """Raise `IrError` if a graph breaks a rule: shapes that disagree, buffers read before they are written."""
     written = {transfer.buffer.name for transfer in graph.to_device}
     buffers: dict[str, Buffer] = {}
+    on_chip: set[str] = set()
     for transfer in (*graph.to_device, *graph.from_device):
         _verify_alias(transfer.buffer, buffers, f"value {transfer.value!r}")
     for segment in graph.segments:
         if isinstance(segment, DeviceSegment):
             for op in segment.ops:
                 verify_op(op)
+                if isinstance(op, Conv) and op.then is not None:
+                    on_chip.add(sources(op.then)[0].buffer.name)
                 for view in sources(op):
                     _verify_alias(view.buffer, buffers, op.name)
                     if view.buffer.name not in written:
                         raise IrError(f"{op.name}: reads buffer {view.buffer.name!r} before it is written")
                 _verify_alias(op.dst.buffer, buffers, op.name)
                 written.add(op.dst.buffer.name)
+        for name in on_chip & set(buffers):
+            raise IrError(f"buffer {name!r} stays on chip in one operator and is used by another")
     for transfer in graph.from_device:
         if transfer.buffer.name not in written:
             raise IrError(f"output {transfer.value!r}: buffer {transfer.buffer.name!r} is never written")
@@ -84,11 +89,7 @@ def expected_shape(op: DeviceOp) -> tuple[int, int, int, int]:
             oh, ow = op.pool.output(oh, ow)
         shape = (n, oh, ow, out)
         if op.then is not None:
-            operands = [view.shape for view in sources(op.then)]
-            if any(item != shape for item in operands) or op.then.dst != op.dst:
-                raise IrError(
-                    f"{op.name}: {op.then.name} makes {op.then.dst.buffer.name!r} of {operands}, not of {shape}"
-                )
+            _verify_then(op, shape)
         return shape
     if isinstance(op, Pool):
         n, h, w, c = op.src.shape
@@ -100,6 +101,20 @@ def expected_shape(op: DeviceOp) -> tuple[int, int, int, int]:
     if isinstance(op, Attention):
         return _attention_shape(op)
     return op.src.shape
+
+
+def _verify_then(op: Conv, shape: tuple[int, int, int, int]) -> None:
+    """What comes then takes a result of `shape`, which has no buffer, and makes the output."""
+    assert op.then is not None
+    verify_op(op.then)
+    own = sources(op.then)[0]
+    if own.shape != shape or op.then.dst != op.dst:
+        raise IrError(
+            f"{op.name}: {op.then.name} makes {op.then.dst.buffer.name!r} of {own.shape}, not {op.dst.buffer.name!r}"
+            f" of {shape}"
+        )
+    if not own.contiguous or own.buffer.kind != "temp":
+        raise IrError(f"{op.name}: what stays on chip is no temporary of its own, but {own.buffer.name!r}")
 
 
 def _attention_shape(op: Attention) -> tuple[int, int, int, int]:

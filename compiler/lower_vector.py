@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.emit import Box, Emitter, ceil_div, parameters, taken
+from weft.compiler.emit import COUNT_MAX, STRIDE_MAX, Box, Emitter, ceil_div, parameters, taken
 from weft.compiler.ir import Add, Pool, Rescale, Window
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_pair, quantise_scale
@@ -15,9 +15,6 @@ from weft.compiler.tasks import Task, scratchpad
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec
 from weft.hdl.isa import Source as VecSource
-
-_COUNT_MAX = (1 << 12) - 1
-_STRIDE_MAX = (1 << 15) - 1
 
 
 @dataclass(frozen=True)
@@ -107,17 +104,17 @@ def _choose(job: _Job, config: Config) -> _TileSize | None:
     for slots in (3, 2, 1):
         for count in channels:
             vectors = ceil_div(count, n)
-            for w in _halves(min(job.dst.w, _COUNT_MAX)):
-                for h in _halves(min(job.dst.h, _COUNT_MAX)):
+            for w in _halves(min(job.dst.w, COUNT_MAX)):
+                for h in _halves(min(job.dst.h, COUNT_MAX)):
                     src_h, src_w = _extent(job, 0, h, job.src.h), _extent(job, 1, w, job.src.w)
                     src, out = src_h * src_w * vectors, h * w * vectors
                     fits = slots * (src * (2 if job.other else 1) + out) <= room
                     strides = (
-                        src_w * vectors * max(job.window.stride[0], job.window.dilation[0]) <= _STRIDE_MAX
+                        src_w * vectors * max(job.window.stride[0], job.window.dilation[0]) <= STRIDE_MAX
                     )
                     # A few tiles at least, so that the units overlap.
                     large = h * w * per_pixel > 2048 and (h > 1 or w > 64) and slots == 3
-                    if fits and strides and not large and vectors * job.window.stride[1] <= _STRIDE_MAX:
+                    if fits and strides and not large and vectors * job.window.stride[1] <= STRIDE_MAX:
                         return _TileSize(h, w, count, src, out, slots)
     return None
 

@@ -6,21 +6,27 @@ Whether that pays is decided for a configuration, in `weft.compiler.backend`.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from weft.compiler.ir import Add, Conv, DeviceOp, DeviceSegment, Rescale, View, sources
 
 
 def fuse_then(segment: DeviceSegment) -> DeviceSegment:
     """Fuse every `Add` and `Rescale` into a `Conv` whose result nobody else reads; of two, into the later one."""
-    ops: list[DeviceOp] = list(segment.ops)
-    for op in segment.ops:
+    readers = Counter(view.buffer.name for op in segment.ops for view in sources(op))
+    writers = Counter(op.dst.buffer.name for op in segment.ops)
+    convs = {op.dst.buffer.name: (index, op) for index, op in enumerate(segment.ops) if isinstance(op, Conv)}
+    ops: list[DeviceOp | None] = list(segment.ops)
+    for index, op in enumerate(segment.ops):
         if not isinstance(op, Add | Rescale):
             continue
-        fusible = [conv for conv in ops if isinstance(conv, Conv) and _fusible(ops, conv, op)]
+        names = [view.buffer.name for view in sources(op)]
+        found = [convs[name] for name in names if name in convs and readers[name] == writers[name] == 1]
+        fusible = [(at, conv) for at, conv in found if _fusible(conv, op)]
         if fusible:
-            ops[ops.index(op)] = _merge(fusible[-1], op)
-            ops.remove(fusible[-1])
-    return dataclasses.replace(segment, ops=tuple(ops))
+            at, conv = max(fusible, key=lambda item: item[0])
+            ops[at], ops[index] = None, _merge(conv, op)
+    return dataclasses.replace(segment, ops=tuple(op for op in ops if op is not None))
 
 
 def separate(conv: Conv) -> tuple[Conv, Add | Rescale]:
@@ -39,13 +45,8 @@ def _merge(conv: Conv, op: Add | Rescale) -> Conv:
     return dataclasses.replace(conv, name=f"{conv.name}+{op.name}", dst=op.dst, then=op)
 
 
-def _fusible(ops: list[DeviceOp], conv: Conv, op: Add | Rescale) -> bool:
-    name = conv.dst.buffer.name
-    if conv.then is not None or conv.dst.buffer.kind != "temp":
-        return False
-    writers = sum(item.dst.buffer.name == name for item in ops)
-    readers = sum(view.buffer.name == name for item in ops for view in sources(item))
+def _fusible(conv: Conv, op: Add | Rescale) -> bool:
     whole = conv.dst.contiguous and View(conv.dst.buffer, conv.dst.shape) in sources(op)
     # A convolution must not write into a buffer that it reads, which the other operators may.
     apart = op.dst.buffer.name not in {view.buffer.name for view in (conv.src, *sources(op))}
-    return writers == readers == 1 and whole and apart
+    return conv.then is None and conv.dst.buffer.kind == "temp" and whole and apart

@@ -79,6 +79,33 @@ def test_a_result_stays_on_chip_where_that_is_faster() -> None:
         assert len(compile_segment(segment_of(op), PRESETS[preset]).layers) == layers, (preset, cin)
 
 
+@pytest.mark.parametrize(
+    ("preset", "size", "kernel", "channels"),
+    [
+        ("default", 14, 3, 256),
+        ("small", 56, 3, 64),
+        ("small", 28, 3, 64),
+        ("tiny", 14, 3, 64),
+        ("default", 28, 1, 128),
+    ],
+)
+def test_what_stays_on_chip_moves_no_more_data(preset: str, size: int, kernel: int, channels: int) -> None:
+    rng = np.random.default_rng(1)
+    weight = rng.integers(-127, 128, (channels, kernel, kernel, channels)).astype(np.int16)
+    shape = (1, size, size, channels)
+    x, y, m, r = (whole(name, shape, kind) for name, kind in
+                  (("x", "input"), ("y", "output"), ("m", "temp"), ("r", "input")))  # fmt: skip
+    conv = Conv(
+        "conv", x, m, weight, np.zeros(channels, np.int32), np.full(channels, 0.001),
+        Window((kernel, kernel), pad=(kernel // 2,) * 4),
+    )  # fmt: skip
+    add = Add("sum", m, r, y, 0.7, 0.6)
+    apart = compile_segment(DeviceSegment("apart", (conv, add)), PRESETS[preset])
+    chosen = compile_segment(segment_of(dataclasses.replace(conv, dst=y, then=add)), PRESETS[preset])
+    moved = [sum(layer.read_bytes + layer.written_bytes for layer in item.layers) for item in (apart, chosen)]
+    assert moved[1] <= moved[0] * 1.01
+
+
 SMALL_MEMORIES = Config(
     n=4,
     lanes=4,

@@ -106,13 +106,20 @@ BROKEN = {
     "conv: bias (3,) and scale (2,) for 2 outputs": graph(
         dataclasses.replace(CONV, bias=np.zeros(3, np.int32))
     ),
-    "conv: add makes 'y' of [(1, 4, 4, 2), (1, 4, 4, 3)], not of (1, 4, 4, 2)": graph(
+    "add: operands (1, 4, 4, 2) and (1, 4, 4, 3)": graph(
         dataclasses.replace(
             CONV, then=dataclasses.replace(ADD, b=View(Buffer("b", (1, 4, 4, 3)), (1, 4, 4, 3)))
         )
     ),
-    "conv: add makes 'm' of [(1, 4, 4, 2), (1, 4, 4, 2)], not of (1, 4, 4, 2)": graph(
+    "add: clamp 50 to -50": graph(dataclasses.replace(CONV, then=dataclasses.replace(ADD, low=50, high=-50))),
+    "conv: add makes 'm' of (1, 4, 4, 2), not 'y' of (1, 4, 4, 2)": graph(
         dataclasses.replace(CONV, then=dataclasses.replace(ADD, dst=MIDDLE))
+    ),
+    "conv: what stays on chip is no temporary of its own, but 'x'": graph(
+        dataclasses.replace(CONV, then=dataclasses.replace(ADD, a=X))
+    ),
+    "buffer 'm' stays on chip in one operator and is used by another": graph(
+        dataclasses.replace(CONV, name="first", dst=MIDDLE), dataclasses.replace(CONV, then=ADD)
     ),
     "attention: 4 heads on 3, 2 lengths of 2 images": attention(kv_heads=3),
     "attention: 4 heads on 2, 1 lengths of 2 images": attention(lengths=(5,)),

@@ -124,6 +124,7 @@ def test_copies_stay(ops: tuple[DeviceOp, ...]) -> None:
 
 SUM = View(Buffer("y", MIDDLE.shape, "output"), MIDDLE.shape)
 SIDE = View(Buffer("side", MIDDLE.shape), MIDDLE.shape)
+PART = View(Buffer("joint", (1, 6, 6, 9)), MIDDLE.shape, c=5)
 ADD = Add("add", MIDDLE, INPUT, SUM, 0.7, 0.4, 5, -3, 9, -100, 90)
 
 
@@ -201,9 +202,18 @@ def test_a_pooled_convolution_takes_an_addition_but_not_the_other_way_round() ->
                 ADD, a=View(JOINED, MIDDLE.shape, c=5), dst=View(Buffer("z", MIDDLE.shape), MIDDLE.shape)
             ),
         ),
+        (conv(PART), dataclasses.replace(ADD, a=PART)),
         (conv(), dataclasses.replace(ADD, dst=INPUT)),
     ],
-    ids=["to itself", "another reader", "read by the host", "no convolution", "part of a buffer", "in place"],
+    ids=[
+        "to itself",
+        "another reader",
+        "read by the host",
+        "no convolution",
+        "part of an output",
+        "part of a buffer",
+        "in place",
+    ],
 )
 def test_addition_is_not_fused(ops: tuple[DeviceOp, ...]) -> None:
     assert fuse_then(DeviceSegment("s", ops)).ops == ops
