@@ -1,6 +1,7 @@
 """Cycles and utilisation of weft beside SCALE-Sim's, on the same shapes and an array of the same size.
 
-    python benchmarks/peers.py [--only TEXT] [--jobs 1] [--json FILE] [--svg docs/peers.svg] [--read FILE]
+    python benchmarks/peers.py [--only TEXT] [--jobs 1] [--json FILE] [--svg docs/peers.svg]
+    python benchmarks/peers.py (--read FILE | --again FILE) [--json FILE] [--svg docs/peers.svg]
 
 SCALE-Sim (PyPI: scalesim) runs in an environment of its own, which the first run makes in weft's cache folder: 16 x 16,
 weight stationary (WS) and output stationary (OS), all operands in its SRAM, a memory that never stalls. Its figure is
@@ -15,7 +16,8 @@ times the cycles. *weft ahead* of both dataflows: **yes**, whole; **array**, onl
 leaves it out (window, and 16 cycles in which the first weights enter, which SCALE-Sim counts); **no**, not even there.
 
 A full run takes 40 minutes on a busy core, nearly all of them in SCALE-Sim; `--jobs` runs several of it at once.
-`--read` shows what an earlier run wrote with `--json`, and measures nothing.
+`--read` shows what an earlier run wrote with `--json`, and measures nothing; `--again` measures weft anew, beside
+SCALE-Sim's figures from there, in a minute.
 """
 
 from __future__ import annotations
@@ -240,6 +242,18 @@ def measure(only: str, jobs: int) -> Iterator[Result]:
             pool.shutdown(cancel_futures=True)
 
 
+def again(results: Sequence[Result]) -> Iterator[Result]:
+    """The same with weft's figures of today."""
+    shapes = {(group, shape.name): shape for group, found in GROUPS.items() for shape in found}
+    for result in results:
+        name = result.name.removesuffix(", on chip")
+        if (result.group, name) not in shapes:
+            raise PeerError(f"there is no shape {name!r} in {result.group} any more; run all of it again")
+        shape = shapes[result.group, name]
+        whole, window = weft_cycles(shape) if name == result.name else weft_on_chip(shape.w)
+        yield dataclasses.replace(result, whole=whole, window=window)
+
+
 HEADER = (
     "| shape | MACs | SCALE-Sim WS: cycles | utilisation | OS: cycles | utilisation "
     "| weft, whole: cycles | utilisation | window: cycles | utilisation | weft ahead |\n"
@@ -355,10 +369,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the utilisations into this file")
     parser.add_argument("--read", type=Path, metavar="FILE", help="show what --json wrote, measure nothing")
+    parser.add_argument(
+        "--again", type=Path, metavar="FILE", help="measure weft only, beside what --json wrote"
+    )
     options = parser.parse_args()
     begin = time.monotonic()
     try:
-        found = iter(load(options.read)) if options.read else measure(options.only, max(1, options.jobs))
+        if options.again:
+            found = again(load(options.again))
+        else:
+            found = iter(load(options.read)) if options.read else measure(options.only, max(1, options.jobs))
         results, wrong = report(found)
     except (PeerError, BuildError) as error:
         print(f"error: {error}", file=sys.stderr)

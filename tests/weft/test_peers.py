@@ -59,6 +59,18 @@ def test_ahead_is_of_both_dataflows(peers: ModuleType) -> None:
     assert made(peers, whole=1600, window=1503 - 16).ahead == "**no**"
 
 
+def test_weft_is_measured_again_beside_kept_figures(peers: ModuleType) -> None:
+    kept = [
+        made(peers, group="GEMM", whole=1, window=1),
+        made(peers, group="GEMM", name="GEMM 64x64x64, on chip", whole=1, window=1),
+    ]
+    behind, alone = peers.again(kept)
+    assert (behind.ws, behind.os, behind.name) == (1759, 1503, "GEMM 64x64x64")
+    assert 64**3 / 256 < alone.window < behind.window < behind.whole
+    with pytest.raises(peers.PeerError, match="there is no shape 'GEMM 64x64x64' in a < b any more"):
+        list(peers.again([made(peers)]))
+
+
 def test_a_figure_off_its_closed_form_is_wrong(peers: ModuleType) -> None:
     assert not peers.check([made(peers)])[1]
     (sentence,) = peers.check([made(peers, ws=1760)])[1]
