@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from weft.compiler.frontend import import_model
 from weft.compiler.host import from_buffer, to_buffer
-from weft.compiler.ir import Conv, DeviceSegment, HostSegment, Pool, Rescale, dump
+from weft.compiler.ir import Add, Conv, DeviceSegment, HostSegment, Pool, Rescale, dump
 
 
 def run_onnxruntime(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -105,7 +105,7 @@ def test_concat_inputs_are_written_in_place() -> None:
     )
     graph = import_model(builder.finish(builder.concat([left, right], 1)))
     ops = device_ops(graph)
-    assert [type(op) for op in ops] == [Conv, Conv, Rescale]
+    assert [(type(op), type(op.then)) for op in ops] == [(Conv, type(None)), (Conv, Rescale)]
     assert [op.dst.c for op in ops if op.dst.buffer.shape[3] == 9] == [0, 4]
     assert "@0,0,4" in dump(graph)
 
@@ -297,7 +297,8 @@ def test_sum_of_tensors_in_one_foreign_order() -> None:
     model = builder.finish(builder.dense(builder.add(*parts), 2, op="MatMul"))
     graph = import_model(model)
     assert not on_host(graph)
-    assert [type(op).__name__ for op in device_ops(graph)] == ["Conv", "Conv", "Add", "Conv"]
+    ops = [(type(op), type(op.then)) for op in device_ops(graph)]
+    assert ops == [(Conv, type(None)), (Conv, Add), (Conv, type(None))]
     assert np.abs(levels(model, qdq_models.feeds(model, rng))).max() <= 1
 
 
