@@ -137,7 +137,7 @@ def _lower(
     op: DeviceOp, placement: Placement, config: Config, constants: Constants, layer: int, choose: Chooser
 ) -> list[Task] | None:
     dst = placement.source(op.dst)
-    read: tuple[Source, ...] = tuple(placement.source(view) for view in sources(op))
+    read = _read(op, placement)
     if isinstance(op, Conv):
         return lower_conv(op, read, dst, config, constants, layer, choose)
     if isinstance(op, Attention | Softmax) and not config.softmax:
@@ -149,6 +149,10 @@ def _lower(
     if isinstance(op, Softmax):
         return lower_softmax(op, read[0], dst, config, constants, layer)
     return lower_vector(op, read, dst, config, constants, layer)
+
+
+def _read(op: DeviceOp, placement: Placement) -> tuple[Source, ...]:
+    return tuple(placement.source(view) for view in sources(op))
 
 
 def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
@@ -192,7 +196,7 @@ def _stays_fused(op: Conv, config: Config) -> bool:
     plans = []
     for conv in (op, alone):
         placement = Placement((conv,))
-        read = [placement.source(view) for view in sources(conv)]
+        read = _read(conv, placement)
         plans.append(plan(ConvShape(conv, read[0], placement.source(conv.dst), config, *read[1:])))
     fused, apart = plans
     if fused is None or apart is None:

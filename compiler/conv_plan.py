@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.compiler.conv_shape import Chunk, ConvShape
-from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, ceil_div
+from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, bus_cycles, ceil_div
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS
 
@@ -58,10 +58,9 @@ class ConvPlan:
 
     `tile` is (rows, columns) of final outputs; `a_slot`, `b_slot`, `o_slot`, `c_slot` sizes of ring slots and
     `a_count`.. their numbers, with a second operand as many more like those of outputs; `params` slots of the parameter
-    ring; `group` the output tiles for which a block
-    of weights stays while the spatial tiles pass; `store` the output tiles that leave in one STORE; `chunked` whether
-    inputs are loaded per chunk of the contraction; `b_limit` the largest chunk in vectors. Estimates: `cycles`, and
-    `traffic`, those of the bus for data.
+    ring; `group` the output tiles for which a block of weights stays while the spatial tiles pass; `store` the output
+    tiles that leave in one STORE; `chunked` whether inputs are loaded per chunk of the contraction; `b_limit` the
+    largest chunk in vectors. Estimates: `cycles`, and `traffic`, those of the bus for data.
     """
 
     zones: Zones
@@ -91,15 +90,15 @@ Chooser = Callable[[ConvShape], ConvPlan | None]
 """Gives the plan to compile a convolution by, or None if not even the smallest tile fits."""
 
 
+_PLANNED: dict[str, ConvPlan | None] = {}
+"""By `ConvShape.key`."""
+
+
 def plan(shape: ConvShape) -> ConvPlan | None:
     """The best plan by estimate, or None if not even the smallest tile fits. Layers that are alike are planned once."""
     if shape.key not in _PLANNED:
         _PLANNED[shape.key] = min(_all(shape), key=lambda candidate: candidate.cycles, default=None)
     return _PLANNED[shape.key]
-
-
-_PLANNED: dict[str, ConvPlan | None] = {}
-"""By `ConvShape.key`."""
 
 
 def candidates(shape: ConvShape) -> list[ConvPlan]:
@@ -250,18 +249,29 @@ def _grouped(
         # What comes then needs another block of parameters, and a second operand a slot for each of outputs.
         then, added = shape.op.then is not None, shape.residual is not None
         room = zone.o[1] - (params + then) * PARAMETER_VECTORS
-        out = tile[0] * tile[1] * (1 + added)
+        out = tile[0] * tile[1]
+        held_out = out * (1 + added)
         uniform = all(item.count == shape.config.n for item in shape.tiles[:-1])
-        store = min(group, room // out // 2) if uniform else 1
+        store = min(group, room // held_out // 2) if uniform else 1
         if store < 1:
             store = 1
-        if room < out * store:
+        if room < held_out * store:
             continue
-        o_count = min(room // (out * store), 4)
+        o_count = min(room // (held_out * store), 4)
         cycles, traffic = _estimate(shape, tile, conv, chunked, group, store, a, b, per_tile, c[1], o_count)
-        o_slot = tile[0] * tile[1] * store
-        yield ConvPlan(zone, tile, a[0], min(a[1], 64), b[0], b[1], o_slot, o_count, c[0], c[1], params, group,
+        yield ConvPlan(zone, tile, a[0], min(a[1], 64), b[0], b[1], out * store, o_count, c[0], c[1], params, group,
                        store, chunked, cycles, traffic)  # fmt: skip
+
+
+def _second_operand(shape: ConvShape, tile: tuple[int, int], store: int) -> float:
+    """Cycles of the bus for what is added to the outputs, as `Emitter.load_box` reads it; 0 if nothing is."""
+    source, config = shape.residual, shape.config
+    if source is None:
+        return 0.0
+    pixel = source.pixel_pitch / config.bus_bytes
+    if source.joined(*tile)[0] == 1:
+        pixel = min(pixel, bus_cycles(config, 1, store * config.n))
+    return source.n * source.h * source.w * pixel * ceil_div(len(shape.tiles), store)
 
 
 def _estimate(
@@ -308,12 +318,7 @@ def _estimate(
             else ceil_div(len(shape.tiles), store) * (store * config.n / bus + RUN_CYCLES)
         )
     )
-    added = 0.0
-    if shape.residual is not None:
-        part = shape.residual.pixel_pitch / bus
-        if tile[0] == 1 or (tile[1] == w and shape.residual.rows_join):  # LOAD may skip what it does not want
-            part = min(part, ceil_div(store * config.n, bus) + RUN_CYCLES)
-        added = h * w * src.n * part * ceil_div(len(shape.tiles), store)
+    added = _second_operand(shape, tile, store)
     if shape.op.then is not None:
         reads = config.groups + (shape.residual is not None)
         vec += len(shape.tiles) * (h * w * src.n * reads + spatial * 24)

@@ -24,6 +24,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def bus_cycles(config: Config, runs: int, size: int) -> int:
+    """What `runs` runs of `size` bytes take the bus, an estimate."""
+    return runs * (ceil_div(size, config.bus_bytes) + RUN_CYCLES)
+
+
 def taken(stride: int, count: int) -> int:
     """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
     return stride if count > 1 else 0
@@ -60,7 +65,7 @@ class Emitter:
         self.layer = layer
 
     def _bus_cycles(self, runs: int, size: int) -> int:
-        return runs * (ceil_div(size, self.config.bus_bytes) + RUN_CYCLES)
+        return bus_cycles(self.config, runs, size)
 
     def load_constant(self, payload: bytes, dst: int) -> Task:
         """LOAD whole vectors of constants to consecutive addresses from `dst` on."""

@@ -7,6 +7,8 @@ the device is int8.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -356,6 +358,11 @@ def sources(op: DeviceOp) -> tuple[View, ...]:
     if isinstance(op, Conv) and op.then is not None:
         return op.src, *sources(op.then)[1:]
     return (op.a, op.b) if isinstance(op, Add) else (op.src,)
+
+
+def readers(ops: Iterable[DeviceOp]) -> Counter[str]:
+    """How often each buffer is read, by name."""
+    return Counter(view.buffer.name for op in ops for view in sources(op))
 
 
 def dump(graph: Graph) -> str:

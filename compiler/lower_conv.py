@@ -10,7 +10,7 @@ from weft.compiler.conv_plan import Chooser, ConvPlan, boxes
 from weft.compiler.conv_shape import Chunk, ConvShape, Tile
 from weft.compiler.emit import Box, Emitter, parameters, taken
 from weft.compiler.ir import Add, Conv
-from weft.compiler.lower_vector import addition, rescaling, second_operand
+from weft.compiler.lower_vector import pointwise, second_operand
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_scale
 from weft.compiler.tasks import Task, accumulator, scratchpad
@@ -202,8 +202,7 @@ class _ConvLowering:
         assert op is not None
         params, held = self.then.get("then")
         if not held:
-            payload = addition(op, config) if isinstance(op, Add) else rescaling(op.scale, -op.x_zero, config)
-            yield self.emit.load_constant(payload, params)
+            yield self.emit.load_constant(pointwise(op, config), params)
         size, pitch = (box.h * box.w - 1) * vectors + 1, box.w * vectors
         reads = [scratchpad(out, size), scratchpad(params, PARAMETER_VECTORS)]
         second: dict[str, int] = {}
@@ -220,7 +219,7 @@ class _ConvLowering:
             tuple(reads),
             (scratchpad(out, size),),
             self.layer,
-            box.h * box.w * (config.groups + len(reads) - 2),
+            box.h * box.w * (config.groups + bool(second)),
         )  # fmt: skip
 
     def _parameters(self, tile: Tile) -> bytes:

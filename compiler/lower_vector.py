@@ -66,18 +66,17 @@ class _TileSize:
     slots: int
 
 
-def addition(op: Add, config: Config) -> bytes:
-    """The parameter block of an addition."""
+def pointwise(op: Add | Rescale, config: Config) -> bytes:
+    """The parameter block of an addition or a requantisation."""
+    if isinstance(op, Rescale):
+        return _uniform(config, -op.x_zero, *quantise_scale(op.scale, config.mantissa_bits))
     mantissa, _, shift = quantise_pair(op.a_scale, op.b_scale, config.mantissa_bits)
-    return parameters(
-        config, np.full(config.n, -op.a_zero), np.full(config.n, mantissa), np.full(config.n, shift)
-    )
+    return _uniform(config, -op.a_zero, mantissa, shift)
 
 
-def rescaling(scale: float, bias: int, config: Config) -> bytes:
-    """The parameter block of a requantisation with the same scale and bias for all columns."""
-    mantissa, shift = quantise_scale(scale, config.mantissa_bits)
-    return parameters(config, np.full(config.n, bias), np.full(config.n, mantissa), np.full(config.n, shift))
+def _uniform(config: Config, bias: int, mantissa: int, shift: int) -> bytes:
+    """A parameter block that is the same for all columns."""
+    return parameters(config, *(np.full(config.n, value) for value in (bias, mantissa, shift)))
 
 
 def pointwise_cycles(op: Add | Rescale, config: Config) -> tuple[float, float]:
@@ -209,14 +208,12 @@ class _VectorLowering:
         return runs
 
     def _parameters(self, count: int) -> bytes:
-        op = self.job.op
-        if isinstance(op, Add):
-            return addition(op, self.config)
-        elements = (
-            self.job.window.kernel[0] * self.job.window.kernel[1] if self.job.reduce == Reduce.SUM else 1
-        )
-        bias = -self.job.x_zero * elements  # out of range reads x_zero, so every element is offset by it
-        return rescaling(op.scale / max(count, 1), bias, self.config)
+        op, config = self.job.op, self.config
+        if not isinstance(op, Pool):
+            return pointwise(op, config)
+        elements = op.window.kernel[0] * op.window.kernel[1] if self.job.reduce == Reduce.SUM else 1
+        bias = -op.x_zero * elements  # out of range reads x_zero, so every element is offset by it
+        return _uniform(config, bias, *quantise_scale(op.scale / max(count, 1), config.mantissa_bits))
 
     def _vec(self, box: Box, part: Box, loaded: Box, vectors: int, slots: tuple[int, int, int, int]) -> Task:
         job, window, op = self.job, self.job.window, self.job.op

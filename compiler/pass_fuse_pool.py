@@ -6,18 +6,20 @@ Requantisation is monotone, so the maximum commutes with it: the device reduces 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
-from weft.compiler.ir import Conv, DeviceOp, DeviceSegment, Pool, View, sources
+from weft.compiler.ir import Conv, DeviceSegment, Pool, View, readers
 
 
 def fuse_pool(segment: DeviceSegment) -> DeviceSegment:
     """Fuse every max `Pool` into the `Conv` before it, if nobody else reads the convolution's result."""
+    reads = readers(segment.ops)
     writers = {op.dst.buffer.name: op for op in segment.ops}
     fused: dict[int, Conv] = {}
     dropped: set[int] = set()
     for op in segment.ops:
         conv = writers.get(op.src.buffer.name) if isinstance(op, Pool) else None
-        if isinstance(conv, Conv) and isinstance(op, Pool) and _fusible(segment, conv, op):
+        if isinstance(conv, Conv) and isinstance(op, Pool) and _fusible(conv, op, reads):
             fused[id(conv)] = _merge(conv, op)
             dropped.add(id(op))
     return dataclasses.replace(
@@ -36,7 +38,7 @@ def _merge(conv: Conv, pool: Pool) -> Conv:
     )
 
 
-def _fusible(segment: DeviceSegment, conv: Conv, pool: Pool) -> bool:
+def _fusible(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
     if conv.pool is not None or conv.then is not None:
         return False
     if pool.kind != "max" or pool.scale != 1.0 or pool.x_zero != pool.y_zero:
@@ -45,9 +47,5 @@ def _fusible(segment: DeviceSegment, conv: Conv, pool: Pool) -> bool:
         return False
     name = conv.dst.buffer.name
     whole = conv.dst.contiguous and pool.src == View(conv.dst.buffer, conv.dst.shape)
-    alone = conv.dst.buffer.kind == "temp" and sum(_reads(op, name) for op in segment.ops) == 1
+    alone = conv.dst.buffer.kind == "temp" and reads[name] == 1
     return whole and alone
-
-
-def _reads(op: DeviceOp, name: str) -> int:
-    return sum(view.buffer.name == name for view in sources(op))

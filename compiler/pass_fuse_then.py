@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from weft.compiler.ir import Add, Conv, DeviceOp, DeviceSegment, Rescale, View, sources
+from weft.compiler.ir import Add, Conv, DeviceOp, DeviceSegment, Rescale, View, readers, sources
 
 
 def fuse_then(segment: DeviceSegment) -> DeviceSegment:
     """Fuse every `Add` and `Rescale` into a `Conv` whose result nobody else reads; of two, into the later one."""
-    readers = Counter(view.buffer.name for op in segment.ops for view in sources(op))
+    reads = readers(segment.ops)
     writers = Counter(op.dst.buffer.name for op in segment.ops)
     convs = {op.dst.buffer.name: (index, op) for index, op in enumerate(segment.ops) if isinstance(op, Conv)}
     ops: list[DeviceOp | None] = list(segment.ops)
@@ -21,7 +21,7 @@ def fuse_then(segment: DeviceSegment) -> DeviceSegment:
         if not isinstance(op, Add | Rescale):
             continue
         names = [view.buffer.name for view in sources(op)]
-        found = [convs[name] for name in names if name in convs and readers[name] == writers[name] == 1]
+        found = [convs[name] for name in names if name in convs and reads[name] == writers[name] == 1]
         fusible = [(at, conv) for at, conv in found if _fusible(conv, op)]
         if fusible:
             at, conv = max(fusible, key=lambda item: item[0])

@@ -34,7 +34,7 @@ struct Carver {
     Vector flight[2];
     unsigned flying = 0;
     Fifo<Vector, 8> queue;
-    int64_t places = 4, free = 4;
+    int64_t places = 0, free = 0;
     unsigned align = 4;
     int64_t bus = 16, n = 16;
     // Of the current cycle.

@@ -57,25 +57,28 @@ def test_fused_and_one_after_the_other(fused: bool, config: Config, monkeypatch:
         run_and_compare(segment_of(op), random_inputs(rng, op), config)
 
 
+def convolution_and_addition(size: int, kernel: int, cin: int, out: int) -> tuple[Conv, Add]:
+    """One after the other."""
+    x = whole("x", (1, size, size, cin), "input")
+    m, r, y = (whole(name, (1, size, size, out), kind) for name, kind in
+               (("m", "temp"), ("r", "input"), ("y", "output")))  # fmt: skip
+    weight = np.random.default_rng(0).integers(-127, 128, (out, kernel, kernel, cin)).astype(np.int16)
+    window = Window((kernel, kernel), pad=(kernel // 2,) * 4)  # type: ignore[arg-type]
+    conv = Conv("conv", x, m, weight, np.zeros(out, np.int32), np.full(out, 0.001), window)
+    return conv, Add("sum", m, r, y, 0.7, 0.6)
+
+
 def test_a_result_stays_on_chip_where_that_is_faster() -> None:
     """A deep contraction hides the addition; for one of a single vector the vector unit has too much to do; and on a
     small scratchpad weights would have to be loaded more often."""
-    rng = np.random.default_rng(0)
     for preset, size, kernel, cin, out, layers in (
         ("default", 28, 1, 256, 256, 1),
         ("default", 28, 1, 16, 256, 2),
         ("tiny", 8, 3, 32, 32, 2),
         ("default", 8, 3, 32, 32, 1),
     ):
-        weight = rng.integers(-127, 128, (out, kernel, kernel, cin)).astype(np.int16)
-        x, y = (
-            whole(name, (1, size, size, count), kind)
-            for name, count, kind in (("x", cin, "input"), ("y", out, "output"))
-        )
-        window = Window((kernel, kernel), pad=(kernel // 2,) * 4)
-        conv = Conv("conv", x, y, weight, np.zeros(out, np.int32), np.full(out, 0.001), window)  # type: ignore[arg-type]
-        add = Add("sum", whole("m", y.shape, "temp"), whole("r", y.shape, "input"), y, 0.7, 0.6)
-        op = dataclasses.replace(conv, then=add)
+        conv, add = convolution_and_addition(size, kernel, cin, out)
+        op = dataclasses.replace(conv, dst=add.dst, then=add)
         assert len(compile_segment(segment_of(op), PRESETS[preset]).layers) == layers, (preset, cin)
 
 
@@ -90,18 +93,9 @@ def test_a_result_stays_on_chip_where_that_is_faster() -> None:
     ],
 )
 def test_what_stays_on_chip_moves_no_more_data(preset: str, size: int, kernel: int, channels: int) -> None:
-    rng = np.random.default_rng(1)
-    weight = rng.integers(-127, 128, (channels, kernel, kernel, channels)).astype(np.int16)
-    shape = (1, size, size, channels)
-    x, y, m, r = (whole(name, shape, kind) for name, kind in
-                  (("x", "input"), ("y", "output"), ("m", "temp"), ("r", "input")))  # fmt: skip
-    conv = Conv(
-        "conv", x, m, weight, np.zeros(channels, np.int32), np.full(channels, 0.001),
-        Window((kernel, kernel), pad=(kernel // 2,) * 4),
-    )  # fmt: skip
-    add = Add("sum", m, r, y, 0.7, 0.6)
+    conv, add = convolution_and_addition(size, kernel, channels, channels)
     apart = compile_segment(DeviceSegment("apart", (conv, add)), PRESETS[preset])
-    chosen = compile_segment(segment_of(dataclasses.replace(conv, dst=y, then=add)), PRESETS[preset])
+    chosen = compile_segment(segment_of(dataclasses.replace(conv, dst=add.dst, then=add)), PRESETS[preset])
     moved = [sum(layer.read_bytes + layer.written_bytes for layer in item.layers) for item in (apart, chosen)]
     assert moved[1] <= moved[0] * 1.01
 
