@@ -67,9 +67,13 @@ class BurstSplitter(wiring.Component):
         align = (self.config.bus_bytes - 1).bit_length()
         inside = (self.block - 1).bit_length()
         request = self.request.payload
-        run = data.StructLayout({"word": 32 - align, "rest": 32, "last": 1, "tag": len(self.tag)})
+        run = data.StructLayout({"word": 32 - align, "rest": 32, "tag": len(self.tag)})
         m.submodules.slice = waiting = RegisterSlice(run)
         coming, following = waiting.i.payload, waiting.o.payload
+        # A refused burst must not reach back to runs in the same cycle either.
+        burst = data.StructLayout({"request": BusRequest, "last": 1, "tag": len(self.tag)})
+        m.submodules.bursts = bursts = RegisterSlice(burst)
+        cut = bursts.i.payload
         active = Signal()
         tag = Signal.like(self.tag)
         word = Signal(32 - align)
@@ -85,20 +89,29 @@ class BurstSplitter(wiring.Component):
             coming.rest.eq(
                 (self.run.payload.bytes + self.run.payload.address[:align] - 1)[:33] >> align,
             ),
-            coming.last.eq(coming.rest <= ~coming.word[:inside]),
             coming.tag.eq(self.run.payload.tag),
             room.eq(~word[:inside]),
             left.eq(rest - room - 1),
-            move.eq(~self.request.valid | self.request.ready),
+            bursts.i.valid.eq(active),
+            move.eq(bursts.i.ready),
+            cut.request.address.eq(word << align),
+            cut.request.beats.eq(Mux(last, rest[:inside], room) + 1),
+            cut.last.eq(last),
+            cut.tag.eq(tag),
             waiting.o.ready.eq(~active | (move & last)),
-            self.idle.eq(~waiting.o.valid & ~active & ~self.request.valid),
+            self.request.valid.eq(bursts.o.valid),
+            bursts.o.ready.eq(self.request.ready),
+            request.eq(bursts.o.payload.request),
+            self.last.eq(bursts.o.payload.last),
+            self.tag.eq(bursts.o.payload.tag),
+            self.idle.eq(~waiting.o.valid & ~active & ~bursts.o.valid),
         ]
         with m.If(waiting.o.ready):
             m.d.sync += [
                 active.eq(waiting.o.valid),
                 word.eq(following.word),
                 rest.eq(following.rest),
-                last.eq(following.last),
+                last.eq(following.rest <= ~following.word[:inside]),
                 tag.eq(following.tag),
             ]
         with m.Elif(move):  # not the last burst: on to the next block
@@ -106,13 +119,5 @@ class BurstSplitter(wiring.Component):
                 word.eq(((word >> inside) + 1) << inside),
                 rest.eq(left),
                 last.eq(~left[inside:].any()),
-            ]
-        with m.If(move):
-            m.d.sync += [
-                self.request.valid.eq(active),
-                request.address.eq(word << align),
-                request.beats.eq(Mux(last, rest[:inside], room) + 1),
-                self.last.eq(last),
-                self.tag.eq(tag),
             ]
         return m

@@ -201,8 +201,11 @@ class Carver(wiring.Component):
         some = Signal()
         single = Signal()
         alone = Signal()  # the next vector lies in one beat
+        # Steps of no whole beat, and of one: compared ahead of the first vector.
+        hops_inner, hops_outer = Signal(2), Signal(2)
         # What happens in this cycle.
         have = Signal()
+        carry, none, one = Signal(), Signal(), Signal()
         room = Signal(init=1)  # for a vector more; a register
         emit = Signal()
         shift = Signal()
@@ -213,18 +216,22 @@ class Carver(wiring.Component):
         finish = Signal()
         follow = Signal()
         step = Signal(16)
-        reach = Signal(17)
-        ahead = Signal.like(at.skip)
+        moved = Signal(len(at.skip) + align_bits)
+        crosses = Signal()  # the next vector starts in another beat than this one
         m.d.comb += [
             have.eq(outside | self.beat.valid),
             emit.eq((running & near & room) & (outside | self.beat.valid | alone)),
             step.eq(Mux(nest.last.inner, op.step_outer, op.step_inner)),
-            reach.eq(at.position + step),
-            ahead.eq(reach >> align_bits),
+            # Position and beats to skip in one sum, with the beat that leaves the window now.
+            moved.eq(step + Cat(at.position, have.replicate(len(at.skip)))),
+            carry.eq((at.position + step[:align_bits])[-1]),
+            none.eq(Mux(nest.last.inner, hops_outer[0], hops_inner[0])),
+            one.eq(Mux(nest.last.inner, hops_outer[1], hops_inner[1])),
+            crosses.eq(~none | carry),
             # `emit` comes late, so whatever else there is to know is known beside it.
             cut_last.eq(nest.last.inner & (op.split | nest.last.outer)),
             pass_end.eq(emit & cut_last),
-            shift.eq((have & (draining | (running & ~near))) | (emit & (have & (cut_last | (ahead != 0))))),
+            shift.eq((have & (draining | (running & ~near))) | (emit & (have & (cut_last | crosses)))),
             pop.eq(shift & ~outside),
             self.beat.ready.eq(pop),
             empty.eq(~some | (single & ~front & self.beat.valid)),
@@ -237,6 +244,8 @@ class Carver(wiring.Component):
             self.stall_memory.eq(((running & room) | draining) & ~emit & ~have),
         ]
         m.d.sync += wait.eq(Cat(walker.start, wait[0]))
+        for hops, length in ((hops_inner, op.step_inner), (hops_outer, op.step_outer)):
+            m.d.sync += hops.eq(Cat(length[align_bits:] == 0, length[align_bits:] == 1))
         most = self.config.bus_bytes - self.config.n
         with m.If(follow):
             m.d.sync += [
@@ -249,13 +258,13 @@ class Carver(wiring.Component):
         with m.Else():
             with m.If(emit):
                 m.d.sync += [
-                    at.position.eq(reach),
-                    alone.eq(reach[:align_bits] <= most),
+                    at.position.eq(moved[:align_bits]),
+                    alone.eq(moved[:align_bits] <= most),
                     # Down to 0; not as a multiplexer, of which synthesis makes a reset, behind more logic.
                     at.lead.eq((at.lead - step) & (at.lead > step).replicate(len(at.lead))),
                     at.left.eq((at.left - step) & (at.left > step).replicate(len(at.left))),
-                    at.skip.eq(Mux(have, ahead - 1, ahead)),
-                    near.eq((ahead == 0) | ((ahead == 1) & have)),
+                    at.skip.eq(moved >> align_bits),
+                    near.eq(~crosses | (have & Mux(carry, none, one))),
                 ]
             with m.Elif(shift):
                 m.d.sync += [at.skip.eq(at.skip - 1), near.eq(at.skip == 1)]

@@ -13,8 +13,8 @@ from weft.hdl.memmap import Counter
 
 WORDS = 2 * len(Counter)
 """Words of 32 bits that all counters take, low word first."""
-SETTLING = WORDS + 2
-"""Cycles after its last event until a counter is exact: its own register, and a round of the adder."""
+SETTLING = WORDS + 3
+"""Cycles after its last event until a counter is exact: its own register, that before the adder, and a round of it."""
 
 
 class Counters(wiring.Component):
@@ -74,6 +74,7 @@ class Counters(wiring.Component):
         stale = Signal(init=1)  # what the memory holds, until the first round is over
         word, following = Signal(range(words)), Signal(range(words))
         high, slot = word[:chunks].any(), word[chunks:]
+        coming_high, coming_slot = following[:chunks].any(), following[chunks:]
         recent = [Signal(range(words + 1), name=f"recent_{counter.name.lower()}") for counter in counted]
         m.d.comb += self.index.eq(Cat(word[chunks - 1], Array(counter.value for counter in counted)[slot]))
 
@@ -85,18 +86,19 @@ class Counters(wiring.Component):
             recent[counted.index(Counter.ARRAY_WINDOW)] = Signal(32, name="recent_array_window")
         for place, (counter, gathered) in enumerate(zip(counted, recent, strict=True)):
             added = window if counter is Counter.ARRAY_WINDOW else events[counter]
-            moves = ~high & (slot == place)
+            moves = ~coming_high & (coming_slot == place)
             m.d.sync += gathered.eq(Mux(moves, 0, gathered) + added)
         last = word == words - 1
         m.d.comb += following.eq(Mux(last, 0, word + 1))
         m.d.sync += [word.eq(following), stale.eq(stale & ~last)]
-        with m.If(self.clear):
-            m.d.sync += [word.eq(0), stale.eq(1), *(gathered.eq(0) for gathered in recent)]
-
+        # Chosen a cycle before it is added: the one and the other are many levels of logic.
         moved, carry, total = Signal(32), Signal(), Signal(self.bits + 1)
+        m.d.sync += moved.eq(Array(recent)[coming_slot])
+        with m.If(self.clear):
+            m.d.sync += [word.eq(0), stale.eq(1), moved.eq(0), *(gathered.eq(0) for gathered in recent)]
+
         m.d.comb += [
-            moved.eq(Mux(high, carry, Array(recent)[slot])),
-            total.eq(Mux(stale, 0, update.data) + moved[: self.bits]),
+            total.eq(Mux(stale, 0, update.data) + Mux(high, carry, moved)[: self.bits]),
             update.addr.eq(following),
             # Always; saying so spares synthesis the logic for reading a word while it is written.
             update.en.eq(following != word),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal, Value, signed
+from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -91,49 +91,46 @@ class Divider(wiring.Component):
         return m
 
     def _normalise(self, m: Module, operand: Signal, size: Signal) -> Signal:
-        """Read the sum of the current row and shift it until its top bit is set; returns whether it is."""
-        age, fetched = Signal(range(_READ + 1)), Signal()
-        done = operand[-1] | (size == 0)
+        """Read the sum of the current row and shift it until its top bit is set, or nothing of it is left; returns
+        whether it is, a register as loop nests hang on it."""
+        age, fetched, normal = Signal(range(_READ + 1)), Signal(), Signal()
         with m.If(self.start | self.step):
-            m.d.sync += [age.eq(0), fetched.eq(0)]
+            m.d.sync += [age.eq(0), fetched.eq(0), normal.eq(0)]
         with m.Elif(self.row & ~fetched):
             m.d.sync += age.eq(age + 1)
             with m.If(age == _READ):
-                m.d.sync += [fetched.eq(1), operand.eq(self.sum), size.eq(_SUM_BITS)]
-        with m.Elif(~done):
+                m.d.sync += [fetched.eq(1), operand.eq(self.sum), size.eq(_SUM_BITS), normal.eq(self.sum[-1])]
+        with m.Elif(fetched & ~normal):
             with m.If(operand[-8:].any()):
-                m.d.sync += [operand.eq(operand << 1), size.eq(size - 1)]
+                m.d.sync += [operand.eq(operand << 1), size.eq(size - 1), normal.eq(operand[-2])]
             with m.Else():
-                m.d.sync += [operand.eq(operand << 8), size.eq(size - 8)]
-        normal = Signal()
-        m.d.comb += normal.eq(fetched & done)
+                m.d.sync += [operand.eq(operand << 8), size.eq(size - 8), normal.eq(operand[-9] | (size == 8))]
         return normal
 
     def _divide(self, m: Module, operand: Signal, left: Signal) -> None:
-        """``floor(scale * 2**16 / top)`` for ``scale < top``, restoring, and 0 for a sum of 0."""
+        """``floor(scale * 2**16 / top)`` for ``scale < top``, restoring in radix 4, and 0 for a sum of 0."""
         bits = QUOTIENT_BITS + 1
         top, rest = Signal(bits, reset_less=True), Signal(bits, reset_less=True)
+        triple = Signal(bits + 2, reset_less=True)
         quotient = self.result.mantissa
-        following: Value = rest
-        digits: list[Value] = []
-        for digit in range(2):
-            less = Signal(signed(bits + 2), name=f"less_{digit}")
-            m.d.comb += less.eq((following << 1) - top)
-            fits = ~less[-1] & top[-1]
-            following, digits = Mux(fits, less[:bits], (following << 1)[:bits]), [fits, *digits]
+        following: Value = (rest << 2)[:bits]
+        digit: Value = Const(0, 2)
+        for value, multiple in enumerate((top, top << 1, triple), start=1):
+            less = Signal(signed(bits + 3), name=f"less_{value}")
+            m.d.comb += less.eq((rest << 2) - multiple)
+            following, digit = Mux(less[-1], following, less[:bits]), Mux(less[-1], digit, value)
         with m.If(self.step):
-            m.d.sync += [top.eq(operand[-bits:]), rest.eq(self.scale)]
+            divisor = operand[-bits:]
+            m.d.sync += [top.eq(divisor), triple.eq((divisor << 1) + divisor), rest.eq(self.scale)]
         with m.Elif(left.any()):
-            m.d.sync += [rest.eq(following), quotient.eq((quotient << 2) | (digits[1] << 1) | digits[0])]
+            m.d.sync += [rest.eq(following), quotient.eq((quotient << 2) | Mux(top[-1], digit, 0))]
 
     def _multiply(self, m: Module, left: Signal) -> None:
         """``-v_zero * rsh(sum, 8)`` modulo 2**32, from the top bit of v_zero on, which is negative."""
-        factor = Signal(_SUM_BITS - 7, reset_less=True)
+        factor, zero = Signal(_SUM_BITS - 7, reset_less=True), Signal(len(self.v_zero), reset_less=True)
         product = self.result.bias
-        term = Mux(self.v_zero.bit_select((left - 1)[:3], 1), factor, 0)
+        term = Mux(zero[-1], factor, 0)
         with m.If(self.step):
-            m.d.sync += [factor.eq(self.sum[8:] + self.sum[7]), product.eq(0)]
-        with m.Elif(left == STEPS):
-            m.d.sync += product.eq(term)
+            m.d.sync += [factor.eq(self.sum[8:] + self.sum[7]), zero.eq(self.v_zero), product.eq(0)]
         with m.Elif(left.any()):
-            m.d.sync += product.eq((product << 1) - term)
+            m.d.sync += [zero.eq(zero << 1), product.eq(Mux(left == STEPS, term, (product << 1) - term))]

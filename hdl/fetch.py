@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Module, Mux, ResetInserter, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
@@ -79,8 +79,14 @@ class Fetch(wiring.Component):
         m = Module()
         m.submodules.parts = parts = _Parts(self._config)
         # A full queue must not reach back to the buffer in the same cycle.
-        m.submodules.slice = part = ResetInserter(self.start)(RegisterSlice(part_layout(self._config)))
-        wiring.connect(m, parts.part, part.i)
+        routed = data.StructLayout({"part": part_layout(self._config), "queue": len(self._kinds)})
+        m.submodules.slice = part = ResetInserter(self.start)(RegisterSlice(routed))
+        m.d.comb += [
+            part.i.payload.part.eq(parts.part.payload),
+            part.i.payload.queue.eq(self._queue_of(m, parts.part.payload)),
+            part.i.valid.eq(parts.part.valid),
+            parts.part.ready.eq(part.i.ready),
+        ]
         burst = max(BURST_BYTES // self._config.bus_bytes, 1)
         prefetched = self._buffer(m, burst * BURSTS)
 
@@ -138,18 +144,21 @@ class Fetch(wiring.Component):
         m.d.comb += [buffer.w_data.eq(beat.payload), buffer.w_en.eq(beat.valid)]
         return buffer.r_stream
 
-    def _dispatch(self, m: Module, parts: wiring.PureInterface, running: Signal) -> None:
-        part = parts.payload
+    def _queue_of(self, m: Module, part: data.View) -> Signal:
+        """The queue of a part, one-hot, and 0 for none. Parts come in order, and stand for any number of cycles."""
         queue_of, held = Signal(len(self._kinds)), Signal(len(self._kinds))
-        begins = Signal()
-        m.d.comb += [begins.eq(part.index == 0), queue_of.eq(held)]
-        with m.If(begins), m.Switch(part.data[:8]):
+        m.d.comb += queue_of.eq(held)
+        with m.If(part.index == 0), m.Switch(part.data[:8]):
             for number, kinds in enumerate(self._kinds.values()):
                 with m.Case(*(kind.OPCODE.value for kind in kinds)):
                     m.d.comb += queue_of.eq(1 << number)
             with m.Default():
                 m.d.comb += queue_of.eq(0)
         m.d.sync += held.eq(queue_of)
+        return queue_of
+
+    def _dispatch(self, m: Module, parts: wiring.PureInterface, running: Signal) -> None:
+        part, queue_of = parts.payload.part, parts.payload.queue
         with m.If(running & parts.valid & ~queue_of.any()):
             m.d.comb += self.error.eq(part.data[:8] != Opcode.END.value)
             m.d.sync += running.eq(0)

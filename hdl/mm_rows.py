@@ -180,10 +180,10 @@ class RowIssuer(wiring.Component):
         """Whether the row to issue adds to a row of C that is still on its way through the accumulator.
 
         Compared as the row enters the issue register, off the path that issues it: bit d of `near` says that it was
-        issued d + 1 cycles ago.
+        issued d + 1 cycles ago, and a register of its own whether any bit of that is set.
         """
         latency = rmw_latency(self.config)
-        near = Signal(latency - 1)
+        near, following_near, any_near = Signal(latency - 1), Signal(latency - 1), Signal()
         current, c = self.destination.address, following.address
         matches = [self.issued & (c == current)]
         issued, target = self.issued, current
@@ -193,8 +193,9 @@ class RowIssuer(wiring.Component):
             m.d.sync += [past.eq(issued), past_target.eq(target)]
             issued, target = past, past_target
             matches.append(past & (c == past_target))
-        m.d.sync += near.eq(Mux(step, Mux(following.overwrite, 0, Cat(*matches)), near << 1))
-        return near.any()
+        m.d.comb += following_near.eq(Mux(step, Mux(following.overwrite, 0, Cat(*matches)), near << 1))
+        m.d.sync += [near.eq(following_near), any_near.eq(following_near.any())]
+        return any_near
 
     def _fetch(self, m: Module, row: data.View) -> None:
         """Carry the issued row along with its read, replace it if it lies in the padding, and subtract ``zero``."""

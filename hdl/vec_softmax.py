@@ -37,6 +37,7 @@ def settings_layout(config: Config) -> data.StructLayout:
 
 _SOFTMAX_FIELDS = ("first", "final", "causal", "relative", "register", "length", "diagonal")
 _NORMALISE_FIELDS = ("scaled", "scale", "exponent", "v_zero")
+_GRANT = ("granted", "granted_note", "dst", "alignment", "first", "last", "end")
 
 
 def note_layout(config: Config) -> data.StructLayout:
@@ -144,14 +145,18 @@ class VecSoftmax(wiring.Component):
                 self.normalise.eq(is_kind(Normalise, self.payload)),
                 self.table.eq(is_kind(Table, self.payload)),
             ]
+        # A grant is known late in its cycle, and wanted all over the place.
+        grant = Signal(data.StructLayout({name: getattr(self, name).shape() for name in _GRANT}))
+        m.d.sync += [grant[name].eq(getattr(self, name)) for name in _GRANT]
         m.submodules.rows = rows = self._rows(m)
-        m.submodules.pipe = pipe = SoftmaxPipe(self.config, CHOSEN + LATENCY)
+        m.submodules.pipe = pipe = SoftmaxPipe(self.config, CHOSEN - 1 + LATENCY)
         self._scores(m, settings, rows, pipe)
         m.submodules.divider = divider = Divider()
-        self._divide(m, settings, rows, pipe, divider)
+        self._divide(m, settings, grant, pipe, divider)
+        m.d.comb += divider.row.eq(self.normalise & rows.active)
 
-        waits_for_state = self._under_way(m)
-        masked = self._mask(m, settings, rows, pipe)
+        waits_for_state = self._under_way(m, grant)
+        masked = self._mask(m, settings, rows, grant, pipe)
         new_row = self.place.first_ox & self.place.first_g
         holds = self.softmax & (waits_for_state | ~masked)
         m.d.comb += [
@@ -174,7 +179,7 @@ class VecSoftmax(wiring.Component):
         m.d.comb += [rows.load.eq(self.load), *rows.take(fields)]
         return rows
 
-    def _under_way(self, m: Module) -> Signal:
+    def _under_way(self, m: Module, grant: data.View) -> Signal:
         """Whether the row state that the next vector needs may not be written yet.
 
         Rows come in the same order again and again, so the last vector of the same row is as many vectors ago as
@@ -187,7 +192,7 @@ class VecSoftmax(wiring.Component):
         # From the grant to here is what a step takes to get here at least, and from the first of the groups that
         # follow to the last there are as many cycles as groups, less one.
         early = CHOSEN + 1 + self.config.groups
-        ends = delayed(m, self.softmax & self.granted & self.last, CHOSEN + max(WRITTEN + 1 - early, 0))
+        ends = delayed(m, self.softmax & grant.granted & grant.last, CHOSEN - 1 + max(WRITTEN + 1 - early, 0))
         m.d.sync += [under_way.eq(under_way + begins - ends), excess.eq(excess + begins - ends)]
         with m.If(self.load):
             m.d.sync += [rows.eq(0), excess.eq(under_way + begins - ends)]
@@ -197,7 +202,9 @@ class VecSoftmax(wiring.Component):
         m.d.comb += waits.eq(self.place.first_g & ~self.place.first_ob & ~excess[-1])
         return waits
 
-    def _mask(self, m: Module, settings: data.View, rows: LoopNest, pipe: SoftmaxPipe) -> Value:
+    def _mask(
+        self, m: Module, settings: data.View, rows: LoopNest, grant: data.View, pipe: SoftmaxPipe
+    ) -> Value:
         """What a vector brings along, noted at the step and used at the grant. Returns whether there are masks yet."""
         m.submodules.mask = mask = Mask(self.config)
         m.d.comb += [getattr(mask, name).eq(settings[name]) for name in _SOFTMAX_FIELDS[2:]]
@@ -208,7 +215,7 @@ class VecSoftmax(wiring.Component):
             mask.last_ox.eq(self.place.last_ox),
             mask.last_oy.eq(self.place.last_oy),
         ]
-        note, granted = self.note, self.granted_note
+        note, granted = self.note, grant.granted_note
         vector = Signal(vector_layout(self.config))
         m.d.comb += [
             note.state.eq(rows.values.state),
@@ -217,15 +224,15 @@ class VecSoftmax(wiring.Component):
             note.by_diagonal.eq(mask.by_diagonal),
             vector.state.eq(granted.state),
             vector.fresh.eq(granted.fresh),
-            vector.dst.eq(self.dst),
-            vector.alignment.eq(self.alignment),
-            vector.end.eq(self.end),
+            vector.dst.eq(grant.dst),
+            vector.alignment.eq(grant.alignment),
+            vector.end.eq(grant.end),
             pipe.vector.eq(vector),
-            pipe.begin.eq(self.softmax & self.granted & self.first),
+            pipe.begin.eq(self.softmax & grant.granted & grant.first),
             pipe.limit.eq(
                 Mux(granted.by_length < granted.by_diagonal, granted.by_length, granted.by_diagonal)
             ),
-            pipe.push.eq(self.softmax & self.granted & self.last),
+            pipe.push.eq(self.softmax & grant.granted & grant.last),
         ]
         return mask.ready
 
@@ -254,22 +261,21 @@ class VecSoftmax(wiring.Component):
         ]
 
     def _divide(
-        self, m: Module, settings: data.View, rows: LoopNest, pipe: SoftmaxPipe, divider: Divider
+        self, m: Module, settings: data.View, grant: data.View, pipe: SoftmaxPipe, divider: Divider
     ) -> None:
         """Results of the division, from the row's first element to its last."""
         row = Signal(RESULT)
         alignment = Signal(signed(ports.ALIGNMENT_BITS))
         m.d.comb += [
             divider.start.eq(self.load),
-            divider.row.eq(self.normalise & rows.active),
             divider.sum.eq(pipe.sum),
             divider.take.eq(self.row),
-            self.alignment_read.valid.eq(self.normalise & self.granted),
-            self.alignment_read.address.eq(self.alignment),
+            self.alignment_read.valid.eq(self.normalise & grant.granted),
+            self.alignment_read.address.eq(grant.alignment),
         ]
         m.d.comb += [getattr(divider, name).eq(settings[name]) for name in _NORMALISE_FIELDS[1:]]
         scaled = Mux(settings.scaled, self.alignment_read.data, 0)
-        m.d.comb += alignment.eq(delayed(m, scaled, CHOSEN - ports.READ_LATENCY))
+        m.d.comb += alignment.eq(delayed(m, scaled, CHOSEN - 1 - ports.READ_LATENCY))
         with m.If(self.load):
             m.d.sync += row.eq(0)
         with m.Elif(divider.take):

@@ -84,8 +84,8 @@ struct LoadUnit {
         return !pages.held && !run && !queue.readable() && !carver.busy() && !beats.valid &&
                splitter.idle() && transposer.quiet() && !plain.signal && plain.done < 0 && !pages.ask && allowed;
     }
-    bool asks() const { return splitter.valid && allowed; }
-    Burst request() const { return {splitter.address, splitter.beats, LOADS}; }
+    bool asks() const { return splitter.bursts.valid && allowed; }
+    Burst request() const { return {splitter.bursts.out.address, splitter.bursts.out.beats, LOADS}; }
     bool takes_beat() const { return beats.ready(); }
 
     // `index` is the instruction offered, or -1; returns whether it is accepted. `beat` is offered on the bus; requests
@@ -99,7 +99,7 @@ struct LoadUnit {
         const bool beat_taken = beat && beats.ready();
         const bool carve_taken = carve(beat, vec_write);
         const bool request_taken = load_taken && allowed;
-        const int64_t more = (request_taken && splitter.valid ? splitter.beats : 0) - int64_t(beat_taken);
+        const int64_t more = (request_taken && splitter.bursts.valid ? splitter.bursts.out.beats : 0) - int64_t(beat_taken);
         const bool located = p->softmax ? pages.held && !pages.lacks : op != nullptr, begins = ready && located;
         const int32_t begun = p->softmax ? pages.located : index;
         const uint32_t entry = p->softmax ? pages.entry : 0;

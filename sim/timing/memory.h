@@ -99,49 +99,43 @@ private:
 struct Splitter {
     struct Run {
         uint32_t word = 0, rest = 0;
-        bool last = false;
         int32_t tag = -1;  // the instruction whose last run it is
+    };
+    struct Cut {
+        uint32_t address = 0;
+        uint16_t beats = 0;
+        bool last = false;
+        int32_t tag = -1;
     };
 
     unsigned align = 4;
     uint32_t block = 64;
     Slice<Run> waiting;
-    bool active = false, valid = false, last = false;
+    bool active = false;
     Run run;
-    uint32_t address = 0;
-    uint16_t beats = 0;
-    int32_t tag = -1;
+    Slice<Cut> bursts;
 
-    bool idle() const { return !waiting.valid && !active && !valid; }
+    bool idle() const { return !waiting.valid && !active && !bursts.valid; }
     // Whether anything changes that is already here.
-    bool moves(bool taken) const { return valid ? taken || (!active && waiting.valid) : active || waiting.valid; }
+    bool moves(bool taken) const { return taken || (active ? bursts.ready() : waiting.valid); }
     Run cut(uint32_t start, uint64_t bytes, int32_t mark) const {
         Run cut;
         cut.word = start >> align;
         cut.rest = uint32_t((bytes + (start & ((1u << align) - 1)) - 1) >> align);
-        cut.last = cut.rest <= (~cut.word & (block - 1));
         cut.tag = mark;
         return cut;
     }
     void step(bool offered, const Run& coming, bool taken) {
-        const bool move = !valid || taken;
-        const bool next = !active || (move && run.last);
-        if (move) {
-            const uint32_t room = ~run.word & (block - 1);
-            valid = active;
-            address = run.word << align;
-            beats = uint16_t((run.last ? run.rest & (block - 1) : room) + 1);
-            last = run.last;
-            tag = run.tag;
-        }
+        const uint32_t room = ~run.word & (block - 1);
+        const bool move = bursts.ready(), last = run.rest <= room, next = !active || (move && last);
+        const Cut cut{run.word << align, uint16_t((last ? run.rest & (block - 1) : room) + 1), last, run.tag};
+        bursts.step(active, cut, taken);
         if (next) {
             active = waiting.valid;
             if (active) run = waiting.out;
         } else if (move) {
-            const uint32_t room = ~run.word & (block - 1);
             run.rest = run.rest - room - 1;
             run.word = (run.word / block + 1) * block;
-            run.last = run.rest < block;
         }
         waiting.step(offered && waiting.ready(), coming, next);
     }

@@ -138,8 +138,9 @@ struct StoreUnit {
         stall_port += wants && !granted;
         stall_memory += (packed.valid && !beat_ready) || (finishing && !queue.readable() && !wants);
 
-        const bool ends = splitter.tag >= 0 && splitter.last, allowed = few && (space || !ends);
-        asks = splitter.valid && allowed, request = {splitter.address, splitter.beats, 0};
+        const Splitter::Cut& cut = splitter.bursts.out;
+        const bool ends = cut.tag >= 0 && cut.last, allowed = few && (space || !ends);
+        asks = splitter.bursts.valid && allowed, request = {cut.address, cut.beats, 0};
         sends = packed.valid && some, beat = packed.beat;
         confirm(asks && address_ready, sends && data_ready && beat.last, ends, response);
         const bool nest_ready = read(now, granted, packed, beat_ready);
@@ -160,8 +161,9 @@ private:
         space = unconfirmed.level < unconfirmed.depth - 1;
         if (pops) unconfirmed.pop();
         if (send && ends) {
-            const auto mask = uint16_t(fields_of<Header>((*program)[size_t(splitter.tag)]).signal);
-            unconfirmed.push({asked + 1, splitter.tag, mask});
+            const int32_t tag = splitter.bursts.out.tag;
+            const auto mask = uint16_t(fields_of<Header>((*program)[size_t(tag)]).signal);
+            unconfirmed.push({asked + 1, tag, mask});
         }
         asked += send, confirmed += response;
         bursts_ahead += int64_t(send) - int64_t(sent);
