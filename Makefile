@@ -35,7 +35,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
 
 boards: $(VENV)/.test
-	$(BIN)/python benchmarks/boards.py
+	$(BIN)/python benchmarks/boards.py --write docs/boards.md
 
 # After a change of the hardware: what `weft boards` and `weft build` know before synthesis.
 estimates: $(VENV)/.test

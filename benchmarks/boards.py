@@ -3,9 +3,10 @@
     python benchmarks/boards.py [--board NAME ...] [--config NAME ...] [--seeds 1] [--write docs/boards.md]
     python benchmarks/boards.py fit
 
-The table has a row for every configuration that fits a board by estimate: its own default and all presets. LUT/MAC and
-DSP/MAC are those of the whole design over N * N; peak is 2 * N * N operations in every cycle of the board's clock.
-Of several seeds the fastest counts. Builds are kept, so that the second time takes no time.
+The table has a row for every configuration that fits a board by estimate: its own default and all presets. LUT and FF
+are what nextpnr placed; LUT/MAC and DSP/MAC are those of the whole design over N * N; peak is 2 * N * N operations in
+every cycle of the board's clock. ``--write`` puts the table in the place of the one between the two comments in a file.
+Of several seeds, from the board's own on, the fastest counts. Builds are kept, so that the second time takes no time.
 
 ``fit`` synthesises a number of configurations for each family and core (about a minute each) and fits the weights of
 `weft.boards.estimate` to what they need; it writes ``boards/estimates.json``.
@@ -18,6 +19,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from weft.boards import estimate, flow
@@ -32,8 +34,10 @@ from weft.sim.verilate import cache_root
 
 HEADER = (
     "| board | configuration | LUT | FF | DSP | block RAM | LUT/MAC | DSP/MAC | MHz wanted | MHz reached | peak GOPS "
-    "| build |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| seed | build |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
+BEGIN, END = "<!-- make boards -->\n", "<!-- end -->\n"
+OWN = "its own"
 BASE = Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2, accumulator_depth=64,
               bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0, row_states=64,
               alignments=256)  # fmt: skip
@@ -100,27 +104,61 @@ def fit() -> int:
     return 0
 
 
-def row(board: Board, name: str, config: Config, seeds: int) -> str:
-    """A row of the table, from the fastest of some seeds; a sentence if there is none."""
+def row(boards: list[Board], name: str, config: Config, seeds: int) -> str:
+    """A row of the table for boards that are `alike`, from the fastest of some seeds; a sentence if there is none."""
+    board = boards[-1]
+    head = f"| {title(boards)} | {config.n} x {config.n} ({name if name == OWN else f'`{name}`'})"
     best: Built | None = None
-    for seed in range(1, seeds + 1):
+    for seed in range(board.seed, board.seed + seeds):
         try:
             built = build(board, config, cache_root() / "boards", seed=seed, allow_timing_fail=True)
         except (BoardError, ConfigError, PllError, ToolError) as error:
-            return f"| {board.name} | {name} | {error} |" + " |" * 9
+            return f"{head} | {error} |" + " |" * 10
         if best is None or built.report["timing"]["fmax_hz"] > best.report["timing"]["fmax_hz"]:
             best = built
     assert best is not None
     report = best.report
-    used = {kind: values["synthesised"] for kind, values in report["resources"].items()}
-    percent = {kind: f"{used[kind]:,} ({used[kind] / values['available']:.0%})"
-               for kind, values in report["resources"].items()}  # fmt: skip
-    macs = config.n**2
+    used = {kind: values["placed"] for kind, values in report["resources"].items()}
+    percent = [f"{used[kind]:,} ({values['percent']:.0f} %)" for kind, values in report["resources"].items()]
+    macs, minutes = config.n**2, report["seconds"]["total"] / 60
     return (
-        f"| {board.name} | {name} ({config.n} x {config.n}) | {percent['lut']} | {percent['ff']} | {percent['dsp']} "
-        f"| {percent['ram']} | {used['lut'] / macs:.1f} | {used['dsp'] / macs:.2f} | {report['clock_hz'] / 1e6:g} "
-        f"| {report['timing']['fmax_hz'] / 1e6:.1f} | {report['peak_gops']:.2f} | {report['seconds']['total']:.0f} s |"
+        f"{head} | {' | '.join(percent)} | {used['lut'] / macs:,.0f} | {used['dsp'] / macs:.2f} "
+        f"| {report['clock_hz'] / 1e6:g} | {report['timing']['fmax_hz'] / 1e6:.1f} | {report['peak_gops']:.1f} "
+        f"| {report['seed']} | {minutes:.0f} min |"
     )
+
+
+def title(boards: list[Board]) -> str:
+    """``ULX3S 12F, 25F``, of boards whose names differ in their last word."""
+    return ", ".join([boards[0].title, *(board.title.split()[-1] for board in boards[1:])])
+
+
+def alike(boards: Iterable[Board]) -> list[list[Board]]:
+    """Boards in groups of the same chip, by whatever name, with the same memory and default."""
+    groups: dict[object, list[Board]] = {}
+    for board in boards:
+        same = (board.family, board.available, board.memory, board.config, board.clock)
+        groups.setdefault(same, []).append(board)
+    return list(groups.values())
+
+
+def likely(board: Board, config: Config) -> bool:
+    """Whether the estimate itself, not only what it may be wrong by, lets `config` fit."""
+    if not estimate.fits(board, config):
+        return False
+    need = estimate.estimate(board, config)
+    return all(count <= getattr(board.available, kind) for kind, count in need.items())
+
+
+def rewrite(path: Path, table: str) -> None:
+    """Put `table` between `BEGIN` and `END` in a file. Raises `SystemExit` if they are not there."""
+    before, found, rest = path.read_text().partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not (found and ended):
+        raise SystemExit(
+            f"error: {path} has no lines {BEGIN.strip()} and {END.strip()} for the table to go between"
+        )
+    path.write_text(f"{before}{BEGIN}{table}{END}{after}")
 
 
 def main() -> int:
@@ -131,22 +169,25 @@ def main() -> int:
     parser.add_argument("--board", action="append", help="only this one; may be given again")
     parser.add_argument("--config", action="append", help="only this one; may be given again")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--write", type=Path, help="also write the table there")
+    parser.add_argument("--write", type=Path, help="also put the table into this file")
     arguments = parser.parse_args()
     if arguments.what == "fit":
         return fit()
     lines = [HEADER]
     print(HEADER)
-    for board in map(find, arguments.board or BOARDS):
-        configs = {"default of the board": board.config, **PRESETS}
+    for boards in alike(map(find, arguments.board or BOARDS)):
+        board = boards[-1]
+        configs = {OWN: board.config} | {
+            name: preset for name, preset in PRESETS.items() if preset != board.config
+        }
         if arguments.config:
             configs = {name: Config.load(name) for name in arguments.config}
         for name, config in configs.items():
-            if arguments.config or estimate.fits(board, config):
-                lines.append(row(board, name, config, arguments.seeds))
+            if arguments.config or likely(board, config):
+                lines.append(row(boards, name, config, arguments.seeds))
                 print(lines[-1], flush=True)
     if arguments.write:
-        arguments.write.write_text("\n".join(lines) + "\n")
+        rewrite(arguments.write, "\n".join(lines) + "\n")
     return 0
 
 

@@ -103,6 +103,8 @@ class Board:
     pll : callable
         Dividers from the board's clock in Hz to a wanted one.
     core : CoreKind
+    seed : int
+        Of nextpnr: a placement in which the default configuration meets its clock.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Board:
     platform: Callable[[], Any]
     pll: Callable[[float, float], Pll]
     core: CoreKind = CoreKind.PIPELINED
+    seed: int = 1
 
     def divisor(self, clock: float) -> int:
         """Clock cycles a bit of the serial link."""

@@ -104,7 +104,11 @@ class Divider(wiring.Component):
             with m.If(operand[-8:].any()):
                 m.d.sync += [operand.eq(operand << 1), size.eq(size - 1), normal.eq(operand[-2])]
             with m.Else():
-                m.d.sync += [operand.eq(operand << 8), size.eq(size - 8), normal.eq(operand[-9] | (size == 8))]
+                m.d.sync += [
+                    operand.eq(operand << 8),
+                    size.eq(size - 8),
+                    normal.eq(operand[-9] | (size == 8)),
+                ]
         return normal
 
     def _divide(self, m: Module, operand: Signal, left: Signal) -> None:

@@ -64,7 +64,10 @@ def build(
     config: Annotated[
         str | None, typer.Option("--config", help="Preset or JSON file; else the board's own.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=1, help="Of place and route; another one, another clock.")] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of place and route; else the board's own. Another one, another clock."),
+    ] = None,
     clock: Annotated[
         float | None, typer.Option(min=1, help="MHz of the core; else the board's own.", show_default=False)
     ] = None,
@@ -88,7 +91,7 @@ def build(
             chosen,
             settings,
             _cache(),
-            seed=seed,
+            seed=chosen.seed if seed is None else seed,
             clock=clock and clock * 1e6,
             allow_timing_fail=allow_timing_fail,
             progress=progress,
