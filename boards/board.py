@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from weft.boards.sites import DspRows
 from weft.hdl.config import Config
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class Board:
     core : CoreKind
     seed : int
         Of nextpnr: a placement in which the default configuration meets its clock.
+    dsp : DspRows, optional
+        Where the multipliers of the part are, for arrays that take several rows of them.
     """
 
     name: str
@@ -123,6 +126,7 @@ class Board:
     pll: Callable[[float, float], Pll]
     core: CoreKind = CoreKind.PIPELINED
     seed: int = 1
+    dsp: DspRows | None = None
 
     def divisor(self, clock: float) -> int:
         """Clock cycles a bit of the serial link."""

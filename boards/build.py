@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.boards import flow
+from weft.boards import flow, sites
 from weft.boards.board import Board, BoardError, Family, Resources
 from weft.boards.estimate import check_estimate, too_large
 from weft.boards.floorplan import floorplan
 from weft.boards.report import NOTES, timing, usage
 from weft.boards.shell import Shell
+from weft.boards.sites import array_sites, pin
 from weft.boards.tools import require
 from weft.hdl.config import Config
 from weft.hdl.parts import check_part
@@ -193,6 +194,8 @@ def _run(
     notes = flow.synthesise(board, folder, progress)
     need = flow.synthesised(board.family, folder)
     check_synthesised(board, config, need)
+    if board.dsp is not None:
+        pin(folder / "top.json", array_sites(config.n, board.dsp))
     synthesis_seconds = time.monotonic() - began
     flow.place(board, folder, facts["clock_hz"], facts["seed"], progress)
     flow.pack(board, folder, progress)
@@ -225,8 +228,15 @@ def key(board: Board, design: Design, seed: int) -> str:
     files = {
         name: re.sub(r"^ *attribute \\src .*\n", "", text, flags=re.M) for name, text in design.files.items()
     }
-    options = [*flow.synthesis_commands(board), *board.place, *board.pack, f"{design.clock}", f"{seed}"]
-    sources = [Path(__file__), Path(flow.__file__)]
+    options = [
+        *flow.synthesis_commands(board),
+        *board.place,
+        *board.pack,
+        f"{board.dsp}",
+        f"{design.clock}",
+        f"{seed}",
+    ]
+    sources = [Path(__file__), Path(flow.__file__), Path(sites.__file__)]
     for part in (*files.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:24]

@@ -6,6 +6,7 @@ from typing import Any
 
 from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import Ecp5Pll
+from weft.boards.sites import DspRows
 from weft.hdl.config import Config
 
 RESOURCES = {
@@ -28,6 +29,8 @@ CONFIGS = {
     "85": (_LARGEST, 65e6),
 }
 """Configuration and clock by size."""
+# The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
+_DSP = {"85": DspRows(rows=(10, 34, 58), groups=(4, 13, 22, 31, 40, 49, 58, 69, 78, 87, 96, 105, 114))}
 SDRAM_PHASE = 180
 """Degrees by which the SDRAM's clock is late: commands leave in the middle between its edges."""
 
@@ -56,6 +59,7 @@ def board(size: str) -> Board:
         programmer="ulx3s",
         platform=platform,
         pll=lambda source, wanted: Ecp5Pll.solve(source, wanted, SDRAM_PHASE),
+        dsp=_DSP.get(size),
     )
 
 

@@ -1,0 +1,88 @@
+"""Places of an array's multipliers: each its own, neighbours close, and written into the netlist they are for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from weft.boards.registry import find
+from weft.boards.sites import DspRows, array_sites, pin
+from weft.boards.ulx3s import RESOURCES
+
+ULX3S_85F = find("ulx3s-85f").dsp
+
+
+def position(place: str) -> tuple[int, int]:
+    found = re.fullmatch(r"X(\d+)/Y(\d+)/MULT18_[0145]", place)
+    assert found, place
+    return int(found[1]), int(found[2])
+
+
+def test_every_multiplier_has_a_place_of_its_own() -> None:
+    assert ULX3S_85F is not None
+    places = array_sites(16, ULX3S_85F)
+    assert set(places) == {(row, pair) for row in range(16) for pair in range(8)}
+    assert len(set(places.values())) == 128
+    assert {position(place)[1] for place in places.values()} == set(ULX3S_85F.rows)
+
+
+def test_the_part_has_as_many_as_its_resources_say() -> None:
+    assert ULX3S_85F is not None
+    assert 4 * len(ULX3S_85F.groups) * len(ULX3S_85F.rows) == RESOURCES["85"].dsp
+
+
+def test_partial_sums_go_to_neighbours() -> None:
+    assert ULX3S_85F is not None
+    places = array_sites(16, ULX3S_85F)
+    turns = 0
+    for pair in range(8):
+        for row in range(1, 16):
+            (x0, y0), (x1, y1) = position(places[row - 1, pair]), position(places[row, pair])
+            assert abs(x0 - x1) <= 6
+            turns += y0 != y1
+            assert x0 != x1 or y0 != y1
+    assert turns == 2 * 8
+    assert {position(places[15, pair])[1] for pair in range(8)} == {ULX3S_85F.rows[0]}
+
+
+@pytest.mark.parametrize(
+    ("n", "dsp"),
+    [
+        (8, DspRows((10, 34), tuple(range(0, 130, 10)))),  # a row of blocks takes it
+        (16, DspRows((10, 34), tuple(range(0, 130, 10)))),  # too large
+    ],
+)
+def test_none(n: int, dsp: DspRows) -> None:
+    assert array_sites(n, dsp) == {}
+
+
+def test_the_netlist_says_where(tmp_path: Path) -> None:
+    def cell(kind: str) -> dict[str, object]:
+        return {"type": kind, "attributes": {"keep": "1"}}
+
+    names = {
+        "top.core.mm.array.row0.multiplier0": "MULT18X18D",
+        "top.core.mm.array.row10.multiplier1": "MULT18X18D",
+        "top.core.mm.array.row0.multiplier0_P": "TRELLIS_FF",
+        "top.core.vec.requantise.multiplier0": "MULT18X18D",
+    }
+    netlist = tmp_path / "top.json"
+    netlist.write_text(
+        json.dumps({"modules": {"top": {"cells": {name: cell(kind) for name, kind in names.items()}}}})
+    )
+    before = netlist.read_text()
+    pin(netlist, {})
+    assert netlist.read_text() == before
+    pin(netlist, {(0, 0): "X4/Y10/MULT18_0", (10, 1): "X5/Y10/MULT18_1"})
+    cells = json.loads(netlist.read_text())["modules"]["top"]["cells"]
+    assert {name: cell["attributes"].get("BEL") for name, cell in cells.items()} == {
+        "top.core.mm.array.row0.multiplier0": "X4/Y10/MULT18_0",
+        "top.core.mm.array.row10.multiplier1": "X5/Y10/MULT18_1",
+        "top.core.mm.array.row0.multiplier0_P": None,
+        "top.core.vec.requantise.multiplier0": None,
+    }
+    with pytest.raises(KeyError):
+        pin(netlist, {(1, 0): "X4/Y10/MULT18_0"})
