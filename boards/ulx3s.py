@@ -23,12 +23,12 @@ _SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2
 _LARGEST = Config.load("default").replace(lanes=1, queue_depth=2, scratchpad_banks=4, scratchpad_depth=2048,
                                           accumulator_banks=2, row_states=128, alignments=1024)  # fmt: skip
 CONFIGS = {
-    "12": (_SMALLEST, 80e6),
-    "25": (_SMALLEST, 80e6),
-    "45": (Config.load("small"), 70e6),
-    "85": (_LARGEST, 65e6),
+    "12": (_SMALLEST, 80e6, 1),
+    "25": (_SMALLEST, 80e6, 1),
+    "45": (Config.load("small"), 70e6, 1),
+    "85": (_LARGEST, 80e6, 5),
 }
-"""Configuration and clock by size."""
+"""Configuration, clock and seed by size."""
 # The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
 _DSP = {"85": DspRows(rows=(10, 34, 58), groups=(4, 13, 22, 31, 40, 49, 58, 69, 78, 87, 96, 105, 114))}
 SDRAM_PHASE = 180
@@ -37,7 +37,7 @@ SDRAM_PHASE = 180
 
 def board(size: str) -> Board:
     """The ULX3S with an LFE5U-12F, -25F, -45F or -85F."""
-    config, clock = CONFIGS[size]
+    config, clock, seed = CONFIGS[size]
 
     def platform() -> Any:
         from amaranth_boards import ulx3s
@@ -59,6 +59,7 @@ def board(size: str) -> Board:
         programmer="ulx3s",
         platform=platform,
         pll=lambda source, wanted: Ecp5Pll.solve(source, wanted, SDRAM_PHASE),
+        seed=seed,
         dsp=_DSP.get(size),
     )
 
