@@ -1,11 +1,12 @@
 """Configurations on boards: what they use, how fast they are, how long they take to build.
 
-    python benchmarks/boards.py [--board NAME ...] [--config NAME ...] [--seeds 1] [--write docs/boards.md]
+    python benchmarks/boards.py [--board NAME ...] [--own | --config NAME ...] [--seeds 1] [--write docs/boards.md]
     python benchmarks/boards.py fit
 
-The table has a row for every configuration that fits a board by estimate: its own default and all presets. LUT and FF
-are what nextpnr placed; LUT/MAC and DSP/MAC are those of the whole design over N * N; peak is 2 * N * N operations in
-every cycle of the board's clock. ``--write`` puts the table in the place of the one between the two comments in a file.
+The table has a row for every configuration that fits a board by estimate: its own default and, without ``--own``, all
+presets. LUT and FF are what nextpnr placed; LUT/MAC and DSP/MAC are those of the whole design over N * N; peak is
+2 * N * N operations in every cycle of the board's clock. ``--write`` puts the table in the place of the one between the
+two comments in a file.
 Of several seeds, from the board's own on, the fastest counts. Builds are kept, so that the second time takes no time.
 
 ``fit`` synthesises a number of configurations for each family and core (about a minute each) and fits the weights of
@@ -168,6 +169,7 @@ def main() -> int:
     parser.add_argument("what", nargs="?", choices=("table", "fit"), default="table")
     parser.add_argument("--board", action="append", help="only this one; may be given again")
     parser.add_argument("--config", action="append", help="only this one; may be given again")
+    parser.add_argument("--own", action="store_true", help="only each board's own configuration")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--write", type=Path, help="also put the table into this file")
     arguments = parser.parse_args()
@@ -180,7 +182,9 @@ def main() -> int:
         configs = {OWN: board.config} | {
             name: preset for name, preset in PRESETS.items() if preset != board.config
         }
-        if arguments.config:
+        if arguments.own:
+            configs = {OWN: board.config}
+        elif arguments.config:
             configs = {name: Config.load(name) for name in arguments.config}
         for name, config in configs.items():
             if arguments.config or likely(board, config):

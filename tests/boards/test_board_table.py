@@ -105,6 +105,24 @@ def test_the_table_replaces_the_one_before(
     assert page.read_text() == "no place\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [([], ["its own", "`tiny`", "`small`"]), (["--own"], ["its own"]), (["--config", "small"], ["`small`"])],
+)
+def test_which_configurations(
+    table: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    rows: list[str],
+) -> None:
+    monkeypatch.setattr(table, "build", lambda *_, seed, **__: built(30e6, seed))
+    monkeypatch.setattr(sys, "argv", ["boards.py", "--board", "ulx3s-85f", *options])
+    assert table.main() == 0
+    printed = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(" | ")[1].split("(")[1].rstrip(")") for line in printed] == rows
+
+
 def test_the_docs_have_a_place_for_it(table: ModuleType) -> None:
     text = (SOURCE.parents[1] / "docs" / "boards.md").read_text()
     assert text.count(table.BEGIN) == text.count(table.END) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -46,6 +47,10 @@ def test_partial_sums_go_to_neighbours() -> None:
             assert x0 != x1 or y0 != y1
     assert turns == 2 * 8
     assert {position(places[15, pair])[1] for pair in range(8)} == {ULX3S_85F.rows[0]}
+    # Pairs of columns share the rows of blocks evenly.
+    starts = [position(places[15, pair])[0] for pair in range(8)]
+    assert all(12 <= after - before <= 18 for before, after in itertools.pairwise(starts))
+    assert max(position(place)[0] for place in places.values()) > ULX3S_85F.groups[-1]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +72,7 @@ def test_the_netlist_says_where(tmp_path: Path) -> None:
         "top.core.mm.array.row0.multiplier0": "MULT18X18D",
         "top.core.mm.array.row10.multiplier1": "MULT18X18D",
         "top.core.mm.array.row0.multiplier0_P": "TRELLIS_FF",
+        "top.other.array.row0.multiplier0": "LUT4",
         "top.core.vec.requantise.multiplier0": "MULT18X18D",
     }
     netlist = tmp_path / "top.json"
@@ -82,6 +88,7 @@ def test_the_netlist_says_where(tmp_path: Path) -> None:
         "top.core.mm.array.row0.multiplier0": "X4/Y10/MULT18_0",
         "top.core.mm.array.row10.multiplier1": "X5/Y10/MULT18_1",
         "top.core.mm.array.row0.multiplier0_P": None,
+        "top.other.array.row0.multiplier0": None,
         "top.core.vec.requantise.multiplier0": None,
     }
     with pytest.raises(KeyError):

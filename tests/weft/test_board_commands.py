@@ -104,6 +104,14 @@ def test_build_leaves_bitstream_report_and_floorplan(
     )
 
 
+def test_build_takes_the_boards_own_seed(calls: list[dict[str, Any]]) -> None:
+    own = BOARDS["ulx3s-85f"].seed
+    assert own != 1
+    assert call("build", "--board", "ulx3s-85f") == 0
+    assert call("build", "--board", "ulx3s-85f", "--seed", "1") == 0
+    assert [given["seed"] for given in calls] == [own, 1]
+
+
 def test_build_passes_its_options_on(calls: list[dict[str, Any]]) -> None:
     arguments = ["--config", "small", "--seed", "7", "--clock", "30", "--allow-timing-fail", "-o", "out"]
     assert call("build", "--board", "icebreaker", *arguments) == 0
