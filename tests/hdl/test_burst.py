@@ -44,6 +44,7 @@ async def split(
             if dut.request__valid.value and dut.request__ready.value:
                 word = int(dut.request__payload.value)
                 got.append((word & 0xFFFFFFFF, word >> 32, int(dut.last.value), int(dut.tag.value)))
+            assert not (dut.idle.value and dut.request__valid.value)
             done = bool(dut.run__ready.value)
             quiet = 0 if valid or not dut.idle.value else quiet + (taken == len(runs))
             await RisingEdge(dut.clk)
