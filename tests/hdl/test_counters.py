@@ -21,6 +21,11 @@ async def bench_counters(dut: Any) -> None:
     for length in (1, 5, 40, 300, 2000):
         for _ in range(random.randrange(WORDS)):
             await FallingEdge(dut.clk)
+        # Events that have not settled are cleared with the rest.
+        dut.enable.value, dut.event.value = 1, (1 << len(Counter)) - 1
+        for _ in range(random.randrange(1, 5)):
+            await FallingEdge(dut.clk)
+        dut.enable.value = 0
         dut.clear.value = 1
         dut.event.value = random.randrange(1 << len(Counter))
         await FallingEdge(dut.clk)
