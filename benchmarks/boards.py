@@ -145,10 +145,18 @@ def alike(boards: Iterable[Board]) -> list[list[Board]]:
 
 def likely(board: Board, config: Config) -> bool:
     """Whether the estimate itself, not only what it may be wrong by, lets `config` fit."""
-    if not estimate.fits(board, config):
-        return False
     need = estimate.estimate(board, config)
     return all(count <= getattr(board.available, kind) for kind, count in need.items())
+
+
+def configurations(board: Board, names: list[str] | None, own: bool) -> dict[str, Config]:
+    """Those of `names`; else the board's own and, unless only that is wanted, the presets that are `likely` to fit."""
+    if names:
+        return {name: Config.load(name) for name in names}
+    others = {} if own else PRESETS
+    return {OWN: board.config} | {
+        name: preset for name, preset in others.items() if preset != board.config and likely(board, preset)
+    }
 
 
 def rewrite(path: Path, table: str) -> None:
@@ -178,18 +186,9 @@ def main() -> int:
     lines = [HEADER]
     print(HEADER)
     for boards in alike(map(find, arguments.board or BOARDS)):
-        board = boards[-1]
-        configs = {OWN: board.config} | {
-            name: preset for name, preset in PRESETS.items() if preset != board.config
-        }
-        if arguments.own:
-            configs = {OWN: board.config}
-        elif arguments.config:
-            configs = {name: Config.load(name) for name in arguments.config}
-        for name, config in configs.items():
-            if arguments.config or likely(board, config):
-                lines.append(row(boards, name, config, arguments.seeds))
-                print(lines[-1], flush=True)
+        for name, config in configurations(boards[-1], arguments.config, arguments.own).items():
+            lines.append(row(boards, name, config, arguments.seeds))
+            print(lines[-1], flush=True)
     if arguments.write:
         rewrite(arguments.write, "\n".join(lines) + "\n")
     return 0

@@ -99,13 +99,13 @@ struct LoadUnit {
         const bool beat_taken = beat && beats.ready();
         const bool carve_taken = carve(beat, vec_write);
         const bool request_taken = load_taken && allowed;
-        const int64_t more = (request_taken && splitter.bursts.valid ? splitter.bursts.out.beats : 0) - int64_t(beat_taken);
+        const int64_t asked = request_taken && asks() ? request().beats : 0, more = asked - int64_t(beat_taken);
         const bool located = p->softmax ? pages.held && !pages.lacks : op != nullptr, begins = ready && located;
         const int32_t begun = p->softmax ? pages.located : index;
         const uint32_t entry = p->softmax ? pages.entry : 0;
         const bool run_taken = run && splitter.waiting.ready();
         if (run_taken || splitter.moves(request_taken))
-            splitter.step(run, run ? splitter.cut(address, uint64_t(bytes), -1) : Splitter::Run{}, request_taken);
+            splitter.step(run, run ? splitter.in_words(address, uint64_t(bytes), -1) : Splitter::Run{}, request_taken);
         bool accepted = begins;
         if (p->softmax) accepted = locate(op, index, ready, page_taken, page_beat, memory, memory_bytes);
         if (carve_taken) queue.pop();

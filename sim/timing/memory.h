@@ -118,12 +118,9 @@ struct Splitter {
     bool idle() const { return !waiting.valid && !active && !bursts.valid; }
     // Whether anything changes that is already here.
     bool moves(bool taken) const { return taken || (active ? bursts.ready() : waiting.valid); }
-    Run cut(uint32_t start, uint64_t bytes, int32_t mark) const {
-        Run cut;
-        cut.word = start >> align;
-        cut.rest = uint32_t((bytes + (start & ((1u << align) - 1)) - 1) >> align);
-        cut.tag = mark;
-        return cut;
+    // A run of bytes in words of the bus.
+    Run in_words(uint32_t start, uint64_t bytes, int32_t mark) const {
+        return {start >> align, uint32_t((bytes + (start & ((1u << align) - 1)) - 1) >> align), mark};
     }
     void step(bool offered, const Run& coming, bool taken) {
         const uint32_t room = ~run.word & (block - 1);

@@ -142,7 +142,7 @@ struct StoreUnit {
         const bool ends = cut.tag >= 0 && cut.last, allowed = few && (space || !ends);
         asks = splitter.bursts.valid && allowed, request = {cut.address, cut.beats, 0};
         sends = packed.valid && some, beat = packed.beat;
-        confirm(asks && address_ready, sends && data_ready && beat.last, ends, response);
+        confirm(asks && address_ready, sends && data_ready && beat.last, ends ? cut.tag : -1, response);
         const bool nest_ready = read(now, granted, packed, beat_ready);
         requests(accepted, offered, allowed && address_ready);
         if (nest_ready) queue.pop();
@@ -153,17 +153,17 @@ private:
     unsigned shift_ = 0;
     uint32_t mask_ = 0;
 
-    void confirm(bool send, bool sent, bool ends, bool response) {
+    // `ended`: the instruction whose last burst is sent, or -1.
+    void confirm(bool send, bool sent, int32_t ended, bool response) {
         const bool pops = unconfirmed.readable() && confirmed >= unconfirmed.head().burst;
         following_signal = pops ? unconfirmed.head().signal : 0;
         following_done = pops ? unconfirmed.head().index : -1;
         few = int64_t(asked - confirmed) < p->store_bursts - 1;
         space = unconfirmed.level < unconfirmed.depth - 1;
         if (pops) unconfirmed.pop();
-        if (send && ends) {
-            const int32_t tag = splitter.bursts.out.tag;
-            const auto mask = uint16_t(fields_of<Header>((*program)[size_t(tag)]).signal);
-            unconfirmed.push({asked + 1, tag, mask});
+        if (send && ended >= 0) {
+            const auto mask = uint16_t(fields_of<Header>((*program)[size_t(ended)]).signal);
+            unconfirmed.push({asked + 1, ended, mask});
         }
         asked += send, confirmed += response;
         bursts_ahead += int64_t(send) - int64_t(sent);
@@ -216,7 +216,7 @@ private:
         const bool taken = run && splitter.waiting.ready();
         const int32_t tag = run && runs.last_all() ? index : -1;
         if (run || !splitter.idle()) 
-            splitter.step(run, run ? splitter.cut(uint32_t(runs.at(0)), bytes, tag) : Splitter::Run{}, request_taken);
+            splitter.step(run, run ? splitter.in_words(uint32_t(runs.at(0)), bytes, tag) : Splitter::Run{}, request_taken);
         if (accepted) {
             begin(offered);
             return;

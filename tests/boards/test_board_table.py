@@ -19,6 +19,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "benchmarks" / "boards.py"
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    # By its file, as the folder of the boards has the same name.
     spec = importlib.util.spec_from_file_location("board_table", SOURCE)
     assert spec is not None
     assert spec.loader is not None
