@@ -11,11 +11,12 @@ from typing import Any
 
 from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
+from weft.compiler.rows import Rows
 from weft.hdl.config import Config, ConfigError
 from weft.hdl.isa import WORD_BYTES, IsaError, decode_all
 
 MANIFEST = "program.json"
-FORMAT = "weft program 2"
+FORMAT = "weft program 3"
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -80,6 +81,7 @@ def _device_entry(program: DeviceProgram) -> dict[str, Any]:
         "offsets": program.offsets,
         "buffers": {name: dataclasses.asdict(buffer) for name, buffer in program.buffers.items()},
         "sizes": {str(base): size for base, size in program.sizes.items()},
+        "rows": {name: dataclasses.asdict(rows) for name, rows in program.rows.items()},
     }
 
 
@@ -166,4 +168,5 @@ def _segment(folder: Path, entry: dict[str, Any]) -> DeviceProgram | HostSegment
         dict(entry["offsets"]),
         {name: _buffer(buffer) for name, buffer in entry["buffers"].items()},
         {int(base): size for base, size in entry["sizes"].items()},
+        {name: Rows(**rows) for name, rows in entry["rows"].items()},
     )

@@ -339,4 +339,5 @@ def _estimate(
     instructions = spatial * len(shape.tiles) * (per_tile + 3) * 64 / bus
     traffic = load + stores
     paced = max(compute, traffic + instructions, vec)
-    return paced + 0.05 * (traffic + vec) + start + tail + penalty, traffic
+    near = 0.05 * max(traffic, vec) + 0.015 * traffic  # between plans of the same pace, what leaves more room
+    return paced + near + start + tail + penalty, traffic

@@ -299,6 +299,7 @@ def compile(  # the public name, and what it does
     *,
     progress: Callable[[str], None] | None = None,
     reuse: bool = True,
+    plain_inputs: bool = False,
     choose: Chooser = plan,
 ) -> Program:
     """Compile a quantised (QDQ) ONNX model.
@@ -313,6 +314,9 @@ def compile(  # the public name, and what it does
         Told the name of every operator before it is lowered.
     reuse : bool
         Let intermediates share memory; without it every one can be looked at after the run.
+    plain_inputs : bool
+        Have all inputs in memory in NHWC order. Otherwise `Program.run` lays rows of an input side by side where that
+        makes a first convolution quicker, which takes up to as many times the memory as its kernel has rows.
     choose : Chooser
         Plans convolutions, for example `weft.tuning.Tuning.chooser`; the best by estimate if it is not given.
 
@@ -326,7 +330,9 @@ def compile(  # the public name, and what it does
     chosen = config if isinstance(config, Config) else Config.load(config)
     graph = import_model(_parsed(model), softmax=chosen.softmax)
     segments = tuple(
-        compile_segment(segment, chosen, reuse=reuse, progress=progress, choose=choose)
+        compile_segment(
+            segment, chosen, reuse=reuse, plain_inputs=plain_inputs, progress=progress, choose=choose
+        )
         if isinstance(segment, DeviceSegment)
         else segment
         for segment in graph.segments

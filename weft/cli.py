@@ -90,13 +90,16 @@ def compile_model(
     tuning: Annotated[
         Path | None, typer.Option("--tuning", help="File that `weft tune` wrote for this configuration.")
     ] = None,
+    plain_inputs: Annotated[
+        bool, typer.Option(help="Have inputs in memory in NHWC order; a first convolution may be slower.")
+    ] = False,
 ) -> None:
     """Compile a model for one configuration of the hardware."""
     import weft
 
     chosen = _configuration(config)
     reports.existing(model)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"plain_inputs": plain_inputs}
     if tuning is not None:
         from weft.tuning import Tuning
 

@@ -52,12 +52,14 @@ class Image:
     ) -> None:
         """Load the program and the `contents` (int8, NHWC) of its input buffers, start it and wait for its end.
 
+        Contents are what operators were compiled for: they are laid out here where the program wants rows side by side.
         `registers` are base registers that hold something else than an address of the program's memory.
         """
         program = self.program
         device.write(self.bases[CONSTANTS], program.constants + program.code)
         for name, array in contents.items():
-            device.write(self.address(name), np.ascontiguousarray(array, np.int8).tobytes())
+            laid = program.rows[name].gather(array) if name in program.rows else array
+            device.write(self.address(name), np.ascontiguousarray(laid, np.int8).tobytes())
         for base, value in (self.bases | (registers or {})).items():
             device.set_base(base, value)
         marks = getattr(device, "mark_writes", None)
@@ -67,6 +69,6 @@ class Image:
         device.wait(timeout)
 
     def read(self, device: Device, name: str) -> np.ndarray:
-        """The contents of a buffer, int8, NHWC."""
+        """The contents of a buffer as they lie there: int8, in the buffer's shape."""
         buffer = self.program.buffers[name]
         return np.frombuffer(device.read(self.address(name), buffer.size), np.int8).reshape(buffer.shape)

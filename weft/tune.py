@@ -113,7 +113,9 @@ class _Memory:
             if isinstance(then, Add):
                 then = dataclasses.replace(then, b=_as(then.b, "input"))
             alone = dataclasses.replace(alone, then=then)
-        program = compile_segment(DeviceSegment(op.name, (alone,)), self.config, choose=lambda _: chosen)
+        program = compile_segment(
+            DeviceSegment(op.name, (alone,)), self.config, plain_inputs=True, choose=lambda _: chosen
+        )
         image = Image(program)
         device = TimingDevice(
             self.config, image.memory_bytes, latency=self.latency, bytes_per_cycle=self.bandwidth

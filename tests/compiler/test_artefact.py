@@ -84,7 +84,7 @@ def _rewrite(folder: Path, **changes: object) -> None:
 def test_another_format(folder: Path) -> None:
     _rewrite(folder, format="weft program 0")
     with pytest.raises(
-        ProgramFileError, match=r"has format 'weft program 0', this version reads 'weft program 2'$"
+        ProgramFileError, match=r"has format 'weft program 0', this version reads 'weft program 3'$"
     ):
         load(folder)
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from op_cases import random_chain, random_conv, random_inputs, random_op, segment_of, whole, with_more
 
 from weft.compiler import backend
-from weft.compiler.backend import compile_segment
-from weft.compiler.ir import Add, CompileError, Conv, DeviceSegment, Pool, Window
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.ir import (
+    Add,
+    Buffer,
+    CompileError,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Pool,
+    Rescale,
+    View,
+    Window,
+    sources,
+)
 from weft.compiler.microops import run_ops
+from weft.compiler.rows import Rows
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.program import check
 from weft.runtime import Image
@@ -20,13 +34,23 @@ from weft.sim.golden import GoldenDevice
 
 
 def run_and_compare(segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config) -> None:
-    """Compile, check the program, run it on the golden interpreter, and compare every buffer with the micro-ops."""
-    program = compile_segment(segment, config, reuse=False)
+    """With inputs as they are and as the compiler likes them best, compare with the micro-ops."""
+    made = [compile_segment(segment, config, reuse=False, plain_inputs=plain) for plain in (True, False)]
+    for program in made if made[1].rows else made[:1]:
+        compare(program, segment, inputs, config)
+
+
+def compare(
+    program: DeviceProgram, segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config
+) -> None:
+    """Check the program, run it on the golden interpreter, and compare every buffer with the micro-ops."""
     check(program.instructions, config, extents=program.sizes)
     image = Image(program)
     device = GoldenDevice(config, image.memory_bytes)
     image.run(device, inputs)
     expected = run_ops(segment, inputs, config.mantissa_bits)
+    for name, rows in program.rows.items():
+        expected[name] = rows.gather(inputs[name]).reshape(-1)
     for name in program.buffers:
         if name in expected:
             got = image.read(device, name).reshape(-1)
@@ -98,6 +122,72 @@ def test_what_stays_on_chip_moves_no_more_data(preset: str, size: int, kernel: i
     chosen = compile_segment(segment_of(dataclasses.replace(conv, dst=add.dst, then=add)), PRESETS[preset])
     moved = [sum(layer.read_bytes + layer.written_bytes for layer in item.layers) for item in (apart, chosen)]
     assert moved[1] <= moved[0] * 1.01
+
+
+def first_layer(config: Config, kernel: int, cin: int, **changes: Any) -> DeviceProgram:
+    """A convolution with 64 outputs of a 32 x 32 input, `changes` applied, and then one of its result."""
+    made = Window((kernel, kernel)).output(32, 32)
+    x, m = whole("x", (1, 32, 32, cin), "input"), whole("m", (1, *made, 64), "temp")
+    y = whole("y", (1, *made, 8), "output")
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-127, 128, (64, kernel, kernel, cin // changes.get("groups", 1))).astype(np.int16)
+    first = Conv("first", x, m, weight, np.zeros(64, np.int32), np.full(64, 0.001), Window((kernel, kernel)))
+    weight = rng.integers(-127, 128, (8, 1, 1, 64)).astype(np.int16)
+    second = Conv("second", m, y, weight, np.zeros(8, np.int32), np.full(8, 0.001))
+    plain = changes.pop("plain_inputs", False)
+    segment = DeviceSegment("first", (dataclasses.replace(first, **changes), second))
+    run_and_compare(segment, {"x": rng.integers(-128, 128, x.shape).astype(np.int8)}, config)
+    return compile_segment(segment, config, plain_inputs=plain)
+
+
+def test_rows_of_an_input_of_few_channels_lie_side_by_side() -> None:
+    default = PRESETS["default"]
+    program = first_layer(default, 7, 3)
+    assert program.rows == {"x": Rows(7, 1, 1, 0, 26, 0)}
+    assert program.buffers["x"].shape == (1, 26, 32, 21)
+    array = sum(layer.cycles["MM"] for layer in program.layers)
+    plain = first_layer(default, 7, 3, plain_inputs=True)
+    assert plain.rows == {}
+    # 147 bytes of a window in 10 vectors instead of 7 times 2, for 4 tiles of 676 outputs.
+    assert sum(layer.cycles["MM"] for layer in plain.layers) - array == 4 * 4 * 26 * 26
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cin", "changes"),
+    [
+        (1, 3, {}),
+        (3, 16, {}),  # vectors are full without that
+        (3, 64, {"groups": 64}),
+    ],
+)
+def test_rows_stay_where_that_brings_nothing(kernel: int, cin: int, changes: dict[str, Any]) -> None:
+    assert first_layer(PRESETS["default"], kernel, cin, **changes).rows == {}
+
+
+@pytest.mark.parametrize("why", ["another reader", "a temporary", "a part of a buffer"])
+def test_rows_stay_where_others_see_them(why: str) -> None:
+    size = (1, 12, 12, 3)
+    buffer = Buffer("x", (1, 12, 12, 4) if why == "a part of a buffer" else size, "input")
+    x, y = View(buffer, size), whole("y", (1, 10, 10, 64), "output")
+    weight = np.random.default_rng(0).integers(-127, 128, (64, 3, 3, 3)).astype(np.int16)
+    ops: list[DeviceOp] = [
+        Conv("conv", x, y, weight, np.zeros(64, np.int32), np.full(64, 0.01), Window((3, 3)))
+    ]
+    if why == "another reader":
+        ops.append(Rescale("copy", x, whole("z", size, "output")))
+    if why == "a temporary":
+        ops.insert(0, Rescale("copy", whole("i", size, "input"), whole("x", size, "temp")))
+        ops[1] = dataclasses.replace(ops[1], src=whole("x", size, "temp"))  # type: ignore[call-arg]
+    segment = DeviceSegment("conv", tuple(ops))
+    names = {view.buffer.name: view.buffer for op in ops for view in sources(op)}
+    rng = np.random.default_rng(1)
+    inputs = {
+        name: rng.integers(-128, 128, item.shape).astype(np.int8)
+        for name, item in names.items()
+        if item.kind == "input"
+    }
+    assert compile_segment(segment, PRESETS["default"]).rows == {}
+    run_and_compare(segment, inputs, PRESETS["default"])
 
 
 SMALL_MEMORIES = Config(

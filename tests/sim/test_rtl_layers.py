@@ -32,7 +32,7 @@ def compare(config: Config, block: int, *, sequential: bool = False) -> None:
     for case in range(CASES):
         op = random_op(rng)
         inputs = random_inputs(rng, op)
-        program = compile_segment(segment_of(op), config, reuse=False)
+        program = compile_segment(segment_of(op), config, reuse=False, plain_inputs=case % 2 == 1)
         image = Image(program)
         golden = GoldenDevice(config, image.memory_bytes)
         image.run(golden, inputs)
