@@ -55,6 +55,7 @@ class Program:
     corrupt: bool = False
     fails: Exception | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
+    compiled: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         (folder / "program.bin").write_bytes(b"words")
@@ -83,8 +84,14 @@ class Program:
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     program = Program()
-    api = {
-        "compile": lambda model, config="default", progress=None: program,
+
+    def compile(model: Path, config: object = "default", **options: Any) -> Program:
+        options.pop("progress", None)
+        program.compiled.append(options)
+        return program
+
+    api: dict[str, Any] = {
+        "compile": compile,
         "load": lambda folder: program,
         "check": lambda model: NODES,
         "verilog": lambda config: ("module top;\nendmodule\n", {"parameters": config.to_dict()}),
@@ -116,6 +123,12 @@ def test_compile_writes_the_program_and_names_host_nodes(
     text = capsys.readouterr().out
     assert "1 of 2 nodes run on the device" in text
     assert "the device has no TopK" in text
+    assert program.compiled == [{"plain_inputs": False}]
+
+
+def test_compile_takes_inputs_as_they_are(program: Program) -> None:
+    assert call("compile", "model.onnx", "-o", "out", "--plain-inputs") == 0
+    assert program.compiled == [{"plain_inputs": True}]
 
 
 def test_compile_keeps_other_files_of_its_folder(program: Program) -> None:
