@@ -186,7 +186,7 @@ def _gathers(op: Conv, config: Config) -> bool:
     ):
         return False
     before, after = _planned(op, config), _planned(gathered(op)[0], config)
-    return after is not None and (before is None or after.cycles < 0.9 * before.cycles)
+    return before is not None and after is not None and after.cycles < 0.9 * before.cycles
 
 
 def _planned(op: Conv, config: Config) -> ConvPlan | None:

@@ -19,13 +19,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_round_trip(folder: Path) -> None:
-    made, read = weft.compile(digits.model(), "tiny"), weft.load(folder)
+def test_round_trip(tmp_path: Path) -> None:
+    made = weft.compile(digits.model(), "default")
+    made.save(tmp_path)
+    read = weft.load(tmp_path)
     assert read.config == made.config
     assert read.inputs == made.inputs
     assert read.outputs == made.outputs
     device = [segment for segment in made.segments if isinstance(segment, DeviceProgram)]
     assert [segment for segment in read.segments if isinstance(segment, DeviceProgram)] == device
+    assert any(segment.rows for segment in device)
 
 
 def test_compilation_is_deterministic(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
