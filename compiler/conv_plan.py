@@ -301,7 +301,7 @@ def _estimate(
     kept = spatial <= a[1] and not chunked
     a_loads = a_tile * spatial * (1 if kept else groups) * (len(shape.tiles) if chunked else 1)
     # Weights.
-    b_all = shape.steps * config.n * config.n / bus
+    b_all = shape.weight_bytes / bus
     b_held = group * per_tile <= b[1]
     b_loads = b_all * (1 if b_held else spatial)
     params = len(shape.tiles) * 12 * (1 if b_held else spatial)

@@ -4,7 +4,8 @@ Two mappings of the contraction onto vectors of N bytes:
 
 - *channels*: a vector holds N channels of one pixel; the loops over the kernel are loops of the instruction.
 - *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
-  bytes fill the vectors. Chosen where it needs fewer vectors, i.e. where a pixel has few channels.
+  bytes fill the vectors. Chosen where it needs fewer vectors, i.e. where a pixel has few channels. If the kernel's rows
+  lie side by side in DRAM (`weft.compiler.rows`), a window is all of the contraction.
 
 Groups become block-diagonal tiles: as many groups as fit share one vector. Depthwise convolution is the extreme case,
 N groups of one channel, and uses 1/N of the array whatever the dataflow.
@@ -142,6 +143,12 @@ class ConvShape:
         return self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
 
     @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed weights."""
+        kernel = self.kernel[0] * self.kernel[1]
+        return self.passes * kernel * self.config.n * sum(t.count * t.piece.vectors for t in self.tiles)
+
+    @cached_property
     def key(self) -> str:
         """A hash of all that plans depend on: equal for layers that are planned alike."""
         op = self.op
@@ -198,7 +205,11 @@ class ConvShape:
         ]
 
     def weights(self, tile: Tile, part: int, chunk: Chunk) -> bytes:
-        """Packed weights of one chunk in pass `part`: vectors in order (ky, kx, kc, column), N lanes each."""
+        """Packed weights of one chunk in pass `part`: vectors in order (ky, kx, kc, column), N lanes each.
+
+        There are as many columns as the tile has. What the array reads for the others does not matter: nobody stores
+        their results.
+        """
         n = self.config.n
         dense = self._dense(tile)  # (count, kh, kw, lanes)
         dense = dense[
@@ -207,8 +218,7 @@ class ConvShape:
         limited = np.clip(
             dense - np.clip(dense, -part * WEIGHT_LIMIT, part * WEIGHT_LIMIT), -WEIGHT_LIMIT, WEIGHT_LIMIT
         )
-        packed = np.zeros((n, chunk.ky[1], chunk.kx[1], chunk.kc[1], n), np.int8)
-        packed[: tile.count] = limited.reshape(tile.count, chunk.ky[1], chunk.kx[1], chunk.kc[1], n)
+        packed = limited.astype(np.int8).reshape(tile.count, chunk.ky[1], chunk.kx[1], chunk.kc[1], n)
         return packed.transpose(1, 2, 3, 0, 4).tobytes()
 
     def _dense(self, tile: Tile) -> np.ndarray:

@@ -28,6 +28,7 @@ from weft.compiler.ir import (
 from weft.compiler.microops import run_ops
 from weft.compiler.rows import Rows
 from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.program import check
 from weft.runtime import Image
 from weft.sim.golden import GoldenDevice
@@ -188,6 +189,15 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
     }
     assert bool(compile_segment(segment, PRESETS["default"]).rows) is (why == "")
     run_and_compare(segment, inputs, PRESETS["default"])
+
+
+def test_only_weights_that_there_are_get_loaded() -> None:
+    x, y = whole("x", (1, 1, 1, 64), "input"), whole("y", (1, 1, 1, 17), "output")
+    weight = np.random.default_rng(0).integers(-127, 128, (17, 1, 1, 64)).astype(np.int16)
+    op = Conv("product", x, y, weight, np.zeros(17, np.int32), np.full(17, 0.001))
+    (layer,) = compile_segment(segment_of(op), PRESETS["default"]).layers
+    parameters = 2 * PARAMETER_VECTORS * 16
+    assert layer.read_bytes == 64 + 17 * 64 + parameters
 
 
 SMALL_MEMORIES = Config(
