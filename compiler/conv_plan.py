@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.compiler.conv_shape import Chunk, ConvShape
-from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, bus_cycles, ceil_div
+from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, bus_cycles, ceil_div, passes
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS
 
@@ -294,8 +294,11 @@ def _estimate(
     groups = ceil_div(len(shape.tiles), group)
     # Inputs: bytes of a tile as LOAD reads them, and vectors it writes.
     ih, iw = _input_size(shape, conv, None)
-    run = iw * (shape.window.stride[1] if shape.folded else 1) * src.pixel_pitch
-    a_tile = max(ih * (run / bus + RUN_CYCLES), ih * iw * shape.vectors) * (
+    run, reads = iw * src.pixel_pitch, ih
+    if shape.folded:
+        step = shape.window.stride[1] * src.pixel_pitch
+        run, reads = (iw - 1) * step + shape.span, ih * passes(config, iw, step, shape.span)
+    a_tile = max(reads * (run / bus + RUN_CYCLES), ih * iw * shape.vectors) * (
         1 if shape.aligned else len(shape.pieces)
     )
     kept = spatial <= a[1] and not chunked

@@ -29,6 +29,11 @@ def bus_cycles(config: Config, runs: int, size: int) -> int:
     return runs * (ceil_div(size, config.bus_bytes) + RUN_CYCLES)
 
 
+def passes(config: Config, pixels: int, pitch: int, length: int) -> int:
+    """How often LOAD reads a row: once for each vector of a pixel, if there are several and pixels overlap."""
+    return ceil_div(length, config.n) if pixels > 1 and pitch < length else 1
+
+
 def taken(stride: int, count: int) -> int:
     """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
     return stride if count > 1 else 0
@@ -177,6 +182,7 @@ class Emitter:
         dst: int, vectors: int, fill: int, size: int,
     ) -> Task:  # fmt: skip
         row_pitch = src.row_pitch if rows > 1 else 0
+        reads = rows * passes(self.config, pixels, pitch, length)
         return Task(
             Load(
                 base=src.base, offset=offset, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length,
@@ -186,8 +192,8 @@ class Emitter:
             (dram(src.base, offset, (rows - 1) * row_pitch + run),),
             (scratchpad(dst, size),),
             self.layer,
-            max(self._bus_cycles(rows, run), rows * pixels * ceil_div(length, self.config.n)),
-            rows * run,
+            max(self._bus_cycles(reads, run), rows * pixels * ceil_div(length, self.config.n)),
+            reads * run,
         )  # fmt: skip
 
     def store_box(

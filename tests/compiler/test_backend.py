@@ -29,9 +29,11 @@ from weft.compiler.microops import run_ops
 from weft.compiler.rows import Rows
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import PARAMETER_VECTORS
+from weft.hdl.memmap import Counter
 from weft.hdl.program import check
 from weft.runtime import Image
 from weft.sim.golden import GoldenDevice
+from weft.sim.timing import TimingDevice
 
 
 def run_and_compare(segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config) -> None:
@@ -189,6 +191,28 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
     }
     assert bool(compile_segment(segment, PRESETS["default"]).rows) is (why == "")
     run_and_compare(segment, inputs, PRESETS["default"])
+
+
+@pytest.mark.parametrize(("kernel", "stride", "cin"), [(7, 2, 3), (11, 4, 3), (3, 1, 5), (5, 5, 3)])
+@pytest.mark.parametrize("plain", [False, True])
+def test_bytes_of_a_layer_are_those_of_the_bus(kernel: int, stride: int, cin: int, plain: bool) -> None:
+    """Where windows overlap, LOAD reads a row more than once."""
+    size = (1, 40, 40, cin)
+    window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)  # type: ignore[arg-type]
+    y = whole("y", (1, *window.output(40, 40), 40), "output")
+    weight = np.random.default_rng(0).integers(-127, 128, (40, kernel, kernel, cin)).astype(np.int16)
+    op = Conv(
+        "conv", whole("x", size, "input"), y, weight, np.zeros(40, np.int32), np.full(40, 0.001), window
+    )
+    config = PRESETS["default"]
+    image = Image(compile_segment(segment_of(op), config, plain_inputs=plain))
+    device = TimingDevice(config, image.memory_bytes)
+    image.run(device, {})
+    counters = device.counters()
+    (layer,) = image.program.layers
+    beats = counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]
+    # Runs begin and end within words of the bus.
+    assert layer.dram_bytes <= beats * config.bus_bytes <= 1.2 * layer.dram_bytes
 
 
 def test_only_weights_that_there_are_get_loaded() -> None:
