@@ -187,8 +187,11 @@ def network(model: Callable[[], bytes]) -> Callable[[Config], Run]:
         compiled = weft.compile(model(), config=config)
         (program,) = (item for item in compiled.segments if isinstance(item, DeviceProgram))
         rng = np.random.default_rng(2)
-        inputs = (buffer for buffer in program.buffers.values() if buffer.kind == "input")
-        return Run(program, {item.name: rng.integers(-50, 50, item.shape).astype(np.int8) for item in inputs})
+        inputs = (name for name, buffer in program.buffers.items() if buffer.kind == "input")
+        shapes = {name: program.input_shape(name) for name in inputs}
+        return Run(
+            program, {name: rng.integers(-50, 50, size).astype(np.int8) for name, size in shapes.items()}
+        )
 
     return make
 

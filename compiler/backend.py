@@ -76,6 +76,13 @@ class DeviceProgram:
     sizes: dict[int, int]
     rows: dict[str, Rows]
 
+    def input_shape(self, name: str) -> tuple[int, int, int, int]:
+        """Shape of what an operator reads from an input buffer, whose own shape is another if its rows lie side by
+        side."""
+        n, h, w, c = self.buffers[name].shape
+        rows = self.rows.get(name)
+        return (n, h, w, c) if rows is None else (n, rows.height, w, c // rows.kernel)
+
     @property
     def entry(self) -> int:
         """Offset of the first instruction behind base register 0."""
@@ -182,7 +189,7 @@ def _gathers(op: Conv, config: Config) -> bool:
         or not op.src.contiguous
         or op.groups > 1
         or kh == 1
-        or kh * channels >= 1 << 16
+        or kh * channels * op.window.stride[1] >= 1 << 16  # LOAD's pitch
     ):
         return False
     before, after = _planned(op, config), _planned(gathered(op)[0], config)

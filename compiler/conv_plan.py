@@ -323,8 +323,8 @@ def _estimate(
     )
     added = _second_operand(shape, tile, store)
     if shape.op.then is not None:
-        reads = config.groups + (shape.residual is not None)
-        vec += len(shape.tiles) * (h * w * src.n * reads + spatial * 24)
+        operands = config.groups + (shape.residual is not None)
+        vec += len(shape.tiles) * (h * w * src.n * operands + spatial * 24)
     load = a_loads + b_loads + params + added
     start = a_tile + b_all / len(shape.tiles) + 100
     tail = (vec / spatial / len(shape.tiles) + stores / spatial / max(1, len(shape.tiles) // store)) + 100
@@ -342,5 +342,6 @@ def _estimate(
     instructions = spatial * len(shape.tiles) * (per_tile + 3) * 64 / bus
     traffic = load + stores
     paced = max(compute, traffic + instructions, vec)
-    near = 0.05 * max(traffic, vec) + 0.015 * traffic  # between plans of the same pace, what leaves more room
+    # Of plans with the same pace, the one that leaves more room; weights tried on benchmarks/timing_cases.py.
+    near = 0.05 * max(traffic, vec) + 0.015 * traffic
     return paced + near + start + tail + penalty, traffic

@@ -117,10 +117,12 @@ class Emitter:
         `first` is the byte of the row at which the first window starts, negative in the left padding.
         """
         y, h = rows
-        start = max(first, 0)
-        stop = min((src.w - 1) * src.pixel_pitch + src.c, first + (count - 1) * step + length)
+        start, span = max(first, 0), (count - 1) * step + length
+        stop, before = min((src.w - 1) * src.pixel_pitch + src.c, first + span), start - first
+        if stop <= start:  # all in the padding: a byte has to be read, which lies behind the windows
+            start, stop, before = 0, 1, span
         offset = src.address(image, y, 0) + start
-        return self._load(src, offset, h, count, step, length, max(-first, 0), stop - start, dst, vectors, fill,
+        return self._load(src, offset, h, count, step, length, before, stop - start, dst, vectors, fill,
                           h * count * vectors)  # fmt: skip
 
     def load_rows(

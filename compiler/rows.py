@@ -18,11 +18,14 @@ from weft.compiler.ir import Buffer, Conv, View, Window
 
 @dataclass(frozen=True)
 class Rows:
-    """Row `y` of the buffer holds the input's rows ``y * stride - pad + k * dilation`` for all k below `kernel`.
+    """Of `count` rows in the buffer, row y holds ``y * stride - pad + k * dilation`` of the input's `height`, for all k
+    below `kernel`.
 
-    Channel ``k * c + i`` of a pixel is channel i (of c) of row k; rows that the input has not are `fill`.
+    Channel ``k * c + i`` of a pixel is channel i (of c) of row k; rows that the input has not are `fill`, int8 as it is
+    stored.
     """
 
+    height: int
     kernel: int
     stride: int
     dilation: int
@@ -31,8 +34,9 @@ class Rows:
     fill: int
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """The buffer, (n, count, w, kernel * c), of an input (n, h, w, c)."""
+        """The buffer, (n, count, w, kernel * c), of an input (n, height, w, c)."""
         n, h, w, c = array.shape
+        assert h == self.height
         rows = (
             self.stride * np.arange(self.count)[:, None]
             - self.pad
@@ -48,7 +52,7 @@ def gathered(op: Conv) -> tuple[Conv, Rows]:
     (kh, kw), (sy, sx), (dy, dx) = op.window.kernel, op.window.stride, op.window.dilation
     top, left, _, right = op.window.pad
     n, h, w, c = op.src.shape
-    rows = Rows(kh, sy, dy, top, op.window.output(h, w)[0], op.x_zero)
+    rows = Rows(h, kh, sy, dy, top, op.window.output(h, w)[0], op.x_zero)
     shape = (n, rows.count, w, kh * c)
     src = View(Buffer(op.src.buffer.name, shape, op.src.buffer.kind), shape)
     weight = op.weight.transpose(0, 2, 1, 3).reshape(len(op.weight), 1, kw, kh * c)

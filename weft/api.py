@@ -139,7 +139,8 @@ class Program:
                 continue
             options = {"latency": latency, "bytes_per_cycle": bandwidth, "trace": trace, "stalls": stalls}
             image = Image(segment)
-            with simulated(on, self.config, image.memory_bytes, options) as device:
+            less = "; with `plain_inputs` it may need less" if segment.rows else ""
+            with simulated(on, self.config, image.memory_bytes, options, less) as device:
                 complete = complete and computes(device)
                 self._run_image(image, device, values)
                 kept += device.read(0, image.memory_bytes) if memory and complete else b""
@@ -183,10 +184,11 @@ class Program:
 
 @contextlib.contextmanager
 def simulated(
-    on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any]
+    on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any], less: str = ""
 ) -> Iterator[Device]:
-    """The device `on`, as `Program.run` takes it; one that is made here is closed again."""
-    device = _device(on, config, memory_bytes, options)
+    """The device `on`, as `Program.run` takes it; one that is made here is closed again. `less` ends the sentence that
+    says that it has too little memory."""
+    device = _device(on, config, memory_bytes, options, less)
     try:
         yield device
     finally:
@@ -206,7 +208,9 @@ def report_of(program: DeviceProgram, device: Device, config: Config) -> dict[st
     return _report(_layers(program, device, config), totals, config)
 
 
-def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any]) -> Device:
+def _device(
+    on: str | Device, config: Config, memory_bytes: int, options: dict[str, Any], less: str
+) -> Device:
     if on == "golden":
         from weft.sim.golden import GoldenDevice
 
@@ -234,7 +238,7 @@ def _device(on: str | Device, config: Config, memory_bytes: int, options: dict[s
         )
     if on.memory_bytes < memory_bytes:
         raise InputError(
-            f"the program needs {memory_bytes} bytes of memory, the device has {on.memory_bytes}"
+            f"the program needs {memory_bytes} bytes of memory, the device has {on.memory_bytes}{less}"
         )
     return on
 

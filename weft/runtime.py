@@ -58,8 +58,7 @@ class Image:
         program = self.program
         device.write(self.bases[CONSTANTS], program.constants + program.code)
         for name, array in contents.items():
-            laid = program.rows[name].gather(array) if name in program.rows else array
-            device.write(self.address(name), np.ascontiguousarray(laid, np.int8).tobytes())
+            device.write(self.address(name), self.laid_out(name, array))
         for base, value in (self.bases | (registers or {})).items():
             device.set_base(base, value)
         marks = getattr(device, "mark_writes", None)
@@ -67,6 +66,12 @@ class Image:
             marks(np.cumsum([layer.written_bytes for layer in program.layers]).tolist())
         device.start(self.bases[CONSTANTS] + program.entry)
         device.wait(timeout)
+
+    def laid_out(self, name: str, array: np.ndarray) -> bytes:
+        """The bytes of an input buffer for what its operator reads (int8, NHWC)."""
+        array = np.ascontiguousarray(array, np.int8).reshape(self.program.input_shape(name))
+        rows = self.program.rows.get(name)
+        return (array if rows is None else rows.gather(array)).tobytes()
 
     def read(self, device: Device, name: str) -> np.ndarray:
         """The contents of a buffer as they lie there: int8, in the buffer's shape."""

@@ -146,8 +146,9 @@ def first_layer(config: Config, kernel: int, cin: int, **changes: Any) -> Device
 def test_rows_of_an_input_of_few_channels_lie_side_by_side() -> None:
     default = PRESETS["default"]
     program = first_layer(default, 7, 3)
-    assert program.rows == {"x": Rows(7, 1, 1, 0, 26, 0)}
+    assert program.rows == {"x": Rows(32, 7, 1, 1, 0, 26, 0)}
     assert program.buffers["x"].shape == (1, 26, 32, 21)
+    assert program.input_shape("x") == (1, 32, 32, 3)
     array = sum(layer.cycles["MM"] for layer in program.layers)
     plain = first_layer(default, 7, 3, plain_inputs=True)
     assert plain.rows == {}
@@ -165,6 +166,17 @@ def test_rows_of_an_input_of_few_channels_lie_side_by_side() -> None:
 )
 def test_rows_stay_where_that_brings_nothing(kernel: int, cin: int, changes: dict[str, Any]) -> None:
     assert first_layer(PRESETS["default"], kernel, cin, **changes).rows == {}
+
+
+def test_rows_stay_where_load_could_not_step_over_them() -> None:
+    """A window of one column: its stride is one of pixels."""
+    size = (1, 701, 11, 20)
+    window = Window((700, 1), (1, 5))
+    y = whole("y", (1, *window.output(701, 11), 16), "output")
+    weight = np.random.default_rng(0).integers(-127, 128, (16, 700, 1, 20)).astype(np.int16)
+    op = Conv("tall", whole("x", size, "input"), y, weight, np.zeros(16, np.int32), np.full(16, 1e-5), window)
+    run_and_compare(segment_of(op), random_inputs(np.random.default_rng(1), op), PRESETS["default"])
+    assert compile_segment(segment_of(op), PRESETS["default"]).rows == {}
 
 
 @pytest.mark.parametrize("why", ["", "another reader", "a temporary", "a part of a buffer"])
@@ -243,6 +255,38 @@ def test_operators_larger_than_the_memories(seed: int) -> None:
     for _ in range(10):
         op = random_op(rng)
         run_and_compare(segment_of(op), random_inputs(rng, op), SMALL_MEMORIES)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pad", "depth"),
+    [
+        ((1, 9, 9, 13), (9, 9), (1, 1), (4, 8, 4, 8), 64),
+        ((1, 9, 9, 9), (9, 5), (1, 3), (4, 4, 4, 4), 32),
+        ((1, 12, 9, 6), (11, 5), (1, 1), (5, 4, 5, 4), 32),
+    ],
+)
+def test_chunks_of_windows_in_the_padding(
+    size: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    pad: tuple[int, int, int, int],
+    depth: int,
+) -> None:
+    rng = np.random.default_rng(3)
+    window = Window(kernel, stride, (1, 1), pad)
+    y = whole("y", (1, *window.output(*size[1:3]), 5), "output")
+    weight = rng.integers(-127, 128, (5, *kernel, size[3])).astype(np.int16)
+    op = Conv(
+        "conv",
+        whole("x", size, "input"),
+        y,
+        weight,
+        np.zeros(5, np.int32),
+        np.full(5, 1e-3),
+        window,
+        x_zero=3,
+    )
+    run_and_compare(segment_of(op), random_inputs(rng, op), SMALL_MEMORIES.replace(scratchpad_depth=depth))
 
 
 @pytest.mark.parametrize("kind", ["max", "average"])

@@ -40,7 +40,7 @@ async def bench_chain(dut: Any) -> None:
     dut.rst.value = 0
     ram.write(image.bases[0], program.constants + program.code)
     for name, array in inputs.items():
-        ram.write(image.address(name), array.tobytes())
+        ram.write(image.address(name), image.laid_out(name, array))
     for base, address in image.bases.items():
         await master.write_dword(base_register(base), address)
     await master.write_dword(Reg.PROGRAM, image.bases[0] + program.entry)

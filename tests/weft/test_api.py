@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import qdq_models
 
 import weft
 from weft.api import InputError, Program
@@ -47,6 +49,28 @@ def test_accuracy(program: Program) -> None:
         for image, label in zip(images[:100], labels[:100], strict=True)
     )
     assert right >= 97
+
+
+@pytest.mark.parametrize("shape", [(1, 784), (28, 28), (2, 784), (2, 1, 28, 28)])
+@pytest.mark.parametrize("unsigned", [False, True])
+def test_rows_side_by_side_of_an_input_in_any_shape(shape: tuple[int, ...], unsigned: bool) -> None:
+    builder = qdq_models.Builder(np.random.default_rng(len(shape)))
+    source, to = builder.input(shape, unsigned), (math.prod(shape) // 784, 1, 28, 28)
+    node = builder.node("Reshape", [builder.dequantise(source), builder.constant(np.array(to, np.int64))])
+    model = builder.finish(builder.conv(builder.like(node, to, source), 32, (5, 5)))
+    values = qdq_models.feeds(model, np.random.default_rng(1))
+    made = [weft.compile(model, plain_inputs=plain) for plain in (True, False)]
+    rows = [
+        [segment.rows for segment in item.segments if isinstance(segment, DeviceProgram)] for item in made
+    ]
+    assert [any(found) for found in rows] == [False, True]
+    plain, laid = (item.run(values).outputs for item in made)
+    for name, expected in plain.items():
+        assert np.array_equal(laid[name], expected)
+    with pytest.raises(
+        InputError, match=r"bytes of memory, the device has 64; with `plain_inputs` it may need less$"
+    ):
+        made[1].run(values, on=GoldenDevice(PRESETS["default"], 64))
 
 
 def test_missing_input(program: Program) -> None:
