@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.compiler.backend import DeviceProgram, Layer
+from weft.compiler.input_rows import Rows
 from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
-from weft.compiler.rows import Rows
 from weft.hdl.config import Config, ConfigError
 from weft.hdl.isa import WORD_BYTES, IsaError, decode_all
 

@@ -10,6 +10,7 @@ import numpy as np
 from weft.compiler.conv_plan import Chooser, ConvPlan, plan
 from weft.compiler.conv_shape import ConvShape
 from weft.compiler.emit import ceil_div
+from weft.compiler.input_rows import Rows, gathered
 from weft.compiler.ir import (
     Attention,
     Buffer,
@@ -30,7 +31,6 @@ from weft.compiler.lower_softmax import lower_softmax
 from weft.compiler.lower_vector import lower_vector, pointwise_cycles
 from weft.compiler.memory import ALIGN, CONSTANTS, Constants, Placement, Source
 from weft.compiler.pass_fuse_then import separate
-from weft.compiler.rows import Rows, gathered
 from weft.compiler.schedule import schedule
 from weft.compiler.tasks import Task
 from weft.hdl.config import Config

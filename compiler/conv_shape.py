@@ -5,7 +5,7 @@ Two mappings of the contraction onto vectors of N bytes:
 - *channels*: a vector holds N channels of one pixel; the loops over the kernel are loops of the instruction.
 - *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
   bytes fill the vectors. Chosen where it needs fewer vectors, i.e. where a pixel has few channels. If the kernel's rows
-  lie side by side in DRAM (`weft.compiler.rows`), a window is all of the contraction.
+  lie side by side in DRAM (`weft.compiler.input_rows`), a window is all of the contraction.
 
 Groups become block-diagonal tiles: as many groups as fit share one vector. Depthwise convolution is the extreme case,
 N groups of one channel, and uses 1/N of the array whatever the dataflow.

@@ -12,6 +12,7 @@ from op_cases import random_chain, random_conv, random_inputs, random_op, segmen
 
 from weft.compiler import backend
 from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.input_rows import Rows
 from weft.compiler.ir import (
     Add,
     Buffer,
@@ -26,7 +27,6 @@ from weft.compiler.ir import (
     sources,
 )
 from weft.compiler.microops import run_ops
-from weft.compiler.rows import Rows
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.memmap import Counter

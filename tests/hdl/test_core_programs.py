@@ -47,7 +47,8 @@ async def bench_chain(dut: Any) -> None:
     await master.write_dword(Reg.CONTROL, 1)
     await First(RisingEdge(dut.irq), ClockCycles(dut.clk, 200_000))
     assert await master.read_dword(Reg.STATUS) == Status.DONE
-    for name, expected in run_ops(segment, inputs).items():
+    laid = {name: np.frombuffer(image.laid_out(name, array), np.int8) for name, array in inputs.items()}
+    for name, expected in (run_ops(segment, inputs) | laid).items():
         got = np.frombuffer(ram.read(image.address(name), expected.size), np.int8)
         assert np.array_equal(got, expected), f"buffer {name} differs"
 

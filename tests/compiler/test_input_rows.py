@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from op_cases import random_conv, random_inputs, segment_of
 
+from weft.compiler.input_rows import Rows, gathered
 from weft.compiler.ir_verify import verify_op
 from weft.compiler.microops import run_ops
-from weft.compiler.rows import Rows, gathered
 
 
 def by_definition(rows: Rows, array: np.ndarray) -> np.ndarray:
