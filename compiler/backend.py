@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,7 +125,7 @@ def compile_segment(
     CompileError
         If an operator cannot be cut small enough for the configuration's memories.
     """
-    first, rows = _gather(segment.ops, config, plain=plain_inputs)
+    first, rows = (segment.ops, {}) if plain_inputs else _gather(segment.ops, config)
     ops = tuple(part for op in first for part in _rewrite(op, config))
     placement = Placement(ops, reuse=reuse)
     constants = Constants()
@@ -170,19 +170,17 @@ def _read(op: DeviceOp, placement: Placement) -> tuple[Source, ...]:
     return tuple(placement.source(view) for view in sources(op))
 
 
-def _gather(
-    ops: Sequence[DeviceOp], config: Config, *, plain: bool
-) -> tuple[list[DeviceOp], dict[str, Rows]]:
+def _gather(ops: tuple[DeviceOp, ...], config: Config) -> tuple[tuple[DeviceOp, ...], dict[str, Rows]]:
     """The operators with inputs laid out as is best for them, and how."""
     reads, made, rows = readers(ops), list(ops), dict[str, Rows]()
     for index, op in enumerate(ops):
-        if isinstance(op, Conv) and not plain and reads[op.src.buffer.name] == 1 and _gathers(op, config):
-            made[index], rows[op.src.buffer.name] = gathered(op)
-    return made, rows
+        if isinstance(op, Conv) and reads[op.src.buffer.name] == 1 and (found := _quicker(op, config)):
+            made[index], rows[op.src.buffer.name] = found
+    return tuple(made), rows
 
 
-def _gathers(op: Conv, config: Config) -> bool:
-    """Whether a convolution of an input is a tenth quicker, by estimate, with rows of it side by side."""
+def _quicker(op: Conv, config: Config) -> tuple[Conv, Rows] | None:
+    """A convolution of an input as it is with rows side by side, if that is a tenth quicker by estimate."""
     kh, channels = op.window.kernel[0], op.src.shape[3]
     if (
         op.src.buffer.kind != "input"
@@ -191,9 +189,10 @@ def _gathers(op: Conv, config: Config) -> bool:
         or kh == 1
         or kh * channels * op.window.stride[1] >= 1 << 16  # LOAD's pitch
     ):
-        return False
-    before, after = _planned(op, config), _planned(gathered(op)[0], config)
-    return before is not None and after is not None and after.cycles < 0.9 * before.cycles
+        return None
+    found = gathered(op)
+    before, after = _planned(op, config), _planned(found[0], config)
+    return found if before and after and after.cycles < 0.9 * before.cycles else None
 
 
 def _planned(op: Conv, config: Config) -> ConvPlan | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.compiler.conv_shape import Chunk, ConvShape
-from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, bus_cycles, ceil_div, passes
+from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, bus_cycles, ceil_div, row_reads
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS
 
@@ -297,7 +297,7 @@ def _estimate(
     run, reads = iw * src.pixel_pitch, ih
     if shape.folded:
         step = shape.window.stride[1] * src.pixel_pitch
-        run, reads = (iw - 1) * step + shape.span, ih * passes(config, iw, step, shape.span)
+        run, reads = (iw - 1) * step + shape.span, ih * row_reads(config, iw, step, shape.span)
     a_tile = max(reads * (run / bus + RUN_CYCLES), ih * iw * shape.vectors) * (
         1 if shape.aligned else len(shape.pieces)
     )

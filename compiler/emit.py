@@ -29,7 +29,7 @@ def bus_cycles(config: Config, runs: int, size: int) -> int:
     return runs * (ceil_div(size, config.bus_bytes) + RUN_CYCLES)
 
 
-def passes(config: Config, pixels: int, pitch: int, length: int) -> int:
+def row_reads(config: Config, pixels: int, pitch: int, length: int) -> int:
     """How often LOAD reads a row: once for each vector of a pixel, if there are several and pixels overlap."""
     return ceil_div(length, config.n) if pixels > 1 and pitch < length else 1
 
@@ -184,7 +184,7 @@ class Emitter:
         dst: int, vectors: int, fill: int, size: int,
     ) -> Task:  # fmt: skip
         row_pitch = src.row_pitch if rows > 1 else 0
-        reads = rows * passes(self.config, pixels, pitch, length)
+        reads = rows * row_reads(self.config, pixels, pitch, length)
         return Task(
             Load(
                 base=src.base, offset=offset, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length,

@@ -42,9 +42,9 @@ class Rows:
             - self.pad
             + self.dilation * np.arange(self.kernel)[None, :]
         )
-        inside = (rows >= 0) & (rows < h)
-        taken = np.where(inside[None, :, :, None, None], array[:, np.where(inside, rows, 0)], self.fill)
-        return taken.transpose(0, 1, 3, 2, 4).reshape(n, self.count, w, self.kernel * c).astype(array.dtype)
+        taken = array[:, np.clip(rows, 0, h - 1)]
+        taken[:, (rows < 0) | (rows >= h)] = self.fill
+        return taken.transpose(0, 1, 3, 2, 4).reshape(n, self.count, w, self.kernel * c)
 
 
 def gathered(op: Conv) -> tuple[Conv, Rows]:

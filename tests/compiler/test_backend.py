@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from weft.compiler.ir import (
     Rescale,
     View,
     Window,
-    sources,
 )
 from weft.compiler.microops import run_ops
 from weft.hdl.config import PRESETS, Config
@@ -84,15 +82,22 @@ def test_fused_and_one_after_the_other(fused: bool, config: Config, monkeypatch:
         run_and_compare(segment_of(op), random_inputs(rng, op), config)
 
 
+def convolution(
+    x: View, out: int, window: Window = Window(), *, name: str = "y", kind: str = "output"
+) -> Conv:
+    """Of `x`, which is all of its channels in one group, to `out` channels in a buffer of its own."""
+    n, h, w, cin = x.shape
+    y = whole(name, (n, *window.output(h, w), out), kind)
+    weight = np.random.default_rng(0).integers(-127, 128, (out, *window.kernel, cin)).astype(np.int16)
+    return Conv("conv", x, y, weight, np.zeros(out, np.int32), np.full(out, 0.001), window)
+
+
 def convolution_and_addition(size: int, kernel: int, cin: int, out: int) -> tuple[Conv, Add]:
     """One after the other."""
-    x = whole("x", (1, size, size, cin), "input")
-    m, r, y = (whole(name, (1, size, size, out), kind) for name, kind in
-               (("m", "temp"), ("r", "input"), ("y", "output")))  # fmt: skip
-    weight = np.random.default_rng(0).integers(-127, 128, (out, kernel, kernel, cin)).astype(np.int16)
+    r, y = (whole(name, (1, size, size, out), kind) for name, kind in (("r", "input"), ("y", "output")))
     window = Window((kernel, kernel), pad=(kernel // 2,) * 4)  # type: ignore[arg-type]
-    conv = Conv("conv", x, m, weight, np.zeros(out, np.int32), np.full(out, 0.001), window)
-    return conv, Add("sum", m, r, y, 0.7, 0.6)
+    conv = convolution(whole("x", (1, size, size, cin), "input"), out, window, name="m", kind="temp")
+    return conv, Add("sum", conv.dst, r, y, 0.7, 0.6)
 
 
 def test_a_result_stays_on_chip_where_that_is_faster() -> None:
@@ -127,54 +132,44 @@ def test_what_stays_on_chip_moves_no_more_data(preset: str, size: int, kernel: i
     assert moved[1] <= moved[0] * 1.01
 
 
-def first_layer(config: Config, kernel: int, cin: int, **changes: Any) -> DeviceProgram:
-    """A convolution with 64 outputs of a 32 x 32 input, `changes` applied, and then one of its result."""
-    made = Window((kernel, kernel)).output(32, 32)
-    x, m = whole("x", (1, 32, 32, cin), "input"), whole("m", (1, *made, 64), "temp")
-    y = whole("y", (1, *made, 8), "output")
-    rng = np.random.default_rng(0)
-    weight = rng.integers(-127, 128, (64, kernel, kernel, cin // changes.get("groups", 1))).astype(np.int16)
-    first = Conv("first", x, m, weight, np.zeros(64, np.int32), np.full(64, 0.001), Window((kernel, kernel)))
-    weight = rng.integers(-127, 128, (8, 1, 1, 64)).astype(np.int16)
-    second = Conv("second", m, y, weight, np.zeros(8, np.int32), np.full(8, 0.001))
-    plain = changes.pop("plain_inputs", False)
-    segment = DeviceSegment("first", (dataclasses.replace(first, **changes), second))
-    run_and_compare(segment, {"x": rng.integers(-128, 128, x.shape).astype(np.int8)}, config)
-    return compile_segment(segment, config, plain_inputs=plain)
+def first_layer(kernel: int, cin: int, groups: int = 1, *, plain: bool = False) -> DeviceProgram:
+    """A convolution of a 32 x 32 input to 64 channels, and then one of its result, on `default`."""
+    x, window = whole("x", (1, 32, 32, cin), "input"), Window((kernel, kernel))
+    first = convolution(x, 64, window, name="m", kind="temp")
+    first = dataclasses.replace(first, groups=groups, weight=first.weight[..., : cin // groups])
+    segment = DeviceSegment("first", (first, convolution(first.dst, 8)))
+    inputs = {"x": np.random.default_rng(1).integers(-128, 128, x.shape).astype(np.int8)}
+    run_and_compare(segment, inputs, PRESETS["default"])
+    return compile_segment(segment, PRESETS["default"], plain_inputs=plain)
 
 
 def test_rows_of_an_input_of_few_channels_lie_side_by_side() -> None:
-    default = PRESETS["default"]
-    program = first_layer(default, 7, 3)
+    program, plain = first_layer(7, 3), first_layer(7, 3, plain=True)
     assert program.rows == {"x": Rows(32, 7, 1, 1, 0, 26, 0)}
     assert program.buffers["x"].shape == (1, 26, 32, 21)
     assert program.input_shape("x") == (1, 32, 32, 3)
-    array = sum(layer.cycles["MM"] for layer in program.layers)
-    plain = first_layer(default, 7, 3, plain_inputs=True)
     assert plain.rows == {}
+    laid, before = (sum(layer.cycles["MM"] for layer in item.layers) for item in (program, plain))
     # 147 bytes of a window in 10 vectors instead of 7 times 2, for 4 tiles of 676 outputs.
-    assert sum(layer.cycles["MM"] for layer in plain.layers) - array == 4 * 4 * 26 * 26
+    assert before - laid == 4 * 4 * 26 * 26
 
 
 @pytest.mark.parametrize(
-    ("kernel", "cin", "changes"),
+    ("kernel", "cin", "groups"),
     [
-        (1, 3, {}),
-        (3, 16, {}),  # vectors are full without that
-        (3, 64, {"groups": 64}),
+        (1, 3, 1),
+        (3, 16, 1),  # vectors are full without that
+        (3, 64, 64),
     ],
 )
-def test_rows_stay_where_that_brings_nothing(kernel: int, cin: int, changes: dict[str, Any]) -> None:
-    assert first_layer(PRESETS["default"], kernel, cin, **changes).rows == {}
+def test_rows_stay_where_that_brings_nothing(kernel: int, cin: int, groups: int) -> None:
+    assert first_layer(kernel, cin, groups).rows == {}
 
 
 def test_rows_stay_where_load_could_not_step_over_them() -> None:
     """A window of one column: its stride is one of pixels."""
-    size = (1, 701, 11, 20)
-    window = Window((700, 1), (1, 5))
-    y = whole("y", (1, *window.output(701, 11), 16), "output")
-    weight = np.random.default_rng(0).integers(-127, 128, (16, 700, 1, 20)).astype(np.int16)
-    op = Conv("tall", whole("x", size, "input"), y, weight, np.zeros(16, np.int32), np.full(16, 1e-5), window)
+    op = convolution(whole("x", (1, 701, 11, 20), "input"), 16, Window((700, 1), (1, 5)))
+    op = dataclasses.replace(op, scale=np.full(16, 1e-5))
     run_and_compare(segment_of(op), random_inputs(np.random.default_rng(1), op), PRESETS["default"])
     assert compile_segment(segment_of(op), PRESETS["default"]).rows == {}
 
@@ -184,23 +179,13 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
     size = (1, 24, 24, 3)
     kind = "temp" if why == "a temporary" else "input"
     x = View(Buffer("x", (1, 24, 24, 4) if why == "a part of a buffer" else size, kind), size)
-    y = whole("y", (1, 18, 18, 64), "output")
-    weight = np.random.default_rng(0).integers(-127, 128, (64, 7, 7, 3)).astype(np.int16)
-    ops: list[DeviceOp] = [
-        Conv("conv", x, y, weight, np.zeros(64, np.int32), np.full(64, 0.001), Window((7, 7)))
-    ]
+    ops: list[DeviceOp] = [convolution(x, 64, Window((7, 7)))]
     if why == "another reader":
         ops.append(Rescale("copy", x, whole("z", size, "output")))
     if why == "a temporary":
         ops.insert(0, Rescale("copy", whole("i", size, "input"), x))
     segment = DeviceSegment("conv", tuple(ops))
-    read = {view.buffer.name: view.buffer for op in ops for view in sources(op)}
-    rng = np.random.default_rng(1)
-    inputs = {
-        name: rng.integers(-128, 128, buffer.shape).astype(np.int8)
-        for name, buffer in read.items()
-        if buffer.kind == "input"
-    }
+    inputs = random_inputs(np.random.default_rng(1), ops[0])  # all read what the first one reads
     assert bool(compile_segment(segment, PRESETS["default"]).rows) is (why == "")
     run_and_compare(segment, inputs, PRESETS["default"])
 
@@ -209,13 +194,8 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
 @pytest.mark.parametrize("plain", [False, True])
 def test_bytes_of_a_layer_are_those_of_the_bus(kernel: int, stride: int, cin: int, plain: bool) -> None:
     """Where windows overlap, LOAD reads a row more than once."""
-    size = (1, 40, 40, cin)
     window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)  # type: ignore[arg-type]
-    y = whole("y", (1, *window.output(40, 40), 40), "output")
-    weight = np.random.default_rng(0).integers(-127, 128, (40, kernel, kernel, cin)).astype(np.int16)
-    op = Conv(
-        "conv", whole("x", size, "input"), y, weight, np.zeros(40, np.int32), np.full(40, 0.001), window
-    )
+    op = convolution(whole("x", (1, 40, 40, cin), "input"), 40, window)
     config = PRESETS["default"]
     image = Image(compile_segment(segment_of(op), config, plain_inputs=plain))
     device = TimingDevice(config, image.memory_bytes)
@@ -228,9 +208,7 @@ def test_bytes_of_a_layer_are_those_of_the_bus(kernel: int, stride: int, cin: in
 
 
 def test_only_weights_that_there_are_get_loaded() -> None:
-    x, y = whole("x", (1, 1, 1, 64), "input"), whole("y", (1, 1, 1, 17), "output")
-    weight = np.random.default_rng(0).integers(-127, 128, (17, 1, 1, 64)).astype(np.int16)
-    op = Conv("product", x, y, weight, np.zeros(17, np.int32), np.full(17, 0.001))
+    op = convolution(whole("x", (1, 1, 1, 64), "input"), 17)
     (layer,) = compile_segment(segment_of(op), PRESETS["default"]).layers
     parameters = 2 * PARAMETER_VECTORS * 16
     assert layer.read_bytes == 64 + 17 * 64 + parameters
@@ -272,21 +250,10 @@ def test_chunks_of_windows_in_the_padding(
     pad: tuple[int, int, int, int],
     depth: int,
 ) -> None:
-    rng = np.random.default_rng(3)
-    window = Window(kernel, stride, (1, 1), pad)
-    y = whole("y", (1, *window.output(*size[1:3]), 5), "output")
-    weight = rng.integers(-127, 128, (5, *kernel, size[3])).astype(np.int16)
-    op = Conv(
-        "conv",
-        whole("x", size, "input"),
-        y,
-        weight,
-        np.zeros(5, np.int32),
-        np.full(5, 1e-3),
-        window,
-        x_zero=3,
-    )
-    run_and_compare(segment_of(op), random_inputs(rng, op), SMALL_MEMORIES.replace(scratchpad_depth=depth))
+    op = convolution(whole("x", size, "input"), 5, Window(kernel, stride, (1, 1), pad))
+    op = dataclasses.replace(op, x_zero=3)
+    inputs = random_inputs(np.random.default_rng(3), op)
+    run_and_compare(segment_of(op), inputs, SMALL_MEMORIES.replace(scratchpad_depth=depth))
 
 
 @pytest.mark.parametrize("kind", ["max", "average"])
