@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+CRASH = "thrown Wasm exception"
+"""All that a tool of YoWASP says when it crashes."""
+
 EXTRA = "the tools for boards are not installed: pip install 'weft[boards]'"
 
 
@@ -62,4 +65,9 @@ def run(
     if process.returncode:
         said = [text for text in said if text]
         errors = [text for text in said if text.upper().startswith("ERROR")]
-        raise ToolError(f"{name} failed: {(errors or said or ['it said nothing'])[-1]}")
+        last = (errors or said or ["it said nothing"])[-1]
+        if last == CRASH:
+            raise ToolError(
+                f"{name} crashed, which is a fault of its own: another --seed or --config may avoid it"
+            )
+        raise ToolError(f"{name} failed: {last}")

@@ -224,7 +224,7 @@ class Mm(Instruction):
     (ky, kx, kc, oy, ox). Where it is s >= 0, a row of products p is added as ``rsh(C, s) + p``, else as
     ``C + rsh(p, -s)``; overwriting takes C for 0.
 
-    Within a tile all C rows must differ. Weights of -128 are allowed only by arrays that say so (generic multipliers).
+    Within a tile all C rows must differ.
     """
 
     OPCODE = Opcode.MM

@@ -246,3 +246,8 @@ def test_progress_comes_from_the_tools_but_not_every_line(
     # Every second at first, every tenth later.
     assert 40 < len(told) < 120
     assert len(set(told)) == len(told)
+
+
+def test_a_tool_that_crashes_is_said_to(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=r"^shell crashed, which is a fault of its own: another --seed or "):
+        run("shell", ["sh", "-c", "echo routing; echo thrown Wasm exception; exit 1"], tmp_path)
