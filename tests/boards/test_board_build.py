@@ -15,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.boards import build as building
 from weft.boards import flow
-from weft.boards.board import Board, BoardError
+from weft.boards.board import BoardError
 from weft.boards.build import Built, TimingError, build
 from weft.boards.registry import BOARDS
 from weft.boards.tools import ToolError, run
