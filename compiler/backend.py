@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.conv_plan import Chooser, ConvPlan, plan
-from weft.compiler.conv_shape import ConvShape
+from weft.compiler.cascade import Cascade, Room, cascade, planned
+from weft.compiler.conv_plan import Chooser, plan
 from weft.compiler.emit import ceil_div
 from weft.compiler.input_rows import Rows, gathered
 from weft.compiler.ir import (
@@ -29,7 +29,7 @@ from weft.compiler.lower_attention import lower_attention
 from weft.compiler.lower_conv import lower_conv
 from weft.compiler.lower_softmax import lower_softmax
 from weft.compiler.lower_vector import lower_vector, pointwise_cycles
-from weft.compiler.memory import ALIGN, CONSTANTS, Constants, Placement, Source
+from weft.compiler.memory import ALIGN, CONSTANTS, Constants, Placement
 from weft.compiler.pass_fuse_then import separate
 from weft.compiler.schedule import schedule
 from weft.compiler.tasks import Task
@@ -101,6 +101,7 @@ def compile_segment(
     plain_inputs: bool = False,
     progress: Callable[[str], None] | None = None,
     choose: Chooser = plan,
+    kept: Cascade | None = None,
 ) -> DeviceProgram:
     """Compile one device segment.
 
@@ -111,14 +112,16 @@ def compile_segment(
     config : Config
         The accelerator to compile for.
     reuse : bool
-        Let temporaries whose lifetimes do not meet share DRAM; without it every intermediate that leaves the chip is
-        left to look at.
+        Let results stay on chip from convolution to convolution, and temporaries whose lifetimes do not meet share
+        DRAM; without it every intermediate that is not part of an operator is left in DRAM to look at.
     plain_inputs : bool
         Take all inputs in NHWC order; without it the host may have to lay rows of them side by side.
     progress : callable
         Called with the name of each operator before it is lowered.
     choose : Chooser
         Plans convolutions; the best by estimate, if it is not given.
+    kept : Cascade
+        What stays on chip between operators; what is best by estimate, if it is not given.
 
     Raises
     ------
@@ -127,13 +130,16 @@ def compile_segment(
     """
     first, rows = (segment.ops, {}) if plain_inputs else _gather(segment.ops, config)
     ops = tuple(part for op in first for part in _rewrite(op, config))
-    placement = Placement(ops, reuse=reuse)
+    if kept is None:
+        kept = cascade(ops, config) if reuse else Cascade()
+    placement = Placement(ops, reuse=reuse, held=kept.held)
     constants = Constants()
     tasks: list[Task] = []
     for index, op in enumerate(ops):
         if progress is not None:
             progress(op.name)
-        lowered = _lower(op, placement, config, constants, index, choose)
+        room = kept.rooms[index] if kept.held else None
+        lowered = _lower(op, placement, config, constants, index, choose, room)
         if lowered is None:
             raise CompileError(_too_large(op, config))
         tasks += lowered
@@ -149,12 +155,18 @@ def compile_segment(
 
 
 def _lower(
-    op: DeviceOp, placement: Placement, config: Config, constants: Constants, layer: int, choose: Chooser
+    op: DeviceOp,
+    placement: Placement,
+    config: Config,
+    constants: Constants,
+    layer: int,
+    choose: Chooser,
+    room: Room | None,
 ) -> list[Task] | None:
     dst = placement.source(op.dst)
-    read = _read(op, placement)
+    read = tuple(placement.source(view) for view in sources(op))
     if isinstance(op, Conv):
-        return lower_conv(op, read, dst, config, constants, layer, choose)
+        return lower_conv(op, read, dst, config, constants, layer, choose, room)
     if isinstance(op, Attention | Softmax) and not config.softmax:
         raise CompileError(
             f"{op.name}: this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"
@@ -164,10 +176,6 @@ def _lower(
     if isinstance(op, Softmax):
         return lower_softmax(op, read[0], dst, config, constants, layer)
     return lower_vector(op, read, dst, config, constants, layer)
-
-
-def _read(op: DeviceOp, placement: Placement) -> tuple[Source, ...]:
-    return tuple(placement.source(view) for view in sources(op))
 
 
 def _gather(ops: tuple[DeviceOp, ...], config: Config) -> tuple[tuple[DeviceOp, ...], dict[str, Rows]]:
@@ -191,15 +199,8 @@ def _quicker(op: Conv, config: Config) -> tuple[Conv, Rows] | None:
     ):
         return None
     found = gathered(op)
-    before, after = _planned(op, config), _planned(found[0], config)
+    before, after = planned(op, config), planned(found[0], config)
     return found if before and after and after.cycles < 0.9 * before.cycles else None
-
-
-def _planned(op: Conv, config: Config) -> ConvPlan | None:
-    """The best plan by estimate for a convolution by itself."""
-    placement = Placement((op,))
-    read = _read(op, placement)
-    return plan(ConvShape(op, read[0], placement.source(op.dst), config, *read[1:]))
 
 
 def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
@@ -240,7 +241,7 @@ def _stays_fused(op: Conv, config: Config) -> bool:
     """Whether a convolution with what comes then takes no longer than the two one after the other, by estimate, and
     moves no more data: what it has on chip for a second operand may cost it weights."""
     alone, then = separate(op)
-    fused, apart = _planned(op, config), _planned(alone, config)
+    fused, apart = planned(op, config), planned(alone, config)
     if fused is None or apart is None:
         return apart is None
     cycles, traffic = pointwise_cycles(then, config)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from weft.compiler.conv_shape import Chunk, ConvShape
 from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, bus_cycles, ceil_div, row_reads
@@ -28,16 +29,22 @@ class Zones:
     o: tuple[int, int]
 
 
+def unit(config: Config) -> int:
+    """What the scratchpad is divided by: vectors of a bank, or a quarter, if it has fewer than four."""
+    return config.scratchpad_size // max(config.scratchpad_banks, 4)
+
+
 @lru_cache
-def zones(config: Config) -> tuple[Zones, ...]:
-    """All ways to divide the scratchpad by banks (by quarters, if it has fewer than four)."""
-    units = max(config.scratchpad_banks, 4)
-    unit = config.scratchpad_size // units
+def zones(config: Config, room: tuple[int, int] | None = None, *, inputs: bool = True) -> tuple[Zones, ...]:
+    """All ways to divide the scratchpad, or a part of it from address to address; without `inputs` zone A is empty."""
+    size = unit(config)
+    first, last = room or (0, config.scratchpad_size)
+    units = (last - first) // size
     found = []
-    for a in range(1, units - 1):
+    for a in range(1, units - 1) if inputs else (0,):
         for b in range(1, units - a):
-            o = units - a - b
-            found.append(Zones((0, a * unit), (a * unit, b * unit), ((a + b) * unit, o * unit)))
+            starts = (first, first + a * size, first + (a + b) * size, last)
+            found.append(Zones(*((start, stop - start) for start, stop in pairwise(starts))))
     return tuple(found)
 
 
@@ -108,10 +115,11 @@ def candidates(shape: ConvShape) -> list[ConvPlan]:
 
 def _all(shape: ConvShape) -> Iterator[ConvPlan]:
     """All plans; those that load inputs chunk by chunk only if there are no others."""
-    for chunked in (False, True):
+    inputs = shape.src.held is None
+    for chunked in (False, True) if inputs else (False,):
         found = False
         for tile in _tiles(shape):
-            for zone in zones(shape.config):
+            for zone in zones(shape.config, shape.room, inputs=inputs):
                 for candidate in _candidates(shape, tile, zone, chunked):
                     found = True
                     yield candidate
@@ -212,13 +220,15 @@ def _candidates(shape: ConvShape, tile: tuple[int, int], zone: Zones, chunked: b
         else:
             a_slot, vectors = _area(_input_size(shape, conv, None)) * shape.vectors, shape.vectors
         pitch = _input_size(shape, conv, None)[1] * vectors
+        if shape.src.held is not None:
+            a_slot, pitch = 0, shape.src.w * vectors
         if (
             a_slot > zone.a[1]
             or b_count < 1
             or pitch * max(*shape.window.dilation, *shape.window.stride) > STRIDE_MAX
         ):
             continue
-        a_count = zone.a[1] // a_slot
+        a_count = zone.a[1] // a_slot if a_slot else 1
         most = max(len(cut or ()) for cut in cuts)
         yield from _grouped(
             shape, tile, zone, conv, chunked, most, (a_slot, a_count), (slot, b_count), (c_slot, c_count)
@@ -247,17 +257,17 @@ def _grouped(
     for group in groups:
         params = min(group, max(4, zone.o[1] // 4 // PARAMETER_VECTORS))
         # What comes then needs another block of parameters, and a second operand a slot for each of outputs.
-        then, added = shape.op.then is not None, shape.residual is not None
+        then = shape.op.then is not None
+        added = shape.residual is not None and shape.residual.held is None
         room = zone.o[1] - (params + then) * PARAMETER_VECTORS
         out = tile[0] * tile[1]
-        held_out = out * (1 + added)
-        uniform = all(item.count == shape.config.n for item in shape.tiles[:-1])
-        store = min(group, room // held_out // 2) if uniform else 1
+        held_out = out * ((shape.dst.held is None) + added)
+        store = min(group, room // held_out // 2) if shape.uniform and held_out else 1
         if store < 1:
             store = 1
         if room < held_out * store:
             continue
-        o_count = min(room // (held_out * store), 4)
+        o_count = min(room // (held_out * store), 4) if held_out else 1
         cycles, traffic = _estimate(shape, tile, conv, chunked, group, store, a, b, per_tile, c[1], o_count)
         yield ConvPlan(zone, tile, a[0], min(a[1], 64), b[0], b[1], out * store, o_count, c[0], c[1], params, group,
                        store, chunked, cycles, traffic)  # fmt: skip
@@ -266,7 +276,7 @@ def _grouped(
 def _second_operand(shape: ConvShape, tile: tuple[int, int], store: int) -> float:
     """Cycles of the bus for what is added to the outputs, as `Emitter.load_box` reads it; 0 if nothing is."""
     source, config = shape.residual, shape.config
-    if source is None:
+    if source is None or source.held is not None:
         return 0.0
     pixel = source.pixel_pitch / config.bus_bytes
     if source.joined(*tile)[0] == 1:
@@ -301,7 +311,9 @@ def _estimate(
     a_tile = max(reads * (run / bus + RUN_CYCLES), ih * iw * shape.vectors) * (
         1 if shape.aligned else len(shape.pieces)
     )
-    kept = spatial <= a[1] and not chunked
+    if src.held is not None:
+        a_tile = 0.0
+    kept = (spatial <= a[1] and not chunked) or src.held is not None
     a_loads = a_tile * spatial * (1 if kept else groups) * (len(shape.tiles) if chunked else 1)
     # Weights.
     b_all = shape.weight_bytes / bus
@@ -311,6 +323,7 @@ def _estimate(
     pool = shape.pool.kernel[0] * shape.pool.kernel[1]
     vec: float = len(shape.tiles) * (h * w * src.n * pool * config.groups + spatial * 24)
     packed = store * config.n >= dst.pixel_pitch
+    leaves = dst.held is None
     stores = (
         h
         * w
@@ -320,6 +333,7 @@ def _estimate(
             if packed
             else ceil_div(len(shape.tiles), store) * (store * config.n / bus + RUN_CYCLES)
         )
+        * leaves
     )
     added = _second_operand(shape, tile, store)
     if shape.op.then is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,18 +64,28 @@ class Chunk:
 
 
 class ConvShape:
-    """Geometry of one `Conv` on one configuration. Sizes are in elements, vectors of N bytes, or rows."""
+    """Geometry of one `Conv` on one configuration. Sizes are in elements, vectors of N bytes, or rows.
+
+    `read` are its input and, if there is one, what is added. `room` is the part of the scratchpad, from address to
+    address, that is free for it: all, if it is not given.
+    """
 
     def __init__(
-        self, op: Conv, src: Source, dst: Source, config: Config, residual: Source | None = None
+        self,
+        op: Conv,
+        read: Sequence[Source],
+        dst: Source,
+        config: Config,
+        room: tuple[int, int] | None = None,
     ) -> None:
-        self.op, self.config = op, config
+        self.op, self.config, self.room = op, config, room or (0, config.scratchpad_size)
+        src, residual = read[0], read[1] if len(read) > 1 else None
         window, pool = op.window, op.pool
         pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
-        if pointwise and window.stride != (1, 1):
+        if pointwise and window.stride != (1, 1) and src.held is None:
             oh, ow = window.output(src.h, src.w)
             src, window = src.subsampled(window.stride, oh, ow), Window()
-        if pointwise and all(item.flattens for item in (src, dst, residual or dst)):
+        if pointwise and window == Window() and all(item.flattens for item in (src, dst, residual or dst)):
             src, dst, residual = src.flattened(), dst.flattened(), residual.flattened() if residual else None
         self.src, self.dst, self.residual, self.window = src, dst, residual, window
         self.h, self.w = window.output(src.h, src.w)
@@ -111,6 +122,8 @@ class ConvShape:
 
     def _folds(self) -> bool:
         """Whether every row of windows touches the row in DRAM, which LOAD requires, and fits its fields."""
+        if self.src.held is not None:
+            return False
         pad_left, (kw, sx, dx) = self.window.pad[1], self._x
         last = (self.w - 1) * sx - pad_left
         pitch = self.src.pixel_pitch
@@ -125,6 +138,11 @@ class ConvShape:
     @property
     def _x(self) -> tuple[int, int, int]:
         return self.window.kernel[1], self.window.stride[1], self.window.dilation[1]
+
+    @property
+    def uniform(self) -> bool:
+        """Whether output channels fill all vectors but the last of a pixel, so that tiles may lie side by side."""
+        return all(tile.count == self.config.n for tile in self.tiles[:-1])
 
     @property
     def kernel(self) -> tuple[int, int]:
@@ -154,7 +172,8 @@ class ConvShape:
         op = self.op
         known = (
             self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes, type(op.then).__name__,
-            *(dataclasses.replace(source, base=0, offset=0)
+            self.room,
+            *(dataclasses.replace(source, base=0, offset=0, held=None if source.held is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),
         )  # fmt: skip
         return hashlib.sha256(repr(known).encode()).hexdigest()[:24]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from weft.compiler.ir import Add, Conv
 from weft.compiler.lower_vector import pointwise, second_operand
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_scale
-from weft.compiler.tasks import Task, accumulator, scratchpad
+from weft.compiler.tasks import Range, Task, accumulator, scratchpad
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
 from weft.hdl.isa import Source as VecSource
@@ -27,12 +28,29 @@ def lower_conv(
     constants: Constants,
     layer: int,
     choose: Chooser,
+    room: tuple[int, int] | None = None,
 ) -> list[Task] | None:
     """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip. `sources` are
-    its input and, if there is one, what is added."""
-    shape = ConvShape(op, sources[0], dst, config, *sources[1:])
+    its input and, if there is one, what is added, `room` what it may have of the scratchpad."""
+    shape = ConvShape(op, sources, dst, config, room)
     chosen = choose(shape)
     return None if chosen is None else list(_ConvLowering(shape, chosen, constants, layer).tasks())
+
+
+class _Place(NamedTuple):
+    """Where the vectors of a box are on chip: the first, and how far it is from pixel to pixel and from row to row."""
+
+    start: int
+    pixel: int
+    row: int
+
+    def tile(self, index: int) -> _Place:
+        """The same for vectors that lie `index` further."""
+        return self._replace(start=self.start + index)
+
+    def extent(self, box: Box) -> Range:
+        """From the first vector to the last, of one tile."""
+        return scratchpad(self.start, (box.h - 1) * self.row + (box.w - 1) * self.pixel + 1)
 
 
 class _ConvLowering:
@@ -47,8 +65,9 @@ class _ConvLowering:
         outputs = zone.o[0] + chosen.params * PARAMETER_VECTORS
         if shape.op.then is not None:
             self.then, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
-        self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
-        self.r = Ring(outputs + chosen.o_count * chosen.o_slot, chosen.o_slot, chosen.o_count)
+        self.o = self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
+        if shape.dst.held is None:  # else there are only those of what is added
+            self.r = Ring(outputs + chosen.o_count * chosen.o_slot, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
         self._packed: dict[object, bytes] = {}
 
@@ -68,18 +87,27 @@ class _ConvLowering:
             part = range(first, min(first + self.plan.store, members.stop))
             tiles = [shape.tiles[index] for index in part]
             channels = (tiles[0].first, sum(tile.count for tile in tiles))
-            out, _ = self.o.get(("o", image, box, first))
-            added = 0
+            out = added = self._place(shape.dst, self.o, image, box, first, len(part))
             if shape.residual is not None:
-                added, _ = self.r.get(("r", image, box, first))
-                yield self.emit.load_box(shape.residual, image, box, channels, added, len(part), 0)
+                added = self._place(shape.residual, self.r, image, box, first, len(part))
+                if shape.residual.held is None:
+                    yield self.emit.load_box(shape.residual, image, box, channels, added.start, len(part), 0)
             for index in part:
                 rows, _ = self.c.get(("c", image, box, index))
                 yield from self._multiply(image, conv, index, rows)
-                yield from self._drain(box, conv, index, rows, out + index - first, len(part))
+                yield from self._drain(box, conv, index, rows, out.tile(index - first))
                 if shape.op.then is not None:
-                    yield from self._then(box, out + index - first, added + index - first, len(part))
-            yield self.emit.store_box(shape.dst, image, box, channels, out, len(part))
+                    yield from self._then(box, out.tile(index - first), added.tile(index - first))
+            if shape.dst.held is None:
+                yield self.emit.store_box(shape.dst, image, box, channels, out.start, len(part))
+
+    def _place(self, at: Source, ring: Ring, image: int, box: Box, first: int, tiles: int) -> _Place:
+        """Where a box of outputs is, or of what is added to them, from tile `first` on: in a slot, or held."""
+        if at.held is None:
+            start, _ = ring.get((image, box, first))
+            return _Place(start, tiles, box.w * tiles)
+        vectors = len(self.shape.tiles)
+        return _Place(at.on_chip(self.config.n, image, box.y, box.x) + first, vectors, at.w * vectors)
 
     def _multiply(self, image: int, conv: Box, index: int, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan
@@ -89,15 +117,21 @@ class _ConvLowering:
         begun = False
         for chunk in chunks:
             key = ("a", image, conv, chunk if plan_.chunked else None, tile.piece if plan_.chunked else None)
-            a, held = self.a.get(key)
             loaded = shape.input_box(conv, chunk if plan_.chunked else None)
-            if not held:
-                yield from self._load_inputs(image, conv, loaded, tile, chunk, a)
+            if shape.src.held is None:
+                a, held = self.a.get(key)
+                touched = scratchpad(a, plan_.a_slot)
+                if not held:
+                    yield from self._load_inputs(image, conv, loaded, tile, chunk, a)
+            else:  # all of it is there: coordinates count from its first pixel
+                a = shape.src.on_chip(self.config.n, image, 0, 0)
+                touched = shape.src.rows_on_chip(self.config.n, image, loaded.y, loaded.x, loaded.h, loaded.w)
+                loaded = Box(0, 0, shape.src.h, shape.src.w)
             for part in range(shape.passes):
                 b, held = self.b.get(("b", index, part, chunk))
                 if not held:
                     yield self.emit.load_constant(self._weights(index, part, chunk), b)
-                yield self._mm(conv, loaded, tile, chunk, (a, b, rows), accumulate=begun)
+                yield self._mm(conv, loaded, tile, chunk, (a, b, rows), touched, accumulate=begun)
                 begun = True
 
     def _weights(self, index: int, part: int, chunk: Chunk) -> bytes:
@@ -137,6 +171,7 @@ class _ConvLowering:
         tile: Tile,
         chunk: Chunk,
         slots: tuple[int, int, int],
+        inputs: Range,
         *,
         accumulate: bool,
     ) -> Task:
@@ -163,14 +198,14 @@ class _ConvLowering:
                 b_kc=tile.count, b_row=1,
                 c=c, c_oy=conv.w, c_ox=1,
             ),
-            (scratchpad(a, self.plan.a_slot), scratchpad(b, steps * n)),
+            (inputs, scratchpad(b, steps * n)),
             (accumulator(c, conv.h * conv.w),),
             self.layer,
             steps * max(conv.h * conv.w, n),
             paces=True,
         )  # fmt: skip
 
-    def _drain(self, box: Box, conv: Box, index: int, rows: int, dst: int, vectors: int) -> Iterator[Task]:
+    def _drain(self, box: Box, conv: Box, index: int, rows: int, out: _Place) -> Iterator[Task]:
         shape, op, pool = self.shape, self.shape.op, self.shape.pool
         params, held = self.p.get(("p", index))
         if not held:
@@ -187,37 +222,37 @@ class _ConvLowering:
                 src_ry=taken(pool.dilation[0] * conv.w, pool.kernel[0]), src_rx=pool.dilation[1],
                 y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
                 h=conv.h, w=conv.w,
-                dst=dst, dst_oy=taken(box.w * vectors, box.h), dst_ox=vectors,
+                dst=out.start, dst_oy=taken(out.row, box.h), dst_ox=out.pixel,
                 params=params, zero=op.y_zero, low=op.low, high=op.high,
             ),
             (accumulator(rows, conv.h * conv.w), scratchpad(params, PARAMETER_VECTORS)),
-            (scratchpad(dst, (outputs - 1) * vectors + 1),),
+            (out.extent(box),),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
         )  # fmt: skip
 
-    def _then(self, box: Box, out: int, added: int, vectors: int) -> Iterator[Task]:
+    def _then(self, box: Box, out: _Place, added: _Place) -> Iterator[Task]:
         """What comes then, for the outputs of a tile, where they are: an output is read before it is written."""
         op, config = self.shape.op.then, self.config
         assert op is not None
         params, held = self.then.get("then")
         if not held:
             yield self.emit.load_constant(pointwise(op, config), params)
-        size, pitch = (box.h * box.w - 1) * vectors + 1, box.w * vectors
-        reads = [scratchpad(out, size), scratchpad(params, PARAMETER_VECTORS)]
+        reads = [out.extent(box), scratchpad(params, PARAMETER_VECTORS)]
         second: dict[str, int] = {}
         if isinstance(op, Add):
-            second = second_operand(op, config, added, box.h, pitch, vectors)
-            reads.append(scratchpad(added, size))
+            second = second_operand(op, config, added.start, box.h, added.row, added.pixel)
+            reads.append(added.extent(box))
+        rows = taken(out.row, box.h)
         yield Task(
             Vec(
                 source=VecSource.SCRATCHPAD, oy=box.h, ox=box.w,
-                src=out, src_oy=taken(pitch, box.h), src_ox=vectors, h=1, w=1,
-                dst=out, dst_oy=taken(pitch, box.h), dst_ox=vectors,
+                src=out.start, src_oy=rows, src_ox=out.pixel, h=1, w=1,
+                dst=out.start, dst_oy=rows, dst_ox=out.pixel,
                 params=params, zero=op.y_zero, low=op.low, high=op.high, **second,
             ),
             tuple(reads),
-            (scratchpad(out, size),),
+            (out.extent(box),),
             self.layer,
             box.h * box.w * (config.groups + bool(second)),
         )  # fmt: skip

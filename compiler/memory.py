@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from weft.compiler.ir import Buffer, DeviceOp, View, sources
+from weft.compiler.tasks import Range, scratchpad
 
 CONSTANTS = 0
 """Base register of weights and parameters (and, before them, of the instructions)."""
@@ -75,7 +76,10 @@ class Constants:
 
 @dataclass(frozen=True)
 class Source:
-    """A view in DRAM as the lowering sees it: base register, byte offset, and pitches in bytes."""
+    """A view in DRAM as the lowering sees it: base register, byte offset, and pitches in bytes.
+
+    With `held` it is not there, but in the scratchpad, from that address on: pixel after pixel, each in whole vectors.
+    """
 
     base: int
     offset: int
@@ -86,6 +90,17 @@ class Source:
     image_pitch: int
     row_pitch: int
     pixel_pitch: int
+    held: int | None = None
+
+    def on_chip(self, n: int, image: int, y: int, x: int) -> int:
+        """Where a pixel's first vector of `n` bytes is in the scratchpad."""
+        assert self.held is not None
+        return self.held + ((image * self.h + y) * self.w + x) * -(-self.c // n)
+
+    def rows_on_chip(self, n: int, image: int, y: int, x: int, h: int, w: int) -> Range:
+        """From the first to the last pixel of a box."""
+        start, last = self.on_chip(n, image, y, x), self.on_chip(n, image, y + h - 1, x + w - 1)
+        return scratchpad(start, last + -(-self.c // n) - start)
 
     @property
     def rows_join(self) -> bool:
@@ -105,7 +120,7 @@ class Source:
         """The same bytes as one row of pixels; only if rows and images join."""
         pixels = self.n * self.h * self.w
         span = pixels * self.pixel_pitch
-        return Source(self.base, self.offset, 1, 1, pixels, self.c, span, span, self.pixel_pitch)
+        return replace(self, n=1, h=1, w=pixels, image_pitch=span, row_pitch=span)
 
     @property
     def flattens(self) -> bool:
@@ -120,15 +135,23 @@ class Source:
 
 
 class Placement:
-    """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space."""
+    """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space.
 
-    def __init__(self, ops: Sequence[DeviceOp], *, reuse: bool = True) -> None:
+    Those in `held` have none: they are in the scratchpad, at these addresses.
+    """
+
+    def __init__(
+        self, ops: Sequence[DeviceOp], *, reuse: bool = True, held: Mapping[str, int] | None = None
+    ) -> None:
+        self.held = held or {}
         buffers: dict[str, Buffer] = {}
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for index, op in enumerate(ops):
             for view in (*sources(op), op.dst):
                 name = view.buffer.name
+                if name in self.held:
+                    continue
                 buffers.setdefault(name, view.buffer)
                 first.setdefault(name, index)
                 last[name] = index
@@ -156,9 +179,8 @@ class Placement:
         return max((-(-stop // ALIGN) * ALIGN for _, stop, _ in placed), default=0)
 
     def source(self, view: View) -> Source:
-        n, h, w, c = view.shape
-        base = BASE_OF_KIND[self.buffers[view.buffer.name].kind]
-        return Source(
-            base, self.offsets[view.buffer.name] + view.offset, n, h, w, c,
-            view.image_pitch, view.row_pitch, view.pixel_pitch,
-        )  # fmt: skip
+        name, pitches = view.buffer.name, (view.image_pitch, view.row_pitch, view.pixel_pitch)
+        if name in self.held:
+            return Source(TEMPS, 0, *view.shape, *pitches, self.held[name])
+        base = BASE_OF_KIND[self.buffers[name].kind]
+        return Source(base, self.offsets[name] + view.offset, *view.shape, *pitches)

@@ -217,3 +217,68 @@ def random_chain(
         conv("c3", both, y, 3),
     )
     return DeviceSegment("chain", ops), {"x": rng.integers(-128, 128, shape).astype(np.int8)}
+
+
+def random_cascade(
+    rng: np.random.Generator, side: int = 9, channels: int = 40
+) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+    """Convolutions of all kinds that read each other's results, with additions of earlier ones: what may stay on chip.
+
+    What nobody reads is an output.
+    """
+    n = draw(rng, 1, 2)
+    values = [whole("x", (n, draw(rng, 2, side), draw(rng, 2, side), draw(rng, 1, channels)), "input")]
+    ops: list[Conv] = []
+    for index in range(draw(rng, 2, 5)):
+        op = _follower(rng, f"v{index}", values[-1] if rng.random() < 0.8 else values[-2:][0], channels)
+        alike = [value for value in values if value.shape == op.dst.shape]
+        if alike and rng.random() < 0.7:
+            earlier = alike[int(rng.integers(len(alike)))]
+            op = dataclasses.replace(
+                op,
+                then=Add(
+                    "sum",
+                    whole(f"m{index}", op.dst.shape, "temp"),
+                    earlier,
+                    op.dst,
+                    0.7,
+                    0.6,
+                    op.y_zero,
+                    3,
+                    -2,
+                ),
+            )
+        ops.append(op)
+        values.append(op.dst)
+    read = {view.buffer.name for op in ops for view in sources(op)}
+    ops = [op if op.dst.buffer.name in read else _as_output(op) for op in ops]
+    inputs = {"x": rng.integers(-128, 128, values[0].shape).astype(np.int8)}
+    return DeviceSegment("cascade", tuple(ops)), inputs
+
+
+def _follower(rng: np.random.Generator, name: str, src: View, channels: int) -> Conv:
+    """A convolution of `src`: as often as not of the same size, depthwise, in groups, or followed by pooling."""
+    n, h, w, c = src.shape
+    kernel = (1, 1) if rng.random() < 0.3 else (draw(rng, 1, 3), draw(rng, 1, 3))
+    same = rng.random() < 0.6
+    window = Window(kernel, pad=(kernel[0] // 2, kernel[1] // 2, (kernel[0] - 1) // 2, (kernel[1] - 1) // 2))
+    if not same:
+        window = draw_window(rng, h, w, kernel=3, pad=2)
+    groups = int(rng.choice([1, 1, c, 2 if c % 2 == 0 else 1]))
+    out = c if same and rng.random() < 0.7 else groups * draw(rng, 1, max(1, channels // groups))
+    oh, ow = window.output(h, w)
+    pool = Window((2, 2)) if not same and min(oh, ow) > 1 and rng.random() < 0.3 else None
+    limit = int(rng.choice([127, 127, 255]))
+    weight = rng.integers(-limit, limit + 1, (out, *window.kernel, c // groups)).astype(np.int16)
+    scale = rng.uniform(30, 90, out) / (math.sqrt(weight[0].size) * limit * 40)
+    return Conv(
+        name, src, whole(name, (n, *(pool.output(oh, ow) if pool else (oh, ow)), out), "temp"), weight,
+        rng.integers(-999, 999, out).astype(np.int32), scale, window, groups, draw(rng, -128, 127),
+        draw(rng, -128, 127), draw(rng, -128, 0), 127, pool,
+    )  # fmt: skip
+
+
+def _as_output(op: Conv) -> Conv:
+    dst = whole(op.dst.buffer.name, op.dst.shape, "output")
+    then = dataclasses.replace(op.then, dst=dst) if op.then is not None else None
+    return dataclasses.replace(op, dst=dst, then=then)

@@ -12,9 +12,10 @@ import numpy as np
 import weft
 from weft.api import Program
 from weft.compiler.backend import compile_segment
+from weft.compiler.cascade import Cascade
 from weft.compiler.conv_plan import ConvPlan, candidates, plan
 from weft.compiler.conv_shape import ConvShape
-from weft.compiler.ir import Add, DeviceSegment, View
+from weft.compiler.ir import Add, DeviceSegment, View, sources
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
 from weft.report import FileError, Progress, whole_file
@@ -113,8 +114,19 @@ class _Memory:
             if isinstance(then, Add):
                 then = dataclasses.replace(then, b=_as(then.b, "input"))
             alone = dataclasses.replace(alone, then=then)
+        operands = zip(
+            (op.src, op.dst, *sources(op)[1:]), (shape.src, shape.dst, shape.residual), strict=False
+        )
+        kept = Cascade(
+            {view.buffer.name: at.held for view, at in operands if at is not None and at.held is not None},
+            [shape.room],
+        )
         program = compile_segment(
-            DeviceSegment(op.name, (alone,)), self.config, plain_inputs=True, choose=lambda _: chosen
+            DeviceSegment(op.name, (alone,)),
+            self.config,
+            plain_inputs=True,
+            choose=lambda _: chosen,
+            kept=kept,
         )
         image = Image(program)
         device = TimingDevice(

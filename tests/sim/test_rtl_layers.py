@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from op_cases import random_inputs, random_op, segment_of
+from op_cases import random_cascade, random_inputs, random_op, segment_of
 
 from weft.compiler.backend import compile_segment
 from weft.hdl.config import PRESETS, Config
@@ -26,13 +26,28 @@ def test_random_layers_on_the_sequential_core(block: int) -> None:
     compare(PRESETS["tiny"], block, sequential=True)
 
 
-def compare(config: Config, block: int, *, sequential: bool = False) -> None:
-    """Ten layers of one seed; memory latency, bandwidth and stalls are random, too."""
+@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+def test_results_that_stay_on_chip(preset: str, block: int) -> None:
+    compare(PRESETS[preset], block, cascades=True)
+
+
+def test_results_that_stay_on_chip_of_the_sequential_core() -> None:
+    compare(PRESETS["tiny"], 3, sequential=True, cascades=True)
+
+
+def compare(config: Config, block: int, *, sequential: bool = False, cascades: bool = False) -> None:
+    """Ten layers of one seed, or cascades of layers; memory latency, bandwidth and stalls are random, too."""
     rng = np.random.default_rng([block, config.n])
+    held = 0
     for case in range(CASES):
-        op = random_op(rng)
-        inputs = random_inputs(rng, op)
-        program = compile_segment(segment_of(op), config, reuse=False, plain_inputs=case % 2 == 1)
+        if cascades:
+            segment, inputs = random_cascade(rng)
+        else:
+            op = random_op(rng)
+            segment, inputs = segment_of(op), random_inputs(rng, op)
+        program = compile_segment(segment, config, reuse=cascades, plain_inputs=case % 2 == 1)
+        held += len({op.dst.buffer.name for op in segment.ops} - set(program.buffers))
         image = Image(program)
         golden = GoldenDevice(config, image.memory_bytes)
         image.run(golden, inputs)
@@ -48,5 +63,6 @@ def compare(config: Config, block: int, *, sequential: bool = False) -> None:
         expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
         wrong = np.flatnonzero(got != expected)
         assert not wrong.size, (
-            f"case {case}: {op}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}"
+            f"case {case}: {segment}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}"
         )
+    assert held >= (CASES // 2 if cascades else 0)
