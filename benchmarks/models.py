@@ -2,13 +2,15 @@
 
     python benchmarks/models.py [--only TEXT] [--config default] [--rtl] [--svg docs/networks.svg]
 
-Networks are those of `zoo.py`: random weights, quantised by ONNX Runtime. Columns: operators that run on the
-device of all there are, QuantizeLinear and DequantizeLinear not counted; seconds to compile and to interpret one image
-(golden); cycles of the device by the cycle model behind a memory of 30 cycles' latency that moves as many bytes a cycle
-as the bus is wide; utilisation of the array over all of these cycles. Then each quantised value is computed by the
-golden interpreter from ONNX Runtime's own values before it, operator by operator: *differ* is how many are not equal,
-in parts of all, softmax, averages and LRN left out, and *most* by how many steps, all included. It fails if one is off
-by more than a step. What operators become together is what `tests/compiler` holds against numpy.
+Networks are those of `zoo.py`: random weights, quantised by ONNX Runtime. Columns: operators that run on the device
+of all there are, QuantizeLinear and DequantizeLinear not counted; seconds to compile and to interpret one image
+(golden); cycles of the device by the cycle model behind a memory of 30 cycles' latency that moves as many bytes a
+cycle as the bus is wide; utilisation of the array over all of these cycles; millions of bytes that the bus moves, and
+how many it would if all results went to memory (``reuse=False``). With both the outputs are compared. Then each
+quantised value is computed by the golden interpreter from ONNX Runtime's own values before it, operator by operator:
+*differ* is how many are not equal, in parts of all, softmax, averages and LRN left out, and *most* by how many steps,
+all included. It fails if one is off by more than a step. What operators become together is what `tests/compiler`
+holds against numpy.
 
 With `--rtl` three layers of each network, by chance, run on the RTL too, and all of memory is compared. `--svg` only
 draws what the cycles go into.
@@ -36,8 +38,8 @@ LOOSE = ("Softmax", "AveragePool", "GlobalAveragePool", "LRN")
 """Operators whose results differ more often: softmax has numerics of its own on the device, averages that keep their
 input's scale fall on exact halves, which float32 breaks either way, and LRN, on the host, falls next to them."""
 HEADER = (
-    "| network | operators | MACs | compile s | golden s | cycles | utilisation | values | differ | most |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| network | operators | MACs | compile s | golden s | cycles | utilisation | MB moved | all in memory "
+    "| values | differ | most |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -81,15 +83,19 @@ def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
     compiled = time.perf_counter() - begin
     feeds = image(program)
     begin = time.perf_counter()
-    program.run(feeds)
+    outputs = program.run(feeds).outputs
     interpreted = time.perf_counter() - begin
     report = program.run(feeds, on="timing", bandwidth=config.bus_bytes).report
+    plain = weft.compile(model, config, reuse=False).run(feeds)
+    for output, value in plain.outputs.items():
+        assert np.array_equal(outputs[output], value), f"{output} of {name} depends on what stays on chip"
     placed = [place for _, kind, place, _ in weft.check(model) if kind not in LINKS]
     total, wrong, most = differences(model, feeds, config, rtl)
     return (
         f"| {name} | {placed.count('device')} of {len(placed)} | {report['macs'] / 1e6:,.0f} M | {compiled:.1f} "
-        f"| {interpreted:.1f} | {report['cycles']:,} | {report['utilization']:.1%} | {total:,} | {wrong / total:.1e} "
-        f"| {most} |"
+        f"| {interpreted:.1f} | {report['cycles']:,} | {report['utilization']:.1%} "
+        f"| {report['dram_bytes'] / 1e6:.1f} | {plain.report['dram_bytes'] / 1e6:.1f} | {total:,} "
+        f"| {wrong / total:.1e} | {most} |"
     ), most <= 1
 
 

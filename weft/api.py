@@ -317,7 +317,8 @@ def compile(  # the public name, and what it does
     progress : callable
         Told the name of every operator before it is lowered.
     reuse : bool
-        Let intermediates share memory; without it every one can be looked at after the run.
+        Let intermediates share memory, and stay on chip between convolutions; without it every one can be looked at
+        after the run.
     plain_inputs : bool
         Have all inputs in memory in NHWC order. Otherwise `Program.run` lays rows of an input side by side where that
         makes a first convolution quicker, which takes up to as many times the memory as its kernel has rows.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attention_cases import random_attention
 from attention_cases import random_inputs as attention_inputs
-from op_cases import random_inputs, random_op, segment_of
+from op_cases import random_cascade, random_inputs, random_op, segment_of
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir import DeviceSegment
@@ -72,6 +72,16 @@ def test_layers(preset: str) -> None:
         memory = memory_of(config, rng)
         rtl, model = run_both(image, config, random_inputs(rng, op), memory)
         assert_close(rtl, model, 0.0, f"case {case}: {op}, {memory}")
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+def test_results_that_stay_on_chip(preset: str) -> None:
+    config, rng = PRESETS[preset], np.random.default_rng([13, PRESETS[preset].n])
+    for case in range(6):
+        segment, inputs = random_cascade(rng)
+        memory = memory_of(config, rng)
+        rtl, model = run_both(Image(compile_segment(segment, config)), config, inputs, memory)
+        assert_close(rtl, model, 0.0, f"case {case}: {segment}, {memory}")
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
