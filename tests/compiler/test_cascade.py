@@ -145,6 +145,15 @@ def test_two_convolutions_read_one_result() -> None:
     compare(program, ops, DEFAULT)
 
 
+def test_every_second_pixel_of_what_is_held() -> None:
+    """As in the short cut of a residual block."""
+    first = conv("a", whole("x", (1, 10, 14, 64), "input"), 96)
+    ops = (first, conv("y", first.dst, 32, kind="output", stride=2))
+    program = compile_segment(DeviceSegment("s", ops), DEFAULT)
+    assert "a" not in program.buffers
+    compare(program, ops, DEFAULT)
+
+
 def test_a_matrix_read_as_an_image_of_the_same_channels() -> None:
     """Buffers of one name may have other shapes for those who read them: the order of pixels is the same."""
     first = conv("a", whole("x", (1, 1, 36, 24), "input"), 36)
