@@ -7,7 +7,6 @@ room, and saves the bus a STORE and LOADs: the estimate decides.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,10 +32,7 @@ class Cascade:
 def cascade(ops: Sequence[DeviceOp], config: Config) -> Cascade:
     """Hold what saves DRAM and costs no time by estimate, one result after the other."""
     found = Cascade({}, [(0, config.scratchpad_size)] * len(ops))
-    writers = Counter(op.dst.buffer.name for op in ops)
     for index, op in enumerate(ops):
-        if not isinstance(op, Conv) or writers[op.dst.buffer.name] > 1:
-            continue
         if last := _last_reader(ops, index, op):
             convs = [conv for conv in ops[index : last + 1] if isinstance(conv, Conv)]
             _hold(found, index, convs, config)
@@ -56,13 +52,15 @@ def _shape(op: Conv, config: Config, held: Mapping[str, int], room: Room | None)
     return ConvShape(op, read, placement.source(op.dst), config, room)
 
 
-def _last_reader(ops: Sequence[DeviceOp], index: int, op: Conv) -> int | None:
+def _last_reader(ops: Sequence[DeviceOp], index: int, op: DeviceOp) -> int | None:
     """The last operator that reads the result of `op`, if nothing but convolutions read it, or stand between."""
     buffer, channels = op.dst.buffer, op.dst.shape[3]
+    if not isinstance(op, Conv) or buffer.kind != "temp" or not op.dst.contiguous:
+        return None
     readers = [
         at for at, other in enumerate(ops) if buffer.name in {view.buffer.name for view in sources(other)}
     ]
-    if buffer.kind != "temp" or not op.dst.contiguous or not readers or readers[0] <= index:
+    if not readers or readers[0] <= index:
         return None
     if not all(isinstance(other, Conv) for other in ops[index : readers[-1] + 1]):
         return None

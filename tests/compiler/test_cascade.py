@@ -187,6 +187,9 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
         "part of what is read": (
             first, conv("y", View(first.dst.buffer, (1, 12, 12, 8)), 8, kind="output")
         ),
+        "rows of what is read": (
+            first, conv("y", View(first.dst.buffer, (1, 6, 12, 32), y=3), 8, kind="output")
+        ),
         "other channels": (first, conv("y", flat, 8, kind="output")),
         "pieces that are no vectors": (even, groups),
         "tiles that are no vectors": (uneven, conv("y", uneven.dst, 8, kind="output")),
@@ -203,6 +206,32 @@ def test_what_cannot_be_held_is_not(case: str) -> None:
         ops = (ops[0], dataclasses.replace(ops[1], src=ops[0].dst))  # type: ignore[call-arg]
     assert not cascade(ops, DEFAULT).held
     compare(compile_segment(DeviceSegment("s", ops), DEFAULT), ops, DEFAULT)
+
+
+def test_weights_that_would_come_more_often_are_a_reason_not_to() -> None:
+    """Beside a result that stays there may be too little room for weights to stay."""
+    first = conv("a", whole("x", (1, 14, 14, 1024), "input"), 256)
+    ops = (first, conv("y", first.dst, 256, 3, "output"))
+    assert not cascade(ops, DEFAULT).held
+    kept, moved = (
+        sum(layer.dram_bytes for layer in compile_segment(DeviceSegment("s", ops), DEFAULT, kept=kept).layers)
+        for kept in (Cascade({"a": 0}, [(4096, 16384)] * 2), Cascade())
+    )
+    assert kept > moved
+
+
+def test_strides_that_no_field_holds() -> None:
+    """In a scratchpad with all addresses that there are, rows may be farther apart than a stride can say."""
+    config = dataclasses.replace(DEFAULT, scratchpad_depth=8192)
+    first = conv("a", whole("x", (1, 8, 5000, 16), "input"), 16)
+    weight = np.ones((16, 2, 1, 16), np.int16)
+    second = dataclasses.replace(
+        conv("y", first.dst, 16), weight=weight, window=Window((2, 1), dilation=(7, 1)),
+        dst=whole("y", (1, 1, 5000, 16), "output"),
+    )  # fmt: skip
+    ops = (first, second)
+    assert not cascade(ops, config).held
+    compare(compile_segment(DeviceSegment("s", ops), config), ops, config)
 
 
 def cycles(program: DeviceProgram) -> int:
