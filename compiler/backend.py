@@ -57,6 +57,17 @@ class Layer:
     def dram_bytes(self) -> int:
         return self.read_bytes + self.written_bytes + sum(self.queued.values()) * WORD_BYTES
 
+    def __add__(self, other: Layer) -> Layer:
+        """This one and what follows it as one."""
+        sums = [
+            {queue: mine[queue] + theirs[queue] for queue in mine}
+            for mine, theirs in ((self.cycles, other.cycles), (self.queued, other.queued))
+        ]
+        return Layer(
+            f"{self.name.partition(' .. ')[0]} .. {other.name}", other.kind, self.macs + other.macs, sums[0],
+            self.read_bytes + other.read_bytes, self.written_bytes + other.written_bytes, sums[1],
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class DeviceProgram:
@@ -82,6 +93,15 @@ class DeviceProgram:
         n, h, w, c = self.buffers[name].shape
         rows = self.rows.get(name)
         return (n, h, w, c) if rows is None else (n, rows.height, w, c // rows.kernel)
+
+    @property
+    def timed(self) -> tuple[Layer, ...]:
+        """The layers, as far as memory tells when one is done: what writes nothing is one with what follows it."""
+        found: list[Layer] = []
+        for layer in self.layers:
+            joins = found and not found[-1].written_bytes
+            found.append(found.pop() + layer if joins else layer)
+        return tuple(found)
 
     @property
     def entry(self) -> int:

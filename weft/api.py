@@ -244,11 +244,12 @@ def _device(
 
 
 def _layers(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
-    """One row a layer. Its cycles reach from the layer before it to its own last byte in memory."""
+    """One row a layer, or several of which only the last one writes to memory. Its cycles reach from the layer before
+    it to its own last byte there."""
     marks = getattr(device, "marks", None)
     times = marks() if marks is not None else None
     rows, previous = [], 0
-    for index, layer in enumerate(program.layers):
+    for index, layer in enumerate(program.timed):
         cycles = None
         if times is not None:
             cycles, previous = times[index] - previous, times[index]

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.api import Program
-from weft.compiler.backend import DeviceProgram, Layer
+from weft.compiler.backend import DeviceProgram
 from weft.hdl.asm import format_instruction
 from weft.hdl.config import Config
 from weft.hdl.isa import Instruction, Queue
@@ -24,7 +24,8 @@ from weft.sim.timing.device import SAMPLE, Interval
 from weft.sim.timing.occupancy import occupancy
 
 LAYERS = "layers"
-"""The track of layers, each from the last byte that the one before wrote to its own last byte, as in reports."""
+"""The track of layers, each from the last byte that the one before wrote to its own last byte, as in reports: with
+those before it that wrote nothing."""
 TRACKS = (LAYERS, *(queue.name for queue in Queue))
 _WINDOWS = 2000  # of bandwidth, at most, in a timeline
 
@@ -131,7 +132,7 @@ def _timeline(program: DeviceProgram, device: TimingDevice | TracedRtl, origin: 
     counters = device.counters()
     cycles = counters[Counter.CYCLES]
     places = _places(program)
-    tracks = {LAYERS: list(_layers(program.layers, device.marks()))}
+    tracks = {LAYERS: list(_layers(program, device.marks()))}
     for queue in Queue:
         own = [item for item in device.intervals if item.unit == queue]
         tracks[queue.name] = list(_slices(own, program, places))
@@ -160,8 +161,10 @@ def _places(program: DeviceProgram) -> dict[int, tuple[int, int]]:
     }
 
 
-def _layers(layers: Sequence[Layer], marks: Sequence[int]) -> Iterator[Slice]:
-    for index, (layer, (start, end)) in enumerate(zip(layers, pairwise([0, *marks]), strict=False)):
+def _layers(program: DeviceProgram, marks: Sequence[int]) -> Iterator[Slice]:
+    """Slices of layers, or of several of which the last one writes to memory: they count as that one."""
+    writing = [index for index, layer in enumerate(program.layers) if layer.written_bytes]
+    for index, layer, (start, end) in zip(writing, program.timed, pairwise([0, *marks]), strict=False):
         details = {"kind": layer.kind, "macs": layer.macs, "dram_bytes": layer.dram_bytes}
         yield Slice(layer.name, index, None, False, start, end, details)
 

@@ -110,7 +110,10 @@ def test_what_is_added_later_stays_as_well() -> None:
     program = compile_segment(DeviceSegment("s", ops), DEFAULT)
     compare(program, ops, DEFAULT)
     assert set(program.buffers) == {"x", "y"}
-    assert sum(layer.written_bytes for layer in program.layers) == 14 * 14 * 10
+    (whole_program,) = program.timed
+    assert (whole_program.name, whole_program.written_bytes) == ("c .. y", 14 * 14 * 10)
+    assert whole_program.macs == sum(op.macs for op in ops)
+    assert whole_program.dram_bytes == sum(layer.dram_bytes for layer in program.layers)
 
 
 def test_nothing_lies_on_anything_else() -> None:
