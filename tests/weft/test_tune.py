@@ -35,13 +35,16 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Two convolutions, alike but for their weights, and another one; their results are too large to stay on chip."""
+    return three_layers(tmp_path, 18)
+
+
+def three_layers(folder: Path, side: int) -> Path:
     builder = qdq_models.Builder(np.random.default_rng(3))
-    value = builder.input((1, 8, 18, 18))
+    value = builder.input((1, 8, side, side))
     for _ in range(2):
         value = builder.conv(value, 8, pads=(1, 1, 1, 1))
-    model = builder.finish(builder.conv(value, 12, (1, 1)))
-    onnx.save(model, tmp_path / "model.onnx")
-    return tmp_path / "model.onnx"
+    onnx.save(builder.finish(builder.conv(value, 12, (1, 1))), folder / "model.onnx")
+    return folder / "model.onnx"
 
 
 def ranked(index: int) -> Callable[[ConvShape], ConvPlan | None]:
@@ -110,6 +113,29 @@ def test_what_is_found_is_what_the_program_takes(model: Path) -> None:
     assert (takes(), takes(choose=tuning.chooser())) == (default, cycles)
     assert cycles < default
     assert all(layer.cycles < layer.default for layer in tuning.layers.values())
+
+
+def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
+    """They are tried with their operands where they are in the program, and what else is there in the scratchpad."""
+    model = three_layers(tmp_path, 9)
+    shapes = shapes_of(model, TINY)
+    held = [(shape.src.held is not None, shape.dst.held is not None) for shape in shapes.values()]
+    assert held == [(False, False), (False, True), (True, False)]
+    memory = tuner._Memory(TINY, 30, None)
+    last = list(shapes.values())[-1]
+    moved = dataclasses.replace(last.src, held=None)
+    alone = ConvShape(last.op, (moved,), last.dst, TINY)
+    assert min(memory.cycles(last, plan) for plan in candidates(last)) < memory.cycles(
+        alone, candidates(alone)[0]
+    )
+    tuning, default, cycles = tune(model, TINY, trials=8, latency=100, bandwidth=2)
+    assert cycles <= default
+    image = {"input_1": np.random.default_rng(0).normal(0, 1, (1, 8, 9, 9)).astype(np.float32)}
+    given, wanted = (
+        weft.compile(model, TINY, **options).run(image).outputs
+        for options in ({"choose": tuning.chooser()}, {})
+    )
+    assert all(np.array_equal(given[name], wanted[name]) for name in wanted)
 
 
 def test_the_same_again_and_from_the_cache(
