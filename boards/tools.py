@@ -19,6 +19,10 @@ class ToolError(RuntimeError):
     """A tool that is missing or failed; the message is one sentence, with the tool's own last error."""
 
 
+class ToolCrash(ToolError):
+    """A tool that crashed: with another seed, and so another order of things, it may not."""
+
+
 def require(*modules: str) -> None:
     """Raise `ToolError` unless the Python `modules` of the extra ``boards`` are installed."""
     if not all(importlib.util.find_spec(module) for module in modules):
@@ -67,7 +71,7 @@ def run(
         errors = [text for text in said if text.upper().startswith("ERROR")]
         last = (errors or said or ["it said nothing"])[-1]
         if last == CRASH:
-            raise ToolError(
+            raise ToolCrash(
                 f"{name} crashed, which is a fault of its own: another --seed or --config may avoid it"
             )
         raise ToolError(f"{name} failed: {last}")

@@ -18,7 +18,7 @@ from weft.boards import flow
 from weft.boards.board import BoardError
 from weft.boards.build import Built, TimingError, build
 from weft.boards.registry import BOARDS
-from weft.boards.tools import ToolError, run
+from weft.boards.tools import ToolCrash, ToolError, run
 from weft.hdl.config import Config
 
 CLOCK = 24e6
@@ -249,5 +249,5 @@ def test_progress_comes_from_the_tools_but_not_every_line(
 
 
 def test_a_tool_that_crashes_is_said_to(tmp_path: Path) -> None:
-    with pytest.raises(ToolError, match=r"^shell crashed, which is a fault of its own: another --seed or "):
+    with pytest.raises(ToolCrash, match=r"^shell crashed, which is a fault of its own: another --seed or "):
         run("shell", ["sh", "-c", "echo routing; echo thrown Wasm exception; exit 1"], tmp_path)

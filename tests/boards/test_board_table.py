@@ -12,6 +12,7 @@ import pytest
 
 from weft.boards.board import BoardError
 from weft.boards.registry import BOARDS, find
+from weft.boards.tools import ToolCrash
 from weft.hdl.config import Config
 
 SOURCE = Path(__file__).resolve().parents[2] / "benchmarks" / "boards.py"
@@ -63,6 +64,28 @@ def test_a_row_is_the_fastest_seeds(table: ModuleType, monkeypatch: pytest.Monke
         "| 2 | 2 min |"
     )
     assert calls == [("icebreaker", 1), ("icebreaker", 2), ("icebreaker", 3)]
+
+
+@pytest.mark.parametrize(
+    ("works", "seeds", "shown"), [(2, 1, "| 2 | 2 min |"), (9, 1, "crashed"), (2, 2, "| 2 |")]
+)
+def test_where_a_tool_crashes_the_next_seed_is_tried(
+    table: ModuleType, monkeypatch: pytest.MonkeyPatch, works: int, seeds: int, shown: str
+) -> None:
+    tried: list[int] = []
+
+    def build(*_: Any, seed: int, **__: Any) -> SimpleNamespace:
+        tried.append(seed)
+        if seed != works:
+            raise ToolCrash("nextpnr crashed")
+        return built(25e6, seed)
+
+    monkeypatch.setattr(table, "build", build)
+    board = find("icebreaker")
+    text = table.row([board], table.OWN, board.config, seeds)
+    assert shown in text
+    assert text.count("|") == table.HEADER.splitlines()[0].count("|")
+    assert tried == ([1, 2] if works == 2 else [1, 2, 3])
 
 
 def test_what_does_not_fit_is_a_row_as_well(table: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
