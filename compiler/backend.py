@@ -74,7 +74,8 @@ class DeviceProgram:
     """One device segment, compiled.
 
     The area behind base register 0 holds `constants` at offset 0 and the encoded instructions at `entry`. `sizes` are
-    the bytes behind every base register; `offsets` and `buffers` locate each buffer behind the register of its kind.
+    the bytes behind every base register; `offsets` and `buffers` locate each buffer behind the register of its kind,
+    but for those that are only on chip.
     `rows` are those input buffers that hold rows side by side.
     """
 
@@ -158,7 +159,7 @@ def compile_segment(
     for index, op in enumerate(ops):
         if progress is not None:
             progress(op.name)
-        room = kept.rooms[index] if kept.held else None
+        room = kept.rooms[index] if kept.rooms else None
         lowered = _lower(op, placement, config, constants, index, choose, room)
         if lowered is None:
             raise CompileError(_too_large(op, config))

@@ -21,21 +21,20 @@ Room = tuple[int, int]
 """A part of the scratchpad, from address to address."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cascade:
     """Buffers that are held, with their addresses in the scratchpad, and the room of each operator beside them."""
 
-    held: dict[str, int] = field(default_factory=dict)
-    rooms: list[Room] = field(default_factory=list)
+    held: Mapping[str, int] = field(default_factory=dict)
+    rooms: tuple[Room, ...] = ()
 
 
 def cascade(ops: Sequence[DeviceOp], config: Config) -> Cascade:
     """Hold what saves DRAM and costs no time by estimate, one result after the other."""
-    found = Cascade({}, [(0, config.scratchpad_size)] * len(ops))
-    for index, op in enumerate(ops):
-        if last := _last_reader(ops, index, op):
-            convs = [conv for conv in ops[index : last + 1] if isinstance(conv, Conv)]
-            _hold(found, index, convs, config)
+    found = Cascade({}, ((0, config.scratchpad_size),) * len(ops))
+    for index in range(len(ops)):
+        if convs := _until_read(ops, index):
+            found = _holding(found, index, convs, config)
     return found
 
 
@@ -52,56 +51,59 @@ def _shape(op: Conv, config: Config, held: Mapping[str, int], room: Room | None)
     return ConvShape(op, read, placement.source(op.dst), config, room)
 
 
-def _last_reader(ops: Sequence[DeviceOp], index: int, op: DeviceOp) -> int | None:
-    """The last operator that reads the result of `op`, if nothing but convolutions read it, or stand between."""
-    buffer, channels = op.dst.buffer, op.dst.shape[3]
-    if not isinstance(op, Conv) or buffer.kind != "temp" or not op.dst.contiguous:
-        return None
-    readers = [
-        at for at, other in enumerate(ops) if buffer.name in {view.buffer.name for view in sources(other)}
-    ]
-    if not readers or readers[0] <= index:
-        return None
-    if not all(isinstance(other, Conv) for other in ops[index : readers[-1] + 1]):
-        return None
-    views = [view for at in readers for view in sources(ops[at]) if view.buffer.name == buffer.name]
-    whole = all(view.contiguous and view.shape[3] == channels for view in views)
-    return readers[-1] if whole else None
+def _until_read(ops: Sequence[DeviceOp], index: int) -> list[Conv]:
+    """The operator at `index` and those up to the last that reads its result; none of them if that cannot be held: if
+    it is not only convolutions, or if not all of the result is written and read as one."""
+    dst = ops[index].dst
+    name = dst.buffer.name
+    if dst.buffer.kind != "temp" or not dst.contiguous:
+        return []
+    views = [(at, view) for at, op in enumerate(ops) for view in sources(op) if view.buffer.name == name]
+    whole = all(view.contiguous and view.shape[3] == dst.shape[3] for _, view in views)
+    if not views or not whole or sum(op.dst.buffer.name == name for op in ops) > 1:
+        return []
+    between = ops[index : views[-1][0] + 1]
+    convs = [op for op in between if isinstance(op, Conv)]
+    return convs if len(convs) == len(between) else []
 
 
-def _hold(found: Cascade, index: int, convs: Sequence[Conv], config: Config) -> None:
-    """Hold the result of the first of `convs`, which are those from `index` to its last reader, if that is better."""
+def _holding(found: Cascade, index: int, convs: Sequence[Conv], config: Config) -> Cascade:
+    """With the result of the first of `convs` held until the last, if that is better; they begin at `index`."""
     n, h, w, c = convs[0].dst.shape
     vectors, name = ceil_div(c, config.n), convs[0].dst.buffer.name
     need = ceil_div(n * h * w * vectors, unit(config)) * unit(config)
     rooms = found.rooms[index : index + len(convs)]
     low, high = max(room[0] for room in rooms), min(room[1] for room in rooms)
     if high - low <= need or w * vectors > STRIDE_MAX:
-        return
+        return found
     # From the end where less is taken, so that results which follow each other lie at opposite ends.
     if low <= config.scratchpad_size - high:
-        at, after = low, [(low + need, room[1]) for room in rooms]
+        at, left = low, tuple((low + need, room[1]) for room in rooms)
     else:
-        at, after = high - need, [(room[0], high - need) for room in rooms]
-    held = found.held | {name: at}
-    shapes = [_shape(conv, config, held, room) for conv, room in zip(convs, after, strict=True)]
+        at, left = high - need, tuple((room[0], high - need) for room in rooms)
+    held = {**found.held, name: at}
+    shapes = [_shape(conv, config, held, room) for conv, room in zip(convs, left, strict=True)]
     if not all(_fits(shape) for shape in shapes):
-        return
+        return found
     kept = [plan(shape) for shape in shapes]
     moved = [planned(conv, config, found.held, room) for conv, room in zip(convs, rooms, strict=True)]
-    if _better(kept, moved):
-        found.held = held
-        found.rooms[index : index + len(convs)] = after
+    if not _better(kept, moved):
+        return found
+    return Cascade(held, found.rooms[:index] + left + found.rooms[index + len(convs) :])
 
 
 def _fits(shape: ConvShape) -> bool:
-    """Whether pieces of input channels and tiles of outputs are the vectors of pixels that are held, one by one."""
+    """Whether pieces of input channels and tiles of outputs are the vectors of pixels that are held, one by one; and
+    whether array and vector unit read different banks: a sum of a result and what is made of it keeps both there."""
     outputs = [item for item in (shape.dst, shape.residual) if item is not None and item.held is not None]
-    return (shape.src.held is None or shape.aligned) and (not outputs or shape.uniform)
+    if shape.src.held is None:
+        return not outputs or shape.uniform
+    apart = shape.residual is None or shape.residual.held != shape.src.held
+    return shape.aligned and apart and (not outputs or shape.uniform)
 
 
 def _better(kept: Sequence[ConvPlan | None], moved: Sequence[ConvPlan | None]) -> bool:
-    """Whether layers take no longer and move less data, by estimate."""
+    """Whether layers take no longer and keep the bus less busy, by estimate."""
     a, b = [found for found in kept if found], [found for found in moved if found]
     return (
         len(a) == len(kept)

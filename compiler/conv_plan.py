@@ -1,8 +1,8 @@
 """Choosing the block sizes of a convolution: how SRAM is divided, and what stays resident.
 
 Every candidate is scored with a closed-form estimate of its cycles; the best one is taken, unless a `Choice` says
-which. The scratchpad is divided by banks into three zones, so that the units do not meet in a bank: A (inputs), B
-(weights), O (parameters and outputs).
+which. The scratchpad, or what other layers leave of it, is divided by banks into three zones, so that the units do not
+meet in a bank: A (inputs; empty if they are on chip already), B (weights), O (parameters and outputs).
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ class ConvPlan:
     """Blocks of one convolution.
 
     `tile` is (rows, columns) of final outputs; `a_slot`, `b_slot`, `o_slot`, `c_slot` sizes of ring slots and
-    `a_count`.. their numbers, with a second operand as many more like those of outputs; `params` slots of the parameter
-    ring; `group` the output tiles for which a block of weights stays while the spatial tiles pass; `store` the output
-    tiles that leave in one STORE; `chunked` whether inputs are loaded per chunk of the contraction; `b_limit` the
-    largest chunk in vectors. Estimates: `cycles`, and `traffic`, those of the bus for data.
+    `a_count`.. their numbers, with a second operand as many more like those of outputs, or instead of them if outputs
+    stay on chip; `params` slots of the parameter ring; `group` the output tiles for which a block of weights stays
+    while the spatial tiles pass; `store` the output tiles that leave in one STORE; `chunked` whether inputs are
+    loaded per chunk of the contraction; `b_limit` the largest chunk in vectors. Estimates: `cycles`, and `traffic`,
+    those of the bus for data.
     """
 
     zones: Zones

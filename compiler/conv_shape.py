@@ -85,7 +85,11 @@ class ConvShape:
         if pointwise and window.stride != (1, 1) and src.held is None:
             oh, ow = window.output(src.h, src.w)
             src, window = src.subsampled(window.stride, oh, ow), Window()
-        if pointwise and window == Window() and all(item.flattens for item in (src, dst, residual or dst)):
+        if (
+            pointwise
+            and window.stride == (1, 1)
+            and all(item.flattens for item in (src, dst, residual or dst))
+        ):
             src, dst, residual = src.flattened(), dst.flattened(), residual.flattened() if residual else None
         self.src, self.dst, self.residual, self.window = src, dst, residual, window
         self.h, self.w = window.output(src.h, src.w)
@@ -206,7 +210,7 @@ class ConvShape:
         return start, max(min(stop, size) - start, 1)
 
     def chunks(self, piece: Piece, limit: int) -> list[Chunk] | None:
-        """Split the contraction of a tile so that a chunk's weights take at most `limit` vectors; or None."""
+        """Split the contraction of a tile, evenly, so that a chunk's weights take at most `limit` vectors; or None."""
         n, (kh, kw) = self.config.n, self.kernel
         steps = limit // n
         if steps < 1:
@@ -216,6 +220,8 @@ class ConvShape:
         kx = min(kw, max(1, steps // (ky * kc))) if ky == 1 else kw
         if ky * kx * kc > steps:
             return None
+        # Of two buffers, one is loaded while the other is used: both wait for the longer of their chunks.
+        kc, ky, kx = (_evenly(total, most) for total, most in ((piece.vectors, kc), (kh, ky), (kw, kx)))
         return [
             Chunk((y, min(ky, kh - y)), (x, min(kx, kw - x)), (c, min(kc, piece.vectors - c)))
             for c in range(0, piece.vectors, kc)
@@ -263,3 +269,8 @@ class ConvShape:
         rows = slice(tile.first, tile.first + tile.count)
         total = self.op.weight[rows].astype(np.int64).sum(axis=(1, 2, 3))
         return self.op.bias[rows].astype(np.int64) - self.op.x_zero * total
+
+
+def _evenly(total: int, most: int) -> int:
+    """The size of parts of `total` that are as few as with parts of `most`, and alike."""
+    return ceil_div(total, ceil_div(total, most))

@@ -48,9 +48,9 @@ class _Place(NamedTuple):
         """The same for vectors that lie `index` further."""
         return self._replace(start=self.start + index)
 
-    def extent(self, box: Box) -> Range:
-        """From the first vector to the last, of one tile."""
-        return scratchpad(self.start, (box.h - 1) * self.row + (box.w - 1) * self.pixel + 1)
+    def extent(self, box: Box, vectors: int = 1) -> Range:
+        """From the first vector of a box to the last, of `vectors` of each pixel."""
+        return scratchpad(self.start, (box.h - 1) * self.row + (box.w - 1) * self.pixel + vectors)
 
 
 class _ConvLowering:
@@ -59,15 +59,17 @@ class _ConvLowering:
         self.config = shape.config
         self.emit = Emitter(shape.config, constants, layer)
         zone = chosen.zones
+        assert shape.room[0] <= zone.a[0] <= sum(zone.o) <= shape.room[1], "the plan is for another room"
         self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
         self.b = Ring(zone.b[0], chosen.b_limit, chosen.b_count)
         self.p = Ring(zone.o[0], PARAMETER_VECTORS, chosen.params)
         outputs = zone.o[0] + chosen.params * PARAMETER_VECTORS
         if shape.op.then is not None:
             self.then, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
-        self.o = self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
-        if shape.dst.held is None:  # else there are only those of what is added
-            self.r = Ring(outputs + chosen.o_count * chosen.o_slot, chosen.o_slot, chosen.o_count)
+        self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
+        if shape.dst.held is None:
+            outputs += chosen.o_count * chosen.o_slot
+        self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
         self._packed: dict[object, bytes] = {}
 
@@ -106,8 +108,14 @@ class _ConvLowering:
         if at.held is None:
             start, _ = ring.get((image, box, first))
             return _Place(start, tiles, box.w * tiles)
-        vectors = len(self.shape.tiles)
-        return _Place(at.on_chip(self.config.n, image, box.y, box.x) + first, vectors, at.w * vectors)
+        return self._on_chip(at, image, box).tile(first)
+
+    def _on_chip(self, at: Source, image: int, box: Box) -> _Place:
+        """Where a box of pixels is that are held."""
+        assert at.held is not None
+        vectors = -(-at.c // self.config.n)
+        pixel = (image * at.h + box.y) * at.w + box.x
+        return _Place(at.held + pixel * vectors, vectors, at.w * vectors)
 
     def _multiply(self, image: int, conv: Box, index: int, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan
@@ -118,20 +126,19 @@ class _ConvLowering:
         for chunk in chunks:
             key = ("a", image, conv, chunk if plan_.chunked else None, tile.piece if plan_.chunked else None)
             loaded = shape.input_box(conv, chunk if plan_.chunked else None)
+            vectors = chunk.kc[1] if plan_.chunked else shape.vectors
             if shape.src.held is None:
-                a, held = self.a.get(key)
-                touched = scratchpad(a, plan_.a_slot)
+                start, held = self.a.get(key)
+                at = _Place(start, vectors, loaded.w * vectors)
                 if not held:
-                    yield from self._load_inputs(image, conv, loaded, tile, chunk, a)
-            else:  # all of it is there: coordinates count from its first pixel
-                a = shape.src.on_chip(self.config.n, image, 0, 0)
-                touched = shape.src.rows_on_chip(self.config.n, image, loaded.y, loaded.x, loaded.h, loaded.w)
-                loaded = Box(0, 0, shape.src.h, shape.src.w)
+                    yield from self._load_inputs(image, conv, loaded, tile, chunk, start)
+            else:
+                at = self._on_chip(shape.src, image, loaded)
             for part in range(shape.passes):
                 b, held = self.b.get(("b", index, part, chunk))
                 if not held:
                     yield self.emit.load_constant(self._weights(index, part, chunk), b)
-                yield self._mm(conv, loaded, tile, chunk, (a, b, rows), touched, accumulate=begun)
+                yield self._mm(conv, loaded, tile, chunk, at, (b, rows), accumulate=begun)
                 begun = True
 
     def _weights(self, index: int, part: int, chunk: Chunk) -> bytes:
@@ -170,17 +177,16 @@ class _ConvLowering:
         loaded: Box,
         tile: Tile,
         chunk: Chunk,
-        slots: tuple[int, int, int],
-        inputs: Range,
+        at: _Place,
+        slots: tuple[int, int],
         *,
         accumulate: bool,
     ) -> Task:
         shape, window, n = self.shape, self.shape.window, self.config.n
-        a, b, c = slots
-        vectors = chunk.kc[1] if self.plan.chunked else shape.vectors
-        at = 0 if self.plan.chunked else tile.piece.at + chunk.kc[0]
+        b, c = slots
+        vectors, pitch = at.pixel, at.row
+        first = at.start if self.plan.chunked else at.start + tile.piece.at + chunk.kc[0]
         (sy, sx), (dy, dx) = window.stride, window.dilation
-        pitch = loaded.w * vectors
         y = conv.y * sy - window.pad[0] + chunk.ky[0] * dy - loaded.y
         x = 0 if shape.folded else conv.x * sx - window.pad[1] + chunk.kx[0] * dx - loaded.x
         if shape.folded:
@@ -189,8 +195,9 @@ class _ConvLowering:
         return Task(
             Mm(
                 accumulate=int(accumulate), ky=chunk.ky[1], kx=chunk.kx[1], kc=chunk.kc[1], oy=conv.h, ox=conv.w,
-                a=(a + at + y * pitch + x * vectors) % (1 << 16),
-                a_ky=dy * pitch, a_kx=dx * vectors, a_kc=1, a_oy=taken(sy * pitch, conv.h), a_ox=sx * vectors,
+                a=(first + y * pitch + x * vectors) % (1 << 16),
+                a_ky=taken(dy * pitch, chunk.ky[1]), a_kx=dx * vectors, a_kc=1, a_oy=taken(sy * pitch, conv.h),
+                a_ox=sx * vectors,
                 y=y, x=x, y_ky=dy if chunk.ky[1] > 1 else 0, y_oy=sy, x_kx=dx if chunk.kx[1] > 1 else 0, x_ox=sx,
                 h=loaded.h, w=loaded.w, pad=shape.op.x_zero,
                 b=b, b_ky=taken(chunk.kx[1] * chunk.kc[1] * tile.count, chunk.ky[1]),
@@ -198,7 +205,7 @@ class _ConvLowering:
                 b_kc=tile.count, b_row=1,
                 c=c, c_oy=conv.w, c_ox=1,
             ),
-            (inputs, scratchpad(b, steps * n)),
+            (at.extent(loaded, vectors), scratchpad(b, steps * n)),
             (accumulator(c, conv.h * conv.w),),
             self.layer,
             steps * max(conv.h * conv.w, n),

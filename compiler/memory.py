@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.compiler.ir import Buffer, DeviceOp, View, sources
-from weft.compiler.tasks import Range, scratchpad
 
 CONSTANTS = 0
 """Base register of weights and parameters (and, before them, of the instructions)."""
@@ -76,9 +75,8 @@ class Constants:
 
 @dataclass(frozen=True)
 class Source:
-    """A view in DRAM as the lowering sees it: base register, byte offset, and pitches in bytes.
-
-    With `held` it is not there, but in the scratchpad, from that address on: pixel after pixel, each in whole vectors.
+    """A view as the lowering sees it: in DRAM, with base register, byte offset, and pitches in bytes; or with `held`
+    in the scratchpad from that address on, pixel after pixel, each in whole vectors.
     """
 
     base: int
@@ -91,16 +89,6 @@ class Source:
     row_pitch: int
     pixel_pitch: int
     held: int | None = None
-
-    def on_chip(self, n: int, image: int, y: int, x: int) -> int:
-        """Where a pixel's first vector of `n` bytes is in the scratchpad."""
-        assert self.held is not None
-        return self.held + ((image * self.h + y) * self.w + x) * -(-self.c // n)
-
-    def rows_on_chip(self, n: int, image: int, y: int, x: int, h: int, w: int) -> Range:
-        """From the first to the last pixel of a box."""
-        start, last = self.on_chip(n, image, y, x), self.on_chip(n, image, y + h - 1, x + w - 1)
-        return scratchpad(start, last + -(-self.c // n) - start)
 
     @property
     def rows_join(self) -> bool:

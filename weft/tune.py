@@ -119,7 +119,7 @@ class _Memory:
         )
         kept = Cascade(
             {view.buffer.name: at.held for view, at in operands if at is not None and at.held is not None},
-            [shape.room],
+            (shape.room,),
         )
         program = compile_segment(
             DeviceSegment(op.name, (alone,)),

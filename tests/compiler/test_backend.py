@@ -11,6 +11,7 @@ from op_cases import random_chain, random_conv, random_inputs, random_op, segmen
 
 from weft.compiler import backend
 from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.conv_shape import ConvShape
 from weft.compiler.input_rows import Rows
 from weft.compiler.ir import (
     Add,
@@ -24,6 +25,7 @@ from weft.compiler.ir import (
     View,
     Window,
 )
+from weft.compiler.memory import Placement
 from weft.compiler.microops import run_ops
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import PARAMETER_VECTORS
@@ -304,3 +306,29 @@ def test_an_operator_that_cannot_be_cut_is_refused_by_name() -> None:
         CompileError, match=r"^wide: not even one output of this conv fits on chip \(scratchpad 32 vectors"
     ):
         compile_segment(segment_of(op), config)
+
+
+def test_chunks_of_a_long_contraction_are_even() -> None:
+    """Two buffers take turns: one that is loaded faster than the other is used only waits."""
+    x, y = whole("x", (1, 1, 1, 18432), "input"), whole("y", (1, 1, 1, 16), "output")
+    weight = np.ones((16, 1, 1, 18432), np.int16)
+    op = Conv("fc", x, y, weight, np.zeros(16, np.int32), np.full(16, 0.001))
+    placement = Placement((op,))
+    shape = ConvShape(op, (placement.source(x),), placement.source(y), PRESETS["default"])
+    for limit, sizes in ((5120, {288}), (6144, {384}), (5000, {288}), (3200, {192}), (18432, {1152})):
+        chunks = shape.chunks(shape.pieces[0], limit)
+        assert chunks is not None
+        assert {chunk.steps for chunk in chunks} == sizes
+        assert sum(chunk.steps for chunk in chunks) == 1152
+
+
+def test_a_dilation_of_one_element_is_none() -> None:
+    """A 1x1 convolution is a matrix product, whatever its dilation says."""
+    made = [
+        compile_segment(
+            segment_of(convolution(whole("x", (8, 2, 2, 64), "input"), 64, Window(dilation=(by, by)))),
+            PRESETS["default"],
+        )
+        for by in (1, 2)
+    ]
+    assert made[0].instructions == made[1].instructions
