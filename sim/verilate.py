@@ -24,10 +24,14 @@ class BuildError(RuntimeError):
 
 
 def cache_root() -> Path:
-    """Where builds are kept: ``$WEFT_CACHE``, else ``weft`` in the user's cache folder."""
-    if "WEFT_CACHE" in os.environ:
-        return Path(os.environ["WEFT_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "weft"
+    """Where builds are kept: ``$WEFT_CACHE``, else ``weft`` in the user's cache folder.
+
+    Empty variables count as not set, and so does a relative ``$XDG_CACHE_HOME`` (XDG Base Directory Specification).
+    """
+    if own := os.environ.get("WEFT_CACHE"):
+        return Path(own).absolute()
+    users = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (users if users.is_absolute() else Path.home() / ".cache") / "weft"
 
 
 def verilator_root() -> Path:
