@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.cascade import Cascade, Room, cascade, planned
+from weft.compiler.cascade import Cascade, cascade, planned
 from weft.compiler.conv_plan import Chooser, plan
+from weft.compiler.conv_shape import Room
 from weft.compiler.emit import ceil_div
 from weft.compiler.input_rows import Rows, gathered
 from weft.compiler.ir import (
@@ -57,17 +58,6 @@ class Layer:
     def dram_bytes(self) -> int:
         return self.read_bytes + self.written_bytes + sum(self.queued.values()) * WORD_BYTES
 
-    def __add__(self, other: Layer) -> Layer:
-        """This one and what follows it as one."""
-        sums = [
-            {queue: mine[queue] + theirs[queue] for queue in mine}
-            for mine, theirs in ((self.cycles, other.cycles), (self.queued, other.queued))
-        ]
-        return Layer(
-            f"{self.name.partition(' .. ')[0]} .. {other.name}", other.kind, self.macs + other.macs, sums[0],
-            self.read_bytes + other.read_bytes, self.written_bytes + other.written_bytes, sums[1],
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class DeviceProgram:
@@ -96,13 +86,15 @@ class DeviceProgram:
         return (n, h, w, c) if rows is None else (n, rows.height, w, c // rows.kernel)
 
     @property
-    def timed(self) -> tuple[Layer, ...]:
-        """The layers, as far as memory tells when one is done: what writes nothing is one with what follows it."""
-        found: list[Layer] = []
-        for layer in self.layers:
-            joins = found and not found[-1].written_bytes
-            found.append(found.pop() + layer if joins else layer)
-        return tuple(found)
+    def timed(self) -> dict[int, Layer]:
+        """The layers by index, as far as memory tells when one is done: those that write nothing are one with the next
+        that does."""
+        found: dict[int, Layer] = {}
+        since = 0
+        for index, layer in enumerate(self.layers):
+            if layer.written_bytes:
+                found[index], since = _joined(self.layers[since : index + 1]), index + 1
+        return found
 
     @property
     def entry(self) -> int:
@@ -267,6 +259,22 @@ def _stays_fused(op: Conv, config: Config) -> bool:
         return apart is None
     cycles, traffic = pointwise_cycles(then, config)
     return fused.cycles <= apart.cycles + cycles and fused.traffic <= apart.traffic + traffic
+
+
+def _joined(layers: Sequence[Layer]) -> Layer:
+    """Layers that follow each other as one."""
+    first, last = layers[0], layers[-1]
+    if first is last:
+        return first
+    return Layer(
+        f"{first.name} .. {last.name}",
+        last.kind,
+        sum(layer.macs for layer in layers),
+        {queue: sum(layer.cycles[queue] for layer in layers) for queue in last.cycles},
+        sum(layer.read_bytes for layer in layers),
+        sum(layer.written_bytes for layer in layers),
+        {queue: sum(layer.queued[queue] for layer in layers) for queue in last.queued},
+    )
 
 
 def _too_large(op: DeviceOp, config: Config) -> str:

@@ -11,14 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.compiler.conv_plan import ConvPlan, plan, unit
-from weft.compiler.conv_shape import ConvShape
+from weft.compiler.conv_shape import ConvShape, Room
 from weft.compiler.emit import STRIDE_MAX, ceil_div
 from weft.compiler.ir import Conv, DeviceOp, sources
 from weft.compiler.memory import Placement
 from weft.hdl.config import Config
-
-Room = tuple[int, int]
-"""A part of the scratchpad, from address to address."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,8 @@ def _until_read(ops: Sequence[DeviceOp], index: int) -> list[Conv]:
 
 
 def _holding(found: Cascade, index: int, convs: Sequence[Conv], config: Config) -> Cascade:
-    """With the result of the first of `convs` held until the last, if that is better; they begin at `index`."""
+    """With the result of the first of `convs` held until the last, if they take no longer for that and keep the bus
+    less busy, by estimate; they begin at `index`."""
     n, h, w, c = convs[0].dst.shape
     vectors, name = ceil_div(c, config.n), convs[0].dst.buffer.name
     need = ceil_div(n * h * w * vectors, unit(config)) * unit(config)
@@ -85,9 +83,9 @@ def _holding(found: Cascade, index: int, convs: Sequence[Conv], config: Config) 
     shapes = [_shape(conv, config, held, room) for conv, room in zip(convs, left, strict=True)]
     if not all(_fits(shape) for shape in shapes):
         return found
-    kept = [plan(shape) for shape in shapes]
-    moved = [planned(conv, config, found.held, room) for conv, room in zip(convs, rooms, strict=True)]
-    if not _better(kept, moved):
+    kept = _cost([plan(shape) for shape in shapes])
+    moved = _cost([planned(conv, config, found.held, room) for conv, room in zip(convs, rooms, strict=True)])
+    if kept is None or moved is None or kept[0] > moved[0] or kept[1] >= moved[1]:
         return found
     return Cascade(held, found.rooms[:index] + left + found.rooms[index + len(convs) :])
 
@@ -102,12 +100,9 @@ def _fits(shape: ConvShape) -> bool:
     return shape.aligned and apart and (not outputs or shape.uniform)
 
 
-def _better(kept: Sequence[ConvPlan | None], moved: Sequence[ConvPlan | None]) -> bool:
-    """Whether layers take no longer and keep the bus less busy, by estimate."""
-    a, b = [found for found in kept if found], [found for found in moved if found]
-    return (
-        len(a) == len(kept)
-        and len(b) == len(moved)
-        and sum(found.cycles for found in a) <= sum(found.cycles for found in b)
-        and sum(found.traffic for found in a) < sum(found.traffic for found in b)
-    )
+def _cost(plans: Sequence[ConvPlan | None]) -> tuple[float, float] | None:
+    """Cycles of layers and those of the bus for their data, by estimate; None if one of them cannot be planned."""
+    found = [item for item in plans if item is not None]
+    if len(found) < len(plans):
+        return None
+    return sum(item.cycles for item in found), sum(item.traffic for item in found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from weft.compiler.conv_shape import Chunk, ConvShape
+from weft.compiler.conv_shape import Chunk, ConvShape, Room
 from weft.compiler.emit import COUNT_MAX, RUN_CYCLES, STRIDE_MAX, Box, bus_cycles, ceil_div, row_reads
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS
@@ -35,8 +35,8 @@ def unit(config: Config) -> int:
 
 
 @lru_cache
-def zones(config: Config, room: tuple[int, int] | None = None, *, inputs: bool = True) -> tuple[Zones, ...]:
-    """All ways to divide the scratchpad, or a part of it from address to address; without `inputs` zone A is empty."""
+def zones(config: Config, room: Room | None = None, *, inputs: bool = True) -> tuple[Zones, ...]:
+    """All ways to divide the scratchpad, or a part of it; without `inputs` zone A is empty."""
     size = unit(config)
     first, last = room or (0, config.scratchpad_size)
     units = (last - first) // size
@@ -285,12 +285,39 @@ def _second_operand(shape: ConvShape, tile: tuple[int, int], store: int) -> floa
     return source.n * source.h * source.w * pixel * ceil_div(len(shape.tiles), store)
 
 
+def _input_tile(shape: ConvShape, conv: Box) -> float:
+    """Cycles that LOAD takes for inputs of a tile: of the bus, as it reads them, or for the vectors it writes; 0 if
+    they are on chip."""
+    src, config = shape.src, shape.config
+    if src.held is not None:
+        return 0.0
+    h, w = _input_size(shape, conv, None)
+    run, reads = w * src.pixel_pitch, h
+    if shape.folded:
+        step = shape.window.stride[1] * src.pixel_pitch
+        run, reads = (w - 1) * step + shape.span, h * row_reads(config, w, step, shape.span)
+    times = 1 if shape.aligned else len(shape.pieces)
+    return max(reads * (run / config.bus_bytes + RUN_CYCLES), h * w * shape.vectors) * times
+
+
+def _outputs(shape: ConvShape, store: int) -> float:
+    """Cycles of the bus for all outputs, stored so many tiles at a time; 0 if they stay on chip."""
+    dst, config = shape.dst, shape.config
+    if dst.held is not None:
+        return 0.0
+    pixel = dst.c / config.bus_bytes
+    if store * config.n < dst.pixel_pitch:
+        pixel = ceil_div(len(shape.tiles), store) * (store * config.n / config.bus_bytes + RUN_CYCLES)
+    h, w = shape.outputs
+    return h * w * shape.src.n * pixel
+
+
 def _estimate(
     shape: ConvShape, tile: tuple[int, int], conv: Box, chunked: bool, group: int, store: int,
     a: tuple[int, int], b: tuple[int, int], per_tile: int, c_count: int, o_count: int,
 ) -> tuple[float, float]:  # fmt: skip
     """Cycles, and those of the bus for data."""
-    config, src, dst = shape.config, shape.src, shape.dst
+    config, src = shape.config, shape.src
     h, w = shape.outputs
     spatial = ceil_div(h, tile[0]) * ceil_div(w, tile[1]) * src.n
     compute = (
@@ -303,18 +330,8 @@ def _estimate(
     )
     bus = config.bus_bytes
     groups = ceil_div(len(shape.tiles), group)
-    # Inputs: bytes of a tile as LOAD reads them, and vectors it writes.
-    ih, iw = _input_size(shape, conv, None)
-    run, reads = iw * src.pixel_pitch, ih
-    if shape.folded:
-        step = shape.window.stride[1] * src.pixel_pitch
-        run, reads = (iw - 1) * step + shape.span, ih * row_reads(config, iw, step, shape.span)
-    a_tile = max(reads * (run / bus + RUN_CYCLES), ih * iw * shape.vectors) * (
-        1 if shape.aligned else len(shape.pieces)
-    )
-    if src.held is not None:
-        a_tile = 0.0
-    kept = (spatial <= a[1] and not chunked) or src.held is not None
+    a_tile = _input_tile(shape, conv)
+    kept = spatial <= a[1] and not chunked
     a_loads = a_tile * spatial * (1 if kept else groups) * (len(shape.tiles) if chunked else 1)
     # Weights.
     b_all = shape.weight_bytes / bus
@@ -323,19 +340,7 @@ def _estimate(
     params = len(shape.tiles) * 12 * (1 if b_held else spatial)
     pool = shape.pool.kernel[0] * shape.pool.kernel[1]
     vec: float = len(shape.tiles) * (h * w * src.n * pool * config.groups + spatial * 24)
-    packed = store * config.n >= dst.pixel_pitch
-    leaves = dst.held is None
-    stores = (
-        h
-        * w
-        * src.n
-        * (
-            dst.c / bus
-            if packed
-            else ceil_div(len(shape.tiles), store) * (store * config.n / bus + RUN_CYCLES)
-        )
-        * leaves
-    )
+    stores = _outputs(shape, store)
     added = _second_operand(shape, tile, store)
     if shape.op.then is not None:
         operands = config.groups + (shape.residual is not None)

@@ -30,6 +30,10 @@ WEIGHT_LIMIT = 127
 """Largest magnitude of a weight in the array; wider ones are split over passes that add in the accumulator."""
 
 
+Room = tuple[int, int]
+"""A part of the scratchpad, from address to address."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """`count` input channels from `first` on, held in `vectors` vectors of a pixel from vector `at` on."""
@@ -66,8 +70,8 @@ class Chunk:
 class ConvShape:
     """Geometry of one `Conv` on one configuration. Sizes are in elements, vectors of N bytes, or rows.
 
-    `read` are its input and, if there is one, what is added. `room` is the part of the scratchpad, from address to
-    address, that is free for it: all, if it is not given.
+    `read` are its input and, if there is one, what is added. `room` is the part of the scratchpad that is free
+    for it: all, if it is not given.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class ConvShape:
         read: Sequence[Source],
         dst: Source,
         config: Config,
-        room: tuple[int, int] | None = None,
+        room: Room | None = None,
     ) -> None:
         self.op, self.config, self.room = op, config, room or (0, config.scratchpad_size)
         src, residual = read[0], read[1] if len(read) > 1 else None
@@ -95,7 +99,7 @@ class ConvShape:
         self.h, self.w = window.output(src.h, src.w)
         self.pool = pool if pool is not None else Window()
         self.pooled = pool is not None
-        self.passes = max(1, ceil_div(int(np.abs(op.weight.astype(np.int32)).max()), WEIGHT_LIMIT))
+        self.passes = max(1, ceil_div(max(int(op.weight.max()), -int(op.weight.min())), WEIGHT_LIMIT))
         self._split_channels()
 
     def _split_channels(self) -> None:

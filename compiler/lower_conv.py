@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.conv_plan import Chooser, ConvPlan, boxes
-from weft.compiler.conv_shape import Chunk, ConvShape, Tile
-from weft.compiler.emit import Box, Emitter, parameters, taken
+from weft.compiler.conv_shape import Chunk, ConvShape, Room, Tile
+from weft.compiler.emit import Box, Emitter, ceil_div, parameters, taken
 from weft.compiler.ir import Add, Conv
 from weft.compiler.lower_vector import pointwise, second_operand
 from weft.compiler.memory import Constants, Ring, Source
@@ -28,7 +28,7 @@ def lower_conv(
     constants: Constants,
     layer: int,
     choose: Chooser,
-    room: tuple[int, int] | None = None,
+    room: Room | None = None,
 ) -> list[Task] | None:
     """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip. `sources` are
     its input and, if there is one, what is added, `room` what it may have of the scratchpad."""
@@ -113,7 +113,7 @@ class _ConvLowering:
     def _on_chip(self, at: Source, image: int, box: Box) -> _Place:
         """Where a box of pixels is that are held."""
         assert at.held is not None
-        vectors = -(-at.c // self.config.n)
+        vectors = ceil_div(at.c, self.config.n)
         pixel = (image * at.h + box.y) * at.w + box.x
         return _Place(at.held + pixel * vectors, vectors, at.w * vectors)
 

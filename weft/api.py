@@ -249,7 +249,7 @@ def _layers(program: DeviceProgram, device: Device, config: Config) -> list[dict
     marks = getattr(device, "marks", None)
     times = marks() if marks is not None else None
     rows, previous = [], 0
-    for index, layer in enumerate(program.timed):
+    for index, layer in enumerate(program.timed.values()):
         cycles = None
         if times is not None:
             cycles, previous = times[index] - previous, times[index]

@@ -63,7 +63,7 @@ class Image:
             device.set_base(base, value)
         marks = getattr(device, "mark_writes", None)
         if marks is not None:
-            marks(np.cumsum([layer.written_bytes for layer in program.timed]).tolist())
+            marks(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())
         device.start(self.bases[CONSTANTS] + program.entry)
         device.wait(timeout)
 

@@ -163,8 +163,7 @@ def _places(program: DeviceProgram) -> dict[int, tuple[int, int]]:
 
 def _layers(program: DeviceProgram, marks: Sequence[int]) -> Iterator[Slice]:
     """Slices of layers, or of several of which the last one writes to memory: they count as that one."""
-    writing = [index for index, layer in enumerate(program.layers) if layer.written_bytes]
-    for index, layer, (start, end) in zip(writing, program.timed, pairwise([0, *marks]), strict=False):
+    for (index, layer), (start, end) in zip(program.timed.items(), pairwise([0, *marks]), strict=False):
         details = {"kind": layer.kind, "macs": layer.macs, "dram_bytes": layer.dram_bytes}
         yield Slice(layer.name, index, None, False, start, end, details)
 
