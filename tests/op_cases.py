@@ -57,6 +57,16 @@ def random_view(rng: np.random.Generator, name: str, shape: Shape, kind: str) ->
     return View(Buffer(name, outer, kind), shape, y, x, at)
 
 
+def convolution(
+    x: View, out: int, window: Window = Window(), *, name: str = "y", kind: str = "output"
+) -> Conv:
+    """Of `x`, which is all of its channels in one group, to `out` channels in a buffer of its own."""
+    n, h, w, cin = x.shape
+    y = whole(name, (n, *window.output(h, w), out), kind)
+    weight = np.random.default_rng(0).integers(-127, 128, (out, *window.kernel, cin)).astype(np.int16)
+    return Conv("conv", x, y, weight, np.zeros(out, np.int32), np.full(out, 0.001), window)
+
+
 def random_conv(rng: np.random.Generator) -> Conv:
     n, h, w = draw(rng, 1, 2), draw(rng, 1, 14), draw(rng, 1, 14)
     groups, kind = 1, rng.random()
@@ -234,20 +244,9 @@ def random_cascade(
         alike = [value for value in values if value.shape == op.dst.shape]
         if alike and rng.random() < 0.7:
             earlier = alike[int(rng.integers(len(alike)))]
-            op = dataclasses.replace(
-                op,
-                then=Add(
-                    "sum",
-                    whole(f"m{index}", op.dst.shape, "temp"),
-                    earlier,
-                    op.dst,
-                    0.7,
-                    0.6,
-                    op.y_zero,
-                    3,
-                    -2,
-                ),
-            )
+            middle = whole(f"m{index}", op.dst.shape, "temp")
+            then = Add("sum", middle, earlier, op.dst, 0.7, 0.6, op.y_zero, 3, -2)
+            op = dataclasses.replace(op, then=then)
         ops.append(op)
         values.append(op.dst)
     read = {view.buffer.name for op in ops for view in sources(op)}

@@ -7,7 +7,17 @@ import math
 
 import numpy as np
 import pytest
-from op_cases import random_chain, random_conv, random_inputs, random_op, segment_of, whole, with_more
+from golden_compare import compare
+from op_cases import (
+    convolution,
+    random_chain,
+    random_conv,
+    random_inputs,
+    random_op,
+    segment_of,
+    whole,
+    with_more,
+)
 
 from weft.compiler import backend
 from weft.compiler.backend import DeviceProgram, compile_segment
@@ -43,23 +53,6 @@ def run_and_compare(segment: DeviceSegment, inputs: dict[str, np.ndarray], confi
         compare(program, segment, inputs, config)
 
 
-def compare(
-    program: DeviceProgram, segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config
-) -> None:
-    """Check the program, run it on the golden interpreter, and compare every buffer with the micro-ops."""
-    check(program.instructions, config, extents=program.sizes)
-    image = Image(program)
-    device = GoldenDevice(config, image.memory_bytes)
-    image.run(device, inputs)
-    expected = run_ops(segment, inputs, config.mantissa_bits)
-    for name, rows in program.rows.items():
-        expected[name] = rows.gather(inputs[name]).reshape(-1)
-    for name in program.buffers:
-        if name in expected:
-            got = image.read(device, name).reshape(-1)
-            assert np.array_equal(got, expected[name]), f"{segment.ops[0]}: buffer {name} differs"
-
-
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_operators(preset: str, seed: int) -> None:
@@ -82,16 +75,6 @@ def test_fused_and_one_after_the_other(fused: bool, config: Config, monkeypatch:
         assert len(program.layers) == (1 if fused else 2)
         assert ("m" in program.buffers) is not fused
         run_and_compare(segment_of(op), random_inputs(rng, op), config)
-
-
-def convolution(
-    x: View, out: int, window: Window = Window(), *, name: str = "y", kind: str = "output"
-) -> Conv:
-    """Of `x`, which is all of its channels in one group, to `out` channels in a buffer of its own."""
-    n, h, w, cin = x.shape
-    y = whole(name, (n, *window.output(h, w), out), kind)
-    weight = np.random.default_rng(0).integers(-127, 128, (out, *window.kernel, cin)).astype(np.int16)
-    return Conv("conv", x, y, weight, np.zeros(out, np.int32), np.full(out, 0.001), window)
 
 
 def convolution_and_addition(size: int, kernel: int, cin: int, out: int) -> tuple[Conv, Add]:
