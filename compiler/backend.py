@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from weft.compiler.areas import Areas
 from weft.compiler.cascade import Cascade, cascade, planned
 from weft.compiler.conv_plan import Chooser, plan
 from weft.compiler.conv_shape import Room
-from weft.compiler.emit import ceil_div
 from weft.compiler.input_rows import Rows, gathered
 from weft.compiler.ir import (
     Attention,
@@ -30,7 +31,7 @@ from weft.compiler.lower_attention import lower_attention
 from weft.compiler.lower_conv import lower_conv
 from weft.compiler.lower_softmax import lower_softmax
 from weft.compiler.lower_vector import lower_vector, pointwise_cycles
-from weft.compiler.memory import ALIGN, CONSTANTS, Constants, Placement
+from weft.compiler.memory import Constants, Placement
 from weft.compiler.pass_fuse_then import separate
 from weft.compiler.schedule import schedule
 from weft.compiler.tasks import Task
@@ -63,9 +64,8 @@ class Layer:
 class DeviceProgram:
     """One device segment, compiled.
 
-    The area behind base register 0 holds `constants` at offset 0 and the encoded instructions at `entry`. `sizes` are
-    the bytes behind every base register; `offsets` and `buffers` locate each buffer behind the register of its kind,
-    but for those that are only on chip.
+    The area behind base register 0 holds `constants` at offset 0 and the encoded instructions at `entry`. `offsets` and
+    `buffers` locate each buffer behind the register of its kind, but for those that are only on chip.
     `rows` are those input buffers that hold rows side by side.
     """
 
@@ -75,7 +75,6 @@ class DeviceProgram:
     layers: tuple[Layer, ...]
     offsets: dict[str, int]
     buffers: dict[str, Buffer]
-    sizes: dict[int, int]
     rows: dict[str, Rows]
 
     def input_shape(self, name: str) -> tuple[int, int, int, int]:
@@ -95,6 +94,11 @@ class DeviceProgram:
             if layer.written_bytes:
                 found[index], since = _joined(self.layers[since : index + 1]), index + 1
         return found
+
+    @cached_property
+    def areas(self) -> Areas:
+        """Where all of it lies in memory."""
+        return Areas(len(self.constants), len(self.instructions) * WORD_BYTES, self.buffers, self.offsets)
 
     @property
     def entry(self) -> int:
@@ -160,10 +164,8 @@ def compile_segment(
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = tuple(_layer(index, op, ordered) for index, op in enumerate(ops))
-    sizes = dict(placement.sizes)
-    sizes[CONSTANTS] = len(blob) + ceil_div(len(instructions) * WORD_BYTES, ALIGN) * ALIGN
     return DeviceProgram(
-        segment.name, tuple(instructions), blob, layers, placement.offsets, placement.buffers, sizes, rows
+        segment.name, tuple(instructions), blob, layers, placement.offsets, placement.buffers, rows
     )
 
 

@@ -144,15 +144,14 @@ class Placement:
                 first.setdefault(name, index)
                 last[name] = index
         self.offsets: dict[str, int] = {}
-        self.sizes: dict[int, int] = {}
         self.buffers = buffers
-        for kind, base in BASE_OF_KIND.items():
+        for kind in BASE_OF_KIND:
             chosen = [buffer for buffer in buffers.values() if buffer.kind == kind]
             share = reuse and kind == "temp"
-            self.sizes[base] = self._place(chosen, first if share else {}, last if share else {})
+            self._place(chosen, first if share else {}, last if share else {})
 
-    def _place(self, buffers: Iterable[Buffer], first: dict[str, int], last: dict[str, int]) -> int:
-        """Greedy by size: each buffer at the lowest offset that is free over its lifetime; returns the total."""
+    def _place(self, buffers: Iterable[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
+        """Greedy by size: each buffer at the lowest offset that is free over its lifetime."""
         placed: list[tuple[int, int, Buffer]] = []
         for buffer in sorted(buffers, key=lambda item: (-item.size, item.name)):
             offset = 0
@@ -164,7 +163,6 @@ class Placement:
                     offset = -(-stop // ALIGN) * ALIGN
             placed.append((offset, offset + buffer.size, buffer))
             self.offsets[buffer.name] = offset
-        return max((-(-stop // ALIGN) * ALIGN for _, stop, _ in placed), default=0)
 
     def source(self, view: View) -> Source:
         name, pitches = view.buffer.name, (view.image_pitch, view.row_pitch, view.pixel_pitch)

@@ -10,6 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from weft.hdl import schema
+
+FORMAT = "weft configuration 1"
+"""What the field `format` of a configuration file holds, if it is there."""
+_FILE_BYTES = 1 << 20
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be built; the message names the field, the value and the rule."""
@@ -74,7 +80,9 @@ class Config:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if type(value) is not int:
-                raise ConfigError(f"configuration field {field.name!r} must be an integer, not {value!r}")
+                raise ConfigError(
+                    f"configuration field {field.name!r} must be an integer, not {schema.shown(value)}"
+                )
         self._power("n", 2, 128)
         self._power("lanes", 1, self.n)
         self._power("scratchpad_banks", 2, 64)
@@ -85,11 +93,12 @@ class Config:
         self._power("queue_depth", 1, 64)
         if self.mantissa_bits not in (16, 24):
             raise ConfigError(
-                f"configuration field 'mantissa_bits' must be 16 or 24, not {self.mantissa_bits}"
+                f"configuration field 'mantissa_bits' must be 16 or 24, not {schema.shown(self.mantissa_bits)}"
             )
         if self.probability_bits not in (0, 7, 8):
             raise ConfigError(
-                f"configuration field 'probability_bits' must be 0 (no softmax), 7 or 8, not {self.probability_bits}"
+                "configuration field 'probability_bits' must be 0 (no softmax), 7 or 8, not "
+                f"{schema.shown(self.probability_bits)}"
             )
         self._power("row_states", 4, 4096)
         self._power("alignments", 16, 4096)
@@ -103,7 +112,7 @@ class Config:
         value = getattr(self, name)
         if not (low <= value <= high and _is_power_of_two(value)):
             raise ConfigError(
-                f"configuration field {name!r} must be a power of two from {low} to {high}, not {value}"
+                f"configuration field {name!r} must be a power of two from {low} to {high}, not {schema.shown(value)}"
             )
 
     @cached_property
@@ -166,13 +175,15 @@ class Config:
         for name in values:
             if name not in names:
                 raise ConfigError(
-                    f"unknown configuration field {name!r}; the fields are {', '.join(sorted(names))}"
+                    f"unknown configuration field {schema.shown(name)}; the fields are {', '.join(sorted(names))}"
                 )
         return cls(**values)
 
     @classmethod
     def load(cls, source: str | Path) -> Config:
-        """A preset by name, or a JSON file of fields (a field ``preset`` names what the rest changes).
+        """A preset by name, or a JSON file of fields.
+
+        In a file, a field ``preset`` names what the rest changes, and a field ``format``, if it is there, is `FORMAT`.
 
         Raises
         ------
@@ -185,20 +196,22 @@ class Config:
         if path.suffix != ".json":
             raise ConfigError(f"unknown preset {str(source)!r}; choose {', '.join(PRESETS)}, or a .json file")
         try:
-            values = json.loads(path.read_text())
+            raw = schema.read_bytes(path, _FILE_BYTES)
+            values = schema.decode(raw, dict[str, Any], format=FORMAT, optional=True)
+            values.pop("format", None)
+            given = _preset(values.pop("preset")) if "preset" in values else {}
+            return cls.from_dict(given | values)
         except OSError as error:
             raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"configuration {path} is not JSON: {error}") from None
-        if isinstance(values, dict) and "preset" in values:
-            values = dict(values)
-            preset = values.pop("preset")
-            if preset not in PRESETS:
-                raise ConfigError(
-                    f"configuration {path}: unknown preset {preset!r}; choose {', '.join(PRESETS)}"
-                )
-            values = PRESETS[preset].to_dict() | values
-        return cls.from_dict(values)
+        except (schema.SchemaError, ConfigError) as error:
+            raise ConfigError(f"configuration {path}: {error}") from None
+
+
+def _preset(name: object) -> dict[str, int]:
+    """The fields of a preset."""
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError(f"unknown preset {schema.shown(name)}; choose {', '.join(PRESETS)}")
+    return PRESETS[name].to_dict()
 
 
 class Widths:

@@ -5,6 +5,8 @@ A program that passes computes the same whatever the timing of memory and units:
 - every field fits, every address lies inside its memory, and the configuration has what an instruction needs;
 - each semaphore has one producer queue and one consumer queue, so that the k-th wait takes the k-th signal; no
   wait is for ever, with instruction queues of the configured depth; no semaphore passes `SEMAPHORE_MAX`;
+- every access lies within a piece of memory (a buffer, the constants) that the instruction may read or write: none
+  reads or writes code, none writes constants or inputs;
 - any two instructions of different queues that touch the same vector, row, alignment or DRAM byte, one of them
   writing, are ordered by semaphores; what paged loads read, nobody writes.
 
@@ -18,22 +20,21 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from weft.hdl.accesses import Dram, ProgramError, name, queue_of
 from weft.hdl.config import Config
+from weft.hdl.extents import Extent, Extents
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, End, Instruction, IsaError, Load, Queue, Store
 from weft.hdl.races import Races
 from weft.hdl.rules import check_instruction
 
-__all__ = ["ProgramError", "check"]
+__all__ = ["Extent", "Extents", "ProgramError", "check"]
 
 _QUEUES = len(Queue)
 
 
-def check(
-    instructions: Sequence[Instruction], config: Config, *, extents: Mapping[int, int] | None = None
-) -> None:
+def check(instructions: Sequence[Instruction], config: Config, *, extents: Extents | None = None) -> None:
     """Check a whole program, END included.
 
     Parameters
@@ -42,9 +43,9 @@ def check(
         The program in order of fetching.
     config : Config
         The accelerator it is for.
-    extents : mapping, optional
-        Bytes that each base register may address, by its index; without it offsets are only checked to be within
-        32 bits. Different base registers are taken to address different memory.
+    extents : Extents, optional
+        What memory holds, the code included. Without it offsets are only checked to be within 32 bits, and different
+        base registers are taken to address different memory, none of them the code.
 
     Raises
     ------
@@ -52,6 +53,8 @@ def check(
         With one sentence that names the first instruction found at fault and the reason.
     """
     _check_end(instructions)
+    if extents is not None:
+        extents.check()
     body = instructions[:-1]
     accesses = []
     for index, instruction in enumerate(body):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from weft.hdl.accesses import (
@@ -21,6 +19,7 @@ from weft.hdl.accesses import (
     verb,
 )
 from weft.hdl.config import Config
+from weft.hdl.extents import Extents
 from weft.hdl.features import lacking
 from weft.hdl.isa import (
     Instruction,
@@ -35,9 +34,12 @@ from weft.hdl.isa import (
     VectorInstruction,
 )
 
+_ADDRESSES = 1 << 32
+"""Bytes behind a base register of which no more is known."""
+
 
 def check_instruction(
-    i: Instruction, config: Config, extents: Mapping[int, int] | None
+    i: Instruction, config: Config, extents: Extents | None
 ) -> tuple[list[OnChip], list[Dram]]:
     """Check one instruction; its accesses to memories on the chip and to DRAM.
 
@@ -58,7 +60,7 @@ def check_instruction(
     elif isinstance(i, Mm) and not distinct(((i.oy, i.c_oy), (i.ox, i.c_ox))):
         raise ProgramError("two rows of A in a tile add to one accumulator row")
     elif isinstance(i, Softmax):
-        _check_softmax(i)
+        _check_softmax(i, extents)
     elif isinstance(i, Table) and config.n * i.vectors > config.table_depth:
         entries = config.n * i.vectors
         raise ProgramError(f"'vectors' {i.vectors} has {entries} entries, but the table {config.table_depth}")
@@ -78,18 +80,20 @@ def check_instruction(
     return chip, memory
 
 
-def _check_load(i: Load, config: Config, extents: Mapping[int, int] | None) -> None:
+def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
     if i.transpose and i.length > config.n:
         raise ProgramError(
             f"'length' {i.length} is more than a vector of {config.n}, which 'transpose' takes"
         )
     if not distinct(pixel_loops(i, config.n)):
         raise ProgramError("two vectors go to one scratchpad address")
-    if i.paged and extents is not None and i.base not in extents:
+    if i.paged and extents is not None and i.base not in extents.bases:
         raise ProgramError(f"base register {i.base} is not set for this program")
 
 
-def _check_softmax(i: Softmax) -> None:
+def _check_softmax(i: Softmax, extents: Extents | None) -> None:
+    if i.relative and extents is not None and i.register not in extents.numbers:
+        raise ProgramError(f"base register {i.register} holds no number in this program")
     if i.first and i.final:
         raise ProgramError("'first' starts row states anew, which 'final' only reads")
     if not distinct(((i.oy, i.state_oy), (i.ox, i.state_ox))):
@@ -136,15 +140,11 @@ def _check_in_place(i: VectorInstruction, field: str) -> None:
         )
 
 
-def _check_dram(memory: Dram, extents: Mapping[int, int] | None) -> None:
-    if extents is None:
-        limit = 1 << 32
-    elif memory.base in extents:
-        limit = extents[memory.base]
-    else:
-        raise ProgramError(f"base register {memory.base} is not set for this program")
-    if memory.low < 0 or memory.high > limit:
+def _check_dram(memory: Dram, extents: Extents | None) -> None:
+    if extents is not None:
+        extents.check_access(memory)
+    elif memory.low < 0 or memory.high > _ADDRESSES:
         raise ProgramError(
             f"{verb(memory.write)} bytes {memory.low} to {memory.high - 1} of base register {memory.base},"
-            f" which has {limit}"
+            f" which has {_ADDRESSES}"
         )

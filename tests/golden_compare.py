@@ -25,7 +25,7 @@ def compare(
 
     Without `temps` those that may share memory with each other are left out.
     """
-    check(program.instructions, config, extents=program.sizes)
+    check(program.instructions, config, extents=program.areas.extents)
     image = Image(program)
     device = GoldenDevice(config, image.memory_bytes)
     image.run(device, inputs)

@@ -354,7 +354,7 @@ def _checked(compiled: Compiled) -> Program:
     """The program, after a look at every instruction: what the compiler promises is not taken on trust."""
     for segment in compiled.segments:
         if isinstance(segment, DeviceProgram):
-            check_program(segment.instructions, compiled.config, extents=segment.sizes)
+            check_program(segment.instructions, compiled.config, extents=segment.areas.extents)
     return Program(compiled)
 
 

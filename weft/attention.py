@@ -85,7 +85,7 @@ class PagedAttention:
         quant = quantisation or Quantisation()
         op = self._operator(quant, causal, 1 / math.sqrt(head_size) if scale is None else scale)
         self.program: DeviceProgram = compile_segment(DeviceSegment("attention", (op,)), self.config)
-        check_program(self.program.instructions, self.config, extents=self.program.sizes)
+        check_program(self.program.instructions, self.config, extents=self.program.areas.extents)
 
     def _check_parameters(self) -> None:
         for name in ("heads", "kv_heads", "head_size", "rows", "page", "pages", "capacity"):

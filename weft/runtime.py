@@ -1,15 +1,12 @@
-"""One compiled device program on a device: where its areas lie in memory, and how it is started."""
+"""One compiled device program on a device: how it is written to memory, started and read."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.memory import BASE_OF_KIND, CONSTANTS
+from weft.compiler.memory import CONSTANTS
 from weft.sim.device import Device
-
-_ALIGNMENT = 256
-"""Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""
 
 
 class Image:
@@ -30,17 +27,12 @@ class Image:
 
     def __init__(self, program: DeviceProgram) -> None:
         self.program = program
-        self.bases: dict[int, int] = {}
-        at = 0
-        for base in sorted(program.sizes):
-            self.bases[base] = at
-            at += -(-max(program.sizes[base], 1) // _ALIGNMENT) * _ALIGNMENT
-        self.memory_bytes = at
+        self.bases = program.areas.bases
+        self.memory_bytes = program.areas.memory_bytes
 
     def address(self, name: str) -> int:
         """DRAM byte address of a buffer."""
-        buffer = self.program.buffers[name]
-        return self.bases[BASE_OF_KIND[buffer.kind]] + self.program.offsets[name]
+        return self.program.areas.address(name)
 
     def run(
         self,

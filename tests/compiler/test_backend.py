@@ -250,7 +250,7 @@ def test_pooling_over_more_than_the_scratchpad_holds(kind: str) -> None:
     segment = segment_of(op)
     inputs = random_inputs(rng, op)
     program = compile_segment(segment, PRESETS["tiny"])
-    check(program.instructions, PRESETS["tiny"], extents=program.sizes)
+    check(program.instructions, PRESETS["tiny"], extents=program.areas.extents)
     image = Image(program)
     device = GoldenDevice(PRESETS["tiny"], image.memory_bytes)
     image.run(device, inputs)
@@ -265,7 +265,7 @@ def test_chain(preset: str, reuse: bool) -> None:
         segment, inputs = random_chain(rng)
         config = PRESETS[preset]
         program = compile_segment(segment, config, reuse=reuse)
-        check(program.instructions, config, extents=program.sizes)
+        check(program.instructions, config, extents=program.areas.extents)
         image = Image(program)
         device = GoldenDevice(config, image.memory_bytes)
         image.run(device, inputs)
@@ -275,7 +275,8 @@ def test_chain(preset: str, reuse: bool) -> None:
 def test_reuse_saves_memory() -> None:
     segment, _ = random_chain(np.random.default_rng(1))
     sizes = [
-        sum(compile_segment(segment, PRESETS["tiny"], reuse=reuse).sizes.values()) for reuse in (False, True)
+        sum(compile_segment(segment, PRESETS["tiny"], reuse=reuse).areas.sizes.values())
+        for reuse in (False, True)
     ]
     assert sizes[1] < sizes[0]
 

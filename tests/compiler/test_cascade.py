@@ -81,7 +81,7 @@ def test_what_is_held_does_not_move() -> None:
     assert (a.written_bytes, y.written_bytes) == (0, 7 * 7 * 32)
     assert moved.layers[0].written_bytes == 14 * 14 * 96
     assert y.read_bytes == 3 * 3 * 96 * 32 + 2 * PARAMETER_VECTORS * DEFAULT.n
-    assert sum(kept.sizes.values()) < sum(moved.sizes.values())
+    assert sum(kept.areas.sizes.values()) < sum(moved.areas.sizes.values())
 
 
 def residual_blocks() -> tuple[Conv, ...]:

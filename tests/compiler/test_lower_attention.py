@@ -37,7 +37,7 @@ CONFIGS = {
 def run(op: Attention | Softmax, inputs: dict[str, np.ndarray], config: Config) -> np.ndarray:
     verify_op(op)
     program = compile_segment(DeviceSegment("test", (op,)), config)
-    check(program.instructions, config, extents=program.sizes)
+    check(program.instructions, config, extents=program.areas.extents)
     image = Image(program)
     device = GoldenDevice(config, image.memory_bytes)
     image.run(device, inputs)

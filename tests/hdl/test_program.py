@@ -14,7 +14,7 @@ from weft.hdl.accesses import dram, on_chip
 from weft.hdl.asm import assemble, disassemble
 from weft.hdl.config import PRESETS
 from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Reduce, Store, Vec
-from weft.hdl.program import ProgramError, check
+from weft.hdl.program import Extents, ProgramError, check
 
 TINY = PRESETS["tiny"]
 
@@ -162,8 +162,16 @@ def test_mantissas_fit_the_configuration() -> None:
     ("extents", "message"),
     [
         ({1: 20, 2: 100}, None),
-        ({1: 19, 2: 100}, "instruction 0 (LOAD): reads bytes 4 to 19 of base register 1, which has 19"),
-        ({1: 20, 2: 99}, "instruction 1 (STORE): writes bytes 90 to 99 of base register 2, which has 99"),
+        (
+            {1: 19, 2: 100},
+            "instruction 0 (LOAD): reads bytes 4 to 19 of base register 1, which leaves "
+            "area 1 (bytes 0 to 18)",
+        ),
+        (
+            {1: 20, 2: 99},
+            "instruction 1 (STORE): writes bytes 90 to 99 of base register 2, which leaves "
+            "area 2 (bytes 0 to 98)",
+        ),
         ({2: 100}, "instruction 0 (LOAD): base register 1 is not set for this program"),
     ],
 )
@@ -173,10 +181,10 @@ def test_extents(extents: dict[int, int], message: str | None) -> None:
         " / store base=2 offset=90 length=10 wait=s0"
     )
     if message is None:
-        check(text, TINY, extents=extents)
+        check(text, TINY, extents=Extents.behind(extents))
         return
     with pytest.raises(ProgramError) as caught:
-        check(text, TINY, extents=extents)
+        check(text, TINY, extents=Extents.behind(extents))
     assert str(caught.value) == message
 
 

@@ -12,11 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("hdl", "compiler", "sim", "boards")
 ALLOWED = {
     "hdl": ("weft.hdl",),
-    "compiler": ("weft.compiler", "weft.hdl.config", "weft.hdl.isa", "weft.hdl.memmap", "weft.hdl.program"),
+    "compiler": (
+        "weft.compiler", "weft.hdl.config", "weft.hdl.isa", "weft.hdl.memmap", "weft.hdl.program", "weft.hdl.schema",
+    ),
     "sim": ("weft.sim", "weft.hdl"),
     "boards": ("weft.boards", "weft.hdl", "weft.sim.device"),
-}
-"""What a room may import of ours. `weft.hdl.program` is the checker, which judges what the compiler made."""
+}  # fmt: skip
+"""What a room may import of ours. `weft.hdl.program` is the checker, which judges what the compiler made, and
+`weft.hdl.schema` reads files."""
 SOURCES = [path for room in (*ROOMS, "weft") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
