@@ -14,6 +14,7 @@ from functools import cached_property
 from weft.compiler.ir import Buffer
 from weft.compiler.memory import ALIGN, BASE_OF_KIND, CONSTANTS, LENGTH
 from weft.hdl.program import Extent, Extents
+from weft.hdl.schema import shown
 
 _ALIGNMENT = 256
 """Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""
@@ -73,7 +74,7 @@ class Areas:
         for name, buffer in self.buffers.items():
             pieces.append(
                 Extent(
-                    f"{buffer.kind} {name!r}",
+                    f"{buffer.kind} {shown(name)}",
                     BASE_OF_KIND[buffer.kind],
                     self.offsets[name],
                     buffer.size,

@@ -1,28 +1,68 @@
-"""A compiled model on disk: one JSON manifest and one blob a segment, checked by hash when read back."""
+"""A compiled model on disk: one JSON manifest and one blob a segment, checked by hash when read back.
+
+The files of segments are named by their place; nothing in a manifest names a file.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.input_rows import Rows
 from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
+from weft.hdl import schema
 from weft.hdl.config import Config, ConfigError
-from weft.hdl.isa import WORD_BYTES, IsaError, decode_all
+from weft.hdl.isa import IsaError, decode_all
 
 MANIFEST = "program.json"
-FORMAT = "weft program 3"
+FORMAT = "weft program 4"
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class ProgramFileError(CompileError):
     """A saved program that is missing, damaged or of another version; the message names file and field."""
+
+
+class _Segment(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"):
+    """What is known of each segment: its name, and its file's size and hash."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class _Host(_Segment, tag="host"):
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[tuple[str, str, str], ...]
+
+
+class _Device(_Segment, tag="device"):
+    """`constants` are the bytes of its file ahead of the instructions."""
+
+    constants: int
+    layers: tuple[Layer, ...]
+    offsets: dict[str, int]
+    buffers: dict[str, Buffer]
+    rows: dict[str, Rows]
+
+
+class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    config: dict[str, Any]
+    inputs: Signature
+    outputs: Signature
+    segments: tuple[_Host | _Device, ...]
+    to_device: tuple[Transfer, ...]
+    from_device: tuple[Transfer, ...]
+    placement: tuple[tuple[str, str, str, str], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,48 +85,36 @@ class Compiled:
         entries = []
         for index, segment in enumerate(self.segments):
             host = isinstance(segment, HostSegment)
-            name = f"segment{index}.onnx" if host else f"segment{index}.bin"
             blob = segment.model if isinstance(segment, HostSegment) else segment.constants + segment.code
-            (folder / name).write_bytes(blob)
-            entry = _host_entry(segment) if isinstance(segment, HostSegment) else _device_entry(segment)
-            entries.append(entry | {"file": name, "sha256": hashlib.sha256(blob).hexdigest()})
-        manifest = {
-            "format": FORMAT,
-            "config": self.config.to_dict(),
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "segments": entries,
-            "to_device": [dataclasses.asdict(item) for item in self.to_device],
-            "from_device": [dataclasses.asdict(item) for item in self.from_device],
-            "placement": self.placement,
-        }
-        body = json.dumps(manifest, indent=1)
-        digest = hashlib.sha256(body.encode()).hexdigest()
-        (folder / MANIFEST).write_text(body + f"\n{digest}\n")
+            (folder / _file(index, host)).write_bytes(blob)
+            entries.append(_entry(segment, blob))
+        manifest = _Manifest(
+            FORMAT, self.config.to_dict(), self.inputs, self.outputs, tuple(entries), self.to_device,
+            self.from_device, self.placement,
+        )  # fmt: skip
+        body = schema.encode(manifest).rstrip("\n").encode()
+        (folder / MANIFEST).write_bytes(body + f"\n{_hash(body)}\n".encode())
 
 
-def _host_entry(segment: HostSegment) -> dict[str, Any]:
-    return {
-        "kind": "host", "name": segment.name, "inputs": segment.inputs, "outputs": segment.outputs,
-        "nodes": segment.nodes,
-    }  # fmt: skip
+def _hash(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
 
 
-def _device_entry(program: DeviceProgram) -> dict[str, Any]:
-    return {
-        "kind": "device",
-        "name": program.name,
-        "constants": len(program.constants),
-        "layers": [dataclasses.asdict(layer) for layer in program.layers],
-        "offsets": program.offsets,
-        "buffers": {name: dataclasses.asdict(buffer) for name, buffer in program.buffers.items()},
-        "sizes": {str(base): size for base, size in program.sizes.items()},
-        "rows": {name: dataclasses.asdict(rows) for name, rows in program.rows.items()},
-    }
+def _file(index: int, host: bool) -> str:
+    return f"segment{index}.onnx" if host else f"segment{index}.bin"
+
+
+def _entry(segment: DeviceProgram | HostSegment, blob: bytes) -> _Host | _Device:
+    about = segment.name, len(blob), _hash(blob)
+    if isinstance(segment, HostSegment):
+        return _Host(*about, segment.inputs, segment.outputs, segment.nodes)
+    return _Device(
+        *about, len(segment.constants), segment.layers, segment.offsets, segment.buffers, segment.rows
+    )
 
 
 def load(folder: Path) -> Compiled:
-    """Read what `Compiled.save` wrote.
+    """Read what `Compiled.save` wrote. Whether its parts fit each other is for `weft.compiler.artefact_verify`.
 
     Raises
     ------
@@ -95,78 +123,67 @@ def load(folder: Path) -> Compiled:
     """
     path = folder / MANIFEST
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not text"
-        raise ProgramFileError(f"cannot read {path}: {why}; compile the model again") from None
-    body, _, digest = text.rstrip("\n").rpartition("\n")
-    if hashlib.sha256(body.encode()).hexdigest() != digest:
-        raise ProgramFileError(f"{path} is damaged: its checksum does not match; compile the model again")
-    manifest = json.loads(body)
-    if manifest.get("format") != FORMAT:
-        raise ProgramFileError(f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT!r}")
-    try:
-        config = Config.from_dict(manifest["config"])
-    except ConfigError as error:
-        raise ProgramFileError(f"{path}: {error}") from None
+        manifest = _manifest(_read(path, schema.LIMIT))
+        config = Config.from_dict(manifest.config)
+    except (schema.SchemaError, ConfigError) as error:
+        raise ProgramFileError(f"{path}: {error}; compile the model again") from None
     return Compiled(
         config,
-        tuple(_segment(folder, entry) for entry in manifest["segments"]),
-        tuple(_transfer(item) for item in manifest["to_device"]),
-        tuple(_transfer(item) for item in manifest["from_device"]),
-        _signature(manifest["inputs"]),
-        _signature(manifest["outputs"]),
-        tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in manifest["placement"]),
+        tuple(_segment(folder, index, entry) for index, entry in enumerate(manifest.segments)),
+        manifest.to_device,
+        manifest.from_device,
+        manifest.inputs,
+        manifest.outputs,
+        manifest.placement,
     )
 
 
-def _signature(entry: dict[str, Any]) -> Signature:
-    return {name: (dtype, tuple(shape)) for name, (dtype, shape) in entry.items()}
+def _manifest(raw: bytes) -> _Manifest:
+    body, _, digest = raw.rstrip(b"\n").rpartition(b"\n")
+    if _hash(body).encode() != digest:
+        raise schema.SchemaError("it is damaged: its checksum does not match")
+    return schema.decode(body, _Manifest, format=FORMAT)
 
 
-def _buffer(entry: dict[str, Any]) -> Buffer:
-    n, h, w, c = entry["shape"]
-    return Buffer(entry["name"], (n, h, w, c), entry["kind"])
+def _read(path: Path, limit: int, size: int | None = None) -> bytes:
+    """The bytes of a regular file; of anything else, reading might never end.
 
-
-def _transfer(entry: dict[str, Any]) -> Transfer:
-    n, h, w, c = entry["nhwc"]
-    perm = None if entry["perm"] is None else tuple(entry["perm"])
-    return Transfer(
-        entry["value"],
-        _buffer(entry["buffer"]),
-        tuple(entry["shape"]),
-        (n, h, w, c),
-        perm,
-        entry["unsigned"],
-        None if entry["model_shape"] is None else tuple(entry["model_shape"]),
-    )
-
-
-def _segment(folder: Path, entry: dict[str, Any]) -> DeviceProgram | HostSegment:
-    path = folder / entry["file"]
+    Raises
+    ------
+    ProgramFileError
+        If it cannot be read, or has not `size` bytes.
+    SchemaError
+        If it has more than `limit`.
+    """
     try:
-        blob = path.read_bytes()
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ProgramFileError(f"{path} is not a regular file; compile the model again")
+        if size is not None and found.st_size != size:
+            raise ProgramFileError(
+                f"{path} is damaged: it has {found.st_size} bytes, not {size}; compile the model again"
+            )
+        return schema.read_bytes(path, limit)
     except OSError as error:
         raise ProgramFileError(f"cannot read {path}: {error.strerror}; compile the model again") from None
-    if hashlib.sha256(blob).hexdigest() != entry["sha256"]:
+
+
+def _segment(folder: Path, index: int, entry: _Host | _Device) -> DeviceProgram | HostSegment:
+    path = folder / _file(index, isinstance(entry, _Host))
+    blob = _read(path, entry.bytes, entry.bytes)
+    if _hash(blob) != entry.sha256:
         raise ProgramFileError(f"{path} is damaged: its checksum does not match; compile the model again")
-    if entry["kind"] == "host":
-        nodes = tuple((str(a), str(b), str(c)) for a, b, c in entry["nodes"])
-        return HostSegment(entry["name"], blob, tuple(entry["inputs"]), tuple(entry["outputs"]), nodes)
-    at = entry["constants"]
+    if isinstance(entry, _Host):
+        return HostSegment(entry.name, blob, entry.inputs, entry.outputs, entry.nodes)
+    at = entry.constants
+    if not 0 <= at <= len(blob):
+        raise ProgramFileError(
+            f"{path} has {len(blob)} bytes, so no {at} bytes of constants; compile the model again"
+        )
     try:
         instructions = decode_all(blob[at:])
     except IsaError as error:
-        raise ProgramFileError(f"{path}: byte {at} on: {error}") from None
-    assert len(blob) == at + WORD_BYTES * len(instructions)
+        raise ProgramFileError(f"{path}: from byte {at} on: {error}; compile the model again") from None
     return DeviceProgram(
-        entry["name"],
-        tuple(instructions),
-        blob[:at],
-        tuple(Layer(**layer) for layer in entry["layers"]),
-        dict(entry["offsets"]),
-        {name: _buffer(buffer) for name, buffer in entry["buffers"].items()},
-        {int(base): size for base, size in entry["sizes"].items()},
-        {name: Rows(**rows) for name, rows in entry["rows"].items()},
+        entry.name, tuple(instructions), blob[:at], entry.layers, entry.offsets, entry.buffers, entry.rows
     )

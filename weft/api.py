@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.compiler.artefact import Compiled
 from weft.compiler.artefact import load as load_compiled
+from weft.compiler.artefact_verify import verify
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.conv_plan import Chooser, plan
 from weft.compiler.frontend import import_model
@@ -19,7 +20,9 @@ from weft.compiler.host import from_buffer, run_host, to_buffer
 from weft.compiler.ir import CompileError, DeviceSegment, HostSegment
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
+from weft.hdl.program import ProgramError
 from weft.hdl.program import check as check_program
+from weft.hdl.schema import printable
 from weft.runtime import Image
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ class Program:
         parts = []
         for segment in self.segments:
             if isinstance(segment, DeviceProgram):
-                parts.append(f"; {segment.name}: {len(segment.instructions)} instructions\n")
+                parts.append(f"; {printable(segment.name)}: {len(segment.instructions)} instructions\n")
                 parts.append(disassemble(segment.instructions))
         return "".join(part if part.endswith("\n") else part + "\n" for part in parts)
 
@@ -351,10 +354,14 @@ def compile(  # the public name, and what it does
 
 
 def _checked(compiled: Compiled) -> Program:
-    """The program, after a look at every instruction: what the compiler promises is not taken on trust."""
+    """The program, after a look at every part and instruction: neither compiler nor files are taken on trust."""
+    verify(compiled)
     for segment in compiled.segments:
         if isinstance(segment, DeviceProgram):
-            check_program(segment.instructions, compiled.config, extents=segment.areas.extents)
+            try:
+                check_program(segment.instructions, compiled.config, extents=segment.areas.extents)
+            except ProgramError as error:
+                raise ProgramError(f"{printable(segment.name)}: {error}") from None
     return Program(compiled)
 
 
@@ -377,10 +384,16 @@ def load(folder: str | Path) -> Program:
     ------
     weft.compiler.artefact.ProgramFileError
         If it is missing, damaged, or of another version.
+    weft.compiler.ir.CompileError
+        If its parts do not fit each other.
     weft.hdl.program.ProgramError
-        If its instructions leave their memories, can race or can block each other.
+        If its instructions leave what they may read and write, can race or can block each other.
     """
-    return _checked(load_compiled(Path(folder)))
+    compiled = load_compiled(Path(folder))
+    try:
+        return _checked(compiled)
+    except (CompileError, ProgramError) as error:
+        raise type(error)(f"{folder} is damaged: {error}; compile the model again") from None
 
 
 def check(model: str | Path | bytes | onnx.ModelProto) -> list[tuple[str, str, str, str]]:

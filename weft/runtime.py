@@ -27,7 +27,7 @@ class Image:
 
     def __init__(self, program: DeviceProgram) -> None:
         self.program = program
-        self.bases = program.areas.bases
+        self.bases = dict(program.areas.bases)
         self.memory_bytes = program.areas.memory_bytes
 
     def address(self, name: str) -> int:

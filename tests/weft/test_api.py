@@ -136,7 +136,7 @@ def test_saved_program_that_leaves_memory(program: Program, tmp_path: Path) -> N
     instructions[at] = dataclasses.replace(instructions[at], offset=1 << 30)
     segments[index] = dataclasses.replace(segment, instructions=tuple(instructions))
     dataclasses.replace(program._compiled, segments=tuple(segments)).save(tmp_path)
-    with pytest.raises(ProgramError, match=rf"^instruction {at} \(STORE\): .*1073741824"):
+    with pytest.raises(ProgramError, match=rf"device\d: instruction {at} \(STORE\): .*1073741824"):
         weft.load(tmp_path)
 
 

@@ -1,0 +1,244 @@
+"""Whether the parts of a compiled model fit each other: what is read was made before, and is what its reader takes.
+
+Instructions are for `weft.hdl.program.check`, given `weft.compiler.areas.Areas.extents`. Both look at what the compiler
+made and at what was read from files, which may hold anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+
+from weft.compiler.artefact import Compiled
+from weft.compiler.backend import DeviceProgram
+from weft.compiler.input_rows import Rows
+from weft.compiler.ir import CompileError, HostSegment, Transfer
+from weft.hdl.isa import Queue, Store
+from weft.hdl.schema import shown
+
+_LARGEST = 1 << 32
+"""Bytes that a value may have, and above every size of a dimension: that is where addresses end."""
+_KINDS = ("temp", "input", "output")
+"""Kinds of buffers that compiled models have."""
+
+Type = tuple[str | None, tuple[int, ...] | None]
+"""Of a value: its dtype's name and its shape, as far as they are known."""
+
+
+def verify(compiled: Compiled) -> None:
+    """Raises `CompileError` with one sentence on the first thing found that does not fit."""
+    for what, signature in (("input", compiled.inputs), ("output", compiled.outputs)):
+        for name, (dtype, shape) in signature.items():
+            _check_type(f"{what} {shown(name)}", dtype, shape)
+    programs = [segment for segment in compiled.segments if isinstance(segment, DeviceProgram)]
+    for program in programs:
+        _check_program(program)
+    names = Counter(name for program in programs for name in program.buffers)
+    if names and max(names.values()) > 1:
+        raise CompileError(f"two segments have a buffer {shown(names.most_common(1)[0][0])}")
+    for item in (*compiled.to_device, *compiled.from_device):
+        if item.buffer.name not in names:
+            raise CompileError(f"{_name(item)} is in buffer {shown(item.buffer.name)}, which no segment has")
+    _check_flow(compiled)
+
+
+def _check_type(what: str, dtype: str, shape: Sequence[int]) -> None:
+    try:
+        known = np.dtype(dtype)
+        fits = known.name == dtype and known.fields is None
+    except (TypeError, ValueError, SyntaxError):
+        fits = False
+    if not fits:
+        raise CompileError(f"{what} has dtype {shown(dtype)}, which numpy does not know")
+    _check_shape(what, shape)
+    if math.prod(shape) * known.itemsize > _LARGEST:
+        raise CompileError(f"{what} is {dtype} of shape {shown(shape)}, which is more than {_LARGEST} bytes")
+
+
+def _check_shape(what: str, shape: Sequence[int]) -> None:
+    if any(not 0 <= size <= _LARGEST for size in shape):
+        raise CompileError(f"{what} has shape {shown(tuple(shape))}")
+
+
+def _check_program(program: DeviceProgram) -> None:
+    if program.offsets.keys() != program.buffers.keys():
+        odd = min(program.offsets.keys() ^ program.buffers.keys())
+        raise CompileError(f"{shown(program.name)}: buffer {shown(odd)} has no place, or its place no buffer")
+    for name, buffer in program.buffers.items():
+        what = f"{shown(program.name)}: buffer {shown(name)}"
+        if buffer.name != name:
+            raise CompileError(f"{what} is named {shown(buffer.name)}")
+        if buffer.kind not in _KINDS:
+            raise CompileError(f"{what} is of kind {shown(buffer.kind)}, not {', '.join(_KINDS)}")
+        _check_shape(what, buffer.shape)
+    for name, rows in program.rows.items():
+        _check_rows(program, name, rows)
+    _check_layers(program)
+
+
+def _check_rows(program: DeviceProgram, name: str, rows: Rows) -> None:
+    """Rows side by side must be those of the buffer."""
+    what = f"{shown(program.name)}: rows of {shown(name)}"
+    buffer = program.buffers.get(name)
+    if buffer is None or buffer.kind != "input":
+        raise CompileError(f"{what}, which is no input")
+    numbers = (rows.height, rows.kernel, rows.stride, rows.dilation, rows.count)
+    fits = (
+        all(1 <= number <= _LARGEST for number in numbers)
+        and abs(rows.pad) <= _LARGEST
+        and -128 <= rows.fill <= 127
+        and buffer.shape[1] == rows.count
+        and buffer.shape[3] % rows.kernel == 0
+    )
+    if not fits:
+        raise CompileError(f"{what} do not fit its shape {shown(buffer.shape)}: {shown(rows)}")
+
+
+def _check_layers(program: DeviceProgram) -> None:
+    """Layers follow each other in every queue, and their STOREs write what they say: that is how they are timed."""
+    own: dict[str, list[int]] = {queue.name: [] for queue in Queue}
+    for instruction in program.instructions:
+        if instruction.QUEUE is not None:
+            i = instruction
+            written = i.rows * i.pixels * i.length if isinstance(i, Store) else 0
+            own[instruction.QUEUE.name].append(written)
+    at = dict.fromkeys(own, 0)
+    for layer in program.layers:
+        what = f"{shown(program.name)}: layer {shown(layer.name)}"
+        numbers = (layer.macs, layer.read_bytes, *layer.cycles.values(), *layer.queued.values())
+        if layer.cycles.keys() != own.keys() or layer.queued.keys() != own.keys():
+            raise CompileError(f"{what} has other queues than {', '.join(own)}")
+        if any(not 0 <= number < 1 << 63 for number in numbers):
+            raise CompileError(f"{what} has a negative or huge number: {shown(numbers)}")
+        start = at[Queue.STORE.name]
+        at = {name: count + layer.queued[name] for name, count in at.items()}
+        written = sum(own[Queue.STORE.name][start : at[Queue.STORE.name]])
+        if written != layer.written_bytes:
+            raise CompileError(f"{what} writes {written} bytes, not {shown(layer.written_bytes)}")
+    for name, count in at.items():
+        if count != len(own[name]):
+            raise CompileError(
+                f"{shown(program.name)} has {len(own[name])} instructions for {name}, and its layers {shown(count)}"
+            )
+
+
+def _check_flow(compiled: Compiled) -> None:
+    """Follow the values through all segments."""
+    values: dict[str, Type] = dict(compiled.inputs)
+    for segment in compiled.segments:
+        if isinstance(segment, HostSegment):
+            values |= _check_host(segment, values)
+            continue
+        for item in _transfers(compiled.to_device, segment, "input"):
+            _check_transfer(item, segment)
+            _check_known(f"the device's {shown(item.value)}", item.value, _type(item), values)
+        made = _transfers(compiled.from_device, segment, "output")
+        for item in made:
+            _check_transfer(item, segment)
+        values |= {item.value: _type(item) for item in made}
+    for name, kind in compiled.outputs.items():
+        _check_known(f"output {shown(name)}", name, kind, values)
+
+
+def _check_known(what: str, name: str, wanted: Type, values: dict[str, Type]) -> None:
+    if name not in values:
+        raise CompileError(f"{what} is made by nothing")
+    for given, taken in zip(values[name], wanted, strict=True):
+        if given is not None and taken is not None and given != taken:
+            raise CompileError(f"{what} is {_said(values[name])}, where {_said(wanted)} is read")
+
+
+def _said(kind: Type) -> str:
+    dtype, shape = kind
+    return f"{dtype or 'something'} of shape {'any size' if shape is None else shown(shape)}"
+
+
+def _transfers(items: Iterable[Transfer], program: DeviceProgram, kind: str) -> list[Transfer]:
+    """Those of one program, one at least for each buffer of that kind."""
+    mine = [item for item in items if item.buffer.name in program.buffers]
+    for item in mine:
+        if program.buffers[item.buffer.name].kind != kind:
+            raise CompileError(f"{_name(item)} is in buffer {shown(item.buffer.name)}, which is no {kind}")
+    moved = {item.buffer.name for item in mine}
+    for name, buffer in program.buffers.items():
+        if buffer.kind == kind and name not in moved:
+            raise CompileError(f"{shown(program.name)}: no value is in {kind} {shown(name)}")
+    if kind == "input" and len(moved) < len(mine):
+        raise CompileError(f"{shown(program.name)}: two values are in one input")
+    return mine
+
+
+def _type(item: Transfer) -> Type:
+    shape = item.shape if item.model_shape is None else item.model_shape
+    return ("uint8" if item.unsigned else "int8"), shape
+
+
+def _name(item: Transfer) -> str:
+    return f"value {shown(item.value)}"
+
+
+def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
+    """The value and the buffer must be as large, and axes be named once."""
+    buffer = program.buffers[item.buffer.name]
+    inside = program.input_shape(buffer.name) if buffer.kind == "input" else buffer.shape
+    shapes = [
+        item.shape,
+        item.nhwc,
+        item.buffer.shape,
+        item.shape if item.model_shape is None else item.model_shape,
+    ]
+    for shape in shapes:
+        _check_shape(_name(item), shape)
+        if math.prod(shape) != math.prod(inside):
+            raise CompileError(
+                f"{_name(item)} has shape {shown(shape)}, which does not fill {shown(inside)} of buffer "
+                f"{shown(buffer.name)}"
+            )
+    if item.buffer.kind != buffer.kind:
+        raise CompileError(f"{_name(item)} is in buffer {shown(buffer.name)} of another kind")
+    if item.perm is not None and sorted(item.perm) != list(range(len(item.shape))):
+        raise CompileError(f"{_name(item)}: {shown(item.perm)} is no order of {len(item.shape)} axes")
+
+
+def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type]:
+    """A part that the host evaluates; the types of what it makes."""
+    what = f"the host's part {shown(segment.name)}"
+    try:
+        graph = onnx.load_from_string(segment.model).graph
+    except (DecodeError, ValueError):
+        raise CompileError(f"{what} is no ONNX model") from None
+    for direction, named, given in (
+        ("reads", segment.inputs, graph.input),
+        ("makes", segment.outputs, graph.output),
+    ):
+        found = tuple(value.name for value in given)
+        if found != named:
+            raise CompileError(f"{what} {direction} {shown(named)}, but its model {shown(found)}")
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer):
+        raise CompileError(f"{what} keeps data in another file")
+    for value in graph.input:
+        kind = _value_type(value)
+        if kind is not None:
+            _check_known(f"{shown(value.name)} of {what}", value.name, kind, values)
+        elif value.name not in values:
+            raise CompileError(f"{shown(value.name)} of {what} is made by nothing")
+    return {value.name: _value_type(value) or (None, None) for value in graph.output}
+
+
+def _value_type(value: onnx.ValueInfoProto) -> Type | None:
+    """The type that a model gives for a value, if it does."""
+    tensor = value.type.tensor_type
+    if not tensor.elem_type:
+        return None
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    except (KeyError, ValueError):
+        raise CompileError(f"{shown(value.name)} has a type that ONNX does not have") from None
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+    known = tensor.HasField("shape") and None not in sizes
+    return dtype, tuple(size for size in sizes if size is not None) if known else None
