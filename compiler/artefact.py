@@ -161,7 +161,7 @@ def _read(path: Path, limit: int, size: int | None = None) -> bytes:
             raise ProgramFileError(f"{path} is not a regular file; compile the model again")
         if size is not None and found.st_size != size:
             raise ProgramFileError(
-                f"{path} is damaged: it has {found.st_size} bytes, not {size}; compile the model again"
+                f"{path} is damaged: it has {found.st_size} bytes, not {schema.shown(size)}; compile the model again"
             )
         return schema.read_bytes(path, limit)
     except OSError as error:
@@ -178,7 +178,7 @@ def _segment(folder: Path, index: int, entry: _Host | _Device) -> DeviceProgram 
     at = entry.constants
     if not 0 <= at <= len(blob):
         raise ProgramFileError(
-            f"{path} has {len(blob)} bytes, so no {at} bytes of constants; compile the model again"
+            f"{path} has {len(blob)} bytes, so no {schema.shown(at)} bytes of constants; compile the model again"
         )
     try:
         instructions = decode_all(blob[at:])

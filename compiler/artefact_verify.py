@@ -76,6 +76,8 @@ def _check_program(program: DeviceProgram) -> None:
         if buffer.kind not in _KINDS:
             raise CompileError(f"{what} is of kind {shown(buffer.kind)}, not {', '.join(_KINDS)}")
         _check_shape(what, buffer.shape)
+        if not 0 <= program.offsets[name] <= _LARGEST:
+            raise CompileError(f"{what} is at offset {shown(program.offsets[name])}")
     for name, rows in program.rows.items():
         _check_rows(program, name, rows)
     _check_layers(program)

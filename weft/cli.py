@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft import board_commands, tune_command
+from weft import arrays, board_commands, tune_command
 from weft import report as reports
 from weft.options import Configuration, Model
 
@@ -122,7 +122,11 @@ def run(
     folder: Folder,
     source: Annotated[
         Path | None,
-        typer.Option("--input", help=".npz with the model's inputs; not for timing.", show_default=False),
+        typer.Option(
+            "--input",
+            help="The model's inputs: .npz by name, or .npy or an image for one input, or - for stdin; not for timing.",
+            show_default=False,
+        ),
     ] = None,
     on: Annotated[Target, typer.Option("--on", help="Where to run.")] = Target.GOLDEN,
     output: Annotated[
@@ -160,11 +164,13 @@ def run(
     if on is Target.TIMING:
         return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
     if source is None:
-        raise reports.FileError("--input is missing: say which .npz holds the model's inputs")
+        raise reports.FileError("--input is missing: say which file holds the model's inputs")
     if (on is Target.BOARD) != (port is not None):
         raise reports.FileError("--on board and --port PORT go together: say both, or neither")
     program = _load(folder)
-    inputs = reports.load_arrays(source, program.inputs)
+    inputs = arrays.read_inputs(source, program.inputs)
+    if output is not None:
+        arrays.check_outputs(program.outputs)
     from weft.waves import recording
 
     with reports.progress() as progress, recording(waves, waves_from, waves_cycles) as recorded:
@@ -189,7 +195,7 @@ def run(
 def _keep(result: Any, output: Path | None, report: Path | None) -> None:
     """Write what was asked for, and show the rest."""
     if output is not None:
-        reports.save_arrays(output, result.outputs)
+        arrays.save_arrays(output, result.outputs)
     if report is not None:
         reports.write_json(report, result.report)
     reports.show_layers(result.report, reports.stdout())

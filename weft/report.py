@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -149,52 +149,6 @@ def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all; numpy scalars are written as numbers."""
     with whole_file(path) as part:
         part.write_text(json.dumps(value, indent=2, default=lambda scalar: scalar.item()) + "\n")
-
-
-def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write named arrays to a .npz file, whole or not at all."""
-    with whole_file(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def load_arrays(path: Path, signature: dict[str, tuple[str, Sequence[int]]]) -> dict[str, np.ndarray]:
-    """Read the arrays that `signature` names (name to dtype name and shape) from a .npz file.
-
-    Raises
-    ------
-    FileError
-        If the file is no .npz, or an array is missing or has another dtype or shape; arrays beyond those are ignored.
-    OSError
-        If the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file, _archive(file, path) as archive:
-            return {name: _array(archive, path, name, *kind) for name, kind in signature.items()}
-    except (ValueError, EOFError, KeyError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path} is not a .npz file of arrays") from None
-
-
-def _archive(file: Any, path: Path) -> Any:
-    import zipfile
-
-    if not zipfile.is_zipfile(file):
-        raise FileError(f"{path} is not a .npz file of arrays")
-    file.seek(0)
-    return np.load(file, allow_pickle=False)
-
-
-def _array(archive: Any, path: Path, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
-    if name not in archive.files:
-        held = ", ".join(map(repr, archive.files)) or "nothing"
-        raise FileError(f"{path} has no array {name!r} for the model's input of that name; it holds {held}")
-    array = np.asarray(archive[name])
-    if array.shape != tuple(shape):
-        raise FileError(f"{path}: array {name!r} has shape {array.shape}, but the model takes {tuple(shape)}")
-    if array.dtype != np.dtype(dtype):
-        raise FileError(f"{path}: array {name!r} is {array.dtype}, but the model takes {dtype}")
-    return array
 
 
 class FileError(ValueError):
