@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from weft.compiler.ir import Buffer
-from weft.compiler.memory import ALIGN, BASE_OF_KIND, CONSTANTS, LENGTH
+from weft.compiler.memory import ALIGN, BASE_OF_KIND, CONSTANTS, LENGTH, PAGES, TABLES
 from weft.hdl.program import Extent, Extents
 from weft.hdl.schema import shown
 
@@ -82,8 +82,9 @@ class Areas:
                     shared=buffer.kind == "temp",
                 )
             )
-        paged = any(buffer.kind == "pages" for buffer in self.buffers.values())
-        return Extents(pieces, self.bases, frozenset({LENGTH} if paged else ()))
+        if any(buffer.kind == "pages" for buffer in self.buffers.values()):
+            return Extents(pieces, self.bases, frozenset({LENGTH}), {PAGES: TABLES})
+        return Extents(pieces, self.bases)
 
     def address(self, name: str) -> int:
         """The address of a buffer."""

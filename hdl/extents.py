@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.hdl.accesses import Dram, ProgramError, verb
@@ -51,21 +51,20 @@ class Extents:
         meet either, nor lie beyond the 32 bits of an address.
     numbers : set of int
         Base registers that hold a number that instructions are relative to.
+    pages : mapping of int to int
+        Base registers of pages that the host keeps, with that of their page table. Nobody else knows where in them
+        paged LOADs read.
     """
 
     pieces: Sequence[Extent]
     addresses: Mapping[int, int]
     numbers: frozenset[int] = frozenset()
+    pages: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def behind(cls, sizes: Mapping[int, int]) -> Extents:
         """So many bytes behind each base register, all to be read and written."""
         return cls([Extent(f"area {base}", base, 0, size) for base, size in sizes.items()], {})
-
-    @property
-    def bases(self) -> set[int]:
-        """Base registers with memory behind them."""
-        return {piece.base for piece in self.pieces}
 
     def check(self) -> None:
         """Raises `ProgramError` if a piece is not in memory, or if two of them meet that must not."""

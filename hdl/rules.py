@@ -87,8 +87,8 @@ def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
         )
     if not distinct(pixel_loops(i, config.n)):
         raise ProgramError("two vectors go to one scratchpad address")
-    if i.paged and extents is not None and i.base not in extents.bases:
-        raise ProgramError(f"base register {i.base} is not set for this program")
+    if i.paged and extents is not None and extents.pages.get(i.base) != i.table:
+        raise ProgramError(f"base register {i.base} holds no pages that are named by base register {i.table}")
 
 
 def _check_softmax(i: Softmax, extents: Extents | None) -> None:

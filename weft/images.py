@@ -18,7 +18,6 @@ _FORMATS = {
     "JPEG": (b"\xff\xd8\xff",),
     "BMP": (b"BM",),
     "GIF": (b"GIF87a", b"GIF89a"),
-    "TIFF": (b"II*\0", b"MM\0*"),
     "WEBP": (b"RIFF",),
     "PPM": (b"P4", b"P5", b"P6"),
 }
@@ -42,7 +41,7 @@ def read_image(file: BinaryIO, label: str, dtype: str, shape: tuple[int, ...]) -
     Parameters
     ----------
     file : BinaryIO
-        PNG, JPEG, BMP, GIF, TIFF, WebP or PPM, with 8 bits a channel.
+        PNG, JPEG, BMP, GIF, WebP or PPM, with 8 bits a channel.
     label : str
         What messages call the file.
     dtype, shape

@@ -9,7 +9,7 @@ from weft.hdl.accesses import dram, on_chip
 from weft.hdl.asm import assemble
 from weft.hdl.config import PRESETS
 from weft.hdl.isa import Instruction
-from weft.hdl.program import Extents, ProgramError, check
+from weft.hdl.program import Extent, Extents, ProgramError, check
 
 TINY = PRESETS["tiny"]
 
@@ -122,26 +122,24 @@ def test_zero_points_need_9_bit_activations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extents", "message"),
+    ("table", "pages", "message"),
     [
-        ({4: 1, 5: 44}, None),
-        (
-            {4: 1, 5: 43},
-            "instruction 0 (LOAD): reads bytes 40 to 43 of base register 5, which leaves "
-            "area 5 (bytes 0 to 42)",
-        ),
-        ({4: 1}, "instruction 0 (LOAD): base register 5 is not set for this program"),
-        ({5: 44}, "instruction 0 (LOAD): base register 4 is not set for this program"),
+        (44, {4: 5}, None),
+        (43, {4: 5}, "reads bytes 40 to 43 of base register 5, which leaves table (bytes 0 to 42)"),
+        (44, {5: 4}, "base register 4 holds no pages that are named by base register 5"),
+        (44, {4: 3}, "base register 4 holds no pages that are named by base register 5"),
+        (44, {}, "base register 4 holds no pages that are named by base register 5"),
     ],
 )
-def test_extents_of_pages(extents: dict[int, int], message: str | None) -> None:
+def test_extents_of_pages(table: int, pages: dict[int, int], message: str | None) -> None:
     text = program("load paged=1 base=4 offset=999 run=99 table=5 page=10")
+    extents = Extents([Extent("pages", 4, 0, 1), Extent("table", 5, 0, table)], {}, pages=pages)
     if message is None:
-        check(text, TINY, extents=Extents.behind(extents))
+        check(text, TINY, extents=extents)
         return
     with pytest.raises(ProgramError) as caught:
-        check(text, TINY, extents=Extents.behind(extents))
-    assert str(caught.value) == message
+        check(text, TINY, extents=extents)
+    assert str(caught.value) == f"instruction 0 (LOAD): {message}"
 
 
 def cells(text: str) -> set[tuple[str, str, bool, int]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import weft
 from weft import cli, report
@@ -51,6 +54,9 @@ class Program:
 
     inputs: dict[str, tuple[str, tuple[int, ...]]] = field(
         default_factory=lambda: {"image": ("float32", (1, 2))}
+    )
+    outputs: dict[str, tuple[str, tuple[int, ...]]] = field(
+        default_factory=lambda: {"logits": ("float32", (1, 2))}
     )
     corrupt: bool = False
     fails: Exception | None = None
@@ -201,10 +207,13 @@ BAD: list[tuple[list[str], str]] = [
     ),
     (["run", "none", "--input", "in.npz"], "none is not a folder that `weft compile` wrote"),
     (["run", "built", "--input", "none.npz"], "cannot use none.npz: No such file or directory"),
-    (["run", "built", "--input", "model.onnx"], "model.onnx is not a .npz file of arrays"),
-    (["run", "built", "--input", "plain.npy"], "plain.npy is not a .npz file of arrays"),
-    (["run", "built", "--input", "objects.npz"], "objects.npz is not a .npz file of arrays"),
-    (["run", "built", "--input", "broken.npz"], "broken.npz is not a .npz file of arrays"),
+    (["run", "built", "--input", "model.onnx"], "model.onnx is no .npz or .npy file, and no image"),
+    (["run", "built", "--input", "plain.npy"], "plain.npy has shape (2,), but the model takes (1, 2)"),
+    (["run", "built", "--input", "objects.npz"], "objects.npz: array 'image' holds Python objects"),
+    (
+        ["run", "built", "--input", "broken.npz"],
+        "broken.npz is damaged, or no .npz or .npy file: File is not a zip",
+    ),
     (
         ["run", "built", "--input", "other.npz"],
         "other.npz has no array 'image' for the model's input of that name",
@@ -240,6 +249,29 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert len(errors) == 1
     assert errors[0].startswith("error: ")
     assert message in errors[0]
+
+
+def test_input_from_an_array_an_image_and_stdin(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.array([[51, 255]], np.float32) / 255
+    np.save("in.npy", array)
+    Image.fromarray(np.array([[51, 255]], np.uint8)).save("in.png")
+    for source in ("in.npy", "in.png", "-"):
+        with Path("in.npz").open("rb") as file:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
+            assert call("run", "built", "--input", source, "--output", "out.npz") == 0
+        with np.load("out.npz") as stored:
+            expected = np.array([[1, 2]], np.float32) if source == "-" else array
+            assert np.array_equal(stored["logits"], 2 * expected)
+
+
+def test_outputs_that_no_file_can_hold_are_refused_before_the_run(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.outputs["x" * 70_000] = ("float32", (1,))
+    assert call("run", "built", "--input", "in.npz", "--output", "out.npz") == 2
+    assert "more than a .npz file can hold" in capsys.readouterr().err
+    assert not program.calls
+    assert call("run", "built", "--input", "in.npz") == 0
 
 
 def test_usage_errors_are_exit_code_2(program: Program) -> None:
