@@ -101,9 +101,9 @@ def fit() -> int:
             samples.append((board, config, synthesise(board, config)))
             print(f"{board.name} {change}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
     weights = estimate.fit(samples)
-    write_json(estimate.WEIGHTS, weights)
+    estimate.WEIGHTS.write_text(estimate.text(weights), encoding="utf-8")
     for machine, kinds in weights.items():
-        print(machine, {kind: f"within {values['error']:.0%}" for kind, values in kinds.items()})
+        print(machine, {kind: f"within {fit.error:.0%}" for kind, fit in kinds.items()})
     return 0
 
 

@@ -6,17 +6,18 @@ is the greatest that is made on a configuration by weights that were fitted to a
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from weft.boards.board import Board, BoardError, CoreKind, Family, MemoryKind, Resources
+from weft.hdl import schema
 from weft.hdl.config import Config
 
 WEIGHTS = Path(__file__).with_name("estimates.json")
+FORMAT = "weft estimates 1"
 
 GEOMETRIES: dict[Family, tuple[tuple[int, int], ...]] = {
     Family.ECP5: ((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384)),
@@ -83,11 +84,36 @@ def memory_blocks(board: Board, config: Config) -> int:
     return blocks(board.family, 8 * config.bus_bytes, board.memory.size // config.bus_bytes)
 
 
+class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Of one resource: weights by feature, the greatest relative error, and from how many configurations they are."""
+
+    weights: dict[str, float]
+    error: float
+    samples: int
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    machines: dict[str, dict[str, Fit]]
+
+
 @cache
-def weights() -> dict[str, Any]:
-    """By `machine`: by resource: ``weights`` by feature, and ``error``, the greatest relative one."""
-    values: dict[str, Any] = json.loads(WEIGHTS.read_text())
-    return values
+def weights() -> dict[str, dict[str, Fit]]:
+    """By `machine`: by resource. Raises `BoardError` if the file is damaged."""
+    try:
+        found = schema.decode(schema.read_bytes(WEIGHTS), _File, format=FORMAT).machines
+    except schema.SchemaError as error:
+        raise BoardError(
+            f"{WEIGHTS}, which is part of weft, is damaged: {error}; install weft again"
+        ) from None
+    if any(kinds.keys() != Resources.NAMES.keys() for kinds in found.values()):
+        raise BoardError(f"{WEIGHTS}, which is part of weft, has not all resources; install weft again")
+    return found
+
+
+def text(found: dict[str, dict[str, Fit]]) -> str:
+    """What `weights` reads."""
+    return schema.encode(_File(FORMAT, found))
 
 
 def machine(board: Board) -> str:
@@ -99,7 +125,7 @@ def estimate(board: Board, config: Config) -> Resources:
     """What `config` will need on `board`, with its memory and its link; `error` says how good that is."""
     totals = {}
     for kind in Resources.NAMES:
-        known = weights()[machine(board)][kind]["weights"]
+        known = weights()[machine(board)][kind].weights
         given = features(kind, board, config)
         totals[kind] = round(sum(known.get(name, 0.0) * value for name, value in given.items()))
     totals["ram"] += memory_blocks(board, config)
@@ -108,7 +134,7 @@ def estimate(board: Board, config: Config) -> Resources:
 
 def error(board: Board, kind: str) -> float:
     """The greatest relative error, of a configuration that the weights were not fitted to."""
-    return float(weights()[machine(board)][kind]["error"])
+    return weights()[machine(board)][kind].error
 
 
 def fits(board: Board, config: Config) -> bool:
@@ -149,16 +175,16 @@ def too_large(board: Board, config: Config, kind: str, count: int, needs: str) -
     )
 
 
-def fit(samples: list[tuple[Board, Config, Resources]]) -> dict[str, Any]:
+def fit(samples: list[tuple[Board, Config, Resources]]) -> dict[str, dict[str, Fit]]:
     """Weights for `weights` from what synthesis of some configurations said. No weight is negative."""
-    result: dict[str, Any] = {}
+    result: dict[str, dict[str, Fit]] = {}
     for name in sorted({machine(board) for board, _, _ in samples}):
         mine = [sample for sample in samples if machine(sample[0]) == name]
         result[name] = {kind: _fit_one(kind, mine) for kind in Resources.NAMES}
     return result
 
 
-def _fit_one(kind: str, samples: list[tuple[Board, Config, Resources]]) -> dict[str, Any]:
+def _fit_one(kind: str, samples: list[tuple[Board, Config, Resources]]) -> Fit:
     names = list(features(kind, *samples[0][:2]))
     rows = np.array([list(features(kind, board, config).values()) for board, config, _ in samples], float)
     counts = np.array(
@@ -177,7 +203,7 @@ def _fit_one(kind: str, samples: list[tuple[Board, Config, Resources]]) -> dict[
     found = {
         name: round(float(value), 4) for name, value in zip(names, solution, strict=True) if value > 1e-4
     }
-    return {"weights": found, "error": round(float(max(wrong)), 3), "samples": len(samples)}
+    return Fit(found, round(float(max(wrong)), 3), len(samples))
 
 
 def _non_negative(rows: np.ndarray, wanted: np.ndarray, rounds: int = 2000) -> np.ndarray:

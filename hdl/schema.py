@@ -118,12 +118,12 @@ def _decoded(raw: bytes, kind: type[T]) -> T:
 
 def _reason(message: str) -> str:
     """msgspec's message with the place in front: ``Expected `int`, got `str` - at `$.a[0]``` as
-    ``a[0]: expected int, got str``. Of a mapping it does not say which field."""
+    ``a[0]: expected int, got str``. Of mappings it does not say which field: ``[...]``."""
     what, _, where = message.partition(" - at `$")
     what = re.sub(r"`([^`]*)`", r"\1", what)
-    place = printable(where.removesuffix("`").removeprefix(".")).replace("[...]", "[a field]")
+    place = printable(where.removesuffix("`").removeprefix("."))
     what = printable(what[:1].lower() + what[1:], 4 * _SHOWN)
-    return f"{place}: {what}" if place else what
+    return f"{'a field' if place == '[...]' else place}: {what}" if place else what
 
 
 def encode(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -62,7 +61,7 @@ def world() -> str:
     configs += [TINY.replace(scratchpad_banks=8), TINY.replace(probability_bits=0)]
     boards = [BOARDS[name] for name in ("ulx3s-85f", "icebreaker", "tang-primer-20k", "tang-nano-9k")]
     samples = [(board, config, needs(board, config)) for board in boards for config in configs]
-    return json.dumps(estimate.fit(samples))
+    return estimate.text(estimate.fit(samples))
 
 
 @pytest.fixture
@@ -89,10 +88,10 @@ def test_the_error_is_that_of_a_configuration_left_out() -> None:
     board = BOARDS["ulx3s-85f"]
     configs = [TINY.replace(n=n, lanes=2, bus_bytes=16) for n in (2, 4, 8, 16)]
     exact = [(board, config, Resources(lut=2000, ff=100, dsp=config.n**2, ram=10)) for config in configs]
-    assert estimate.fit(exact)["ecp5-pipelined"]["dsp"]["error"] < 0.01
+    assert estimate.fit(exact)["ecp5-pipelined"]["dsp"].error < 0.01
     # Where one differs from the others, all others together do not know.
     strange = [*exact, (board, configs[0], Resources(lut=4000, ff=100, dsp=4, ram=10))]
-    assert estimate.fit(strange)["ecp5-pipelined"]["lut"]["error"] == pytest.approx(0.5, abs=0.02)
+    assert estimate.fit(strange)["ecp5-pipelined"]["lut"].error == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.usefixtures("fitted")
@@ -130,3 +129,28 @@ def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
         assert 0 < count < getattr(large, kind)
         assert 0 <= estimate.error(board, kind) < 0.5
     assert not estimate.fits(board, PRESETS["huge"])
+
+
+@pytest.mark.usefixtures("fitted")
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"weft estimates 1"', '"weft estimates 0"', "it has format 'weft estimates 0', and this version of weft"),
+        ('"format": "weft estimates 1",', "", "it has no format, and this version of weft reads 'weft estimates 1'"),
+        ('"error": ', '"error": "x', "it is not JSON ("),
+        ('"samples": 10', '"samples": null', "machines[...][...].samples: expected int, got null"),
+        ('"samples": 10', '"spare": 1, "samples": 10', "machines[...][...]: object contains unknown field spare"),
+        ('"lut"', '"luts"', "has not all resources"),
+        ("{", "", "expected object, got str"),
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_damaged_weights(old: str, new: str, message: str) -> None:
+    path = estimate.WEIGHTS
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(BoardError) as caught:
+        estimate.fits(BOARDS["ulx3s-85f"], TINY)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{path}, which is part of weft, ")
+    assert str(caught.value).endswith("; install weft again")

@@ -115,7 +115,7 @@ UNREADABLE = {
     '{"n": null}': "configuration field 'n' must be an integer, not None",
     '{"n": 8.5}': "configuration field 'n' must be an integer, not 8.5",
     '{"n": 5}': "configuration field 'n' must be a power of two from 2 to 128, not 5",
-    f'{{"n": {"9" * 5000}}}': "[a field]: integer value out of range",
+    f'{{"n": {"9" * 5000}}}': "a field: integer value out of range",
     f'{{"n": {"9" * 4000}}}': "configuration field 'n' must be a power of two from 2 to 128, not "
                               f"{'9' * 28}...{'9' * 29}",
     '{"n": 8, "lanes": 8, "\\u001b[2J": 1}': "unknown configuration field '\\x1b[2J'; the fields are ",
