@@ -1,0 +1,469 @@
+"""Compiled models whose parts do not fit each other: every class with its message, and random mutants of manifests and
+of code, which are refused or run the same everywhere."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from qdq_models import Builder, Quantised
+
+import weft
+from weft.compiler.artefact import MANIFEST
+from weft.compiler.backend import DeviceProgram
+from weft.compiler.ir import CompileError, HostSegment
+from weft.hdl.config import PRESETS
+from weft.hdl.program import ProgramError
+
+Paths = tuple[Any, ...]
+
+
+def network() -> onnx.ModelProto:
+    """Rows side by side, results on chip and in memory, an addition, two device segments, and the host between."""
+    builder = Builder(np.random.default_rng(1))
+    x = builder.conv(builder.input((1, 1, 8, 8), unsigned=True), 8, (5, 5), pads=(2, 2, 2, 2))
+    y = builder.conv(x, 8, (3, 3), pads=(1, 1, 1, 1))
+    z = builder.add(x, y)
+    sine = builder.node("Sin", [builder.dequantise(z)])
+    again = Quantised(sine, z.shape, 0.01, 3, False)
+    return builder.finish(
+        builder.conv(builder.quantise(sine, z.shape, again.scale, again.zero, False), 4, (1, 1))
+    )
+
+
+@pytest.fixture(scope="module")
+def program() -> weft.Program:
+    made = weft.compile(network(), "tiny")
+    kinds = [type(segment) for segment in made.segments]
+    assert kinds.count(DeviceProgram) == 2
+    assert HostSegment in kinds
+    assert any(isinstance(segment, DeviceProgram) and segment.rows for segment in made.segments)
+    return made
+
+
+@pytest.fixture
+def folder(program: weft.Program, tmp_path: Path) -> Path:
+    program.save(tmp_path)
+    return tmp_path
+
+
+def manifest_of(folder: Path) -> Any:
+    return json.loads((folder / MANIFEST).read_text().rstrip("\n").rpartition("\n")[0])
+
+
+def write(folder: Path, manifest: Any) -> None:
+    """With checksums that fit."""
+    if isinstance(manifest, dict) and isinstance(manifest.get("segments"), list):
+        for index, entry in enumerate(manifest["segments"]):
+            for path in folder.glob(f"segment{index}.*"):
+                if isinstance(entry, dict) and entry.get("sha256") == "new":
+                    entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    text = json.dumps(manifest)
+    (folder / MANIFEST).write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+
+
+def at(manifest: Any, path: Paths) -> Any:
+    for key in path:
+        manifest = manifest[key]
+    return manifest
+
+
+def device(manifest: Any, index: int = 0) -> Any:
+    return [entry for entry in manifest["segments"] if entry["kind"] == "device"][index]
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises((CompileError, ProgramError)) as caught:
+        weft.load(folder)
+    text = str(caught.value)
+    assert str(folder) in text
+    assert text.isprintable()
+    assert len(text) < 700
+    assert text.endswith("; compile the model again")
+    return text
+
+
+def first(entries: dict[str, Any], **wanted: Any) -> str:
+    return next(name for name, entry in entries.items() if all(entry[key] == wanted[key] for key in wanted))
+
+
+def _offset_of_an_input(m: Any) -> None:
+    program = device(m)
+    program["offsets"][first(program["buffers"], kind="input")] = 1 << 32
+
+
+def _offset_below_0(m: Any) -> None:
+    program = device(m)
+    program["offsets"][first(program["buffers"], kind="output")] = -64
+
+
+def _moved_output(m: Any) -> None:
+    """The program's STOREs then write beside it."""
+    program = device(m)
+    program["offsets"][first(program["buffers"], kind="output")] += 4096
+
+
+def _outputs_in_one_place(m: Any) -> None:
+    program = device(m)
+    name = first(program["buffers"], kind="output")
+    program["buffers"]["twin"] = program["buffers"][name] | {"name": "twin"}
+    program["offsets"]["twin"] = program["offsets"][name]
+    item = next(item for item in m["from_device"] if item["buffer"]["name"] == name)
+    m["from_device"].append(item | {"value": "twin", "buffer": item["buffer"] | {"name": "twin"}})
+
+
+def _input_that_is_written(m: Any) -> None:
+    """An input in the place of the program's temporaries."""
+    program = device(m)
+    program["buffers"][first(program["buffers"], kind="output")]["kind"] = "temp"
+
+
+def _nobody_fills(m: Any) -> None:
+    m["to_device"].pop(0)
+
+
+def _twice(m: Any) -> None:
+    m["to_device"].append(m["to_device"][0])
+
+
+def _unknown_buffer(m: Any) -> None:
+    m["from_device"][0]["buffer"]["name"] = "\x1b[2J"
+
+
+def _value_of_nobody(m: Any) -> None:
+    m["to_device"][0]["value"] = "none"
+
+
+def _output_of_nobody(m: Any) -> None:
+    m["outputs"]["none"] = ["float32", [1]]
+
+
+def _output_of_another_shape(m: Any) -> None:
+    (name,) = m["outputs"]
+    m["outputs"][name][1][2] += 1
+
+
+def _dtype(m: Any) -> None:
+    (name,) = m["inputs"]
+    m["inputs"][name][0] = "float31"
+
+
+def _another_dtype(m: Any) -> None:
+    (name,) = m["inputs"]
+    m["inputs"][name][0] = "float64"
+
+
+def _huge(m: Any) -> None:
+    (name,) = m["inputs"]
+    m["inputs"][name][1] = [1, 1 << 20, 1 << 20]
+
+
+def _negative(m: Any) -> None:
+    (name,) = m["inputs"]
+    m["inputs"][name][1][0] = -1
+
+
+def _perm(m: Any) -> None:
+    m["to_device"][0]["perm"] = [0, 0, 1, 2]
+
+
+def _transfer_of_another_size(m: Any) -> None:
+    m["to_device"][0]["shape"][0] += 1
+
+
+def _unsigned(m: Any) -> None:
+    m["to_device"][0]["unsigned"] ^= True
+
+
+def _rows(m: Any) -> None:
+    (rows,) = device(m)["rows"].values()
+    rows["kernel"] += 1
+
+
+def _no_rows(m: Any) -> None:
+    (rows,) = device(m)["rows"].values()
+    rows["kernel"] = 0
+
+
+def _rows_of_an_output(m: Any) -> None:
+    program = device(m)
+    (rows,) = program["rows"].values()
+    program["rows"][first(program["buffers"], kind="output")] = rows
+
+
+def _queued(m: Any) -> None:
+    device(m)["layers"][0]["queued"]["MM"] += 1
+
+
+def _written(m: Any) -> None:
+    device(m)["layers"][-1]["written_bytes"] += 1
+
+
+def _macs(m: Any) -> None:
+    device(m)["layers"][0]["macs"] = -1
+
+
+def _queue_names(m: Any) -> None:
+    device(m)["layers"][0]["cycles"].pop("VEC")
+
+
+def _buffer_name(m: Any) -> None:
+    next(iter(device(m)["buffers"].values()))["name"] = "other"
+
+
+def _no_place(m: Any) -> None:
+    device(m)["offsets"].popitem()
+
+
+def _pages(m: Any) -> None:
+    next(iter(device(m)["buffers"].values()))["kind"] = "pages"
+
+
+def _two_segments(m: Any) -> None:
+    name = first(device(m, 1)["buffers"], kind="input")
+    device(m)["buffers"][name] = device(m, 1)["buffers"][name]
+    device(m)["offsets"][name] = 1 << 20
+
+
+def _host_names(m: Any) -> None:
+    next(entry for entry in m["segments"] if entry["kind"] == "host")["outputs"] = ["other"]
+
+
+def _constants(m: Any) -> None:
+    device(m)["constants"] = 1 << 40
+
+
+def _code_as_constants(m: Any) -> None:
+    device(m)["constants"] -= 1
+
+
+def _size(m: Any) -> None:
+    device(m)["bytes"] += 1
+
+
+def _config(m: Any) -> None:
+    m["config"] = PRESETS["small"].to_dict()
+
+
+def _config_field(m: Any) -> None:
+    m["config"]["n"] = 5
+
+
+def _order(m: Any) -> None:
+    m["placement"][0] = ["a", "b", "c"]
+
+
+def _spare(m: Any) -> None:
+    device(m)["file"] = "../../etc/passwd"
+
+
+CLASSES = {
+    _offset_of_an_input: "bytes at offset 4294967296 are not in memory, which ends at 4294967296",
+    _offset_below_0: "is at offset -64",
+    _moved_output: "(STORE): writes bytes ",
+    _outputs_in_one_place: "overlap in memory",
+    _input_that_is_written: "which is no output",
+    _nobody_fills: "no value is in input ",
+    _twice: "two values are in one input",
+    _unknown_buffer: "is in buffer '\\x1b[2J', which no segment has",
+    _value_of_nobody: "the device's 'none' is made by nothing",
+    _output_of_nobody: "output 'none' is made by nothing",
+    _output_of_another_shape: "is float32 of shape (1, 4, 8, 8), where float32 of shape (1, 4, 9, 8) is read",
+    _dtype: "has dtype 'float31', which numpy does not know",
+    _another_dtype: "is float64 of shape (1, 1, 8, 8), where float32 of shape (1, 1, 8, 8) is read",
+    _huge: "is float32 of shape (1, 1048576, 1048576), which is more than 4294967296 bytes",
+    _negative: "has shape (-1, 1, 8, 8)",
+    _perm: "(0, 0, 1, 2) is no order of 4 axes",
+    _transfer_of_another_size: "which does not fill ",
+    _unsigned: "where int8 of shape",
+    _rows: "do not fit its shape",
+    _no_rows: "do not fit its shape",
+    _rows_of_an_output: "which is no input",
+    _queued: "instructions for MM, and its layers",
+    _written: "bytes, not ",
+    _macs: "has a negative or huge number",
+    _queue_names: "has other queues than LOAD, MM, VEC, STORE",
+    _buffer_name: "is named 'other'",
+    _no_place: "has no place, or its place no buffer",
+    _pages: "is of kind 'pages', not temp, input, output",
+    _two_segments: "two segments have a buffer ",
+    _host_names: " makes ('other',), but its model (",
+    _constants: "so no 1099511627776 bytes of constants",
+    _code_as_constants: "a program is a multiple of",
+    _size: "is damaged: it has ",
+    _config: "instruction ",
+    _config_field: "configuration field 'n' must be a power of two from 2 to 128, not 5",
+    _order: "placement[0]: expected array of length 4; compile",
+    _spare: "object contains unknown field file",
+}
+
+
+@pytest.mark.parametrize("change", CLASSES, ids=lambda change: change.__name__.strip("_"))
+def test_classes(folder: Path, change: Any) -> None:
+    manifest = manifest_of(folder)
+    change(manifest)
+    write(folder, manifest)
+    assert CLASSES[change] in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "raw", ["null", "[]", "3", '"x"', "{}", "[" * 100_000, "9" * 5000, '{"format": "weft program 4"}']
+)
+def test_manifests_that_are_something_else(folder: Path, raw: str) -> None:
+    (folder / MANIFEST).write_text(f"{raw}\n{hashlib.sha256(raw.encode()).hexdigest()}\n")
+    assert MANIFEST in refusal(folder)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "names", "external", "type"])
+def test_models_for_the_host(folder: Path, kind: str) -> None:
+    manifest = manifest_of(folder)
+    index = next(index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host")
+    path = folder / f"segment{index}.onnx"
+    model = onnx.load_from_string(path.read_bytes())
+    if kind == "names":
+        model.graph.output[0].name = "other"
+    elif kind == "type":
+        model.graph.input[0].type.tensor_type.elem_type = 99
+    elif kind == "external":
+        tensor = helper.make_tensor("secret", onnx.TensorProto.UINT8, [1], b"x", raw=True)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        model.graph.initializer.append(tensor)
+    raw = b"\xff\xff\xff" if kind == "bytes" else model.SerializeToString()
+    path.write_bytes(raw)
+    manifest["segments"][index] |= {"sha256": "new", "bytes": len(raw)}
+    write(folder, manifest)
+    wanted = {
+        "bytes": "is no ONNX model",
+        "names": "but its model",
+        "external": "keeps data in another file",
+        "type": "has a type that ONNX does not have",
+    }
+    assert wanted[kind] in refusal(folder)
+
+
+def test_a_pipe_instead_of_a_file(folder: Path) -> None:
+    (folder / "segment0.onnx").unlink()
+    os.mkfifo(folder / "segment0.onnx")
+    assert "segment0.onnx is not a regular file" in refusal(folder)
+
+
+STRANGE = [
+    None, True, False, 0, 1, -1, 2, 3, 7, 64, 255, 4096, 1 << 16, 1 << 31, 1 << 32, 1 << 40, -(1 << 31), 1 << 63,
+    1 << 64, 10**4000, 0.5, -1.5, 1e300, "", "x", "float32", "uint8", "int8", "object", "temp", "input", "output",
+    "\x00", "../../x", "\u202e", "a" * 20_000, [], [1], {}, {"a": 1}, [[[]]],
+]  # fmt: skip
+
+
+def paths(node: Any, path: Paths = ()) -> Iterator[Paths]:
+    """Of every value in a manifest."""
+    if path:
+        yield path
+    for key, value in (
+        node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    ):
+        yield from paths(value, (*path, key))
+
+
+def mutant(rng: random.Random, manifest: Any) -> Any:
+    """One value is missing, doubled, another one's, a little more or less, or anything."""
+    made = copy.deepcopy(manifest)
+    everywhere = list(paths(made))
+    path = rng.choice(everywhere)
+    parent, key = at(made, path[:-1]), path[-1]
+    kind = rng.randrange(6)
+    if kind == 0:
+        del parent[key]
+    elif kind == 1 and isinstance(parent, list):
+        parent.insert(key, copy.deepcopy(rng.choice(parent)))
+    elif kind == 2 and type(parent[key]) is int:
+        parent[key] += rng.choice([-64, -1, 1, 64, 256])
+    elif kind == 3:
+        alike = [other for other in everywhere if type(at(made, other)) is type(parent[key])]
+        parent[key] = copy.deepcopy(at(made, rng.choice(alike)))
+    else:
+        parent[key] = copy.deepcopy(rng.choice(STRANGE))
+    return made
+
+
+def loaded(folder: Path) -> weft.Program | None:
+    """The program, if it is not refused in one sentence."""
+    try:
+        return weft.load(folder)
+    except (CompileError, ProgramError) as error:
+        text = str(error)
+    assert text.isprintable()
+    assert len(text) < 700
+    return None
+
+
+def run(program: weft.Program, on: Any) -> weft.Result:
+    rng = np.random.default_rng(0)
+    return program.run(
+        {name: rng.normal(0, 1, shape).astype(dtype) for name, (dtype, shape) in program.inputs.items()}, on
+    )
+
+
+def test_mutants_of_manifests(folder: Path) -> None:
+    rng, manifest, ran = random.Random(0), manifest_of(folder), 0
+    for _ in range(200):
+        write(folder, mutant(rng, manifest))
+        if program := loaded(folder):
+            run(program, "golden")
+            run(program, "timing")
+            ran += 1
+    assert 10 < ran < 100
+
+
+def mutate_code(rng: random.Random, folder: Path, manifest: Any) -> Any:
+    """A few flipped bits in instructions."""
+    made = copy.deepcopy(manifest)
+    index = rng.choice([index for index, entry in enumerate(made["segments"]) if entry["kind"] == "device"])
+    raw = bytearray((folder / f"segment{index}.bin").read_bytes())
+    for _ in range(rng.choice([1, 1, 2])):
+        bit = rng.randrange(8 * made["segments"][index]["constants"], 8 * len(raw))
+        raw[bit // 8] ^= 1 << bit % 8
+    (folder / f"segment{index}.bin").write_bytes(raw)
+    made["segments"][index]["sha256"] = "new"
+    return made
+
+
+def differing(program: weft.Program) -> bool:
+    golden, rtl, timing = (run(program, on) for on in ("golden", "rtl", "timing"))
+    same = all(
+        np.array_equal(rtl.outputs[name], value, equal_nan=True) for name, value in golden.outputs.items()
+    )
+    assert timing.report["cycles"] is not None
+    return rtl.memory != golden.memory or not same
+
+
+def mutants_on_rtl(program: weft.Program, folder: Path, seed: int, count: int) -> None:
+    rng, manifest, ran = random.Random(seed), manifest_of(folder), 0
+    for _ in range(count):
+        program.save(folder)
+        made = mutate_code(rng, folder, manifest) if rng.random() < 0.7 else mutant(rng, manifest)
+        write(folder, made)
+        found = loaded(folder)
+        if found is not None and found.config == program.config:
+            assert not differing(found)
+            ran += 1
+    assert ran > count // 8
+
+
+def test_what_is_not_refused_runs_the_same_on_the_rtl(program: weft.Program, folder: Path) -> None:
+    mutants_on_rtl(program, folder, 0, 40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_many_mutants_run_the_same_on_the_rtl(program: weft.Program, folder: Path, seed: int) -> None:
+    mutants_on_rtl(program, folder, seed, 1000)
