@@ -201,8 +201,6 @@ def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
                 f"{_name(item)} has shape {shown(shape)}, which does not fill {shown(inside)} of buffer "
                 f"{shown(buffer.name)}"
             )
-    if item.buffer.kind != buffer.kind:
-        raise CompileError(f"{_name(item)} is in buffer {shown(buffer.name)} of another kind")
     if item.perm is not None and sorted(item.perm) != list(range(len(item.shape))):
         raise CompileError(f"{_name(item)}: {shown(item.perm)} is no order of {len(item.shape)} axes")
 

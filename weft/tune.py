@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -144,14 +143,11 @@ def _kept(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLay
     """What was found for a layer before, or is found now."""
     about = (shape.key, compiler_digest(), memory.latency, memory.bandwidth, trials, seed)
     target = cache_root() / f"tuned-{'-'.join(map(str, about))}.json"
-    try:
-        kept = TunedLayer.from_dict(json.loads(target.read_text()))
+    if kept := TunedLayer.load(target):
         return dataclasses.replace(kept, name=shape.op.name)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     found = _search(shape, memory, trials, seed)
     with whole_file(target) as part:
-        part.write_text(json.dumps(found.to_dict()))
+        part.write_text(found.text(), encoding="utf-8")
     return found
 
 

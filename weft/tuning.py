@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 import weft.compiler
 from weft.compiler.conv_plan import Choice, Chooser, ConvPlan, candidates, plan
 from weft.compiler.conv_shape import ConvShape
-from weft.hdl.config import Config
+from weft.hdl import schema
+from weft.hdl.config import Config, ConfigError
 from weft.report import FileError
 
-FORMAT = "weft tuning 1"
+FORMAT = "weft tuning 2"
+KEPT = "weft tuned layer 1"
+"""Format of one layer in the cache."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +31,31 @@ class TunedLayer:
     default: int
     cycles: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+    def text(self) -> str:
+        """As JSON, for the cache."""
+        return schema.encode(_Kept(KEPT, self))
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> TunedLayer:
-        """Raises `KeyError`, `TypeError` or `ValueError` for anything that `to_dict` did not make."""
-        raw = dict(values["choice"])
-        for name in ("tile", "zones"):
-            first, second = raw[name]
-            raw[name] = (int(first), int(second))
-        default, cycles = int(values["default"]), int(values["cycles"])
-        return cls(str(values["name"]), Choice(**raw), default, cycles)
+    def load(cls, path: Path) -> TunedLayer | None:
+        """What `text` made; None if the file is not there, or anything else is in it."""
+        try:
+            return schema.decode(schema.read_bytes(path), _Kept, format=KEPT).layer
+        except (OSError, schema.SchemaError):
+            return None
+
+
+class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    layer: TunedLayer
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    compiler: str
+    config: dict[str, Any]
+    latency: Annotated[int, msgspec.Meta(ge=1)]
+    bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None
+    layers: dict[str, TunedLayer]
 
 
 @dataclass(frozen=True)
@@ -70,15 +86,9 @@ class Tuning:
 
     def text(self) -> str:
         """As JSON."""
-        values = {
-            "format": FORMAT,
-            "compiler": compiler_digest(),
-            "config": self.config.to_dict(),
-            "latency": self.latency,
-            "bandwidth": self.bandwidth,
-            "layers": {key: layer.to_dict() for key, layer in self.layers.items()},
-        }
-        return json.dumps(values, indent=1) + "\n"
+        return schema.encode(
+            _File(FORMAT, compiler_digest(), self.config.to_dict(), self.latency, self.bandwidth, self.layers)
+        )
 
     @classmethod
     def load(cls, path: Path, config: Config) -> Tuning:
@@ -90,27 +100,18 @@ class Tuning:
             If the file is missing, is none of these, or was made for another configuration or by another compiler.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise FileError(f"{path} is no tuning: it is not JSON ({error})") from None
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise FileError(f"{path} is no tuning: its format is not {FORMAT!r}; `weft tune` makes one")
-        try:
-            found = cls(
-                Config.from_dict(values["config"]), int(values["latency"]),
-                None if values["bandwidth"] is None else float(values["bandwidth"]),
-                {key: TunedLayer.from_dict(layer) for key, layer in values["layers"].items()},
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FileError(f"{path} is damaged: {error}; run `weft tune` again") from None
-        if found.config != config:
+            values = schema.decode(schema.read_bytes(path), _File, format=FORMAT)
+            made_for = Config.from_dict(values.config)
+        except (schema.SchemaError, ConfigError) as error:
+            raise FileError(f"{path} is no tuning that can be read: {error}; run `weft tune` again") from None
+        if made_for != config:
             raise FileError(
-                f"{path} is for configuration {found.config.digest:#010x}, not {config.digest:#010x}: "
+                f"{path} is for configuration {made_for.digest:#010x}, not {config.digest:#010x}: "
                 "run `weft tune` with the same --config"
             )
-        if values.get("compiler") != compiler_digest():
+        if values.compiler != compiler_digest():
             raise FileError(f"{path} is from another version of the compiler: run `weft tune` again")
-        return found
+        return cls(config, values.latency, values.bandwidth, values.layers)
 
 
 def chosen(shape: ConvShape, choice: Choice) -> ConvPlan | None:

@@ -324,7 +324,7 @@ def test_manifests_that_are_something_else(folder: Path, raw: str) -> None:
     assert MANIFEST in refusal(folder)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "names", "external", "type"])
+@pytest.mark.parametrize("kind", ["bytes", "names", "external", "type", "untyped"])
 def test_models_for_the_host(folder: Path, kind: str) -> None:
     manifest = manifest_of(folder)
     index = next(index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host")
@@ -334,6 +334,10 @@ def test_models_for_the_host(folder: Path, kind: str) -> None:
         model.graph.output[0].name = "other"
     elif kind == "type":
         model.graph.input[0].type.tensor_type.elem_type = 99
+    elif kind == "untyped":
+        model.graph.input[0].ClearField("type")
+        model.graph.input[0].name = "none"
+        manifest["segments"][index]["inputs"][0] = "none"
     elif kind == "external":
         tensor = helper.make_tensor("secret", onnx.TensorProto.UINT8, [1], b"x", raw=True)
         tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -347,6 +351,7 @@ def test_models_for_the_host(folder: Path, kind: str) -> None:
         "names": "but its model",
         "external": "keeps data in another file",
         "type": "has a type that ONNX does not have",
+        "untyped": "'none' of the host's part 'host0' is made by nothing",
     }
     assert wanted[kind] in refusal(folder)
 

@@ -190,6 +190,18 @@ def test_one_array_is_for_one_input(tmp_path: Path) -> None:
         read_inputs(path, {"x": ("float32", (2, 3))})
 
 
+def test_versions_of_npy(tmp_path: Path) -> None:
+    path = tmp_path / "in.npy"
+    for version in ((1, 0), (2, 0), (3, 0)):
+        with path.open("wb") as file:
+            np.lib.format.write_array(file, ARRAYS["mask"], version=version)
+        if version < (3, 0):
+            assert np.array_equal(read_inputs(path, {"x": ("uint8", (4,))})["x"], ARRAYS["mask"])
+            continue
+        with pytest.raises(FileError, match=r"in.npy is a .npy file of version 3.0; weft reads 1.0 and 2.0$"):
+            read_inputs(path, {"x": ("uint8", (4,))})
+
+
 def test_anything_else(tmp_path: Path) -> None:
     path = tmp_path / "in.npz"
     for raw in (b"", b"onnx", b"\x00" * 100):

@@ -150,9 +150,16 @@ def test_the_same_again_and_from_the_cache(
     assert len(kept) == 2  # the two that are alike are searched once
     monkeypatch.setattr(tuner, "_search", lambda *_: pytest.fail("searched again"))
     assert tune(model, TINY, trials=12) == first
-    kept[0].write_text("{")
-    with pytest.raises(pytest.fail.Exception, match="searched again"):
-        tune(model, TINY, trials=12)
+    whole = kept[0].read_text()
+    for damaged in (
+        "{",
+        "[]",
+        whole.replace("weft tuned layer 1", "weft tuned layer 0"),
+        whole.replace('"tile"', '"t"'),
+    ):
+        kept[0].write_text(damaged)
+        with pytest.raises(pytest.fail.Exception, match="searched again"):
+            tune(model, TINY, trials=12)
 
 
 def test_proposals_depend_on_the_seed_alone(model: Path) -> None:
@@ -204,23 +211,56 @@ def saved(tmp_path: Path, changes: dict[str, object]) -> Path:
     return path
 
 
+LAYER = {"name": "a", "choice": {"tile": [1, 2], "zones": [3, 4], "chunk": 5, "group": 6, "chunked": True},
+         "default": 7, "cycles": 8}  # fmt: skip
+
+
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"format": "weft tuning 0"}, "its format is not 'weft tuning 1'"),
+    ({"format": "weft tuning 0"}, "it has format .weft tuning 0., and this version of weft reads .weft tuning [1-9]."),
+    ({"format": None}, "format: expected str, got null"),
     ({"compiler": "0"}, "another version of the compiler"),
+    ({"compiler": 0}, "compiler: expected str, got int"),
     ({"config": PRESETS["small"].to_dict()}, f"is for configuration {PRESETS['small'].digest:#010x}"),
-    ({"layers": {"key": {"choice": {"tile": 3}}}}, "is damaged"),
-    ({"layers": None}, "is damaged"),
-])  # fmt: skip
-def test_files_that_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
-    Tuning.load(saved(tmp_path, {}), TINY)
-    with pytest.raises(FileError, match=message):
-        Tuning.load(saved(tmp_path, changes), TINY)
+    ({"config": {"n": 5}}, "configuration field 'n' must be a power of two from 2 to 128, not 5"),
+    ({"config": None}, "config: expected object, got null"),
+    ({"latency": 0}, "latency: expected int >= 1"),
+    ({"bandwidth": -1}, "bandwidth: expected float > 0"),
+    ({"bandwidth": "fast"}, r"bandwidth: expected float \| null, got str"),
+    ({"layers": None}, "layers: expected object, got null"),
+    ({"layers": {"key": None}}, r"layers\[...\]: expected object, got null"),
+    ({"layers": {"key": LAYER | {"choice": {"tile": 3}}}}, r"layers\[...\].choice.tile: expected array, got int"),
+    ({"layers": {"key": LAYER | {"cycles": 10**4000}}}, None),
+    ({"layers": {"key": LAYER | {"cycles": 1.5}}}, r"layers\[...\].cycles: expected int, got float"),
+    ({"spare": 1}, "object contains unknown field spare"),
+], ids=range(16))  # fmt: skip
+def test_files_that_are_refused(changes: dict[str, object], message: str | None, tmp_path: Path) -> None:
+    Tuning.load(saved(tmp_path, {"layers": {"key": LAYER}}), TINY)
+    path = saved(tmp_path, changes)
+    if message is None:
+        Tuning.load(path, TINY)
+        return
+    with pytest.raises(FileError, match=message) as caught:
+        Tuning.load(path, TINY)
+    assert "weft tune`" in str(caught.value)
 
 
-def test_a_file_that_is_not_json(tmp_path: Path) -> None:
-    (tmp_path / "tuning.json").write_bytes(b"\xff{")
-    with pytest.raises(FileError, match="is no tuning"):
+@pytest.mark.parametrize(
+    "raw", [b"\xff{", b"", b"[" * 100_000, b'{"a": ' * 5000, b"9" * 5000, b"null", b"[]"], ids=range(7)
+)
+def test_a_file_that_is_something_else(raw: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tuning.json").write_bytes(raw)
+    with pytest.raises(
+        FileError, match=r"tuning.json is no tuning that can be read: .*; run `weft tune` again$"
+    ):
         Tuning.load(tmp_path / "tuning.json", TINY)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    choice = Choice((1, 2), (3, 4), 5, 6, True)
+    made = Tuning(TINY, 100, 2.5, {"key": TunedLayer("conv", choice, 20, 10)})
+    path = tmp_path / "tuning.json"
+    path.write_text(made.text())
+    assert Tuning.load(path, TINY) == made
 
 
 def call(*arguments: str) -> int:
