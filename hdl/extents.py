@@ -98,7 +98,7 @@ class Extents:
             raise ProgramError(self._refusal(access))
 
     @cached_property
-    def _allowed(self) -> dict[tuple[int, bool], tuple[Sequence[int], Sequence[int]]]:
+    def _allowed(self) -> Mapping[tuple[int, bool], tuple[Sequence[int], Sequence[int]]]:
         """By base register and direction: where pieces start, sorted, and the last end of all up to there."""
         found: dict[tuple[int, bool], tuple[list[int], list[int]]] = {}
         for piece in sorted(self.pieces, key=lambda piece: piece.offset):

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 from urllib.parse import unquote
 
 import numpy as np
@@ -162,7 +162,7 @@ def _read_member(
 
 
 def _read_npy(
-    file: BinaryIO | zipfile.ZipExtFile, size: int | None, label: str, dtype: str, shape: tuple[int, ...]
+    file: IO[bytes], size: int | None, label: str, dtype: str, shape: tuple[int, ...]
 ) -> np.ndarray:
     """An array, read once its header fits; `size` is the whole file's, if that is known."""
     with _damage(label):
