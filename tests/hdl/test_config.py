@@ -164,3 +164,5 @@ def test_load_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.load(path)
     assert str(caught.value) == f"cannot read configuration {path}: No such file or directory"
+    with pytest.raises(ConfigError, match=r"^configuration a\x00.json: no file has such a name \("):
+        Config.load("a\x00.json")
