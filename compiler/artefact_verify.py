@@ -19,7 +19,7 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.input_rows import Rows
 from weft.compiler.ir import CompileError, HostSegment, Transfer
 from weft.hdl.isa import Queue, Store
-from weft.hdl.schema import shown
+from weft.hdl.schema import printable, shown
 
 _LARGEST = 1 << 32
 """Bytes that a value may have, and above every size of a dimension: that is where addresses end."""
@@ -209,9 +209,14 @@ def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type
     """A part that the host evaluates; the types of what it makes."""
     what = f"the host's part {shown(segment.name)}"
     try:
-        graph = onnx.load_from_string(segment.model).graph
-    except (DecodeError, ValueError):
-        raise CompileError(f"{what} is no ONNX model") from None
+        model = onnx.load_from_string(segment.model)
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+            raise CompileError(f"{what} keeps data in another file")
+        onnx.checker.check_model(model)
+    except (DecodeError, onnx.checker.ValidationError) as error:
+        reason = printable((str(error).strip().splitlines() or [""])[0], 200)
+        raise CompileError(f"{what} is no valid ONNX model ({reason})") from None
+    graph = model.graph
     for direction, named, given in (
         ("reads", segment.inputs, graph.input),
         ("makes", segment.outputs, graph.output),
@@ -219,8 +224,6 @@ def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type
         found = tuple(value.name for value in given)
         if found != named:
             raise CompileError(f"{what} {direction} {shown(named)}, but its model {shown(found)}")
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer):
-        raise CompileError(f"{what} keeps data in another file")
     for value in graph.input:
         kind = _value_type(value)
         if kind is not None:

@@ -173,7 +173,10 @@ def _read_npy(
             )
         two = version == (2, 0)
         read_header = np.lib.format.read_array_header_2_0 if two else np.lib.format.read_array_header_1_0
-        stored_shape, fortran, stored = read_header(file)
+        try:
+            stored_shape, fortran, stored = read_header(file)
+        except Exception:  # it is a Python expression, and what reading it raises names Python's objects
+            raise FileError(f"{label} is damaged: its header cannot be read") from None
         _check_header(label, stored, stored_shape, dtype, shape)
         expected = math.prod(shape) * stored.itemsize
         if size is not None and size - file.tell() != expected:

@@ -324,20 +324,20 @@ def test_manifests_that_are_something_else(folder: Path, raw: str) -> None:
     assert MANIFEST in refusal(folder)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "names", "external", "type", "untyped"])
+@pytest.mark.parametrize("kind", ["bytes", "sequence", "external", "type", "unmade"])
 def test_models_for_the_host(folder: Path, kind: str) -> None:
     manifest = manifest_of(folder)
     index = next(index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host")
     path = folder / f"segment{index}.onnx"
     model = onnx.load_from_string(path.read_bytes())
-    if kind == "names":
-        model.graph.output[0].name = "other"
+    if kind == "sequence":
+        item = helper.make_tensor_sequence_value_info("none", onnx.TensorProto.FLOAT, [1])
+        model.graph.input.append(item)
+        manifest["segments"][index]["inputs"].append("none")
     elif kind == "type":
         model.graph.input[0].type.tensor_type.elem_type = 99
-    elif kind == "untyped":
-        model.graph.input[0].ClearField("type")
-        model.graph.input[0].name = "none"
-        manifest["segments"][index]["inputs"][0] = "none"
+    elif kind == "unmade":
+        model.graph.node[0].input[0] = "none"
     elif kind == "external":
         tensor = helper.make_tensor("secret", onnx.TensorProto.UINT8, [1], b"x", raw=True)
         tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -347,11 +347,11 @@ def test_models_for_the_host(folder: Path, kind: str) -> None:
     manifest["segments"][index] |= {"sha256": "new", "bytes": len(raw)}
     write(folder, manifest)
     wanted = {
-        "bytes": "is no ONNX model",
-        "names": "but its model",
+        "bytes": "is no valid ONNX model (",
+        "sequence": "'none' of the host's part 'host0' is made by nothing",
         "external": "keeps data in another file",
         "type": "has a type that ONNX does not have",
-        "untyped": "'none' of the host's part 'host0' is made by nothing",
+        "unmade": "is no valid ONNX model (Nodes in a graph must be topologically sorted",
     }
     assert wanted[kind] in refusal(folder)
 

@@ -110,11 +110,12 @@ BOMB = bytes(64 << 20)
         (lying("(2, 3)", bytes(24), "'<f8'"), "array 'image' is float64, but the model takes float32"),
         (lying("(2, 3)", bytes(24), "'|O'"), "array 'image' holds Python objects, which weft does not read"),
         (lying("(2, 3)", bytes(24), "[('a', '<f4')]"), "array 'image' is [('a', '<f4')], but the model takes float32"),
-        (lying("(2, " + "9" * 5000 + ")", b""), "array 'image' is damaged, or no .npz or .npy file: "),
-        (lying("(" * 5000, b""), "array 'image' is damaged, or no .npz or .npy file: "),
+        (lying("(2, " + "9" * 5000 + ")", b""), "array 'image' is damaged: its header cannot be read"),
+        (lying("(" * 5000, b""), "array 'image' is damaged: its header cannot be read"),
+        (lying("(2, x)", b""), "array 'image' is damaged: its header cannot be read"),
         (lying("(2, -3)", bytes(24)), "array 'image' has shape (2, -3), but the model takes (2, 3)"),
     ],
-    ids=range(10),
+    ids=range(11),
 )  # fmt: skip
 def test_sizes_are_checked_before_anything_is_read(tmp_path: Path, raw: bytes, message: str | None) -> None:
     path = tmp_path / "in.npz"
