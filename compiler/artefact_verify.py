@@ -26,8 +26,8 @@ _LARGEST = 1 << 32
 _KINDS = ("temp", "input", "output")
 """Kinds of buffers that compiled models have."""
 
-Type = tuple[str | None, tuple[int, ...] | None]
-"""Of a value: its dtype's name and its shape, as far as they are known."""
+Type = tuple[str, tuple[int, ...] | None]
+"""Of a value: its dtype's name, and its shape if that is known."""
 
 
 def verify(compiled: Compiled) -> None:
@@ -157,7 +157,7 @@ def _check_known(what: str, name: str, wanted: Type, values: dict[str, Type]) ->
 
 def _said(kind: Type) -> str:
     dtype, shape = kind
-    return f"{dtype or 'something'} of shape {'any size' if shape is None else shown(shape)}"
+    return dtype if shape is None else f"{dtype} of shape {shown(shape)}"
 
 
 def _transfers(items: Iterable[Transfer], program: DeviceProgram, kind: str) -> list[Transfer]:
@@ -230,7 +230,13 @@ def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type
             _check_known(f"{shown(value.name)} of {what}", value.name, kind, values)
         elif value.name not in values:
             raise CompileError(f"{shown(value.name)} of {what} is made by nothing")
-    return {value.name: _value_type(value) or (None, None) for value in graph.output}
+    made: dict[str, Type] = {}
+    for value in graph.output:
+        kind = _value_type(value)
+        if kind is None:
+            raise CompileError(f"{shown(value.name)} of {what} is no tensor")
+        made[value.name] = kind
+    return made
 
 
 def _value_type(value: onnx.ValueInfoProto) -> Type | None:

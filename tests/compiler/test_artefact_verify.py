@@ -324,7 +324,7 @@ def test_manifests_that_are_something_else(folder: Path, raw: str) -> None:
     assert MANIFEST in refusal(folder)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sequence", "external", "type", "unmade"])
+@pytest.mark.parametrize("kind", ["bytes", "sequence", "untyped", "external", "type", "unmade"])
 def test_models_for_the_host(folder: Path, kind: str) -> None:
     manifest = manifest_of(folder)
     index = next(index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host")
@@ -334,6 +334,10 @@ def test_models_for_the_host(folder: Path, kind: str) -> None:
         item = helper.make_tensor_sequence_value_info("none", onnx.TensorProto.FLOAT, [1])
         model.graph.input.append(item)
         manifest["segments"][index]["inputs"].append("none")
+    elif kind == "untyped":
+        model.graph.output[0].CopyFrom(
+            helper.make_tensor_sequence_value_info(model.graph.output[0].name, onnx.TensorProto.FLOAT, [1])
+        )
     elif kind == "type":
         model.graph.input[0].type.tensor_type.elem_type = 99
     elif kind == "unmade":
@@ -349,6 +353,7 @@ def test_models_for_the_host(folder: Path, kind: str) -> None:
     wanted = {
         "bytes": "is no valid ONNX model (",
         "sequence": "'none' of the host's part 'host0' is made by nothing",
+        "untyped": "of the host's part 'host0' is no tensor",
         "external": "keeps data in another file",
         "type": "has a type that ONNX does not have",
         "unmade": "is no valid ONNX model (Nodes in a graph must be topologically sorted",
