@@ -10,8 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from weft.hdl.errors import WeftError
 
-class ConfigError(ValueError):
+
+class ConfigError(WeftError, ValueError):
     """A configuration that cannot be built; the message names the field, the value and the rule."""
 
 
