@@ -206,6 +206,7 @@ def _run(
     picture = floorplan(json.loads((folder / placed).read_text()), f"weft on {board.title}")
     (folder / FLOORPLAN).write_text(picture)
     report = {
+        "format": "weft board report 1",
         "board": board.name,
         **facts,
         "macs_per_cycle": config.n * config.n,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import io
 import re
 import sys
 from pathlib import Path
@@ -56,8 +57,6 @@ def _options(
     pass
 
 
-@app.command()
-@writes
 def run(
     folder: Folder,
     source: Annotated[
@@ -209,33 +208,34 @@ def _compare(golden: Any, result: Any) -> None:
         raise typer.Exit(1)
 
 
+example_commands.add(app)
 model_commands.add(app)
+app.command()(writes(run))
 trace_command.add(app)
 tune_command.add(app)
-example_commands.add(app)
 board_commands.add(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Carry out one command line; always leaves by `SystemExit`. Errors of weft's own and of the operating system are
-    told, all others are bugs."""
+    """Carry out one command line, and leave by `SystemExit` or `KeyboardInterrupt`.
+
+    Errors of weft's own and of the operating system are told in a sentence; all others are bugs.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names hold letters that the locale may not have
     try:
         app(args=arguments)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except SystemExit as left:
         if left.code == 130:  # how typer passes an interrupt on
-            _fail("interrupted", 130)
+            raise KeyboardInterrupt from None
         raise
     except MemoryError as error:
-        _fail(f"there is not enough memory for this{f': {error}' if str(error) else ''}", 1)
+        told = str(error).splitlines() or ["the model or its memory takes more than there is"]
+        _fail(f"not enough memory: {told[0]}", 1)
     except OSError as error:
-        _fail(
-            f"cannot use {error.filename}: {error.strerror}" if error.filename is not None else str(error), 2
-        )
+        named = error.filename is not None
+        _fail(f"cannot use {error.filename}: {error.strerror}" if named else str(error), 2)
     except WeftError as error:
         # What the user gave is a ValueError; a tool or a device that fails is a RuntimeError.
         _fail(str(error), 1 if isinstance(error, RuntimeError) else 2)
@@ -243,6 +243,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _fail(text: str, code: int) -> NoReturn:
     """Leave with a sentence: names in it come from files, and may be of any length and hold anything."""
-    lines = [re.sub(r"\S{200,}", lambda found: reports.cut(found[0], 60), line) for line in text.splitlines()]
+    lines = [re.sub(r"\S{120,}", lambda found: reports.cut(found[0], 60), line) for line in text.splitlines()]
     print("error:", "\n".join(reports.cut(reports.printable(line), 1000) for line in lines), file=sys.stderr)
     sys.exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,15 @@ def check_timed(config: Config) -> None:
     boards = sequential_boards(config)
     if boards:
         raise InputError(
-            "there is no cycle model of the sequential core, which is what has this configuration on "
-            f"{' and '.join(boards)}: cycles are counted on 'rtl', and on the board or its simulation "
-            f"(weft run --on board --port virtual:{boards[0]})"
+            f"{sequential(boards)}, and the cycle model is one of the pipelined core: cycles are counted on 'rtl', and "
+            f"on the board or its simulation (weft run --on board --port virtual:{boards[0]})"
         )
+
+
+def sequential(boards: Sequence[str]) -> str:
+    """The sentence that `sequential_boards` asks for."""
+    have = "which has" if len(boards) == 1 else "which have"
+    return f"this is the configuration of {' and '.join(boards)}, {have} the sequential core"
 
 
 def _boards() -> dict[str, Any]:

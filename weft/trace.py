@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.compiler.backend import DeviceProgram
-from weft.configurations import sequential_boards
+from weft.configurations import sequential, sequential_boards
 from weft.devices import Simulation
 from weft.errors import FileError, InputError
 from weft.hdl.asm import format_instruction
@@ -110,11 +110,9 @@ def timelines_of(
     """
     if on not in ("timing", "rtl"):
         raise InputError(f"traces are of 'timing' or 'rtl', not of {on!r}")
-    if sequential_boards(program.config):
-        raise InputError(
-            "there are no traces of the sequential core, which is what has this configuration on "
-            f"{' and '.join(sequential_boards(program.config))}: it has no units that work at the same time"
-        )
+    boards = sequential_boards(program.config)
+    if boards:
+        raise InputError(f"{sequential(boards)}: there are no traces of it, as it does one thing at a time")
     memory = Simulation(latency, bandwidth).memory
     made: list[Timeline] = []
     for segment in program.segments:
