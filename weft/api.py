@@ -169,6 +169,7 @@ def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, d
     from weft.hdl.verilog import generate
 
     chosen = configuration(config)
-    kind = SequentialCore if sequential_boards(chosen) else Core
-    name = "sequential" if kind is SequentialCore else "pipelined"
-    return generate(kind(chosen), name="weft"), {"format": DESCRIPTION, "core": name} | describe(chosen)
+    sequential = bool(sequential_boards(chosen))
+    core = SequentialCore(chosen) if sequential else Core(chosen)
+    kind = "sequential" if sequential else "pipelined"
+    return generate(core, name="weft"), {"format": DESCRIPTION, "core": kind} | describe(chosen)
