@@ -157,6 +157,7 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, int]:
+        """The fields by name, for `from_dict`."""
         return dataclasses.asdict(self)
 
     @classmethod
