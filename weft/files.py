@@ -70,7 +70,7 @@ def special(path: Path) -> bool:
         return True
     try:
         return not stat.S_ISREG(path.stat().st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -84,7 +84,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     through = special(path)
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
     parent = Path(tempfile.gettempdir()) if through else target.parent
     prefix = f".{path.stem}-"
     with _folder(parent), _named(path, parent / prefix):
