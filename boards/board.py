@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from weft.boards.sites import DspRows
 from weft.hdl.config import Config
+from weft.hdl.errors import WeftError
 
 if TYPE_CHECKING:
     from weft.boards.pll import Pll
 
 
-class BoardError(ValueError):
+class BoardError(WeftError, ValueError):
     """A board, or a wish for one, that cannot be met; one sentence that says what to change."""
 
 

@@ -23,6 +23,7 @@ from weft.boards.shell import Shell
 from weft.boards.sites import array_sites, pin
 from weft.boards.tools import require
 from weft.hdl.config import Config
+from weft.hdl.errors import WeftError
 from weft.hdl.parts import check_part
 
 BITSTREAM, REPORT, FLOORPLAN = "weft", "report.json", "floorplan.svg"
@@ -32,7 +33,7 @@ MakeTop = Callable[[Board, Config, float, int], Any]
 """Makes a board's top component from the board, a configuration, the clock in Hz and the cycles a bit."""
 
 
-class TimingError(RuntimeError):
+class TimingError(WeftError, RuntimeError):
     """A design that is slower than its clock; the message says by how much."""
 
 
@@ -205,6 +206,7 @@ def _run(
     picture = floorplan(json.loads((folder / placed).read_text()), f"weft on {board.title}")
     (folder / FLOORPLAN).write_text(picture)
     report = {
+        "format": "weft board report 1",
         "board": board.name,
         **facts,
         "macs_per_cycle": config.n * config.n,

@@ -21,6 +21,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from weft.hdl.errors import WeftError
 from weft.hdl.memmap import MAGIC
 
 PROTOCOL = 1
@@ -66,7 +67,7 @@ _IDENTITY = struct.Struct("<IHHIII16s")
 REQUEST_BYTES, ANSWER_BYTES, IDENTITY_BYTES = _REQUEST.size, _ANSWER.size, _IDENTITY.size
 
 
-class FrameError(ValueError):
+class FrameError(WeftError, ValueError):
     """A body that is no request, answer or identity."""
 
 

@@ -13,11 +13,13 @@ from typing import Any, ClassVar, Protocol
 from amaranth.hdl import Const, Instance, Module, Signal
 from amaranth.lib import io
 
+from weft.hdl.errors import WeftError
+
 TOLERANCE = 0.02
 """How far the nearest clock may be from the wanted one, as a share."""
 
 
-class PllError(ValueError):
+class PllError(WeftError, ValueError):
     """A clock that no dividers make; the message names it and the nearest one that works."""
 
 

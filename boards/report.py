@@ -25,14 +25,14 @@ NOTES = {
 """What a reader must know about the numbers of a family."""
 
 
-def usage(board: Board, need: Resources, utilization: dict[str, dict[str, int]]) -> dict[str, dict[str, Any]]:
+def usage(board: Board, need: Resources, places: dict[str, dict[str, int]]) -> dict[str, dict[str, Any]]:
     """``synthesised``, ``placed``, ``available`` and ``percent`` for each of `Resources.NAMES`.
 
-    `need` is what the netlist has, `utilization` nextpnr's.
+    `need` is what the netlist has, `places` what nextpnr filled.
     """
     rows = {}
     for name, count in need.items():
-        placed = utilization.get(_PLACED[board.family].get(name, ""), {}).get("used", count)
+        placed = places.get(_PLACED[board.family].get(name, ""), {}).get("used", count)
         available = getattr(board.available, name)
         rows[name] = {
             "synthesised": count,

@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from weft.hdl.errors import WeftError
+
 CRASH = "thrown Wasm exception"
 """All that a tool of YoWASP says when it crashes."""
 
 EXTRA = "the tools for boards are not installed: pip install 'weft[boards]'"
 
 
-class ToolError(RuntimeError):
+class ToolError(WeftError, RuntimeError):
     """A tool that is missing or failed; the message is one sentence, with the tool's own last error."""
 
 

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from weft.hdl.errors import WeftError
+
 
 class IrError(AssertionError):
     """A graph that breaks the rules of this module: a bug in a pass, never the user's mistake."""
 
 
-class CompileError(ValueError):
+class CompileError(WeftError, ValueError):
     """A model or configuration that cannot be compiled; one sentence with node or field, value and remedy."""
 
 

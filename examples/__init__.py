@@ -1,1 +1,11 @@
-"""Models that come with weft; `weft demo` runs one of them."""
+"""Models that come with weft: `weft example` copies one, `weft demo` runs it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def load(name: str) -> Any:
+    """The example ``digits`` or ``attention``: a module with `model` and `held_out`."""
+    return importlib.import_module(f"weft.examples.{name}")

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from weft.hdl.config import Config
+from weft.hdl.errors import WeftError
 from weft.hdl.isa import (
     PARAMETER_VECTORS,
     Instruction,
@@ -33,7 +34,7 @@ Cells = slice | np.ndarray
 """Addresses as a slice, if they follow each other, or as a sorted array."""
 
 
-class ProgramError(ValueError):
+class ProgramError(WeftError, ValueError):
     """A program that the hardware must not run: one sentence with the instruction's index and the reason."""
 
 

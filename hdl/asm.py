@@ -17,6 +17,7 @@ import enum
 from collections.abc import Iterable
 from typing import Any
 
+from weft.hdl.errors import WeftError
 from weft.hdl.isa import INSTRUCTIONS, SEMAPHORES, Instruction, IsaError, Reduce, Source
 
 _MASKS = ("wait", "signal")
@@ -24,7 +25,7 @@ _NAMES: dict[str, type[enum.IntEnum]] = {"source": Source, "reduce": Reduce}
 _HEXADECIMAL = ("offset", "a", "b", "c", "src", "dst", "params", "state", "alignment")
 
 
-class AsmError(ValueError):
+class AsmError(WeftError, ValueError):
     """Text that is no program; the message names line, field and value."""
 
 

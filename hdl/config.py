@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from weft.hdl import schema
+from weft.hdl.errors import WeftError
 
 FORMAT = "weft configuration 1"
 """What the field `format` of a configuration file holds, if it is there."""
 _FILE_BYTES = 1 << 20
 
 
-class ConfigError(ValueError):
+class ConfigError(WeftError, ValueError):
     """A configuration that cannot be built; the message names the field, the value and the rule."""
 
 
@@ -164,6 +165,7 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, int]:
+        """The fields by name, for `from_dict`."""
         return dataclasses.asdict(self)
 
     @classmethod

@@ -30,6 +30,8 @@ from typing import Any, ClassVar, Self
 from amaranth.hdl import signed, unsigned
 from amaranth.lib import data
 
+from weft.hdl.errors import WeftError
+
 WORD_BYTES = 64
 WORD_BITS = 8 * WORD_BYTES
 SEMAPHORES = 16
@@ -41,7 +43,7 @@ PARAMETER_VECTORS = 8
 """Scratchpad vectors that hold one `Vec` parameter block (see there)."""
 
 
-class IsaError(ValueError):
+class IsaError(WeftError, ValueError):
     """A value that an instruction cannot hold, or a word that is no instruction."""
 
 

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from weft.hdl.errors import WeftError
+
 T = TypeVar("T")
 
 LIMIT = 64 << 20
@@ -20,7 +22,7 @@ _SHOWN = 60
 """Characters of a value that messages show."""
 
 
-class SchemaError(ValueError):
+class SchemaError(WeftError, ValueError):
     """A file that does not hold what it should: what is wrong, and where in the file; not which file."""
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from amaranth.back import rtlil
 from amaranth.lib import wiring
 
+from weft.hdl.errors import WeftError
+
 # In a process of its own: the library logs to the C stdout and aborts the process on an error.
 _SCRIPT = """
 import sys
@@ -30,7 +32,7 @@ _ZEROED = re.compile(r"  cell \$meminit_v2 [^\n]*\n(?:    (?!connect \\DATA)[^\n
                      r"(?:    [^\n]*\n)*  end\n")  # fmt: skip
 
 
-class YosysError(RuntimeError):
+class YosysError(WeftError, RuntimeError):
     """Yosys refused its input; the message is the end of its log."""
 
 

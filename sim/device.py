@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from weft.hdl.config import Config
+from weft.hdl.errors import WeftError
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import Counter
 
 
-class DeviceError(RuntimeError):
+class DeviceError(WeftError, RuntimeError):
     """The device refused or failed: an address outside memory, a bus error, a program that does not end."""
 
 

@@ -13,13 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from weft.hdl.errors import WeftError
+
 Trace = Literal[False, "vcd", "fst"]
 """The format of waveforms that a model can write."""
 
 _COMPRESSION = Path(__file__).with_name("fst_compression.h")
 
 
-class BuildError(RuntimeError):
+class BuildError(WeftError, RuntimeError):
     """Verilator or the C++ compiler failed; the message carries the end of its output."""
 
 

@@ -1,25 +1,85 @@
-"""weft: matrix-multiplication accelerators for open FPGAs, from ONNX to verified Verilog."""
+"""weft: matrix-multiplication accelerators for open FPGAs, from ONNX to verified Verilog.
+
+>>> import numpy as np, weft
+>>> program = weft.compile("digits.onnx", config="small")  # `weft example digits` puts this file where one stands
+>>> program.inputs
+{'image': ('float32', (1, 1, 8, 8))}
+>>> result = program.run({"image": np.zeros((1, 1, 8, 8), np.float32)})  # on="rtl" simulates the Verilog
+>>> result.outputs["logits"].shape
+(1, 10)
+
+`compile` makes a `Program` of a quantised ONNX model, and `Program.run` gives a `Result`. `check` tells which nodes of
+a model run on the device, `verilog` writes the accelerator, and `Program.save` and `load` keep a program in a folder. A
+`Config` holds the accelerator's parameters; the name of a preset or of a board does as well.
+
+Whatever weft refuses it refuses with a `WeftError`: `CompileError` (the model), `ConfigError` (the configuration),
+`InputError` (an argument), `FileError` and `ProgramFileError` (a file), `ProgramError` (instructions), `BoardError` (a
+board), `BuildError` (a simulator that cannot be built), `DeviceError` (a device that failed).
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Program", "Result", "check", "compile", "load", "verilog"]
+__all__ = [
+    "BoardError",
+    "BuildError",
+    "CompileError",
+    "Config",
+    "ConfigError",
+    "DeviceError",
+    "FileError",
+    "InputError",
+    "Program",
+    "ProgramError",
+    "ProgramFileError",
+    "Result",
+    "WeftError",
+    "check",
+    "compile",
+    "load",
+    "verilog",
+]
 
 if TYPE_CHECKING:
-    from weft.api import Program, Result, check, compile, load, verilog
-    from weft.hdl.config import Config
+    from weft.api import check, compile, load, verilog
+    from weft.boards.board import BoardError
+    from weft.compiler.artefact import ProgramFileError
+    from weft.compiler.ir import CompileError
+    from weft.errors import FileError, InputError
+    from weft.hdl.config import Config, ConfigError
+    from weft.hdl.errors import WeftError
+    from weft.hdl.program import ProgramError
+    from weft.program import Program, Result
+    from weft.sim.device import DeviceError
+    from weft.sim.verilate import BuildError
+
+_MODULES = {
+    "BoardError": "boards.board",
+    "BuildError": "sim.verilate",
+    "CompileError": "compiler.ir",
+    "Config": "hdl.config",
+    "ConfigError": "hdl.config",
+    "DeviceError": "sim.device",
+    "FileError": "errors",
+    "InputError": "errors",
+    "Program": "program",
+    "ProgramError": "hdl.program",
+    "ProgramFileError": "compiler.artefact",
+    "Result": "program",
+    "WeftError": "hdl.errors",
+}
+"""Where names are that are not in `weft.api`."""
 
 
 def __getattr__(name: str) -> Any:
     """Import the API on first use, so that `weft --help` does not wait for it."""
-    if name == "Config":
-        from weft.hdl.config import Config
+    if name not in __all__:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"weft.{_MODULES.get(name, 'api')}"), name)
 
-        return Config
-    if name in __all__:
-        import weft.api
 
-        return getattr(weft.api, name)
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,9 +19,10 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from weft.errors import FileError
+from weft.files import whole_file
 from weft.hdl.schema import printable
 from weft.images import is_image, read_image
-from weft.report import FileError, whole_file
 
 Signature = Mapping[str, tuple[str, Sequence[int]]]
 """Names with (dtype name, shape)."""

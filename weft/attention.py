@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.api import InputError, Result, computes, report_of, simulated
+from weft.arguments import flag, integer, positive
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir import Attention, Buffer, CompileError, DeviceSegment, View
 from weft.compiler.memory import LENGTH
+from weft.configurations import configuration
+from weft.devices import Simulation, check_target, computes, simulated
+from weft.errors import InputError
 from weft.hdl.config import Config
 from weft.hdl.program import check as check_program
+from weft.program import Result
+from weft.run_report import report_of
 from weft.runtime import Image
 
 if TYPE_CHECKING:
@@ -36,6 +41,18 @@ class Quantisation:
     k_zero: int = 0
     v_zero: int = 0
     y_zero: int = 0
+
+    def checked(self) -> Quantisation:
+        """The same in Python's own numbers. Raises `InputError` for what is no scale or no int8 zero point."""
+        values = {}
+        for name in ("q", "k", "v", "y"):
+            values[f"{name}_scale"] = positive(f"{name}_scale", getattr(self, f"{name}_scale"))
+            values[f"{name}_zero"] = integer(f"{name}_zero", getattr(self, f"{name}_zero"), -128, 127)
+        return Quantisation(**values)  # type: ignore[arg-type]
+
+
+def _count(name: str, value: int) -> int:
+    return integer(name, value, 1)
 
 
 class PagedAttention:
@@ -69,8 +86,10 @@ class PagedAttention:
 
     Raises
     ------
-    weft.compiler.ir.CompileError
-        If a parameter is out of its range, or the configuration has no room.
+    InputError
+        If a parameter is of a wrong type or out of its range.
+    CompileError
+        If parameters do not go together, or the configuration has no room.
     """
 
     def __init__(
@@ -78,20 +97,19 @@ class PagedAttention:
         rows: int = 1, kv_heads: int | None = None, causal: bool = True,
         quantisation: Quantisation | None = None, scale: float | None = None,
     ) -> None:  # fmt: skip
-        self.config = config if isinstance(config, Config) else Config.load(config)
-        self.heads, self.kv_heads, self.head_size = heads, heads if kv_heads is None else kv_heads, head_size
-        self.rows, self.page, self.pages, self.capacity = rows, page, pages, capacity
+        self.config = configuration(config)
+        self.heads, self.head_size = _count("heads", heads), _count("head_size", head_size)
+        self.kv_heads = self.heads if kv_heads is None else _count("kv_heads", kv_heads)
+        self.rows, self.page = _count("rows", rows), _count("page", page)
+        self.pages, self.capacity = _count("pages", pages), _count("capacity", capacity)
         self._check_parameters()
-        quant = quantisation or Quantisation()
-        op = self._operator(quant, causal, 1 / math.sqrt(head_size) if scale is None else scale)
+        quant = (quantisation or Quantisation()).checked()
+        multiplier = 1 / math.sqrt(self.head_size) if scale is None else positive("scale", scale)
+        op = self._operator(quant, flag("causal", causal), multiplier)
         self.program: DeviceProgram = compile_segment(DeviceSegment("attention", (op,)), self.config)
         check_program(self.program.instructions, self.config, extents=self.program.areas.extents)
 
     def _check_parameters(self) -> None:
-        for name in ("heads", "kv_heads", "head_size", "rows", "page", "pages", "capacity"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise CompileError(f"{name!r} must be a positive integer, not {value!r}")
         if self.heads % self.kv_heads:
             raise CompileError(
                 f"{self.heads} query heads do not divide into {self.kv_heads} groups of 'kv_heads'"
@@ -107,12 +125,6 @@ class PagedAttention:
             )
 
     def _operator(self, quant: Quantisation, causal: bool, scale: float) -> Attention:
-        for name in ("q_scale", "k_scale", "v_scale", "y_scale"):
-            value = getattr(quant, name)
-            if not (math.isfinite(value) and value > 0):
-                raise CompileError(f"{name!r} must be a positive finite number, not {value!r}")
-        if not (math.isfinite(scale) and scale > 0):
-            raise CompileError(f"'scale' must be a positive finite number, not {scale!r}")
         width, kv_width = self.heads * self.head_size, self.kv_heads * self.head_size
         q, y = (
             Buffer(name, (1, 1, self.rows, width), kind) for name, kind in (("q", "input"), ("y", "output"))
@@ -168,17 +180,20 @@ class PagedAttention:
         InputError
             If an array has another dtype or shape, a page does not exist, or the table does not hold `length` keys.
         """
+        simulation = Simulation(latency, bandwidth, stalls)
+        check_target(on, self.config)
         pool = (self.pages, self.page, self.kv_heads, self.head_size)
         wanted = {"q": (self.rows, self.heads, self.head_size), "k": pool, "v": pool}
         for (name, shape), value in zip(wanted.items(), (q, k, v), strict=True):
+            if not isinstance(value, np.ndarray):
+                raise InputError(f"{name!r} is {type(value).__name__}, not an array: int8 of shape {shape}")
             if value.dtype != np.int8 or value.shape != shape:
                 raise InputError(
                     f"{name!r} is {value.dtype} of shape {value.shape}, not int8 of shape {shape}"
                 )
         contents = {"q": q, "k": k, "v": v, "table": self.entries(table, length)}
         image = Image(self.program)
-        options = {"latency": latency, "bytes_per_cycle": bandwidth, "trace": None, "stalls": stalls}
-        with simulated(on, self.config, image.memory_bytes, options) as device:
+        with simulated(on, self.config, image.memory_bytes, simulation) as device:
             image.run(device, contents, registers={LENGTH: length})
             report = report_of(self.program, device, self.config)
             if not computes(device):
@@ -194,14 +209,16 @@ class PagedAttention:
         InputError
             As `run`.
         """
+        if not isinstance(table, Sequence | np.ndarray):
+            raise InputError(f"the table is a sequence of pages, not {type(table).__name__}")
         for position, page in enumerate(table):
-            if not 0 <= page < self.pages:
+            if not 0 <= integer(f"table[{position}]", page) < self.pages:
                 raise InputError(
                     f"page {page} at position {position} of the table does not exist; there are {self.pages}"
                 )
         if len(table) > self.capacity:
             raise InputError(f"the table has {len(table)} pages, the program is for {self.capacity} at most")
-        if not 0 <= length <= len(table) * self.page:
+        if not 0 <= integer("length", length) <= len(table) * self.page:
             raise InputError(
                 f"length {length} is outside the table: its {len(table)} pages hold 0 to {len(table) * self.page} keys"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -11,41 +12,61 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from weft import files
 from weft import report as reports
+from weft.arguments import number
+from weft.configurations import configuration
+from weft.errors import FileError
 from weft.hdl.config import PRESETS, Config, ConfigError
+from weft.options import Board as Name
+from weft.options import Json, config_file, writes
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
 
-Name = Annotated[str, typer.Option("--board", help="The board: see `weft boards`.", show_default=False)]
+LIST = "weft boards 1"
+"""Format of what `weft boards --json` prints."""
 
 
-def boards() -> None:
+def boards(as_json: Json = False) -> None:
     """List the boards, what they have, and which presets fit them by estimate."""
     from weft.boards.registry import BOARDS
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("board", no_wrap=True)
-    for column in ("LUTs", "DSPs", "RAMs", "memory", "clock", "array", "of LUTs", "of DSPs", "of RAMs"):
-        table.add_column(column, justify="right")
-    table.add_column("presets that fit")
+    if as_json:
+        listed = [_described(board) for board in BOARDS.values()]
+        print(json.dumps({"format": LIST, "boards": listed}, indent=1))
+        return
+    numbers = ("LUTs", "DSPs", "RAMs", "memory", "clock", "array", "of LUTs", "of DSPs", "of RAMs")
+    made = reports.table("board", *numbers, "presets that fit", right=numbers)
     for board in BOARDS.values():
         has = (board.available.lut, board.available.dsp, board.available.ram)
         memory = f"{board.memory.size >> 10:,} KB {board.memory.kind}"
         array = f"{board.config.n} x {board.config.n}"
-        shares = _shares(board)
-        fitting = [name for name, config in PRESETS.items() if _fits(board, config)]
-        table.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
-                      *shares, ", ".join(fitting) or "none")  # fmt: skip
-    reports.stdout().print(table)
+        shares = [f"{share:.0%}" for share in _shares(board).values()]
+        made.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
+                     *shares, ", ".join(_fitting(board)) or "none")  # fmt: skip
+    reports.stdout().print(made)
     print("array: of the board's own configuration, with the estimated share of what there is")
 
 
-def _shares(board: Board) -> list[str]:
+def _described(board: Board) -> dict[str, Any]:
+    return {
+        "name": board.name, "title": board.title, "family": board.family.value, "core": board.core.value,
+        "resources": dict(board.available.items()), "clock_hz": board.clock,
+        "memory": {"kind": board.memory.kind.value, "bytes": board.memory.size},
+        "config": board.config.to_dict(), "estimated_shares": _shares(board), "presets_that_fit": _fitting(board),
+    }  # fmt: skip
+
+
+def _fitting(board: Board) -> list[str]:
+    return [name for name, config in PRESETS.items() if _fits(board, config)]
+
+
+def _shares(board: Board) -> dict[str, float]:
     from weft.boards.estimate import estimate
 
     need = estimate(board, board.config)
-    return [f"{getattr(need, kind) / getattr(board.available, kind):.0%}" for kind in ("lut", "dsp", "ram")]
+    return {kind: getattr(need, kind) / getattr(board.available, kind) for kind in ("lut", "dsp", "ram")}
 
 
 def _fits(board: Board, config: Config) -> bool:
@@ -62,7 +83,7 @@ def _fits(board: Board, config: Config) -> bool:
 def build(
     board: Name,
     config: Annotated[
-        str | None, typer.Option("--config", help="Preset or JSON file; else the board's own.")
+        str | None, typer.Option("--config", help="Preset, board or JSON file; else the board's own.")
     ] = None,
     seed: Annotated[
         int | None,
@@ -84,9 +105,12 @@ def build(
     from weft.boards.registry import find
 
     chosen = find(board)
-    settings = Config.load(config) if config is not None else chosen.config
+    settings = configuration(config) if config is not None else chosen.config
+    if clock is not None:
+        number("clock", clock, 1, 10_000)
     folder = output or Path("build") / chosen.name
-    with reports.progress() as progress:
+    reads = [config_file(config)]
+    with files.whole_folder(folder, reads) as part, reports.progress() as progress:
         built = build_bitstream(
             chosen,
             settings,
@@ -96,11 +120,12 @@ def build(
             allow_timing_fail=allow_timing_fail,
             progress=progress,
         )
-        with reports.whole_folder(folder) as part:
-            for path in products(built):
-                shutil.copyfile(path, part / path.name)
-    show(built.report, reports.stdout())
-    print(f"{folder / built.bitstream.name}: the bitstream; report.json and floorplan.svg are next to it")
+        for path in products(built):
+            shutil.copyfile(path, part / path.name)
+    show(built.report, reports.summary())
+    reports.say(
+        f"{folder / built.bitstream.name}: the bitstream; report.json and floorplan.svg are next to it"
+    )
 
 
 def _cache() -> Path:
@@ -152,7 +177,7 @@ def flash(
     chosen = find(board)
     path = bitstream or Path("build") / chosen.name / bitstream_name(chosen)
     if not path.is_file():
-        raise reports.FileError(
+        raise FileError(
             f"there is no bitstream {path}: build it with weft build --board {chosen.name}, or name another one"
         )
     if dry_run:
@@ -161,10 +186,11 @@ def flash(
     with reports.progress() as progress:
         progress(f"writing {path} to {chosen.title}")
         programmer.flash(chosen, path)
-    print(f"{path} is on {chosen.title}")
+    reports.say(f"{path} is on {chosen.title}")
 
 
 def add(app: typer.Typer) -> None:
     """Give `app` the commands of this module."""
-    for command in (boards, build, flash):
-        app.command()(command)
+    app.command()(boards)
+    for command in (build, flash):
+        app.command()(writes(command))

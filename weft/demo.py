@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from weft import files
 from weft import report as reports
+from weft.arguments import integer
+from weft.examples import load
 from weft.fidelity import attention_errors
 from weft.hdl.config import Config
 
@@ -21,6 +23,8 @@ RTL_SECONDS = 25.0
 WAVEFORM_LEVELS = 2
 """The waveform shows the wires between the units; what is inside them would take a gigabyte."""
 NAME = "image"
+FILES = ("weft.v", "weft.json", "report.json", "image0.vcd", "program/program.json")
+"""What is written, in the folder."""
 ERROR_IMAGES = 20
 """Images whose attention is compared with float64."""
 
@@ -41,7 +45,7 @@ class Demo:
     """
 
     def __init__(self, example: str, config: Config, folder: Path, console: Console) -> None:
-        network = importlib.import_module(f"weft.examples.{example}")
+        network = load(example)
         self.config, self.folder, self.console = config, folder, console
         self.model = network.model()
         self.images, self.labels = network.held_out()
@@ -51,17 +55,18 @@ class Demo:
         """Run everything; `images` on the RTL, or what `seconds` allow. Returns whether every byte agreed."""
         import weft
 
+        if images is not None:
+            integer("images", images, 1)
         with reports.progress() as progress:
             progress(f"compiling for an array of {self.config.n} x {self.config.n}")
             program = weft.compile(self.model, config=self.config)
-            with reports.whole_folder(self.folder / "program") as part:
-                program.save(part)
+            program.save(self.folder / "program")
             self.verilog = self._write_verilog(progress)
             tally = self._images(program, images, seconds, progress)
             sample = self.images[:ERROR_IMAGES]
             self.errors = attention_errors(self.model, self.config, NAME, sample, progress)
         assert tally.report is not None
-        reports.write_json(self.folder / "report.json", tally.report)
+        files.write_json(self.folder / "report.json", tally.report)
         self._show(tally)
         return not tally.wrong
 
@@ -70,9 +75,8 @@ class Demo:
 
         progress("generating Verilog")
         text, description = weft.verilog(self.config)
-        with reports.whole_file(self.folder / "weft.v") as part:
-            part.write_text(text)
-        reports.write_json(self.folder / "weft.json", description)
+        files.write_text(self.folder / "weft.v", text)
+        files.write_json(self.folder / "weft.json", description)
         return text
 
     def _images(self, program: Any, images: int | None, seconds: float, progress: reports.Progress) -> Tally:
@@ -87,14 +91,16 @@ class Demo:
                 if device is None:
                     progress("building the simulator (about a minute, the first time only)")
                     device = stack.enter_context(contextlib.closing(self._device(len(golden.memory))))
-                if index % 25 == 0:
-                    progress(f"image {index} of {len(self.images)}, mismatching bytes: {tally.wrong}")
+                progress(f"image {index + 1} of {len(self.images)}, mismatching bytes: {tally.wrong}")
                 if index == 0 or (index < limit and (images is not None or tally.seconds < seconds)):
                     begin = time.monotonic()
                     result = program.run({NAME: image[None]}, on=device)
                     tally.add(golden, result, time.monotonic() - begin)
         progress("writing the waveform of the first image (its simulator is built the first time)")
-        with contextlib.closing(self._device(len(golden.memory), self.folder / "image0.vcd")) as device:
+        with (
+            files.whole_file(self.folder / "image0.vcd") as part,
+            contextlib.closing(self._device(len(golden.memory), part)) as device,
+        ):
             program.run({NAME: self.images[:1]}, on=device)
         return tally
 
@@ -107,22 +113,21 @@ class Demo:
         )
 
     def _show(self, tally: Tally) -> None:
-        def say(text: str) -> None:
-            self.console.print(text, highlight=False, soft_wrap=True)
-
         count = len(self.images)
         reports.show_layers(tally.report or {}, self.console)
-        say(f"accuracy: {tally.right / count:.2%} of {count} images that training never saw")
+        reports.say(f"accuracy: {tally.right / count:.2%} of {count} images that training never saw")
         if self.errors is not None:
-            say(f"attention against float64 of the same int8 values, {ERROR_IMAGES} images: {self.errors}")
+            reports.say(
+                f"attention against float64 of the same int8 values, {ERROR_IMAGES} images: {self.errors}"
+            )
         speed = f", {tally.cycles / tally.seconds:,.0f} cycles a second" if tally.seconds else ""
-        say(f"images on the RTL: {tally.done}{speed}")
-        say(f"mismatching bytes: {tally.wrong}")
-        say(
+        reports.say(f"images on the RTL: {tally.done}{speed}")
+        reports.say(f"mismatching bytes: {tally.wrong}")
+        reports.say(
             f"{self.folder / 'weft.v'}: the accelerator; weft.json next to it lists parameters, ports and registers"
         )
-        say(f"{self.folder / 'image0.vcd'}: waveform of the first image")
-        say(f"{self.folder / 'report.json'}: the table above; program/ next to it is what was run")
+        reports.say(f"{self.folder / 'image0.vcd'}: waveform of the first image")
+        reports.say(f"{self.folder / 'report.json'}: the table above; program/ next to it is what was run")
 
 
 @dataclass

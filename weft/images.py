@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from weft.errors import FileError
 from weft.hdl.schema import printable
-from weft.report import FileError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

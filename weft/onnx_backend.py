@@ -114,7 +114,8 @@ class WeftRep(BackendRep):
 
     def _compile(self, model: onnx.ModelProto, scales: dict[str, float] | None) -> Compiled:
         try:
-            return Compiled(weft.compile(model, self._config), tuple(weft.check(model)), scales)
+            program = weft.compile(model, self._config)
+            return Compiled(program, program.placement, scales)
         except CompileError as error:
             raise self._refusal(str(error)) from None
 

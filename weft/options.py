@@ -2,12 +2,86 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from weft.arguments import BANDWIDTH, LATENCY
+from weft.files import program_files
+from weft.report import QUIET
+
+
+def _configurations(incomplete: str) -> list[str]:
+    from weft.configurations import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+def _boards(incomplete: str) -> list[str]:
+    from weft.boards.registry import BOARDS
+
+    return [name for name in BOARDS if name.startswith(incomplete)]
+
+
 Model = Annotated[Path, typer.Argument(help="QDQ int8 ONNX model.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="Folder that `weft compile` wrote.", show_default=False)]
 Configuration = Annotated[
-    str, typer.Option("--config", help="Preset, or a JSON file of configuration fields.")
+    str,
+    typer.Option(
+        "--config",
+        help="Preset, board (its own configuration), or a JSON file of configuration fields.",
+        autocompletion=_configurations,
+    ),
 ]
+Board = Annotated[
+    str,
+    typer.Option("--board", help="The board: see `weft boards`.", show_default=False, autocompletion=_boards),
+]
+Latency = Annotated[
+    int, typer.Option(min=LATENCY[0], max=LATENCY[1], help="Memory latency in cycles (rtl, timing).")
+]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(min=BANDWIDTH[0], max=BANDWIDTH[1], help="Memory bytes per cycle (rtl, timing)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="No progress and no summary: only files, errors and the exit code."),
+]
+
+
+def writes(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that writes files, or acts, the option ``--quiet``."""
+
+    @functools.wraps(command)
+    def called(*arguments: Any, quiet: bool = False, **options: Any) -> None:
+        QUIET.set(quiet)
+        command(*arguments, **options)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    called.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    called.__annotations__ = {**get_type_hints(command, include_extras=True), "quiet": Quiet}
+    return called
+
+
+def config_file(config: str | None) -> Path | None:
+    """The file that ``--config`` reads, if it names one."""
+    return Path(config) if config is not None and Path(config).suffix == ".json" else None
+
+
+def load(folder: Path) -> tuple[Any, list[Path]]:
+    """The program in a folder, and the files that it was read from."""
+    import weft
+    from weft.errors import FileError
+
+    if not folder.is_dir():
+        raise FileError(f"{folder} is not a folder that `weft compile` wrote")
+    return weft.load(folder), program_files(folder)

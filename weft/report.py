@@ -1,71 +1,159 @@
-"""Results on the terminal and on disk: progress, tables, reports, and files that are whole or absent."""
+"""Results on the terminal: progress, tables, what differs."""
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-import shutil
 import sys
-import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from weft.hdl.schema import printable
 
 Progress = Callable[[str], None]
 """Told what is being done now, in a few words."""
+SECONDS = 3.0
+"""Between lines of progress in a log."""
+RTL_STARTS = "running on the RTL (the first time builds its simulator, about a minute)"
+QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+"""Whether files are all that is wanted: no progress, no summary."""
 
 
 @contextmanager
 def progress(console: Console | None = None) -> Iterator[Progress]:
-    """Show what is being done: a spinner with its last word on a terminal, one line each in a log.
+    """Show what is being done: a spinner with its last word on a terminal, a line every few seconds in a log.
 
     Everything goes to stderr, so that stdout holds results only.
     """
-    console = console or Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: print(f"{text}...", file=sys.stderr, flush=True)
+    if QUIET.get():
+        yield lambda text: None
         return
-    with console.status("starting...") as status:
-        yield lambda text: status.update(f"{text}...")
+    console = console or Console(stderr=True)
+    if console.is_terminal:
+        with console.status("starting...") as status:
+            yield lambda text: status.update(Text(f"{printable(text)}..."))
+        return
+    log = _Log()
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+class _Log:
+    """Prints what it is told to stderr, with `SECONDS` between lines: of what comes in between, the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._shown = float("-inf")
+        self._text = ""
+
+    def __call__(self, text: str) -> None:
+        with self._lock:
+            self._text = text
+            wait = self._shown + SECONDS - time.monotonic()
+            if self._timer is not None:
+                return
+            if wait <= 0:
+                self._show()
+            else:
+                self._timer = threading.Timer(wait, self._later)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """Show nothing more."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _later(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._show()
+
+    def _show(self) -> None:
+        self._shown = time.monotonic()
+        print(f"{printable(self._text)}...", file=sys.stderr, flush=True)
 
 
 def stdout() -> Console:
     """The console for results. Away from a terminal its lines are as long as they need to be."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=1000)
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+    console = Console(**plain)
+    return console if console.is_terminal else Console(**plain, width=1000)
+
+
+def summary() -> Console:
+    """The same for a command's summary: it prints nothing if the command is to be quiet."""
+    console = stdout()
+    console.quiet = QUIET.get()
+    return console
+
+
+def say(*lines: str) -> None:
+    """Print lines of a command's summary, unless it is to be quiet."""
+    if not QUIET.get():
+        print(*map(printable, lines), sep="\n")
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr."""
+    print(f"warning: {printable(text)}", file=sys.stderr)
+
+
+def cut(text: str, width: int | None) -> str:
+    """`text`, without its middle if it is longer than `width`."""
+    if width is None or len(text) <= width:
+        return text
+    return f"{text[: width // 2]}…{text[len(text) - (width - 1 - width // 2) :]}"
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """A table without lines; columns among `right` hold numbers."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        if column in right:
+            made.add_column(column, justify="right", no_wrap=True)
+        else:
+            made.add_column(column, overflow="fold")
+    return made
+
+
+def _cells(console: Console, name: str, *others: str) -> list[Text]:
+    """Cells of a row, as they are; a long name without its middle where lines are short."""
+    width = max(20, console.width // 3) if console.is_terminal else None
+    return [Text(cut(printable(name), width)), *(Text(printable(other)) for other in others)]
 
 
 def show_layers(report: dict[str, Any], console: Console) -> None:
     """Print the table of a report's layers and a line of totals."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("layer", overflow="fold")
-    for column in ("cycles", "MACs", "utilisation", "DRAM bytes"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("bound by", no_wrap=True)
+    numbers = ("cycles", "MACs", "utilisation", "DRAM bytes")
+    made = table("layer", *numbers, "bound by", right=numbers)
     for layer in (*report["layers"], report | {"name": "total"}):
         if layer.get("name") == "total":
-            table.add_section()
-        cells = (_integer(layer["cycles"]), _integer(layer["macs"]), _share(layer["utilization"]))
-        table.add_row(
-            str(layer["name"]), *cells, _integer(layer["dram_bytes"]), str(layer.get("bound") or "")
-        )
-    console.print(table)
+            made.add_section()
+        counts = [_integer(layer[key]) for key in ("cycles", "macs", "dram_bytes")]
+        cells = (*counts[:2], _share(layer["utilisation"]), counts[2], str(layer.get("bound") or ""))
+        made.add_row(*_cells(console, str(layer["name"]), *cells))
+    console.print(made)
 
 
 def show_placement(nodes: Iterable[tuple[str, str, str, str]], console: Console) -> None:
     """Print where every node of a model runs, and why there."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("node", "operator", "runs on", "reason"):
-        table.add_column(column, overflow="fold")
+    made = table("node", "operator", "runs on", "reason")
     for name, operator, place, reason in nodes:
-        table.add_row(name, operator, place, reason, style="yellow" if place == "host" else None)
-    console.print(table)
+        cells = _cells(console, name, operator, place, reason)
+        made.add_row(*cells, style="yellow" if place == "host" else None)
+    console.print(made)
 
 
 def _integer(value: int | None) -> str:
@@ -91,65 +179,3 @@ def difference(golden: Any, result: Any) -> int:
     """Bytes of memory and of the outputs in which two results differ."""
     outputs = sum(mismatches(golden.outputs[name], result.outputs[name]) for name in golden.outputs)
     return mismatches(golden.memory, result.memory) + outputs
-
-
-def existing(path: Path) -> Path:
-    """`path`, opened once so that a wrong one is reported by name before anything else is done."""
-    if path.is_dir():
-        raise FileError(f"{path} is a folder, not a file")
-    path.open("rb").close()
-    return path
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path next to `path` that becomes `path` when the block ends, and vanishes if it fails."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    part = Path(name)
-    try:
-        yield part
-        part.chmod(0o666 & ~_umask())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-@contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder whose files move into the folder `path` when the block ends, and vanish if it fails.
-
-    Other files that `path` holds stay as they are.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
-    try:
-        yield part
-        path.mkdir(exist_ok=True)
-        for file in sorted(part.rglob("*")):
-            target = path / file.relative_to(part)
-            if file.is_dir():
-                target.mkdir(exist_ok=True)
-            else:
-                os.replace(file, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all; numpy scalars are written as numbers."""
-    with whole_file(path) as part:
-        part.write_text(json.dumps(value, indent=2, default=lambda scalar: scalar.item()) + "\n")
-
-
-class FileError(ValueError):
-    """A file the user named that does not hold what it should; one sentence with file, array and remedy."""

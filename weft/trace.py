@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from weft.api import Program
 from weft.compiler.backend import DeviceProgram
+from weft.configurations import sequential, sequential_boards
+from weft.devices import Simulation
+from weft.errors import FileError, InputError
 from weft.hdl.asm import format_instruction
 from weft.hdl.config import Config
 from weft.hdl.isa import Instruction, Queue
 from weft.hdl.memmap import Counter
-from weft.report import FileError
+from weft.program import Program
 from weft.runtime import Image
 from weft.sim.rtl_trace import TracedRtl
 from weft.sim.timing import TimingDevice
@@ -99,12 +101,19 @@ def timelines_of(
 
     Raises
     ------
+    InputError
+        If `on` is neither, or the memory none; if the program's core is the sequential one, whose units nobody watches.
     FileError
         If nothing of the program runs on the device.
     weft.sim.device.DeviceError
         If the model or the RTL fails.
     """
-    memory = {"latency": latency, "bytes_per_cycle": bandwidth}
+    if on not in ("timing", "rtl"):
+        raise InputError(f"traces are of 'timing' or 'rtl', not of {on!r}")
+    boards = sequential_boards(program.config)
+    if boards:
+        raise InputError(f"{sequential(boards)}: there are no traces of it, as it does one thing at a time")
+    memory = Simulation(latency, bandwidth).memory
     made: list[Timeline] = []
     for segment in program.segments:
         if isinstance(segment, DeviceProgram):

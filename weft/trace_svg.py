@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from xml.sax.saxutils import escape
 
+from weft.hdl.schema import printable
+from weft.report import cut
 from weft.trace import LAYERS, TRACKS, Slice, Timeline
 
 _WIDTH = 1400  # of the time axis; everything in pixels
@@ -49,7 +51,7 @@ def colour(layer: int) -> str:
 
 
 def _shown(name: str) -> str:
-    return escape(name if len(name) <= _NAME else name[: _NAME - 1] + "…")
+    return escape(cut(printable(name), _NAME))
 
 
 def _text(x: float, y: float, text: str, more: str = "") -> str:

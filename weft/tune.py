@@ -9,22 +9,28 @@ from pathlib import Path
 import numpy as np
 
 import weft
-from weft.api import Program
+from weft.arguments import SEED, integer, memory
 from weft.compiler.backend import compile_segment
 from weft.compiler.cascade import Cascade
 from weft.compiler.conv_plan import ConvPlan, candidates, plan
 from weft.compiler.conv_shape import ConvShape
 from weft.compiler.ir import Add, DeviceSegment, View, sources
+from weft.configurations import check_timed
+from weft.errors import FileError
+from weft.files import write_text
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
-from weft.report import FileError, Progress, whole_file
+from weft.program import Program
+from weft.report import Progress
 from weft.runtime import Image
 from weft.sim.timing import TimingDevice
 from weft.sim.verilate import cache_root
-from weft.tuning import TunedLayer, Tuning, compiler_digest
+from weft.tuning import TunedLayer, Tuning, sources_digest
 
 RANKED = 8
 """Trials that take plans in the order of their estimates, before Optuna chooses."""
+TRIALS = 100_000
+"""At most."""
 
 
 def tune(
@@ -63,29 +69,34 @@ def tune(
 
     Raises
     ------
+    InputError
+        If a number is of a wrong type or outside its limits, or there is no cycle model for `config`.
     FileError
         If no part of the model is a convolution on the device, or if Optuna is needed and not installed.
-    weft.compiler.ir.CompileError
+    CompileError
         If the model cannot be compiled.
     """
-    memory = _Memory(config, latency, bandwidth)
+    check_timed(config)
+    integer("trials", trials, 1, TRIALS)
+    integer("seed", seed, *SEED)
+    judge = _Memory(config, *memory(latency, bandwidth))
     shapes: dict[str, ConvShape] = {}
 
     def record(shape: ConvShape) -> ConvPlan | None:
         shapes.setdefault(shape.key, shape)
         return plan(shape)
 
-    default = memory.cycles_of(weft.compile(model, config, choose=record))
+    default = judge.cycles_of(weft.compile(model, config, choose=record))
     if not shapes:
         raise FileError(f"{model.name} has no convolution or matrix product on the device: nothing to tune")
     layers = {}
     for index, (key, shape) in enumerate(shapes.items()):
         progress(f"layer {index + 1} of {len(shapes)}: {shape.op.name}")
-        layers[key] = _kept(shape, memory, trials, seed)
+        layers[key] = _kept(shape, judge, trials, seed)
     better = {key: layer for key, layer in layers.items() if layer.cycles < layer.default}
-    tuning = Tuning(config, latency, memory.bandwidth, better)
+    tuning = Tuning(config, judge.latency, judge.bandwidth, better)
     progress("the whole program")
-    cycles = memory.cycles_of(weft.compile(model, config, choose=tuning.chooser()))
+    cycles = judge.cycles_of(weft.compile(model, config, choose=tuning.chooser()))
     if cycles >= default:
         return dataclasses.replace(tuning, layers={}), default, default
     return tuning, default, cycles
@@ -141,13 +152,12 @@ def _as(view: View, kind: str) -> View:
 
 def _kept(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLayer:
     """What was found for a layer before, or is found now."""
-    about = (shape.key, compiler_digest(), memory.latency, memory.bandwidth, trials, seed)
+    about = (shape.key, sources_digest(), memory.latency, memory.bandwidth, trials, seed)
     target = cache_root() / f"tuned-{'-'.join(map(str, about))}.json"
     if kept := TunedLayer.load(target):
         return dataclasses.replace(kept, name=shape.op.name)
     found = _search(shape, memory, trials, seed)
-    with whole_file(target) as part:
-        part.write_text(found.text(), encoding="utf-8")
+    write_text(target, found.text())
     return found
 
 

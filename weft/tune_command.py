@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from weft import files
 from weft import report as reports
-from weft.hdl.config import Config
-from weft.options import Configuration, Model
+from weft.arguments import SEED
+from weft.configurations import configuration
+from weft.options import Bandwidth, Configuration, Latency, Model, config_file, writes
 
 
 def tune(
@@ -18,24 +20,34 @@ def tune(
         Path, typer.Option("--output", "-o", help="Write what was found to this .json.", show_default=False)
     ],
     config: Configuration = "default",
-    trials: Annotated[int, typer.Option(min=1, help="Plans to try for each distinct layer.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed proposes other plans.")] = 0,
-    latency: Annotated[int, typer.Option(min=1, help="Memory latency in cycles.")] = 30,
-    bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bytes per cycle.")] = None,
+    trials: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Plans to try for each distinct layer.")
+    ] = 32,
+    seed: Annotated[
+        int, typer.Option(min=SEED[0], max=SEED[1], help="Another seed proposes other plans.")
+    ] = 0,
+    latency: Latency = 30,
+    bandwidth: Bandwidth = None,
 ) -> None:
     """Search for faster plans of a model's convolutions, for `weft compile --tuning`."""
-    reports.existing(model)
-    chosen = Config.load(config)
+    files.existing(model)
+    chosen = configuration(config)
+    files.apart({"--output": output}, [model, config_file(config)])
     from weft.tune import tune as search
 
-    with reports.progress() as progress, reports.whole_file(output) as part:
+    with reports.progress() as progress:
         tuning, default, cycles = search(
             model, chosen, trials=trials, seed=seed, latency=latency, bandwidth=bandwidth, progress=progress
         )
-        part.write_text(tuning.text(), encoding="utf-8")
+        files.write_text(output, tuning.text())
     for layer in tuning.layers.values():
-        print(f"{layer.name}: {layer.default:,} -> {layer.cycles:,} cycles by itself")
+        reports.say(f"{layer.name}: {layer.default:,} -> {layer.cycles:,} cycles by itself")
     if tuning.layers:
-        print(f"{output}: {default:,} -> {cycles:,} cycles ({1 - cycles / default:.2%} less)")
+        reports.say(f"{output}: {default:,} -> {cycles:,} cycles ({1 - cycles / default:.2%} less)")
     else:
-        print(f"{output}: nothing faster was found than the {default:,} cycles there are")
+        reports.say(f"{output}: nothing faster was found than the {default:,} cycles there are")
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the command of this module."""
+    app.command()(writes(tune))

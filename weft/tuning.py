@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-import weft.compiler
 from weft.compiler.conv_plan import Choice, Chooser, ConvPlan, candidates, plan
 from weft.compiler.conv_shape import ConvShape
+from weft.errors import FileError
 from weft.hdl import schema
 from weft.hdl.config import Config, ConfigError
-from weft.report import FileError
 
 FORMAT = "weft tuning 2"
 KEPT = "weft tuned layer 1"
 """Format of one layer in the cache."""
+TIMED = ("weft.compiler", "weft.hdl", "weft.sim.timing", "weft.runtime", "weft.tune")
+"""Packages and modules of which a change may change cycles."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: str
-    compiler: str
+    sources: str
     config: dict[str, Any]
     latency: Annotated[int, msgspec.Meta(ge=1)]
     bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None
@@ -87,7 +89,7 @@ class Tuning:
     def text(self) -> str:
         """As JSON."""
         return schema.encode(
-            _File(FORMAT, compiler_digest(), self.config.to_dict(), self.latency, self.bandwidth, self.layers)
+            _File(FORMAT, sources_digest(), self.config.to_dict(), self.latency, self.bandwidth, self.layers)
         )
 
     @classmethod
@@ -97,7 +99,7 @@ class Tuning:
         Raises
         ------
         FileError
-            If the file is missing, is none of these, or was made for another configuration or by another compiler.
+            If the file is missing, is none of these, or was made for another configuration or by another version.
         """
         try:
             values = schema.decode(schema.read_bytes(path), _File, format=FORMAT)
@@ -109,8 +111,8 @@ class Tuning:
                 f"{path} is for configuration {made_for.digest:#010x}, not {config.digest:#010x}: "
                 "run `weft tune` with the same --config"
             )
-        if values.compiler != compiler_digest():
-            raise FileError(f"{path} is from another version of the compiler: run `weft tune` again")
+        if values.sources != sources_digest():
+            raise FileError(f"{path} is from another version of weft: run `weft tune` again")
         return cls(config, values.latency, values.bandwidth, values.layers)
 
 
@@ -120,7 +122,20 @@ def chosen(shape: ConvShape, choice: Choice) -> ConvPlan | None:
 
 
 @cache
-def compiler_digest() -> str:
-    """A hash of the compiler's sources: what it makes of a choice, and how long that takes, depends on them."""
-    sources = sorted(Path(str(weft.compiler.__file__)).parent.glob("*.py"))
-    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+def sources_digest() -> str:
+    """A hash of all sources that decide what is made of a choice, and how many cycles that takes."""
+    parts = [f"{source.name}\0".encode() + source.read_bytes() for source in timed_sources()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def timed_sources() -> list[Path]:
+    """The sources of the compiler, the hardware and its cycle model, and of what lays programs out in memory."""
+    found = []
+    for name in TIMED:
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        source = Path(spec.origin)
+        folder = source.parent.rglob("*") if spec.submodule_search_locations is not None else [source]
+        found += sorted(path for path in folder if path.suffix in (".py", ".h", ".cpp"))
+    return found

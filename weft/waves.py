@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft import report as reports
+from weft.errors import FileError
+from weft.files import whole_file, write_text
 from weft.sim.device import DeviceError
 from weft.sim.wave_names import variables
 from weft.sim.waves import FORMATS, Waves, gtkw, sucl
+
+VIEWERS = (".gtkw", ".sucl")
+"""Endings of the files next to a waveform, for GTKWave and Surfer."""
 
 
 @contextmanager
@@ -27,8 +31,8 @@ def recording(path: Path | None, first: int = 0, cycles: int | None = None) -> I
         yield None
         return
     if path.suffix not in FORMATS:
-        raise reports.FileError(f"{path}: the file of waveforms must end in {' or '.join(FORMATS)}")
-    with reports.whole_file(path) as part:
+        raise FileError(f"{path}: the file of waveforms must end in {' or '.join(FORMATS)}")
+    with whole_file(path) as part:
         waves = Waves(part, first, cycles)
         failure = None
         try:
@@ -38,14 +42,14 @@ def recording(path: Path | None, first: int = 0, cycles: int | None = None) -> I
                 raise
             failure = error
         if waves.zero is None:
-            raise reports.FileError("nothing of this program runs on the device, so there are no waveforms")
+            raise FileError("nothing of this program runs on the device, so there are no waveforms")
         if waves.ran <= first:
-            raise failure or reports.FileError(
+            raise failure or FileError(
                 f"there are no waveforms from cycle {first:,} on: the program takes {waves.ran:,}"
             )
         names = variables(part)
-        for suffix, text in ((".gtkw", gtkw(names, waves, path)), (".sucl", sucl(names, waves))):
-            with reports.whole_file(path.with_suffix(suffix)) as saved:
-                saved.write_text(text, encoding="utf-8")
+        texts = (gtkw(names, waves, path), sucl(names, waves))
+        for suffix, text in zip(VIEWERS, texts, strict=True):
+            write_text(path.with_suffix(suffix), text)
     if failure is not None:
         raise failure

@@ -141,7 +141,7 @@ def test_saved_program_that_leaves_memory(program: Program, tmp_path: Path) -> N
 
 
 def test_unknown_configuration() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown preset 'giant'; choose tiny, small, "):
+    with pytest.raises(ConfigError, match=r"^unknown configuration 'giant'; choose a preset \(tiny, small, "):
         weft.compile(digits.model(), "giant")
 
 

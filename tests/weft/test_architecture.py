@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from weft.compiler.ir import IrError
+from weft.hdl.errors import WeftError
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("hdl", "compiler", "sim", "boards")
 ALLOWED = {
     "hdl": ("weft.hdl",),
     "compiler": (
-        "weft.compiler", "weft.hdl.config", "weft.hdl.isa", "weft.hdl.memmap", "weft.hdl.program", "weft.hdl.schema",
+        "weft.compiler",
+        "weft.hdl.config",
+        "weft.hdl.errors",
+        "weft.hdl.isa",
+        "weft.hdl.memmap",
+        "weft.hdl.program",
+        "weft.hdl.schema",
     ),
     "sim": ("weft.sim", "weft.hdl"),
     "boards": ("weft.boards", "weft.hdl", "weft.sim.device"),
@@ -78,6 +88,27 @@ def test_every_package_is_in_the_wheel() -> None:
         for path in (ROOT / folder).rglob("__init__.py"):
             packages.add(".".join((name, *path.parent.relative_to(ROOT / folder).parts)))
     assert packages == set(setup["packages"])
+
+
+def exceptions(path: Path) -> list[type[BaseException]]:
+    """The exceptions that a source defines."""
+    classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    names = [
+        node.name
+        for node in classes
+        if any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
+    ]
+    module = importlib.import_module(f"{package_of(path)}.{path.stem}") if names else None
+    return [getattr(module, name) for name in names]
+
+
+def test_errors_have_one_base_class_and_one_exit_code() -> None:
+    found = {item for path in SOURCES for item in exceptions(path)} - {IrError}
+    assert len(found) > 12
+    for error in found:
+        assert issubclass(error, WeftError), f"{error} does not derive from WeftError"
+        kinds = [issubclass(error, kind) for kind in (ValueError, RuntimeError)]
+        assert error is WeftError or sum(kinds) == 1, f"{error} is no ValueError or RuntimeError, or is both"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from weft.arrays import STDIN, array_name, check_outputs, member_name, read_inputs, save_arrays
-from weft.report import FileError
+from weft.errors import FileError
 
 SIGNATURE = {"image": ("float32", (2, 3)), "mask": ("uint8", (4,))}
 ARRAYS = {

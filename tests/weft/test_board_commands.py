@@ -143,7 +143,8 @@ def test_a_slow_design_is_exit_code_1_and_leaves_nothing(
     ("arguments", "message"),
     [
         (["build", "--board", "arty"], "unknown board 'arty'; choose ulx3s-12f, "),
-        (["build", "--board", "icebreaker", "--config", "vast"], "unknown preset 'vast'; choose tiny, "),
+        (["build", "--board", "icebreaker", "--config", "vast"],
+         "unknown configuration 'vast'; choose a preset (tiny, "),
         (["build", "--board", "tang-primer-20k", "--config", "huge"],
          "the configuration does not fit tang-primer-20k: "),
         (["build", "--board", "icebreaker", "--config", "tiny"], "'probability_bits' must be 7 or 0 for ice40"),

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 import weft
-from weft import cli, report
+from weft import __main__ as command
+from weft import report
 from weft.compiler.ir import CompileError
 from weft.demo import Demo
 from weft.hdl.config import PRESETS
@@ -26,7 +27,7 @@ LAYER = {
     "name": "conv1",
     "cycles": 100,
     "macs": 12800,
-    "utilization": 0.5,
+    "utilisation": 0.5,
     "dram_bytes": 4096,
     "bound": "array",
 }
@@ -63,7 +64,11 @@ class Program:
     calls: list[dict[str, Any]] = field(default_factory=list)
     compiled: list[dict[str, Any]] = field(default_factory=list)
 
+    on_device = True
+    placement = tuple(NODES)
+
     def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "program.bin").write_bytes(b"words")
         if self.fails:
             raise self.fails
@@ -76,11 +81,11 @@ class Program:
         if self.fails and on != "golden":
             raise self.fails
         cycles = 100 if on != "golden" else None
-        layers = [LAYER | {"cycles": cycles, "utilization": cycles and 0.5}]
+        layers = [LAYER | {"cycles": cycles, "utilisation": cycles and 0.5}]
         totals = {
             "cycles": cycles,
             "macs": 12800,
-            "utilization": cycles and np.float64(0.5),
+            "utilisation": cycles and np.float64(0.5),
             "dram_bytes": 4096,
         }
         memory = b"\x01\x02\x03" if self.corrupt and on != "golden" else b"\x00\x02\x03"
@@ -99,8 +104,11 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     api: dict[str, Any] = {
         "compile": compile,
         "load": lambda folder: program,
-        "check": lambda model: NODES,
-        "verilog": lambda config: ("module top;\nendmodule\n", {"parameters": config.to_dict()}),
+        "check": lambda model, config: NODES,
+        "verilog": lambda config: (
+            "module top;\nendmodule\n",
+            {"core": "pipelined", "parameters": config.to_dict()},
+        ),
     }
     for name, function in api.items():
         monkeypatch.setattr(weft, name, function, raising=False)
@@ -113,7 +121,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as left:
-        cli.main(list(arguments))
+        command.main(list(arguments))
     return int(left.value.code or 0)
 
 
@@ -158,7 +166,7 @@ def test_run_on_rtl_compares_reports_and_stores(program: Program, capsys: pytest
         assert stored.files == ["logits"]
         assert stored["logits"].tolist() == [[2, 4]]
     stored_report = json.loads(Path("report.json").read_text())
-    assert set(stored_report) == {"cycles", "macs", "utilization", "dram_bytes", "layers"}
+    assert set(stored_report) == {"cycles", "macs", "utilisation", "dram_bytes", "layers"}
     assert stored_report["layers"] == [LAYER]
     text = capsys.readouterr().out
     assert "mismatching bytes: 0" in text
@@ -200,7 +208,10 @@ BAD: list[tuple[list[str], str]] = [
     (["compile", "none.onnx", "-o", "o"], "cannot use none.onnx: No such file or directory"),
     (["compile", "built", "-o", "o"], "built is a folder, not a file"),
     (["compile", "model.onnx", "-o", "model.onnx"], "cannot use model.onnx: File exists"),
-    (["compile", "model.onnx", "-o", "o", "--config", "vast"], "unknown preset 'vast'; choose tiny, small"),
+    (
+        ["compile", "model.onnx", "-o", "o", "--config", "vast"],
+        "unknown configuration 'vast'; choose a preset (tiny, small",
+    ),
     (
         ["compile", "model.onnx", "-o", "o", "--config", "no.json"],
         "cannot read configuration no.json: No such file",
@@ -300,7 +311,7 @@ def test_a_device_that_fails_is_exit_code_1(program: Program, capsys: pytest.Cap
 def test_a_bug_is_not_dressed_up_as_the_users_mistake(program: Program) -> None:
     program.fails = ValueError("numpy said so")
     with pytest.raises(ValueError, match="numpy said so"):
-        cli.main(["run", "built", "--on", "rtl", "--input", "in.npz"])
+        command.main(["run", "built", "--on", "rtl", "--input", "in.npz"])
 
 
 @pytest.fixture
@@ -317,7 +328,11 @@ def test_demo_stores_what_it_made_and_agrees(digits: Program, capsys: pytest.Cap
     assert "images on the RTL: 3" in text
     assert {"kept/weft.v", "kept/weft.json", "kept/report.json", "kept/program/program.bin"} <= files()
     on_rtl = [made["on"] for made in digits.calls if made["on"] != "golden"]
-    assert [device.trace for device in on_rtl] == [None, None, None, Path("kept/image0.vcd")]
+    *images, waves = [device.trace for device in on_rtl]
+    assert images == [None, None, None]
+    assert waves is not None
+    assert (waves.parent, waves.suffix) == (Path("kept").resolve(), ".vcd")
+    assert Path("kept/image0.vcd").exists()
     assert all(device.closed for device in on_rtl)
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from weft.arrays import read_inputs
-from weft.report import FileError
+from weft.errors import FileError
 
 LOSSLESS = ["PNG", "BMP", "PPM"]
 

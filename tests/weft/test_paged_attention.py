@@ -131,7 +131,7 @@ def test_wrong_arrays() -> None:
     ("change", "message"),
     [
         ({"heads": 3}, "3 query heads do not divide into 2 groups of 'kv_heads'"),
-        ({"head_size": 0}, "'head_size' must be a positive integer, not 0"),
+        ({"head_size": 0}, "'head_size' must be an integer of at least 1, not 0"),
         ({"page": 12}, "'page' must be a multiple of the array's side 8, not 12"),
         ({"capacity": 3000}, "'capacity' 3000 pages of 16 keys are more than the 32767 keys that masks can count"),
         ({"scale": 0.0}, "'scale' must be a positive finite number, not 0.0"),
@@ -151,5 +151,5 @@ def test_wrong_parameters(change: dict[str, object], message: str) -> None:
         "pages": 4,
         "capacity": 2,
     }
-    with pytest.raises(CompileError, match=f"^{message}$"):
+    with pytest.raises((InputError, CompileError), match=f"^{message}$"):
         PagedAttention(**(good | change))  # type: ignore[arg-type]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +18,14 @@ import qdq_models
 
 import weft
 import weft.tune as tuner
-from weft import cli
+from weft import cli, tuning
 from weft.compiler.conv_plan import Choice, ConvPlan, candidates
 from weft.compiler.conv_shape import ConvShape
+from weft.errors import FileError
 from weft.examples import digits
 from weft.hdl.config import PRESETS, Config
-from weft.report import FileError
 from weft.tune import RANKED, tune
-from weft.tuning import TunedLayer, Tuning
+from weft.tuning import TunedLayer, Tuning, sources_digest, timed_sources
 
 TINY = PRESETS["tiny"]
 
@@ -218,8 +221,8 @@ LAYER = {"name": "a", "choice": {"tile": [1, 2], "zones": [3, 4], "chunk": 5, "g
 @pytest.mark.parametrize(("changes", "message"), [
     ({"format": "weft tuning 0"}, "it has format .weft tuning 0., and this version of weft reads .weft tuning [1-9]."),
     ({"format": None}, "format: expected str, got null"),
-    ({"compiler": "0"}, "another version of the compiler"),
-    ({"compiler": 0}, "compiler: expected str, got int"),
+    ({"sources": "0"}, "is from another version of weft"),
+    ({"sources": 0}, "sources: expected str, got int"),
     ({"config": PRESETS["small"].to_dict()}, f"is for configuration {PRESETS['small'].digest:#010x}"),
     ({"config": {"n": 5}}, "configuration field 'n' must be a power of two from 2 to 128, not 5"),
     ({"config": None}, "config: expected object, got null"),
@@ -242,6 +245,47 @@ def test_files_that_are_refused(changes: dict[str, object], message: str | None,
     with pytest.raises(FileError, match=message) as caught:
         Tuning.load(path, TINY)
     assert "weft tune`" in str(caught.value)
+
+
+LOADED = """
+import sys, weft.tune
+from weft.hdl.config import PRESETS
+weft.tune.tune(sys.argv[1], PRESETS["tiny"], trials=1)
+print(*(module.__file__ for name, module in list(sys.modules.items()) if name.startswith("weft.")), sep="\\n")
+"""
+NO_CYCLES = ("__init__", "api", "arguments", "configurations", "devices", "errors", "files", "program", "report",
+             "run_report", "tuning")  # fmt: skip
+"""Modules of weft/ itself that take part in a search and do not decide its cycles."""
+
+
+def test_what_cycles_depend_on(model: Path) -> None:
+    """The whole compiler, hardware and cycle model; and of the rest, what a search loads."""
+    root = Path(__file__).resolve().parents[2]
+    folders = {"compiler": ("py",), "hdl": ("py",), "sim/timing": ("py", "h", "cpp")}
+    sources = {path.resolve() for path in timed_sources()}
+    assert sources >= {
+        path for folder, ends in folders.items() for end in ends for path in (root / folder).rglob(f"*.{end}")
+    }
+    command = [sys.executable, "-c", LOADED, str(model)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    loaded = {Path(line).resolve() for line in printed.splitlines()}
+    own = {path for path in loaded - sources if path.parent == root / "weft" and path.stem not in NO_CYCLES}
+    assert own == set()
+    rooms = {path.parent.name for path in loaded - sources} - {"weft"}
+    assert rooms <= {"sim", "boards"}  # the protocol of devices, and the names of boards
+
+
+@pytest.mark.parametrize("source", random.Random(0).sample(timed_sources(), 12), ids=lambda path: path.name)
+def test_a_change_of_any_source_is_another_version(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path, {})
+    read = Path.read_bytes
+    changed = lambda self: read(self) + (b" " if self == source else b"")  # noqa: E731
+    monkeypatch.setattr(Path, "read_bytes", changed)
+    monkeypatch.setattr(tuning, "sources_digest", sources_digest.__wrapped__)
+    with pytest.raises(FileError, match="is from another version of weft: run `weft tune` again"):
+        Tuning.load(path, TINY)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import shutil
 import subprocess
 import sys
@@ -97,3 +98,60 @@ def test_the_installed_command_works_elsewhere(weft: Path, tmp_path: Path) -> No
     call(weft, "run", "program", "--input", "in.npz", "--output", "out.npz", cwd=tmp_path)
     with np.load(tmp_path / "out.npz") as outputs:
         assert outputs["logits"].shape == (1, 10)
+
+
+TYPED = """
+import weft
+from weft import CompileError, Config
+
+program: weft.Program = weft.compile("model.onnx", config=Config(n=8))
+cycles: int = weft.check("model.onnx")
+try:
+    reveal_type(program.run({}))
+except CompileError as error:
+    reveal_type(error)
+"""
+
+
+def test_type_checkers_see_the_installed_package(weft: Path, tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(TYPED)
+    mypy = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--python-executable",
+        weft.parent / "python",
+        "--follow-imports=silent",
+    ]
+    process = subprocess.run(
+        [*map(str, mypy), "--cache-dir", str(tmp_path / "cache"), "user.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = [line.split(": ", 1)[1] for line in process.stdout.splitlines()[:-1]]
+    assert said == [
+        'error: Incompatible types in assignment (expression has type "list[tuple[str, str, str, str]]", '
+        'variable has type "int")  [assignment]',
+        'note: Revealed type is "weft.program.Result"',
+        'note: Revealed type is "weft.compiler.ir.CompileError"',
+    ]
+
+
+def test_the_module_and_the_examples_work_elsewhere(weft: Path, tmp_path: Path) -> None:
+    assert call(weft.parent / "python", "-m", "weft", "--version", cwd=tmp_path).startswith("weft ")
+    for name in ("digits", "attention"):
+        call(weft, "example", name, "-o", name, cwd=tmp_path)
+        assert (tmp_path / name / f"{name}.onnx").stat().st_size > 10_000
+
+
+def test_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    classifiers = metadata.get_all("Classifier") or []
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(classifiers)
+    assert "FPGA" in (metadata["Keywords"] or "")
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert not any(item.startswith("License ::") for item in classifiers)  # not together with the expression

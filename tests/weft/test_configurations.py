@@ -1,0 +1,156 @@
+"""Configurations by name, and the core that a board has with one: all presets, all boards."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft import ConfigError, InputError, Program
+from weft import __main__ as command
+from weft.attention import PagedAttention
+from weft.boards.board import CoreKind
+from weft.boards.registry import BOARDS
+from weft.configurations import configuration, names, sequential_boards
+from weft.examples import digits
+from weft.hdl import core as pipelined
+from weft.hdl import verilog as generating
+from weft.hdl.config import PRESETS, Config
+from weft.hdl.sequential import core as sequential
+from weft.sim import rtl
+from weft.trace import timelines_of
+from weft.tune import tune
+
+SEQUENTIAL = [name for name, board in BOARDS.items() if board.core is CoreKind.SEQUENTIAL]
+PIPELINED = [name for name, board in BOARDS.items() if board.core is CoreKind.PIPELINED]
+INPUTS = {"image": digits.held_out()[0][:1]}
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        command.main(list(arguments))
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *BOARDS])
+def test_names(name: str, tmp_path: Path) -> None:
+    expected = PRESETS[name] if name in PRESETS else BOARDS[name].config
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(expected.to_dict()))
+    assert name in names()
+    for source in (name, expected, file, str(file)):
+        assert configuration(source) == expected
+
+
+def test_no_names() -> None:
+    choice = rf"choose a preset \({', '.join(PRESETS)}\), a board \({', '.join(BOARDS)}\), or a .json file"
+    for name in ("", "vast", "ULX3S", "small.onnx"):
+        with pytest.raises(ConfigError, match=f"^unknown configuration '{name}'; {choice}$"):
+            configuration(name)
+    with pytest.raises(ConfigError, match=r"^cannot read configuration none.json: No such file"):
+        configuration("none.json")
+
+
+def test_there_are_boards_of_both_kinds() -> None:
+    """And no configuration is one board's with the one core and another's with the other."""
+    assert SEQUENTIAL
+    assert PIPELINED
+    for config in [*PRESETS.values(), *(BOARDS[name].config for name in PIPELINED)]:
+        assert sequential_boards(config) == []
+    for name in SEQUENTIAL:
+        assert name in sequential_boards(BOARDS[name].config)
+
+
+@pytest.fixture(params=SEQUENTIAL)
+def board(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["name", "configuration", "file", "folder"])
+def program(request: pytest.FixtureRequest, board: str, tmp_path: Path) -> Program:
+    """digits for a board: by its name, its configuration, a file of the same fields, and back from a folder."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(BOARDS[board].config.to_dict()))
+    sources: dict[str, str | Config | Path] = {"configuration": BOARDS[board].config, "file": file}
+    made = weft.compile(digits.model(), config=sources.get(request.param, board))
+    if request.param == "folder":
+        made.save(tmp_path / "program")
+        return weft.load(tmp_path / "program")
+    return made
+
+
+def test_the_sequential_core_has_no_cycle_model(program: Program, board: str, tmp_path: Path) -> None:
+    said = f"^this is the configuration of .*{board}.*, which (have|has) the sequential core"
+    with pytest.raises(InputError, match=said + r", and the cycle model is one of the pipelined core"):
+        program.run(INPUTS, on="timing")
+    for on in ("timing", "rtl"):
+        with pytest.raises(InputError, match=said + ": there are no traces of it"):
+            timelines_of(program, on=on)
+    with pytest.raises(InputError, match=said):
+        tune(tmp_path / "not looked at", program.config)
+    attention = PagedAttention(program.config, heads=1, head_size=8, page=8, pages=1, capacity=1)
+    with pytest.raises(InputError, match=said):
+        attention.run(None, None, None, [], 0, on="timing")  # type: ignore[arg-type]
+
+
+def test_commands_for_the_sequential_core(
+    board: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("example", "digits") == 0
+    assert call("compile", "digits.onnx", "-o", "program", "--config", board) == 0
+    before = sorted(Path().rglob("*"))
+    for arguments in (
+        ["run", "program", "--on", "timing", "--report", "report.json"],
+        ["trace", "program", "-o", "trace.json"],
+        ["trace", "program", "--on", "rtl", "--svg", "trace.svg"],
+        ["tune", "digits.onnx", "-o", "tuning.json", "--config", board],
+    ):
+        capsys.readouterr()
+        assert call(*arguments) == 2
+        errors = capsys.readouterr().err.splitlines()
+        assert re.match(f"error: this is the configuration of .*{board}.* the sequential core", errors[-1])
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["tiny", *BOARDS])
+def test_rtl_and_verilog_are_of_the_core_that_the_board_has(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class Asked(Exception):
+        pass
+
+    def device(config: Config, memory_bytes: int, **options: Any) -> None:
+        made.append(options["sequential"])
+        raise Asked
+
+    monkeypatch.setattr(rtl, "RtlDevice", device)
+    n = configuration(name).n
+    attention = PagedAttention(name, heads=1, head_size=n, page=n, pages=1, capacity=1)
+    pool = np.zeros((1, n, 1, n), np.int8)
+    with pytest.raises(Asked):
+        attention.run(np.zeros((1, 1, n), np.int8), pool, pool, [0], 1, on="rtl")
+    monkeypatch.setattr(generating, "generate", lambda core, name: core)
+    monkeypatch.setattr(pipelined, "Core", lambda config: "pipelined core")
+    monkeypatch.setattr(sequential, "SequentialCore", lambda config: "sequential core")
+    text, description = weft.verilog(name)
+    assert made == [name in SEQUENTIAL]
+    assert text == f"{description['core']} core"
+    assert description["core"] == ("sequential" if name in SEQUENTIAL else "pipelined")
+    assert description["format"] == "weft description 1"
+    assert Config.from_dict(description["parameters"]) == configuration(name)
+
+
+def test_digits_on_the_sequential_core() -> None:
+    """Cycles are of the order that the simulated board counts, 2,074,338, not of the pipelined core's 123,150."""
+    result = weft.compile(digits.model(), "icebreaker").run(INPUTS, on="rtl", latency=1)
+    golden = weft.compile(digits.model(), "icebreaker").run(INPUTS)
+    assert result.memory[: len(golden.memory)] == golden.memory
+    assert 1_500_000 < result.report["cycles"] < 2_600_000

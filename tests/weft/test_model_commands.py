@@ -1,0 +1,273 @@
+"""The commands for models, with real ones: what they say of a model is what they make of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_static
+from onnxruntime.quantization.calibrate import CalibrationDataReader
+
+import weft
+from weft import __main__ as command
+from weft.boards.registry import BOARDS
+from weft.examples import load
+from weft.hdl.config import PRESETS
+
+WITHOUT = PRESETS["tiny"].replace(probability_bits=0)
+PART = re.compile(r"(\d+) of (\d+) nodes run on the device")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "attention"):
+        Path(f"{name}.onnx").write_bytes(load(name).model())
+    np.savez("digit.npz", image=load("digits").held_out()[0][:1])
+    Path("none.json").write_text(json.dumps({"preset": "tiny", "probability_bits": 0}))
+    return tmp_path
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        command.main(list(arguments))
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize("model", ["digits", "attention"])
+@pytest.mark.parametrize("config", ["tiny", "none.json", "icebreaker", "ulx3s-12f"])
+def test_compile_and_check_tell_where_the_program_runs(
+    model: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("compile", f"{model}.onnx", "-o", "program", "--config", config) == 0
+    compiled = capsys.readouterr().out
+    assert call("check", f"{model}.onnx", "--config", config) == 0
+    checked = capsys.readouterr().out
+    assert call("check", f"{model}.onnx", "--config", config, "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    program = weft.load("program")
+    host = [node for node in program.placement if node[2] == "host"]
+    numbers = (str(len(program.placement) - len(host)), str(len(program.placement)))
+    for text in (compiled, checked):
+        found = PART.search(text)
+        assert found is not None
+        assert found.groups() == numbers
+    # What the program holds, counted another way: the nodes of its host segments, and the ends of the graph.
+    inside = sum(len(part.nodes) for part in program.segments if hasattr(part, "nodes"))
+    assert 0 <= len(host) - inside <= 2 * (len(program.inputs) + len(program.outputs))
+    assert len(compiled.splitlines()) == 2 + len(host)
+    assert len(checked.splitlines()) == 2 + len(program.placement)
+    assert listed["format"] == "weft check 1"
+    assert [tuple(node.values()) for node in listed["nodes"]] == list(program.placement)
+    assert listed["on_device"] == int(numbers[0])
+
+
+def test_attention_without_softmax_is_on_the_host() -> None:
+    with_softmax, without = (weft.check("attention.onnx", config) for config in ("tiny", "none.json"))
+    assert [sum(node[2] == "host" for node in nodes) for nodes in (with_softmax, without)] == [2, 49]
+    assert list(weft.compile("attention.onnx", WITHOUT).placement) == without
+
+
+class Reader(CalibrationDataReader):
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.values = iter([{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(2)])
+
+    def get_next(self) -> Any:
+        return next(self.values, None)
+
+
+def dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with scales and zero points of activations from their values."""
+    for node in model.graph.node:
+        if node.op_type == "QuantizeLinear":
+            node.op_type = "DynamicQuantizeLinear"
+            del node.input[1:]
+            node.output.extend([f"{node.name}_scale", f"{node.name}_zero"])
+            for reader in model.graph.node:
+                if reader.input[0] == node.output[0]:
+                    reader.input[1:] = node.output[1:]
+    return model
+
+
+def quantised(kind: str) -> str:
+    """A convolution and a matrix product, quantised in ways that the device does not compute."""
+    rng = np.random.default_rng(0)
+    shapes = {"k": (4, 3, 3, 3), "m": (256, 10)}
+    weights = [
+        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Flatten", ["c"], ["f"], name="flatten"),
+        helper.make_node("MatMul", ["f", "m"], ["y"], name="product"),
+    ]
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)]
+        for name, shape in {"x": (1, 3, 8, 8), "y": (1, 10)}.items()
+    ]
+    graph = helper.make_graph(nodes, "graph", *ends, weights)
+    opset = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), "float.onnx")
+    activations = QuantType.QUInt16 if kind == "16 bits" else QuantType.QUInt8
+    quantize_static("float.onnx", "model.onnx", Reader(), activation_type=activations)
+    if kind == "dynamic":
+        onnx.save(dynamic(onnx.load("model.onnx")), "model.onnx")
+    np.savez("x.npz", x=np.ones((1, 3, 8, 8), np.float32))
+    return "model.onnx"
+
+
+@pytest.mark.filterwarnings("ignore")  # of the quantiser
+@pytest.mark.parametrize("kind", ["dynamic", "16 bits"])
+def test_nothing_on_the_device(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = quantised(kind)
+    capsys.readouterr()
+    for arguments in (["compile", model, "-o", "program"], ["check", model], ["check", model, "--json"]):
+        assert call(*arguments) == 0
+        out, err = capsys.readouterr()
+        (warning,) = (line for line in err.splitlines() if line.startswith("warning: "))
+        assert warning.startswith("warning: nothing of this model runs on the device: most often because ")
+        assert "quantize_static" in warning
+        assert "weft check" in warning
+        assert ('"on_device": 0' if "--json" in arguments else " 0 of ") in out.replace("; 0", " 0").replace(
+            "\n0", " 0"
+        )
+    program = weft.load("program")
+    assert not program.on_device
+    assert call("run", "program", "--on", "timing") == 2
+    said = "error: nothing of this program runs on the device"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
+    for target in ("rtl", "board --port virtual:icebreaker", "rtl --waves w.vcd"):
+        assert call("run", "program", "--input", "x.npz", "--output", "y.npz", "--on", *target.split()) == 2
+        out, err = capsys.readouterr()
+        assert err.splitlines()[-1].startswith(said)
+        assert "mismatching" not in out
+        assert not Path("y.npz").exists()
+    with pytest.raises(
+        weft.InputError, match=r"^nothing of this program runs on the device, so there are no cycles"
+    ):
+        program.run({"x": np.ones((1, 3, 8, 8), np.float32)}, on="timing")
+    assert call("run", "program", "--input", "x.npz", "--output", "y.npz") == 0
+
+
+def test_a_model_for_the_device_is_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny") == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+OVERWRITES = [
+    ["run", "program", "--input", "digit.npz", "--output", "digit.npz"],
+    ["run", "program", "--input", "digit.npz", "--output", "link.npz"],
+    ["run", "program", "--input", "digit.npz", "--output", "hard.npz"],
+    ["run", "program", "--input", "digit.npz", "--report", "program/program.json"],
+    ["run", "program", "--input", "digit.npz", "--output", "program/segment1.bin"],
+    ["run", "program", "--input", "digit.npz", "--output", "new", "--report", "./new"],
+    ["run", "program", "--on", "timing", "--report", "program/program.json"],
+    ["run", "program", "--on", "rtl", "--input", "w.gtkw", "--waves", "w.vcd"],
+    ["run", "program", "--on", "rtl", "--input", "digit.npz", "--waves", "w.vcd", "--report", "w.sucl"],
+    ["trace", "program", "-o", "program/program.json"],
+    ["trace", "program", "-o", "new", "--svg", "./new"],
+    ["tune", "digits.onnx", "--config", "own.json", "-o", "own.json"],
+    ["tune", "digits.onnx", "-o", "linked.onnx"],
+    ["compile", "segment0.onnx", "-o", "."],
+    ["compile", "digits.onnx", "--config", "program.json", "-o", "."],
+    ["verilog", "--config", "own.json", "-o", "own.v"],
+    ["demo", "--config", "weft.json", "--keep", "."],
+    ["build", "--board", "ulx3s-12f", "--config", "own.json", "-o", "own.json"],
+]
+
+
+def test_what_is_read_is_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny") == 0
+    for name in ("own.json", "weft.json", "program.json"):
+        Path(name).write_text(json.dumps({"preset": "tiny"}))
+    for link in ("link.npz", "w.gtkw"):
+        Path(link).symlink_to("digit.npz")
+    Path("hard.npz").hardlink_to("digit.npz")
+    Path("linked.onnx").symlink_to("digits.onnx")
+    os.rename("attention.onnx", "segment0.onnx")
+    Path("none.json").unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    names = set(folder.rglob("*"))
+    for arguments in OVERWRITES:
+        capsys.readouterr()
+        assert call(*arguments) == 2, arguments
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert re.search("which is read: name another|both name|File exists", error), (arguments, error)
+        assert {path: path.read_bytes() for path in before} == before, arguments
+        assert set(folder.rglob("*")) == names, arguments
+
+
+def test_files_that_are_no_files(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(
+        weft, "verilog", lambda config: ("module weft;", {"core": "pipelined"}), raising=False
+    )
+    assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny") == 0
+    capfd.readouterr()
+    Path("out").symlink_to("somewhere.json")
+    commands = [
+        ["run", "program", "--input", "digit.npz", "--output", "/dev/null", "--report"],
+        ["trace", "program", "--svg", "/dev/null", "-o"],
+    ]
+    for arguments in commands:
+        assert call(*arguments, "out") == 0
+        assert Path("out").is_symlink()
+        text = Path("somewhere.json").read_text()
+        Path("somewhere.json").unlink()
+        capfd.readouterr()
+        assert call(*arguments, "/dev/stdout", "--quiet") == 0
+        assert capfd.readouterr().out == text
+        assert json.loads(text)
+    assert Path("/dev/null").is_char_device()
+    assert call("verilog", "--config", "tiny", "-o", "/dev/stdout", "-q") == 0
+    assert capfd.readouterr().out == "module weft;"
+    assert not Path("/dev/stdout.json").exists()
+
+
+def test_lists_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("boards", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["format"] == "weft boards 1"
+    for entry, board in zip(listed["boards"], BOARDS.values(), strict=True):
+        assert (entry["name"], entry["core"], entry["clock_hz"]) == (
+            board.name,
+            board.core.value,
+            board.clock,
+        )
+        assert entry["config"] == board.config.to_dict()
+        assert entry["memory"] == {"kind": board.memory.kind.value, "bytes": board.memory.size}
+        assert set(entry["presets_that_fit"]) <= set(PRESETS)
+        assert all(share > 0 for share in entry["estimated_shares"].values())
+
+
+@pytest.mark.parametrize("name", ["digits", "attention"])
+def test_examples(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("example", name, "-o", "new") == 0
+    model, image = Path(f"new/{name}.onnx"), Path("new/digit.npz")
+    assert model.read_bytes() == load(name).model()
+    capsys.readouterr()
+    for missing, there in ((model, image), (image, model)):
+        there.write_bytes(b"mine")
+        missing.unlink()
+        assert call("example", name, "-o", "new") == 2
+        assert capsys.readouterr().err == (
+            f"error: {there} exists: --force overwrites it, --output names another folder\n"
+        )
+        assert (there.read_bytes(), missing.exists()) == (b"mine", False)
+        assert call("example", name, "-o", "new", "--force", "--quiet") == 0
+        assert capsys.readouterr() == ("", "")
+    assert model.read_bytes() == load(name).model()
+    assert call("compile", str(model), "-o", "program", "--config", "tiny") == 0
+    assert call("run", "program", "--input", str(image), "--output", "out.npz") == 0
+    images, labels = load(name).held_out()
+    with np.load(image) as arrays, np.load("out.npz") as outputs:
+        assert (arrays["image"] == images[:1]).all()
+        assert np.argmax(outputs["logits"]) == labels[0]

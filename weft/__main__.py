@@ -1,0 +1,41 @@
+"""The ``weft`` command, also as ``python -m weft``.
+
+It imports next to nothing before it can be interrupted: the command line takes a moment to load.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the ``weft`` command; always leaves by `SystemExit`.
+
+    What is being written vanishes when the user interrupts it (exit code 130), and when another process ends it.
+    """
+    before = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.signal(number, _end) for number in _ENDING}
+        from weft.cli import main as command
+
+        command(arguments)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: object) -> None:
+    """By convention, a process that a signal ended has its number and 128 as exit code."""
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

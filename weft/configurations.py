@@ -1,0 +1,84 @@
+"""Configurations by name: presets, boards, JSON files; and which core their accelerator has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.hdl.config import PRESETS, Config, ConfigError
+
+
+def configuration(source: str | os.PathLike[str] | Config) -> Config:
+    """The configuration that `source` is or names.
+
+    Parameters
+    ----------
+    source : str, path or Config
+        A preset (``small``), a board (``ulx3s-85f``: its own configuration), or a JSON file of fields.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these, or the file is none of a configuration.
+    InputError
+        If it is of another type.
+    """
+    if isinstance(source, Config):
+        return source
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(f"a configuration is a Config, a name or a JSON file, not {type(source).__name__}")
+    name = os.fspath(source)
+    if name in PRESETS or Path(name).suffix == ".json":
+        return Config.load(name)
+    boards = _boards()
+    if name in boards:
+        return boards[name].config
+    raise ConfigError(
+        f"unknown configuration {name!r}; choose a preset ({', '.join(PRESETS)}), a board ({', '.join(boards)}), "
+        "or a .json file"
+    )
+
+
+def names() -> list[str]:
+    """Of all presets and boards."""
+    return [*PRESETS, *_boards()]
+
+
+def sequential_boards(config: Config) -> list[str]:
+    """Boards whose own configuration this is, and whose core is the sequential one.
+
+    A configuration does not say which core runs it, as both run everything that it allows; but for one that is a
+    board's own, the board does. Empty for all others: their accelerator is the pipelined core.
+    """
+    from weft.boards.board import CoreKind
+
+    return [
+        board.name
+        for board in _boards().values()
+        if board.core is CoreKind.SEQUENTIAL and board.config == config
+    ]
+
+
+def check_timed(config: Config) -> None:
+    """Raise `InputError` if the cycle model is not one of the core that `config` has."""
+    boards = sequential_boards(config)
+    if boards:
+        raise InputError(
+            f"{sequential(boards)}, and the cycle model is one of the pipelined core: cycles are counted on 'rtl', and "
+            f"on the board or its simulation (weft run --on board --port virtual:{boards[0]})"
+        )
+
+
+def sequential(boards: Sequence[str]) -> str:
+    """The sentence that `sequential_boards` asks for."""
+    have = "which has" if len(boards) == 1 else "which have"
+    return f"this is the configuration of {' and '.join(boards)}, {have} the sequential core"
+
+
+def _boards() -> dict[str, Any]:
+    from weft.boards.registry import BOARDS
+
+    return BOARDS

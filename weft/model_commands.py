@@ -1,0 +1,129 @@
+"""The commands for models and for the accelerator itself: what is made of them before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft import files
+from weft import report as reports
+from weft.configurations import configuration
+from weft.errors import FileError
+from weft.options import Configuration, Folder, Json, Model, config_file, load, writes
+
+Placement = Sequence[tuple[str, str, str, str]]
+CHECK = "weft check 1"
+"""Format of what `weft check --json` prints."""
+
+
+def compile_model(
+    model: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the program.", show_default=False)
+    ],
+    config: Configuration = "default",
+    tuning: Annotated[
+        Path | None, typer.Option("--tuning", help="File that `weft tune` wrote for this configuration.")
+    ] = None,
+    plain_inputs: Annotated[
+        bool, typer.Option(help="Have inputs in memory in NHWC order; a first convolution may be slower.")
+    ] = False,
+) -> None:
+    """Compile a model for one configuration of the hardware."""
+    import weft
+
+    chosen = configuration(config)
+    files.existing(model)
+    options: dict[str, Any] = {"plain_inputs": plain_inputs}
+    if tuning is not None:
+        from weft.tuning import Tuning
+
+        options["choose"] = Tuning.load(files.existing(tuning), chosen).chooser()
+    with (
+        files.whole_folder(output, reads=[model, tuning, config_file(config)]) as part,
+        reports.progress() as progress,
+    ):
+        progress(f"compiling {model.name}")
+        program = weft.compile(model, config=chosen, progress=progress, **options)
+        program.save(part)
+    nodes = program.placement
+    host = [node for node in nodes if node[2] == "host"]
+    reports.say(
+        f"{output}: {model.name} for an array of {chosen.n} x {chosen.n}; "
+        f"{len(nodes) - len(host)} of {len(nodes)} nodes run on the device"
+    )
+    if host:
+        reports.show_placement(host, reports.summary())
+    _warn(nodes)
+
+
+def check(model: Model, config: Configuration = "default", as_json: Json = False) -> None:
+    """Show which nodes of a model run on the device, which on the host, and why."""
+    import weft
+
+    nodes = weft.check(files.existing(model), configuration(config))
+    host = sum(node[2] == "host" for node in nodes)
+    if as_json:
+        keys = ("name", "operator", "place", "reason")
+        rows = [dict(zip(keys, node, strict=True)) for node in nodes]
+        print(json.dumps({"format": CHECK, "nodes": rows, "on_device": len(nodes) - host}, indent=1))
+    else:
+        reports.show_placement(nodes, reports.stdout())
+        print(f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host")
+    _warn(nodes)
+
+
+def _warn(nodes: Placement) -> None:
+    """Say what to do if nothing runs on the device."""
+    if any(node[2] == "device" for node in nodes):
+        return
+    reasons = Counter(reason for *_, reason in nodes if reason).most_common(1)
+    why = f": most often because {reasons[0][0]!r}" if reasons else ""
+    reports.warn(
+        f"nothing of this model runs on the device{why}. Quantise it statically to int8 in the QDQ format, with int8 "
+        "or uint8 activations and static shapes, as onnxruntime.quantization.quantize_static does; `weft check` lists "
+        "the reasons of all nodes"
+    )
+
+
+def verilog(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Verilog file to write.", show_default=False)
+    ],
+    config: Configuration = "default",
+) -> None:
+    """Write the accelerator as one Verilog file, and a JSON file of its parameters, ports and registers next to it."""
+    import weft
+
+    chosen = configuration(config)
+    if output.suffix == ".json":
+        raise FileError(f"{output}: the Verilog file must not end in .json, its description does")
+    described = None if files.special(output) else output.with_suffix(".json")
+    files.apart({"--output": output, "its description": described}, [config_file(config)])
+    with reports.progress() as progress:
+        progress("generating Verilog")
+        text, description = weft.verilog(chosen)
+    files.write_text(output, text)
+    reports.say(f"{output}: {len(text.splitlines()):,} lines of Verilog of the {description['core']} core")
+    if described is not None:
+        files.write_json(described, description)
+        reports.say(f"{described}: parameters, ports and register map")
+
+
+def dis(folder: Folder) -> None:
+    """Disassemble a compiled program."""
+    program, _ = load(folder)
+    print(program.disassemble(), end="")
+
+
+def add(app: typer.Typer) -> None:
+    """Give `app` the commands of this module."""
+    app.command("compile")(writes(compile_model))
+    app.command()(writes(verilog))
+    app.command()(check)
+    app.command()(dis)

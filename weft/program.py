@@ -1,0 +1,246 @@
+"""Compiled programs, and what running them gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.arguments import flag
+from weft.compiler.artefact import Compiled
+from weft.compiler.backend import DeviceProgram
+from weft.compiler.host import from_buffer, run_host, to_buffer
+from weft.compiler.ir import HostSegment
+from weft.devices import Simulation, check_target, computes, simulated
+from weft.errors import InputError
+from weft.files import whole_folder
+from weft.hdl.config import Config
+from weft.hdl.schema import printable
+from weft.run_report import Totals, layers_of
+from weft.run_report import report as report_of_run
+from weft.runtime import Image
+
+if TYPE_CHECKING:
+    from weft.sim.device import Device
+    from weft.sim.waves import Waves
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Attributes
+    ----------
+    outputs : dict of str to ndarray
+        The model's outputs by name; empty from a device that computes nothing ("timing").
+    report : dict
+        ``cycles``, ``macs``, ``utilisation`` (useful MACs over N * N * cycles), ``dram_bytes``, ``counters``, and the
+        same with ``name``, ``kind`` and ``bound`` for every operator under ``layers``; cycles, utilisation and counters
+        are None on a device without time. ``config`` has the configuration's fields, ``format`` the version of this.
+    memory : bytes
+        The whole DRAM after the run, one device program after the other; empty like the outputs.
+    """
+
+    outputs: dict[str, np.ndarray]
+    report: dict[str, Any]
+    memory: bytes
+
+    def __repr__(self) -> str:
+        cycles = self.report.get("cycles")
+        return (
+            f"<weft.Result: {_signature(self.outputs) or 'no outputs'}; "
+            f"{'cycles unknown' if cycles is None else f'{cycles:,} cycles'}, {len(self.memory):,} bytes of memory>"
+        )
+
+
+class Program:
+    """A compiled model. Made by `compile` or `load`.
+
+    Examples
+    --------
+    >>> program = weft.compile("digits.onnx", config="small")
+    >>> result = program.run({"image": np.zeros((1, 1, 8, 8), np.float32)})
+    >>> result.outputs["logits"].shape
+    (1, 10)
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+
+    def __repr__(self) -> str:
+        n, host = self.config.n, sum(node[2] == "host" for node in self.placement)
+        return (
+            f"<weft.Program for an array of {n} x {n}: {_signature(self.inputs)} -> {_signature(self.outputs)}; "
+            f"{len(self.placement) - host} of {len(self.placement)} nodes on the device>"
+        )
+
+    @property
+    def config(self) -> Config:
+        """The configuration it is compiled for."""
+        return self._compiled.config
+
+    @property
+    def inputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Input names with (dtype name, shape): what `run` takes."""
+        return self._compiled.inputs
+
+    @property
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Output names with (dtype name, shape): what `Result.outputs` holds."""
+        return self._compiled.outputs
+
+    @property
+    def segments(self) -> tuple[DeviceProgram | HostSegment, ...]:
+        """The parts it runs in, in order: programs of the device, and models for the host."""
+        return self._compiled.segments
+
+    @property
+    def placement(self) -> tuple[tuple[str, str, str, str], ...]:
+        """(name, operator, "device" or "host", reason) of every node of the model, as `check` gives them."""
+        return self._compiled.placement
+
+    @property
+    def on_device(self) -> bool:
+        """Whether anything runs on the device."""
+        return any(isinstance(segment, DeviceProgram) for segment in self.segments)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the program to a folder, which is created if it is missing."""
+        with whole_folder(folder_of(folder)) as part:
+            self._compiled.save(part)
+
+    def disassemble(self) -> str:
+        """All device programs as assembly text."""
+        from weft.hdl.asm import disassemble
+
+        parts = []
+        for segment in self.segments:
+            if isinstance(segment, DeviceProgram):
+                parts.append(f"; {printable(segment.name)}: {len(segment.instructions)} instructions\n")
+                parts.append(disassemble(segment.instructions))
+        return "".join(part if part.endswith("\n") else part + "\n" for part in parts)
+
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        on: str | Device = "golden",
+        *,
+        latency: int = 30,
+        bandwidth: float | None = None,
+        stalls: int | None = None,
+        trace: str | os.PathLike[str] | Waves | None = None,
+        memory: bool = True,
+    ) -> Result:
+        """Run the model.
+
+        Parameters
+        ----------
+        inputs : dict of str to ndarray
+            One array for each of `self.inputs`, of exactly that dtype and shape.
+        on : "golden", "rtl", "timing" or Device
+            Where device programs run. A device must be built for this program's configuration. "rtl" is the core that
+            `weft.verilog` writes for it. "timing" tells how long they take there, and computes nothing: there are no
+            outputs, and what would follow on the host is left out.
+        latency, bandwidth : int, float
+            Of the simulated memory (rtl, timing): cycles from 1 to 1,000,000, and bytes a cycle from 0.001 (None for as
+            many as the bus takes).
+        stalls : int
+            Seed of random pauses on every bus channel (rtl), 32 bits; None for none.
+        trace : path or Waves
+            File for waveforms of the last device program (rtl): FST if it ends so, else VCD.
+        memory : bool
+            Keep what is in the device's memory in the result; over a serial line that takes time.
+
+        Raises
+        ------
+        InputError
+            If an input is missing or has another dtype or shape, or another argument is of a wrong type or outside its
+            limits; nothing has started then.
+            If `on` is a device that was built for another configuration, or has too little memory.
+            If `on` is "timing", and nothing of the program runs on the device, or its core has no cycle model: the
+            sequential core of some boards.
+        weft.sim.device.DeviceError
+            If a device fails.
+        """
+        simulation = Simulation(latency, bandwidth, stalls, trace)
+        check_target(on, self.config)
+        flag("memory", memory)
+        values = self._check(inputs)
+        if on == "timing" and not self.on_device:
+            raise InputError("nothing of this program runs on the device, so there are no cycles to tell")
+        kept, totals, complete = b"", Totals(), True
+        layers: list[dict[str, Any]] = []
+        for segment in self.segments:
+            if isinstance(segment, HostSegment):
+                values |= run_host(segment, values) if complete else {}
+                continue
+            image = Image(segment)
+            less = "; with `plain_inputs` it may need less" if segment.rows else ""
+            with simulated(on, self.config, image.memory_bytes, simulation, less) as device:
+                complete = complete and computes(device)
+                self._run_image(image, device, values)
+                kept += device.read(0, image.memory_bytes) if memory and complete else b""
+                layers += layers_of(segment, device, self.config)
+                totals.add(device.counters(), self.config)
+        outputs = {name: np.asarray(values[name]) for name in self.outputs} if complete else {}
+        return Result(outputs, report_of_run(layers, totals, self.config), kept)
+
+    def _check(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if not isinstance(inputs, Mapping):
+            raise InputError(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
+        values = {}
+        for name, (dtype, shape) in self.inputs.items():
+            if name not in inputs:
+                raise InputError(
+                    f"input {name!r} is missing; the model reads {', '.join(map(repr, self.inputs))}"
+                )
+            value = _array(name, inputs[name])
+            if value.dtype.name != dtype or value.shape != shape:
+                raise InputError(
+                    f"input {name!r} is {value.dtype.name} of shape {value.shape}; "
+                    f"the model reads {dtype} of shape {shape}"
+                )
+            values[name] = value
+        for name in inputs:
+            if name not in self.inputs:
+                raise InputError(
+                    f"the model has no input {name!r}; it reads {', '.join(map(repr, self.inputs))}"
+                )
+        return values
+
+    def _run_image(self, image: Image, device: Device, values: dict[str, np.ndarray]) -> None:
+        """Run one device program; `values` gives what enters it, as far as it is known, and receives what leaves it."""
+        names = image.program.buffers
+        entering = [item for item in self._compiled.to_device if item.buffer.name in names]
+        known = [item for item in entering if computes(device) or item.value in values]
+        contents = {item.buffer.name: to_buffer(item, values[item.value]) for item in known}
+        image.run(device, contents)
+        for item in self._compiled.from_device:
+            if item.buffer.name in names and computes(device):
+                values[item.value] = from_buffer(item, image.read(device, item.buffer.name))
+
+
+def _array(name: str, value: object) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"input {name!r} is no array: {error}") from None
+
+
+def _signature(values: Mapping[str, Any]) -> str:
+    """Names, types and shapes: of arrays, or of (dtype name, shape)."""
+    kinds = {
+        name: (value.dtype, value.shape) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
+    return ", ".join(f"{name} {dtype} {'x'.join(map(str, shape))}" for name, (dtype, shape) in kinds.items())
+
+
+def folder_of(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a folder is a path, not {type(path).__name__}")
+    return Path(path)

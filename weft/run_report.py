@@ -1,0 +1,83 @@
+"""What a run cost, as plain values: see `weft.Result`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.compiler.backend import DeviceProgram
+from weft.hdl.config import Config
+from weft.hdl.memmap import Counter
+
+if TYPE_CHECKING:
+    from weft.sim.device import Device
+
+
+FORMAT = "weft report 2"
+"""Version 1 had no format, and spelled its keys ``utilization``."""
+
+
+def report_of(program: DeviceProgram, device: Device, config: Config) -> dict[str, Any]:
+    """The report of `Result` for one program that has just run."""
+    totals = Totals()
+    totals.add(device.counters(), config)
+    return report(layers_of(program, device, config), totals, config)
+
+
+def layers_of(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
+    """One row a layer, or several of which only the last one writes to memory. Its cycles reach from the layer before
+    it to its own last byte there."""
+    marks = getattr(device, "marks", None)
+    times = marks() if marks is not None else None
+    rows, previous = [], 0
+    for index, layer in enumerate(program.timed.values()):
+        cycles = None
+        if times is not None:
+            cycles, previous = times[index] - previous, times[index]
+        slowest = max(layer.cycles, key=lambda queue: layer.cycles[queue])
+        bound = {"MM": "array", "VEC": "vector unit"}.get(slowest, "memory")
+        rows.append({
+            "name": layer.name, "kind": layer.kind, "cycles": cycles, "macs": layer.macs,
+            "utilisation": _utilisation(layer.macs, cycles, config), "dram_bytes": layer.dram_bytes, "bound": bound,
+        })  # fmt: skip
+    return rows
+
+
+@dataclass
+class Totals:
+    """Sums over device programs; None where no device has counted."""
+
+    cycles: int | None = None
+    dram_bytes: int | None = None
+    counters: dict[str, int] | None = None
+
+    def add(self, counters: dict[Counter, int], config: Config) -> None:
+        if Counter.CYCLES not in counters:
+            return
+        beats = counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]
+        self.cycles = (self.cycles or 0) + counters[Counter.CYCLES]
+        self.dram_bytes = (self.dram_bytes or 0) + beats * config.bus_bytes
+        known = self.counters or {}
+        self.counters = {
+            item.name.lower(): known.get(item.name.lower(), 0) + value for item, value in counters.items()
+        }
+
+
+def _utilisation(macs: int, cycles: int | None, config: Config) -> float | None:
+    return macs / (config.n * config.n * cycles) if cycles else None
+
+
+def report(layers: list[dict[str, Any]], totals: Totals, config: Config) -> dict[str, Any]:
+    """The report of a whole run."""
+    macs = sum(layer["macs"] for layer in layers)
+    planned = sum(layer["dram_bytes"] for layer in layers)
+    return {
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "cycles": totals.cycles,
+        "macs": macs,
+        "utilisation": _utilisation(macs, totals.cycles, config),
+        "dram_bytes": planned if totals.dram_bytes is None else totals.dram_bytes,
+        "counters": totals.counters,
+        "layers": layers,
+    }
