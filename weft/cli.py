@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import io
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -243,6 +242,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _fail(text: str, code: int) -> NoReturn:
     """Leave with a sentence: names in it come from files, and may be of any length and hold anything."""
-    lines = [re.sub(r"\S{120,}", lambda found: reports.cut(found[0], 60), line) for line in text.splitlines()]
-    print("error:", "\n".join(reports.cut(reports.printable(line), 1000) for line in lines), file=sys.stderr)
+    print("error:", "\n".join(map(reports.told, text.splitlines())), file=sys.stderr)
     sys.exit(code)
