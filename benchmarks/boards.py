@@ -29,8 +29,8 @@ from weft.boards.build import Built, build, elaborate, key
 from weft.boards.pll import PllError
 from weft.boards.registry import BOARDS, find
 from weft.boards.tools import ToolCrash, ToolError
+from weft.files import write_json
 from weft.hdl.config import PRESETS, Config, ConfigError
-from weft.report import write_json
 from weft.sim.verilate import cache_root
 
 HEADER = (

@@ -20,7 +20,9 @@ def main(arguments: list[str] | None = None) -> None:
     before = {}
     try:
         if threading.current_thread() is threading.main_thread():
-            before = {number: signal.signal(number, _end) for number in _ENDING}
+            # What is ignored stays so: under nohup, weft goes on without its terminal.
+            heard = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+            before = {number: signal.signal(number, _end) for number in heard}
         from weft.cli import main as command
 
         command(arguments)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import io
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -21,7 +20,6 @@ from weft import report as reports
 from weft.arguments import SEED
 from weft.errors import FileError
 from weft.hdl.errors import WeftError
-from weft.hdl.schema import printable
 from weft.options import Bandwidth, Folder, Latency, load, writes
 from weft.waves import VIEWERS
 
@@ -250,6 +248,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _fail(text: str, code: int) -> NoReturn:
     """Leave with a sentence: names in it come from files, and may be of any length and hold anything."""
-    lines = [re.sub(r"\S{120,}", lambda found: reports.cut(found[0], 60), line) for line in text.splitlines()]
-    print("error:", "\n".join(reports.cut(printable(line), 1000) for line in lines), file=sys.stderr)
+    print("error:", "\n".join(map(reports.told, text.splitlines())), file=sys.stderr)
     sys.exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ Progress = Callable[[str], None]
 """Told what is being done now, in a few words."""
 SECONDS = 3.0
 """Between lines of progress in a log."""
+LONG = 300
+"""Characters of names that are shown in logs; on a terminal a third of its width is."""
 RTL_STARTS = "running on the RTL (the first time builds its simulator, about a minute)"
 QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 """Whether files are all that is wanted: no progress, no summary."""
@@ -38,7 +41,7 @@ def progress(console: Console | None = None) -> Iterator[Progress]:
     console = console or Console(stderr=True)
     if console.is_terminal:
         with console.status("starting...") as status:
-            yield lambda text: status.update(Text(f"{printable(text)}..."))
+            yield lambda text: status.update(Text(f"{told(text)}..."))
         return
     log = _Log()
     try:
@@ -82,7 +85,7 @@ class _Log:
 
     def _show(self) -> None:
         self._shown = time.monotonic()
-        print(f"{printable(self._text)}...", file=sys.stderr, flush=True)
+        print(f"{told(self._text)}...", file=sys.stderr, flush=True)
 
 
 def stdout() -> Console:
@@ -102,17 +105,22 @@ def summary() -> Console:
 def say(*lines: str) -> None:
     """Print lines of a command's summary, unless it is to be quiet."""
     if not QUIET.get():
-        print(*map(printable, lines), sep="\n")
+        print(*map(told, lines), sep="\n")
 
 
 def warn(text: str) -> None:
     """Print a warning to stderr."""
-    print(f"warning: {printable(text)}", file=sys.stderr)
+    print(f"warning: {told(text)}", file=sys.stderr)
 
 
-def cut(text: str, width: int | None) -> str:
+def told(text: str) -> str:
+    """A printable line in which names are not longer than anybody reads."""
+    return cut(printable(re.sub(rf"\S{{{LONG},}}", lambda found: cut(found[0], 60), text)), 4 * LONG)
+
+
+def cut(text: str, width: int) -> str:
     """`text`, without its middle if it is longer than `width`."""
-    if width is None or len(text) <= width:
+    if len(text) <= width:
         return text
     return f"{text[: width // 2]}…{text[len(text) - (width - 1 - width // 2) :]}"
 
@@ -129,9 +137,9 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def _cells(console: Console, name: str, *others: str) -> list[Text]:
-    """Cells of a row, as they are; a long name without its middle where lines are short."""
-    width = max(20, console.width // 3) if console.is_terminal else None
-    return [Text(cut(printable(name), width)), *(Text(printable(other)) for other in others)]
+    """Cells of a row, as they are; a long name without its middle."""
+    width = max(20, console.width // 3) if console.is_terminal else LONG
+    return [Text(cut(printable(name), width)), *(Text(told(other)) for other in others)]
 
 
 def show_layers(report: dict[str, Any], console: Console) -> None:

@@ -71,6 +71,19 @@ def test_a_signal_during_the_start(module: str, number: signal.Signals, code: in
     assert lines == (["error: interrupted\n"] if number is signal.SIGINT else [])
 
 
+def test_without_a_terminal_weft_goes_on() -> None:
+    """nohup has SIGHUP ignored; here weft sends it to itself while it runs."""
+    script = """if True:
+        import os, signal, weft
+        from weft.__main__ import main
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        weft.verilog = lambda config: (os.kill(os.getpid(), signal.SIGHUP), ("module weft;", {"core": "no"}))[1]
+        main(["verilog", "-o", "/dev/stdout", "-q"])
+    """
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "module weft;")
+
+
 def test_signals_are_as_before_afterwards() -> None:
     before = signal.getsignal(signal.SIGTERM)
     assert call("--version") == 0
