@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.boards.sites import DspRows
+from weft.boards.uart import MIN_DIVISOR
 from weft.hdl.config import Config
 from weft.hdl.errors import WeftError
 
 if TYPE_CHECKING:
     from weft.boards.pll import Pll
+
+RATES = (3_000_000, 2_000_000, 1_500_000, 1_000_000, 500_000, 250_000, 115_200)
+"""Baud rates that the boards' USB bridges can do, and hosts as well, the highest first."""
+RATE_ERROR = 0.02
+"""How far the rate that a board's clock makes may be from one of these, as a share: what both ends' receivers bear."""
 
 
 class BoardError(WeftError, ValueError):
@@ -76,6 +82,14 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Line:
+    """The serial link at one clock: `baud` is what to tell the host, `divisor` the clock cycles a bit."""
+
+    baud: int
+    divisor: int
+
+
+@dataclass(frozen=True)
 class Board:
     """One board with one part.
 
@@ -94,8 +108,8 @@ class Board:
     memory : Memory
     clock : float
         Hz of the ``sync`` domain that the default configuration meets.
-    baud : float
-        Hz of the serial link that the board's USB bridge manages.
+    baud : int
+        The highest rate of the serial link that the board's USB bridge manages, one of `RATES`.
     config : Config
         The default configuration.
     programmer : str
@@ -109,6 +123,9 @@ class Board:
         Of nextpnr: a placement in which the default configuration meets its clock.
     dsp : DspRows, optional
         Where the multipliers of the part are, for arrays that take several rows of them.
+    held : tuple of (str, str, int)
+        Pads that nothing here uses but that must not float: resource, its member, level. Not those for which the part's
+        own pull-ups and pull-downs will do, which all tools here leave on at unused pads.
     """
 
     name: str
@@ -120,7 +137,7 @@ class Board:
     available: Resources
     memory: Memory
     clock: float
-    baud: float
+    baud: int
     config: Config
     programmer: str
     platform: Callable[[], Any]
@@ -128,7 +145,23 @@ class Board:
     core: CoreKind = CoreKind.PIPELINED
     seed: int = 1
     dsp: DspRows | None = None
+    held: tuple[tuple[str, str, int], ...] = ()
+
+    def line(self, clock: float) -> Line:
+        """The serial link at a clock in Hz: the highest rate up to `baud` that the clock makes within `RATE_ERROR`.
+
+        Raises `BoardError` if there is none.
+        """
+        for baud in RATES:
+            least = max(MIN_DIVISOR, int(clock / baud))
+            error, divisor = min((abs(clock / count / baud - 1), count) for count in (least, least + 1))
+            if baud <= self.baud and error <= RATE_ERROR:
+                return Line(baud, divisor)
+        raise BoardError(
+            f"{self.name} at {clock / 1e6:g} MHz makes none of the baud rates up to {self.baud:,} within "
+            f"{RATE_ERROR:.0%}: choose another clock"
+        )
 
     def divisor(self, clock: float) -> int:
-        """Clock cycles a bit of the serial link."""
-        return max(4, round(clock / self.baud))
+        """Clock cycles a bit of the serial link at a clock in Hz. Raises as `line` does."""
+        return self.line(clock).divisor

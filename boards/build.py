@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.boards import flow, sites
-from weft.boards.board import Board, BoardError, Family, Resources
+from weft.boards.board import Board, BoardError, Family, Line, MemoryKind, Resources
 from weft.boards.estimate import check_estimate, too_large
 from weft.boards.floorplan import floorplan
-from weft.boards.report import NOTES, timing, usage
+from weft.boards.pll import Ecp5Pll, Pll
+from weft.boards.report import NOTES, slower_line, timing, usage
+from weft.boards.sdram_eye import Eye, best_eye, eye_at
 from weft.boards.shell import Shell
 from weft.boards.sites import array_sites, pin
 from weft.boards.tools import require
@@ -84,28 +86,43 @@ class Design:
         The design and its constraints by file name.
     clock : float
         Hz that the PLL makes.
-    divisor : int
-        Cycles a bit of the serial link.
+    line : Line
+        The serial link.
+    eye : Eye or None
+        Of boards with SDRAM: what is left of its set-up and hold times.
     """
 
     files: dict[str, str]
     clock: float
-    divisor: int
+    line: Line
+    eye: Eye | None = None
 
 
 def elaborate(board: Board, config: Config, clock: float, make: MakeTop = make_top) -> Design:
-    """The design for a wanted clock in Hz. Raises `weft.boards.pll.PllError` if the board cannot make one near it."""
+    """The design for a wanted clock in Hz.
+
+    Raises `weft.boards.pll.PllError` if the board cannot make one near it, and `BoardError` if its memory or its serial
+    link cannot run at it.
+    """
     tools = flow.TOOLS[board.family]
     require(*tools.modules)
     platform = board.platform()
-    actual = board.pll(platform.default_clk_frequency, clock).output
-    divisor = board.divisor(actual)
-    plan = platform.prepare(Shell(board, make(board, config, actual, divisor), clock), "top")
+    pll = board.pll(platform.default_clk_frequency, clock)
+    actual, line = pll.output, board.line(pll.output)
+    plan = platform.prepare(Shell(board, make(board, config, actual, line.divisor), clock), "top")
     files = {name: plan.files[name] for name in ("top.il", f"top{tools.constraints}")}
     if board.family is Family.ICE40:
         # Else nextpnr takes the PLL's clock, and stops where that is reached without what it does not know.
         files["top.pcf"] += f"\nset_frequency clk {tools.wanted(actual) / 1e6:.3f}\n"
-    return Design(files, actual, divisor)
+    return Design(files, actual, line, sdram_eye(board, pll))
+
+
+def sdram_eye(board: Board, pll: Pll) -> Eye | None:
+    """What is left of the SDRAM's set-up and hold times with the phase that the PLL makes; None without SDRAM."""
+    if board.memory.kind is not MemoryKind.SDRAM:
+        return None
+    assert isinstance(pll, Ecp5Pll)
+    return eye_at(pll.output, pll.phase, best_eye(pll.output).capture)
 
 
 def check_synthesised(board: Board, config: Config, need: Resources) -> None:
@@ -171,9 +188,11 @@ def build(
             facts = {
                 "config": config.to_dict(),
                 "clock_hz": design.clock,
-                "baud": design.clock / design.divisor,
+                "baud": design.line.baud,
                 "seed": seed,
             }
+            if design.eye is not None:
+                facts["sdram"] = design.eye.report()
             _run(board, config, folder, facts, progress, began)
             _publish(folder, target)
         finally:
@@ -213,7 +232,7 @@ def _run(
         "peak_gops": 2 * config.n * config.n * facts["clock_hz"] / 1e9,
         "resources": usage(board, need, raw["utilization"]),
         "timing": timing(raw, facts["clock_hz"], tools.believed),
-        "notes": [*NOTES[board.family], *notes],
+        "notes": [*NOTES[board.family], *slower_line(board, facts["clock_hz"]), *notes],
         "seconds": {"synthesis": round(synthesis_seconds, 1), "total": round(time.monotonic() - began, 1)},
         "tools": flow.tool_versions(board.family),
     }

@@ -8,14 +8,18 @@ from types import TracebackType
 from typing import Self
 
 from weft.boards.frames import IDENTITY_BYTES, PAYLOAD, PROTOCOL, FrameError, Identity, Operation, Request
-from weft.boards.session import ATTEMPTS, Session, open_port
+from weft.boards.registry import line_rates
+from weft.boards.session import ATTEMPTS, SerialPort, Session, SilenceError, open_port
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.stalls import goes_on, waits
 from weft.sim.device import DeviceError, check_base, check_program, check_range
 
-BAUD = 115_200
+PROBE_SECONDS = 0.1
+"""Seconds in which a board answers that is asked at its own baud rate."""
+PROBE_ATTEMPTS = 2
+"""How often it is asked at each."""
 NAP = 0.01
 """Seconds between looks at the status register, after some quick ones."""
 PATIENCE = 1_000_000
@@ -74,7 +78,7 @@ class BoardDevice:
         port: str,
         config: Config,
         *,
-        baud: int = BAUD,
+        baud: int | None = None,
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
     ) -> Self:
@@ -86,8 +90,9 @@ class BoardDevice:
             As ``/dev/ttyUSB0`` or ``COM3``, or a URL that pyserial knows.
         config : Config
             The accelerator that programs are for.
-        baud : int
-            Bits a second on the line: the board's clock by its divisor.
+        baud : int or None
+            Bits a second on the line, as the build's report says. None: those of `line_rates` are tried, first those of
+            boards that have `config` of their own.
         timeout : float or None
             Seconds without an answer after which requests are sent again. None for a real board; a simulated one takes
             longer.
@@ -99,14 +104,16 @@ class BoardDevice:
         DeviceError
             If the port cannot be opened, no board answers, or one that is built for another configuration or version.
         """
-        opened = open_port(port, baud)
-        if timeout is None:
-            timeout = 0.2 + 8192 * 10 / baud
-        session = Session(opened, port, timeout=timeout, attempts=attempts)
+        rates = line_rates(config) if baud is None else [baud]
+        opened = open_port(port, rates[0])
         try:
+            if len(rates) > 1:
+                rates = [_answering(opened, port, rates, timeout)]
+            window = 0.2 + 8192 * 10 / rates[0]
+            session = Session(opened, port, timeout=window if timeout is None else timeout, attempts=attempts)
             return cls(session, config)
         except BaseException:
-            session.close()
+            opened.close()
             raise
 
     def _identify(self) -> Identity:
@@ -271,6 +278,27 @@ class BoardDevice:
 
     def _write_register(self, address: int, value: int) -> None:
         self._session.request(Request(0, Operation.WRITE_REGISTERS, address, 4, value.to_bytes(4, "little")))
+
+
+def _answering(opened: SerialPort, port: str, rates: list[int], timeout: float | None) -> int:
+    """The first of `rates` at which a board answers. Raises `SilenceError`."""
+    silence = SilenceError("")
+    for rate in rates:
+        try:
+            opened.baudrate = rate
+        except (ValueError, OSError):  # one that this port cannot do
+            continue
+        session = Session(
+            opened, port, timeout=PROBE_SECONDS if timeout is None else timeout, attempts=PROBE_ATTEMPTS
+        )
+        try:
+            session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
+        except SilenceError as error:
+            silence = error
+        else:
+            return rate
+    tried = ", ".join(f"{rate:,}" for rate in rates)
+    raise SilenceError(f"{silence} (tried at {tried} baud)")
 
 
 def _blocks(address: int, size: int) -> Iterator[tuple[int, int]]:

@@ -26,7 +26,7 @@ BOARDS = [
         available=Resources(lut=5280, ff=5280, dsp=8, ram=30),
         memory=Memory(MemoryKind.SPRAM, 128 << 10),
         clock=24e6,
-        baud=1.5e6,
+        baud=1_500_000,
         config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
                       accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=7,
                       row_states=16, alignments=64, table_depth=512),

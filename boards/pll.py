@@ -7,7 +7,7 @@ frequencies are in Hz.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from amaranth.hdl import Const, Instance, Module, Signal
@@ -68,10 +68,27 @@ class Ecp5Pll:
     OSCILLATOR: ClassVar = (400e6, 800e6)
     DETECTOR: ClassVar = (3.125e6, 400e6)
     OUTPUT: ClassVar = (3.125e6, 400e6)
+    COARSE: ClassVar = 127
+    """The largest coarse phase, which the first output needs a part of."""
 
     @property
     def output(self) -> float:
         return self.input * self.feedback_divider / self.input_divider
+
+    @property
+    def step(self) -> float:
+        """Degrees between two phases."""
+        return 45 / self.output_divider
+
+    def late(self, phase: float) -> Ecp5Pll:
+        """The same clocks, the second one late by what comes nearest to `phase` degrees. Raises `PllError`."""
+        shifted = replace(self, phase=round(phase / self.step) * self.step % 360)
+        if shifted.phases[1] > self.COARSE:
+            raise PllError(
+                f"the PLL of the ECP5 cannot make a second clock of {self.output / 1e6:g} MHz that is late by "
+                f"{phase:g} degrees: ask for {self.OSCILLATOR[0] / (self.COARSE + 1) * 2 / 1e6:g} MHz or more"
+            )
+        return shifted
 
     @property
     def oscillator(self) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from weft.boards import icebreaker, tang_nano_9k, tang_primer_20k, ulx3s
-from weft.boards.board import Board, BoardError
+from weft.boards.board import RATES, Board, BoardError
+from weft.hdl.config import Config
 
 BOARDS: dict[str, Board] = {
     board.name: board
@@ -17,3 +18,10 @@ def find(name: str) -> Board:
     if name not in BOARDS:
         raise BoardError(f"unknown board {name!r}; choose {', '.join(BOARDS)}")
     return BOARDS[name]
+
+
+def line_rates(config: Config) -> list[int]:
+    """Baud rates at which a board with `config` may answer, the likeliest first: those of boards whose own it is, of
+    all boards, and of boards that are built for another clock."""
+    own = [board.baud for board in BOARDS.values() if board.config.digest == config.digest]
+    return list(dict.fromkeys([*own, *(board.baud for board in BOARDS.values()), *RATES]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weft.boards.board import Board, Family, Resources
+from weft.boards.board import RATE_ERROR, Board, Family, Resources
 
 _PLACED = {
     Family.ECP5: {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "dsp": "MULT18X18D", "ram": "DP16KD"},
@@ -23,6 +23,17 @@ NOTES = {
                    "LUTs placed include those that only lead to a flip-flop"],
 }  # fmt: skip
 """What a reader must know about the numbers of a family."""
+
+
+def slower_line(board: Board, clock: float) -> list[str]:
+    """A note if a clock in Hz does not allow the rate that the board's serial link else has."""
+    line = board.line(clock)
+    if line.baud == board.baud:
+        return []
+    return [
+        f"the serial link runs at {line.baud:,} baud: {clock / 1e6:g} MHz does not make {board.baud:,} within "
+        f"{RATE_ERROR:.0%}"
+    ]
 
 
 def usage(board: Board, need: Resources, places: dict[str, dict[str, int]]) -> dict[str, dict[str, Any]]:

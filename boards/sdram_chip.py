@@ -47,6 +47,14 @@ class SdramTiming:
         From stable clock and power to the first command.
     cl2, cl3 : float
         Shortest clock cycle with a CAS latency of 2 and 3.
+    access2, access3 : float
+        Clock edge to a word read with a CAS latency of 2 and 3 (tAC), at most.
+    output_hold : float
+        Clock edge to the end of the word before (tOH), at least.
+    release : float
+        Clock edge to data pads that are let go of (tHZ), at most.
+    setup, hold : float
+        Before and after a clock edge, of commands (tCMS, tCMH), addresses (tAS, tAH), masks and words (tDS, tDH).
     """
 
     rcd: float = 21.0
@@ -61,6 +69,12 @@ class SdramTiming:
     power_up: float = 200_000.0
     cl2: float = 10.0
     cl3: float = 7.0
+    access2: float = 6.0
+    access3: float = 5.4
+    output_hold: float = 2.5
+    release: float = 6.0
+    setup: float = 1.5
+    hold: float = 1.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -80,12 +94,23 @@ class SdramTiming:
         """Raises `ValueError` if the chip cannot run at `clock` Hz with `cas_latency`."""
         if cas_latency not in (2, 3):
             raise ValueError(f"the CAS latency of an SDRAM must be 2 or 3, not {cas_latency}")
-        shortest = self.cl2 if cas_latency == 2 else self.cl3
-        if clock * shortest > 1e9 * (1 + 1e-6):
+        if not self.fits(clock, cas_latency):
             raise ValueError(
-                f"with a CAS latency of {cas_latency} the SDRAM runs at up to {1e3 / shortest:.0f} MHz, "
-                f"not {clock / 1e6:g} MHz"
+                f"with a CAS latency of {cas_latency} the SDRAM runs at up to "
+                f"{1e3 / self.shortest(cas_latency):.0f} MHz, not {clock / 1e6:g} MHz"
             )
+
+    def shortest(self, cas_latency: int) -> float:
+        """The shortest clock cycle in ns with a CAS latency of 2 or 3."""
+        return self.cl2 if cas_latency == 2 else self.cl3
+
+    def fits(self, clock: float, cas_latency: int) -> bool:
+        """Whether the chip runs at `clock` Hz with a CAS latency of 2 or 3."""
+        return clock * self.shortest(cas_latency) <= 1e9 * (1 + 1e-6)
+
+    def access(self, cas_latency: int) -> float:
+        """Clock edge to a word read in ns, with a CAS latency of 2 or 3."""
+        return self.access2 if cas_latency == 2 else self.access3
 
 
 @dataclass(frozen=True)

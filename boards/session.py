@@ -23,10 +23,15 @@ POLL = 0.02
 """Seconds that a read of the port takes at most."""
 
 
+class SilenceError(DeviceError):
+    """Nothing that understands us answers."""
+
+
 class SerialPort(Protocol):
     """What is used of `serial.Serial`; reads must return within `POLL` seconds or so."""
 
     in_waiting: int
+    baudrate: int
 
     def read(self, size: int) -> bytes: ...
 
@@ -127,8 +132,10 @@ class Session:
 
         Raises
         ------
+        SilenceError
+            If the board is silent, or something else answers.
         DeviceError
-            If the board is silent, something else answers, or the line is lost or too bad.
+            If the line is lost or too bad.
         """
         waiting = enumerate(requests)
         following = next(waiting, None)
@@ -151,7 +158,7 @@ class Session:
             if time.monotonic() > deadline:
                 silent += 1
                 if silent >= self.attempts:
-                    raise DeviceError(self._silence())
+                    raise SilenceError(self._silence())
                 deadline = time.monotonic() + self.timeout * min(2**silent, 4)
                 self._send(sent, list(sent.values()), lost=False)
                 self.repeated += len(sent)

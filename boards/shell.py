@@ -11,9 +11,6 @@ from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 from weft.boards.board import Board, Family, MemoryKind
 from weft.boards.pll import Ecp5Pll
 
-SDRAM_CAPTURE = 2
-"""Cycles that the registers in the SDRAM's pads add between a command and its data, one each way."""
-
 
 def spread(m: Module, part: str, signal: Signal) -> Signal:
     """`signal` for thousands of flip-flops: where the part has a network for that, it takes no other wires.
@@ -36,7 +33,7 @@ class Shell(Elaboratable):
     board : Board
     top : Component
         Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``, and on boards with SDRAM it may have
-        ``sdram: Out(sdram_pads())``, whose pads have a register each (see `SDRAM_CAPTURE`). All of it in ``sync``.
+        ``sdram: Out(sdram_pads())``, whose pads have a register each way. All of it in ``sync``.
     clock : float
         Hz of ``sync``, which comes out of reset once the PLL has locked.
     """
@@ -59,6 +56,10 @@ class Shell(Elaboratable):
         # The line idles high: a low start would look like a start bit.
         m.submodules.rx_synchronizer = FFSynchronizer(rx.i, self.top.rx, init=1)
         m.d.comb += tx.o.eq(self.top.tx)
+        for resource, member, level in self.board.held:
+            pad = getattr(platform.request(resource, dir="-"), member)
+            m.submodules[f"{resource}_{member}"] = held = io.Buffer("o", pad)
+            m.d.comb += held.o.eq(level)
         return m
 
     def _clock(self, m: Module, platform: Any, shifted: bool) -> None:

@@ -26,7 +26,7 @@ BOARDS = [
         available=Resources(lut=20736, ff=15552, dsp=96, ram=46),
         memory=Memory(MemoryKind.BLOCK, 32 << 10),
         clock=54e6,
-        baud=1.5e6,
+        baud=1_500_000,
         config=Config(n=8, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
                       accumulator_depth=64, bus_bytes=8, mantissa_bits=24, queue_depth=2, probability_bits=8,
                       row_states=32, alignments=128, table_depth=2048),

@@ -17,7 +17,8 @@ from weft.boards.gate import Gate
 from weft.boards.link import BUFFER, Link
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import sdram_pads
-from weft.boards.shell import SDRAM_CAPTURE, spread
+from weft.boards.sdram_eye import best_eye
+from weft.boards.shell import spread
 from weft.hdl.axi import axi4_signature
 from weft.hdl.config import Config
 from weft.hdl.control import AXI_LITE
@@ -50,7 +51,8 @@ class Top(wiring.Component):
     rx : In(1), tx : Out(1)
         The serial line.
     sdram : Out(sdram_pads())
-        With SDRAM only; the pads add `weft.boards.shell.SDRAM_CAPTURE` cycles.
+        With SDRAM only; the pads have a register each way, and the chip's clock the phase of
+        `weft.boards.sdram_eye.best_eye`.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Top(wiring.Component):
         bus_bytes = self.config.bus_bytes
         match self.memory.kind:
             case MemoryKind.SDRAM:
-                return SdramController(bus_bytes, self.clock, capture=SDRAM_CAPTURE)
+                return SdramController(bus_bytes, self.clock, capture=best_eye(self.clock).capture)
             case MemoryKind.SPRAM:
                 return Spram(bus_bytes, part=self.part)
             case MemoryKind.BLOCK:

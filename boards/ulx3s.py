@@ -6,6 +6,7 @@ from typing import Any
 
 from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import Ecp5Pll
+from weft.boards.sdram_eye import best_eye
 from weft.boards.sites import DspRows
 from weft.hdl.config import Config
 
@@ -31,8 +32,15 @@ CONFIGS = {
 """Configuration, clock and seed by size."""
 # The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
 _DSP = {"85": DspRows(rows=(10, 34, 58), groups=(4, 13, 22, 31, 40, 49, 58, 69, 78, 87, 96, 105, 114))}
-SDRAM_PHASE = 180
-"""Degrees by which the SDRAM's clock is late: commands leave in the middle between its edges."""
+
+
+def pll(source: float, wanted: float) -> Ecp5Pll:
+    """The board's clock, and the SDRAM's, late by what its set-up and hold times ask for at that clock.
+
+    Raises `weft.boards.pll.PllError`, or `weft.boards.board.BoardError` if there is no such time.
+    """
+    dividers = Ecp5Pll.solve(source, wanted)
+    return dividers.late(best_eye(dividers.output).phase)
 
 
 def board(size: str) -> Board:
@@ -54,13 +62,16 @@ def board(size: str) -> Board:
         available=RESOURCES[size],
         memory=Memory(MemoryKind.SDRAM, 32 << 20),
         clock=clock,
-        baud=3e6,
+        baud=3_000_000,
         config=config,
         programmer="ulx3s",
         platform=platform,
-        pll=lambda source, wanted: Ecp5Pll.solve(source, wanted, SDRAM_PHASE),
+        pll=pll,
         seed=seed,
         dsp=_DSP.get(size),
+        # Low, as unused pads of the ECP5 are pulled, it makes the board's ESP32 restart the board. Site L2, named
+        # wifi_gpio0 in the constraints of github.com/emard/ulx3s.
+        held=(("esp32", "gpio0", 1),),
     )
 
 

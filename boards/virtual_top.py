@@ -4,15 +4,59 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import Board, MemoryKind
+from weft.boards.sdram_chip import SdramTiming, sdram_pads
+from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.sdram_model import Rule, SdramModel
-from weft.boards.shell import SDRAM_CAPTURE
 from weft.boards.top import Top
 from weft.hdl.config import Config
+
+
+class ChipBehindPads(wiring.Component):
+    """An SDRAM chip with the registers in the FPGA's pads, in front of a controller.
+
+    The chip's clock is late by the phase that the board's PLL gives it. In whole cycles that only shows in when a word
+    that was read stands at its register: `weft.boards.sdram_eye.arrival` says so from the delays on its way.
+
+    Parameters
+    ----------
+    clock : float
+        Frequency in Hz.
+    timing : SdramTiming, optional
+    row_bits, column_bits : int
+        See `weft.boards.sdram_model.SdramModel`.
+
+    Members
+    -------
+    pads : In(sdram_pads())
+    violation : Out(len(Rule))
+    """
+
+    def __init__(
+        self, clock: float, timing: SdramTiming | None = None, *, row_bits: int = 13, column_bits: int = 9
+    ) -> None:
+        self.clock = clock
+        self.chip = SdramModel(clock, timing, row_bits=row_bits, column_bits=column_bits)
+        super().__init__({"pads": In(sdram_pads()), "violation": Out(len(Rule))})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.chip = chip = self.chip
+        pads, word = self.pads, chip.pads.dq_i
+        m.d.comb += self.violation.eq(chip.violation)
+        outputs = (name for name, member in sdram_pads().members.items() if member.flow is Out)
+        m.d.sync += [getattr(chip.pads, name).eq(getattr(pads, name)) for name in outputs]
+        # The model's word stands for the cycle that begins with the chip's edge, the register's included.
+        for stage in range(arrival(self.clock, best_eye(self.clock).phase) - CAS_LATENCY):
+            taken = Signal(16, name=f"taken{stage}")
+            m.d.sync += taken.eq(word)
+            word = taken
+        m.d.comb += pads.dq_i.eq(word)
+        return m
 
 
 class VirtualTop(wiring.Component):
@@ -52,11 +96,7 @@ class VirtualTop(wiring.Component):
         )
         m.d.comb += [top.rx.eq(self.rx), self.tx.eq(top.tx)]
         if board.memory.kind is MemoryKind.SDRAM:
-            m.submodules.chip = chip = SdramModel(board.clock)
+            m.submodules.chip = chip = ChipBehindPads(board.clock)
             m.d.comb += self.violation.eq(chip.violation)
-            # The registers in the pads; the model's word comes half a cycle into the one that takes it.
-            assert SDRAM_CAPTURE == 2
-            outputs = ("clk_en", "cs", "ras", "cas", "we", "ba", "a", "dqm", "dq_o", "dq_oe")
-            m.d.sync += [getattr(chip.pads, name).eq(getattr(top.sdram, name)) for name in outputs]
-            m.d.sync += top.sdram.dq_i.eq(chip.pads.dq_i)
+            wiring.connect(m, top.sdram, chip.pads)
         return m

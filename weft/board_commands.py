@@ -36,23 +36,46 @@ def boards(as_json: Json = False) -> None:
         listed = [_described(board) for board in BOARDS.values()]
         print(json.dumps({"format": LIST, "boards": listed}, indent=1))
         return
-    numbers = ("LUTs", "DSPs", "RAMs", "memory", "clock", "array", "of LUTs", "of DSPs", "of RAMs")
+    numbers = (
+        "LUTs",
+        "DSPs",
+        "RAMs",
+        "memory",
+        "clock",
+        "array",
+        "of LUTs",
+        "of DSPs",
+        "of RAMs",
+        "baud",
+        "eye",
+    )
     made = reports.table("board", *numbers, "presets that fit", right=numbers)
     for board in BOARDS.values():
         has = (board.available.lut, board.available.dsp, board.available.ram)
         memory = f"{board.memory.size >> 10:,} KB {board.memory.kind}"
         array = f"{board.config.n} x {board.config.n}"
         shares = [f"{share:.0%}" for share in _shares(board).values()]
+        eye = _eye(board)
         made.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
-                     *shares, ", ".join(_fitting(board)) or "none")  # fmt: skip
+                     *shares, f"{board.baud:,}", "-" if eye is None else f"{eye:.1f}", ", ".join(_fitting(board)) or "none")  # fmt: skip
     reports.stdout().print(made)
     print("array: of the board's own configuration, with the estimated share of what there is")
+    print("eye: what is least of the SDRAM's set-up and hold times left over, at that clock, in ns")
+
+
+def _eye(board: Board) -> float | None:
+    """What is least of the SDRAM's set-up and hold times left over, in ns; None without SDRAM."""
+    from weft.boards.board import MemoryKind
+    from weft.boards.sdram_eye import best_eye
+
+    return best_eye(board.clock).least if board.memory.kind is MemoryKind.SDRAM else None
 
 
 def _described(board: Board) -> dict[str, Any]:
     return {
         "name": board.name, "title": board.title, "family": board.family.value, "core": board.core.value,
-        "resources": dict(board.available.items()), "clock_hz": board.clock,
+        "resources": dict(board.available.items()), "clock_hz": board.clock, "baud": board.baud,
+        "sdram_eye_ns": _eye(board),
         "memory": {"kind": board.memory.kind.value, "bytes": board.memory.size},
         "config": board.config.to_dict(), "estimated_shares": _shares(board), "presets_that_fit": _fitting(board),
     }  # fmt: skip
@@ -157,6 +180,11 @@ def show(report: dict[str, Any], console: Console) -> None:
         sources = dict.fromkeys(source for step in path for source in step["sources"])
         console.print(f"critical path: {path[0]['cell']} to {path[-1]['cell']}"
                       + (f", through {', '.join(sources)}" if sources else ""))  # fmt: skip
+    if "sdram" in report:
+        margins = report["sdram"]["margins_ns"]
+        text = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in margins.items())
+        console.print(f"SDRAM: clock late by {report['sdram']['phase_degrees']:g} degrees; ns left: {text}")
+    console.print(f"link: {report['baud']:,} baud")
     for note in report["notes"]:
         console.print(f"note: {note}")
     console.print(f"peak: {report['peak_gops']:g} GOPS; built in {report['seconds']['total']:g} s")

@@ -90,8 +90,14 @@ def run(
         str | None, typer.Option(help="Serial port of the board, or virtual:NAME to simulate one.")
     ] = None,
     baud: Annotated[
-        int, typer.Option(min=1, max=1 << 31, help="Bits a second on it, as `weft build` says.")
-    ] = 3_000_000,
+        int | None,
+        typer.Option(
+            min=1,
+            max=1 << 31,
+            help="Bits a second on it, as `weft build` says; else found out.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run a compiled program.
 
@@ -195,7 +201,9 @@ def _show_units(counters: dict[str, int]) -> None:
         reports.say(f"{unit}: {', '.join(shares)}")
 
 
-def _on_board(program: Any, inputs: dict[str, Any], port: str, baud: int, progress: reports.Progress) -> Any:
+def _on_board(
+    program: Any, inputs: dict[str, Any], port: str, baud: int | None, progress: reports.Progress
+) -> Any:
     from weft.virtual import PREFIX, board_at
 
     if port.startswith(PREFIX):

@@ -73,8 +73,10 @@ def build_board(board: Board, config: Config) -> Path:
 
 
 @contextmanager
-def board_at(port: str, config: Config, baud: int) -> Iterator[BoardDevice]:
+def board_at(port: str, config: Config, baud: int | None = None) -> Iterator[BoardDevice]:
     """The board at a serial port, or for ``virtual:NAME`` a simulation of the board called so.
+
+    Without `baud`, the rate that the board runs at is found out.
 
     Raises
     ------
@@ -90,7 +92,7 @@ def board_at(port: str, config: Config, baud: int) -> Iterator[BoardDevice]:
     board = find(port.removeprefix(PREFIX))
     with (
         VirtualBoard(board, config) as virtual,
-        BoardDevice.open(virtual.port, config, timeout=ANSWER) as device,
+        BoardDevice.open(virtual.port, config, baud=board.baud, timeout=ANSWER) as device,
     ):
         yield device
         if virtual.violations:

@@ -18,6 +18,7 @@ from weft.boards import flow
 from weft.boards.board import BoardError
 from weft.boards.build import Built, TimingError, build
 from weft.boards.registry import BOARDS
+from weft.boards.sdram_eye import Eye, best_eye
 from weft.boards.tools import ToolCrash, ToolError, run
 from weft.hdl.config import Config
 
@@ -104,7 +105,32 @@ def test_the_report_has_the_clock_and_what_limits_it(built: Built) -> None:
     )
     assert any("less delay of DSP blocks" in note for note in built.report["notes"])
     assert built.report["clock_hz"] == CLOCK
-    assert built.report["baud"] == 1.5e6
+    assert built.report["baud"] == 1_500_000
+    assert "sdram" not in built.report
+
+
+def test_the_report_has_the_eye_of_the_sdram_and_a_slower_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 25 MHz neither the phase nor the baud rate are those of the board's own clock. The tools are left out."""
+    told: dict[str, Any] = {}
+
+    def remember(board: Any, config: Config, folder: Path, facts: dict[str, Any], *rest: Any) -> None:
+        told.update(facts)
+        (folder / building.REPORT).write_text(json.dumps(facts | {"timing": {"met": True}}))
+
+    monkeypatch.setattr(building, "_run", remember)
+    board = BOARDS["ulx3s-25f"]
+    for clock, capture in ((25e6, 1), (board.clock, 2)):
+        build(board, CONFIG, tmp_path, make=small(), estimated=False, clock=clock)
+        eye = best_eye(told["clock_hz"])
+        assert told["sdram"]["capture_cycles"] == eye.capture == capture
+        assert told["sdram"]["phase_degrees"] == pytest.approx(eye.phase, abs=3)
+        margins = told["sdram"]["margins_ns"]
+        assert list(margins) == list(Eye.MARGINS)
+        assert min(margins.values()) == pytest.approx(eye.least, abs=0.2)
+        assert told["baud"] == board.line(clock).baud
+    assert told["baud"] == board.baud
 
 
 def test_the_floorplan_shows_the_units(built: Built) -> None:
@@ -207,7 +233,7 @@ def test_where_a_signal_comes_from_does_not_count(monkeypatch: pytest.MonkeyPatc
         name: re.sub(r"test_board_build\.py:\d+", "elsewhere.py:1", text)
         for name, text in design.files.items()
     }
-    other = building.Design(moved, design.clock, design.divisor)
+    other = building.Design(moved, design.clock, design.line)
     assert moved != design.files
     assert building.key(board, design, 1) == building.key(board, other, 1)
     assert building.key(board, design, 1) != building.key(board, design, 2)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.board import Board, BoardError, Family, MemoryKind
+from weft.boards.board import RATES, Board, BoardError, Family, MemoryKind
 from weft.boards.build import elaborate
-from weft.boards.registry import BOARDS, find
+from weft.boards.registry import BOARDS, find, line_rates
+from weft.boards.report import slower_line
 from weft.boards.sdram_chip import sdram_pads
+from weft.boards.sdram_eye import best_eye
+from weft.boards.tools import run
 from weft.hdl.config import Config
 from weft.hdl.parts import check_part
+from weft.hdl.verilog import yosys_command
 
 CONFIG = Config.load("tiny")
 PINS = {
-    "ulx3s-85f": {"clk25_0__io": "G2", "uart_0__rx__io": "M1", "uart_0__tx__io": "L4"},
+    "ulx3s-85f": {
+        "clk25_0__io": "G2",
+        "uart_0__rx__io": "M1",
+        "uart_0__tx__io": "L4",
+        "esp32_0__gpio0__io": "L2",
+    },
     "icebreaker": {"clk12_0__io": "35", "uart_0__rx__io": "6", "uart_0__tx__io": "9"},
     "tang-nano-9k": {"clk27_0__io": "52", "uart_0__rx__io": "18", "uart_0__tx__io": "17"},
     "tang-primer-20k": {"clk27_0__io": "H11", "uart_0__rx__io": "T13", "uart_0__tx__io": "M11"},
@@ -66,16 +77,82 @@ def test_all_pads_of_the_sdram_are_constrained() -> None:
     assert (pins["sdram_0__clk__io"], pins["sdram_0__dq__io[0]"]) == ("F19", "J16")
 
 
-def test_the_sdram_gets_a_shifted_clock() -> None:
-    board = BOARDS["ulx3s-85f"]
-    design = elaborate(board, CONFIG, board.clock, lambda *given: Echo(sdram=True)).files["top.il"]
+@pytest.mark.parametrize("clock", [25e6, 50e6, 70e6, 80e6, 100e6])
+def test_the_sdram_gets_a_shifted_clock(clock: float) -> None:
+    made = elaborate(BOARDS["ulx3s-85f"], CONFIG, clock, lambda *given: Echo(sdram=True))
+    design, phase = made.files["top.il"], best_eye(made.clock).phase
     assert "cell \\EHXPLLL" in design
     first, second = (
         int(re.search(rf"\\{name}_CPHASE [\w']*?(\d+)$", design, re.M)[1]) for name in ("CLKOP", "CLKOS")
     )  # type: ignore[index]
     divider = int(re.search(r"\\CLKOS_DIV [\w']*?(\d+)$", design, re.M)[1])  # type: ignore[index]
     fine = int(re.search(r"\\CLKOS_FPHASE [\w']*?(\d+)$", design, re.M)[1])  # type: ignore[index]
-    assert (second - first + fine / 8) / divider == 0.5
+    assert (second - first + fine / 8) / divider * 360 == pytest.approx(phase, abs=45 / divider / 2)
+    assert made.eye is not None
+    assert made.eye.least == pytest.approx(best_eye(made.clock).least, abs=0.2)
+
+
+def test_a_clock_that_the_sdram_cannot_have_is_refused() -> None:
+    with pytest.raises(
+        BoardError, match=r"^the SDRAM cannot run at 150 MHz: .* nearest clock .* is 142 MHz$"
+    ):
+        elaborate(BOARDS["ulx3s-85f"], CONFIG, 150e6, lambda *given: Echo(sdram=True))
+
+
+def test_pads_that_must_not_float_are_held(tmp_path: Path) -> None:
+    """The ESP32 of a ULX3S restarts the board when its pin 0 is low."""
+    assert {board.name: board.held for board in BOARDS.values() if board.held} == {
+        f"ulx3s-{size}f": (("esp32", "gpio0", 1),) for size in ("12", "25", "45", "85")
+    }
+    board = BOARDS["ulx3s-85f"]
+    design = elaborate(board, CONFIG, board.clock, lambda *given: Echo())
+    (tmp_path / "top.il").write_text(design.files["top.il"])
+    commands = ("read_rtlil top.il", "hierarchy -top top", "proc", "flatten", "opt", "write_json top.json")
+    run("yosys", yosys_command(*commands), tmp_path)
+    top = json.loads((tmp_path / "top.json").read_text())["modules"]["top"]
+    pad = top["ports"]["esp32_0__gpio0__io"]["bits"]
+    drivers = [cell for cell in top["cells"].values() if cell["connections"].get("O") == pad]
+    assert [driver["connections"]["I"] for driver in drivers] == [["1"]]
+    assert [driver["connections"].get("T", ["0"]) for driver in drivers] == [["0"]]
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_the_serial_link_is_within_two_per_cent_at_every_clock(board: Board) -> None:
+    """And it is the fastest that is: for no higher rate is there a divisor."""
+    for clock in (*range(3_125_000, 20_000_000, 62_500), *range(20_000_000, 200_000_001, 500_000)):
+        line = board.line(clock)
+        assert line.baud in RATES
+        assert abs(clock / line.divisor / line.baud - 1) <= 0.02
+        assert 4 <= line.divisor == board.divisor(clock) < 1 << 16
+        for rate in RATES:
+            if line.baud < rate <= board.baud:
+                near = {max(4, count) for count in (clock // rate, clock // rate + 1)}
+                assert all(abs(clock / divisor / rate - 1) > 0.02 for divisor in near)
+
+
+@pytest.mark.parametrize("clock", [10, 17, 19, 20, 22, 25, 28, 31, 34, 37, 38, 41])
+def test_a_rate_that_a_clock_does_not_make_is_not_taken(clock: int) -> None:
+    board = BOARDS["ulx3s-25f"]
+    line = board.line(clock * 1e6)
+    assert line.baud < board.baud == 3_000_000
+    assert slower_line(board, clock * 1e6) == [
+        f"the serial link runs at {line.baud:,} baud: {clock} MHz does not make 3,000,000 within 2%"
+    ]
+
+
+def test_a_clock_without_any_rate_is_refused() -> None:
+    with pytest.raises(
+        BoardError, match=r"^icebreaker at 0.19 MHz makes none of the baud rates up to 1,500,000"
+    ):
+        BOARDS["icebreaker"].line(190e3)
+
+
+def test_rates_to_try_begin_with_the_boards_own() -> None:
+    for board in BOARDS.values():
+        rates = line_rates(board.config)
+        assert rates[0] == board.baud
+        assert sorted(rates) == sorted(RATES)
+    assert set(line_rates(CONFIG)[:2]) == {board.baud for board in BOARDS.values()}
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -83,8 +160,8 @@ def test_a_board_can_do_what_it_says(board: Board) -> None:
     check_part(board.config, board.family.value)
     source = board.platform().default_clk_frequency
     assert board.pll(source, board.clock).output == pytest.approx(board.clock, rel=0.005)
-    # A receiver bears a few per cent; both sides may be off.
-    assert board.clock / board.divisor(board.clock) == pytest.approx(board.baud, rel=0.02)
+    assert board.line(board.clock).baud == board.baud
+    assert slower_line(board, board.clock) == []
     words = board.memory.size // board.config.bus_bytes
     assert words & (words - 1) == 0
     if board.memory.kind is MemoryKind.BLOCK:

@@ -11,14 +11,21 @@ import pytest
 
 from weft import cli
 from weft.boards import build as building
-from weft.boards.board import Board
+from weft.boards.board import Board, MemoryKind
 from weft.boards.build import Built, TimingError
 from weft.boards.registry import BOARDS
+from weft.boards.sdram_eye import best_eye
 from weft.hdl.config import Config
 
 REPORT: dict[str, Any] = {
     "board": "icebreaker",
     "clock_hz": 24e6,
+    "baud": 1_500_000,
+    "sdram": {
+        "phase_degrees": 252.35,
+        "capture_cycles": 2,
+        "margins_ns": {"write_setup": 7.25, "read_hold": 2.76},
+    },
     "peak_gops": 0.768,
     "resources": {
         "lut": {"synthesised": 4000, "placed": 4100, "available": 5280, "percent": 77.7},
@@ -76,12 +83,16 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
 def test_boards_are_listed_with_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("boards") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == list(BOARDS)
+    assert [line.split()[0] for line in lines[1:-2]] == list(BOARDS)
     assert re.search(
-        r"^icebreaker +5,280 +8 +30 +128 KB spram +24 MHz +4 x 4 +\d+% +100% +\d+% +none",
+        r"^icebreaker +5,280 +8 +30 +128 KB spram +24 MHz +4 x 4 +\d+% +100% +\d+% +1,500,000 +- +none",
         "\n".join(lines),
         re.M,
     )
+    for board in BOARDS.values():
+        if board.memory.kind is MemoryKind.SDRAM:
+            least = f"{best_eye(board.clock).least:.1f}"
+            assert re.search(rf"^{board.name} .*% +3,000,000 +{least} ", "\n".join(lines), re.M)
     assert "huge" not in "\n".join(lines)
 
 
@@ -98,6 +109,8 @@ def test_build_leaves_bitstream_report_and_floorplan(
     assert re.search(r"LUTs +4,100 +5,280 +77\.7\n", text)
     assert "clock: 24 MHz wanted, 25.1 MHz reached: met\n" in text
     assert "critical path: first to last, through hdl/pe.py:84\n" in text
+    assert "SDRAM: clock late by 252.35 degrees; ns left: write setup 7.25, read hold 2.76\n" in text
+    assert "link: 1,500,000 baud\n" in text
     assert "note: 80 % of its clock is believed\n" in text
     assert text.endswith(
         "build/icebreaker/weft.bin: the bitstream; report.json and floorplan.svg are next to it\n"
@@ -149,6 +162,9 @@ def test_a_slow_design_is_exit_code_1_and_leaves_nothing(
          "the configuration does not fit tang-primer-20k: "),
         (["build", "--board", "icebreaker", "--config", "tiny"], "'probability_bits' must be 7 or 0 for ice40"),
         (["build", "--board", "ulx3s-85f", "--clock", "3000"], "cannot make a clock of 3000 MHz; the nearest is "),
+        (["build", "--board", "ulx3s-45f", "--clock", "150"],
+         "the SDRAM cannot run at 150 MHz: its clock cycle is at least 7 ns; the nearest clock that can be used is 142 "
+         "MHz"),
         (["flash", "--board", "arty"], "unknown board 'arty'; choose ulx3s-12f, "),
         (["flash", "--board", "icebreaker"],
          "there is no bitstream build/icebreaker/weft.bin: build it with weft build --board icebreaker"),
