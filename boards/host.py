@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from weft.boards.frames import IDENTITY_BYTES, PAYLOAD, PROTOCOL, FrameError, Identity, Operation, Request
 from weft.boards.registry import line_rates
@@ -13,7 +13,7 @@ from weft.boards.session import ATTEMPTS, SerialPort, Session, SilenceError, ope
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
-from weft.hdl.stalls import goes_on, waits
+from weft.hdl.stalls import Watch, waits
 from weft.sim.device import DeviceError, check_base, check_program, check_range
 
 PROBE_SECONDS = 0.1
@@ -23,9 +23,11 @@ PROBE_ATTEMPTS = 2
 NAP = 0.01
 """Seconds between looks at the status register, after some quick ones."""
 PATIENCE = 1_000_000
-"""Cycles over which nothing moves in a program that hangs."""
+"""Cycles over which nothing moves in a program that hangs, at least; see `weft.hdl.stalls.Watch`."""
 PROBE = 10_000
 """Cycles over which a program that does not end is watched, to say what it waits for."""
+STILL = 100
+"""Looks at a counter of cycles that stands still, after which the core is not waited for."""
 
 
 class BoardDevice:
@@ -209,26 +211,27 @@ class BoardDevice:
         ------
         DeviceError
             If it is not done after `timeout` cycles, or without a timeout, if nothing moves for `PATIENCE` cycles
-            (the message says what it waits for); if memory answers with an error, a word is no instruction, or the
-            board is lost.
+            (the message says what it waits for); if memory answers with an error, a word is no instruction, the core
+            stands still, or the board is lost.
         """
-        before: dict[Counter, int] = {}
-        looks = 0
+        watch = Watch(self.config, PATIENCE)
+        looks = still = cycles = read = 0
         while self._started:
             status = self._status()
             self._raise_errors(status)
             if status & Status.DONE:
                 self._started = False
                 return
-            if timeout is not None and self._cycles() >= timeout:
-                self._failed = True
-                raise DeviceError(f"the program is not done after {timeout} cycles: {self._diagnose()}")
-            if timeout is None and self._cycles() >= before.get(Counter.CYCLES, 0) + PATIENCE:
-                after = self.counters()
-                if before and not goes_on(before, after):
-                    self._failed = True
-                    raise DeviceError(f"the program hangs: {waits(before, after)}")
-                before = after
+            before, cycles = cycles, self._cycles()
+            still = still + 1 if cycles == before else 0
+            if still >= STILL:
+                self._fail(f"the core at {self._session.name} stands still: it counts no cycles")
+            if timeout is not None and cycles >= timeout:
+                self._fail(f"the program is not done after {timeout} cycles: {self._diagnose()}")
+            if timeout is None and cycles >= read + PATIENCE // 4:
+                read = cycles
+                if watch.hangs(self.counters()):
+                    self._fail(f"the program hangs: {self._diagnose(hangs=True)}")
             looks += 1
             time.sleep(NAP if looks > 10 else 0)
 
@@ -241,8 +244,12 @@ class BoardDevice:
         elif not status & (Status.BUSY | Status.DONE):
             message = f"the board at {self._session.name} was reset while the program ran"
         if message:
-            self._failed = True
-            raise DeviceError(message)
+            self._fail(message)
+
+    def _fail(self, message: str) -> NoReturn:
+        """End a run; the next one begins with a reset."""
+        self._failed = True
+        raise DeviceError(message)
 
     def counters(self) -> dict[Counter, int]:
         """The counters of the last program."""
@@ -251,12 +258,14 @@ class BoardDevice:
             counter: int.from_bytes(words[8 * counter : 8 * counter + 8], "little") for counter in Counter
         }
 
-    def _diagnose(self) -> str:
+    def _diagnose(self, *, hangs: bool = False) -> str:
         """What the units did in the last cycles, from the counters."""
         before = after = self.counters()
-        while after[Counter.CYCLES] < before[Counter.CYCLES] + PROBE and self._status() & Status.BUSY:
+        for _ in range(STILL):
+            if after[Counter.CYCLES] >= before[Counter.CYCLES] + PROBE or not self._status() & Status.BUSY:
+                break
             after = self.counters()
-        return waits(before, after)
+        return waits(before, after, hangs=hangs)
 
     def _reset(self) -> None:
         """Reset the core."""

@@ -18,7 +18,7 @@ from weft.hdl.core import Core
 from weft.hdl.isa import BASES
 from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.sequential.core import SequentialCore
-from weft.hdl.stalls import goes_on, waits
+from weft.hdl.stalls import Watch, waits
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.verilate import Trace, build, cache_root
@@ -32,6 +32,8 @@ CHUNK = 100_000
 """Cycles between looks at the status register."""
 PROBE = 1000
 """Cycles over which a program that does not end is watched, to say what it waits for."""
+SLOWEST = 10_000_000
+"""Cycles that a slow memory is waited for at most, before the program is said to hang."""
 _NEVER = 1 << 56
 
 _SIGNATURES = {
@@ -196,6 +198,11 @@ class RtlDevice:
         self._bases = [0] * BASES
         self._failed = False
         self._started = False
+        self._sequential = sequential
+        answer = (latency + config.bus_bytes / (bytes_per_cycle or config.bus_bytes)) / (
+            1 - stall_probability
+        )
+        self._patience = CHUNK + int(min(4 * answer, SLOWEST))
         self._marks = 0
         self._identify()
 
@@ -291,7 +298,8 @@ class RtlDevice:
             (the message says what it waits for); if an address is outside memory, the core breaks the AXI
             protocol, or a word is no instruction.
         """
-        left, before = timeout, self.counters() if timeout is None else {}
+        left = timeout
+        watch = Watch(self.config, self._patience, sequential=self._sequential)
         while self._started:
             chunk = CHUNK if left is None else min(CHUNK, left)
             done = self._library.weft_run(self._handle, chunk)
@@ -301,11 +309,9 @@ class RtlDevice:
             if done:
                 self._started = False
             elif left is None:
-                after = self.counters()
-                if not goes_on(before, after):
+                if watch.hangs(self.counters()):
                     self._failed = True
-                    raise DeviceError(f"the program hangs: {waits(before, after)}")
-                before = after
+                    raise DeviceError(f"the program hangs: {self._diagnose(hangs=True)}")
             else:
                 left -= chunk
                 if left <= 0:
@@ -346,11 +352,11 @@ class RtlDevice:
             for counter in Counter
         }
 
-    def _diagnose(self) -> str:
+    def _diagnose(self, *, hangs: bool = False) -> str:
         """What the units did in the last cycles, from the counters."""
         before = self.counters()
         self._library.weft_run(self._handle, PROBE)
-        return waits(before, self.counters())
+        return waits(before, self.counters(), hangs=hangs)
 
     def _status(self) -> Status:
         return Status(self._read_register(Reg.STATUS))

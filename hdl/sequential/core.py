@@ -27,8 +27,8 @@ from weft.hdl.sequential.rows import Rows
 from weft.hdl.sequential.scratchpad import Scratchpad
 
 COUNTED = (
-    Counter.CYCLES, Counter.ARRAY_ACTIVE, Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.LOAD_BUSY, Counter.MM_BUSY,
-    Counter.VEC_BUSY, Counter.STORE_BUSY,
+    Counter.CYCLES, Counter.ARRAY_ACTIVE, Counter.READ_BEATS, Counter.WRITE_BEATS, Counter.LOAD_BUSY,
+    Counter.LOAD_MEMORY, Counter.MM_BUSY, Counter.VEC_BUSY, Counter.STORE_BUSY, Counter.STORE_MEMORY,
 )  # fmt: skip
 """Counters that there are; others read 0."""
 
@@ -49,7 +49,8 @@ class SequentialCore(wiring.Component):
     Members
     -------
     m_axi_*, s_axi_*, irq
-        See `weft.hdl.core.Core`. All bursts have one beat. Counters of stalls, and ARRAY_WINDOW, stay 0.
+        See `weft.hdl.core.Core`. All bursts have one beat. Of the stalls there are LOAD_MEMORY and STORE_MEMORY; the
+        other counters of stalls, and ARRAY_WINDOW, stay 0.
     """
 
     def __init__(self, config: Config, part: str = "generic") -> None:
@@ -228,7 +229,7 @@ class SequentialCore(wiring.Component):
         strobes: dict[MemoryOut, Any],
     ) -> None:  # fmt: skip
         m.submodules.counters = counters = Counters(COUNTED, bits=16)
-        started, busy = Signal(), Signal(len(Queue))
+        started, busy, waits = Signal(), Signal(len(Queue)), Signal()
         for name in ("write", "read"):
             for part in ("valid", "address"):
                 m.d.comb += getattr(processor, f"{name}_{part}").eq(getattr(control, f"{name}_{part}"))
@@ -260,4 +261,9 @@ class SequentialCore(wiring.Component):
             Counter.WRITE_BEATS: mover.write_beat,
         }
         events |= {Counter[f"{queue.name}_BUSY"]: busy[queue] for queue in Queue}
+        # A cycle late: a unit is busy for longer than that behind its last word.
+        m.d.sync += waits.eq(processor.waits & mover.waits)
+        events |= {
+            Counter[f"{queue.name}_MEMORY"]: busy[queue] & waits for queue in (Queue.LOAD, Queue.STORE)
+        }
         m.d.comb += [counters.event[counter].eq(event) for counter, event in events.items()]

@@ -164,14 +164,15 @@ def _write(m: Micro) -> Micro:
         m.group(groups[queue])
         kind, names = kinds[name]
         m.label(name)
-        m.ld(1 << queue)
-        m.memory(MemoryOut.EVENTS)
         if issubclass(kind, VectorInstruction):
             m.call("common")
             m.fields(kind, names, _COMMON)
         else:
             m.fields(kind, names)
         m.call("rest")
+        # Only now is the unit busy: what comes before waits for the fetch.
+        m.ld(1 << queue)
+        m.memory(MemoryOut.EVENTS)
         bodies[name](m)
         m.jump("next")
     m.group(groups[Queue.VEC])

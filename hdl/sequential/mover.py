@@ -46,6 +46,8 @@ class Mover(wiring.Component):
         `gather` or `scatter` is done.
     length_zero : Out(1)
         No bytes of the pixel are left.
+    waits : Out(1)
+        A bus word is on its way, and no byte moves in this cycle.
     error, read_beat, write_beat : Out(1)
         As in `weft.hdl.axi.AxiManager`.
     """
@@ -77,6 +79,7 @@ class Mover(wiring.Component):
                 "idle": Out(1),
                 "moved": Out(1),
                 "length_zero": Out(1),
+                "waits": Out(1),
                 "error": Out(1),
                 "read_beat": Out(1),
                 "write_beat": Out(1),
@@ -97,7 +100,7 @@ class Mover(wiring.Component):
         # Whether they are zero, from registers: comparing them comes first in long paths.
         remains, skips, no_length = Signal(), Signal(), Signal(init=1)
         fill = Signal(8, reset_less=True)
-        here, reading, writing = Signal(), Signal(), Signal()
+        here, reading, writing, step = Signal(), Signal(), Signal(), Signal()
         address = Cat(Const(0, align), page)
         m.d.comb += [
             axi.araddr.eq(address),
@@ -111,11 +114,12 @@ class Mover(wiring.Component):
             self.word_valid.eq(here),
             self.length_zero.eq(no_length),
             self.idle.eq(~reading & ~writing & ~strobe.any()),
+            self.waits.eq((reading | writing) & ~step),
         ]
 
         # A vector's bytes.
         left, out = Signal(range(n + 1)), Signal()
-        step, takes, gives, full = Signal(), Signal(), Signal(), Signal()
+        takes, gives, full = Signal(), Signal(), Signal()
         inside, from_memory, ends = Signal(), Signal(), Signal()
         wide = align > 2
         last_word = lane[2:].all() if wide else Const(1)

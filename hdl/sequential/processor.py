@@ -97,6 +97,9 @@ class Processor(wiring.Component):
         `Port.WORD` holds; it is taken in this cycle.
     flag : In(len(Condition))
         Conditions; those of the processor itself are ignored.
+    waits : Out(1)
+        In this cycle nothing goes on but what the memory unit does: a word that needs one from memory stands still, or
+        a jump asks once more whether bytes have moved.
     out : Out(5), operand : Out(operand_bits), result : Out(32)
         In this cycle, `result` goes to the unit `out`. It is the one after that in which the word was executed.
     write_valid, write_ready, write_address, write_data, write_strobe
@@ -117,6 +120,7 @@ class Processor(wiring.Component):
                 "word_valid": In(1),
                 "word_taken": Out(1),
                 "flag": In(len(Condition)),
+                "waits": Out(1),
                 "out": Out(OUT_BITS),
                 "operand": Out(operand_bits),
                 "result": Out(32),
@@ -149,7 +153,7 @@ class Processor(wiring.Component):
         accumulator = Signal(signed(32), reset_less=True)
         free = Signal()  # the word that chooses its operand goes on
         stays = Signal()  # the one that is decoded does not
-        self._sequence(m, fetch, decoded, started, free & ~stays, accumulator)
+        asks_again = self._sequence(m, fetch, decoded, started, free & ~stays, accumulator)
 
         # Decoding: data memory is read, or left to others.
         idle, at = Signal(), Signal(range(self.depth))
@@ -189,6 +193,7 @@ class Processor(wiring.Component):
             free.eq(~(field_waits | takes_word & ~self.word_valid | takes_product & ~self.ready)),
             self.raw.eq(chosen.operand[0]),
             self.word_taken.eq(free & (takes_word | self._field_takes)),
+            self.waits.eq((takes_word | self._field_takes) & ~self.word_valid | asks_again & free & ~stays),
         ]
         carry, subtracts = Signal(), Signal()
         m.d.comb += subtracts.eq(
@@ -256,8 +261,8 @@ class Processor(wiring.Component):
 
     def _sequence(
         self, m: Module, fetch: Any, decoded: data.View, started: Signal, advance: Value, accumulator: Signal
-    ) -> None:
-        """What word comes next."""
+    ) -> Value:
+        """What word comes next; returns whether it is decoded again as the memory unit is not done."""
         bits = max((len(self.program) - 1).bit_length(), 1)
         pc, following = Signal(bits), Signal(bits)
         back = Signal(bits)
@@ -283,6 +288,8 @@ class Processor(wiring.Component):
             # Calls have no condition.
             with m.If(jump.jump & jump.call):
                 m.d.sync += back.eq(after)
+        of_memory = (jump.condition == Condition.MEMORY_IDLE) | (jump.condition == Condition.MOVED)
+        return started & taken & of_memory
 
     def _fields(
         self, m: Module, chosen: data.View, free: Signal, executed: data.View, result: Signal

@@ -8,6 +8,7 @@ import random
 import re
 import select
 import sys
+import termios
 import threading
 import tty
 from collections.abc import Callable, Iterator
@@ -20,10 +21,13 @@ from board_model import BoardModel
 from serial_models import disturb
 
 from weft.boards import session
+from weft.boards.board import RATES
 from weft.boards.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
-from weft.boards.host import BoardDevice
-from weft.hdl.config import PRESETS
+from weft.boards.host import PATIENCE, BoardDevice
+from weft.boards.registry import find, line_rates
+from weft.hdl.config import PRESETS, Config
 from weft.hdl.memmap import Counter, Reg, Status, base_register, counter_register
+from weft.hdl.stalls import Watch
 from weft.sim.device import Device, DeviceError
 
 CONFIG = PRESETS["tiny"]
@@ -87,6 +91,67 @@ def device(terminal: Terminal) -> Iterator[BoardDevice]:
     # Noise here spoils half of the long frames: far more attempts than any line needs.
     with BoardDevice.open(terminal.path, CONFIG, timeout=0.1, attempts=25) as opened:
         yield opened
+
+
+class Picky:
+    """A board that understands one baud rate, and at others hears and sends noise."""
+
+    def __init__(self, model: BoardModel, baud: int) -> None:
+        self.model, self.baud = model, baud
+        self.heard: list[int] = []
+        self.terminal = Terminal(self)
+
+    def __call__(self, data: bytes) -> bytes:
+        speed = termios.tcgetattr(self.terminal._slave)[5]
+        self.heard.append(next(rate for rate in RATES if getattr(termios, f"B{rate}", None) == speed))
+        return self.model.feed(data) if self.heard[-1] == self.baud else random.randbytes(len(data))
+
+
+@pytest.fixture
+def picky() -> Iterator[Callable[[Config, int], Picky]]:
+    made: list[Picky] = []
+
+    def make(config: Config, baud: int) -> Picky:
+        made.append(Picky(BoardModel(config), baud))
+        return made[-1]
+
+    yield make
+    for board in made:
+        board.terminal.unplug()
+
+
+@pytest.mark.parametrize(
+    ("name", "baud"),
+    [("tiny", 3_000_000), ("tiny", 500_000), ("icebreaker", 3_000_000), ("icebreaker", 1_500_000),
+     ("ulx3s-45f", 2_000_000), ("tang-primer-20k", 1_000_000)],
+)  # fmt: skip
+def test_the_baud_rate_is_found(picky: Callable[[Config, int], Picky], name: str, baud: int) -> None:
+    config = PRESETS["tiny"] if name == "tiny" else find(name).config
+    board = picky(config, baud)
+    with BoardDevice.open(board.terminal.path, config) as device:
+        device.write(0, b"weft")
+        assert device.read(0, 4) == b"weft"
+        assert device._session.timeout == 0.2 + 8192 * 10 / baud
+    rates = line_rates(config)
+    assert list(dict.fromkeys(board.heard)) == rates[: rates.index(baud) + 1]
+
+
+def test_a_baud_rate_that_is_given_is_the_only_one(picky: Callable[[Config, int], Picky]) -> None:
+    board = picky(CONFIG, 1_500_000)
+    refused(board.terminal, "is no weft board, or runs at another baud rate: of", baud=1_000_000)
+    assert set(board.heard) == {1_000_000}
+    BoardDevice.open(board.terminal.path, CONFIG, baud=1_500_000).close()
+
+
+def test_what_answers_at_no_rate_is_refused_with_all_of_them(terminal: Terminal) -> None:
+    terminal.board = lambda data: b""
+    refused(terminal, "(tried at 3,000,000, 1,500,000, 2,000,000, 1,000,000, 500,000, 250,000, 115,200 baud)")
+
+
+def test_a_board_for_something_else_ends_the_search(picky: Callable[[Config, int], Picky]) -> None:
+    board = picky(PRESETS["small"], 1_500_000)
+    refused(board.terminal, "is built for configuration small")
+    assert list(dict.fromkeys(board.heard)) == [3_000_000, 1_500_000]
 
 
 def refused(terminal: Terminal, words: str, **arguments: Any) -> None:
@@ -205,6 +270,60 @@ def test_programs_without_end(device: BoardDevice, model: BoardModel) -> None:
     device.start(0)
     device.wait()
     assert model.resets == 3
+
+
+UNITS = (Counter.LOAD_BUSY, Counter.MM_BUSY, Counter.STORE_BUSY)
+
+
+@pytest.mark.parametrize("busy", UNITS, ids=lambda counter: counter.name)
+def test_a_hang_is_noticed_without_counters_of_stalls(
+    device: BoardDevice, model: BoardModel, busy: Counter
+) -> None:
+    """As is a unit that is busy for ever with nothing to show for it, and for VEC after very long."""
+    model.duration, model.step = 1 << 30, 100_000
+    unit = busy.name.removesuffix("_BUSY")
+    cause = f"{unit} is busy" if unit == "MM" else f"{unit} waits for memory"
+    model.moving = {Counter.CYCLES, busy}
+    device.start(0)
+    with pytest.raises(DeviceError, match=rf"^the program hangs: .*{cause}"):
+        device.wait()
+    assert model.get(counter_register(Counter.CYCLES)) < 4_000_000
+
+
+def test_a_hang_of_the_vector_unit_is_noticed_late(device: BoardDevice, model: BoardModel) -> None:
+    longest = Watch(CONFIG, 0).longest
+    model.duration, model.step = 1 << 30, longest // 100
+    model.moving = {Counter.CYCLES, Counter.VEC_BUSY}
+    device.start(0)
+    with pytest.raises(DeviceError, match=r"^the program hangs: .*VEC is busy"):
+        device.wait()
+    assert longest <= model.get(counter_register(Counter.CYCLES)) < 2 * longest
+
+
+@pytest.mark.parametrize("timeout", [None, 10_000])
+def test_a_core_that_stands_still_is_not_waited_for(
+    device: BoardDevice, model: BoardModel, timeout: int | None
+) -> None:
+    model.duration, model.moving = 1 << 30, set()
+    device.start(0)
+    with pytest.raises(DeviceError, match=r"^the core at .* stands still: it counts no cycles$"):
+        device.wait(timeout)
+    model.duration, model.moving = 3, {Counter.CYCLES}
+    device.start(0)
+    device.wait()
+
+
+@pytest.mark.parametrize(
+    "moving",
+    [{Counter.READ_BEATS}, {Counter.WRITE_BEATS}, {Counter.ARRAY_ACTIVE}, {Counter.VEC_BUSY}],
+    ids=lambda moving: "-".join(counter.name for counter in moving),
+)
+def test_a_long_program_is_waited_for(device: BoardDevice, model: BoardModel, moving: set[Counter]) -> None:
+    model.duration, model.step = 60, PATIENCE // 3
+    model.moving = moving | {Counter.CYCLES, Counter.LOAD_BUSY, Counter.LOAD_MEMORY, Counter.MM_SEMAPHORE}
+    device.start(0)
+    device.wait()
+    assert device.counters()[Counter.CYCLES] >= 15 * PATIENCE
 
 
 def test_a_program_that_runs_is_not_disturbed(device: BoardDevice, model: BoardModel) -> None:
@@ -353,7 +472,7 @@ def test_ports_that_cannot_be_opened(terminal: Terminal, monkeypatch: pytest.Mon
         BoardDevice.open("/dev/null", CONFIG)
     with pytest.raises(DeviceError, match=f"cannot open {terminal.path} at -5 baud: "):
         BoardDevice.open(terminal.path, CONFIG, baud=-5)
-    with pytest.raises(DeviceError, match="cannot open nothing://1 at 115200 baud: "):
+    with pytest.raises(DeviceError, match="cannot open nothing://1 at 3000000 baud: "):
         BoardDevice.open("nothing://1", CONFIG)
     with (
         BoardDevice.open(terminal.path, CONFIG),

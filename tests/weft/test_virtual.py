@@ -6,24 +6,28 @@ import json
 import os
 import random
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from deaf_memory import deaf_top
 
 import weft
 from weft import cli, virtual
-from weft.boards import registry
+from weft.boards import host, registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
 from weft.examples import digits
 from weft.hdl.config import PRESETS
-from weft.hdl.isa import Load
+from weft.hdl.isa import Load, Store, Vec
 from weft.sim.device import DeviceError
 from weft.virtual import VirtualBoard, board_at
 
 CONFIGS = {"ulx3s-85f": PRESETS["small"]}
 """Smaller than what fits the board, so that its simulator builds faster."""
+DEAF = 0x10000
+"""Byte address from which on a memory does not answer."""
 
 
 @pytest.mark.parametrize("name", ["ulx3s-85f", "icebreaker"])
@@ -79,7 +83,7 @@ def test_host_that_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     board = registry.find("icebreaker")
     with VirtualBoard(board, board.config) as simulated:
         port = Path(simulated.port)
-        with board_at(str(port), board.config, 115200) as device:
+        with board_at(str(port), board.config) as device:
             before = simulated.cycles
             payload = draw.randbytes(1500)
             device.write(0x100, payload)
@@ -95,8 +99,40 @@ def test_broken_rules_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VirtualBoard, "violations", ["tRP", "tRCD"])
     config = registry.find("icebreaker").config
     message = "^the board broke rules of its memory chip: tRP, tRCD$"
-    with pytest.raises(DeviceError, match=message), board_at("virtual:icebreaker", config, 115200):
+    with pytest.raises(DeviceError, match=message), board_at("virtual:icebreaker", config):
         pass
+
+
+@pytest.mark.parametrize("core", CoreKind)
+def test_a_board_whose_memory_stops_answering(core: CoreKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting ends, with what waits for what, long before the host's patience with the line."""
+    monkeypatch.setattr(virtual_top, "Top", deaf_top(DEAF))
+    monkeypatch.setattr(host, "PATIENCE", 200_000)
+    board = replace(registry.find("icebreaker"), core=core)
+    config = board.config.replace(probability_bits=0)
+    idle = {"LOAD is idle", "MM is idle", "VEC is idle", "STORE is idle"}
+    deadlock = Vec(wait=1).encode() + bytes(64)
+    hangs: dict[str, tuple[int, bytes, set[str]]] = {
+        "load": (0x400, Load(offset=DEAF).encode() + bytes(64), {"LOAD waits for memory"}),
+        "store": (0x400, Store(offset=DEAF).encode() + bytes(64), {"STORE waits for memory"}),
+        "fetch": (DEAF - 64, Vec().encode(), {"the next instruction waits for memory"}),
+    }
+    if core is CoreKind.PIPELINED:  # the other one does not look at semaphores
+        hangs["deadlock"] = (0x400, deadlock, {"VEC waits for semaphore"})
+    library = virtual.build_board(board, config)
+    monkeypatch.setattr(virtual, "build_board", lambda *given: library)
+    for at, program, causes in hangs.values():
+        with VirtualBoard(board, config) as simulated:
+            device = BoardDevice.open(simulated.port, config, baud=board.baud, timeout=5.0)
+            device.write(at, program)
+            device.start(at)
+            before = simulated.cycles
+            with pytest.raises(DeviceError, match=r"^the program hangs: ") as error:
+                device.wait()
+            said = set(str(error.value).removeprefix("the program hangs: ").split(", "))
+            assert said - idle == causes
+            assert simulated.cycles - before < 3_000_000
+            device.close()
 
 
 def _exit_code(arguments: list[str]) -> object:
