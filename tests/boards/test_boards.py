@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from amaranth.hdl import Module
@@ -16,8 +18,10 @@ from weft.boards.build import elaborate
 from weft.boards.registry import BOARDS, find, line_rates
 from weft.boards.report import slower_line
 from weft.boards.sdram_chip import sdram_pads
-from weft.boards.sdram_eye import best_eye
+from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.tools import run
+from weft.boards.top import Top
+from weft.boards.ulx3s import pll
 from weft.hdl.config import Config
 from weft.hdl.parts import check_part
 from weft.hdl.verilog import yosys_command
@@ -90,6 +94,15 @@ def test_the_sdram_gets_a_shifted_clock(clock: float) -> None:
     assert (second - first + fine / 8) / divider * 360 == pytest.approx(phase, abs=45 / divider / 2)
     assert made.eye is not None
     assert made.eye.least == pytest.approx(best_eye(made.clock).least, abs=0.2)
+
+
+@pytest.mark.parametrize("clock", [25e6, 60e6, 62e6, 80e6, 133e6])
+def test_the_controller_takes_words_when_the_phase_brings_them(
+    clock: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.boards.top.SdramController", lambda bus_bytes, clock, capture: capture)
+    top: Any = SimpleNamespace(config=CONFIG, memory=BOARDS["ulx3s-85f"].memory, clock=clock)
+    assert Top._memory(top) == arrival(clock, pll(25e6, clock).phase) - CAS_LATENCY + 1
 
 
 def test_a_clock_that_the_sdram_cannot_have_is_refused() -> None:
