@@ -16,7 +16,7 @@ from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register,
 from weft.hdl.stalls import Watch, waits
 from weft.sim.device import DeviceError, check_base, check_program, check_range
 
-PROBE_SECONDS = 0.1
+PROBE_SECONDS = 0.2
 """Seconds in which a board answers that is asked at its own baud rate."""
 PROBE_ATTEMPTS = 2
 """How often it is asked at each."""

@@ -137,19 +137,17 @@ class SdramController(wiring.Component):
     bus_bytes : int
         A power of two from 4 to 128.
     clock : float
-        Frequency of `sync` in Hz. The chip's clock has the same frequency, shifted so that its rising edge falls into
-        the middle of what the pads show.
+        Frequency of `sync` in Hz. The chip's clock has the same frequency and a phase of its own, which
+        `weft.boards.sdram_eye.best_eye` chooses.
     timing : SdramTiming
     row_bits, column_bits : int
         Of the chip: 13 and 9 for 32 MB, 13 and 10 for 64 MB.
     cas_latency : int
         2 or 3.
     capture : int
-        Cycles that the pads' registers outside of this component, the wires and the shift of the chip's clock add
+        Cycles that the pads' registers outside of this component, the wires and the phase of the chip's clock add
         to the CAS latency: a word comes in at `dq_i` ``cas_latency + capture`` cycles after its command went out,
-        and is taken into a register at the end of that cycle. 0 for registers here placed at the pads and a shift
-        of half a cycle: at 100 MHz the word then stands from about 4 ns after the start of that cycle to 2 ns after its
-        end (tAC 5.4 ns, tOH 2.5 ns, 3 ns for an output pad, 1 ns for an input pad).
+        and is taken into a register at the end of that cycle. See `weft.boards.sdram_eye.Eye.capture`.
 
     Raises
     ------

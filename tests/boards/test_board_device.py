@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import re
-import select
 import sys
-import termios
-import threading
-import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import serial
 from board_model import BoardModel
-from serial_models import disturb
+from board_terminal import CONFIG, Terminal, refused
 
 from weft.boards import session
-from weft.boards.board import RATES
 from weft.boards.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
 from weft.boards.host import PATIENCE, BoardDevice
-from weft.boards.registry import find, line_rates
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.config import PRESETS
 from weft.hdl.memmap import Counter, Reg, Status, base_register, counter_register
 from weft.hdl.stalls import Watch
 from weft.sim.device import Device, DeviceError
-
-CONFIG = PRESETS["tiny"]
-
-
-class Terminal:
-    """A pseudo-terminal with a board behind it.
-
-    Attributes
-    ----------
-    path : str
-    board : Callable[[bytes], bytes]
-        What to say to what was heard.
-    noise : float
-        Share of bytes spoilt, both ways.
-    """
-
-    def __init__(self, board: Callable[[bytes], bytes]) -> None:
-        self.board, self.noise = board, 0.0
-        self.rng = random.Random(random.randrange(1 << 32))
-        self._master, self._slave = os.openpty()
-        tty.setraw(self._slave)
-        self.path = os.ttyname(self._slave)
-        self._stop, self._stopped = os.pipe()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._master, self._stop], [], [])
-            if self._stop in ready:
-                return
-            heard = disturb(os.read(self._master, 4096), self.noise, self.rng)
-            said = disturb(self.board(heard), self.noise, self.rng)
-            while said:
-                said = said[os.write(self._master, said) :]
-
-    def unplug(self) -> None:
-        """Take the terminal away."""
-        if self._thread.is_alive():
-            os.write(self._stopped, b"!")
-            self._thread.join()
-            for file in (self._master, self._slave, self._stop, self._stopped):
-                os.close(file)
 
 
 @pytest.fixture
@@ -91,75 +41,6 @@ def device(terminal: Terminal) -> Iterator[BoardDevice]:
     # Noise here spoils half of the long frames: far more attempts than any line needs.
     with BoardDevice.open(terminal.path, CONFIG, timeout=0.1, attempts=25) as opened:
         yield opened
-
-
-class Picky:
-    """A board that understands one baud rate, and at others hears and sends noise."""
-
-    def __init__(self, model: BoardModel, baud: int) -> None:
-        self.model, self.baud = model, baud
-        self.heard: list[int] = []
-        self.terminal = Terminal(self)
-
-    def __call__(self, data: bytes) -> bytes:
-        speed = termios.tcgetattr(self.terminal._slave)[5]
-        self.heard.append(next(rate for rate in RATES if getattr(termios, f"B{rate}", None) == speed))
-        return self.model.feed(data) if self.heard[-1] == self.baud else random.randbytes(len(data))
-
-
-@pytest.fixture
-def picky() -> Iterator[Callable[[Config, int], Picky]]:
-    made: list[Picky] = []
-
-    def make(config: Config, baud: int) -> Picky:
-        made.append(Picky(BoardModel(config), baud))
-        return made[-1]
-
-    yield make
-    for board in made:
-        board.terminal.unplug()
-
-
-@pytest.mark.parametrize(
-    ("name", "baud"),
-    [("tiny", 3_000_000), ("tiny", 500_000), ("icebreaker", 3_000_000), ("icebreaker", 1_500_000),
-     ("ulx3s-45f", 2_000_000), ("tang-primer-20k", 1_000_000)],
-)  # fmt: skip
-def test_the_baud_rate_is_found(picky: Callable[[Config, int], Picky], name: str, baud: int) -> None:
-    config = PRESETS["tiny"] if name == "tiny" else find(name).config
-    board = picky(config, baud)
-    with BoardDevice.open(board.terminal.path, config) as device:
-        device.write(0, b"weft")
-        assert device.read(0, 4) == b"weft"
-        assert device._session.timeout == 0.2 + 8192 * 10 / baud
-    rates = line_rates(config)
-    assert list(dict.fromkeys(board.heard)) == rates[: rates.index(baud) + 1]
-
-
-def test_a_baud_rate_that_is_given_is_the_only_one(picky: Callable[[Config, int], Picky]) -> None:
-    board = picky(CONFIG, 1_500_000)
-    refused(board.terminal, "is no weft board, or runs at another baud rate: of", baud=1_000_000)
-    assert set(board.heard) == {1_000_000}
-    BoardDevice.open(board.terminal.path, CONFIG, baud=1_500_000).close()
-
-
-def test_what_answers_at_no_rate_is_refused_with_all_of_them(terminal: Terminal) -> None:
-    terminal.board = lambda data: b""
-    refused(terminal, "(tried at 3,000,000, 1,500,000, 2,000,000, 1,000,000, 500,000, 250,000, 115,200 baud)")
-
-
-def test_a_board_for_something_else_ends_the_search(picky: Callable[[Config, int], Picky]) -> None:
-    board = picky(PRESETS["small"], 1_500_000)
-    refused(board.terminal, "is built for configuration small")
-    assert list(dict.fromkeys(board.heard)) == [3_000_000, 1_500_000]
-
-
-def refused(terminal: Terminal, words: str, **arguments: Any) -> None:
-    """Opening fails with a message that has `words` in it."""
-    with pytest.raises(DeviceError, match=re.escape(words)) as caught:
-        BoardDevice.open(terminal.path, CONFIG, **{"timeout": 0.02, "attempts": 3} | arguments)
-    assert terminal.path in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_board_is_a_device(device: BoardDevice, model: BoardModel) -> None:

@@ -90,6 +90,8 @@ def test_every_clock_has_an_eye() -> None:
         eye = best_eye(clock * 1e6)
         assert eye.least >= LEAST
         assert Pads(clock * 1e6, eye.phase).works(eye.capture)
+        # The chip lets go 6 ns after its edge; its edge before the next word to write comes two cycles ahead of that.
+        assert eye.turnaround == pytest.approx((2 - eye.phase / 360) * 1e3 / clock - 6)
         # Nothing else is better, to the degree.
         others = (eye_at(clock * 1e6, phase, capture) for phase in range(0, 360, 7) for capture in CAPTURES)
         assert all(other.least <= eye.least for other in others)
