@@ -56,8 +56,9 @@ def boards(as_json: Json = False) -> None:
         array = f"{board.config.n} x {board.config.n}"
         shares = [f"{share:.0%}" for share in _shares(board).values()]
         eye = _eye(board)
+        left = "-" if eye is None else f"{eye:.1f}"
         made.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
-                     *shares, f"{board.baud:,}", "-" if eye is None else f"{eye:.1f}", ", ".join(_fitting(board)) or "none")  # fmt: skip
+                     *shares, f"{board.baud:,}", left, ", ".join(_fitting(board)) or "none")  # fmt: skip
     reports.stdout().print(made)
     print("array: of the board's own configuration, with the estimated share of what there is")
     print("eye: what is least of the SDRAM's set-up and hold times left over, at that clock, in ns")
