@@ -62,8 +62,11 @@ def writes(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def called(*arguments: Any, quiet: bool = False, **options: Any) -> None:
-        QUIET.set(quiet)
-        command(*arguments, **options)
+        before = QUIET.set(quiet)
+        try:
+            command(*arguments, **options)
+        finally:
+            QUIET.reset(before)
 
     signature = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
