@@ -112,11 +112,13 @@ def with_segments(model: str, content: bytes, *, seal: bool) -> dict[str, bytes]
     """The files of a program with other segments, cut from `content` in order; with `seal` the hashes are theirs."""
     files = dict(seeds.program(model))
     manifest = json.loads(files["program.json"].rstrip(b"\n").rpartition(b"\n")[0])
-    entries = {entry["file"]: entry for entry in manifest["segments"]}
+    entries = manifest["segments"]
     for index, (name, old) in enumerate(_segments(model)):
         last = index == len(entries) - 1
         files[name], content = (content, b"") if last else (content[: len(old)], content[len(old) :])
-        entries[name]["sha256"] = hashlib.sha256(files[name]).hexdigest()
+        entries[index]["sha256"] = hashlib.sha256(files[name]).hexdigest()
+        if "bytes" in entries[index]:
+            entries[index]["bytes"] = len(files[name])
     if not seal:
         return files
     return files | {"program.json": sealed(json.dumps(manifest, indent=1).encode())}
