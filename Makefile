@@ -2,17 +2,20 @@
 PYTHON ?= python3
 CONFIG ?= small
 EXAMPLE ?= digits
+COUNT  ?= 1000
+SEED   ?= 1
 VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ROOMS  := hdl compiler sim boards examples
 
-.PHONY: help demo test lint typing regression bench boards estimates clean
+.PHONY: help demo test lint typing regression fuzz bench boards estimates clean
 help:
 	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention)"
 	@echo "make test         linters, type checker, tests"
 	@echo "make lint         linters and type checker only"
 	@echo "make regression   the long randomised tests"
+	@echo "make fuzz         hostile files and models, and random graphs against ONNX Runtime (COUNT=20000 SEED=1)"
 	@echo "make bench        the benchmarks"
 	@echo "make boards       configurations on all boards: resources and clocks (hours the first time)"
 	@echo "make clean        remove .venv and everything that was built"
@@ -30,6 +33,9 @@ lint: $(VENV)/.test typing
 
 regression: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto -m long
+
+fuzz: $(VENV)/.test
+	$(BIN)/python tests/fuzz/run.py --count $(COUNT) --seed $(SEED)
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py

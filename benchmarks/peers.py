@@ -45,8 +45,9 @@ from weft.compiler.backend import compile_segment
 from weft.hdl.config import PRESETS
 from weft.hdl.memmap import Counter
 from weft.runtime import Image
+from weft.sim.cache import cache_root
 from weft.sim.timing import TimingDevice
-from weft.sim.verilate import BuildError, cache_root, publish
+from weft.sim.verilate import BuildError
 
 PINS = {
     "scalesim": "3.0.0",
@@ -167,7 +168,7 @@ def environment() -> Path:
                 [*pip, "--no-deps", "--only-binary=:all:", *pins],
                 "pip could not install SCALE-Sim (is there a network?)",
             )
-            publish(part, folder)
+            part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return folder / "bin" / "python"

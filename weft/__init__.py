@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BoardError",
     "BuildError",
+    "CacheError",
     "CompileError",
     "Config",
     "ConfigError",
@@ -53,12 +54,14 @@ if TYPE_CHECKING:
     from weft.hdl.errors import WeftError
     from weft.hdl.program import ProgramError
     from weft.program import Program, Result
+    from weft.sim.cache import CacheError
     from weft.sim.device import DeviceError
     from weft.sim.verilate import BuildError
 
 _MODULES = {
     "BoardError": "boards.board",
     "BuildError": "sim.verilate",
+    "CacheError": "sim.cache",
     "CompileError": "compiler.ir",
     "Config": "hdl.config",
     "ConfigError": "hdl.config",

@@ -153,7 +153,7 @@ def build(
 
 
 def _cache() -> Path:
-    from weft.sim.verilate import cache_root
+    from weft.sim.cache import cache_root
 
     return cache_root() / "boards"
 

@@ -17,14 +17,13 @@ from weft.compiler.conv_shape import ConvShape
 from weft.compiler.ir import Add, DeviceSegment, View, sources
 from weft.configurations import check_timed
 from weft.errors import FileError
-from weft.files import write_text
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
 from weft.program import Program
 from weft.report import Progress
 from weft.runtime import Image
+from weft.sim.cache import entry
 from weft.sim.timing import TimingDevice
-from weft.sim.verilate import cache_root
 from weft.tuning import TunedLayer, Tuning, sources_digest
 
 RANKED = 8
@@ -153,12 +152,12 @@ def _as(view: View, kind: str) -> View:
 def _kept(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLayer:
     """What was found for a layer before, or is found now."""
     about = (shape.key, sources_digest(), memory.latency, memory.bandwidth, trials, seed)
-    target = cache_root() / f"tuned-{'-'.join(map(str, about))}.json"
-    if kept := TunedLayer.load(target):
-        return dataclasses.replace(kept, name=shape.op.name)
-    found = _search(shape, memory, trials, seed)
-    write_text(target, found.text())
-    return found
+
+    def make(folder: Path) -> None:
+        (folder / "layer.json").write_text(_search(shape, memory, trials, seed).text())
+
+    kept = TunedLayer.load(entry(f"tuned-{'-'.join(map(str, about))}", make) / "layer.json")
+    return dataclasses.replace(kept or _search(shape, memory, trials, seed), name=shape.op.name)
 
 
 def _search(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLayer:

@@ -119,6 +119,8 @@ class VirtualBoard:
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
         self._model: int = self._library.board_open(DIVISOR)
+        if not self._model:
+            raise MemoryError(f"no room for a simulation of {board.name}")
         self._master, self._slave = os.openpty()  # the slave stays open, so that hosts may come and go
         tty.setraw(self._slave)
         os.set_blocking(self._master, False)
@@ -161,6 +163,8 @@ class VirtualBoard:
         while not self._stop.is_set():
             sent = self._from_host() if self._library.board_waiting(self._model) < CHUNK else b""
             count = self._library.board_run(self._model, CHUNK, sent, len(sent), got, len(got))
+            if count > len(got):
+                return  # out of memory: to the host, the board is silent from now on
             backlog += got.raw[:count]
             if backlog:
                 backlog = backlog[self._to_host(backlog) :]

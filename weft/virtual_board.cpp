@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 
 #include "Vtop.h"
@@ -63,8 +64,9 @@ struct Board {
 
 extern "C" {
 
-void* board_open(unsigned divisor) {
-    auto* board = new Board;
+// Null if there is not enough memory: no exception may leave a function that Python calls.
+void* board_open(unsigned divisor) try {
+    auto board = std::make_unique<Board>();
     board->divisor = divisor;
     board->top = std::make_unique<Vtop>(&board->context);
     Vtop& t = *board->top;
@@ -73,7 +75,9 @@ void* board_open(unsigned divisor) {
     t.rst = 1;
     for (int i = 0; i < 4; i++) board->step();
     t.rst = 0;
-    return board;
+    return board.release();
+} catch (const std::exception&) {
+    return nullptr;
 }
 
 void board_close(void* handle) {
@@ -82,9 +86,10 @@ void board_close(void* handle) {
     delete board;
 }
 
-// Send `size` bytes and run for some cycles; returns how many bytes came, up to `capacity`, in `got`.
+// Send `size` bytes and run for some cycles; returns how many bytes came, up to `capacity`, in `got`, or more than that
+// if there is not enough memory.
 uint64_t board_run(void* handle, uint64_t cycles, const uint8_t* bytes, uint64_t size, uint8_t* got,
-                   uint64_t capacity) {
+                   uint64_t capacity) try {
     auto* board = static_cast<Board*>(handle);
     board->waiting.insert(board->waiting.end(), bytes, bytes + size);
     for (uint64_t i = 0; i < cycles; i++) board->step();
@@ -94,6 +99,8 @@ uint64_t board_run(void* handle, uint64_t cycles, const uint8_t* bytes, uint64_t
         board->received.pop_front();
     }
     return count;
+} catch (const std::exception&) {
+    return ~uint64_t(0);
 }
 
 // Bytes that have not gone out yet.

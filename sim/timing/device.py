@@ -144,6 +144,8 @@ class TimingDevice:
         DeviceError
             For a word that is no instruction, or none of this configuration; if the program waits for a semaphore that
             nothing will give; if it takes more than `timeout` cycles.
+        MemoryError
+            If the model needs more memory than there is.
         """
         if self._program is None:
             return
@@ -155,6 +157,8 @@ class TimingDevice:
         )  # fmt: skip
         outcome = ctypes.c_int64()
         model = self._library.weft_timing_run(ctypes.byref(request), ctypes.byref(outcome))
+        if not model:
+            raise MemoryError("the cycle model needs more memory for this program than there is")
         try:
             self._collect(model)
         finally:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import shlex
 import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 
+from weft.sim.cache import entry
 from weft.sim.timing.hardware import header
-from weft.sim.verilate import cache_root, compile_objects, compiler, publish, run_tool
+from weft.sim.verilate import Tools, compiler
 
 _HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror")
@@ -75,28 +76,20 @@ def library() -> ctypes.CDLL:
         If there is no C++ compiler, or it fails.
     """
     sources = [*sorted(_HERE.glob("*.h")), _HERE / "model.cpp"]
-    parts = [header(), compiler(), *_FLAGS, *(source.read_text() for source in sources)]
+    parts = [header(), shlex.join(compiler()), *_FLAGS, *(source.read_text() for source in sources)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    target = cache_root() / f"timing-{key}"
-    if not (target / "timing.so").exists():
-        _build(target, sources)
-    loaded = ctypes.CDLL(str(target / "timing.so"))
+    built = entry(f"timing-{key}", lambda folder: _build(folder, sources))
+    loaded = ctypes.CDLL(str(built / "timing.so"))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     return loaded
 
 
-def _build(target: Path, sources: list[Path]) -> None:
-    cache_root().mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=cache_root(), prefix="part-"))
-    try:
-        (folder / "generated.h").write_text(header())
-        for source in sources:
-            shutil.copy(source, folder)
-        flags = [*_FLAGS, f"-I{folder}", "-shared"]
-        (built,) = compile_objects([(folder / "model.cpp", "-O2")], folder, [*flags, "-fvisibility=hidden"])
-        run_tool([compiler(), "-shared", built, "-o", "timing.so"], folder)
-        publish(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _build(folder: Path, sources: list[Path]) -> None:
+    (folder / "generated.h").write_text(header())
+    for source in sources:
+        shutil.copy(source, folder)
+    tools, flags = Tools(folder), [*_FLAGS, f"-I{folder}", "-shared"]
+    (built,) = tools.compile([(folder / "model.cpp", "-O2")], [*flags, "-fvisibility=hidden"])
+    tools.link(["-shared", built], "timing.so")

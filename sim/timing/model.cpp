@@ -10,6 +10,9 @@
 #include "vector.h"
 #include "words.h"
 
+#include <exception>
+#include <memory>
+
 namespace weft {
 namespace {
 
@@ -268,9 +271,7 @@ struct Request {
     uint64_t mark_count, limit;
 };
 
-// `outcome`: an Outcome, or -1 - i if word i of the program is no instruction.
-EXPORT Machine* weft_timing_run(const Request* request, int64_t* outcome) {
-    auto* machine = new Machine;
+static void run(const Request* request, int64_t* outcome, Machine* machine) {
     machine->p = *reinterpret_cast<const weft::Parameters*>(request->parameters);
     for (int i = 0; i < 8; i++) machine->bases[i] = request->bases[i];
     machine->dram = request->dram, machine->dram_bytes = request->dram_bytes;
@@ -284,7 +285,18 @@ EXPORT Machine* weft_timing_run(const Request* request, int64_t* outcome) {
         machine->configure();
         *outcome = machine->run(request->entry, request->limit);
     }
-    return machine;
+}
+
+// `outcome`: an Outcome, or -1 - i if word i of the program is no instruction. Returns null if there is not enough
+// memory: no exception may leave a function that Python calls.
+EXPORT Machine* weft_timing_run(const Request* request, int64_t* outcome) {
+    try {
+        auto machine = std::make_unique<Machine>();
+        run(request, outcome, machine.get());
+        return machine.release();
+    } catch (const std::exception&) {
+        return nullptr;
+    }
 }
 EXPORT double weft_timing_tokens(Machine* machine) { return machine->memory.tokens; }
 EXPORT void weft_timing_counters(Machine* machine, uint64_t* counters) { machine->counters(counters); }

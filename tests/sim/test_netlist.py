@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from weft.hdl.isa import End, Load, Mm, Store, Vec
 from weft.hdl.parts import synthesis
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate, run_yosys
+from weft.sim.cache import entry
 from weft.sim.cells import without_cells
 from weft.sim.device import Device
 from weft.sim.golden import GoldenDevice
 from weft.sim.rtl import TOP, RtlDevice
-from weft.sim.verilate import cache_root
 
 SMALLEST = PRESETS["tiny"].replace(
     n=2,
@@ -47,15 +46,13 @@ def netlist(config: Config, part: str, kind: type[Core | SequentialCore]) -> str
         "write_verilog -noattr netlist.v",
     ]
     text = "\n".join([core, *commands, version("pyosys")])
-    path = cache_root() / f"netlist-{hashlib.sha256(text.encode()).hexdigest()[:24]}.v"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(prefix="weft-") as name:
-            folder = Path(name)
-            (folder / "core.v").write_text(core)
-            run_yosys(*commands, cwd=folder)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            (folder / "netlist.v").replace(path)
-    return without_cells(path.read_text(), top=TOP, part=part)
+
+    def make(folder: Path) -> None:
+        (folder / "core.v").write_text(core)
+        run_yosys(*commands, cwd=folder)
+
+    made = entry(f"netlist-{hashlib.sha256(text.encode()).hexdigest()[:24]}", make) / "netlist.v"
+    return without_cells(made.read_text(), top=TOP, part=part)
 
 
 def product(device: Device, config: Config, limit: int, shift: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -212,3 +213,19 @@ def test_identification(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.sim.rtl.MAGIC", 1)
     with pytest.raises(DeviceError, match=r"^register MAGIC of the model is 0x54464557, not 0x1$"):
         RtlDevice(CONFIG, MEMORY)
+
+
+def test_more_memory_than_there_is() -> None:
+    """What C++ throws does not end Python."""
+    with pytest.raises(MemoryError, match=rf"^no room for a simulation with {1 << 62} bytes of memory$"):
+        RtlDevice(CONFIG, 1 << 62)
+
+
+def test_a_simulation_that_runs_out_of_memory() -> None:
+    with RtlDevice(CONFIG, MEMORY) as device:
+        one = (ctypes.c_uint64 * 1)()
+        device._library.weft_mark(device._handle, one, 1 << 58)  # as many as no memory holds
+        with pytest.raises(MemoryError, match=r"^the simulation needs more memory than there is$"):
+            device.mark_writes([1])
+        with pytest.raises(DeviceError, match=r"^the device is closed$"):
+            device.counters()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from weft import cli
 from weft.api import Program
 from weft.attention import PagedAttention
 from weft.examples import attention, digits
+from weft.sim.timing.library import library
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +98,21 @@ def test_command_line_refuses(
     assert "--output and --on timing do not go together" in capsys.readouterr().err
     assert call("run", "built") == 2
     assert "--input is missing" in capsys.readouterr().err
+
+
+def test_a_model_that_runs_out_of_memory(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What C++ throws does not end Python."""
+
+    def run(request: Any, outcome: Any) -> Any:
+        request._obj.mark_count = 1 << 58  # as many as no memory holds
+        return library().weft_timing_run(request, outcome)
+
+    class Library:
+        weft_timing_run = staticmethod(run)
+
+    monkeypatch.setattr("weft.sim.timing.device.library", Library)
+    inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+    with pytest.raises(
+        MemoryError, match=r"^the cycle model needs more memory for this program than there is$"
+    ):
+        program.run(inputs, on="timing")

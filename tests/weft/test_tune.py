@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from weft.compiler.conv_shape import ConvShape
 from weft.errors import FileError
 from weft.examples import digits
 from weft.hdl.config import PRESETS, Config
+from weft.sim.timing.library import library
 from weft.tune import RANKED, tune
 from weft.tuning import TunedLayer, Tuning, sources_digest, timed_sources
 
@@ -32,7 +34,8 @@ TINY = PRESETS["tiny"]
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tuner, "cache_root", lambda: tmp_path / "cache")
+    library()  # from the user's cache
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -147,20 +150,21 @@ def test_the_same_again_and_from_the_cache(
     first = tune(model, TINY, trials=12)
     kept = sorted((tmp_path / "cache").iterdir())
     for path in kept:
-        path.unlink()
+        shutil.rmtree(path)
     assert tune(model, TINY, trials=12) == first
     assert sorted((tmp_path / "cache").iterdir()) == kept
     assert len(kept) == 2  # the two that are alike are searched once
     monkeypatch.setattr(tuner, "_search", lambda *_: pytest.fail("searched again"))
     assert tune(model, TINY, trials=12) == first
-    whole = kept[0].read_text()
+    layer = kept[0] / "layer.json"
+    whole = layer.read_text()
     for damaged in (
         "{",
         "[]",
         whole.replace("weft tuned layer 1", "weft tuned layer 0"),
         whole.replace('"tile"', '"t"'),
     ):
-        kept[0].write_text(damaged)
+        layer.write_text(damaged)
         with pytest.raises(pytest.fail.Exception, match="searched again"):
             tune(model, TINY, trials=12)
 

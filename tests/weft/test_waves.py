@@ -258,7 +258,7 @@ def compression(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         'extern "C" int pack(const char* from, char* to, int size) {\n'
         "    return LZ4_compress_default(from, to, size, LZ4_compressBound(size));\n}\n"
     )
-    verilate.run_tool([verilate.compiler(), "-shared", "-fPIC", "-O1", "c.cpp", "-o", "c.so"], folder)
+    verilate.Tools(folder).link(["-shared", "-fPIC", "-O1", "c.cpp"], "c.so")
     return ctypes.CDLL(os.fspath(folder / "c.so"))
 
 

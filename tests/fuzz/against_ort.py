@@ -1,0 +1,219 @@
+"""What a quantised model computes, against ONNX Runtime without its optimisations.
+
+How far a result may be off is derived, not tuned:
+
+- The device computes convolutions, products, sums and pools in integers and rounds once, half to even, by scales with
+  mantissas of b bits. ONNX Runtime computes in float32. So a value is one step off at most, and only where ONNX
+  Runtime's own value lies close to where rounding turns: within `NEAR` of a step for float32 sums, and 2**-b of what is
+  rounded (of all terms, for an addition) for the mantissa.
+- A bias that is a float is rounded to the scale of the sums it is added to, by half a step of those.
+- Softmax and attention have probabilities of `probability_bits` bits: see `variation`.
+- Deeper down, one early difference would be counted wherever it spreads. So where whole programs differ, results are
+  compared layer by layer, each layer on *the same* quantised inputs, and the whole program must give exactly what its
+  layers give one after the other, however the compiler fuses them and where it keeps their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from fuzz.outcome import Failure, Outcome, check_sentence
+from onnx import TensorProto, helper, numpy_helper
+from oracle import layers, session
+
+import weft
+from weft.compiler.backend import DeviceProgram
+from weft.compiler.host import run_host
+from weft.compiler.ir import CompileError, HostSegment
+from weft.hdl.config import Config
+
+NEAR = 2.0**-8
+"""Of a step: how far ONNX Runtime's sums of float32 are from the truth, at most."""
+HIGHEST = 170.0
+"""Scores of attention, in nats: the device clamps them at 256 octaves."""
+
+
+def compared(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config, *, timing: bool = False
+) -> Outcome:
+    """Run a model on the golden interpreter, and hold it against ONNX Runtime. Raises `fuzz.outcome.Failure`."""
+    try:
+        program = weft.compile(model, config)
+    except CompileError as error:
+        check_sentence(str(error))
+        return Outcome("refused", str(error))
+    given = program.run(feeds).outputs
+    if timing and any(isinstance(segment, DeviceProgram) for segment in program.segments):
+        program.run(feeds, on="timing")
+    wanted = dict(zip(given, session(model).run(list(given), feeds), strict=True))
+    if all(np.array_equal(given[name], wanted[name]) for name in given):
+        return Outcome("done")
+    on_host = {node for node, _, place, _ in program._compiled.placement if place == "host"}
+    try:
+        values = _chained(model, feeds, config, on_host)
+    except NoOracle:
+        return Outcome("done", "no oracle")
+    makers = {node.output[0]: node for node in model.graph.node}
+    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    for name, array in given.items():
+        node = makers[name]
+        if node.op_type != "DequantizeLinear" or len(node.input) != 3:
+            continue  # computed on the host, in floating point
+        scale, zero = _parameters(node, constants)
+        expected = (values[node.input[0]].astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale
+        if not np.array_equal(array, expected):
+            wrong = int(np.count_nonzero(array != expected))
+            raise Failure(
+                "wrong", f"{name}: {wrong} of {array.size} values are not those of its layers", "whole"
+            )
+    return Outcome("done")
+
+
+class NoOracle(Exception):
+    """A layer of a form that is not compared."""
+
+
+def _parameters(node: onnx.NodeProto, constants: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and zero point of QuantizeLinear or DequantizeLinear."""
+    scale = constants.get(node.input[1])
+    zero = constants.get(node.input[2]) if len(node.input) > 2 else np.uint8(0)
+    if scale is None or zero is None or scale.size != 1 or zero.dtype not in (np.int8, np.uint8):
+        raise NoOracle
+    return scale, np.asarray(zero)
+
+
+def _chained(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config, on_host: set[str]
+) -> dict[str, np.ndarray]:
+    """Every quantised value, by programs of one layer each; each layer is held against ONNX Runtime.
+
+    Layers whose nodes are `on_host` in the whole program run there, in floating point.
+    """
+    values: dict[str, np.ndarray] = {}
+    first = {
+        node.output[0]: node
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] in feeds
+    }
+    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    for name, node in first.items():
+        scale, zero = _parameters(node, constants)
+        low = -128 if zero.dtype == np.int8 else 0
+        values[name] = np.clip(np.rint(feeds[node.input[0]] / scale) + zero, low, low + 255).astype(
+            zero.dtype
+        )
+    for layer in layers(model):
+        name = layer.graph.output[0].name
+        inputs = {item.name: values[item.name] for item in layer.graph.input}
+        if layer.graph.node[-1].name in on_host:
+            segment = HostSegment(name, layer.SerializeToString(), tuple(inputs), (name,), ())
+            values[name] = run_host(segment, inputs)[name]
+        else:
+            values[name] = np.asarray(weft.compile(layer, config).run(inputs).outputs[name])
+        _check_layer(layer, inputs, values[name], config)
+    return values
+
+
+def _check_layer(
+    layer: onnx.ModelProto, inputs: dict[str, np.ndarray], given: np.ndarray, config: Config
+) -> None:
+    """Raises `Failure` if a value is further from ONNX Runtime's than it may be."""
+    ends = layer.graph.node[-1]
+    constants = {item.name: numpy_helper.to_array(item) for item in layer.graph.initializer}
+    scale, zero = _parameters(ends, constants)
+    watched = onnx.ModelProto()
+    watched.CopyFrom(layer)
+    names = [ends.input[0], *dict.fromkeys(_dequantised(layer, inputs))]
+    watched.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
+    )
+    wanted, real, *terms = session(watched).run(None, inputs)
+    if given.shape != wanted.shape or given.dtype != wanted.dtype:
+        raise Failure(
+            "wrong",
+            f"{ends.output[0]} is {given.dtype} {given.shape}, not {wanted.dtype} {wanted.shape}",
+            "shape",
+        )
+    off = np.abs(given.astype(np.int32) - wanted.astype(np.int32))
+    operators = [node.op_type for node in layer.graph.node if not node.op_type.endswith("Linear")]
+    allowed = _allowed(layer, operators, real / scale, terms, float(scale), config)
+    if (off > allowed).any():
+        at = np.unravel_index(int(np.argmax(off - allowed)), off.shape)
+        raise Failure(
+            "wrong",
+            f"{'+'.join(operators)} {ends.output[0]}: {int((off > allowed).sum())} of {off.size} values differ, "
+            f"at {tuple(map(int, at))} by {off[at]} steps: {given[at]} for {real[at] / scale + int(zero):.6f}",
+            "+".join(operators),
+        )  # fmt: skip
+
+
+def _dequantised(layer: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> Iterator[str]:
+    return (
+        node.output[0]
+        for node in layer.graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in inputs
+    )
+
+
+def _allowed(
+    layer: onnx.ModelProto,
+    operators: list[str],
+    steps: np.ndarray,
+    terms: list[np.ndarray],
+    scale: float,
+    config: Config,
+) -> np.ndarray:
+    """How many steps every value may be off; `steps` is ONNX Runtime's value before rounding, `terms` the inputs."""
+    if operators == ["Softmax"]:
+        return np.full(steps.shape, 1 + variation(config, steps.shape[-1]) / scale)
+    if "Attention" in operators or "Softmax" in operators:
+        return _attention_error(layer, terms, scale, config)
+    largest = np.minimum(np.abs(steps), 512)
+    if operators[:1] == ["Add"]:
+        largest = sum(np.abs(term) for term in terms * (2 if len(terms) == 1 else 1)) / scale
+    near = NEAR + largest * 2.0**-config.mantissa_bits
+    if operators[:2] == ["MatMul", "Add"]:
+        near = near + _accumulator_step(layer) / 2 / scale
+    distance = np.abs(steps - np.floor(steps) - 0.5)
+    return (distance <= near).astype(np.int32)
+
+
+def _attention_error(
+    layer: onnx.ModelProto, terms: list[np.ndarray], scale: float, config: Config
+) -> np.ndarray:
+    """Of every row of ONNX's operator without masks and groups, but for rows whose largest scores the device clamps.
+
+    Nothing is said about other forms of attention.
+    """
+    (node,) = [node for node in layer.graph.node if node.op_type in ("Attention", "Softmax")]
+    factor = next((item.f for item in node.attribute if item.name == "scale"), None)
+    heads = {term.shape[:2] for term in terms if term.ndim == 4}
+    if factor is None or len(node.input) > 3 or len(terms) != 3 or len(heads) != 1:
+        return np.full((), 255)
+    query, key, values = (term.astype(np.float64) for term in terms)
+    scores = query @ key.swapaxes(-1, -2) * factor
+    seen = np.tri(*scores.shape[-2:], dtype=bool) if any(item.i for item in node.attribute) else True
+    top = np.where(seen, scores, -np.inf).max(axis=-1, keepdims=True)
+    error = 1 + variation(config, key.shape[-2]) * float(np.ptp(values)) / scale
+    return np.where((top > HIGHEST) | (top < 20 - HIGHEST), 255, error)
+
+
+def _accumulator_step(layer: onnx.ModelProto) -> float:
+    """The scale of the sums of a matrix product, to which the device rounds a bias that is a float."""
+    constants = {item.name: numpy_helper.to_array(item) for item in layer.graph.initializer}
+    makers = {node.output[0]: node for node in layer.graph.node}
+    product = next(node for node in layer.graph.node if node.op_type == "MatMul")
+    return float(np.prod([constants[makers[name].input[1]].max() for name in product.input]))
+
+
+def variation(config: Config, columns: int) -> float:
+    """By how much probabilities of a row can be off, all in all: the worst case, which equal scores come near.
+
+    In a group of N columns the largest probability has at least half of all levels, and every other one is rounded to
+    a level; scores have steps of 1/128 octave, and the table of powers of two 16 octaves.
+    """
+    levels = 2.0**config.probability_bits - 1 if config.softmax else 1.0
+    octaves = 1 / 256 + 8 / config.table_depth
+    return min(config.n, columns) / levels + 2 * np.log(2) * octaves

@@ -1,0 +1,85 @@
+"""weft's command line, called in this process, and judged."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+from fuzz.outcome import Failure, check_quiet, check_sentence, of_exception, out_of_memory
+
+from weft import cli
+
+
+def call(folder: Path, *arguments: str | Path, makes: tuple[Path, ...] = ()) -> str:
+    """Run a command; "" if it did what it was told, else why not.
+
+    Files of `folder` beside `makes` must be what they were, and all of them if it refuses. Raises
+    `fuzz.outcome.Failure`.
+    """
+    before, heard = _tree(folder), _size(2)
+    seen: list[BaseException] = []
+    code = _run([str(argument) for argument in arguments], seen)
+    said = _since(2, heard)
+    check_quiet(said)
+    if any(out_of_memory(error) for error in seen):
+        raise Failure("memory", said, of_exception(seen[0]).signature)
+    _check_files(before, _tree(folder), makes if code == 0 else ())
+    if code == 0:
+        return ""
+    marks = [line for line in said.splitlines() if line.startswith("error: ")]
+    if code not in (1, 2) or not marks:
+        raise Failure("message", f"exit code {code}, and on stderr: {said[-300:]!r}", f"exit code {code}")
+    sentence = said[said.index("error: ") + len("error: ") :].removesuffix("\n")
+    check_sentence(sentence)
+    return sentence
+
+
+def _run(arguments: list[str], seen: list[BaseException]) -> object:
+    """The exit code; `seen` receives the exception behind it."""
+    inner = cli.app
+
+    def watched(**options: object) -> object:
+        try:
+            return inner(**options)
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    cli.app = watched  # type: ignore[assignment]
+    try:
+        cli.main(arguments)
+    except SystemExit as end:
+        return end.code or 0
+    finally:
+        cli.app = inner
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _tree(folder: Path) -> dict[Path, str]:
+    return {
+        path: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in folder.rglob("*")
+        if path.name not in ("stdout", "stderr")
+    }
+
+
+def _check_files(before: dict[Path, str], after: dict[Path, str], makes: tuple[Path, ...]) -> None:
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    wrong = sorted(
+        str(path) for path in changed if not any(path == made or made in path.parents for made in makes)
+    )
+    if wrong:
+        raise Failure("left", f"files made, changed or gone: {', '.join(wrong)}", "files")
+
+
+def _size(number: int) -> int:
+    return Path(f"/proc/self/fd/{number}").stat().st_size
+
+
+def _since(number: int, start: int) -> str:
+    with open(f"/proc/self/fd/{number}", "rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")

@@ -1,0 +1,332 @@
+"""Random quantised graphs, compiled for every preset and every board, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from fuzz.against_ort import compared
+from fuzz.files import Edit
+from fuzz.outcome import Outcome
+from onnx import TensorProto, helper
+from qdq_models import Builder, Quantised
+
+from weft.boards.board import CoreKind
+from weft.boards.registry import BOARDS
+from weft.hdl.config import PRESETS, Config
+
+Rng = np.random.Generator
+CONFIGS: dict[str, Config] = PRESETS | {board.name: board.config for board in BOARDS.values()}
+_SEQUENTIAL = {board.name for board in BOARDS.values() if board.core is CoreKind.SEQUENTIAL}
+_LARGEST = 6000
+"""Elements of a value: the time of an input stays far below its limit."""
+
+
+def draw(rng: Rng) -> list[Edit]:
+    """The configuration, and two to nine steps, each with the seed of its own random numbers."""
+    config = str(rng.choice(list(CONFIGS)))
+    count = int(rng.integers(1, 9))
+    steps = ["input", *(str(name) for name in rng.choice(list(STEPS), count, p=_CHANCES))]
+    return [["graph", config], *([name, int(rng.integers(1 << 30))] for name in steps)]
+
+
+def run(edits: list[Edit], folder: Path) -> Outcome:
+    (_, name), *steps = edits
+    graph = Graph()
+    for step, seed in steps:
+        graph.builder.rng = np.random.default_rng(seed)
+        STEPS[step](graph)
+    if not graph.inputs:
+        return Outcome("refused", "no input")
+    model = graph.finish()
+    onnx.save(model, folder / "model.onnx")
+    feeds = graph.feeds(np.random.default_rng(steps[-1][1]))
+    np.savez(folder / "in.npz", **feeds)  # type: ignore[arg-type]
+    return compared(model, feeds, CONFIGS[name], timing=name not in _SEQUENTIAL)
+
+
+class Wild(Builder):
+    """Zero points from end to end and scales over a decade."""
+
+    def parameters(self, unsigned: bool | None = None, symmetric: bool = False) -> tuple[float, int, bool]:
+        if unsigned is None:
+            unsigned = bool(self.rng.integers(2))
+        low = 0 if unsigned else -128
+        zero = int(self.rng.choice([low, low + 255, low + 128, *self.rng.integers(low, low + 256, 3)]))
+        return float(np.float32(10 ** self.rng.uniform(-2, -1))), zero, unsigned
+
+
+class Graph:
+    """A model under construction: `values` are what a step may read."""
+
+    def __init__(self) -> None:
+        self.builder = Wild(np.random.default_rng(0), opset=23)
+        self.values: list[Quantised] = []
+        self.inputs: dict[str, Quantised] = {}
+
+    def pick(self, fits: Callable[[Quantised], bool]) -> Quantised | None:
+        """One of the values that fit, the latest more often."""
+        found = [value for value in self.values if fits(value)]
+        if not found:
+            return None
+        late = self.builder.rng.random() < 0.6
+        return found[-1] if late else found[int(self.builder.rng.integers(len(found)))]
+
+    def add(self, value: Quantised) -> None:
+        self.values.append(value)
+
+    def input(self, shape: tuple[int, ...]) -> Quantised:
+        value = self.builder.input(shape)
+        self.inputs[self.builder.inputs[-1].name] = value
+        return value
+
+    def finish(self) -> onnx.ModelProto:
+        """The model; its outputs are all values that nothing reads, as floats."""
+        builder = self.builder
+        read = {name for node in builder.nodes for name in node.input}
+        outputs = [
+            helper.make_tensor_value_info(builder.dequantise(value), TensorProto.FLOAT, value.shape)
+            for value in self.values
+            if value.name not in read
+        ]
+        graph = helper.make_graph(builder.nodes, "random", builder.inputs, outputs, builder.constants)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", builder.opset)], ir_version=10
+        )
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+    def feeds(self, rng: Rng) -> dict[str, np.ndarray]:
+        """Inputs that take all 256 values."""
+        made = {}
+        for name, value in self.inputs.items():
+            low = (0 if value.unsigned else -128) - value.zero
+            codes = rng.integers(low, low + 256, value.shape)
+            made[name] = (codes * np.float32(value.scale)).astype(np.float32)
+        return made
+
+
+def _sizes(rng: Rng, count: int) -> tuple[int, ...]:
+    """1 often, odd ones, and now and then one that is larger than small arrays."""
+    choices = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33]
+    while True:
+        sizes = tuple(int(value) for value in rng.choice(choices, count))
+        if np.prod(sizes) <= _LARGEST:
+            return sizes
+
+
+def _input(graph: Graph) -> None:
+    rank = int(graph.builder.rng.choice([2, 3, 4, 4, 4]))
+    graph.add(graph.input(_sizes(graph.builder.rng, rank)))
+
+
+def _image(value: Quantised) -> bool:
+    return len(value.shape) == 4
+
+
+def _conv(graph: Graph) -> None:
+    rng = graph.builder.rng
+    source = graph.pick(_image)
+    if source is None:
+        return
+    _, channels, *size = source.shape
+    groups = int(rng.choice([g for g in range(1, channels + 1) if channels % g == 0]))
+    kernel = [int(value) for value in rng.integers(1, 6, 2)]
+    dilation = [int(value) for value in rng.integers(1, 4, 2)]
+    pads = [int(rng.integers(0, kernel[axis % 2] * dilation[axis % 2])) for axis in range(4)]
+    for axis in range(2):
+        if size[axis] + pads[axis] + pads[axis + 2] < (kernel[axis] - 1) * dilation[axis] + 1:
+            kernel[axis] = dilation[axis] = 1
+    outputs = groups * int(rng.integers(1, 20 if groups == 1 else 3))
+    value = graph.builder.conv(
+        source, outputs, (kernel[0], kernel[1]), stride=(int(rng.integers(1, 4)), int(rng.integers(1, 4))),
+        dilation=(dilation[0], dilation[1]), pads=(pads[0], pads[1], pads[2], pads[3]), groups=groups,
+        per_channel=bool(rng.integers(2)), unsigned_weight=bool(rng.random() < 0.25), bias=bool(rng.integers(2)),
+        relu=bool(rng.integers(2)), gain=float(2 ** rng.uniform(-2, 1)),
+    )  # fmt: skip
+    if np.prod(value.shape) <= _LARGEST:
+        graph.add(value)
+
+
+def _dense(graph: Graph) -> None:
+    rng = graph.builder.rng
+    op = str(rng.choice(["Gemm", "MatMul"]))
+    source = graph.pick(lambda value: op == "MatMul" or len(value.shape) == 2)
+    if source is not None:
+        outputs = int(rng.choice([1, 2, 5, 8, 17, 40]))
+        graph.add(
+            graph.builder.dense(
+                source, outputs, op=op, per_channel=bool(rng.integers(2)), bias=bool(rng.integers(2))
+            )
+        )
+
+
+def _pool(graph: Graph) -> None:
+    rng = graph.builder.rng
+    source = graph.pick(_image)
+    if source is None:
+        return
+    op = str(rng.choice(["MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"]))
+    attributes: dict[str, Any] = {}
+    if not op.startswith("Global"):
+        kernel = [min(int(rng.integers(1, 5)), size) for size in source.shape[2:]]
+        pads = [int(rng.integers(0, kernel[axis % 2])) for axis in range(4)]
+        attributes = {
+            "kernel_shape": kernel,
+            "strides": [int(value) for value in rng.integers(1, 4, 2)],
+            "pads": pads,
+        }
+        if op == "AveragePool":
+            attributes["count_include_pad"] = int(rng.integers(2))
+    graph.add(graph.builder.pool(source, op, same=op == "MaxPool", **attributes))
+
+
+def _mean(graph: Graph) -> None:
+    source = graph.pick(_image)
+    if source is not None:
+        graph.add(graph.builder.mean(source, keep=bool(graph.builder.rng.integers(2))))
+
+
+def _add(graph: Graph) -> None:
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    other = graph.pick(lambda value: value.shape == source.shape)
+    if other is not None and (other.name != source.name or graph.builder.rng.random() < 0.2):
+        graph.add(graph.builder.add(source, other, relu=bool(graph.builder.rng.integers(2))))
+
+
+def _concat(graph: Graph) -> None:
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    axis = int(graph.builder.rng.integers(len(source.shape)))
+
+    def fits(value: Quantised) -> bool:
+        rest = [
+            shape[:axis] + shape[axis + 1 :] for shape in (value.shape, source.shape) if len(shape) > axis
+        ]
+        return (
+            value.unsigned == source.unsigned
+            and len(rest) == 2
+            and rest[0] == rest[1]
+            and len(value.shape) == len(source.shape)
+        )
+
+    parts = [
+        part for part in (graph.pick(fits) for _ in range(int(graph.builder.rng.integers(1, 4)))) if part
+    ]
+    if parts:
+        graph.add(graph.builder.concat([source, *parts], axis))
+
+
+def _softmax(graph: Graph) -> None:
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    builder, rng = graph.builder, graph.builder.rng
+    unsigned = bool(rng.integers(2))
+    value = builder.node("Softmax", [builder.dequantise(source)], axis=-1)
+    scale = float(rng.choice([1 / 256, 1 / 255, 1 / 128]))
+    graph.add(builder.quantise(value, source.shape, scale, 0 if unsigned else -128, unsigned))
+
+
+def _view(graph: Graph) -> None:
+    """Reshape, Flatten or Transpose, which move elements, with the parameters of their input."""
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    builder, rng = graph.builder, graph.builder.rng
+    choice = int(rng.integers(3))
+    if choice == 0:
+        graph.add(builder.flatten(source))
+        return
+    if choice == 1:
+        perm = [int(axis) for axis in rng.permutation(len(source.shape))]
+        value = builder.node("Transpose", [builder.dequantise(source)], perm=perm)
+        graph.add(builder.like(value, tuple(source.shape[axis] for axis in perm), source))
+        return
+    sizes = [factor for size in source.shape for factor in _factors(size)]
+    rng.shuffle(sizes)
+    rank = int(rng.integers(2, 5))
+    cuts = sorted(int(value) for value in rng.integers(0, len(sizes) + 1, rank - 1))
+    shape = tuple(int(np.prod(part)) for part in np.split(np.array(sizes, int), cuts))
+    value = builder.node("Reshape", [builder.dequantise(source), builder.constant(np.array(shape, np.int64))])
+    graph.add(builder.like(value, shape, source))
+
+
+def _factors(number: int) -> list[int]:
+    for prime in (2, 3, 5, 7, 11, 13, 17):
+        if number % prime == 0 and number > prime:
+            return [prime, *_factors(number // prime)]
+    return [number]
+
+
+def _clamp(graph: Graph) -> None:
+    """Relu, Clip or nothing, and other parameters."""
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    builder, rng = graph.builder, graph.builder.rng
+    value, choice = builder.dequantise(source), int(rng.integers(3))
+    if choice == 1:
+        value = builder.node("Relu", [value])
+    elif choice == 2:
+        limits = [builder.constant(np.float32(limit)) for limit in (rng.uniform(-2, 0), rng.uniform(0, 4))]
+        value = builder.node("Clip", [value, *limits])
+    scale = float(np.float32(source.scale * 2 ** rng.uniform(-2, 2)))
+    _, zero, unsigned = builder.parameters()
+    graph.add(builder.quantise(value, source.shape, scale, zero, unsigned))
+
+
+def _host(graph: Graph) -> None:
+    """An operator that the device does not have."""
+    source = graph.pick(lambda value: True)
+    if source is not None:
+        builder = graph.builder
+        op = str(builder.rng.choice(["Sigmoid", "Abs", "Neg", "HardSwish"]))
+        value = builder.node(op, [builder.dequantise(source)])
+        _, zero, unsigned = builder.parameters()
+        scale = 1 / 200 if op == "Sigmoid" else source.scale
+        graph.add(builder.quantise(value, source.shape, float(np.float32(scale)), zero, unsigned))
+
+
+def _attention(graph: Graph) -> None:
+    """Of a value with itself, or with new keys and values, and scores of all sizes."""
+    builder, rng = graph.builder, graph.builder.rng
+    query = graph.pick(_image)
+    if query is None or query.shape[2] > 40:
+        return
+    batch, heads, rows, size = query.shape
+    keys = int(rng.choice([1, 3, 8, 17, 40]))
+    if rng.random() < 0.3:
+        key = value = query
+    else:
+        key, value = (
+            graph.input((batch, heads, keys, size)),
+            graph.input((batch, heads, keys, int(rng.integers(1, 20)))),
+        )
+    largest = 256 * 256 * size * query.scale * key.scale
+    nats = float(10 ** rng.uniform(0, 3.2))
+    result = builder.node(
+        "Attention", [builder.dequantise(item) for item in (query, key, value)], scale=nats / largest,
+        is_causal=int(rng.integers(2)),
+    )  # fmt: skip
+    shape = (batch, heads, rows, value.shape[3])
+    graph.add(
+        builder.quantise(
+            result, shape, float(np.float32(value.scale * rng.uniform(0.7, 1))), value.zero, value.unsigned
+        )
+    )
+
+
+STEPS: dict[str, Callable[[Graph], None]] = {
+    "input": _input, "conv": _conv, "dense": _dense, "pool": _pool, "mean": _mean, "add": _add, "concat": _concat,
+    "softmax": _softmax, "view": _view, "clamp": _clamp, "host": _host, "attention": _attention,
+}  # fmt: skip
+"""What adds to a graph, by name."""
+_WEIGHTS = np.array([1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 1.5])
+_CHANCES = _WEIGHTS / _WEIGHTS.sum()

@@ -1,0 +1,30 @@
+"""The kinds of inputs: each draws edits from random numbers, and runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzz import files, graphs, models, values
+from fuzz.outcome import Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """`draw` gives edits (JSON values; the first says what is edited), `run` carries them out in a folder; `share`
+    inputs in turn are of this kind."""
+
+    draw: Callable[[np.random.Generator], list[Any]]
+    run: Callable[[list[Any], Path], Outcome]
+    share: int
+
+
+KINDS = {
+    "files": Kind(files.draw, files.run, 3),
+    "values": Kind(values.draw, values.run, 2),
+    "models": Kind(models.draw, models.run, 3),
+    "graphs": Kind(graphs.draw, graphs.run, 4),
+}

@@ -1,0 +1,93 @@
+"""What may become of an input, and what counts as a failure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+FAILURES = ("traceback", "message", "noise", "left", "wrong", "hang", "memory", "crash")
+"""A Python exception that is no sentence; a sentence that is none; a warning of Python or a library on stderr; files
+that a command that failed left or changed; a wrong answer; 10 s; 2 GB; the end of the process by a signal."""
+LONGEST = 1000
+"""Characters of a message."""
+_NOISE = re.compile(r"Traceback|Warning: |\[[EWF]:onnxruntime|terminate called", re.IGNORECASE)
+_INSIDES = re.compile(r"object at 0x|<class |Traceback|\b(Assertion|Key|Attribute|Index|Type)Error\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """`kind` is ``done``, ``refused``, or one of `FAILURES`; `text` says more; failures of a `signature` are alike."""
+
+    kind: str
+    text: str = ""
+    signature: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.kind in FAILURES
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+class Failure(Exception):
+    """Ends an input as a failure."""
+
+    def __init__(self, kind: str, text: str, signature: str = "") -> None:
+        super().__init__(text)
+        self.outcome = Outcome(kind, text, f"{kind} {signature or text[:60]}")
+
+
+def of_exception(error: BaseException) -> Outcome:
+    """The outcome of an exception that is not one of weft's own."""
+    if isinstance(error, Failure):
+        return error.outcome
+    text = "".join(traceback.format_exception(error))
+    if out_of_memory(error):
+        return Outcome("memory", text, f"memory {_place(error)}")
+    return Outcome("traceback", text, f"traceback {type(error).__name__} {_place(error)}")
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an allocation that failed is behind `error`."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _place(error: BaseException) -> str:
+    """The last line of weft's own code in a traceback."""
+    tests = Path(__file__).parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [
+        frame
+        for frame in frames
+        if not {"site-packages", "lib"} & set(Path(frame.filename).parts)
+        and not Path(frame.filename).is_relative_to(tests)
+    ]
+    last = (ours or frames or [None])[-1]
+    return (
+        "?" if last is None else f"{Path(last.filename).parent.name}/{Path(last.filename).name}:{last.lineno}"
+    )
+
+
+def check_sentence(text: str) -> None:
+    """Raises `Failure` if `text` is not one line that a user can read."""
+    if not text.strip() or not text.isprintable():
+        raise Failure("message", f"not one printable line: {text[:300]!r}", "not a line")
+    if len(text) > LONGEST:
+        raise Failure("message", f"{len(text)} characters: {text[:300]}", "long")
+    if found := _INSIDES.search(text):
+        raise Failure("message", text, f"shows {found.group()}")
+
+
+def check_quiet(text: str) -> None:
+    """Raises `Failure` for warnings and tracebacks in what was written to stderr."""
+    for line in text.splitlines():
+        if _NOISE.search(line) and not line.startswith(("error: ", "warning: ")):
+            raise Failure("noise", line[:500], re.sub(r"\d+", "0", line[:60]))

@@ -1,0 +1,202 @@
+"""Run inputs that nobody would send, and some that everybody does: ``make fuzz COUNT=20000 SEED=1``.
+
+Input number i of a seed is always the same. Each runs in a process of its own with limits (`fuzz.sandbox`). What fails
+is kept below ``build/fuzz``: ``case.json`` has the edits of a valid file that make it fail, as few as still do, and the
+files are beside it. ``python tests/fuzz/run.py --case FOLDER`` runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    import weft  # before there is a folder tests/weft on the path
+
+    assert weft.__version__
+    HERE = Path(__file__).resolve().parents[1]
+    sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+from fuzz import files, sandbox, seeds
+from fuzz.kinds import KINDS
+from fuzz.outcome import Outcome
+
+from weft import cli
+
+SCHEDULE = [name for name, kind in KINDS.items() for _ in range(kind.share)]
+"""Kinds in turn: input i is of kind ``SCHEDULE[i % len(SCHEDULE)]``."""
+KEPT = 3
+"""Cases kept of one signature."""
+
+
+def edits_of(seed: int, index: int, only: str = "") -> tuple[str, list[Any]]:
+    """Kind and edits of input `index`, of all kinds in turn or of one."""
+    name = only or SCHEDULE[index % len(SCHEDULE)]
+    return name, KINDS[name].draw(np.random.default_rng([seed, index, *name.encode()]))
+
+
+def outcome_of(name: str, edits: list[Any], keep: Path | None = None) -> Outcome:
+    """Run one input; its files go to the folder `keep` if there is one."""
+    with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:
+        work = Path(scratch) / "work"
+        work.mkdir()
+        found = sandbox.run(lambda: KINDS[name].run(edits, work), Path(scratch))
+        if keep is not None:
+            shutil.copytree(scratch, keep, dirs_exist_ok=True)
+        return found
+
+
+def minimised(name: str, edits: list[Any], outcome: Outcome) -> list[Any]:
+    """`edits` without those that the failure does not need; the first says what is edited."""
+    if outcome.kind == "hang":
+        return edits
+    index = 1
+    while index < len(edits):
+        fewer = [*edits[:index], *edits[index + 1 :]]
+        if outcome_of(name, fewer).signature == outcome.signature:
+            edits = fewer
+        else:
+            index += 1
+    return edits
+
+
+def keep(root: Path, case: dict[str, Any], outcome: Outcome) -> None:
+    """Write a case that failed."""
+    folder = root / f"{case['seed']}-{case['index']}-{case['kind']}"
+    case["edits"] = minimised(case["kind"], case["edits"], outcome)
+    shutil.rmtree(folder, ignore_errors=True)
+    outcome_of(case["kind"], case["edits"], folder)
+    (folder / "case.json").write_text(json.dumps(case | {"outcome": outcome.to_dict()}, indent=1) + "\n")
+
+
+def warm() -> None:
+    """Import and build what inputs need, in this process; the processes of inputs start from it."""
+    seeds.configuration(), seeds.tuning()
+    for name in seeds.models():
+        seeds.program(name), seeds.inputs(name)
+    with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:
+        model, program, source = (Path(scratch) / name for name in ("model.onnx", "program", "in.npz"))
+        model.write_bytes(seeds.models()["rows"])
+        source.write_bytes(files.archive(seeds.inputs("rows")))
+        for command in (
+            ["check", model], ["compile", model, "-o", program], ["dis", program], ["run", program, "--on", "timing"],
+            ["run", program, "--input", source, "--output", source],
+        ):  # fmt: skip
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit):
+                cli.main([str(part) for part in command])
+
+
+def shard(options: argparse.Namespace) -> int:
+    """Run every `shards`-th input, and print a JSON line for each."""
+    number, shards = (int(part) for part in options.shard.split("/"))
+    warm()
+    start = time.monotonic()
+    for index in range(options.first + number, options.first + options.count, shards):
+        if options.seconds and time.monotonic() - start > options.seconds:
+            break
+        name, edits = edits_of(options.seed, index, options.kind)
+        outcome = outcome_of(name, edits)
+        case = {"seed": options.seed, "index": index, "kind": name, "edits": edits}
+        print(json.dumps(case | {"outcome": outcome.to_dict()}), flush=True)
+    return 0
+
+
+class Tally:
+    """Counts, and the failures worth keeping."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.signatures: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.lock = threading.Lock()
+
+    def add(self, line: str) -> None:
+        case = json.loads(line)
+        outcome = Outcome(**case.pop("outcome"))
+        with self.lock:
+            self.counts[case["kind"], outcome.kind] += 1
+            if not outcome.failed:
+                return
+            self.signatures[case["kind"], outcome.signature] += 1
+            if self.signatures[case["kind"], outcome.signature] > KEPT:
+                return
+            print(f"{case['kind']} {case['index']}: {outcome.signature}", flush=True)
+        keep(self.root, case, outcome)
+
+    def show(self) -> bool:
+        """Print all; whether nothing failed."""
+        for (kind, outcome), count in sorted(self.counts.items()):
+            print(f"{kind:10} {outcome:10} {count:7}")
+        for (kind, signature), count in self.signatures.most_common():
+            print(f"{count:6} {kind}: {signature}")
+        failed = sum(self.signatures.values())
+        print(
+            f"{sum(self.counts.values())} inputs, {failed} failed" + (f"; see {self.root}" if failed else "")
+        )
+        return not failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=1000, help="inputs")
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--seconds", type=float, default=0, help="end after that time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", default="", choices=["", *KINDS], help="these only")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="folder for what fails")
+    parser.add_argument("--case", type=Path, help="run a case that was kept")
+    parser.add_argument("--shard", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.shard:
+        return shard(options)
+    if options.case:
+        case = json.loads((options.case / "case.json").read_text())
+        outcome = outcome_of(case["kind"], case["edits"])
+        print(f"{outcome.kind}: {outcome.text}")
+        return int(outcome.failed)
+    return 0 if run(options).show() else 1
+
+
+def run(options: argparse.Namespace) -> Tally:
+    """Share the inputs out over processes."""
+    tally = Tally(options.keep)
+    common = [
+        sys.executable, __file__, f"--count={options.count}", f"--first={options.first}", f"--seed={options.seed}",
+        f"--seconds={options.seconds}", f"--kind={options.kind}",
+    ]  # fmt: skip
+
+    def follow(number: int) -> None:
+        command = [*common, f"--shard={number}/{options.jobs}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                tally.add(line)
+        if process.returncode:
+            raise SystemExit(f"shard {number} ended with {process.returncode}")
+
+    threads = [threading.Thread(target=follow, args=(number,)) for number in range(options.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return tally
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The small valid files that hostile ones are made from."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import attention_models
+import numpy as np
+import onnx
+import qdq_models
+
+import weft
+from weft.boards.frames import Answer, Identity, Operation, Request
+from weft.compiler.conv_plan import ConvPlan, plan
+from weft.compiler.conv_shape import ConvShape
+from weft.hdl.config import PRESETS
+from weft.tuning import TunedLayer, Tuning
+
+
+def _convolutions() -> onnx.ModelProto:
+    """A residual block, a pool and a classifier, with a host operator in the middle."""
+    builder = qdq_models.Builder(np.random.default_rng(1))
+    value = builder.conv(builder.input((1, 3, 7, 6)), 5, pads=(1, 1, 1, 1), relu=True)
+    inner = builder.conv(value, 5, pads=(1, 1, 1, 1), per_channel=False)
+    value = builder.add(inner, value)
+    value = builder.like(builder.node("Sigmoid", [builder.dequantise(value)]), value.shape, value)
+    value = builder.pool(value, "MaxPool", kernel_shape=[2, 2], strides=[2, 2])
+    return builder.finish(builder.dense(builder.flatten(value), 4))
+
+
+def _rows() -> onnx.ModelProto:
+    """Matrix products, a concatenation and softmax."""
+    builder = qdq_models.Builder(np.random.default_rng(2))
+    source = builder.input((3, 10), True)
+    parts = [builder.dense(source, 6, op="MatMul"), builder.dense(source, 5)]
+    right = builder.like(builder.dequantise(parts[1]), parts[1].shape, parts[0])
+    value = builder.concat([parts[0], right], 1)
+    value = builder.quantise(
+        builder.node("Softmax", [builder.dequantise(value)]), value.shape, 1 / 256, 0, True
+    )
+    return builder.finish(value)
+
+
+def _attention() -> onnx.ModelProto:
+    return attention_models.operator(np.random.default_rng(3), attention_models.Sizes())
+
+
+@cache
+def models() -> dict[str, bytes]:
+    """Serialised ONNX models by name."""
+    made = {"convolutions": _convolutions(), "rows": _rows(), "attention": _attention()}
+    return {name: model.SerializeToString() for name, model in made.items()}
+
+
+LAYERS = qdq_models.LAYERS | {
+    "cnn": lambda rng: qdq_models.random_cnn(rng, size=6, channels=4, blocks=2),
+    "attention": attention_models.random_operator,
+    "written out": attention_models.random_written_out,
+}
+"""Generators of random models."""
+
+
+@cache
+def model(name: str) -> bytes:
+    """One of `models`, or of `LAYERS` with a seed: ``conv 7``."""
+    if name in models():
+        return models()[name]
+    kind, seed = name.rsplit(" ", 1)
+    return LAYERS[kind](np.random.default_rng([int(seed), len(kind)])).SerializeToString()
+
+
+@cache
+def program(name: str) -> dict[str, bytes]:
+    """The files of a model's program for ``tiny``, by name."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as folder:
+        weft.compile(models()[name], "tiny").save(folder)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+@cache
+def inputs(name: str) -> dict[str, np.ndarray]:
+    """What a model reads."""
+    return qdq_models.feeds(onnx.load_from_string(models()[name]), np.random.default_rng(4))
+
+
+@cache
+def configuration() -> bytes:
+    values = {"preset": "tiny", "lanes": 4, "queue_depth": 2, "table_depth": 256}
+    return json.dumps(values, indent=1).encode()
+
+
+@cache
+def tuning() -> bytes:
+    """Of the model ``convolutions`` for ``tiny``: what the compiler would choose, for the first two layers."""
+    layers: dict[str, TunedLayer] = {}
+
+    def record(shape: ConvShape) -> ConvPlan | None:
+        found = plan(shape)
+        if found is not None and len(layers) < 2:
+            layers[shape.key] = TunedLayer(shape.op.name, found.choice, 200, 100)
+        return found
+
+    weft.compile(models()["convolutions"], "tiny", choose=record)
+    return Tuning(PRESETS["tiny"], 30, None, layers).text().encode()
+
+
+@cache
+def frames() -> tuple[bytes, ...]:
+    """Bodies of frames that go between a host and a board."""
+    identity = Identity("ulx3s-85f", PRESETS["small"].digest, 1 << 25, 50_000_000, 1024)
+    return (
+        Request(7, Operation.WRITE_MEMORY, 0x100, 40, bytes(range(100, 140))).encode(),
+        Answer(8, Operation.READ_MEMORY, 1, bytes(range(60))).encode(),
+        identity.encode(),
+    )
+
+
+def write(files: dict[str, bytes], folder: Path) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder

@@ -1,0 +1,209 @@
+"""A fixed budget of hostile and of random inputs, and planted bugs that the harness must see."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzz import command, files, graphs, run, sandbox, seeds, values
+from fuzz.kinds import KINDS
+from fuzz.outcome import Outcome, check_sentence
+
+from weft.hdl.config import ConfigError
+from weft.runtime import Image
+from weft.sim.device import Device
+
+BUDGET = 130
+"""Inputs in ``make test``, of all kinds: about 40 s. ``make fuzz COUNT=... SEED=...`` runs more."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warmed() -> None:
+    run.warm()
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_budget(part: int, tmp_path: Path) -> None:
+    """In two halves, so that both cores have one."""
+    failed = {}
+    for index in range(part, BUDGET, 2):
+        name, edits = run.edits_of(1, index)
+        outcome = run.outcome_of(name, edits)
+        if outcome.failed:
+            failed[f"{name} {index}"] = outcome.signature
+    assert not failed, f"{failed}: make fuzz COUNT={BUDGET} SEED=1 keeps what fails"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_inputs_are_the_same_again(name: str) -> None:
+    drawn = [[run.edits_of(seed, index, name) for index in range(30)] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len({str(edits) for _, edits in drawn[0]}) == 30
+
+
+@pytest.mark.parametrize("name", seeds.models())
+def test_what_is_not_damaged_is_taken(name: str, tmp_path: Path) -> None:
+    """Also where a checksum is made anew: else nothing behind it would ever be reached."""
+
+    def check(kind: str, edits: list[Any]) -> None:
+        assert run.outcome_of(kind, edits).kind == "done", edits
+
+    for target in files.TARGETS:
+        if target != "npy":  # not for models with several inputs
+            check("files", [["target", target, name]])
+    for target in set(values.TARGETS):
+        check("values", [["target", target, name]])
+    check("models", [["model", name, "default"]])
+
+
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., object]) -> Outcome:
+    """The outcome of a command that is a bug."""
+    monkeypatch.setattr(command.cli, "app", bug)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "before").write_text("x")
+    return sandbox.run(
+        lambda: files.verdict(command.call(work, "check", makes=(work / "made",))), tmp_path, 1.0
+    )
+
+
+def _raise(error: BaseException) -> Callable[..., object]:
+    def bug(args: list[str]) -> None:
+        raise error
+
+    return bug
+
+
+def _say(text: str) -> Callable[..., object]:
+    def bug(args: list[str]) -> None:
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(2)
+
+    return bug
+
+
+def _hang(args: list[str]) -> None:
+    while True:
+        pass
+
+
+def _grow(args: list[str]) -> None:
+    bytearray(3 << 30)
+
+
+def _grow_in_secret(args: list[str]) -> None:
+    try:
+        bytearray(3 << 30)
+    except MemoryError:
+        raise ConfigError("there is not enough of it") from None
+
+
+def _die(args: list[str]) -> None:
+    os.abort()
+
+
+def _warn(args: list[str]) -> None:
+    print("a.py:1: RuntimeWarning: invalid value", file=sys.stderr)
+
+
+def _leave(args: list[str]) -> None:
+    (Path("/proc/self/fd/2").readlink().parent / "work" / "part").write_text("half")
+    raise ConfigError("no")
+
+
+def _change(args: list[str]) -> None:
+    (Path("/proc/self/fd/2").readlink().parent / "work" / "before").write_text("y")
+
+
+def _make(args: list[str]) -> None:
+    (Path("/proc/self/fd/2").readlink().parent / "work" / "made").write_text("y")
+
+
+def _exit(args: list[str]) -> None:
+    print("sorry", file=sys.stderr)
+    sys.exit(3)
+
+
+BUGS: dict[str, tuple[Callable[..., object], str]] = {
+    "assertion": (_raise(AssertionError()), "traceback"),
+    "foreign": (_raise(KeyError("x")), "traceback"),
+    "recursion": (_raise(RecursionError()), "traceback"),
+    "two lines": (_raise(ConfigError("a\nb")), "message"),
+    "escape code": (_say("\x1b[31mred"), "message"),
+    "nothing": (_raise(ConfigError("")), "message"),
+    "long": (_say("x" * 2000), "message"),
+    "insides": (_raise(ConfigError("bad <class 'int'>")), "message"),
+    "exit code": (_exit, "message"),
+    "hang": (_hang, "hang"),
+    "memory": (_grow, "memory"),
+    "memory, as a sentence": (_grow_in_secret, "memory"),
+    "abort": (_die, "crash"),
+    "warning": (_warn, "noise"),
+    "half-written": (_leave, "left"),
+    "input changed": (_change, "left"),
+    "no bug: refused": (_raise(ConfigError("n is 3, which is no power of two")), "refused"),
+    "no bug: output": (_make, "done"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug, kind = BUGS[name]
+    assert planted(tmp_path, monkeypatch, bug).kind == kind
+
+
+GRAPH = [["graph", "tiny"], ["input", 4], ["conv", 2], ["conv", 3]]
+"""Two convolutions behind each other."""
+
+
+def off_by(step: np.ndarray | int) -> Callable[..., np.ndarray]:
+    """What a device's memory holds after a run, and `step` more."""
+    read = Image.read
+
+    def bug(self: Image, device: Device, name: str) -> np.ndarray:
+        found = read(self, device, name)
+        more = np.broadcast_to(step, found.shape) if isinstance(step, int) else np.resize(step, found.shape)
+        return np.clip(found.astype(int) + more, -128, 127).astype(np.int8)
+
+    return bug
+
+
+@pytest.mark.parametrize("step", [1, -1, 3, np.array([0] * 20 + [1])], ids=str)
+def test_wrong_answers_are_seen(monkeypatch: pytest.MonkeyPatch, step: np.ndarray | int) -> None:
+    """Of all values or of some, by one step, which is the least that a rounding gone wrong does."""
+    assert run.outcome_of("graphs", GRAPH).kind == "done"
+    monkeypatch.setattr(Image, "read", off_by(step))
+    assert run.outcome_of("graphs", GRAPH).kind == "wrong"
+
+
+def test_a_case_is_minimised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the failure does not need is left out, and what is kept runs again."""
+    kind = KINDS["values"]
+
+    def odd(edits: list[Any], folder: Path) -> Outcome:
+        return (
+            Outcome("wrong", "", "wrong odd")
+            if ["b"] in edits
+            else kind.run([["target", "tuning", "rows"]], folder)
+        )
+
+    monkeypatch.setitem(KINDS, "values", type(kind)(kind.draw, odd, 1))
+    case = {"seed": 1, "index": 2, "kind": "values", "edits": [["target"], ["a"], ["b"], ["c"]]}
+    run.keep(tmp_path, case, Outcome("wrong", "", "wrong odd"))
+    (kept,) = tmp_path.glob("*/case.json")
+    assert '"edits": [\n  [\n   "target"\n  ],\n  [\n   "b"\n  ]\n ]' in kept.read_text()
+
+
+def test_configurations_are_those_of_all_boards() -> None:
+    drawn = {graphs.draw(np.random.default_rng(seed))[0][1] for seed in range(300)}
+    assert drawn == set(graphs.CONFIGS)
+    assert len(drawn) == 13
+
+
+def test_a_sentence_may_have_any_words() -> None:
+    check_sentence("node '/é☃' has 2 inputs; MaxPool takes 1, or 3")
