@@ -120,8 +120,13 @@ class _AttentionLowering:
     def _load_parameters(self) -> Task:
         mantissa, shift = score_multiplier(self.octaves, self.config.mantissa_bits)
         n = self.config.n
-        block = parameters(self.config, np.zeros(n), np.full(n, mantissa), np.full(n, shift))
+        block = parameters(self.config, np.full(n, self._offset()), np.full(n, mantissa), np.full(n, shift))
         return self.emit.load_constant(block, self.plan.params)
+
+    def _offset(self) -> int:
+        """What all scores lack: the product of both zero points, if the array takes queries with theirs."""
+        op = self.op
+        return 0 if self.config.wide_activations or not self._k_zero() else op.q_zero * op.k_zero * op.head_size
 
     def _k_zero(self) -> list[int]:
         """Values of K, in steps of the contraction, that stand for minus its zero point; none if it may be left out.

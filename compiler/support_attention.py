@@ -16,6 +16,9 @@ from weft.compiler.qdq import Activation, Constant, Probabilities, Quant, Scores
 KEYS = (1 << 15) - 1
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
 
+SOFTMAX_LENGTH = (1 << 16) - 1
+"""Largest number of elements of a stand-alone softmax."""
+
 LOGITS = 256
 """Octaves that a logit reaches, up and down (`weft.hdl.isa.Softmax`); it is clamped there."""
 
@@ -33,6 +36,13 @@ def softmax_input(case: Case) -> str | None:
 def softmax_axis(case: Case) -> str | None:
     """Softmax must be over one axis, whose elements are the channels on the device."""
     return None if softmax_rows(case) is not None else f"axis is {case.attribute('axis', 'the default')}"
+
+
+def softmax_length(case: Case) -> str | None:
+    """Softmax takes at most 65535 elements: a row's pitch and the sum of its probabilities have no more bits."""
+    axis = normalised_axis(case)
+    assert axis is not None
+    return None if case.shape()[axis] <= SOFTMAX_LENGTH else f"there are {case.shape()[axis]}"
 
 
 def softmax_range(case: Case) -> str | None:
@@ -366,7 +376,7 @@ def absorbed(case: Case) -> str | None:
 STATE = (operands_quantised, attention_state, attention_plain, mask_constant, mask_leaves_keys)
 FORM = (keys_fit, mask_kind, heads_order)
 ATTENTION: tuple[Constraint, ...] = (softmax_unit, *STATE, *FORM)
-SOFTMAX: tuple[Constraint, ...] = (softmax_unit, softmax_input, softmax_axis, softmax_range)
+SOFTMAX: tuple[Constraint, ...] = (softmax_unit, softmax_input, softmax_axis, softmax_length, softmax_range)
 
 PARTS: dict[str, tuple[Constraint, ...]] = {
     "scores": (softmax_unit, attended, same_lead),

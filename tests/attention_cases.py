@@ -50,14 +50,19 @@ def random_attention(rng: np.random.Generator, config: Config) -> Attention:
     causal = bool(rng.random() < 0.4)
     offset = int(rng.choice([0, keys - rows, rng.integers(-rows, keys + 1)])) if causal else 0
     names = ("q_zero", "k_zero", "v_zero", "y_zero")
-    zeros = {name: int(rng.integers(-128, 128)) if rng.random() < 0.3 else 0 for name in names}
-    nats = float(rng.choice([0.5, 2.0, 8.0, 300.0]))  # what a typical score is
+    share = float(rng.choice([0.0, 0.3, 1.0]))  # of zero points that are not 0
+    zeros = {name: random_zero(rng) if rng.random() < share else 0 for name in names}
+    nats = float(rng.choice([0.01, 0.5, 2.0, 8.0, 30.0, 300.0]))  # what a typical score is
     low = -128 if rng.random() < 0.8 else int(rng.integers(-100, 0))
     return attention(
         rows, keys, size, images=images, heads=heads, kv_heads=kv_heads, v_size=v_size,
         beside=bool(rng.random() < 0.5), lengths=lengths, causal=causal, offset=offset,
         score_scale=nats / (40 * 40 * math.sqrt(size)), scale=float(rng.choice([1.0, 0.5, 1.7])), low=low, **zeros,
     )  # fmt: skip
+
+
+def random_zero(rng: np.random.Generator) -> int:
+    return int(rng.choice([-128, 127, rng.integers(-128, 128)]))
 
 
 def random_softmax(rng: np.random.Generator) -> Softmax:
@@ -76,11 +81,12 @@ def random_softmax(rng: np.random.Generator) -> Softmax:
 
 
 def random_inputs(rng: np.random.Generator, op: Attention | Softmax) -> dict[str, np.ndarray]:
-    """Gaussian int8; sometimes all keys alike (all scores equal), few values (ties), or extremes."""
-    views = (op.q, op.k, op.v) if isinstance(op, Attention) else (op.src,)
-    inputs = {}
-    for item in views:
-        array = np.clip(np.rint(rng.normal(0, 40, item.shape)), -128, 127)
+    """Gaussian int8, around 0 or zero points; sometimes all alike (all scores equal), few values (ties), or extremes."""
+    views = {"q": op.q, "k": op.k, "v": op.v} if isinstance(op, Attention) else {"x": op.src}
+    centred, inputs = rng.random() < 0.5, {}
+    for name, item in views.items():
+        zero = getattr(op, f"{name}_zero") if centred else 0
+        array = np.clip(np.rint(rng.normal(zero, 40, item.shape)), -128, 127)
         kind = rng.random()
         if kind < 0.1:
             array[:] = array.ravel()[0]
@@ -106,39 +112,51 @@ def valid(op: Attention, image: int) -> np.ndarray:
     return mask & (keys <= rows + op.offset) if op.causal else mask
 
 
+def operands(
+    op: Attention, inputs: dict[str, np.ndarray], image: int, index: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, keys and values of one query head less their zero points, int64 (rows, size)."""
+    kv = index // (op.heads // op.kv_heads)
+    return (
+        head(inputs["q"], op, image, index, op.heads) - op.q_zero,
+        head(inputs["k"], op, image, kv, op.kv_heads) - op.k_zero,
+        head(inputs["v"], op, image, kv, op.kv_heads) - op.v_zero,
+    )
+
+
+def store(out: np.ndarray, op: Attention, image: int, index: int, values: np.ndarray) -> None:
+    """Put the (rows, size) of one query head into an array of the output's shape."""
+    if op.dst.shape[0] == op.images and op.heads > 1 and op.dst.shape[3] == op.heads * op.v_size:
+        out[image, 0].reshape(len(values), op.heads, -1)[:, index] = values
+    else:
+        out[image * op.heads + index, 0] = values
+
+
 def real(op: Attention, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """float64 attention of the same integers, before rounding and clamping, in the shape of the output."""
     out = np.zeros(op.dst.shape)
-    group = op.heads // op.kv_heads
     for image in range(op.images):
         mask = valid(op, image)
         for index in range(op.heads):
-            q = head(inputs["q"], op, image, index, op.heads) - op.q_zero
-            k = head(inputs["k"], op, image, index // group, op.kv_heads) - op.k_zero
-            v = head(inputs["v"], op, image, index // group, op.kv_heads) - op.v_zero
+            q, k, v = operands(op, inputs, image, index)
             z = np.where(mask, (q @ k.T) * op.score_scale, -np.inf)
-            z -= np.where(np.isfinite(z.max(axis=1, initial=-np.inf)), z.max(axis=1, initial=-np.inf), 0)[
-                :, None
-            ]
-            p = np.exp(z)
+            most = z.max(axis=1, initial=-np.inf, keepdims=True)
+            p = np.exp(z - np.where(np.isfinite(most), most, 0))
             total = p.sum(axis=1, keepdims=True)
-            y = (
-                np.divide(p @ v, total, out=np.zeros((q.shape[0], v.shape[1])), where=total > 0) * op.scale
-                + op.y_zero
-            )
-            if op.dst.shape[0] == op.images and op.heads > 1 and op.dst.shape[3] == op.heads * op.v_size:
-                out[image, 0].reshape(q.shape[0], op.heads, -1)[:, index] = y
-            else:
-                out[image * op.heads + index, 0] = y
+            y = np.divide(p @ v, total, out=np.zeros((q.shape[0], v.shape[1])), where=total > 0)
+            store(out, op, image, index, y * op.scale + op.y_zero)
     return out
 
 
-def largest_score(op: Attention, inputs: dict[str, np.ndarray]) -> float:
-    """The largest magnitude of a score in nats. Beyond 177 (256 octaves) the device clamps them."""
-    most, group = 0.0, op.heads // op.kv_heads
+def largest_score(op: Attention, inputs: dict[str, np.ndarray], k_zero: int | None = None) -> float:
+    """The largest magnitude of a score in nats, with another zero point of K if one is given.
+
+    Beyond 177 (256 octaves) the device clamps them.
+    """
+    most, k_zero = 0.0, op.k_zero if k_zero is None else k_zero
     for image in range(op.images):
         for index in range(op.heads):
             q = head(inputs["q"], op, image, index, op.heads) - op.q_zero
-            k = head(inputs["k"], op, image, index // group, op.kv_heads) - op.k_zero
+            k = head(inputs["k"], op, image, index // (op.heads // op.kv_heads), op.kv_heads) - k_zero
             most = max(most, float(np.abs(q @ k.T).max()) * op.score_scale)
     return most

@@ -135,6 +135,11 @@ def softmax(shape: tuple[int, ...], axis: int) -> onnx.ModelProto:
     return ended(built, built.node("Softmax", [name], axis=axis))
 
 
+def long_softmax() -> onnx.ModelProto:
+    built = builder()
+    return ended(built, built.node("Softmax", [built.dequantise(built.input((1, 65536)))]))
+
+
 def wide_softmax() -> onnx.ModelProto:
     built = builder()
     value = built.dequantise(built.quantise(built.dequantise(image(built)), (1, 4, 6, 6), 2.0, 0, False))
@@ -289,6 +294,7 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
     "softmax over rows": (lambda: softmax((1, 4, 36), 2), "Softmax", support_attention.softmax_axis),
     "softmax of wide logits": (wide_softmax, "Softmax", support_attention.softmax_range),
     "softmax of floats": (float_softmax, "Softmax", support_attention.softmax_input),
+    "softmax of many": (long_softmax, "Softmax", support_attention.softmax_length),
     "product of a vector": (lambda: dense("MatMul", (4,)), "MatMul", support.product_input),
     "rows of mixed axes": (lambda: mixed(product, (48, 3)), "MatMul", support.row_order),
     "broadcast": (lambda: two("Add", (1, 4, 6, 6), (1, 4, 1, 1)), "Add", support.addable),
