@@ -55,6 +55,7 @@ class AttentionPlan:
     the diagonal. `q`, `kv`, `p`, `out` are (first vector, size of a slot, slots) in the scratchpad, where a slot of
     `kv` holds the keys and then the values of a block; `scores` and `sums` the same in rows of the accumulator,
     `states` and `alignments` in theirs; `params`, `constants` and `table` are first vectors (the table only passes).
+    The parameters by which scores are requantised, if they are, lie behind those of softmax.
     """
 
     heads: int
@@ -149,6 +150,7 @@ def _candidate(
         return None
     several = op.images * op.heads * op.q.shape[2] > rows
     k_vectors, v_vectors = ceil_div(op.head_size, n), ceil_div(op.v_size, n)
+    parameters = PARAMETER_VECTORS * (1 if op.rounding is None else 2)
     for slots in (2, 1):
         scores, sums = (rows * groups, slots), (rows * v_vectors, slots if several else 1)
         accumulators = _accumulators(config, scores, sums)
@@ -158,6 +160,7 @@ def _candidate(
             block * (k_vectors + v_vectors),
             (rows * groups, slots),
             rows * v_vectors,
+            parameters,
         )
         fits = rows * sums[1] <= config.row_states and rows * groups * slots <= config.alignments
         if accumulators is None or chip is None or not fits:
@@ -167,7 +170,7 @@ def _candidate(
         cycles = AttentionCost(op, config, heads, positions, block, span).cycles(resident)
         return AttentionPlan(
             heads, positions, block, span, chip.q, chip.kv, chip.p, chip.out, score_zone, sum_zone,
-            (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + PARAMETER_VECTORS, chip.table,
+            (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + parameters, chip.table,
             cycles * (_PACKED if packed or slots == 1 else 1),
         )  # fmt: skip
     return None
@@ -201,7 +204,9 @@ class _Zones:
     table: int
 
 
-def _scratchpad(config: Config, q: int, kv: int, p: tuple[int, int], out: int) -> _Zones | None:
+def _scratchpad(
+    config: Config, q: int, kv: int, p: tuple[int, int], out: int, parameters: int
+) -> _Zones | None:
     """Where everything lies; None if it does not fit. `q`, `kv`, `out` are sizes of a slot, `p` size and slots.
 
     In banks of their own: what the array reads as rows in every cycle (Q and P), what the vector unit and STORE read
@@ -212,7 +217,7 @@ def _scratchpad(config: Config, q: int, kv: int, p: tuple[int, int], out: int) -
     for slots in (2, 1):
         for unit in (config.scratchpad_depth, 1):
             at_params = ceil_div(slots * q + p[0] * p[1], unit) * unit
-            fixed = at_params + PARAMETER_VECTORS + _CONSTANTS
+            fixed = at_params + parameters + _CONSTANTS
             at_kv = ceil_div(fixed + slots * out, unit) * unit
             count = (size - at_kv) // kv
             if count >= slots:

@@ -12,15 +12,14 @@ from weft.compiler.ir import CompileError
 from weft.compiler.layout import Layout
 from weft.compiler.onnx_import import Model, Node
 from weft.compiler.qdq import Activation, Constant, Probabilities, Quant, Scores, Tensor, Undefined
+from weft.compiler.score_pairs import OCTAVES
+from weft.compiler.support_rounding import masked_apart, pairs_constant, probabilities_whole, scores_clamped
 
 KEYS = (1 << 15) - 1
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
 
 SOFTMAX_LENGTH = (1 << 16) - 1
 """Largest number of elements of a stand-alone softmax."""
-
-LOGITS = 256
-"""Octaves that a logit reaches, up and down (`weft.hdl.isa.Softmax`); it is clamped there."""
 
 
 def softmax_unit(case: Case) -> str | None:
@@ -57,7 +56,7 @@ def softmax_zero(case: Case) -> int | None:
     """
     quant = _quant(case)
     octaves = quant.scale * math.log2(math.e)
-    return next((zero for zero in (quant.zero, 0) if (128 + abs(zero)) * octaves <= LOGITS), None)
+    return next((zero for zero in (quant.zero, 0) if (128 + abs(zero)) * octaves <= OCTAVES), None)
 
 
 def _quant(case: Case) -> Quant:
@@ -368,11 +367,6 @@ def undefined_zero(case: Case) -> str | None:
     return None if good else f"inputs are {' and '.join(repr(name) for name in case.node.inputs)}"
 
 
-def absorbed(case: Case) -> str | None:
-    """Between the products, scores and probabilities may be quantised and dequantised: that is not followed."""
-    return None
-
-
 STATE = (operands_quantised, attention_state, attention_plain, mask_constant, mask_leaves_keys)
 FORM = (keys_fit, mask_kind, heads_order)
 ATTENTION: tuple[Constraint, ...] = (softmax_unit, *STATE, *FORM)
@@ -383,10 +377,18 @@ PARTS: dict[str, tuple[Constraint, ...]] = {
     "scale": (scores_scale,),
     "mask": (scores_mask,),
     "softmax": (scores_axis,),
-    "rounding": (absorbed,),
-    "undefined": (absorbed,),
+    "rounding": (pairs_constant,),
+    "undefined": (),
     "defined": (undefined_zero,),
-    "values": (values_quantised, same_lead, private, *FORM),
+    "values": (
+        values_quantised,
+        same_lead,
+        private,
+        *FORM,
+        scores_clamped,
+        masked_apart,
+        probabilities_whole,
+    ),
 }
 """What must hold for the nodes of an attention that is written out as single operators."""
 

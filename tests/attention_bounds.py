@@ -26,10 +26,12 @@ def clamped(op: Attention, inputs: dict[str, np.ndarray]) -> bool:
     return max(plain, cases.largest_score(op, without)) > 0.999 * CLAMP
 
 
-def powers(scores: np.ndarray, mask: np.ndarray, config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def powers(
+    scores: np.ndarray, mask: np.ndarray, config: Config, nats: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Probabilities of rows before they are divided, how far each may be off, and the unit of the row's largest.
 
-    `scores` (rows, keys) are in nats, `mask` says which count; a row without any is 0.
+    `scores` (rows, keys) are in nats, known but for `nats`; `mask` says which count, and a row without any is 0.
     """
     rows, keys = scores.shape
     octaves = np.where(mask, scores * math.log2(math.e), -np.inf)
@@ -40,11 +42,36 @@ def powers(scores: np.ndarray, mask: np.ndarray, config: Config) -> tuple[np.nda
     padded[:, :keys] = octaves
     # The largest may be rounded over the edge of an octave, by 1/128 or by what the multiplier is off.
     slack = 1 / 128 + 256 * 2.0 ** (1 - config.mantissa_bits)
-    top = np.ceil(padded.reshape(rows, -1, config.n).max(2) + most % 1 + slack) - most % 1
+    edge = most % 1
+    top = np.ceil(padded.reshape(rows, -1, config.n).max(2) + edge + slack + nats * math.log2(math.e)) - edge
     unit = 2.0 ** np.repeat(top, config.n, axis=1)[:, :keys] / ((1 << config.probability_bits) - 1)
     p = 2.0**octaves
-    relative = math.log(2) * (8 / config.table_depth + slack)
+    relative = math.log(2) * (8 / config.table_depth + slack) * math.exp(nats) + math.expm1(nats)
     return p, np.where(mask, 0.5 * unit + p * relative, 0), unit.max(1)
+
+
+def means(
+    powers: tuple[np.ndarray, np.ndarray, np.ndarray], v: np.ndarray, v_zero: int, config: Config
+) -> np.ndarray:
+    """The largest error of means of `v` (keys, size), which are integers less their zero point, in their steps."""
+    p, off, unit = powers
+    total = np.maximum(p.sum(1), np.finfo(float).tiny)[:, None]
+    mean = p @ v / total
+    first = off @ np.abs(v) + np.abs(mean) * off.sum(1, keepdims=True)
+    # The accumulator rounds once a group, and what the zero point of V takes away is rounded to a unit.
+    groups = -(-len(v) // config.n)
+    rest = unit[:, None] * (groups * (1 + 0.01 * np.abs(mean)) + 0.5 * abs(v_zero) + 1)
+    error: np.ndarray = (first + rest) / total / np.maximum(1 - off.sum(1, keepdims=True) / total, 0.05)
+    return error + np.abs(mean) * 2.0**-14
+
+
+def undecided(op: Attention, products: np.ndarray, config: Config) -> float:
+    """Nats by which scores of 8 bits may be off, as the multiplier is rounded: a step if some lie on an edge."""
+    if op.rounding is None:
+        return 0.0
+    steps = np.clip(products * op.rounding.scale, -256, 256)
+    edge = np.abs(np.abs(steps - np.floor(steps)) - 0.5) < 256 * 2.0 ** (1 - config.mantissa_bits)
+    return op.score_scale if edge.any() else 0.0
 
 
 def attention(op: Attention, inputs: dict[str, np.ndarray], config: Config) -> np.ndarray:
@@ -54,15 +81,9 @@ def attention(op: Attention, inputs: dict[str, np.ndarray], config: Config) -> n
         mask = cases.valid(op, image)
         for index in range(op.heads):
             q, k, v = cases.operands(op, inputs, image, index)
-            p, off, unit = powers((q @ k.T) * op.score_scale, mask, config)
-            total = np.maximum(p.sum(1), np.finfo(float).tiny)[:, None]
-            mean = p @ v / total
-            first = off @ np.abs(v) + np.abs(mean) * off.sum(1, keepdims=True)
-            # The accumulator rounds once a group, and what the zero point of V takes away is rounded to a unit.
-            groups = -(-op.keys // config.n)
-            rest = unit[:, None] * (groups * (1 + 0.01 * np.abs(mean)) + 0.5 * abs(op.v_zero) + 1)
-            error = (first + rest) / total / np.maximum(1 - off.sum(1, keepdims=True) / total, 0.05)
-            cases.store(out, op, image, index, error * op.scale + np.abs(mean * op.scale) * 2.0**-14)
+            products = q @ k.T
+            made = powers(cases.scores(op, products), mask, config, undecided(op, products, config))
+            cases.store(out, op, image, index, means(made, v, op.v_zero, config) * op.scale)
     return out
 
 

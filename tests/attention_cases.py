@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir import Attention, Buffer, Softmax, View
+from weft.compiler.ir import Attention, Buffer, Rounding, Softmax, View
 from weft.hdl.config import Config
 
 WORK = 1_000_000
@@ -20,7 +20,7 @@ def view(name: str, shape: tuple[int, int, int, int], kind: str = "input") -> Vi
 def attention(
     rows: int, keys: int, size: int, *, images: int = 1, heads: int = 1, kv_heads: int = 1, v_size: int | None = None,
     beside: bool = True, lengths: tuple[int, ...] | None = None, causal: bool = False, offset: int = 0,
-    score_scale: float = 1e-3, scale: float = 1.0, **zeros: int,
+    score_scale: float = 1e-3, scale: float = 1.0, rounding: Rounding | None = None, **zeros: int,
 ) -> Attention:  # fmt: skip
     """An attention between inputs q, k, v and output y."""
     v_size = size if v_size is None else v_size
@@ -32,7 +32,8 @@ def attention(
     return Attention(
         "attention", operand("q", heads, rows, size), operand("k", kv_heads, keys, size),
         operand("v", kv_heads, keys, v_size), operand("y", heads, rows, v_size, "output"),
-        images, heads, kv_heads, score_scale, lengths or (keys,) * images, scale, causal, offset, **zeros,
+        images, heads, kv_heads, score_scale, lengths or (keys,) * images, scale, causal, offset,
+        rounding=rounding, **zeros,
     )  # fmt: skip
 
 
@@ -54,11 +55,22 @@ def random_attention(rng: np.random.Generator, config: Config) -> Attention:
     zeros = {name: random_zero(rng) if rng.random() < share else 0 for name in names}
     nats = float(rng.choice([0.01, 0.5, 2.0, 8.0, 30.0, 300.0]))  # what a typical score is
     low = -128 if rng.random() < 0.8 else int(rng.integers(-100, 0))
+    rounding = random_rounding(rng, size) if rng.random() < 0.3 else None
+    score_scale = nats / (40 * 40 * math.sqrt(size))
+    if rounding is not None:  # the scale is that of 8 bits
+        score_scale = float(rng.choice([0.01, 0.1, 1.3]))
     return attention(
         rows, keys, size, images=images, heads=heads, kv_heads=kv_heads, v_size=v_size,
         beside=bool(rng.random() < 0.5), lengths=lengths, causal=causal, offset=offset,
-        score_scale=nats / (40 * 40 * math.sqrt(size)), scale=float(rng.choice([1.0, 0.5, 1.7])), low=low, **zeros,
+        score_scale=score_scale, scale=float(rng.choice([1.0, 0.5, 1.7])), low=low, rounding=rounding, **zeros,
     )  # fmt: skip
+
+
+def random_rounding(rng: np.random.Generator, size: int) -> Rounding:
+    """Typical scores are 10 to 500 steps, of which some remain."""
+    low, zero, high = sorted(int(value) for value in rng.integers(-128, 128, 3))
+    step = 40 * 40 * math.sqrt(size) / float(rng.uniform(10, 500))
+    return Rounding(1 / step, zero, low, high)
 
 
 def random_zero(rng: np.random.Generator) -> int:
@@ -81,7 +93,7 @@ def random_softmax(rng: np.random.Generator) -> Softmax:
 
 
 def random_inputs(rng: np.random.Generator, op: Attention | Softmax) -> dict[str, np.ndarray]:
-    """Gaussian int8, around 0 or zero points; sometimes all alike (all scores equal), few values (ties), or extremes."""
+    """Gaussian int8, around 0 or zero points; sometimes all alike (equal scores), few values (ties), or extremes."""
     views = {"q": op.q, "k": op.k, "v": op.v} if isinstance(op, Attention) else {"x": op.src}
     centred, inputs = rng.random() < 0.5, {}
     for name, item in views.items():
@@ -132,6 +144,14 @@ def store(out: np.ndarray, op: Attention, image: int, index: int, values: np.nda
         out[image * op.heads + index, 0] = values
 
 
+def scores(op: Attention, products: np.ndarray) -> np.ndarray:
+    """float64 scores in nats: of the products themselves, or of what they are rounded and clamped to."""
+    if op.rounding is None:
+        return products * op.score_scale
+    to = op.rounding
+    return (np.clip(np.rint(products * to.scale) + to.zero, to.low, to.high) - to.zero) * op.score_scale
+
+
 def real(op: Attention, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """float64 attention of the same integers, before rounding and clamping, in the shape of the output."""
     out = np.zeros(op.dst.shape)
@@ -139,7 +159,7 @@ def real(op: Attention, inputs: dict[str, np.ndarray]) -> np.ndarray:
         mask = valid(op, image)
         for index in range(op.heads):
             q, k, v = operands(op, inputs, image, index)
-            z = np.where(mask, (q @ k.T) * op.score_scale, -np.inf)
+            z = np.where(mask, scores(op, q @ k.T), -np.inf)
             most = z.max(axis=1, initial=-np.inf, keepdims=True)
             p = np.exp(z - np.where(np.isfinite(most), most, 0))
             total = p.sum(axis=1, keepdims=True)
@@ -151,8 +171,10 @@ def real(op: Attention, inputs: dict[str, np.ndarray]) -> np.ndarray:
 def largest_score(op: Attention, inputs: dict[str, np.ndarray], k_zero: int | None = None) -> float:
     """The largest magnitude of a score in nats, with another zero point of K if one is given.
 
-    Beyond 177 (256 octaves) the device clamps them.
+    Beyond 177 (256 octaves) the device clamps them, unless they are rounded to 8 bits.
     """
+    if op.rounding is not None:
+        return 0.0
     most, k_zero = 0.0, op.k_zero if k_zero is None else k_zero
     for image in range(op.images):
         for index in range(op.heads):

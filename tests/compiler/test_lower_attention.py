@@ -181,11 +181,11 @@ def test_layouts_of_heads_give_the_same() -> None:
     apart = attention(20, 30, 16, images=2, heads=4, kv_heads=2, causal=True, offset=3, beside=False)
     inputs = random_inputs(rng, beside)
     other = {}
-    for name, view, heads in (("q", apart.q, 4), ("k", apart.k, 2), ("v", apart.v, 2)):
+    for name, item, heads in (("q", apart.q, 4), ("k", apart.k, 2), ("v", apart.v, 2)):
         parts = [
             attention_cases.head(inputs[name], beside, i, h, heads) for i in range(2) for h in range(heads)
         ]
-        other[name] = np.stack(parts)[:, None].astype(np.int8).reshape(view.shape)
+        other[name] = np.stack(parts)[:, None].astype(np.int8).reshape(item.shape)
     got = run(beside, inputs, PRESETS["small"])
     parts = [attention_cases.head(got, beside, i, h, 4) for i in range(2) for h in range(4)]
     assert np.array_equal(np.stack(parts)[:, None], run(apart, other, PRESETS["small"]))
