@@ -14,8 +14,9 @@ from attention_cases import attention, random_attention, random_inputs, random_s
 from weft.compiler import reference
 from weft.compiler.attention_plan import plan, steps, tiles
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import Attention, CompileError, DeviceSegment, Softmax
+from weft.compiler.ir import Attention, CompileError, DeviceSegment, Rounding, Softmax
 from weft.compiler.ir_verify import verify_op
+from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import Mm
 from weft.hdl.program import check
@@ -96,6 +97,23 @@ def test_zero_points_with_large_scales(name: str) -> None:
         assert bounds.CLAMP > attention_cases.largest_score(op, inputs) > 20
         error = np.abs(run(op, inputs, config) - np.clip(real(op, inputs), -128, 127))
         assert (error <= bounds.attention(op, inputs, config) + 0.5).all()
+
+
+@pytest.mark.parametrize("k_zero", [1, -1])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rounded_scores_see_the_zero_point_of_keys(name: str, k_zero: int) -> None:
+    """However little it is: what moves all scores of a row moves them against the range they are clamped to."""
+    config, rng = CONFIGS[name], np.random.default_rng(0)
+    rounding = Rounding(0.02, 3, -70, 90)
+    op = attention(5, 9, 16, q_zero=-100, k_zero=k_zero, score_scale=0.01, rounding=rounding, scale=4.0)
+    assert k_zero_shift(1, 16, op.score_scale) < NEGLIGIBLE
+    inputs = {"q": rng.integers(-20, 128, op.q.shape), "k": rng.integers(-30, 31, op.k.shape) + k_zero,
+              "v": rng.integers(-20, 21, op.v.shape)}  # fmt: skip
+    inputs = {key: value.astype(np.int8) for key, value in inputs.items()}
+    without = real(dataclasses.replace(op, k_zero=0), inputs)
+    assert np.abs(without - real(op, inputs)).max() > 2
+    error = np.abs(run(op, inputs, config) - real(op, inputs))
+    assert (error <= bounds.attention(op, inputs, config) + 0.5).all()
 
 
 @pytest.mark.parametrize("length", [32768, 65535])

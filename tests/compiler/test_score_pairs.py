@@ -63,6 +63,15 @@ def test_what_the_device_can_follow(pair: Pair, possible: bool) -> None:
     assert (followed((pair,), 1e-4, 1.0) is not None) == possible
 
 
+def test_the_finest_pair_is_followed_within_the_range_of_all() -> None:
+    """Steps of 0.1 from -12.8 on, of 0.3 up to 4.2 (of logits a quarter of the products), and of 0.5 on either side."""
+    pairs = (Pair(0.1, 0, -128, 127), Pair(0.075, 113, -128, 127, 0.25), Pair(0.5, 0, -128, 127))
+    known = followed(pairs, 0.01, 0.25)
+    assert known is not None
+    to, nats = known
+    assert (to.scale, to.zero, to.low, to.high, nats) == pytest.approx((0.1, 0, -128, 42, 0.025))
+
+
 def test_masked_scores_are_the_least_of_a_pair_behind_the_mask() -> None:
     before, behind = Pair(0.1, 0, -128, 127), Pair(0.2, 0, -128, 127, masked=True)
     assert clipping((before,), Bounds(-99, 99))[1].masked == -math.inf
