@@ -408,7 +408,7 @@ def part(case: Case) -> str | None:
     """Which of `PARTS` a node is, None if it is no part of a written-out attention."""
     op, kinds = case.node.op, [type(symbol) for symbol in case.symbols]
     if op == "MatMul":
-        if kinds == [Activation, Activation]:
+        if kinds == [Activation, Activation] and (len(case.shape(1)) > 2 or len(case.shape()) == 2):
             return "scores"
         return "values" if kinds[0] is Probabilities else None
     if Scores in kinds:
