@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 from weft.compiler.attention import Problem, heads_layout, heads_move_behind_rows
@@ -11,8 +10,9 @@ from weft.compiler.case import Case
 from weft.compiler.ir import Attention, Softmax
 from weft.compiler.qdq import Activation, Pending, Probabilities, Scores, Symbol, Undefined, result
 from weft.compiler.score_pairs import CLAMP, NEGLIGIBLE, Pair, followed, k_zero_shift, product_ends
-from weft.compiler.support_attention import added_mask, problem_of, scores_factor, softmax_rows, softmax_zero
+from weft.compiler.support_attention import added_mask, problem_of, score_factor, scores_factor
 from weft.compiler.support_rounding import clipping_pairs, pair
+from weft.compiler.support_softmax import softmax_rows, softmax_zero
 
 ROUNDING = (
     "the model's rounding of scores and probabilities to 8 bits is not followed: "
@@ -42,11 +42,9 @@ def softmax(case: Case) -> Pending:
 
 def attention(case: Case) -> Pending:
     problem = problem_of(case)
-    scale = case.attribute("scale") or 1 / math.sqrt(problem.q.size)
-    assert isinstance(scale, float)
     rank = len(case.output)
     behind = rank == 3 or heads_move_behind_rows(case.model, case.node.outputs[0])
-    return _fused(case, problem, scale, behind, (case.node.index,), ())
+    return _fused(case, problem, score_factor(case), behind, (case.node.index,), ())
 
 
 def _fused(

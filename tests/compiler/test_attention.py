@@ -88,6 +88,16 @@ def test_pairs_that_nothing_can_leave_only_round() -> None:
     assert ROUNDING in {note for _, _, _, note in graph.placement}
 
 
+@pytest.mark.parametrize(("scale", "note"), [
+    (0.002, ""), (2.0, "scores beyond 177 are clamped; queries and keys at the ends of their ranges make"),
+])  # fmt: skip
+def test_what_may_be_clamped_is_said(scale: float, note: str) -> None:
+    model = models.operator(np.random.default_rng(4), Sizes(1, 1, 1, 4, 4, 8, 8), scale=scale)
+    (said,) = [item[3] for item in import_model(model).placement if item[1] == "Attention"]
+    assert said.startswith(note)
+    assert bool(said) == bool(note)
+
+
 def test_rounded_scores_cost_the_model_but_not_the_device() -> None:
     """The fused form must be closer to the float model than the model's own rounding is."""
     rng = np.random.default_rng(3)

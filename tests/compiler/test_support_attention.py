@@ -12,7 +12,7 @@ import pytest
 from attention_models import Exploded, Sizes
 from onnx import TensorProto, helper
 
-from weft.compiler import support, support_attention, support_rounding
+from weft.compiler import support, support_attention, support_rounding, support_softmax
 from weft.compiler.case import Constraint
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import Attention, CompileError, DeviceSegment
@@ -187,6 +187,12 @@ OPERATOR: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
         lambda: operator(lengths=[4, 5], is_causal=1),
         support_attention.mask_kind,
     ),
+    "large heads": (lambda: operator(Sizes(1, 1, 1, 1, 2, 32768, 1)), support_attention.rows_fit),
+    "wide rows": (
+        lambda: operator(Sizes(1, 1024, 1024, 1, 1, 64, 1), rank=3),
+        support_attention.rows_fit,
+    ),
+    "scores of nothing but the clamp": (lambda: operator(scale=3e6), support_attention.scores_scale_fits),
     "many keys": (
         lambda: operator(Sizes(1, 1, 1, 1, 32768, 1, 1)),
         support_attention.keys_fit,
@@ -194,6 +200,7 @@ OPERATOR: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
 }
 WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "factor zero": (lambda: scaled(0.0), support_attention.scores_scale),
+    "factor of nothing but the clamp": (lambda: scaled(3e6), support_attention.scores_scale_fits),
     "factor NaN": (lambda: scaled(np.nan), support_attention.scores_scale),
     "factor by key": (lambda: scaled(np.ones(5)), support_attention.scores_scale),
     "scale behind the mask": (lambda: scaled(0.5, mask=True), support_attention.scores_scale),
@@ -275,7 +282,7 @@ def test_every_constraint_has_a_case() -> None:
         *(item for part in support_attention.PARTS.values() for item in part),
     }
     # Tried in other tests: configurations without the unit, shared keys.
-    others = {support_attention.softmax_unit, support_attention.same_lead}
+    others = {support_softmax.softmax_unit, support_attention.same_lead}
     assert known - tried == others
 
 
