@@ -311,8 +311,9 @@ class _AttentionLowering:
         alignments = self._slot("alignments", step)
         source, scores = isa.Source.ACCUMULATOR, accumulator(src, rows * groups)
         if op.rounding is not None:
-            yield self._requantise(op.rounding, src, p, (groups, tile.heads, positions))
-            source, src, scores = isa.Source.SCRATCHPAD, p, scratchpad(p, rows * groups)
+            rounded = self.plan.rounded[0]
+            yield self._requantise(op.rounding, src, rounded, (groups, tile.heads, positions))
+            source, src, scores = isa.Source.SCRATCHPAD, rounded, scratchpad(rounded, rows * groups)
         # Behind the length of a page table, columns and rows are counted from the register.
         length = 0 if op.page else op.lengths[tile.image]
         yield Task(
@@ -334,7 +335,7 @@ class _AttentionLowering:
             yield self.pending.popleft()[1]
 
     def _requantise(self, to: Rounding, src: int, dst: int, loops: tuple[int, int, int]) -> Task:
-        """Scores of (groups, heads, positions) as the 8 bits that the model quantises them to, where P comes next."""
+        """Scores of (groups, heads, positions) as the 8 bits that the model quantises them to."""
         groups, heads, positions = loops
         rows, params = heads * positions, self.plan.params + PARAMETER_VECTORS
         return Task(
