@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import attention_bounds as bounds
 import attention_cases
@@ -18,7 +19,7 @@ from weft.compiler.ir import Attention, CompileError, DeviceSegment, Rounding, S
 from weft.compiler.ir_verify import verify_op
 from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.hdl.config import PRESETS, Config
-from weft.hdl.isa import Mm
+from weft.hdl.isa import PARAMETER_VECTORS, Mm
 from weft.hdl.program import check
 from weft.runtime import Image
 from weft.sim.golden import GoldenDevice
@@ -156,6 +157,23 @@ def test_steps_cover_what_the_mask_leaves_once(seed: int) -> None:
         inside = seen[tile.position : end, : op.keys]
         assert (inside[mask[tile.position : end]] == 1).all()
         assert inside.max() <= 1
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_zones_of_the_scratchpad_are_apart(name: str) -> None:
+    """The table, which only passes, aside; with parameters for softmax, and for rounding where there is some."""
+    config, rng = CONFIGS[name], np.random.default_rng(3)
+    for _ in range(40):
+        op = random_attention(rng, config)
+        chosen = plan(op, config)
+        assert chosen is not None
+        rows = chosen.rows * chosen.block // config.n
+        assert chosen.rounded[1] == (0 if op.rounding is None else rows)
+        zones = [chosen.q, chosen.kv, chosen.p, chosen.out, chosen.rounded, (chosen.constants, 2, 1)]
+        zones.append((chosen.params, PARAMETER_VECTORS, 1 if op.rounding is None else 2))
+        spans = sorted((first, first + size * slots) for first, size, slots in zones if size)
+        assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(spans))
+        assert spans[-1][1] <= config.scratchpad_size
 
 
 def test_heads_of_a_group_share_a_tile() -> None:
