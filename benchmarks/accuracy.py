@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.boards.registry import BOARDS
 from weft.hdl.config import Config
 from weft.sim import softmax as numerics
 from weft.sim.arithmetic import rsh, wrap
@@ -40,10 +41,15 @@ DEEP = 64
 """Elements of a head."""
 
 
-def score_multiplier(nats: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mantissa and shift, as columns' parameters, for scores in steps of `nats`."""
+def configuration(name: str) -> Config:
+    """A board's own configuration, a preset, or that of a file."""
+    return BOARDS[name].config if name in BOARDS else Config.load(name)
+
+
+def score_multiplier(nats: float, bits: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    """Mantissa of less than `bits` bits and shift, as columns' parameters, for scores in steps of `nats`."""
     value = nats * math.log2(math.e) * numerics.OCTAVE
-    shift = 23 - math.frexp(value)[1]
+    shift = bits - 1 - math.frexp(value)[1]
     return np.array([round(value * 2.0**shift)]), np.array([shift])
 
 
@@ -60,7 +66,7 @@ class Block:
     """
 
     def __init__(self, scores: np.ndarray, nats: float, config: Config, group: int = 0) -> None:
-        mantissa, shift = score_multiplier(nats)
+        mantissa, shift = score_multiplier(nats, config.mantissa_bits)
         none = np.zeros(1, np.int64)
         if scores.dtype == np.int8:
             levels = numerics.octave_logits(np.arange(-128, 128)[:, None], none, mantissa, shift)
@@ -68,9 +74,10 @@ class Block:
         else:
             y = numerics.octave_logits(scores[..., None], none, mantissa, shift)[..., 0].astype(np.int32)
         self.n = group or config.n
-        y = y.reshape(len(scores), -1, self.n)
+        self.width, rest = scores.shape[1], -scores.shape[1] % self.n
+        y = np.pad(y, ((0, 0), (0, rest))).reshape(len(scores), -1, self.n)
         table = np.frombuffer(config.exp2_table, np.uint8)
-        valid = np.ones((), bool)
+        valid = (np.arange(self.width + rest) < self.width).reshape(-1, self.n)
         e = numerics.group_exponents(y, valid)
         self.p = numerics.probabilities(y, valid, e, table)
         totals = self.p.sum(axis=-1, dtype=np.int64)
@@ -85,21 +92,20 @@ class Block:
     def probabilities(self) -> np.ndarray:
         """float64: ``p * 2**-(m - e) * 256 / l``, not rounded any further."""
         factor = 256 * 2.0**-self.final / self.sums[:, None]
-        return (self.p * factor[..., None]).reshape(len(self.p), -1)
+        return (self.p * factor[..., None]).reshape(len(self.p), -1)[:, : self.width]
 
     def output(self) -> np.ndarray:
         """The stand-alone operator's result, 0 to 255: `weft.sim.softmax.normalise` of products that float64 holds."""
         scale, exponent = output_multiplier(255.0)
         bits, r = numerics.reciprocal(self.sums, scale)
         shift = np.clip(bits[:, None] + exponent + self.final, 0, 63)
-        return np.minimum(np.rint(self.p * (r[:, None] * 2.0**-shift)[..., None]), 255).reshape(
-            len(self.p), -1
-        )
+        result = np.minimum(np.rint(self.p * (r[:, None] * 2.0**-shift)[..., None]), 255)
+        return result.reshape(len(self.p), -1)[:, : self.width]
 
     def attend(self, v: np.ndarray, multiplier: float) -> np.ndarray:
         """Fused attention's int8 result (rows, elements)."""
         total = np.zeros((len(self.p), v.shape[1]), np.int64)
-        v = v.astype(np.float64)  # sums of N products are exact
+        v = np.pad(v.astype(np.float64), ((0, -len(v) % self.n), (0, 0)))  # sums of N products are exact
         for group in range(self.p.shape[1]):
             shift = self.alignments[:, group, None]
             products = (self.p[:, group] @ v[group * self.n : (group + 1) * self.n]).astype(np.int64)
@@ -243,13 +249,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config", default="default")
+    parser.add_argument("--config", default="default", help="a preset, a board or a file")
     parser.add_argument("--rows", type=int, default=2000, help="rows of each length")
     parser.add_argument("--methods", default=",".join(METHODS), help="probabilities to measure")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--skip-fused", action="store_true")
     options = parser.parse_args()
-    config, rng = Config.load(options.config), np.random.default_rng(options.seed)
+    config, rng = configuration(options.config), np.random.default_rng(options.seed)
     print_probabilities(config, rng, options.rows, tuple(options.methods.split(",")))
     if not options.skip_fused:
         print_fused(config, rng)

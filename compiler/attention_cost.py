@@ -44,7 +44,9 @@ class AttentionCost:
         return columns // n * ceil_div(self.op.v_size, n) * (max(rows, n) + _SWAP)
 
     def _softmax(self, rows: int, columns: int) -> int:
-        return rows * (columns // self.config.n) * self.config.groups + _VEC_OVERHEAD
+        """Cycles of the vector unit for the probabilities of a step, and to requantise its scores before."""
+        passes = 1 if self.op.rounding is None else 2
+        return passes * (rows * (columns // self.config.n) * self.config.groups + _VEC_OVERHEAD)
 
     @property
     def _normalise(self) -> int:

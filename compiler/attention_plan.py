@@ -55,6 +55,7 @@ class AttentionPlan:
     the diagonal. `q`, `kv`, `p`, `out` are (first vector, size of a slot, slots) in the scratchpad, where a slot of
     `kv` holds the keys and then the values of a block; `scores` and `sums` the same in rows of the accumulator,
     `states` and `alignments` in theirs; `params`, `constants` and `table` are first vectors (the table only passes).
+    Where scores are requantised, `rounded` is a zone for them, and the parameters for it lie behind those of softmax.
     """
 
     heads: int
@@ -73,6 +74,7 @@ class AttentionPlan:
     constants: int
     table: int
     cycles: float
+    rounded: tuple[int, int, int]
 
     @property
     def rows(self) -> int:
@@ -149,6 +151,7 @@ def _candidate(
         return None
     several = op.images * op.heads * op.q.shape[2] > rows
     k_vectors, v_vectors = ceil_div(op.head_size, n), ceil_div(op.v_size, n)
+    parameters = PARAMETER_VECTORS * (1 if op.rounding is None else 2)
     for slots in (2, 1):
         scores, sums = (rows * groups, slots), (rows * v_vectors, slots if several else 1)
         accumulators = _accumulators(config, scores, sums)
@@ -158,6 +161,8 @@ def _candidate(
             block * (k_vectors + v_vectors),
             (rows * groups, slots),
             rows * v_vectors,
+            parameters,
+            0 if op.rounding is None else rows * groups,
         )
         fits = rows * sums[1] <= config.row_states and rows * groups * slots <= config.alignments
         if accumulators is None or chip is None or not fits:
@@ -167,8 +172,8 @@ def _candidate(
         cycles = AttentionCost(op, config, heads, positions, block, span).cycles(resident)
         return AttentionPlan(
             heads, positions, block, span, chip.q, chip.kv, chip.p, chip.out, score_zone, sum_zone,
-            (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + PARAMETER_VECTORS, chip.table,
-            cycles * (_PACKED if packed or slots == 1 else 1),
+            (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + parameters, chip.table,
+            cycles * (_PACKED if packed or slots == 1 else 1), chip.rounded,
         )  # fmt: skip
     return None
 
@@ -197,27 +202,31 @@ class _Zones:
     kv: _Zone
     p: _Zone
     out: _Zone
+    rounded: _Zone
     params: int
     table: int
 
 
-def _scratchpad(config: Config, q: int, kv: int, p: tuple[int, int], out: int) -> _Zones | None:
+def _scratchpad(
+    config: Config, q: int, kv: int, p: tuple[int, int], out: int, parameters: int, rounded: int
+) -> _Zones | None:
     """Where everything lies; None if it does not fit. `q`, `kv`, `out` are sizes of a slot, `p` size and slots.
 
     In banks of their own: what the array reads as rows in every cycle (Q and P), what the vector unit and STORE read
-    meanwhile (parameters and outputs), and keys and values, which get all banks that are left. The table waits behind
-    the last of them.
+    meanwhile (parameters, `rounded` scores and outputs), and keys and values, which get all banks that are left. The
+    table waits behind the last of them.
     """
     size, table = config.scratchpad_size, config.table_depth // config.n
     for slots in (2, 1):
         for unit in (config.scratchpad_depth, 1):
             at_params = ceil_div(slots * q + p[0] * p[1], unit) * unit
-            fixed = at_params + PARAMETER_VECTORS + _CONSTANTS
-            at_kv = ceil_div(fixed + slots * out, unit) * unit
+            fixed = at_params + parameters + _CONSTANTS
+            at_kv = ceil_div(fixed + slots * out + rounded, unit) * unit
             count = (size - at_kv) // kv
             if count >= slots:
                 return _Zones(
-                    (0, q, slots), (at_kv, kv, count), (slots * q, p[0], p[1]), (fixed, out, slots), at_params,
+                    (0, q, slots), (at_kv, kv, count), (slots * q, p[0], p[1]), (fixed, out, slots),
+                    (fixed + slots * out, rounded, 1), at_params,
                     size - table,
                 )  # fmt: skip
     return None

@@ -204,6 +204,16 @@ class Rescale:
     macs: int = field(default=0, init=False)
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """Scores of attention as 8 bits: r = round_half_even(product * scale) + zero, clamped to [low, high]."""
+
+    scale: float
+    zero: int = 0
+    low: int = -128
+    high: int = 127
+
+
 @dataclass(frozen=True, eq=False)
 class Attention:
     """Scaled dot product attention of whole heads, fused: softmax(Q K^T) V without the matrix between.
@@ -216,6 +226,7 @@ class Attention:
 
     over the keys j below ``lengths[image]`` and, if `causal`, with ``j <= i + offset``; rows without any are `y_zero`.
     Numbers in between are those of the device's softmax unit (`weft.hdl.isa.Softmax`, `Normalise`): they depend on N.
+    With `rounding` the product is requantised first, and ``z[j] = (r[j] - rounding.zero) * score_scale``.
 
     Heads lie beside each other in the channels, shape (images, 1, rows, heads * size), or one after the other as
     images, shape (images * heads, 1, rows, size); each operand as it likes.
@@ -247,6 +258,7 @@ class Attention:
     high: int = 127
     page: int = 0
     table: View | None = None
+    rounding: Rounding | None = None
 
     @property
     def head_size(self) -> int:
@@ -397,5 +409,6 @@ def _details(op: Any) -> str:
         parts.append(f"then({type(then).__name__.lower()} {then.name})")
     if isinstance(op, Attention):
         mask = f" causal{op.offset:+d}" if op.causal else ""
-        parts.append(f"heads({op.heads} on {op.kv_heads}) lengths{op.lengths}{mask}")
+        rounded = "" if op.rounding is None else f" scores[{op.rounding.low}, {op.rounding.high}]"
+        parts.append(f"heads({op.heads} on {op.kv_heads}) lengths{op.lengths}{mask}{rounded}")
     return (" " + " ".join(parts)) if parts else ""

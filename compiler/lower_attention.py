@@ -16,15 +16,14 @@ import numpy as np
 from weft.compiler.attention_cost import PIECES
 from weft.compiler.attention_plan import AttentionPlan, Step, Tile, plan, steps, tiles
 from weft.compiler.emit import Box, Emitter, ceil_div, parameters
-from weft.compiler.ir import Attention
+from weft.compiler.ir import Attention, Rounding
 from weft.compiler.memory import LENGTH, Constants, Ring, Source
-from weft.compiler.scales import normaliser, score_multiplier
+from weft.compiler.scales import normaliser, quantise_scale, score_multiplier
+from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.tasks import Range, Task, accumulator, scratchpad
+from weft.hdl import isa
 from weft.hdl.config import Config
-from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table
-
-_NEGLIGIBLE = 64.0
-"""Octaves by which a row of scores may be off as a whole, of the 256 that they are clamped to."""
+from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec
 
 
 def lower_attention(
@@ -78,7 +77,7 @@ class _AttentionLowering:
         op, chosen = self.op, self.plan
         self.tiles = list(tiles(op, chosen))
         yield from table_tasks(self.emit, chosen.table)
-        yield self._load_parameters()
+        yield from self._load_parameters()
         yield from self._load_k_zero()
         order = (
             step for i, tile in enumerate(self.tiles) for step in steps(op, chosen, self.config, tile, i)
@@ -117,19 +116,39 @@ class _AttentionLowering:
         pitch = source.pixel_pitch
         return Source(source.base, at, 1, 1, source.w, size, source.w * pitch, source.w * pitch, pitch)
 
-    def _load_parameters(self) -> Task:
-        mantissa, shift = score_multiplier(self.octaves, self.config.mantissa_bits)
-        n = self.config.n
-        block = parameters(self.config, np.zeros(n), np.full(n, mantissa), np.full(n, shift))
-        return self.emit.load_constant(block, self.plan.params)
+    def _load_parameters(self) -> Iterator[Task]:
+        """LOAD the parameters of softmax, and behind them those by which scores are requantised before."""
+        bits, to, offset = self.config.mantissa_bits, self.op.rounding, self._offset()
+        softmax = score_multiplier(self.octaves, bits)
+        if to is None:
+            yield self._load_block_of(softmax, offset, self.plan.params)
+            return
+        # Softmax does not see what all scores of a row have in common: the middle of their range keeps off the clamp.
+        yield self._load_block_of(softmax, -((to.low + to.high) // 2), self.plan.params)
+        yield self._load_block_of(
+            quantise_scale(to.scale, bits), offset, self.plan.params + PARAMETER_VECTORS
+        )
+
+    def _load_block_of(self, multiplier: tuple[int, int], bias: int, at: int) -> Task:
+        (mantissa, shift), n = multiplier, self.config.n
+        block = parameters(self.config, np.full(n, bias), np.full(n, mantissa), np.full(n, shift))
+        return self.emit.load_constant(block, at)
+
+    def _offset(self) -> int:
+        """What all scores lack: the product of both zero points, if the array takes queries with theirs."""
+        op = self.op
+        return (
+            0 if self.config.wide_activations or not self._k_zero() else op.q_zero * op.k_zero * op.head_size
+        )
 
     def _k_zero(self) -> list[int]:
         """Values of K, in steps of the contraction, that stand for minus its zero point; none if it may be left out.
 
-        It moves all scores of a row alike, which softmax does not see, unless they come near to their clamp.
+        It moves all scores of a row alike, which softmax does not see, unless they come near to a clamp.
         """
         op = self.op
-        if abs(op.k_zero) * 255 * op.head_size * self.octaves <= _NEGLIGIBLE:
+        near = k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE
+        if not op.k_zero or not (near or op.rounding is not None):
             return []
         return [-op.k_zero] if op.k_zero > -128 else [64, 64]
 
@@ -290,10 +309,16 @@ class _AttentionLowering:
         rows, groups = tile.heads * positions, step.columns // n
         src, p = self._slot("scores", step), self._slot("p", step)
         alignments = self._slot("alignments", step)
+        source, scores = isa.Source.ACCUMULATOR, accumulator(src, rows * groups)
+        if op.rounding is not None:
+            rounded = self.plan.rounded[0]
+            yield self._requantise(op.rounding, src, rounded, (groups, tile.heads, positions))
+            source, src, scores = isa.Source.SCRATCHPAD, rounded, scratchpad(rounded, rows * groups)
         # Behind the length of a page table, columns and rows are counted from the register.
         length = 0 if op.page else op.lengths[tile.image]
         yield Task(
             Softmax(
+                source=source,
                 ob=groups, oy=tile.heads, ox=positions, src=src, src_ob=rows, src_oy=positions, src_ox=1,
                 dst=p, dst_ob=rows, dst_oy=positions, dst_ox=1, params=self.plan.params, first=int(step.start),
                 causal=int(op.causal), relative=int(op.page > 0), register=LENGTH if op.page else 0,
@@ -301,13 +326,29 @@ class _AttentionLowering:
                 state=self._slot("states", step.tile) + skipped, state_oy=tile.positions, state_ox=1,
                 alignment=alignments, alignment_ob=rows, alignment_oy=positions, alignment_ox=1,
             ),
-            (accumulator(src, rows * groups), scratchpad(self.plan.params, PARAMETER_VECTORS)),
+            (scores, scratchpad(self.plan.params, PARAMETER_VECTORS)),
             (scratchpad(p, rows * groups), Range("alignments", alignments, alignments + rows * groups)),
             self.layer,
             rows * groups * self.config.groups,
         )  # fmt: skip
         if self.pending:
             yield self.pending.popleft()[1]
+
+    def _requantise(self, to: Rounding, src: int, dst: int, loops: tuple[int, int, int]) -> Task:
+        """Scores of (groups, heads, positions) as the 8 bits that the model quantises them to."""
+        groups, heads, positions = loops
+        rows, params = heads * positions, self.plan.params + PARAMETER_VECTORS
+        return Task(
+            Vec(
+                ob=groups, oy=heads, ox=positions, src=src, src_ob=rows, src_oy=positions, src_ox=1,
+                dst=dst, dst_ob=rows, dst_oy=positions, dst_ox=1, params=params,
+                zero=to.zero, low=to.low, high=to.high,
+            ),
+            (accumulator(src, rows * groups), scratchpad(params, PARAMETER_VECTORS)),
+            (scratchpad(dst, rows * groups),),
+            self.layer,
+            rows * groups * self.config.groups,
+        )  # fmt: skip
 
     def _finish(self, step: Step) -> None:
         """Queue the division of a tile's sums, in pieces, and its stores."""

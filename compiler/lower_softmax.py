@@ -18,6 +18,9 @@ from weft.hdl import isa
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Normalise
 
+COLUMNS = (1 << 15) - 1
+"""Columns that one instruction can tell from those behind the end of a row (`weft.hdl.isa.Softmax`)."""
+
 
 @dataclass(frozen=True)
 class _TileSize:
@@ -45,7 +48,8 @@ def _choose(src: Source, config: Config) -> _TileSize | None:
     """Whole rows if at least a few fit, else chunks that come twice; as many rows as there are states."""
     room = config.scratchpad_size - PARAMETER_VECTORS
     whole = ceil_div(src.c, config.n)
-    for vectors in [whole] + [1 << k for k in reversed(range(12)) if 1 << k < whole]:
+    sizes = [whole] + [1 << k for k in reversed(range(12)) if 1 << k < whole]
+    for vectors in (size for size in sizes if size * config.n <= COLUMNS):
         chunks = ceil_div(whole, vectors)
         for slots in (2, 1):
             sources = max(slots, chunks if chunks <= 4 else slots)
@@ -111,7 +115,7 @@ class _SoftmaxLowering:
             isa.Softmax(
                 source=isa.Source.SCRATCHPAD, ob=vectors, ox=rows, src=x, src_ob=1, src_ox=vectors,
                 dst=p, dst_ob=1, dst_ox=vectors, params=0, first=int(first == 0 and not final), final=final,
-                length=min(count, (1 << 15) - 1), state_ox=1, alignment_ob=1, alignment_ox=vectors,
+                length=count, state_ox=1, alignment_ob=1, alignment_ox=vectors,
             ),
             (scratchpad(x, size), scratchpad(0, PARAMETER_VECTORS)),
             (scratchpad(p, size),),

@@ -25,6 +25,8 @@ HOW_TO_QUANTISE = (
     "onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ)"
 )
 _QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+_MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+"""Operators that only move elements: tied weights pass them on the way to a second product."""
 _FOLD_LIMIT = 1 << 24
 """Elements above which a constant is not computed ahead of time."""
 
@@ -208,8 +210,11 @@ def _simplify(proto: onnx.ModelProto) -> Model:
     shapes, dtypes = _types(proto)
     kept, folded = [], []
     opsets = list(proto.opset_import)
+    moved: dict[str, tuple[Node, ...]] = {}
     for node in _nodes(proto):
         values = _fold(node, constants, shapes, opsets)
+        if values is None:
+            values = _requantised(node, constants, moved, opsets)
         if values is None:
             kept.append(node)
         else:
@@ -220,10 +225,12 @@ def _simplify(proto: onnx.ModelProto) -> Model:
     outputs = tuple(value.name for value in proto.graph.output)
     for node in kept:
         _check_static(node, shapes, dtypes)
+    alive = _alive(kept, outputs)
+    used = (node for name, nodes in moved.items() if name in constants for node in nodes[:-1])
     return Model(
         proto=proto,
-        nodes=_alive(kept, outputs),
-        folded=folded,
+        nodes=alive,
+        folded=[*folded, *(node for node in dict.fromkeys(used) if node not in alive)],
         shapes=shapes,
         dtypes=dtypes,
         constants=constants,
@@ -284,6 +291,35 @@ def _fold(
         return None
     feeds = {name: constants[name] for name in node.inputs if name}
     return dict(zip(node.outputs, run_nodes([node], feeds, node.outputs, opsets), strict=True))
+
+
+def _requantised(
+    node: Node,
+    constants: dict[str, np.ndarray],
+    moved: dict[str, tuple[Node, ...]],
+    opsets: list[onnx.OperatorSetIdProto],
+) -> dict[str, np.ndarray] | None:
+    """The result of a QuantizeLinear of weights that were dequantised and moved, None for any other node.
+
+    `moved` has the nodes that make each value of that kind, to which this one is added.
+    """
+    if not all(not name or name in constants or name in moved for name in node.inputs):
+        return None
+    if node.op.endswith("Linear") and not _positive(constants.get(node.input(1))):
+        return None
+    before = (item for name in node.inputs for item in moved.get(name, ()) if name not in constants)
+    nodes = (*dict.fromkeys(before), node)
+    if node.op in ("QuantizeLinear", "DequantizeLinear", *_MOVES):
+        moved[node.outputs[0]] = nodes
+    if node.op != "QuantizeLinear":
+        return None
+    feeds = {name: constants[name] for item in nodes for name in item.inputs if name in constants}
+    return dict(zip(node.outputs, run_nodes(list(nodes), feeds, node.outputs, opsets), strict=True))
+
+
+def _positive(scale: np.ndarray | None) -> bool:
+    """Whether a scale is one that a quantiser writes; others are refused with a message, where nodes are matched."""
+    return scale is not None and bool((np.isfinite(scale) & (scale > 0)).all())
 
 
 def run_nodes(

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 from weft.compiler.attention import Problem, heads_layout, heads_move_behind_rows
 from weft.compiler.case import Case
 from weft.compiler.ir import Attention, Softmax
 from weft.compiler.qdq import Activation, Pending, Probabilities, Scores, Symbol, Undefined, result
-from weft.compiler.support_attention import added_mask, problem_of, scores_factor, softmax_rows, softmax_zero
+from weft.compiler.score_pairs import CLAMP, NEGLIGIBLE, Pair, followed, k_zero_shift, product_ends
+from weft.compiler.support_attention import added_mask, problem_of, score_factor, scores_factor
+from weft.compiler.support_rounding import clipping_pairs, pair
+from weft.compiler.support_softmax import softmax_rows, softmax_zero
 
 ROUNDING = (
     "the model's rounding of scores and probabilities to 8 bits is not followed: "
     "the fused form is closer to float"
 )
+FOLLOWED = (
+    "scores are rounded and clamped to [{low:.4g}, {high:.4g}] as the model does; "
+    "its other roundings within attention are not followed"
+)
+"""What is said where the range of a Q/DQ pair of scores can clip."""
+SATURATES = (
+    "scores beyond {reach:.0f} are clamped; queries and keys at the ends of their ranges make {most:.4g}"
+)
+"""What is said where the device's own range of scores can clip."""
 
 
 def softmax(case: Case) -> Pending:
@@ -31,11 +42,9 @@ def softmax(case: Case) -> Pending:
 
 def attention(case: Case) -> Pending:
     problem = problem_of(case)
-    scale = case.attribute("scale") or 1 / math.sqrt(problem.q.size)
-    assert isinstance(scale, float)
     rank = len(case.output)
     behind = rank == 3 or heads_move_behind_rows(case.model, case.node.outputs[0])
-    return _fused(case, problem, scale, behind, (case.node.index,), ())
+    return _fused(case, problem, score_factor(case), behind, (case.node.index,), ())
 
 
 def _fused(
@@ -66,7 +75,16 @@ def _fused(
         k_zero=quants[1].zero,
         v_zero=quants[2].zero,
     )
-    return Pending((op,), layout, (q, k, v), nodes, notes=notes)
+    return Pending((op,), layout, (q, k, v), nodes, notes=(*notes, *_saturation(op)))
+
+
+def _saturation(op: Attention) -> tuple[str, ...]:
+    """What to say of scores that the device may have to clamp."""
+    ends = product_ends(op.q_zero, op.k_zero)
+    most = max(map(abs, ends)) * op.head_size * op.score_scale
+    shift = k_zero_shift(op.k_zero, op.head_size, op.score_scale)
+    reach = CLAMP - (shift if shift <= NEGLIGIBLE else 0)
+    return () if most <= reach else (SATURATES.format(reach=reach, most=most),)
 
 
 def scores(case: Case) -> Scores:
@@ -100,10 +118,18 @@ def normalise(case: Case) -> Probabilities:
 
 
 def rounding(case: Case) -> Scores | Probabilities:
-    found = _scores(case)
+    """One half of a Q/DQ pair, of scores or of probabilities; an Identity is neither."""
+    found, weights = _scores(case), isinstance(case.symbol(0), Probabilities)
     if case.node.op == "QuantizeLinear":
-        found = dataclasses.replace(found, rounded=True)
-    return Probabilities(found) if isinstance(case.symbol(0), Probabilities) else found
+        found = dataclasses.replace(found, quantised=pair(case))
+    elif case.node.op == "DequantizeLinear" and weights:
+        assert found.quantised is not None
+        passed = (*found.weight_pairs, found.quantised)
+        found = dataclasses.replace(found, quantised=None, weight_pairs=passed)
+    elif case.node.op == "DequantizeLinear":
+        assert found.quantised is not None
+        found = dataclasses.replace(found, quantised=None, pairs=(*found.pairs, found.quantised))
+    return Probabilities(found) if weights else found
 
 
 def undefined(case: Case) -> Undefined:
@@ -123,8 +149,23 @@ def values(case: Case) -> Pending:
     assert isinstance(symbol, Probabilities)
     found = symbol.scores
     behind = len(case.output) > 2 and heads_move_behind_rows(case.model, case.node.outputs[0])
-    notes = (ROUNDING,) if found.rounded else ()
-    return _fused(case, problem_of(case), found.factor, behind, (*found.nodes, case.node.index), notes)
+    clipping, _ = clipping_pairs(found)
+    notes = (ROUNDING,) if found.pairs or found.weight_pairs else ()
+    made = _fused(case, problem_of(case), found.factor, behind, (*found.nodes, case.node.index), notes)
+    return _rounded(made, found, clipping) if clipping else made
+
+
+def _rounded(made: Pending, found: Scores, clipping: tuple[Pair, ...]) -> Pending:
+    """Attention whose scores are requantised as the Q/DQ pairs that can clip them say."""
+    known = followed(clipping, found.unit, found.factor)
+    assert known is not None
+    to, nats = known
+    (op,) = made.ops
+    assert isinstance(op, Attention)
+    note = FOLLOWED.format(low=(to.low - to.zero) * nats, high=(to.high - to.zero) * nats)
+    return dataclasses.replace(
+        made, ops=(dataclasses.replace(op, rounding=to, score_scale=nats),), notes=(note,)
+    )
 
 
 PARTS: dict[str, Callable[[Case], Symbol]] = {

@@ -15,6 +15,7 @@ import numpy as np
 from weft.compiler.ir import Buffer, CompileError, Conv, DeviceOp, View
 from weft.compiler.layout import Layout, natural, packed
 from weft.compiler.onnx_import import Model, Node
+from weft.compiler.score_pairs import Bounds, Pair, product_ends
 
 RESULT = ""
 """Name of the buffer that an unfinished operator writes."""
@@ -129,8 +130,8 @@ class Scores:
     """Scores of attention: ``q k * factor``, without the keys that `allowed` excludes (None: all are allowed).
 
     `q` has shape (..., queries, size), `k` shape (..., size, keys), `allowed` one that broadcasts to (..., queries,
-    keys). `nodes` made them, the first is the product; `values` are all values in between. `rounded` scores or
-    probabilities were quantised by the model.
+    keys). `nodes` made them, the first is the product; `values` are all values in between. `pairs` are the Q/DQ pairs
+    that scores passed, `weight_pairs` those of probabilities, `quantised` that whose integers this value is.
     """
 
     q: Activation
@@ -141,7 +142,21 @@ class Scores:
     allowed: np.ndarray | None
     nodes: tuple[int, ...]
     values: tuple[str, ...]
-    rounded: bool = False
+    pairs: tuple[Pair, ...] = ()
+    weight_pairs: tuple[Pair, ...] = ()
+    quantised: Pair | None = None
+
+    @property
+    def unit(self) -> float:
+        """What one step of the product of integers stands for, before `factor`."""
+        return self.q.quant.scale * self.k.quant.scale
+
+    @property
+    def bounds(self) -> Bounds:
+        """Between what the product of any int8 queries and keys lies."""
+        low, high = product_ends(self.q.quant.zero, self.k.quant.zero)
+        size = self.q_shape[-1] * self.unit
+        return Bounds(low * size, high * size)
 
 
 @dataclass(frozen=True, eq=False)

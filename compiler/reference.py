@@ -26,8 +26,11 @@ def means(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndar
         np.repeat(split_heads(array, op.images, op.kv_heads) - zero, group, axis=1)
         for array, zero in ((k, op.k_zero), (v, op.v_zero))
     )
-    scores = queries @ keys.swapaxes(2, 3) * op.score_scale
-    result = probabilities(scores, allowed(op)[:, None]) @ values
+    scores = queries @ keys.swapaxes(2, 3)
+    if op.rounding is not None:
+        to = op.rounding
+        scores = np.clip(np.rint(scores * to.scale), to.low - to.zero, to.high - to.zero)
+    result = probabilities(scores * op.score_scale, allowed(op)[:, None]) @ values
     if op.dst.shape[0] == op.images and op.dst.shape[3] == op.heads * op.v_size:
         result = result.transpose(0, 2, 1, 3)
     return (result * op.scale).reshape(op.dst.shape)

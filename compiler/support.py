@@ -16,7 +16,7 @@ from weft.compiler.case import Case, Constraint, sentence
 from weft.compiler.ir import Conv
 from weft.compiler.layout import natural, packed
 from weft.compiler.qdq import Activation, Constant, Pending, Tensor, parameters
-from weft.compiler.support_attention import ATTENTION, PARTS, SOFTMAX, part
+from weft.compiler.support_attention import ATTENTION, PARTS, part
 from weft.compiler.support_channels import (
     addable,
     batch_norm_inference,
@@ -27,6 +27,7 @@ from weft.compiler.support_channels import (
     summands,
 )
 from weft.compiler.support_pool import ceil_average, mean_axes, pool_values, windows_filled
+from weft.compiler.support_softmax import SOFTMAX
 
 LIMIT = 127
 """Largest stride and dilation: the coordinate steps of the address generators have 8 bits."""

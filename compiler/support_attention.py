@@ -9,78 +9,17 @@ import numpy as np
 from weft.compiler.attention import MASKED, Operand, Problem, mask_of, splits
 from weft.compiler.case import Case, Constraint
 from weft.compiler.ir import CompileError
-from weft.compiler.layout import Layout
 from weft.compiler.onnx_import import Model, Node
-from weft.compiler.qdq import Activation, Constant, Probabilities, Quant, Scores, Tensor, Undefined
+from weft.compiler.qdq import Activation, Constant, Probabilities, Scores, Undefined
+from weft.compiler.score_pairs import CLAMP
+from weft.compiler.support_rounding import masked_apart, pairs_constant, probabilities_whole, scores_clamped
+from weft.compiler.support_softmax import normalised_axis, softmax_unit
 
 KEYS = (1 << 15) - 1
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
 
-LOGITS = 256
-"""Octaves that a logit reaches, up and down (`weft.hdl.isa.Softmax`); it is clamped there."""
-
-
-def softmax_unit(case: Case) -> str | None:
-    """The configuration must have a softmax unit ('probability_bits' 7 or 8)."""
-    return None if case.model.softmax else ""
-
-
-def softmax_input(case: Case) -> str | None:
-    """The input of Softmax must be an int8 or uint8 activation behind DequantizeLinear, or scores of attention."""
-    return None if isinstance(case.symbol(0), Activation) else f"input {case.node.inputs[0]!r} is not"
-
-
-def softmax_axis(case: Case) -> str | None:
-    """Softmax must be over one axis, whose elements are the channels on the device."""
-    return None if softmax_rows(case) is not None else f"axis is {case.attribute('axis', 'the default')}"
-
-
-def softmax_range(case: Case) -> str | None:
-    """The scale of Softmax's input must be at most 1.386: -128 to 127 times that are all logits that the device has."""
-    return None if softmax_zero(case) is not None else f"it is {_quant(case).scale:.4g}"
-
-
-def softmax_zero(case: Case) -> int | None:
-    """What to subtract from Softmax's int8 input so that no logit is clamped, None if that cannot be.
-
-    It is the zero point if possible; any number gives the same probabilities.
-    """
-    quant = _quant(case)
-    octaves = quant.scale * math.log2(math.e)
-    return next((zero for zero in (quant.zero, 0) if (128 + abs(zero)) * octaves <= LOGITS), None)
-
-
-def _quant(case: Case) -> Quant:
-    symbol = case.symbol(0)
-    assert isinstance(symbol, Activation)
-    return symbol.quant
-
-
-def softmax_rows(case: Case) -> tuple[Tensor, Layout] | None:
-    """The input with the axis of a Softmax as channels, all others as pixels."""
-    symbol, shape, axis = case.symbol(0), case.shape(), normalised_axis(case)
-    if axis is None:
-        return None
-    assert isinstance(symbol, Activation)
-    others = tuple(other for other in range(len(shape)) if other != axis)
-    layouts = [Layout(shape, (*others, axis), (1, 1, math.prod(shape) // shape[axis], shape[axis]))]
-    if symbol.tensor.layout.perm[-1:] == (axis,) and symbol.tensor.layout.shape == shape:
-        layouts.insert(0, symbol.tensor.layout)
-    for layout in layouts:
-        tensor = symbol.tensor.arranged(layout)
-        if tensor is not None:
-            return tensor, layout
-    return None
-
-
-def normalised_axis(case: Case) -> int | None:
-    """The single axis a Softmax normalises over; before opset 13 it is all from `axis` on."""
-    shape = case.shape()
-    if case.model.opset >= 13:
-        return int(case.node.attributes.get("axis", -1)) % len(shape) if shape else None
-    axis = int(case.node.attributes.get("axis", 1))
-    axes = [other for other in range(axis % len(shape), len(shape)) if shape[other] > 1]
-    return (axes or [len(shape) - 1])[0] if len(axes) <= 1 else None
+SIZE, ROW = (1 << 15) - 1, (1 << 16) - 1
+"""Largest numbers of elements of a head, and of all heads in a row."""
 
 
 def check_attention(model: Model, node: Node) -> None:
@@ -258,6 +197,35 @@ def keys_fit(case: Case) -> str | None:
     return None if most <= KEYS else f"there are {most}"
 
 
+def rows_fit(case: Case) -> str | None:
+    """Attention takes heads of at most 32767 elements, and rows of 65535: sums of products and pitches have no more."""
+    problem = problem_of(case)
+    for operand in (problem.q, problem.k, problem.v):
+        if operand.size > SIZE:
+            return f"there are {operand.size} in a head"
+        row = operand.activation.tensor.layout.nhwc[3]
+        if row > ROW:
+            return f"there are {row} in a row"
+    return None
+
+
+def scores_scale_fits(case: Case) -> str | None:
+    """A step of scores, the product of the scales of queries and keys and the factor, must be below 177."""
+    problem = problem_of(case)
+    step = problem.q.activation.quant.scale * problem.k.activation.quant.scale * score_factor(case)
+    return None if step < CLAMP else f"it is {step:.4g}"
+
+
+def score_factor(case: Case) -> float:
+    """What an attention multiplies its products by, all in all."""
+    symbol = case.symbol(0)
+    if isinstance(symbol, Probabilities):
+        return symbol.scores.factor
+    scale = case.attribute("scale") or 1 / math.sqrt(problem_of(case).q.size)
+    assert isinstance(scale, float)
+    return scale
+
+
 def attended(case: Case) -> str | None:
     """A product of two activations must be part of attention: scaled, masked, softmax, and times the values."""
     return None if len(case.shape(0)) >= 2 and len(case.shape(1)) >= 2 else f"shapes are {_shapes(case)}"
@@ -358,25 +326,27 @@ def undefined_zero(case: Case) -> str | None:
     return None if good else f"inputs are {' and '.join(repr(name) for name in case.node.inputs)}"
 
 
-def absorbed(case: Case) -> str | None:
-    """Between the products, scores and probabilities may be quantised and dequantised: that is not followed."""
-    return None
-
-
 STATE = (operands_quantised, attention_state, attention_plain, mask_constant, mask_leaves_keys)
-FORM = (keys_fit, mask_kind, heads_order)
+FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order)
 ATTENTION: tuple[Constraint, ...] = (softmax_unit, *STATE, *FORM)
-SOFTMAX: tuple[Constraint, ...] = (softmax_unit, softmax_input, softmax_axis, softmax_range)
 
 PARTS: dict[str, tuple[Constraint, ...]] = {
     "scores": (softmax_unit, attended, same_lead),
     "scale": (scores_scale,),
     "mask": (scores_mask,),
     "softmax": (scores_axis,),
-    "rounding": (absorbed,),
-    "undefined": (absorbed,),
+    "rounding": (pairs_constant,),
+    "undefined": (),
     "defined": (undefined_zero,),
-    "values": (values_quantised, same_lead, private, *FORM),
+    "values": (
+        values_quantised,
+        same_lead,
+        private,
+        *FORM,
+        scores_clamped,
+        masked_apart,
+        probabilities_whole,
+    ),
 }
 """What must hold for the nodes of an attention that is written out as single operators."""
 
@@ -396,7 +366,7 @@ def part(case: Case) -> str | None:
     """Which of `PARTS` a node is, None if it is no part of a written-out attention."""
     op, kinds = case.node.op, [type(symbol) for symbol in case.symbols]
     if op == "MatMul":
-        if kinds == [Activation, Activation]:
+        if kinds == [Activation, Activation] and (len(case.shape(1)) > 2 or len(case.shape()) == 2):
             return "scores"
         return "values" if kinds[0] is Probabilities else None
     if Scores in kinds:

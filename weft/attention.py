@@ -13,6 +13,8 @@ from weft.arguments import flag, integer, positive
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir import Attention, Buffer, CompileError, DeviceSegment, View
 from weft.compiler.memory import LENGTH
+from weft.compiler.score_pairs import CLAMP, SCALE_LIMIT
+from weft.compiler.support_attention import ROW, SIZE
 from weft.configurations import configuration
 from weft.devices import Simulation, check_target, computes, simulated
 from weft.errors import InputError
@@ -114,6 +116,10 @@ class PagedAttention:
             raise CompileError(
                 f"{self.heads} query heads do not divide into {self.kv_heads} groups of 'kv_heads'"
             )
+        if self.head_size > SIZE or self.heads * self.head_size > ROW:
+            raise CompileError(
+                f"'head_size' {self.head_size} must be at most {SIZE}, and 'heads' times that at most {ROW}"
+            )
         if self.page % self.config.n:
             raise CompileError(
                 f"'page' must be a multiple of the array's side {self.config.n}, not {self.page}"
@@ -125,6 +131,11 @@ class PagedAttention:
             )
 
     def _operator(self, quant: Quantisation, causal: bool, scale: float) -> Attention:
+        step, ratio = quant.q_scale * quant.k_scale * scale, quant.v_scale / quant.y_scale
+        if step >= CLAMP:
+            raise CompileError(f"a step of scores, {step:.4g}, must be below 177, where they are clamped")
+        if ratio >= SCALE_LIMIT:
+            raise CompileError(f"'v_scale' must be less than 32768 times 'y_scale', not {ratio:.5g} times")
         width, kv_width = self.heads * self.head_size, self.kv_heads * self.head_size
         q, y = (
             Buffer(name, (1, 1, self.rows, width), kind) for name, kind in (("q", "input"), ("y", "output"))
@@ -140,9 +151,9 @@ class PagedAttention:
             images=1,
             heads=self.heads,
             kv_heads=self.kv_heads,
-            score_scale=quant.q_scale * quant.k_scale * scale,
+            score_scale=step,
             lengths=(self.page * self.capacity,),
-            scale=quant.v_scale / quant.y_scale,
+            scale=ratio,
             causal=causal,
             offset=-self.rows,
             q_zero=quant.q_zero,

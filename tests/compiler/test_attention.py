@@ -66,9 +66,36 @@ def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
     assert all(np.isfinite(scales))
     if mask is not None:
         assert list(op.lengths) == np.broadcast_to(allowed.sum(-1)[:, 0, 0], sizes.batch).tolist()
-    notes = {note for name, _, _, note in graph.placement if note}
-    assert ROUNDING in notes
+    notes = [note for name, _, _, note in graph.placement if note]
+    (note,) = [note for note in notes if note.startswith("scores are rounded and clamped to [-1")]
+    assert note.endswith("its other roundings within attention are not followed")
     assert not exact(next(item for item in graph.segments if isinstance(item, DeviceSegment)))
+
+
+def test_pairs_that_nothing_can_leave_only_round() -> None:
+    """Scores of a range that no int8 queries and keys leave are those of the product, and `check` says so."""
+    rng = np.random.default_rng(0)
+    made = Exploded(rng, Sizes(1, 2, 2, 5, 5, 4, 4))
+    q, q_source = made.heads(2, 5, 4)
+    k, k_source = made.heads(2, 5, 4)
+    v, v_source = made.heads(2, 5, 4)
+    most = 4 * 255 * 255 * q_source.scale * k_source.scale
+    scores = made.pair(made.product(q, made.keys_transposed(k, k_source)), most / 127)
+    value = made.product(made.weights(scores, most / 127), v)
+    graph = import_model(models.ended(made.builder, value, v_source))
+    (op,) = device_ops(graph)
+    assert op.rounding is None
+    assert ROUNDING in {note for _, _, _, note in graph.placement}
+
+
+@pytest.mark.parametrize(("scale", "note"), [
+    (0.002, ""), (2.0, "scores beyond 177 are clamped; queries and keys at the ends of their ranges make"),
+])  # fmt: skip
+def test_what_may_be_clamped_is_said(scale: float, note: str) -> None:
+    model = models.operator(np.random.default_rng(4), Sizes(1, 1, 1, 4, 4, 8, 8), scale=scale)
+    (said,) = [item[3] for item in import_model(model).placement if item[1] == "Attention"]
+    assert said.startswith(note)
+    assert bool(said) == bool(note)
 
 
 def test_rounded_scores_cost_the_model_but_not_the_device() -> None:

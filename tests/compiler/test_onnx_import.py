@@ -8,7 +8,9 @@ import numpy as np
 import onnx
 import pytest
 import qdq_models
+from graph_runs import run_graph
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import CompileError
@@ -234,6 +236,68 @@ def test_quantised_weights_may_be_computed() -> None:
     node.input[0] = "integers"
     loaded = load(model)
     assert np.array_equal(loaded.constants["integers"], initial[weights(small()).input[0]])
+
+
+def tied(seed: int) -> onnx.ModelProto:
+    """A table of rows that are looked up, and on the way back as columns; quantised again on the way, as ever."""
+    rng = np.random.default_rng(seed)
+    builder = qdq_models.Builder(rng)
+    rows, size = (int(value) for value in rng.integers(2, 40, 2))
+    channels = bool(rng.integers(2))
+    table, scales = builder.weight((rows, size), 0, per_channel=channels, unsigned=bool(rng.integers(2)))
+    looked_up = builder.node("Gather", [table, builder.constant(rng.integers(0, rows, (1, 5)))])
+    spread = float(scales.mean()) * 74
+    states = builder.dequantise(builder.quantise(looked_up, (1, 5, size), spread / 50, 0, False))
+    value = table
+    for axis, op in enumerate(("Identity", "Transpose")):
+        value = builder.node(op, [value])
+        if axis or rng.integers(2):
+            scale = (scales if channels else scales[:1]) * np.float32(rng.choice([0.5, 1.0, 1.3]))
+            parts = (scale, np.zeros(scale.size, np.int8))
+            given = [builder.constant(part if channels else part[0]) for part in parts]
+            value = builder.node("QuantizeLinear", [value, *given], axis=axis)
+            value = builder.node("DequantizeLinear", [value, *given], axis=axis)
+    result = builder.node("MatMul", [states, value])
+    step = float(np.float32(spread * spread * size**0.5 / 50))
+    return builder.finish(builder.quantise(result, (1, 5, rows), step, 3, False))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_weights_that_are_quantised_again_are_constant(seed: int) -> None:
+    """The head of a language model, whose weights are its table of embeddings transposed."""
+    model = tied(seed)
+    graph = import_model(model)
+    assert {op for _, op, place, _ in graph.placement if place == "device"} >= {"MatMul", "Transpose"}
+    assert len(graph.placement) == len(model.graph.node)
+    given, wanted = run_graph(graph, {}), ReferenceEvaluator(model).run(None, {})[0]
+    (result,) = given.values()
+    step = numpy_helper.to_array(next(
+        item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1]
+    ))  # fmt: skip
+    difference = np.abs(np.rint((result - wanted) / step))
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.03
+
+
+def test_weights_quantised_again_by_nonsense_are_refused() -> None:
+    model = tied(0)
+    bad = next(
+        node for node in model.graph.node if node.op_type == "QuantizeLinear" and "transpose" in node.input[0]
+    )
+    for item in model.graph.initializer:
+        if item.name == bad.input[1]:
+            item.CopyFrom(numpy_helper.from_array(0 * numpy_helper.to_array(item), item.name))
+    assert "has scale 0; scales must be finite and above zero" in fails(model)
+
+
+def test_computed_weights_of_a_product_are_said_to_be_no_constant() -> None:
+    """They are not taken for the keys of attention."""
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    states, weights = (builder.dequantise(builder.input(shape)) for shape in ((1, 4, 8), (8, 30)))
+    result = builder.node("MatMul", [states, weights])
+    model = builder.finish(builder.quantise(result, (1, 4, 30), 0.1, 0, False))
+    (reason,) = [reason for _, op, _, reason in import_model(model).placement if op == "MatMul"]
+    assert reason.startswith("Weights must be constant int8 or uint8 values behind DequantizeLinear (input")
 
 
 def test_dead_nodes_are_dropped() -> None:

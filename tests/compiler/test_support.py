@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 from qdq_models import Builder, Quantised
 
-from weft.compiler import support, support_attention, support_channels
+from weft.compiler import support, support_attention, support_channels, support_softmax
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import DeviceSegment
 from weft.compiler.operators import HANDLERS
@@ -133,6 +133,11 @@ def softmax(shape: tuple[int, ...], axis: int) -> onnx.ModelProto:
     value = built.conv(image(built), 4, (1, 1))
     name = built.node("Reshape", [built.dequantise(value), built.constant(np.array(shape, np.int64))])
     return ended(built, built.node("Softmax", [name], axis=axis))
+
+
+def long_softmax() -> onnx.ModelProto:
+    built = builder()
+    return ended(built, built.node("Softmax", [built.dequantise(built.input((1, 65536)))]))
 
 
 def wide_softmax() -> onnx.ModelProto:
@@ -286,9 +291,10 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
     ),
     "division by zero": (lambda: divided("zero"), "Div", support.divisible),
     "division by an input": (lambda: divided("input"), "Div", support.divisible),
-    "softmax over rows": (lambda: softmax((1, 4, 36), 2), "Softmax", support_attention.softmax_axis),
-    "softmax of wide logits": (wide_softmax, "Softmax", support_attention.softmax_range),
-    "softmax of floats": (float_softmax, "Softmax", support_attention.softmax_input),
+    "softmax over rows": (lambda: softmax((1, 4, 36), 2), "Softmax", support_softmax.softmax_axis),
+    "softmax of wide logits": (wide_softmax, "Softmax", support_softmax.softmax_range),
+    "softmax of floats": (float_softmax, "Softmax", support_softmax.softmax_input),
+    "softmax of many": (long_softmax, "Softmax", support_softmax.softmax_length),
     "product of a vector": (lambda: dense("MatMul", (4,)), "MatMul", support.product_input),
     "rows of mixed axes": (lambda: mixed(product, (48, 3)), "MatMul", support.row_order),
     "broadcast": (lambda: two("Add", (1, 4, 6, 6), (1, 4, 1, 1)), "Add", support.addable),

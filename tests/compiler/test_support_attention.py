@@ -12,7 +12,7 @@ import pytest
 from attention_models import Exploded, Sizes
 from onnx import TensorProto, helper
 
-from weft.compiler import support, support_attention
+from weft.compiler import support, support_attention, support_rounding, support_softmax
 from weft.compiler.case import Constraint
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import Attention, CompileError, DeviceSegment
@@ -74,14 +74,16 @@ def mixed_heads() -> onnx.ModelProto:
     return models.ended(builder, made.product(made.weights(product), v), v_source)
 
 
-def exploded(change: Callable[[Exploded, str], str], *, after: bool = False) -> onnx.ModelProto:
-    """Attention written out, its scores (`after`: probabilities) changed."""
+def exploded(
+    change: Callable[[Exploded, str], str], *, after: bool = False, scale: float = 0.05
+) -> onnx.ModelProto:
+    """Attention written out, its scores (`after`: probabilities) changed; softmax reads them in steps of `scale`."""
     made = Exploded(rng(), SIZES)
     q, _ = made.heads(2, 4, 4)
     k, k_source = made.heads(2, 5, 4)
     v, v_source = made.heads(2, 5, 4)
     scores = made.pair(made.product(q, made.keys_transposed(k, k_source)), 0.4)
-    weights = made.weights(scores if after else change(made, scores))
+    weights = made.weights(scores if after else change(made, scores), scale)
     value = made.product(change(made, weights) if after else weights, v)
     return models.ended(made.builder, value, v_source)
 
@@ -134,6 +136,31 @@ def read_twice() -> onnx.ModelProto:
     return model
 
 
+def pair(
+    made: Exploded, value: str, scale: float, kind: type = np.int8, back: tuple[float, int] | None = None
+) -> str:
+    """Quantise and dequantise with zero point 0, or back with another scale and zero point."""
+    given = [made.builder.constant(np.float32(scale)), made.builder.constant(np.array(0, kind))]
+    quantised = made.builder.node("QuantizeLinear", [value, *given])
+    if back is not None:
+        given = [made.builder.constant(np.float32(back[0])), made.builder.constant(np.array(back[1], kind))]
+    return made.builder.node("DequantizeLinear", [quantised, *given])
+
+
+def quantised_by_channel(made: Exploded, value: str) -> str:
+    builder = made.builder
+    given = [builder.constant(np.full(5, 0.1, np.float32)), builder.constant(np.zeros(5, np.int8))]
+    quantised = builder.node("QuantizeLinear", [value, *given], axis=-1)
+    return builder.node("DequantizeLinear", [quantised, *given], axis=-1)
+
+
+def masked_and(scale: float) -> onnx.ModelProto:
+    """A mask, whose keys a pair then gives the least score of its range."""
+    return exploded(
+        lambda made, value: pair(made, made.masked(value, models.additive(np.arange(5) < 3)), scale)
+    )
+
+
 SIZES_SQUARE = Sizes(2, 2, 2, 5, 5, 4, 4)
 WINDOW = np.abs(np.arange(4)[:, None] - np.arange(5)) < 2
 BY_HEAD = np.arange(5) < np.array([2, 3]).reshape(1, 2, 1, 1)
@@ -160,6 +187,12 @@ OPERATOR: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
         lambda: operator(lengths=[4, 5], is_causal=1),
         support_attention.mask_kind,
     ),
+    "large heads": (lambda: operator(Sizes(1, 1, 1, 1, 2, 32768, 1)), support_attention.rows_fit),
+    "wide rows": (
+        lambda: operator(Sizes(1, 1024, 1024, 1, 1, 64, 1), rank=3),
+        support_attention.rows_fit,
+    ),
+    "scores of nothing but the clamp": (lambda: operator(scale=3e6), support_attention.scores_scale_fits),
     "many keys": (
         lambda: operator(Sizes(1, 1, 1, 1, 32768, 1, 1)),
         support_attention.keys_fit,
@@ -167,6 +200,7 @@ OPERATOR: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
 }
 WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "factor zero": (lambda: scaled(0.0), support_attention.scores_scale),
+    "factor of nothing but the clamp": (lambda: scaled(3e6), support_attention.scores_scale_fits),
     "factor NaN": (lambda: scaled(np.nan), support_attention.scores_scale),
     "factor by key": (lambda: scaled(np.ones(5)), support_attention.scores_scale),
     "scale behind the mask": (lambda: scaled(0.5, mask=True), support_attention.scores_scale),
@@ -177,6 +211,28 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
         lambda: exploded(replaced, after=True),
         support_attention.undefined_zero,
     ),
+    "clipped to 16 bits": (
+        lambda: exploded(lambda made, value: pair(made, value, 1e-4, np.int16)),
+        support_rounding.scores_clamped,
+    ),
+    "clipped in steps of 3": (
+        lambda: exploded(lambda made, value: pair(made, made.scaled(value, 1e4), 3.0), scale=100.0),
+        support_rounding.scores_clamped,
+    ),
+    "masked keys clipped": (lambda: masked_and(0.1), support_rounding.masked_apart),
+    "half of the probabilities": (
+        lambda: exploded(lambda made, value: pair(made, value, 0.5 / 127), after=True),
+        support_rounding.probabilities_whole,
+    ),
+    "another scale back": (
+        lambda: exploded(lambda made, value: pair(made, value, 0.1, back=(0.2, 0))),
+        support_rounding.pairs_constant,
+    ),
+    "another zero point back": (
+        lambda: exploded(lambda made, value: pair(made, value, 1 / 127, back=(1 / 127, 3)), after=True),
+        support_rounding.pairs_constant,
+    ),
+    "a scale for each key": (lambda: exploded(quantised_by_channel), support_rounding.pairs_constant),
     "another axis": (other_axis, support_attention.scores_axis),
     "float values": (float_values, support_attention.values_quantised),
     "probabilities read twice": (read_twice, support_attention.private),
@@ -225,8 +281,8 @@ def test_every_constraint_has_a_case() -> None:
         *support_attention.ATTENTION,
         *(item for part in support_attention.PARTS.values() for item in part),
     }
-    # Tried in other tests: configurations without the unit, shared keys. `absorbed` always holds.
-    others = {support_attention.softmax_unit, support_attention.same_lead, support_attention.absorbed}
+    # Tried in other tests: configurations without the unit, shared keys.
+    others = {support_softmax.softmax_unit, support_attention.same_lead}
     assert known - tried == others
 
 

@@ -10,6 +10,8 @@ import math
 import sys
 from pathlib import Path
 
+import attention_bounds
+import configurations
 import numpy as np
 import pytest
 
@@ -24,6 +26,7 @@ accuracy = sys.modules["accuracy"] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(accuracy)
 
 DEFAULT = PRESETS["default"]
+CONFIGS = {name: config for name, config in configurations.every().items() if config.softmax}
 STEPS = [0.5 / 32, 1 / 32, 4 / 32, 0.3]
 """Sizes of a step of int8 scores, in nats."""
 
@@ -59,6 +62,24 @@ def test_random_rows(length: int, sigma: float) -> None:
     assert error.row_sum <= 0.01
     assert error.output <= 3.5
     assert error.rms <= 0.36
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 500])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random_rows_on_every_configuration(name: str, length: int) -> None:
+    """As far from float64 as the roundings allow, whether N divides the length or not."""
+    config, rng = CONFIGS[name], np.random.default_rng(length)
+    for nats in (0.002, 0.05, 0.3, 1.3):
+        scores = rng.integers(-128, 128, (40, length)).astype(np.int8)
+        p, off, unit_of_rows = attention_bounds.powers(scores * nats, np.ones(scores.shape, bool), config)
+        total, share = p.sum(1, keepdims=True), off.sum(1, keepdims=True)
+        bound = (off + p / total * share) / np.maximum(total - share, 0.05 * total)
+        unit = accuracy.Block(scores, nats, config)
+        assert (np.abs(unit.probabilities() - p / total) <= bound + 2.0**-14).all()
+        assert (np.abs(unit.output() - 255 * p / total) <= 255 * (bound + 2.0**-14) + 0.5).all()
+        v = rng.integers(-128, 128, (length, 3))
+        error = np.abs(unit.attend(v, 0.9) - 0.9 * (p / total @ v))
+        assert (error <= 0.9 * attention_bounds.means((p, off, unit_of_rows), v, 0, config) + 0.5).all()
 
 
 @pytest.mark.parametrize("keys", [64, 1024, 4096])

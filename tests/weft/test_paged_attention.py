@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import attention_bounds as bounds
 import attention_cases
+import configurations
 import numpy as np
 import pytest
+from attention_cases import view
 
 from weft.api import InputError
 from weft.attention import PagedAttention, Quantisation
-from weft.compiler.ir import CompileError
+from weft.compiler.ir import Attention, CompileError
 from weft.hdl.config import PRESETS
 
 HEADS, KV_HEADS, SIZE, PAGE, PAGES, CAPACITY = 4, 2, 16, 16, 12, 5
+CONFIGS = {name: config for name, config in configurations.every().items() if config.softmax}
 QUANT = Quantisation(0.05, 0.05, 0.02, 0.02, 3, -2, 5, -7)
 
 
@@ -34,6 +38,59 @@ def cache(rng: np.random.Generator) -> Cache:
     shape = (PAGES, PAGE, KV_HEADS, SIZE)
     k, v = (np.clip(np.rint(rng.normal(0, 40, shape)), -128, 127).astype(np.int8) for _ in range(2))
     return Cache(k, v, [int(page) for page in rng.permutation(PAGES)[:CAPACITY]])
+
+
+def expected_of(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, quant: Quantisation, length: int
+) -> tuple[Attention, dict[str, np.ndarray]]:
+    """The attention that a program for pages stands for, with keys and values of one head laid out in a row."""
+    rows, size = q.shape[0], q.shape[2]
+    op = attention_cases.attention(
+        rows, length, size, heads=q.shape[1], causal=True, offset=length - rows,
+        score_scale=quant.q_scale * quant.k_scale / size**0.5, scale=quant.v_scale / quant.y_scale,
+        q_zero=quant.q_zero, k_zero=quant.k_zero, v_zero=quant.v_zero, y_zero=quant.y_zero,
+    )  # fmt: skip
+    op = replace(op, kv_heads=1, k=view("k", (1, 1, length, size)), v=view("v", (1, 1, length, size)))
+    return op, {"q": q.reshape(op.q.shape), "k": k.reshape(op.k.shape), "v": v.reshape(op.v.shape)}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_any_quantisation_on_every_configuration(name: str) -> None:
+    """Zero points at the ends of their ranges, scales with which scores come near to the clamp."""
+    config, rng = CONFIGS[name], np.random.default_rng(0)
+    page, tried = 2 * config.n, 0
+    for case in range(8):
+        zeros = [attention_cases.random_zero(rng) for _ in range(4)]
+        quant = Quantisation(float(rng.choice([0.02, 0.15, 0.3])), 0.1, 0.02, 0.02, *zeros)
+        rows, size = int(rng.integers(1, 7)), int(rng.integers(1, 25))
+        program = PagedAttention(
+            config,
+            heads=2,
+            kv_heads=1,
+            head_size=size,
+            page=page,
+            pages=4,
+            capacity=3,
+            rows=rows,
+            quantisation=quant,
+        )
+        length = int(rng.integers(rows, 3 * page + 1))
+        shapes = ((rows, 2, size), (4, page, 1, size), (4, page, 1, size))
+        q, k, v = (
+            np.clip(np.rint(rng.normal(zero, 30, shape)), -128, 127).astype(np.int8)
+            for zero, shape in zip(zeros, shapes, strict=False)
+        )
+        got = program.run(q, k, v, [3, 0, 2], length).outputs["y"]
+        op, inputs = expected_of(
+            q, *(pool[[3, 0, 2]].reshape(-1, size)[:length] for pool in (k, v)), quant, length
+        )
+        if not bounds.clamped(op, inputs):
+            error = np.abs(got.reshape(op.dst.shape) - np.clip(attention_cases.real(op, inputs), -128, 127))
+            assert (error <= bounds.attention(op, inputs, config) + 0.5).all(), (
+                f"case {case}: {quant}, {length}"
+            )
+            tried += 1
+    assert tried > 3
 
 
 def kernel(preset: str, rows: int) -> PagedAttention:
@@ -132,11 +189,19 @@ def test_wrong_arrays() -> None:
     [
         ({"heads": 3}, "3 query heads do not divide into 2 groups of 'kv_heads'"),
         ({"head_size": 0}, "'head_size' must be an integer of at least 1, not 0"),
+        ({"head_size": 32768}, "'head_size' 32768 must be at most 32767, and 'heads' times that at most 65535"),
+        ({"head_size": 16384}, "'head_size' 16384 must be at most 32767, and 'heads' times that at most 65535"),
         ({"page": 12}, "'page' must be a multiple of the array's side 8, not 12"),
         ({"capacity": 3000}, "'capacity' 3000 pages of 16 keys are more than the 32767 keys that masks can count"),
         ({"scale": 0.0}, "'scale' must be a positive finite number, not 0.0"),
         ({"scale": float("nan")}, "'scale' must be a positive finite number, not nan"),
         ({"quantisation": Quantisation(k_scale=0.0)}, "'k_scale' must be a positive finite number, not 0.0"),
+        ({"quantisation": Quantisation(q_zero=128)}, "'q_zero' must be an integer from -128 to 127, not 128"),
+        ({"quantisation": Quantisation(y_zero=-129)}, "'y_zero' must be an integer from -128 to 127, not -129"),
+        ({"quantisation": Quantisation(k_zero=0.5)}, "'k_zero' must be an integer from -128 to 127, not 0.5"),
+        ({"scale": 178.0}, "a step of scores, 178, must be below 177, where they are clamped"),
+        ({"quantisation": Quantisation(v_scale=32768.0)},
+         "'v_scale' must be less than 32768 times 'y_scale', not 32768 times"),
         ({"config": PRESETS["small"].replace(probability_bits=0)},
          "attention: this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"),
     ],

@@ -1,0 +1,81 @@
+"""Attention of quantised models on every configuration, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import attention_bounds as bounds
+import configurations
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from attention_drawn import Drawn, draw
+from graph_runs import device_ops
+
+import weft
+from weft.compiler.frontend import import_model
+from weft.compiler.ir import Attention
+from weft.hdl.config import Config
+
+CONFIGS = {name: config for name, config in configurations.every().items() if config.softmax}
+
+
+def onnxruntime_runs(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return dict(zip((item.name for item in model.graph.output), session.run(None, values), strict=True))
+
+
+def allowance(drawn: Drawn, given: dict[str, np.ndarray], config: Config) -> np.ndarray:
+    """How many steps of the output may lie between the device's result and ONNX Runtime's."""
+    scale = drawn.values.scale / drawn.output.scale
+    zero = drawn.values.zero - 128 * drawn.values.unsigned
+    logits, values = given[drawn.logits].astype(float), given[drawn.values_float] / drawn.values.scale
+    found = np.zeros(drawn.output.shape)
+    for index in np.ndindex(*drawn.output.shape[:2]):
+        z, v = logits[index], values[index]
+        seen = z > z.max(axis=1, keepdims=True) - 11
+        p, off, unit = bounds.powers(z, seen, config, drawn.nats)
+        off = np.where(seen, off, np.exp(z - z.max(axis=1, keepdims=True)))
+        found[index] = bounds.means((p, off, unit), v, zero, config) + drawn.weights * np.abs(v).sum(0)
+    return found * scale
+
+
+def worst(drawn: Drawn, config: Config) -> tuple[list[Attention], float] | None:
+    """What ran fused, and the largest difference from ONNX Runtime as a part of what is allowed."""
+    given = onnxruntime_runs(drawn.outputs(), drawn.feeds)
+    ops = device_ops(import_model(drawn.model))
+    fused = [op for op in ops if isinstance(op, Attention)]
+    reach = np.abs(given[drawn.products]).max() * drawn.factor
+    if fused and fused[0].rounding is None and reach > 0.75 * bounds.CLAMP:
+        return None
+    name = drawn.model.graph.output[0].name
+    got = weft.compile(drawn.model, config).run(drawn.feeds).outputs[name] / drawn.output.scale
+    low = -drawn.output.zero if drawn.output.unsigned else -128 - drawn.output.zero
+    exact = np.clip(given[drawn.result] / drawn.output.scale, low, low + 255)
+    allowed = allowance(drawn, given, config) if ops else 0.01
+    return fused, float((np.abs(got - exact) / (allowed + 0.5)).max())
+
+
+def check(name: str, seeds: range) -> None:
+    """Random models on one configuration; most run fused, and some follow a pair that clips."""
+    fused = []
+    for seed in seeds:
+        found = worst(draw(np.random.default_rng(seed)), CONFIGS[name])
+        if found is not None:
+            assert found[1] <= 1, f"seed {seed}: {found[1]:.2f} times what is allowed"
+            fused += found[0]
+    assert len(fused) >= len(seeds) / 3
+    assert any(op.rounding is not None for op in fused)
+
+
+@pytest.mark.parametrize("index", range(len(CONFIGS)))
+def test_random_models(index: int) -> None:
+    check(list(CONFIGS)[index], range(12 * index, 12 * index + 12))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random_models_more(name: str, block: int) -> None:
+    check(name, range(1000 + 50 * block, 1050 + 50 * block))
