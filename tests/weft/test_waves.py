@@ -15,10 +15,10 @@ import pytest
 
 import weft
 from weft import cli
+from weft.errors import FileError
 from weft.examples import digits
 from weft.hdl.config import PRESETS
 from weft.hdl.isa import End, Vec
-from weft.report import FileError
 from weft.sim import verilate
 from weft.sim.device import DeviceError
 from weft.sim.rtl import RtlDevice
