@@ -163,7 +163,7 @@ def compile_segment(
     ordered, instructions = schedule(tasks)
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
-    layers = tuple(_layer(index, op, ordered) for index, op in enumerate(ops))
+    layers = _layers(ops, ordered)
     return DeviceProgram(
         segment.name, tuple(instructions), blob, layers, placement.offsets, placement.buffers, rows
     )
@@ -287,11 +287,20 @@ def _too_large(op: DeviceOp, config: Config) -> str:
     )
 
 
-def _layer(index: int, op: DeviceOp, tasks: list[Task]) -> Layer:
-    mine = [task for task in tasks if task.layer == index]
-    cycles = {queue.name: sum(task.cycles for task in mine if task.queue == queue) for queue in Queue}
-    moved = {queue: sum(task.dram_bytes for task in mine if task.queue == queue) for queue in Queue}
-    queued = {queue.name: sum(task.queue == queue for task in mine) for queue in Queue}
-    return Layer(
-        op.name, type(op).__name__.lower(), op.macs, cycles, moved[Queue.LOAD], moved[Queue.STORE], queued
-    )
+def _layers(ops: Sequence[DeviceOp], tasks: Sequence[Task]) -> tuple[Layer, ...]:
+    cycles, moved, queued = (np.zeros((len(ops), len(Queue)), np.int64) for _ in range(3))
+    where = np.array([task.layer for task in tasks]), np.array([task.queue for task in tasks])
+    np.add.at(cycles, where, [task.cycles for task in tasks])
+    np.add.at(moved, where, [task.dram_bytes for task in tasks])
+    np.add.at(queued, where, 1)
+
+    def named(row: np.ndarray) -> dict[str, int]:
+        return {queue.name: int(row[queue]) for queue in Queue}
+
+    return tuple(
+        Layer(
+            op.name, type(op).__name__.lower(), op.macs, named(cycles[index]), int(moved[index, Queue.LOAD]),
+            int(moved[index, Queue.STORE]), named(queued[index]),
+        )
+        for index, op in enumerate(ops)
+    )  # fmt: skip

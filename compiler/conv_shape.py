@@ -4,7 +4,8 @@ Two mappings of the contraction onto vectors of N bytes:
 
 - *channels*: a vector holds N channels of one pixel; the loops over the kernel are loops of the instruction.
 - *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
-  bytes fill the vectors. Chosen where it needs fewer vectors, i.e. where a pixel has few channels. If the kernel's rows
+  bytes fill the vectors. Chosen where it needs a tenth fewer vectors, i.e. where a pixel has few channels: LOAD reads
+  a row once for each vector of a window. If the kernel's rows
   lie side by side in DRAM (`weft.compiler.input_rows`), a window is all of the contraction.
 
 Groups become block-diagonal tiles: as many groups as fit share one vector. Depthwise convolution is the extreme case,
@@ -21,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
-from weft.compiler.emit import Box, ceil_div
+from weft.compiler.emit import COUNT_MAX, Box, ceil_div
 from weft.compiler.ir import Conv, Window
 from weft.compiler.memory import Source
 from weft.hdl.config import Config
@@ -100,6 +101,7 @@ class ConvShape:
         self.pool = pool if pool is not None else Window()
         self.pooled = pool is not None
         self.passes = max(1, ceil_div(max(int(op.weight.max()), -int(op.weight.min())), WEIGHT_LIMIT))
+        self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
         self._split_channels()
 
     def _split_channels(self) -> None:
@@ -110,7 +112,7 @@ class ConvShape:
         if op.groups == 1:
             self.span = (kw - 1) * self.window.dilation[1] * self.src.pixel_pitch + cin
             windows = ceil_div(self.span, n)
-            self.folded = kw > 1 and windows < kw * ceil_div(cin, n) and self._folds()
+            self.folded = kw > 1 and windows <= 0.9 * kw * ceil_div(cin, n) and self._folds()
             self.pieces = [Piece(0, cin, 0, windows if self.folded else ceil_div(cin, n))]
             self.tiles = [Tile(o, min(n, out - o), self.pieces[0]) for o in range(0, out, n)]
         else:
@@ -213,19 +215,21 @@ class ConvShape:
         start = min(max(start, 0), size - 1)  # all in the padding: load one row, which no coordinate selects
         return start, max(min(stop, size) - start, 1)
 
-    def chunks(self, piece: Piece, limit: int) -> list[Chunk] | None:
-        """Split the contraction of a tile, evenly, so that a chunk's weights take at most `limit` vectors; or None."""
-        n, (kh, kw) = self.config.n, self.kernel
-        steps = limit // n
-        if steps < 1:
-            return None
-        kc = min(piece.vectors, max(1, steps // (kh * kw)))
-        ky = min(kh, max(1, steps // (kw * kc))) if kc == 1 or kc == piece.vectors else kh
-        kx = min(kw, max(1, steps // (ky * kc))) if ky == 1 else kw
-        if ky * kx * kc > steps:
-            return None
+    def cut(self, piece: Piece, limit: int) -> tuple[int, int, int]:
+        """Kernel rows, kernel columns and vectors of the largest chunks of a tile's contraction whose weights take at
+        most `limit` vectors, at least N; cut evenly."""
+        (kh, kw), steps = self.kernel, limit // self.config.n
+        kc = min(piece.vectors, max(1, steps // (kh * kw)), COUNT_MAX)
+        ky = min(kh, max(1, steps // (kw * kc)), COUNT_MAX)
+        kx = min(kw, max(1, steps // (ky * kc)), COUNT_MAX) if ky == 1 else kw
         # Of two buffers, one is loaded while the other is used: both wait for the longer of their chunks.
-        kc, ky, kx = (_evenly(total, most) for total, most in ((piece.vectors, kc), (kh, ky), (kw, kx)))
+        return _evenly(kh, ky), _evenly(kw, kx), _evenly(piece.vectors, kc)
+
+    def chunks(self, piece: Piece, limit: int) -> list[Chunk] | None:
+        """The chunks of a tile's contraction, cut like that; None if `limit` is too small for any."""
+        if limit < self.config.n:
+            return None
+        (kh, kw), (ky, kx, kc) = self.kernel, self.cut(piece, limit)
         return [
             Chunk((y, min(ky, kh - y)), (x, min(kx, kw - x)), (c, min(kc, piece.vectors - c)))
             for c in range(0, piece.vectors, kc)
@@ -233,22 +237,50 @@ class ConvShape:
             for x in range(0, kw, kx)
         ]
 
-    def weights(self, tile: Tile, part: int, chunk: Chunk) -> bytes:
-        """Packed weights of one chunk in pass `part`: vectors in order (ky, kx, kc, column), N lanes each.
+    @cached_property
+    def shared(self) -> bool:
+        """Whether all tiles have the same input channels."""
+        return len(self.pieces) == 1
 
-        There are as many columns as the tile has. What the array reads for the others does not matter: nobody stores
+    @cached_property
+    def spread(self) -> bool:
+        """Whether each tile has input channels of its own, so that those of a block lie side by side."""
+        return 1 < len(self.pieces) == len(self.tiles)
+
+    def block_sizes(self, most: int) -> list[int]:
+        """How many tiles one instruction may compute, at most `most`: those of one piece, or of pieces in a row."""
+        if not self.uniform or len({piece.vectors for piece in self.pieces}) > 1:
+            return [1]
+        if self.shared or self.spread:
+            return cuts(len(self.tiles), most)
+        each = len(self.tiles) // len(self.pieces)
+        return [size for size in range(min(each, most), 0, -1) if each % size == 0]
+
+    def weights(self, first: int, count: int, part: int, chunk: Chunk) -> bytes:
+        """Packed weights of one chunk in pass `part` of a block of `count` tiles: vectors in order (ky, kx, kc,
+        column), N lanes each.
+
+        There are as many columns as the tiles have. What the array reads for the others does not matter: nobody stores
         their results.
         """
-        n = self.config.n
-        dense = self._dense(tile)  # (count, kh, kw, lanes)
-        dense = dense[
-            :, chunk.ky[0] : sum(chunk.ky), chunk.kx[0] : sum(chunk.kx), chunk.kc[0] * n : sum(chunk.kc) * n
+        parts = [
+            self._packed(index, part)[
+                chunk.ky[0] : sum(chunk.ky), chunk.kx[0] : sum(chunk.kx), chunk.kc[0] : sum(chunk.kc)
+            ]
+            for index in range(first, first + count)
         ]
-        limited = np.clip(
-            dense - np.clip(dense, -part * WEIGHT_LIMIT, part * WEIGHT_LIMIT), -WEIGHT_LIMIT, WEIGHT_LIMIT
-        )
-        packed = limited.astype(np.int8).reshape(tile.count, chunk.ky[1], chunk.kx[1], chunk.kc[1], n)
-        return packed.transpose(1, 2, 3, 0, 4).tobytes()
+        return (parts[0] if count == 1 else np.concatenate(parts, axis=3)).tobytes()
+
+    def _packed(self, index: int, part: int) -> np.ndarray:
+        """Weights of a tile in a pass, int8 (ky, kx, vectors, column, N)."""
+        if (index, part) not in self._kept_weights:
+            tile, n = self.tiles[index], self.config.n
+            dense = self._dense(tile)  # (count, kh, kw, lanes)
+            limit = part * WEIGHT_LIMIT
+            limited = np.clip(dense - np.clip(dense, -limit, limit), -WEIGHT_LIMIT, WEIGHT_LIMIT)
+            packed = limited.astype(np.int8).reshape(*dense.shape[:3], tile.piece.vectors, n)
+            self._kept_weights[index, part] = packed.transpose(1, 2, 3, 0, 4)
+        return self._kept_weights[index, part]
 
     def _dense(self, tile: Tile) -> np.ndarray:
         op, n, piece = self.op, self.config.n, tile.piece
@@ -273,6 +305,22 @@ class ConvShape:
         rows = slice(tile.first, tile.first + tile.count)
         total = self.op.weight[rows].astype(np.int64).sum(axis=(1, 2, 3))
         return self.op.bias[rows].astype(np.int64) - self.op.x_zero * total
+
+
+_FINE = 1.12
+"""Sizes that are tried are at least so far apart: a finer cut than that makes no difference of note."""
+
+
+def cuts(total: int, most: int) -> list[int]:
+    """Sizes that cut `total` evenly, at most `most`, largest first; where there are many, some of them, down to 1."""
+    found: list[int] = []
+    parts = ceil_div(total, max(1, most))
+    while parts <= total:
+        size = ceil_div(total, parts)
+        found.append(size)
+        # The fewest parts whose size is smaller by the step.
+        parts = max(parts + 1, ceil_div(total, max(1, min(size - 1, int(size / _FINE)))))
+    return found
 
 
 def _evenly(total: int, most: int) -> int:

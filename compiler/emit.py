@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +11,16 @@ import numpy as np
 from weft.compiler.memory import CONSTANTS, Constants, Source
 from weft.compiler.tasks import Range, Task, dram, scratchpad
 from weft.hdl.config import Config
-from weft.hdl.isa import PARAMETER_VECTORS, Load, Store
+from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Store
 
 COUNT_MAX = (1 << 12) - 1
 """The most that loops of MM and VEC count, and LOAD rows."""
 STRIDE_MAX = (1 << 15) - 1
 """Largest stride of an address on chip."""
+LENGTH_MAX = PITCH_MAX = (1 << 16) - 1
+"""Bytes of a pixel, and from one to the next, that LOAD and STORE take."""
+RUN_MAX = (1 << 24) - 1
+"""Bytes of a row that LOAD takes."""
 RUN_CYCLES = 2
 """What a run of bytes costs the bus beyond its beats, about."""
 
@@ -37,6 +42,11 @@ def row_reads(config: Config, pixels: int, pitch: int, length: int) -> int:
 def taken(stride: int, count: int) -> int:
     """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
     return stride if count > 1 else 0
+
+
+def wrapped(stride: int, count: int) -> int:
+    """The same, and as large as it is: addresses on chip are modulo 2**16."""
+    return _wrap(stride) if count > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -89,24 +99,25 @@ class Emitter:
 
     def load_box(
         self, src: Source, image: int, box: Box, channels: tuple[int, int], dst: int, vectors: int, fill: int
-    ) -> Task:
+    ) -> Iterator[Task]:
         """LOAD channels ``[first, first + count)`` of a box; pixels take `vectors` addresses each, without gaps.
 
-        `dst` is the address of the first vector of these channels in the first pixel. A row of pixels is read without
-        what lies between, where that is quicker.
+        `dst` is the address of the first vector of these channels in the first pixel. Rows of pixels are read without
+        what lies between these channels, each by a LOAD of its own, where that is quicker or pixels are too long.
         """
         first, count = channels
-        offset = src.address(image, box.y, box.x) + first
         rows, pixels = src.joined(box.h, box.w)
-        if (
-            rows == 1
-            and pixels <= COUNT_MAX
-            and self._bus_cycles(1, count) < src.pixel_pitch / self.config.bus_bytes
-        ):
-            return self._load_each(src, offset, pixels, count, dst, vectors, fill)
         run = (pixels - 1) * src.pixel_pitch + count
-        return self._load(src, offset, rows, pixels, src.pixel_pitch, count, 0, run, dst, vectors, fill,
-                          box.h * box.w * vectors)  # fmt: skip
+        each = self._bus_cycles(1, count) * pixels + (rows > 1) * WORD_BYTES / self.config.bus_bytes
+        legal = (pixels == 1 or src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
+        if pixels <= COUNT_MAX and not (legal and run / self.config.bus_bytes + RUN_CYCLES <= each):
+            for row in range(rows):
+                offset = src.address(image, box.y + row, box.x) + first
+                yield self._load_each(src, offset, pixels, count, dst + row * pixels * vectors, vectors, fill)
+            return
+        offset, pitch = src.address(image, box.y, box.x) + first, src.pixel_pitch if pixels > 1 else count
+        yield self._load(src, offset, rows, pixels, pitch, count, 0, run, dst, vectors, fill,
+                         box.h * box.w * vectors)  # fmt: skip
 
     def load_windows(
         self, src: Source, image: int, rows: tuple[int, int], first: int, step: int, count: int, length: int,
@@ -200,25 +211,38 @@ class Emitter:
 
     def store_box(
         self, dst: Source, image: int, box: Box, channels: tuple[int, int], src: int, vectors: int
-    ) -> Task:
+    ) -> Iterator[Task]:
         """STORE a box of channels ``[first, first + count)`` from consecutive pixels of `vectors` vectors at `src`."""
-        first, count = channels
-        offset = dst.address(image, box.y, box.x) + first
         rows, pixels = dst.joined(box.h, box.w)
-        row_pitch = dst.row_pitch if rows > 1 else 0
-        span = (rows - 1) * row_pitch + (pixels - 1) * dst.pixel_pitch + count
-        packed = count == dst.pixel_pitch
-        cycles = self._bus_cycles(rows, pixels * count) if packed else self._bus_cycles(rows * pixels, count)
+        if pixels == 1 or dst.pixel_pitch <= PITCH_MAX:
+            yield self._store(dst, dst.address(image, box.y, box.x), rows, pixels, dst.pixel_pitch, dst.row_pitch,
+                              channels, src, vectors)  # fmt: skip
+            return
+        for row in range(rows):
+            for first in range(0, pixels, COUNT_MAX):  # pixels as rows
+                count, at = min(COUNT_MAX, pixels - first), src + (row * pixels + first) * vectors
+                offset = dst.address(image, box.y + row, box.x + first)
+                yield self._store(dst, offset, count, 1, 0, dst.pixel_pitch, channels, at, vectors)
+
+    def _store(
+        self, dst: Source, offset: int, rows: int, pixels: int, pitch: int, row_pitch: int,
+        channels: tuple[int, int], src: int, vectors: int,
+    ) -> Task:  # fmt: skip
+        first, count = channels
+        offset += first
+        row_pitch = taken(row_pitch, rows)
+        pitch = pitch if pixels > 1 else max(count, 1)
+        span = (rows - 1) * row_pitch + (pixels - 1) * pitch + count
+        runs, size = (rows, pixels * count) if count == pitch else (rows * pixels, count)
         return Task(
             Store(
-                base=dst.base, offset=offset, rows=rows, row_pitch=row_pitch, pixels=pixels,
-                pitch=dst.pixel_pitch if pixels > 1 else max(count, 1), length=count,
+                base=dst.base, offset=offset, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=count,
                 src=src, src_vector=1, src_pixel=vectors, src_row=_wrap(pixels * vectors) if rows > 1 else 0,
             ),
-            (scratchpad(src, box.h * box.w * vectors),),
+            (scratchpad(src, rows * pixels * vectors),),
             (dram(dst.base, offset, span),),
             self.layer,
-            cycles,
+            self._bus_cycles(runs, size),
             rows * pixels * count,
         )  # fmt: skip
 

@@ -374,7 +374,6 @@ class _AttentionLowering:
         for index in range(tile.heads):
             head = self._head(self.dst, tile.image, tile.head + index, op.heads, op.v_size)
             box = Box(0, tile.position, 1, tile.positions)
-            store = self.emit.store_box(
-                head, 0, box, (0, op.v_size), out + index * tile.positions * self.v_vectors, self.v_vectors
-            )
-            self.pending.append((step.tile, store))
+            at = out + index * tile.positions * self.v_vectors
+            stores = self.emit.store_box(head, 0, box, (0, op.v_size), at, self.v_vectors)
+            self.pending += [(step.tile, store) for store in stores]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.conv_plan import Chooser, ConvPlan, boxes
-from weft.compiler.conv_shape import Chunk, ConvShape, Room, Tile
-from weft.compiler.emit import Box, Emitter, ceil_div, parameters, taken
+from weft.compiler.conv_shape import Chunk, ConvShape, Piece, Room, Tile
+from weft.compiler.emit import Box, Emitter, ceil_div, parameters, taken, wrapped
 from weft.compiler.ir import Add, Conv
 from weft.compiler.lower_vector import pointwise, second_operand
 from weft.compiler.memory import Constants, Ring, Source
@@ -61,7 +61,7 @@ class _ConvLowering:
         zone = chosen.zones
         assert shape.room[0] <= zone.a[0] <= sum(zone.o) <= shape.room[1], "the plan is for another room"
         self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
-        self.b = Ring(zone.b[0], chosen.b_limit, chosen.b_count)
+        self.b = Ring(zone.b[0], chosen.b_slot, chosen.b_count)
         self.p = Ring(zone.o[0], PARAMETER_VECTORS, chosen.params)
         outputs = zone.o[0] + chosen.params * PARAMETER_VECTORS
         if shape.op.then is not None:
@@ -82,26 +82,53 @@ class _ConvLowering:
                     yield from self._block(image, box, members)
 
     def _block(self, image: int, box: Box, members: range) -> Iterator[Task]:
-        """One spatial tile for a group of output tiles, stored `plan.store` tiles at a time."""
-        shape = self.shape
-        conv = shape.conv_box(box)
-        for first in range(members.start, members.stop, self.plan.store):
-            part = range(first, min(first + self.plan.store, members.stop))
-            tiles = [shape.tiles[index] for index in part]
-            channels = (tiles[0].first, sum(tile.count for tile in tiles))
-            out = added = self._place(shape.dst, self.o, image, box, first, len(part))
+        """One spatial tile for a group of output tiles, summed up `plan.block` and stored `plan.store` at a time."""
+        conv = self.shape.conv_box(box)
+        size = self.plan.block
+        for first in range(members.start, members.stop, size):
+            block = range(first, min(first + size, members.stop))
+            part = self._part(first, members)
+            if part.start == first:  # ahead of the block's operands, which take longer
+                yield from self._load_added(image, box, part)
+            rows, _ = self.c.get(("c", image, box, first))
+            yield from self._multiply(image, conv, block, rows)
+            for index in block:
+                part = self._part(index, members)
+                if part.start == index > first:
+                    yield from self._load_added(image, box, part)
+                yield from self._finish(
+                    image, box, conv, index, part, rows + (index - first) * conv.h * conv.w
+                )
+
+    def _part(self, index: int, members: range) -> range:
+        """The tiles that leave together with tile `index`."""
+        first = index - (index - members.start) % self.plan.store
+        return range(first, min(first + self.plan.store, members.stop))
+
+    def _channels(self, tiles: range) -> tuple[int, int]:
+        """First output channel of tiles, and how many."""
+        first, last = self.shape.tiles[tiles.start], self.shape.tiles[tiles.stop - 1]
+        return first.first, last.first + last.count - first.first
+
+    def _load_added(self, image: int, box: Box, part: range) -> Iterator[Task]:
+        """What is added to the outputs of tiles that leave together."""
+        source = self.shape.residual
+        if source is not None and source.held is None:
+            start = self._place(source, self.r, image, box, part.start, len(part)).start
+            yield from self.emit.load_box(source, image, box, self._channels(part), start, len(part), 0)
+
+    def _finish(self, image: int, box: Box, conv: Box, index: int, part: range, rows: int) -> Iterator[Task]:
+        """Outputs of a tile from its sums, and the STORE if it is the last of its part."""
+        shape, at = self.shape, index - part.start
+        out = self._place(shape.dst, self.o, image, box, part.start, len(part))
+        yield from self._drain(box, conv, index, rows, out.tile(at))
+        if shape.op.then is not None:
+            added = out
             if shape.residual is not None:
-                added = self._place(shape.residual, self.r, image, box, first, len(part))
-                if shape.residual.held is None:
-                    yield self.emit.load_box(shape.residual, image, box, channels, added.start, len(part), 0)
-            for index in part:
-                rows, _ = self.c.get(("c", image, box, index))
-                yield from self._multiply(image, conv, index, rows)
-                yield from self._drain(box, conv, index, rows, out.tile(index - first))
-                if shape.op.then is not None:
-                    yield from self._then(box, out.tile(index - first), added.tile(index - first))
-            if shape.dst.held is None:
-                yield self.emit.store_box(shape.dst, image, box, channels, out.start, len(part))
+                added = self._place(shape.residual, self.r, image, box, part.start, len(part))
+            yield from self._then(box, out.tile(at), added.tile(at))
+        if shape.dst.held is None and index == part.stop - 1:
+            yield from self.emit.store_box(shape.dst, image, box, self._channels(part), out.start, len(part))
 
     def _place(self, at: Source, ring: Ring, image: int, box: Box, first: int, tiles: int) -> _Place:
         """Where a box of outputs is, or of what is added to them, from tile `first` on: in a slot, or held."""
@@ -117,65 +144,90 @@ class _ConvLowering:
         pixel = (image * at.h + box.y) * at.w + box.x
         return _Place(at.held + pixel * vectors, vectors, at.w * vectors)
 
-    def _multiply(self, image: int, conv: Box, index: int, rows: int) -> Iterator[Task]:
+    def _multiply(self, image: int, conv: Box, block: range, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan
-        tile = shape.tiles[index]
+        tile = shape.tiles[block.start]
         chunks = shape.chunks(tile.piece, plan_.b_limit)
         assert chunks is not None
         begun = False
+        whole = None if plan_.chunked else shape.input_box(conv)
         for chunk in chunks:
-            key = ("a", image, conv, chunk if plan_.chunked else None, tile.piece if plan_.chunked else None)
-            loaded = shape.input_box(conv, chunk if plan_.chunked else None)
-            vectors = chunk.kc[1] if plan_.chunked else shape.vectors
-            if shape.src.held is None:
-                start, held = self.a.get(key)
-                at = _Place(start, vectors, loaded.w * vectors)
-                if not held:
-                    yield from self._load_inputs(image, conv, loaded, tile, chunk, start)
-            else:
+            loaded = whole or shape.input_box(conv, chunk)
+            if shape.src.held is not None:
                 at = self._on_chip(shape.src, image, loaded)
+            else:
+                at, tasks = self._inputs(image, conv, loaded, block, chunk)
+                yield from tasks
             for part in range(shape.passes):
-                b, held = self.b.get(("b", index, part, chunk))
+                b, held = self.b.get(("b", block.start, part, chunk))
                 if not held:
-                    yield self.emit.load_constant(self._weights(index, part, chunk), b)
-                yield self._mm(conv, loaded, tile, chunk, at, (b, rows), accumulate=begun)
+                    yield self.emit.load_constant(self._weights(block, part, chunk), b)
+                yield self._mm(conv, loaded, block, chunk, at, (b, rows), accumulate=begun)
                 begun = True
 
-    def _weights(self, index: int, part: int, chunk: Chunk) -> bytes:
-        key = (index, part, chunk)
+    def _weights(self, block: range, part: int, chunk: Chunk) -> bytes:
+        key = (block.start, part, chunk)
         if key not in self._packed:
-            self._packed[key] = self.shape.weights(self.shape.tiles[index], part, chunk)
+            self._packed[key] = self.shape.weights(block.start, len(block), part, chunk)
         return self._packed[key]
 
-    def _load_inputs(
-        self, image: int, conv: Box, box: Box, tile: Tile, chunk: Chunk, a: int
-    ) -> Iterator[Task]:
-        shape, n = self.shape, self.config.n
-        fill = shape.op.x_zero
+    def _inputs(
+        self, image: int, conv: Box, box: Box, block: range, chunk: Chunk
+    ) -> tuple[_Place, Iterator[Task]]:
+        """Where inputs of a block are, and LOADs that bring them if they are not there yet."""
+        shape = self.shape
+        if not self.plan.chunked:
+            start, held = self.a.get(("a", image, conv))
+            place = _Place(start, shape.vectors, box.w * shape.vectors)
+            return place, iter(()) if held else self._load_inputs(image, conv, box, start)
+        pieces = [shape.tiles[index].piece for index in (block.start, block.stop - 1)]
+        vectors = chunk.kc[1] * (1 if pieces[0] == pieces[1] else len(block))
+        start, held = self.a.get(("a", image, conv, chunk, pieces[0]))
+        tasks = iter(()) if held else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
+        return _Place(start, vectors, box.w * vectors), tasks
+
+    def _load_inputs(self, image: int, conv: Box, box: Box, a: int) -> Iterator[Task]:
+        shape, fill = self.shape, self.shape.op.x_zero
         if shape.folded:
-            pitch, (_, sx) = shape.src.pixel_pitch, shape.window.stride
-            first = (conv.x * sx - shape.window.pad[1]) * pitch
-            vectors, skip = (chunk.kc[1], chunk.kc[0] * n) if self.plan.chunked else (shape.vectors, 0)
-            length = min(shape.span - skip, vectors * n)
-            yield self.emit.load_windows(
-                shape.src, image, (box.y, box.h), first + skip, sx * pitch, conv.w, length, a, vectors, fill
-            )
-        elif self.plan.chunked:
-            start = tile.piece.first + chunk.kc[0] * n
-            count = min(chunk.kc[1] * n, tile.piece.first + tile.piece.count - start)
-            yield self.emit.load_box(shape.src, image, box, (start, count), a, chunk.kc[1], fill)
+            yield self._load_windows(image, conv, box, (0, shape.vectors), a)
         elif shape.aligned:
-            yield self.emit.load_box(shape.src, image, box, (0, shape.src.c), a, shape.vectors, fill)
+            yield from self.emit.load_box(shape.src, image, box, (0, shape.src.c), a, shape.vectors, fill)
         else:
             for piece in shape.pieces:
                 channels = (piece.first, piece.count)
-                yield self.emit.load_box(shape.src, image, box, channels, a + piece.at, shape.vectors, fill)
+                yield from self.emit.load_box(
+                    shape.src, image, box, channels, a + piece.at, shape.vectors, fill
+                )
+
+    def _load_chunk(
+        self, image: int, conv: Box, box: Box, pieces: Sequence[Piece], chunk: Chunk, a: int, vectors: int
+    ) -> Iterator[Task]:
+        """LOADs of a chunk of the first of `pieces`, or of all of it up to the end of the last."""
+        shape, n = self.shape, self.config.n
+        if shape.folded:
+            yield self._load_windows(image, conv, box, chunk.kc, a)
+            return
+        start = pieces[0].first + chunk.kc[0] * n
+        count = min(vectors * n, pieces[1].first + pieces[1].count - start)
+        yield from self.emit.load_box(shape.src, image, box, (start, count), a, vectors, shape.op.x_zero)
+
+    def _load_windows(self, image: int, conv: Box, box: Box, kc: tuple[int, int], a: int) -> Task:
+        """LOAD of `kc` (first, count) vectors of the windows of a box."""
+        shape, n = self.shape, self.config.n
+        pitch, (_, sx) = shape.src.pixel_pitch, shape.window.stride
+        skip = kc[0] * n
+        first = (conv.x * sx - shape.window.pad[1]) * pitch + skip
+        length = min(shape.span - skip, kc[1] * n)
+        rows, fill = (box.y, box.h), shape.op.x_zero
+        return self.emit.load_windows(
+            shape.src, image, rows, first, sx * pitch, conv.w, length, a, kc[1], fill
+        )
 
     def _mm(
         self,
         conv: Box,
         loaded: Box,
-        tile: Tile,
+        block: range,
         chunk: Chunk,
         at: _Place,
         slots: tuple[int, int],
@@ -184,6 +236,7 @@ class _ConvLowering:
     ) -> Task:
         shape, window, n = self.shape, self.shape.window, self.config.n
         b, c = slots
+        tile, count, columns = shape.tiles[block.start], len(block), self._channels(block)[1]
         vectors, pitch = at.pixel, at.row
         first = at.start if self.plan.chunked else at.start + tile.piece.at + chunk.kc[0]
         (sy, sx), (dy, dx) = window.stride, window.dilation
@@ -194,21 +247,23 @@ class _ConvLowering:
         steps = chunk.steps
         return Task(
             Mm(
-                accumulate=int(accumulate), ky=chunk.ky[1], kx=chunk.kx[1], kc=chunk.kc[1], oy=conv.h, ox=conv.w,
+                accumulate=int(accumulate), nt=count, ky=chunk.ky[1], kx=chunk.kx[1], kc=chunk.kc[1], oy=conv.h,
+                ox=conv.w,
                 a=(first + y * pitch + x * vectors) % (1 << 16),
-                a_ky=taken(dy * pitch, chunk.ky[1]), a_kx=dx * vectors, a_kc=1, a_oy=taken(sy * pitch, conv.h),
-                a_ox=sx * vectors,
-                y=y, x=x, y_ky=dy if chunk.ky[1] > 1 else 0, y_oy=sy, x_kx=dx if chunk.kx[1] > 1 else 0, x_ox=sx,
+                a_nt=0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors,
+                a_ky=wrapped(dy * pitch, chunk.ky[1]), a_kx=taken(dx * vectors, chunk.kx[1]), a_kc=1,
+                a_oy=wrapped(sy * pitch, conv.h), a_ox=taken(sx * vectors, conv.w),
+                y=y, x=x, y_ky=taken(dy, chunk.ky[1]), y_oy=taken(sy, conv.h),
+                x_kx=taken(dx, chunk.kx[1]), x_ox=taken(sx, conv.w),
                 h=loaded.h, w=loaded.w, pad=shape.op.x_zero,
-                b=b, b_ky=taken(chunk.kx[1] * chunk.kc[1] * tile.count, chunk.ky[1]),
-                b_kx=taken(chunk.kc[1] * tile.count, chunk.kx[1]),
-                b_kc=tile.count, b_row=1,
-                c=c, c_oy=conv.w, c_ox=1,
+                b=b, b_nt=taken(n, count), b_ky=wrapped(chunk.kx[1] * chunk.kc[1] * columns, chunk.ky[1]),
+                b_kx=wrapped(chunk.kc[1] * columns, chunk.kx[1]), b_kc=wrapped(columns, chunk.kc[1]), b_row=1,
+                c=c, c_nt=taken(conv.h * conv.w, count), c_oy=taken(conv.w, conv.h), c_ox=1,
             ),
-            (at.extent(loaded, vectors), scratchpad(b, steps * n)),
-            (accumulator(c, conv.h * conv.w),),
+            (at.extent(loaded, vectors), scratchpad(b, count * steps * n)),
+            (accumulator(c, count * conv.h * conv.w),),
             self.layer,
-            steps * max(conv.h * conv.w, n),
+            count * steps * max(conv.h * conv.w, n),
             paces=True,
         )  # fmt: skip
 

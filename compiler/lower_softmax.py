@@ -108,7 +108,7 @@ class _SoftmaxLowering:
         rows, vectors = box.w, ceil_div(count, self.config.n)
         x, held = self.x.get((image, box, chunk))
         if not held:
-            yield self.emit.load_box(self.src, image, box, chunk, x, vectors, 0)
+            yield from self.emit.load_box(self.src, image, box, chunk, x, vectors, 0)
         p, _ = self.p.get((image, box, chunk, final))
         size = rows * vectors
         yield Task(
@@ -142,4 +142,4 @@ class _SoftmaxLowering:
             rows * max(16, vectors * self.config.groups),
             paces=True,
         )  # fmt: skip
-        yield self.emit.store_box(self.dst, image, box, chunk, out, vectors)
+        yield from self.emit.store_box(self.dst, image, box, chunk, out, vectors)

@@ -166,17 +166,17 @@ class _VectorLowering:
         vectors = ceil_div(channels[1], self.config.n)
         a, o = self.a.get(key)[0], self.o.get(key)[0]
         loaded = self._input_box(box)
-        yield self.emit.load_box(job.src, image, loaded, channels, a, vectors, job.x_zero)
+        yield from self.emit.load_box(job.src, image, loaded, channels, a, vectors, job.x_zero)
         b = 0
         if job.other is not None:
             b, _ = self.b.get(key)
-            yield self.emit.load_box(job.other, image, loaded, channels, b, vectors, 0)
+            yield from self.emit.load_box(job.other, image, loaded, channels, b, vectors, 0)
         for part, count in self._parts(box):
             params, held = self.p.get(count)
             if not held:
                 yield self.emit.load_constant(self._parameters(count), params)
             yield self._vec(box, part, loaded, vectors, (a, b, o, params))
-        yield self.emit.store_box(job.dst, image, box, channels, o, vectors)
+        yield from self.emit.store_box(job.dst, image, box, channels, o, vectors)
 
     def _input_box(self, box: Box) -> Box:
         window, src = self.job.window, self.job.src

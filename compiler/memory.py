@@ -35,18 +35,22 @@ class Ring:
     start: int
     size: int
     count: int
+    _slots: dict[Hashable, int] = field(default_factory=dict)
     _keys: list[Hashable] = field(default_factory=list)
     _next: int = 0
 
     def get(self, key: Hashable) -> tuple[int, bool]:
         """Address of the slot that holds `key`, and whether it held it already (if not, fill it)."""
-        if key in self._keys:
-            return self.start + self.size * self._keys.index(key), True
+        if key in self._slots:
+            return self.start + self.size * self._slots[key], True
         if len(self._keys) < self.count:
+            slot = len(self._keys)
             self._keys.append(key)
-            return self.start + self.size * (len(self._keys) - 1), False
-        slot, self._next = self._next, (self._next + 1) % self.count
-        self._keys[slot] = key
+        else:
+            slot, self._next = self._next, (self._next + 1) % self.count
+            del self._slots[self._keys[slot]]
+            self._keys[slot] = key
+        self._slots[key] = slot
         return self.start + self.size * slot, False
 
 

@@ -190,7 +190,7 @@ def _propose(plans: Sequence[ConvPlan], cycles: Callable[[int], int], trials: in
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     values = {
         name: sorted({getattr(found.choice, name) for found in plans})
-        for name in ("tile", "zones", "chunk", "group", "chunked")
+        for name in ("tile", "zones", "block", "chunk", "group", "chunked")
     }
     space: dict[str, optuna.distributions.BaseDistribution] = {
         name: optuna.distributions.IntDistribution(0, len(found) - 1) for name, found in values.items()
