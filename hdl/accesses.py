@@ -76,14 +76,19 @@ class Memory(enum.Enum):
     STATES = "row state"
     TABLE = "table entry"
 
+    __hash__ = object.__hash__  # members are unique; that of `Enum` hashes their names
+
     def size(self, config: Config) -> int:
-        return {
-            Memory.SCRATCHPAD: config.scratchpad_size,
-            Memory.ACCUMULATOR: config.accumulator_size,
-            Memory.ALIGNMENTS: config.alignments,
-            Memory.STATES: config.row_states,
-            Memory.TABLE: config.table_depth,
-        }[self]
+        return int(getattr(config, _SIZES[self]))
+
+
+_SIZES = {
+    Memory.SCRATCHPAD: "scratchpad_size",
+    Memory.ACCUMULATOR: "accumulator_size",
+    Memory.ALIGNMENTS: "alignments",
+    Memory.STATES: "row_states",
+    Memory.TABLE: "table_depth",
+}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from amaranth.hdl import signed, unsigned
@@ -109,13 +111,25 @@ class Instruction:
 
     def check(self) -> None:
         """Raise `IsaError` naming the first field whose value does not fit."""
-        for field in dataclasses.fields(self):
-            low, high = limits(field)
-            value = getattr(self, field.name)
+        names, lows, highs = _limits_of(self.OPCODE)
+        values = [getattr(self, name) for name in names]
+        if (
+            {int}.issuperset(map(type, values))
+            and all(map(operator.le, lows, values))
+            and all(map(operator.le, values, highs))
+        ):
+            return
+        for name, value, low, high in zip(names, values, lows, highs, strict=True):
             if isinstance(value, bool) or not isinstance(value, int):
-                raise IsaError(f"{self.OPCODE.name} field {field.name!r} must be an integer, not {value!r}")
+                raise IsaError(f"{self.OPCODE.name} field {name!r} must be an integer, not {value!r}")
             if not low <= value <= high:
-                raise IsaError(f"{self.OPCODE.name} field {field.name!r} is {value}, outside {low} to {high}")
+                raise IsaError(f"{self.OPCODE.name} field {name!r} is {value}, outside {low} to {high}")
+
+    def synchronised(self, wait: int, signal: int) -> Self:
+        """The same instruction with these semaphores: what `dataclasses.replace` does, many times as fast."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, wait=wait, signal=signal)
+        return made
 
     def encode(self) -> bytes:
         """The instruction word. Raises `IsaError` for a value that does not fit its field."""
@@ -152,6 +166,14 @@ class Instruction:
         if word >> position:
             raise IsaError(f"{cls.OPCODE.name} word has bits set above its last field (bit {position})")
         return cls(**values)
+
+
+@cache
+def _limits_of(opcode: Opcode) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    """Names of all fields, and their smallest and largest values."""
+    fields = dataclasses.fields(INSTRUCTIONS[opcode])
+    lows, highs = zip(*map(limits, fields), strict=True)
+    return tuple(field.name for field in fields), lows, highs
 
 
 def limits(field: dataclasses.Field[Any]) -> tuple[int, int]:

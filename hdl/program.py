@@ -21,6 +21,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from weft.hdl.accesses import Dram, ProgramError, name, queue_of
 from weft.hdl.config import Config
@@ -97,8 +98,9 @@ def _check_pages(body: Sequence[Instruction]) -> None:
             )
 
 
-def _bits(mask: int) -> list[int]:
-    return [bit for bit in range(SEMAPHORES) if mask >> bit & 1] if mask else []
+@cache
+def _bits(mask: int) -> tuple[int, ...]:
+    return tuple(bit for bit in range(SEMAPHORES) if mask >> bit & 1)
 
 
 class _Order:

@@ -42,18 +42,22 @@ class Races:
         shared = [access for access in chip if access.memory in self._chip]
         for access in shared:
             table = self._chip[access.memory][:, :, access.cells]
-            for past in (1, 0) if access.write else (1,):
-                late = table[past].max(axis=1, initial=0) > limits
-                if late.any():
-                    other = int(np.argmax(late))
-                    cell = int(np.argmax(table[past, other] > limits[other]))
-                    where = f"{access.memory.value} {_address(access.cells, cell)}"
-                    self._refuse(index, access.write, where, other, int(table[past, other, cell]), past)
+            latest = np.maximum.reduce(table if access.write else table[1], axis=-1, initial=0)
+            if (latest > limits).any():
+                self._refuse_chip(index, access, table, limits)
         for run in memory:
             if run.base in self._dram:
                 self._visit_dram(index, position, limits, run)
         for access in shared:
             self._chip[access.memory][int(access.write), own, access.cells] = position + 1
+
+    def _refuse_chip(self, index: int, access: OnChip, table: np.ndarray, limits: np.ndarray) -> None:
+        """`table` has what was done to the cells of `access` that comes too late for some queue."""
+        past = int((table[1].max(axis=1) > limits).any())
+        other = int(np.argmax(table[past].max(axis=1) > limits))
+        cell = int(np.argmax(table[past, other] > limits[other]))
+        where = f"{access.memory.value} {_address(access.cells, cell)}"
+        self._refuse(index, access.write, where, other, int(table[past, other, cell]), past)
 
     def _visit_dram(self, index: int, position: int, limits: np.ndarray, memory: Dram) -> None:
         """LOADs read and STOREs write, so a LOAD only meets STOREs before it, and a STORE only LOADs."""
