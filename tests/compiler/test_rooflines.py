@@ -1,0 +1,122 @@
+"""Programs of more than a million MACs reach 80 % of their roofline, on all presets and boards, or have a reason.
+
+Bounds and reasons are those of `rooflines`; cycles those of the cycle model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter as Tally
+
+import numpy as np
+import pytest
+from op_cases import convolution, whole
+from rooflines import LATENCY, bounds, ends, random_layer, reason, roofline
+
+from weft.boards.registry import BOARDS
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir import Conv, DeviceSegment, Window
+from weft.hdl.config import PRESETS, Config
+from weft.hdl.memmap import Counter
+from weft.hdl.program import check
+from weft.runtime import Image
+from weft.sim.timing import TimingDevice
+
+CONFIGS = tuple(dict.fromkeys([*PRESETS.values(), *(board.config for board in BOARDS.values())]))
+
+
+def cycles_of(op: Conv, config: Config) -> int:
+    program = compile_segment(DeviceSegment("layer", (op,)), config)
+    image = Image(program)
+    device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bytes_per_cycle=config.bus_bytes)
+    image.run(device, {})
+    return int(device.counters()[Counter.CYCLES])
+
+
+def wrong(seed: int, tally: Tally[str]) -> str | None:
+    """What is wrong with the random layer of `seed`: slower than all reasons allow, or than what bounds say is
+    possible faster; the reason is counted."""
+    rng, config = np.random.default_rng(seed), CONFIGS[seed % len(CONFIGS)]
+    op = random_layer(rng, config)
+    cycles = cycles_of(op, config)
+    why = reason(op, config, cycles)
+    least = {"roofline": roofline(op, config), **bounds(op, config)}
+    tally[str(why)] += 1
+    shown = f"seed {seed}, N {config.n}, {op.src.shape} by {op.weight.shape}, groups {op.groups}, {op.window}"
+    shown += f": {cycles} cycles, " + ", ".join(f"{name} {bound:.0f}" for name, bound in least.items())
+    if why is None:
+        return f"no reason: {shown}"
+    return f"faster than a bound: {shown}" if max(least.values()) > 1.03 * cycles else None
+
+
+def test_random_layers_reach_their_roofline() -> None:
+    tally: Tally[str] = Tally()
+    assert [text for seed in range(4 * len(CONFIGS)) if (text := wrong(seed, tally))] == []
+    assert tally[""] > 2 * len(CONFIGS)
+
+
+@pytest.mark.long
+def test_many_random_layers_reach_their_roofline() -> None:
+    tally: Tally[str] = Tally()
+    assert [text for seed in range(2000) if (text := wrong(seed, tally))] == []
+    assert tally[""] > 1000, tally
+
+
+def product(rows: int, out: int, cin: int) -> Conv:
+    return convolution(whole("x", (1, 1, rows, cin), "input"), out)
+
+
+@pytest.mark.parametrize(
+    ("preset", "rows", "out", "cin", "least"),
+    [
+        ("default", 2048, 64, 2048, 0.95),
+        ("default", 4096, 1024, 256, 0.95),
+        ("default", 1024, 256, 4096, 0.95),
+        ("default", 50257, 1, 768, 0.95),
+        ("default", 1, 2560, 2560, 0.95),
+        ("default", 2560, 1, 2560, 0.95),
+        ("small", 512, 512, 1024, 0.95),
+        ("small", 197, 768, 3072, 0.95),
+        ("large", 4096, 512, 2048, 0.95),
+        ("tiny", 128, 128, 512, 0.95),
+    ],
+)
+def test_products_without_a_cliff(preset: str, rows: int, out: int, cin: int, least: float) -> None:
+    op, config = product(rows, out, cin), PRESETS[preset]
+    assert roofline(op, config) >= least * cycles_of(op, config)
+
+
+@pytest.mark.parametrize("channels", [64, 128])
+def test_a_batch_is_as_good_as_an_image(channels: int) -> None:
+    config = PRESETS["default"]
+    op = convolution(whole("x", (4, 56, 56, 256), "input"), channels)
+    assert roofline(op, config) >= 0.95 * cycles_of(op, config)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.n}-{config.digest:08x}")
+@pytest.mark.parametrize(
+    ("rows", "out", "cin"), [(1, 3, 138_000), (3, 2, 70_000), (3, 70_000, 2), (1, 70_000, 1)]
+)
+def test_pixels_longer_than_fields(config: Config, rows: int, out: int, cin: int) -> None:
+    """Pixels of more than 64 KB: programs that the checker takes."""
+    program = compile_segment(DeviceSegment("layer", (product(rows, out, cin),)), config)
+    check(program.instructions, config, extents=program.sizes)
+
+
+def test_bounds_by_hand() -> None:
+    """512 x 512 x 512 on 16 x 16 is 2**19 cycles; a depthwise layer keeps one lane of 16 busy; one row of 64 columns
+    waits for 4 tiles of weights of 16 cycles a step; and nothing explains ten times the roofline."""
+    config = PRESETS["default"]
+    op = product(512, 512, 512)
+    assert roofline(op, config) == 2**19
+    assert reason(op, config, 2**19) == ""
+    assert reason(op, config, 10 * 2**19) is None
+    x = whole("x", (1, 64, 64, 64), "input")
+    depthwise = convolution(x, 64, Window((3, 3), pad=(1, 1, 1, 1)))
+    depthwise = Conv(**vars(depthwise) | {"groups": 64, "weight": depthwise.weight[..., :1]})
+    assert bounds(depthwise, config)["lanes stay empty"] == 64 * 64 * 4 * 9
+    assert math.isclose(
+        roofline(depthwise, config), max(64 * 64 * 4 * 9 / 16, (2 * 2**18 + 576) / 16, 2**18 / 8)
+    )
+    assert bounds(product(1, 64, 1024), config)["few rows"] == 4 * 64 * 16
+    assert ends(config) == 120 + 8 * 16 + 100
