@@ -100,7 +100,7 @@ def test_a_batch_is_as_good_as_an_image(channels: int) -> None:
 def test_pixels_longer_than_fields(config: Config, rows: int, out: int, cin: int) -> None:
     """Pixels of more than 64 KB: programs that the checker takes."""
     program = compile_segment(DeviceSegment("layer", (product(rows, out, cin),)), config)
-    check(program.instructions, config, extents=program.sizes)
+    check(program.instructions, config, extents=program.areas.extents)
 
 
 def test_bounds_by_hand() -> None:

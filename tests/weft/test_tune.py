@@ -218,7 +218,7 @@ def saved(tmp_path: Path, changes: dict[str, object]) -> Path:
     return path
 
 
-LAYER = {"name": "a", "choice": {"tile": [1, 2], "zones": [3, 4], "chunk": 5, "group": 6, "chunked": True},
+LAYER = {"name": "a", "choice": {"tile": [1, 2], "zones": [3, 4], "block": 7, "chunk": 5, "group": 6, "chunked": True},
          "default": 7, "cycles": 8}  # fmt: skip
 
 
@@ -304,7 +304,7 @@ def test_a_file_that_is_something_else(raw: bytes, tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    choice = Choice((1, 2), (3, 4), 5, 6, True)
+    choice = Choice((1, 2), (3, 4), 7, 5, 6, True)
     made = Tuning(TINY, 100, 2.5, {"key": TunedLayer("conv", choice, 20, 10)})
     path = tmp_path / "tuning.json"
     path.write_text(made.text())
