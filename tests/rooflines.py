@@ -31,9 +31,15 @@ def roofline(op: Conv, config: Config) -> float:
     return max(op.macs * unread / config.n**2, _bytes(op) / config.bus_bytes, _vector(op, config))
 
 
-def _bytes(op: Conv) -> int:
+def _read(op: Conv) -> float:
+    """Bytes of the input, as far as strides do not skip them."""
+    shares = (min(1.0, k / s) for k, s in zip(op.window.kernel, op.window.stride, strict=True))
+    return math.prod(op.src.shape) * math.prod(shares)
+
+
+def _bytes(op: Conv) -> float:
     """Input, weights and output, each once."""
-    return math.prod(op.src.shape) + op.weight.size + math.prod(op.dst.shape)
+    return _read(op) + op.weight.size + math.prod(op.dst.shape)
 
 
 def _vector(op: Conv, config: Config, width: int = 1) -> float:
@@ -56,7 +62,7 @@ def bounds(op: Conv, config: Config) -> dict[str, float]:
     """Cycles that a layer takes at least, by the name of the reason."""
     return {
         "lanes stay empty": max(_vectors(op, config, 1), _vector(op, config, config.n)),
-        "few rows": max(_vectors(op, config, max(config.n, rmw_latency(config))), _starts(op, config)),
+        "few rows": max(_vectors(op, config, max(config.n, rmw_latency(config) - 1)), _starts(op, config)),
         "operands come again": _again(op, config),
         "short runs": _runs(op, config),
     }
@@ -76,10 +82,13 @@ def _runs(op: Conv, config: Config) -> float:
     share = max(1, min(op.groups, config.n // max(per_in, per_out)))
     pieces = ceil_div(op.groups, share)
     cycles = op.weight.size / config.bus_bytes
-    for view, size in ((op.src, share * per_in), (op.dst, share * per_out)):
-        pixels, whole = math.prod(view.shape[:3]), math.prod(view.shape) / config.bus_bytes
+    for view, moved, size in (
+        (op.src, _read(op), share * per_in),
+        (op.dst, math.prod(op.dst.shape), share * per_out),
+    ):
+        pixels, whole = moved / view.shape[3], moved / config.bus_bytes
         apart = pieces > 1 and size % config.n
-        each = pixels * pieces * (ceil_div(size, config.bus_bytes) + 1)
+        each = pixels * pieces * ceil_div(size, config.bus_bytes)
         # A LOAD may read what lies between as well; a STORE must not write it.
         cycles += (min(each, pieces * whole) if view is op.src else each) if apart else whole
     return cycles
@@ -166,7 +175,7 @@ def _again(op: Conv, config: Config) -> float:
 
     Rows of the product are made r at a time, for b tiles of N columns, in an accumulator that holds r * b rows. Half of
     the scratchpad has room for two slots of r rows of inputs: all of their contraction, or kc vectors of it, which then
-    come in runs of their own, each two cycles longer than its bytes, and again for every b tiles. The other half is for
+    come in runs of their own, each a cycle longer than its bytes, and again for every b tiles. The other half is for
     weights: all; or those of b tiles, and inputs come again for each; or they come again for each r rows. Every LOAD,
     MM, VEC and STORE is 64 bytes more, and each output channel has 8 bytes of parameters. The best of all r
     and b, for each group.
@@ -179,7 +188,7 @@ def _again(op: Conv, config: Config) -> float:
         return 0.0
     vectors = ceil_div(op.weight.shape[3], n)
     inputs, weights, outputs = (
-        size / groups / bus for size in map(math.prod, (op.src.shape, op.weight.shape, op.dst.shape))
+        size / groups / bus for size in (_read(op), op.weight.size, math.prod(op.dst.shape))
     )
     best = math.inf
     for r in range(1, min(rows, config.accumulator_size) + 1):
@@ -191,7 +200,7 @@ def _again(op: Conv, config: Config) -> float:
             if kc < 1:
                 continue
             chunks = ceil_div(vectors, kc)
-            a_times, runs = (blocks, images * rows * chunks * 2) if chunks > 1 else (1, 0)
+            a_times, runs = (blocks, images * rows * chunks) if chunks > 1 else (1, 0)
             waits = [(a_times, times)]
             if min(b, tiles) * n * depth <= half:
                 waits.append((blocks, 1))
