@@ -98,9 +98,7 @@ def test_a_batch_is_as_good_as_an_image(channels: int) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.n}-{config.digest:08x}")
-@pytest.mark.parametrize(
-    ("rows", "out", "cin"), [(1, 3, 138_000), (3, 2, 70_000), (3, 70_000, 2), (1, 70_000, 1)]
-)
+@pytest.mark.parametrize(("rows", "out", "cin"), [(1, 3, 138_000), (3, 2, 70_000), (2, 66_000, 1)])
 def test_pixels_longer_than_fields(config: Config, rows: int, out: int, cin: int) -> None:
     """Pixels of more than 64 KB: programs that the checker takes."""
     program = compile_segment(DeviceSegment("layer", (product(rows, out, cin),)), config)
