@@ -14,7 +14,7 @@ import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
-from weft.compiler.evaluate import evaluator
+from weft.compiler.evaluate import Evaluator
 from weft.compiler.ir import CompileError
 from weft.compiler.qlinear import expand_qlinear
 
@@ -337,7 +337,7 @@ def run_nodes(
     graph = helper.make_graph([node.proto for node in nodes], "fold", given, declared)
     model = helper.make_model(graph, opset_imports=opsets)
     try:
-        return [np.asarray(value) for value in evaluator(model).run(None, feeds)]
+        return [np.asarray(value) for value in Evaluator(model).run(feeds)]
     except Exception as error:  # the reference evaluator raises anything
         raise CompileError(f"node {nodes[0].name!r} cannot be evaluated: {_first_line(error)}") from None
 
