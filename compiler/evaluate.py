@@ -125,7 +125,9 @@ def _prepared(model: onnx.ModelProto, run: list[int], by_runtime: bool) -> list[
     if by_runtime and session is None and len(run) > 1:
         middle = len(run) // 2
         return [*_prepared(model, run[:middle], True), *_prepared(model, run[middle:], True)]
-    inputs, outputs = (tuple(value.name for value in values) for values in (part.graph.input, part.graph.output))
+    inputs, outputs = (
+        tuple(value.name for value in values) for values in (part.graph.input, part.graph.output)
+    )
     return [(inputs, outputs, session or _reference(part))]
 
 
@@ -150,11 +152,10 @@ def _part(model: onnx.ModelProto, run: list[int]) -> onnx.ModelProto:
     return helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def _session(model: onnx.ModelProto) -> Run | None:
-    """A run by ONNX Runtime, None if it is not installed or does not have one of the operators."""
+def _open(model: onnx.ModelProto) -> Any:
+    """A session that computes what the model says and nothing else: no fused operators, no saturating products."""
     onnxruntime = runtime()
-    if onnxruntime is None:
-        return None
+    assert onnxruntime is not None
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -162,10 +163,18 @@ def _session(model: onnx.ModelProto) -> Run | None:
     options.log_severity_level = 4
     # Without it products of uint8 and int8 saturate at 16 bits on processors without VNNI.
     options.add_session_config_entry("session.x64quantprecision", "1")
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def _session(model: onnx.ModelProto) -> Run | None:
+    """A run by ONNX Runtime, None if it is not installed or does not have one of the operators."""
+    onnxruntime = runtime()
+    if onnxruntime is None:
+        return None
     try:
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = _open(model)
     except Exception:  # of many types, none of which it documents
         return None
     quiet = onnxruntime.RunOptions()
@@ -180,6 +189,49 @@ def _session(model: onnx.ModelProto) -> Run | None:
     return run
 
 
+def inferred_types(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Types and shapes of what operators make that ONNX does not define, by ONNX Runtime.
+
+    Raises
+    ------
+    EvaluationError
+        If ONNX Runtime is not installed, or does not have one of them.
+    """
+    foreign = [node for node in model.graph.node if node.domain not in STANDARD]
+    what = f"node {foreign[0].name!r} uses operator {foreign[0].op_type!r} of domain {foreign[0].domain!r}"
+    if runtime() is None:
+        raise EvaluationError(f"{what}, which is not part of ONNX: {HOW_TO_INSTALL}, which may have it")
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    del asked.graph.output[:]
+    names = [name for node in foreign for name in node.output if name]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    try:
+        outputs = _open(asked).get_outputs()
+    except Exception as error:
+        raise EvaluationError(
+            f"{what}, which is not part of ONNX, and ONNX Runtime does not take it: {first_line(error)}"
+        ) from None
+    return [_value_info(output) for output in outputs if output.type in _NAMES]
+
+
+def _value_info(output: Any) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(output.name, _NAMES[output.type], output.shape)
+
+
+_NAMES = {
+    f"tensor({name})": kind
+    for name, kind in (
+        ("float", TensorProto.FLOAT), ("double", TensorProto.DOUBLE), ("float16", TensorProto.FLOAT16),
+        ("bool", TensorProto.BOOL), ("string", TensorProto.STRING), ("int8", TensorProto.INT8),
+        ("int16", TensorProto.INT16), ("int32", TensorProto.INT32), ("int64", TensorProto.INT64),
+        ("uint8", TensorProto.UINT8), ("uint16", TensorProto.UINT16), ("uint32", TensorProto.UINT32),
+        ("uint64", TensorProto.UINT64), ("bfloat16", TensorProto.BFLOAT16),
+    )
+}  # fmt: skip
+"""Types by what ONNX Runtime calls them."""
+
+
 def _second(model: onnx.ModelProto, error: Exception) -> Run:
     """What is left where ONNX Runtime fails; its own `error` is the better one to show."""
     try:
@@ -192,7 +244,9 @@ def _reference(model: onnx.ModelProto) -> Run:
     opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
     for node in model.graph.node:
         if node.domain not in STANDARD:
-            remedy = HOW_TO_INSTALL if runtime() is None else "ONNX Runtime does not have it; export without it"
+            remedy = (
+                HOW_TO_INSTALL if runtime() is None else "ONNX Runtime does not have it; export without it"
+            )
             raise EvaluationError(
                 f"operator {node.op_type!r} of domain {node.domain!r} is not part of ONNX: {remedy}"
             )
@@ -207,7 +261,8 @@ def _reference(model: onnx.ModelProto) -> Run:
 
     def run(feeds: Feeds) -> list[Any]:
         try:
-            return evaluator.run(None, feeds)  # type: ignore[no-any-return]
+            with np.errstate(all="ignore"):
+                return evaluator.run(None, feeds)  # type: ignore[no-any-return]
         except Exception as error:
             raise EvaluationError(first_line(error)) from None
 

@@ -48,7 +48,9 @@ class MaxPool(OpRun):
 
     op_domain = ""
 
-    def _run(self, x: np.ndarray, storage_order: int | None = None, **attributes: Any) -> tuple[np.ndarray, ...]:
+    def _run(
+        self, x: np.ndarray, storage_order: int | None = None, **attributes: Any
+    ) -> tuple[np.ndarray, ...]:
         along = axes(x.shape[2:], attributes)
         lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
         result = np.full(_everywhere(x, along), lowest, x.dtype)
@@ -72,7 +74,9 @@ class AveragePool(OpRun):
 
     op_domain = ""
 
-    def _run(self, x: np.ndarray, count_include_pad: int | None = None, **attributes: Any) -> tuple[np.ndarray]:
+    def _run(
+        self, x: np.ndarray, count_include_pad: int | None = None, **attributes: Any
+    ) -> tuple[np.ndarray]:
         along = axes(x.shape[2:], attributes)
         total = np.zeros(_everywhere(x, along), x.dtype)
         inside = np.zeros(total.shape[2:], np.int64)
@@ -96,7 +100,9 @@ class LpPool(OpRun):
         along, power = axes(x.shape[2:], attributes), 2 if p is None else p
         total = np.zeros(_everywhere(x, along), x.dtype)
         for outputs, inputs in _taps(along):
-            total[(slice(None), slice(None), *outputs)] += np.abs(x[(slice(None), slice(None), *inputs)]) ** power
+            total[(slice(None), slice(None), *outputs)] += (
+                np.abs(x[(slice(None), slice(None), *inputs)]) ** power
+            )
         return ((total ** (1 / power)).astype(x.dtype),)
 
 

@@ -12,7 +12,6 @@ from onnx import helper
 from weft.compiler.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir import CompileError, HostSegment, Transfer
 
-
 Signature = tuple[np.dtype[Any], tuple[int, ...]]
 """Type and shape of a value."""
 
@@ -28,6 +27,25 @@ def _signature(value: onnx.ValueInfoProto) -> Signature:
     return helper.tensor_dtype_to_np_dtype(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
 
 
+def prepare(segment: HostSegment) -> tuple[Evaluator, dict[str, Signature]]:
+    """What evaluates a host segment, and the types and shapes of its outputs.
+
+    Raises
+    ------
+    CompileError
+        If there is an operator that the host cannot evaluate.
+    """
+    try:
+        return _evaluator(segment.model)
+    except EvaluationError as error:
+        raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
+
+
+def _what(segment: HostSegment) -> str:
+    operators = sorted({operator for _, operator, _ in segment.nodes})
+    return f"{segment.name} ({', '.join(operators)})"
+
+
 def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Evaluate a host segment (`weft.compiler.evaluate`).
 
@@ -39,19 +57,18 @@ def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, n
         If an operator fails, or gives another type or shape than the model says; the message names the segment's
         operators.
     """
-    operators = ", ".join(sorted({operator for _, operator, _ in segment.nodes}))
+    evaluator, signatures = prepare(segment)
     try:
-        evaluator, signatures = _evaluator(segment.model)
         results = evaluator.run({name: values[name] for name in segment.inputs})
     except EvaluationError as error:
-        raise CompileError(f"the host cannot evaluate {segment.name} ({operators}): {error}") from error
+        raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
     made = {name: np.asarray(value) for name, value in zip(segment.outputs, results, strict=True)}
     for name, value in made.items():
         dtype, shape = signatures[name]
         textual = value.dtype.kind in "OSU" and dtype.kind in "OSU"
         if value.shape != shape or not (value.dtype == dtype or textual):
             raise CompileError(
-                f"the host's {segment.name} ({operators}) gives {name!r} as {value.dtype.name} of shape {value.shape}; "
+                f"{_what(segment)} gives {name!r} on the host as {value.dtype.name} of shape {value.shape}; "
                 f"by the model it is {dtype.name} of shape {shape}"
             )
     return made

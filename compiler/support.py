@@ -236,11 +236,16 @@ def transposed(case: Case) -> Tensor | Pending | None:
 
 
 def per_tensor(case: Case) -> str | None:
-    """Activations must be int8 or uint8 with one constant scale and zero point for the whole tensor."""
+    """Activations must be int8 or uint8 with one constant scale above zero and zero point for the whole tensor."""
     quantise = case.node.op == "QuantizeLinear"
     value = case.node.outputs[0] if quantise else case.node.inputs[0]
     dtype = case.model.dtypes[value]
-    return None if parameters(case.model, case.node, dtype) is not None else f"{value!r} has type {dtype}"
+    if parameters(case.model, case.node, dtype) is not None:
+        return None
+    scale = case.model.constants.get(case.node.input(1))
+    each = f" and {scale.size} scales" if scale is not None and scale.size != 1 else ""
+    one = f" and scale {scale.reshape(-1)[0]:g}" if scale is not None and scale.size == 1 else ""
+    return f"{value!r} has type {dtype}{each or one}"
 
 
 def scales_fit(case: Case) -> str | None:

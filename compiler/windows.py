@@ -59,7 +59,9 @@ def axes(sizes: Sequence[int], attributes: Mapping[str, Any]) -> tuple[Axis, ...
     )  # fmt: skip
 
 
-def _axis(size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], auto: str, up: bool) -> Axis:
+def _axis(
+    size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], auto: str, up: bool
+) -> Axis:
     span = (kernel - 1) * dilation + 1
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         count = -(-size // stride)

@@ -90,12 +90,64 @@ def given(**attributes: Any) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-UNARY = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity "
-    "LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan "
-    "Tanh ThresholdedRelu IsNaN IsInf Size Shape Flatten Hardmax LogSoftmax Softmax MeanVarianceNormalization "
-    "BitwiseNot LpNormalization GlobalAveragePool GlobalMaxPool GlobalLpPool Det EyeLike NonZero"
-).split()
+UNARY = [
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "Ceil",
+    "Celu",
+    "Cos",
+    "Cosh",
+    "Elu",
+    "Erf",
+    "Exp",
+    "Floor",
+    "Gelu",
+    "HardSigmoid",
+    "HardSwish",
+    "Identity",
+    "LeakyRelu",
+    "Log",
+    "Mish",
+    "Neg",
+    "Not",
+    "Reciprocal",
+    "Relu",
+    "Round",
+    "Selu",
+    "Shrink",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Sinh",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Tan",
+    "Tanh",
+    "ThresholdedRelu",
+    "IsNaN",
+    "IsInf",
+    "Size",
+    "Shape",
+    "Flatten",
+    "Hardmax",
+    "LogSoftmax",
+    "Softmax",
+    "MeanVarianceNormalization",
+    "BitwiseNot",
+    "LpNormalization",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "GlobalLpPool",
+    "Det",
+    "EyeLike",
+    "NonZero",
+]
 
 
 def unary(rng: Rng) -> Draw:
@@ -118,7 +170,9 @@ def unary(rng: Rng) -> Draw:
         attributes = {"p": int(rng.integers(1, 4))}
     if op == "Det":
         size = [*size, 3, 3]
-    kinds = {"Not": "?", "BitwiseNot": "bBil", "Sign": "fdbBil", "Abs": "fdbBil", "Neg": "fdbil"}.get(op, "fd")
+    kinds = {"Not": "?", "BitwiseNot": "bBil", "Sign": "fdbBil", "Abs": "fdbBil", "Neg": "fdbil"}.get(
+        op, "fd"
+    )
     value = numbers(rng, size if op != "EyeLike" else some(rng, 1, 6, 2), kinds)
     if op in ("Log", "Sqrt", "Acosh"):
         value = np.abs(value) + 1
@@ -127,10 +181,34 @@ def unary(rng: Rng) -> Draw:
     return op, [value], attributes, 1
 
 
-BINARY = (
-    "Add Sub Mul Div Mod Pow PRelu And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual BitwiseAnd BitwiseOr "
-    "BitwiseXor Max Min Sum Mean MatMul Where Expand BitShift"
-).split()
+BINARY = [
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Mod",
+    "Pow",
+    "PRelu",
+    "And",
+    "Or",
+    "Xor",
+    "Equal",
+    "Less",
+    "LessOrEqual",
+    "Greater",
+    "GreaterOrEqual",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+    "Max",
+    "Min",
+    "Sum",
+    "Mean",
+    "MatMul",
+    "Where",
+    "Expand",
+    "BitShift",
+]
 
 
 def binary(rng: Rng) -> Draw:
@@ -166,7 +244,7 @@ def binary(rng: Rng) -> Draw:
 
 def reduction(rng: Rng) -> Draw:
     op = "Reduce" + str(
-        rng.choice("L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split())
+        rng.choice(["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"])
     )
     size = shape(rng)
     axes = maybe(rng, sorted({axis(rng, len(size)) % len(size) for _ in range(2)}), 0.8)
@@ -189,9 +267,12 @@ def index(rng: Rng) -> Draw:
         flags = {"exclusive": int(rng.integers(2)), "reverse": int(rng.integers(2))}
         return op, [value, [np.array(along, np.int64)]], flags, 1
     if op == "Trilu":
-        return op, [numbers(rng, [*size, 4, 5], "fil"), [np.array(int(rng.integers(-3, 4)), np.int64)]], {
-            "upper": int(rng.integers(2))
-        }, 1
+        return (
+            op,
+            [numbers(rng, [*size, 4, 5], "fil"), [np.array(int(rng.integers(-3, 4)), np.int64)]],
+            {"upper": int(rng.integers(2))},
+            1,
+        )
     if op == "TopK":
         k = np.array([int(rng.integers(1, size[along] + 1))], np.int64)
         return op, [value, [k]], {"axis": along, "largest": int(rng.integers(2))}, 2
@@ -285,8 +366,7 @@ def product(rng: Rng) -> Draw:
 
 def movement(rng: Rng) -> Draw:
     op = str(rng.choice(
-        "Pad Slice Gather GatherElements GatherND ScatterElements ScatterND Concat Split Tile Transpose Reshape "
-        "DepthToSpace SpaceToDepth Squeeze Unsqueeze ReverseSequence Compress Unique".split()
+        ["Pad", "Slice", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Concat", "Split", "Tile", "Transpose", "Reshape", "DepthToSpace", "SpaceToDepth", "Squeeze", "Unsqueeze", "ReverseSequence", "Compress", "Unique"]
     ))  # fmt: skip
     size = shape(rng)
     rank, value = len(size), numbers(rng, size, "fl")
@@ -374,7 +454,7 @@ def resize(rng: Rng) -> Draw:
 
 def normalisation(rng: Rng) -> Draw:
     op = str(rng.choice(
-        "LayerNormalization InstanceNormalization GroupNormalization BatchNormalization LRN RMSNormalization".split()
+        ["LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN", "RMSNormalization"]
     ))  # fmt: skip
     size = [int(rng.integers(1, 3)), 4, *some(rng, 2, 5, int(rng.integers(1, 3)))]
     value = floats(rng, size)
@@ -388,7 +468,12 @@ def normalisation(rng: Rng) -> Draw:
     if op == "BatchNormalization":
         return op, [value, *each, floats(rng, [4]), np.abs(floats(rng, [4])) + 0.1], {}, 1
     if op == "LRN":
-        return op, [floats(rng, [1, 6, 3, 3])], {"size": int(rng.integers(1, 6)), "alpha": 0.5, "bias": 2.0}, 1
+        return (
+            op,
+            [floats(rng, [1, 6, 3, 3])],
+            {"size": int(rng.integers(1, 6)), "alpha": 0.5, "bias": 2.0},
+            1,
+        )
     return op, [value, *each], {}, 1
 
 
@@ -450,7 +535,12 @@ def sampling(rng: Rng) -> Draw:
         sizes = [np.array([2, 3, 4, 5], np.int64)]
         return op, [floats(rng, [2, 2, 3]), sizes], {"align_corners": int(rng.integers(2))}, 1
     if op == "Col2Im":
-        return op, [floats(rng, [1, 8, 20]), [np.array([5, 6], np.int64)], [np.array([2, 2], np.int64)]], {}, 1
+        return (
+            op,
+            [floats(rng, [1, 8, 20]), [np.array([5, 6], np.int64)], [np.array([2, 2], np.int64)]],
+            {},
+            1,
+        )
     return op, [floats(rng, [1, 2, 3, 4]), [np.array([1, 1, 2, 3], np.float32)]], {"mode": "nearest"}, 1
 
 

@@ -28,7 +28,7 @@ def test_run_host_takes_what_it_reads() -> None:
 
 
 def test_failure_names_segment_and_operators() -> None:
-    with pytest.raises(CompileError, match=r"^the host cannot evaluate host0 \(Cholesky\): "):
+    with pytest.raises(CompileError, match=r"^host0 \(Cholesky\) cannot be evaluated on the host: "):
         run_host(segment("Cholesky"), {"x": np.zeros((2, 3), np.float32)})
 
 

@@ -166,12 +166,22 @@ def test_shape_that_depends_on_data() -> None:
     )
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (-0.5, "-0.5"), (np.nan, "nan"), (np.inf, "inf")])
-@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
+@pytest.mark.parametrize(
+    ("op", "value", "text"),
+    [
+        ("QuantizeLinear", 0.0, "0"),
+        ("QuantizeLinear", np.nan, "nan"),
+        ("DequantizeLinear", np.nan, "nan"),
+        ("DequantizeLinear", np.inf, "inf"),
+    ],
+)
 def test_impossible_scale(op: str, value: float, text: str) -> None:
     model = replace_constant(small(), op, 1, np.float32(value))
     name = next(node.name for node in model.graph.node if node.op_type == op)
-    assert fails(model) == f"node {name!r} ({op}) has scale {text}; scales must be finite and above zero"
+    assert (
+        fails(model)
+        == f"node {name!r} ({op}) has scale {text}; scales must be finite, and not zero to quantise"
+    )
 
 
 def weights(model: onnx.ModelProto) -> onnx.NodeProto:
@@ -335,7 +345,10 @@ def test_damaged_name(tmp_path: Path) -> None:
 def test_impossible_opset() -> None:
     model = small()
     model.opset_import[0].version = 1 << 40
-    assert fails(model) == "the model asks for version 1099511627776 of operator set ''"
+    newest = onnx.defs.onnx_opset_version()
+    assert fails(model) == (
+        f"the model asks for version 1099511627776 of operator set ''; versions 1 to {newest} are known"
+    )
 
 
 @pytest.mark.parametrize("seed", range(150))
