@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -39,8 +39,17 @@ def _taps(along: Sequence[Axis]) -> Iterator[tuple[tuple[slice, ...], tuple[slic
             )
 
 
-def _everywhere(x: np.ndarray, along: Sequence[Axis]) -> tuple[int, ...]:
-    return (*x.shape[:2], *(axis.count for axis in along))
+def _reduced(x: np.ndarray, along: Sequence[Axis], combine: np.ufunc, start: float) -> np.ndarray:
+    """What `combine` makes of the elements of each window inside the input, one axis after the other."""
+    for at, axis in enumerate(along, 2):
+        shape = (*x.shape[:at], axis.count, *x.shape[at + 1 :])
+        result = np.full(shape, start, x.dtype)
+        before = (slice(None),) * at
+        for outputs, inputs in _taps([axis]):
+            here = result[(*before, *outputs)]
+            combine(here, x[(*before, *inputs)], out=here)
+        x = result
+    return x
 
 
 class MaxPool(OpRun):
@@ -53,20 +62,19 @@ class MaxPool(OpRun):
     ) -> tuple[np.ndarray, ...]:
         along = axes(x.shape[2:], attributes)
         lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-        result = np.full(_everywhere(x, along), lowest, x.dtype)
-        where = np.zeros(result.shape, np.int64)
-        found = np.zeros(result.shape, bool)
-        order = "F" if storage_order else "C"
+        result = _reduced(x, along, np.maximum, lowest)
+        if len(self.onnx_node.output) < 2:
+            return (result,)
+        order: Literal["C", "F"] = "F" if storage_order else "C"
         inner = np.arange(np.prod(x.shape[2:], dtype=np.int64)).reshape(x.shape[2:], order=order)
         images = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(along)) * inner.size
+        where, found = np.zeros(result.shape, np.int64), np.zeros(result.shape, bool)
         for outputs, inputs in _taps(along):
             here = (slice(None), slice(None), *outputs)
-            values = x[(slice(None), slice(None), *inputs)]
-            better = (values > result[here]) | ~found[here]
-            result[here] = np.where(better, values, result[here])
-            where[here] = np.where(better, images + inner[inputs], where[here])
-            found[here] = True
-        return (result, where) if len(self.onnx_node.output) > 1 else (result,)
+            first = (x[(slice(None), slice(None), *inputs)] == result[here]) & ~found[here]
+            where[here] = np.where(first, images + inner[inputs], where[here])
+            found[here] |= first
+        return result, where
 
 
 class AveragePool(OpRun):
@@ -78,17 +86,11 @@ class AveragePool(OpRun):
         self, x: np.ndarray, count_include_pad: int | None = None, **attributes: Any
     ) -> tuple[np.ndarray]:
         along = axes(x.shape[2:], attributes)
-        total = np.zeros(_everywhere(x, along), x.dtype)
-        inside = np.zeros(total.shape[2:], np.int64)
-        for outputs, inputs in _taps(along):
-            total[(slice(None), slice(None), *outputs)] += x[(slice(None), slice(None), *inputs)]
-            inside[outputs] += 1
-        if count_include_pad:
-            inside = np.ones((), np.int64)
-            for axis in along:
-                inside = inside[..., None] * axis.padded()
+        total, count = _reduced(x, along, np.add, 0), np.ones((), np.int64)
+        for axis in along:
+            count = count[..., None] * (axis.padded() if count_include_pad else axis.inside())
         with np.errstate(all="ignore"):
-            return ((total / inside).astype(x.dtype),)
+            return ((total / count).astype(x.dtype),)
 
 
 class LpPool(OpRun):
@@ -98,11 +100,7 @@ class LpPool(OpRun):
 
     def _run(self, x: np.ndarray, p: int | None = None, **attributes: Any) -> tuple[np.ndarray]:
         along, power = axes(x.shape[2:], attributes), 2 if p is None else p
-        total = np.zeros(_everywhere(x, along), x.dtype)
-        for outputs, inputs in _taps(along):
-            total[(slice(None), slice(None), *outputs)] += (
-                np.abs(x[(slice(None), slice(None), *inputs)]) ** power
-            )
+        total = _reduced(np.abs(x) ** power, along, np.add, 0)
         return ((total ** (1 / power)).astype(x.dtype),)
 
 

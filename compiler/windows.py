@@ -37,11 +37,19 @@ class Axis:
         stop = min(self.count, (self.size - 1 - at) // self.stride + 1)
         return first, stop, at + first * self.stride
 
+    def inside(self, size: int | None = None) -> np.ndarray:
+        """For each window the number of its elements that lie in the input (int64), or ahead of element `size`."""
+        starts = np.arange(self.count) * self.stride - self.before
+        stop = np.clip(-((starts - (self.size if size is None else size)) // self.dilation), 0, self.kernel)
+        return stop if size is not None else np.maximum(stop - self._ahead(starts), 0)
+
     def padded(self) -> np.ndarray:
         """For each window the number of its elements that lie in the input or in the padding given (int64)."""
-        starts = np.arange(self.count)[:, None] * self.stride
-        elements = starts + np.arange(self.kernel) * self.dilation
-        return (elements < self.before + self.size + self.after).sum(1)
+        return self.inside(self.size + self.after)
+
+    def _ahead(self, starts: np.ndarray) -> np.ndarray:
+        """For each window the number of its elements ahead of the input."""
+        return np.clip(-(starts // self.dilation), 0, self.kernel)
 
 
 def axes(sizes: Sequence[int], attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
@@ -73,6 +81,6 @@ def _axis(
     if room < 0:
         return Axis(size, 0, kernel, stride, dilation, before, after)
     count = (-(-room // stride) if up else room // stride) + 1
-    if (count - 1) * stride >= size + before:  # a window that starts behind the input is none
+    if up and (count - 1) * stride >= size + before:  # a window that starts behind the input is none
         count -= 1
     return Axis(size, count, kernel, stride, dilation, before, after)

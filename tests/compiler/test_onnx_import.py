@@ -176,7 +176,10 @@ def test_shape_that_depends_on_data() -> None:
     ],
 )
 def test_impossible_scale(op: str, value: float, text: str) -> None:
-    model = replace_constant(small(), op, 1, np.float32(value))
+    model = small()
+    given = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    scale = given[next(node.input[1] for node in model.graph.node if node.op_type == op)]
+    replace_constant(model, op, 1, np.full_like(scale, value))
     name = next(node.name for node in model.graph.node if node.op_type == op)
     assert (
         fails(model)
