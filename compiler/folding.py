@@ -27,7 +27,10 @@ _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operator of the model. `name` is unique; `inputs` has "" for inputs left out."""
+    """One operator of the model. `name` is unique; `inputs` has "" for inputs left out.
+
+    `op` has the domain in front if it is not ONNX's own: "com.microsoft.Attention" is none of ours.
+    """
 
     index: int
     name: str
@@ -136,7 +139,9 @@ def nodes(proto: onnx.ModelProto) -> list[Node]:
             name += f"_{index}"
         taken.add(name)
         attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-        found.append(Node(index, name, node.op_type, tuple(node.input), tuple(node.output), attributes, node))
+        own = node.domain in ("", "ai.onnx")
+        op = node.op_type if own else f"{node.domain}.{node.op_type}"
+        found.append(Node(index, name, op, tuple(node.input), tuple(node.output), attributes, node))
     return found
 
 
@@ -162,12 +167,10 @@ def _types(proto: onnx.ModelProto) -> tuple[dict[str, tuple[int, ...]], dict[str
 
 def _site(node: Node, known: Known) -> Site:
     return Site(
-        node.op if node.proto.domain in STANDARD else "",
+        node.op,
         node.attributes,
         tuple(known.shapes.get(name) for name in node.inputs),
         tuple(known.shapes.get(name) for name in node.outputs),
-        tuple(known.dtypes.get(name) for name in node.inputs),
-        known.dtypes.get(node.outputs[0]) if node.outputs else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""What ONNX asks of operators and its own checker does not look at: attributes that contradict shapes or types.
+"""What ONNX asks of operators, and neither its checker nor its shape inference looks at.
 
 A rule takes a `Site` and returns None if the node keeps it, else what is wrong: the words behind "node 'x' (Op)".
 """
@@ -29,26 +29,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Site:
-    """A node with the shapes of its inputs and outputs and their types (numpy names), None where not known."""
+    """A node with the shapes of its inputs and outputs, None where they are not known."""
 
     op: str
     attributes: Mapping[str, Any]
     inputs: tuple[Shape | None, ...]
     outputs: tuple[Shape | None, ...]
-    dtypes: tuple[str | None, ...]
-    result: str | None
 
     def shape(self, index: int) -> Shape | None:
         return self.inputs[index] if index < len(self.inputs) else None
-
-    def dtype(self, index: int) -> str | None:
-        return self.dtypes[index] if index < len(self.dtypes) else None
-
-    @property
-    def rank(self) -> int | None:
-        """Spatial dimensions of the first input."""
-        shape = self.shape(0)
-        return None if shape is None else len(shape) - 2
 
     @property
     def kernel(self) -> tuple[int, ...] | None:
@@ -79,40 +68,6 @@ def _text(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "()"
 
 
-def window_lengths(site: Site) -> str | None:
-    """Kernel, strides, dilations and pads have a number for each spatial dimension, pads two."""
-    rank = site.rank
-    if rank is None:
-        return None
-    wanted = {
-        "kernel_shape": rank,
-        "strides": rank,
-        "dilations": rank,
-        "output_padding": rank,
-        "pads": 2 * rank,
-    }
-    for name, count in wanted.items():
-        given = site.attributes.get(name)
-        if given is not None and len(given) != count:
-            return f"has {name} {list(given)}, but its input has {rank} spatial dimensions"
-    return None
-
-
-def window_numbers(site: Site) -> str | None:
-    """Kernel, strides and dilations are above zero, pads not below."""
-    for name, least in (
-        ("kernel_shape", 1),
-        ("strides", 1),
-        ("dilations", 1),
-        ("pads", 0),
-        ("output_padding", 0),
-    ):
-        given = site.attributes.get(name)
-        if given is not None and min(given, default=least) < least:
-            return f"has {name} {list(given)}; they must be at least {least}"
-    return None
-
-
 def auto_pad(site: Site) -> str | None:
     """auto_pad is one of four words, and none but NOTSET stands next to pads."""
     auto = site.attributes.get("auto_pad", b"NOTSET")
@@ -126,14 +81,12 @@ def auto_pad(site: Site) -> str | None:
 
 
 def weights_agree(site: Site) -> str | None:
-    """Weights have the rank of the input, the kernel that kernel_shape says, and the channels that group says."""
+    """Weights have the kernel that kernel_shape says, and the channels that group says."""
     weights, image, group = site.weights, site.shape(0), site.attributes.get("group", 1)
     if group < 1:
         return f"has group {group}; it must be at least 1"
     if weights is None or image is None:
         return None
-    if len(weights) != len(image):
-        return f"has weights of shape {_text(weights)} for an input of shape {_text(image)}"
     if site.kernel != weights[2:]:
         return f"has kernel_shape {list(site.kernel or ())}, but weights of shape {_text(weights)}"
     channels, inside = image[1], weights[0] if site.op == "ConvTranspose" else weights[1] * group
@@ -184,14 +137,6 @@ def windows_agree(site: Site) -> str | None:
                 f"{axis.kernel}), where runtimes start at different ones: give pads instead"
             )
     return None
-
-
-def zero_type(site: Site) -> str | None:
-    """A zero point has the type of the integers that it belongs to."""
-    integers, zero = site.result if site.op == "QuantizeLinear" else site.dtype(0), site.dtype(2)
-    if zero is None or integers is None or zero == integers:
-        return None
-    return f"has a zero point of type {zero} for values of type {integers}"
 
 
 def scales_agree(site: Site) -> str | None:
@@ -263,26 +208,6 @@ def keeps_size(site: Site) -> str | None:
     return f"makes {_text(after)} of {_text(before)}, which has another number of elements"
 
 
-def axis_inside(site: Site) -> str | None:
-    """The axis is one of the input's."""
-    axis, shape = site.attributes.get("axis"), site.shape(0)
-    if axis is None or shape is None:
-        return None
-    most = len(shape) if site.op == "Flatten" else len(shape) - 1
-    return (
-        None if -len(shape) <= axis <= most else f"has axis {axis}, but its input has {len(shape)} dimensions"
-    )
-
-
-def parts_agree(site: Site) -> str | None:
-    """Concatenated values differ in size along their axis only."""
-    shapes, axis = [shape for shape in site.inputs if shape is not None], site.attributes.get("axis", 0)
-    rest = {(*shape[: axis % len(shape)], -1, *shape[axis % len(shape) + 1 :]) for shape in shapes if shape}
-    if len(rest) < 2:
-        return None
-    return f"joins values of shapes {' and '.join(dict.fromkeys(map(_text, shapes)))} along axis {axis}"
-
-
 def addend_fits(site: Site) -> str | None:
     """The third operand of Gemm broadcasts to the product."""
     addend, output = site.shape(2), site.outputs[0]
@@ -294,17 +219,6 @@ def addend_fits(site: Site) -> str | None:
     return None if fits else f"adds values of shape {_text(addend)} to a product of {_text(output)}"
 
 
-def channels_agree(site: Site) -> str | None:
-    """Scale, bias, mean and variance have one number for each channel."""
-    shape = site.shape(0)
-    if shape is None or len(shape) < 2:
-        return None
-    for given in site.inputs[1:5]:
-        if given is not None and given != (shape[1],):
-            return f"has parameters of shape {_text(given)} for {shape[1]} channels"
-    return None
-
-
 def bounds_scalar(site: Site) -> str | None:
     """Bounds are single numbers."""
     for given in site.inputs[1:3]:
@@ -313,30 +227,23 @@ def bounds_scalar(site: Site) -> str | None:
     return None
 
 
-_WINDOW: tuple[Rule, ...] = (image_given, window_lengths, window_numbers, auto_pad)
-_CONV: tuple[Rule, ...] = (*_WINDOW, weights_agree, kernel_fits)
+_CONV: tuple[Rule, ...] = (auto_pad, weights_agree, kernel_fits)
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "BatchNormalization": (channels_agree,),
     "Clip": (bounds_scalar,),
-    "Concat": (axis_inside, parts_agree),
     "Conv": (*_CONV, bias_agrees),
     "ConvInteger": _CONV,
-    "ConvTranspose": (*_WINDOW, weights_agree, bias_agrees),
-    "DequantizeLinear": (zero_type, scales_agree, block_size),
-    "Flatten": (axis_inside, keeps_size),
+    "ConvTranspose": (auto_pad, weights_agree, bias_agrees),
+    "DequantizeLinear": (scales_agree, block_size),
     "Gemm": (addend_fits,),
-    "Identity": (keeps_size,),
-    "LogSoftmax": (axis_inside,),
     "QLinearConv": (*_CONV, bias_agrees),
-    "QuantizeLinear": (zero_type, scales_agree, block_size),
+    "QuantizeLinear": (scales_agree, block_size),
     "Reshape": (keeps_size,),
-    "Softmax": (axis_inside,),
-    "Squeeze": (axes_listed, keeps_size),
+    "Squeeze": (axes_listed,),
     "Transpose": (permutes,),
-    "Unsqueeze": (axes_listed, keeps_size),
+    "Unsqueeze": (axes_listed,),
     **dict.fromkeys(GLOBAL_POOLS, (image_given,)),
+    **dict.fromkeys(POOLS, (auto_pad, kernel_fits, windows_agree)),
     **dict.fromkeys(REDUCTIONS, (axes_listed,)),
-    **dict.fromkeys(POOLS, (*_WINDOW, kernel_fits, windows_agree)),
 }
 """The rules of each operator, in the order they are looked at."""

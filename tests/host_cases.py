@@ -91,63 +91,13 @@ def given(**attributes: Any) -> dict[str, Any]:
 
 
 UNARY = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "Ceil",
-    "Celu",
-    "Cos",
-    "Cosh",
-    "Elu",
-    "Erf",
-    "Exp",
-    "Floor",
-    "Gelu",
-    "HardSigmoid",
-    "HardSwish",
-    "Identity",
-    "LeakyRelu",
-    "Log",
-    "Mish",
-    "Neg",
-    "Not",
-    "Reciprocal",
-    "Relu",
-    "Round",
-    "Selu",
-    "Shrink",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Tan",
-    "Tanh",
-    "ThresholdedRelu",
-    "IsNaN",
-    "IsInf",
-    "Size",
-    "Shape",
-    "Flatten",
-    "Hardmax",
-    "LogSoftmax",
-    "Softmax",
-    "MeanVarianceNormalization",
-    "BitwiseNot",
-    "LpNormalization",
-    "GlobalAveragePool",
-    "GlobalMaxPool",
-    "GlobalLpPool",
-    "Det",
-    "EyeLike",
-    "NonZero",
-]
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp",
+    "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal",
+    "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Tan",
+    "Tanh", "ThresholdedRelu", "IsNaN", "IsInf", "Size", "Shape", "Flatten", "Hardmax", "LogSoftmax", "Softmax",
+    "MeanVarianceNormalization", "BitwiseNot", "LpNormalization", "GlobalAveragePool", "GlobalMaxPool",
+    "GlobalLpPool", "Det", "EyeLike", "NonZero",
+]  # fmt: skip
 
 
 def unary(rng: Rng) -> Draw:
@@ -182,33 +132,10 @@ def unary(rng: Rng) -> Draw:
 
 
 BINARY = [
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Mod",
-    "Pow",
-    "PRelu",
-    "And",
-    "Or",
-    "Xor",
-    "Equal",
-    "Less",
-    "LessOrEqual",
-    "Greater",
-    "GreaterOrEqual",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "Max",
-    "Min",
-    "Sum",
-    "Mean",
-    "MatMul",
-    "Where",
-    "Expand",
-    "BitShift",
-]
+    "Add", "Sub", "Mul", "Div", "Mod", "Pow", "PRelu", "And", "Or", "Xor", "Equal", "Less", "LessOrEqual",
+    "Greater", "GreaterOrEqual", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Max", "Min", "Sum", "Mean", "MatMul",
+    "Where", "Expand", "BitShift",
+]  # fmt: skip
 
 
 def binary(rng: Rng) -> Draw:
@@ -364,10 +291,15 @@ def product(rng: Rng) -> Draw:
     return op, *_integers(rng, op, [m, k], [k, n], n), {}, 1
 
 
+MOVEMENTS = [
+    "Pad", "Slice", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Concat", "Split",
+    "Tile", "Transpose", "Reshape", "DepthToSpace", "SpaceToDepth", "Squeeze", "Unsqueeze", "ReverseSequence",
+    "Compress", "Unique",
+]  # fmt: skip
+
+
 def movement(rng: Rng) -> Draw:
-    op = str(rng.choice(
-        ["Pad", "Slice", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Concat", "Split", "Tile", "Transpose", "Reshape", "DepthToSpace", "SpaceToDepth", "Squeeze", "Unsqueeze", "ReverseSequence", "Compress", "Unique"]
-    ))  # fmt: skip
+    op = str(rng.choice(MOVEMENTS))
     size = shape(rng)
     rank, value = len(size), numbers(rng, size, "fl")
     along = axis(rng, rank)
@@ -452,10 +384,14 @@ def resize(rng: Rng) -> Draw:
     return "Resize", [value, None, None, [np.array([*size[:2], *some(rng, 1, 12, 2)], np.int64)]], how, 1
 
 
+NORMALISATIONS = [
+    "LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN",
+    "RMSNormalization",
+]  # fmt: skip
+
+
 def normalisation(rng: Rng) -> Draw:
-    op = str(rng.choice(
-        ["LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN", "RMSNormalization"]
-    ))  # fmt: skip
+    op = str(rng.choice(NORMALISATIONS))
     size = [int(rng.integers(1, 3)), 4, *some(rng, 2, 5, int(rng.integers(1, 3)))]
     value = floats(rng, size)
     each = [floats(rng, [4]), floats(rng, [4])]
