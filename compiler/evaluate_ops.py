@@ -173,7 +173,7 @@ def mistaken(node: onnx.NodeProto, opset: int) -> bool:
         return len(node.input) > 4 and bool(node.input[4])  # lengths of sequences
     if node.op_type == "Resize":
         mode = attributes.get("coordinate_transformation_mode", b"half_pixel")
-        return mode not in (b"half_pixel", b"asymmetric")
+        return mode not in (b"half_pixel", b"asymmetric", b"align_corners")
     if node.op_type == "BatchNormalization":
         return opset < _NORMALISED_ALIKE[0] or attributes.get("spatial", 1) != 1
     if node.op_type == "Hardmax":

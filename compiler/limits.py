@@ -19,6 +19,8 @@ NODES = 200_000
 """Of a model, with all local functions written out."""
 WINDOW = (1 << 16) - 1
 """Kernels, strides, dilations and pads: coordinates have 16 bits."""
+MEMORY = 1 << 32
+"""Bytes of one device program with its constants and buffers."""
 _WINDOWS = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
 
 _Function = tuple[str, str, str]
@@ -72,6 +74,16 @@ def check_functions(model: onnx.ModelProto) -> None:
     if total > NODES:
         raise CompileError(
             f"the model has {total:,} nodes with its functions written out; weft takes up to {NODES:,}"
+        )
+
+
+def check_memory(name: str, areas: Iterable[int]) -> None:
+    """Raise `CompileError` for a device program whose areas (bytes) are more than addresses of 32 bits reach."""
+    total = sum(areas)
+    if total > MEMORY:
+        raise CompileError(
+            f"{name} needs {total:,} bytes of the device's memory for constants, instructions and buffers; "
+            f"addresses reach {MEMORY:,}: split the model, or take fewer images at once"
         )
 
 

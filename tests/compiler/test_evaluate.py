@@ -141,7 +141,7 @@ def test_huge_window_is_no_work() -> None:
         ("Hardmax", {}, 1),
         ("LSTM", {}, 5),
         ("LpNormalization", {"p": 1}, 1),
-        ("Resize", {"coordinate_transformation_mode": "align_corners"}, 1),
+        ("Resize", {"coordinate_transformation_mode": "pytorch_half_pixel"}, 1),
     ],
 )
 def test_what_is_not_right_is_refused(op: str, attributes: dict[str, object], inputs: int) -> None:

@@ -10,7 +10,9 @@ import pytest
 import qdq_models
 from onnx import TensorProto, helper
 
+import weft
 from weft.compiler import limits
+from weft.compiler.backend import DeviceProgram
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import CompileError
 
@@ -115,3 +117,17 @@ def test_pool_of_a_large_image_is_for_the_host() -> None:
     """Its window has more elements than are worth so many weights."""
     rows = import_model(image((1, 1, 600, 600), "GlobalAveragePool")).placement
     assert [row[2] for row in rows if row[1] == "GlobalAveragePool"] == ["host"]
+
+
+def test_memory_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = qdq_models.random_conv(np.random.default_rng(0))
+    sizes = next(
+        item for item in weft.compile(model, "tiny").segments if isinstance(item, DeviceProgram)
+    ).sizes
+    monkeypatch.setattr(limits, "MEMORY", sum(sizes.values()))
+    assert weft.compile(model, "tiny")
+    monkeypatch.setattr(limits, "MEMORY", sum(sizes.values()) - 1)
+    with pytest.raises(
+        CompileError, match=r"^device1 needs [0-9,]+ bytes of the device's memory for constants"
+    ):
+        weft.compile(model, "tiny")
