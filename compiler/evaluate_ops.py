@@ -21,6 +21,10 @@ from weft.compiler.windows import Axis, axes
 
 _NORMALISED_ALIKE = (7, 14)
 """BatchNormalization of these versions, the second excluded, is for inference unless it has more outputs."""
+_LAST_AXIS = 13
+"""From this version on Softmax is over one axis."""
+_SLICED = 10
+"""From this version on Slice has its places as inputs."""
 _FIRST_DEQUANTISED = 19
 """The reference implementation has DequantizeLinear from this version of the operator set on."""
 
@@ -153,12 +157,60 @@ class GatherElements(OpRun):
         return (np.take_along_axis(boxed, np.where(indices < 0, indices + size, indices), along),)
 
 
+class Slice(OpRun):
+    """Starts that lie outside are moved to the nearest element, also those of negative steps."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        data: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        axes: np.ndarray | None = None,
+        steps: np.ndarray | None = None,
+    ) -> tuple[np.ndarray]:
+        along = np.arange(len(starts)) if axes is None else axes
+        strides = np.ones(len(starts), np.int64) if steps is None else steps
+        index: list[Any] = [slice(None)] * data.ndim
+        for start, end, axis, step in zip(starts, ends, along, strides, strict=True):
+            size = data.shape[axis]
+            low, high = (0, size) if step > 0 else (-1, size - 1)
+            first, last = (int(at + size if at < 0 else at) for at in (start, end))
+            index[axis] = np.arange(min(max(first, 0), high), min(max(last, low), high), step)
+        for axis, places in enumerate(index):
+            if not isinstance(places, slice):
+                data = data.take(places, axis)
+        return (data,)
+
+
+def _flat(name: str) -> type[OpRun]:
+    """Softmax, LogSoftmax or Hardmax as before version 13: over all axes from one on, the second if none is given."""
+
+    def run(self: OpRun, x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
+        first = next((item.i for item in self.onnx_node.attribute if item.name == "axis"), 1) % x.ndim
+        rows = x.reshape(int(np.prod(x.shape[:first])), -1)
+        if name == "Hardmax":
+            result = (np.arange(rows.shape[1]) == rows.argmax(1)[:, None]).astype(x.dtype)
+        else:
+            logs = rows - rows.max(1, keepdims=True)
+            sums = np.exp(logs).sum(1, keepdims=True)
+            result = logs - np.log(sums) if name == "LogSoftmax" else np.exp(logs) / sums
+        return (result.reshape(x.shape),)
+
+    return type(name, (OpRun,), {"op_domain": "", "_run": run})
+
+
 def replacements(opset: int) -> list[type[OpRun]]:
     """What a `ReferenceEvaluator` is given for models of a version of ONNX's operators.
 
     An operator from outside is given the attributes of its newest version.
     """
     given: list[type[OpRun]] = [MaxPool, AveragePool, LpPool, GlobalMaxPool, LRN, GatherElements]
+    if opset < _LAST_AXIS:
+        given += [_flat("Softmax"), _flat("LogSoftmax"), _flat("Hardmax")]
+    if opset >= _SLICED:
+        given.append(Slice)
     if opset < _FIRST_DEQUANTISED:  # the newest does the same with 8-bit and 32-bit integers
         given.append(type("DequantizeLinear", (DequantizeLinear_25,), {"op_domain": ""}))
     if _NORMALISED_ALIKE[0] <= opset < _NORMALISED_ALIKE[1]:
@@ -176,8 +228,6 @@ def mistaken(node: onnx.NodeProto, opset: int) -> bool:
         return mode not in (b"half_pixel", b"asymmetric", b"align_corners")
     if node.op_type == "BatchNormalization":
         return opset < _NORMALISED_ALIKE[0] or attributes.get("spatial", 1) != 1
-    if node.op_type == "Hardmax":
-        return opset < 13  # it was over all axes from one on
     if node.op_type == "LpNormalization":
         return attributes.get("p", 2) == 1  # of absolute values
     return node.op_type in ("ConvTranspose", "RoiAlign")

@@ -170,10 +170,12 @@ def image_given(site: Site) -> str | None:
 
 
 def axes_listed(site: Site) -> str | None:
-    """Axes that are an input are a list."""
-    shape = site.shape(1)
+    """Axes and sizes that are an input are a list."""
+    shape, what = site.shape(1), "sizes" if site.op == "Reshape" else "axes"
     return (
-        None if shape is None or len(shape) == 1 else f"has axes of shape {_text(shape)}; they must be a list"
+        None
+        if shape is None or len(shape) == 1
+        else f"has {what} of shape {_text(shape)}; they must be a list"
     )
 
 
@@ -238,7 +240,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Gemm": (addend_fits,),
     "QLinearConv": (*_CONV, bias_agrees),
     "QuantizeLinear": (scales_agree, block_size),
-    "Reshape": (keeps_size,),
+    "Reshape": (axes_listed, keeps_size),
     "Squeeze": (axes_listed,),
     "Transpose": (permutes,),
     "Unsqueeze": (axes_listed,),

@@ -155,6 +155,13 @@ def _check_operators(nodes: Iterable[onnx.NodeProto], proto: onnx.ModelProto) ->
             raise CompileError(
                 f"{label} uses operator {node.op_type!r}, which ONNX opset {version} does not define"
             )
+        known = onnx.defs.get_schema(node.op_type, version, domain).attributes
+        for attribute in node.attribute:
+            if attribute.name not in known:
+                raise CompileError(
+                    f"{label} has attribute {attribute.name!r}, which ONNX opset {version} does not define for "
+                    f"{node.op_type}"
+                )
 
 
 def _check_inputs(proto: onnx.ModelProto) -> None:

@@ -162,6 +162,10 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
         model("Clip", X, f(4)),
         "has a bound of shape 4; it must be one number",
     ),
+    "sizes that are a matrix": (
+        model("Reshape", f(2, 6), np.array([[3, 4]], np.int64)),
+        "has sizes of shape 1x2; they must be a list",
+    ),
     "axes that are a matrix": (
         model("ReduceMean", X, np.array([[2, 3]], np.int64)),
         "has axes of shape 1x2; they must be a list",

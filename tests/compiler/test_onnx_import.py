@@ -134,6 +134,15 @@ def test_operator_unknown_to_onnx() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "name"), [("Relu", "alpha"), ("LayerNormalization", "alpha"), ("Gelu", "axis")]
+)
+def test_attribute_unknown_to_onnx(op: str, name: str) -> None:
+    assert fails(float_model(op, **{name: "1"})) == (
+        f"node 'only' has attribute {name!r}, which ONNX opset 21 does not define for {op}"
+    )
+
+
 def test_operator_of_a_later_opset() -> None:
     model = float_model("Gelu")
     model.opset_import[0].version = 19
