@@ -118,6 +118,9 @@ def _check_graph(proto: onnx.ModelProto) -> None:
         )
     if not proto.graph.output:
         raise CompileError("the model's graph has no outputs")
+    for value in proto.graph.output:
+        if value.type.WhichOneof("value") is None:
+            raise CompileError(f"output {value.name!r} has no type")
     if proto.graph.sparse_initializer:
         raise CompileError(
             f"initialiser {proto.graph.sparse_initializer[0].values.name!r} is sparse; export the model with dense ones"

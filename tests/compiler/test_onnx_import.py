@@ -157,6 +157,13 @@ def test_invalid_model() -> None:
     assert "nobody" in message
 
 
+def test_output_without_a_type() -> None:
+    """Shape inference would fill it in."""
+    model = small()
+    model.graph.output[0].ClearField("type")
+    assert fails(model) == f"output {model.graph.output[0].name!r} has no type"
+
+
 def test_shape_that_depends_on_data() -> None:
     model = small()
     last = model.graph.node[-1].output[0]
