@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import helper
 
 from weft.compiler.evaluate import EvaluationError, Evaluator
@@ -33,12 +34,20 @@ def prepare(segment: HostSegment) -> tuple[Evaluator, dict[str, Signature]]:
     Raises
     ------
     CompileError
-        If there is an operator that the host cannot evaluate.
+        If there is an operator that the host cannot evaluate, or the segment's model is not the segment's.
     """
     try:
-        return _evaluator(segment.model)
+        evaluator, signatures = _evaluator(segment.model)
     except EvaluationError as error:
         raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
+    except (DecodeError, KeyError):
+        raise CompileError(f"{_what(segment)} holds no ONNX model; compile the model again") from None
+    if tuple(signatures) != segment.outputs:
+        made = ", ".join(map(repr, signatures))
+        raise CompileError(
+            f"{_what(segment)} holds a model of {made}, not {', '.join(map(repr, segment.outputs))}"
+        )
+    return evaluator, signatures
 
 
 def _what(segment: HostSegment) -> str:

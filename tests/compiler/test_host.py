@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from weft.compiler import evaluate, host
-from weft.compiler.host import from_buffer, run_host, to_buffer
+from weft.compiler.host import from_buffer, prepare, run_host, to_buffer
 from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
 
 
@@ -70,6 +70,18 @@ def test_what_is_not_as_the_model_says(
     with pytest.raises(CompileError) as caught:
         run_host(part, {"x": np.ones((2, 3), np.float32)})
     assert str(caught.value) == f"host0 ({op}) gives 'y' on the host as {wrong}"
+
+
+def test_model_of_another_segment() -> None:
+    part = dataclasses.replace(segment("Relu"), outputs=("z",))
+    with pytest.raises(CompileError, match=r"^host0 \(Relu\) holds a model of 'y', not 'z'$"):
+        prepare(part)
+
+
+def test_model_that_is_none() -> None:
+    part = dataclasses.replace(segment("Relu"), model=b"this is no model")
+    with pytest.raises(CompileError, match=r"^host0 \(Relu\) holds no ONNX model; compile the model again$"):
+        prepare(part)
 
 
 @pytest.mark.parametrize("opset", [10, 13, 18, 19, 21])
