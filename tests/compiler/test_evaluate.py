@@ -182,6 +182,12 @@ def test_products_of_unsigned_and_signed_bytes_do_not_saturate() -> None:
     x, w = np.full((1, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
     (y,) = one("MatMulInteger", x, w)
     assert (y == 255 * 127 * 64).all()
+    # Processors with VNNI have no such kernel: there the setting has to be looked at.
+    model, _ = host_cases.build("MatMulInteger", [x, [w]], {}, 1, 21)
+    assert model is not None
+    options = evaluate._open(model).get_session_options()
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 
 def chain(*nodes: onnx.NodeProto, value_info: bool = True) -> onnx.ModelProto:
@@ -211,6 +217,22 @@ def test_a_part_that_onnxruntime_lacks_is_evaluated_by_the_onnx_package() -> Non
     evaluator = Evaluator(model)
     assert len(evaluator._parts) == 3
     assert evaluator.run({"x": X})[0].tolist() == (-4 * X).tolist()
+
+
+def test_an_operator_that_onnxruntime_lacks_for_a_type_leaves_it_the_others() -> None:
+    """It has no GlobalMaxPool of float64."""
+    model = chain(
+        helper.make_node("Cast", ["x"], ["a"], to=TensorProto.DOUBLE),
+        helper.make_node("Unsqueeze", ["a", "first"], ["b"]),
+        helper.make_node("GlobalMaxPool", ["b"], ["c"]),
+        helper.make_node("Cast", ["c"], ["d"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["d", "two"], ["y"]),
+        value_info=False,
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "first"))
+    evaluator = Evaluator(onnx.shape_inference.infer_shapes(model))
+    assert [part[1] for part in evaluator._parts] == [("b",), ("c",), ("y",)]
+    assert evaluator.run({"x": X})[0].tolist() == [[[2], [8]]]
 
 
 def test_operator_of_another_domain_is_evaluated() -> None:
@@ -249,7 +271,7 @@ def test_branches_see_the_values_around_them() -> None:
     """The graphs inside If read what another part made."""
     then, other = (
         helper.make_graph(
-            [helper.make_node(op, ["p", "two"], [f"{op}_y"])],
+            [helper.make_node(op, ["image", "two"], [f"{op}_y"])],
             op,
             [],
             [helper.make_tensor_value_info(f"{op}_y", TensorProto.FLOAT, None)],

@@ -170,7 +170,8 @@ def test_weights_with_scales_below_zero_and_zero(op: str) -> None:
     scales = np.array([0.01, -0.02, 0.0, -0.005], np.float32)
     names = [built.constant(integers), built.constant(scales), built.constant(np.zeros(4, np.int8))]
     weight = built.node("DequantizeLinear", names, axis=0 if conv else 1)
-    value = built.node(op, [built.dequantise(source), weight])
+    bias = [built.constant(np.array([0.3, -0.5, 0.7, 0.1], np.float32))] if conv else []
+    value = built.node(op, [built.dequantise(source), weight, *bias])
     assert not agrees(ended(built, value, (1, 4, 3, 3) if conv else (3, 4)))
 
 

@@ -113,6 +113,19 @@ def test_constants_that_grow() -> None:
     assert "has shape 2097152x2048, 4,294,967,296 elements" in refused(model)
 
 
+def test_constants_that_grow_by_a_size_that_only_folding_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait until it is known."""
+    monkeypatch.setattr(limits, "ELEMENTS", 1 << 20)
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    size = builder.node(
+        "Cast", [builder.constant(np.array([2000.0, 1000.0], np.float32))], to=TensorProto.INT64
+    )
+    large = builder.node("ReduceMax", [builder.node("ConstantOfShape", [size])], keepdims=0)
+    value = builder.node("Add", [builder.dequantise(builder.input((1, 4))), large])
+    model = builder._model(builder.dequantise(builder.quantise(value, (1, 4), 0.1, 0, False)), (1, 4))
+    assert "has shape 2000x1000, 2,000,000 elements" in refused(model)
+
+
 def test_pool_of_a_large_image_is_for_the_host() -> None:
     """Its window has more elements than are worth so many weights."""
     rows = import_model(image((1, 1, 600, 600), "GlobalAveragePool")).placement
