@@ -16,6 +16,7 @@ from onnx import helper
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_batch_normalization import BatchNormalization_14
 from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
+from onnx.reference.ops.op_quantize_linear import QuantizeLinear_25
 
 from weft.compiler.windows import Axis, axes
 
@@ -25,6 +26,8 @@ _LAST_AXIS = 13
 """From this version on Softmax is over one axis."""
 _SLICED = 10
 """From this version on Slice has its places as inputs."""
+_QUANTISED = 1 << 18
+"""Steps from zero at which all types of QuantizeLinear have saturated."""
 _FIRST_DEQUANTISED = 19
 """The reference implementation has DequantizeLinear from this version of the operator set on."""
 
@@ -184,6 +187,23 @@ class Slice(OpRun):
         return (data,)
 
 
+class QuantizeLinear(QuantizeLinear_25):
+    """Numbers that are too large for an int32 saturate as well."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[np.ndarray]:
+        x, scale, *zero = inputs
+        axis, block = attributes.get("axis", 1), attributes.get("block_size") or 0
+        steps = np.abs(np.asarray(scale, np.float64))
+        if block:
+            steps = np.repeat(steps, block, axis).take(np.arange(x.shape[axis]), axis)
+        elif steps.size > 1:
+            steps = steps.reshape([-1 if at == axis % x.ndim else 1 for at in range(x.ndim)])
+        most = np.minimum(steps * _QUANTISED, np.finfo(x.dtype).max) if x.dtype.kind == "f" else np.inf
+        return super()._run(np.clip(x, -most, most).astype(x.dtype), scale, *zero, **attributes)
+
+
 def _flat(name: str) -> type[OpRun]:
     """Softmax, LogSoftmax or Hardmax as before version 13: over all axes from one on, the second if none is given."""
 
@@ -206,7 +226,15 @@ def replacements(opset: int) -> list[type[OpRun]]:
 
     An operator from outside is given the attributes of its newest version.
     """
-    given: list[type[OpRun]] = [MaxPool, AveragePool, LpPool, GlobalMaxPool, LRN, GatherElements]
+    given: list[type[OpRun]] = [
+        MaxPool,
+        AveragePool,
+        LpPool,
+        GlobalMaxPool,
+        LRN,
+        GatherElements,
+        QuantizeLinear,
+    ]
     if opset < _LAST_AXIS:
         given += [_flat("Softmax"), _flat("LogSoftmax"), _flat("Hardmax")]
     if opset >= _SLICED:

@@ -139,6 +139,20 @@ def test_softmax_over_all_axes_from_one_on(op: str, axis: int | None) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("opset", "each"), [(10, False), *((opset, each) for opset in (13, 19, 21) for each in (False, True))]
+)
+def test_quantised_numbers_of_any_size_saturate(opset: int, each: bool) -> None:
+    x = np.array([[np.inf, -np.inf], [3e38, -3e38], [1.0, -1.0]], np.float32)
+    scale, zero = (np.array([0.5, 1e-6]), np.array([7, -7])) if each else (np.array(0.5), np.array(7))
+    parameters = [[scale.astype(np.float32)], [zero.astype(np.int8)]]
+    model, feeds = host_cases.build("QuantizeLinear", [x, *parameters], {"axis": 1} if each else {}, 1, opset)
+    assert model is not None
+    (y,) = Evaluator(model).run(feeds)
+    assert y.tolist() == [[127, -128], [127, -128], [9, -128 if each else 5]]
+
+
+@pytest.mark.usefixtures("alone")
 def test_slice_that_starts_outside() -> None:
     """Backwards from the first element."""
     places = [np.array([value], np.int64) for value in (-4, -5, 0, -2)]
