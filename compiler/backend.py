@@ -168,7 +168,7 @@ def compile_segment(
     program = DeviceProgram(
         segment.name, tuple(instructions), blob, layers, placement.offsets, placement.buffers, rows
     )
-    check_memory(segment.name, program.sizes.values())
+    check_memory(segment.name, program.areas.memory_bytes)
     return program
 
 

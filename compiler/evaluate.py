@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from weft.compiler.evaluate_ops import mistaken, replacements
+from weft.hdl.errors import WeftError
 
 HOW_TO_INSTALL = "install ONNX Runtime (pip install 'weft[host]')"
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
@@ -36,7 +37,7 @@ Feeds = dict[str, np.ndarray]
 Run = Callable[[Feeds], list[Any]]
 
 
-class EvaluationError(RuntimeError):
+class EvaluationError(WeftError, RuntimeError):
     """An operator that cannot be evaluated on the host, or not for these values; one sentence."""
 
 

@@ -77,9 +77,8 @@ def check_functions(model: onnx.ModelProto) -> None:
         )
 
 
-def check_memory(name: str, areas: Iterable[int]) -> None:
-    """Raise `CompileError` for a device program whose areas (bytes) are more than addresses of 32 bits reach."""
-    total = sum(areas)
+def check_memory(name: str, total: int) -> None:
+    """Raise `CompileError` for a device program of more bytes in `total` than addresses of 32 bits reach."""
     if total > MEMORY:
         raise CompileError(
             f"{name} needs {total:,} bytes of the device's memory for constants, instructions and buffers; "

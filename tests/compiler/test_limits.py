@@ -134,12 +134,10 @@ def test_pool_of_a_large_image_is_for_the_host() -> None:
 
 def test_memory_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     model = qdq_models.random_conv(np.random.default_rng(0))
-    sizes = next(
-        item for item in weft.compile(model, "tiny").segments if isinstance(item, DeviceProgram)
-    ).sizes
-    monkeypatch.setattr(limits, "MEMORY", sum(sizes.values()))
+    program = next(item for item in weft.compile(model, "tiny").segments if isinstance(item, DeviceProgram))
+    monkeypatch.setattr(limits, "MEMORY", program.areas.memory_bytes)
     assert weft.compile(model, "tiny")
-    monkeypatch.setattr(limits, "MEMORY", sum(sizes.values()) - 1)
+    monkeypatch.setattr(limits, "MEMORY", program.areas.memory_bytes - 1)
     with pytest.raises(
         CompileError, match=r"^device1 needs [0-9,]+ bytes of the device's memory for constants"
     ):
