@@ -309,7 +309,7 @@ def test_weights_quantised_again_by_nonsense_are_refused() -> None:
     for item in model.graph.initializer:
         if item.name == bad.input[1]:
             item.CopyFrom(numpy_helper.from_array(0 * numpy_helper.to_array(item), item.name))
-    assert "has scale 0; scales must be finite and above zero" in fails(model)
+    assert "has scale 0; scales must be finite, and not zero to quantise" in fails(model)
 
 
 def test_computed_weights_of_a_product_are_said_to_be_no_constant() -> None:
