@@ -27,6 +27,7 @@ from weft.compiler.ir import (
     readers,
     sources,
 )
+from weft.compiler.limits import check_memory
 from weft.compiler.lower_attention import lower_attention
 from weft.compiler.lower_conv import lower_conv
 from weft.compiler.lower_softmax import lower_softmax
@@ -164,9 +165,11 @@ def compile_segment(
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = _layers(ops, ordered)
-    return DeviceProgram(
+    program = DeviceProgram(
         segment.name, tuple(instructions), blob, layers, placement.offsets, placement.buffers, rows
     )
+    check_memory(segment.name, program.areas.memory_bytes)
+    return program
 
 
 def _lower(

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import onnx
 
-from weft.compiler.ir import DeviceSegment, Graph
+from weft.compiler.host import prepare
+from weft.compiler.ir import DeviceSegment, Graph, HostSegment
 from weft.compiler.ir_verify import verify
 from weft.compiler.lowering import lower
 from weft.compiler.onnx_import import load
@@ -40,6 +41,9 @@ def import_model(source: str | os.PathLike[str] | onnx.ModelProto, *, softmax: b
     model.softmax = softmax
     found = match(model)
     graph = lower(found, plan(found))
+    for segment in graph.segments:
+        if isinstance(segment, HostSegment):
+            prepare(segment)
     verify(graph)
     for rewrite in PASSES:
         graph = _apply(graph, rewrite)

@@ -3,37 +3,84 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx.reference import ReferenceEvaluator
+from google.protobuf.message import DecodeError
+from onnx import helper
 
-from weft.compiler.evaluate import evaluator
+from weft.compiler.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir import CompileError, HostSegment, Transfer
+
+Signature = tuple[np.dtype[Any], tuple[int, ...]]
+"""Type and shape of a value."""
 
 
 @lru_cache(maxsize=64)
-def _evaluator(model: bytes) -> ReferenceEvaluator:
-    return evaluator(onnx.load_from_string(model))
+def _evaluator(model: bytes) -> tuple[Evaluator, dict[str, Signature]]:
+    proto = onnx.load_from_string(model)
+    return Evaluator(proto), {value.name: _signature(value) for value in proto.graph.output}
+
+
+def _signature(value: onnx.ValueInfoProto) -> Signature:
+    tensor = value.type.tensor_type
+    return helper.tensor_dtype_to_np_dtype(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
+
+
+def prepare(segment: HostSegment) -> tuple[Evaluator, dict[str, Signature]]:
+    """What evaluates a host segment, and the types and shapes of its outputs.
+
+    Raises
+    ------
+    CompileError
+        If there is an operator that the host cannot evaluate, or the segment's model is not the segment's.
+    """
+    try:
+        evaluator, signatures = _evaluator(segment.model)
+    except EvaluationError as error:
+        raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
+    except (DecodeError, KeyError):
+        raise CompileError(f"{_what(segment)} holds no ONNX model; compile the model again") from None
+    if tuple(signatures) != segment.outputs:
+        made = ", ".join(map(repr, signatures))
+        raise CompileError(
+            f"{_what(segment)} holds a model of {made}, not {', '.join(map(repr, segment.outputs))}"
+        )
+    return evaluator, signatures
+
+
+def _what(segment: HostSegment) -> str:
+    operators = sorted({operator for _, operator, _ in segment.nodes})
+    return f"{segment.name} ({', '.join(operators)})"
 
 
 def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Evaluate a host segment with the ONNX reference implementation.
+    """Evaluate a host segment (`weft.compiler.evaluate`).
 
     `values` must hold at least the segment's inputs; the result holds its outputs.
 
     Raises
     ------
     CompileError
-        If the reference implementation fails; the message names the segment's operators.
+        If an operator fails, or gives another type or shape than the model says; the message names the segment's
+        operators.
     """
-    feeds = {name: values[name] for name in segment.inputs}
+    evaluator, signatures = prepare(segment)
     try:
-        results = _evaluator(segment.model).run(None, feeds)
-    except Exception as error:  # the reference evaluator raises anything
-        operators = ", ".join(sorted({operator for _, operator, _ in segment.nodes}))
-        raise CompileError(f"the host cannot evaluate {segment.name} ({operators}): {error}") from error
-    return {name: np.asarray(value) for name, value in zip(segment.outputs, results, strict=True)}
+        results = evaluator.run({name: values[name] for name in segment.inputs})
+    except EvaluationError as error:
+        raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
+    made = {name: np.asarray(value) for name, value in zip(segment.outputs, results, strict=True)}
+    for name, value in made.items():
+        dtype, shape = signatures[name]
+        textual = value.dtype.kind in "OSU" and dtype.kind in "OSU"
+        if value.shape != shape or not (value.dtype == dtype or textual):
+            raise CompileError(
+                f"{_what(segment)} gives {name!r} on the host as {value.dtype.name} of shape {value.shape}; "
+                f"by the model it is {dtype.name} of shape {shape}"
+            )
+    return made
 
 
 def to_buffer(transfer: Transfer, value: np.ndarray) -> np.ndarray:

@@ -319,7 +319,7 @@ class DeviceSegment:
 
 @dataclass(frozen=True, eq=False)
 class HostSegment:
-    """A part of the model that the host evaluates with the ONNX reference evaluator.
+    """A part of the model that the host evaluates (`weft.compiler.evaluate`).
 
     `model` is a serialised ONNX model whose inputs and outputs are the values named `inputs` and `outputs`;
     `nodes` are (node name, operator type, reason) for the report.

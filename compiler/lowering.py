@@ -161,6 +161,12 @@ def _submodel(
         [_value(model, name) for name in inputs],
         [_value(model, name) for name in outputs],
         [numpy_helper.from_array(model.constants[name], name) for name in constants],
+        value_info=[
+            _value(model, name)
+            for node in nodes
+            for name in node.outputs
+            if name in model.shapes and name not in outputs
+        ],
     )
     return helper.make_model(graph, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
 

@@ -6,46 +6,29 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
-from onnx import helper, numpy_helper
 
-from weft.compiler.evaluate import evaluator
+from weft.compiler.evaluate import STANDARD, first_line
+from weft.compiler.folding import Node, captured, resolve
 from weft.compiler.ir import CompileError
+from weft.compiler.limits import check_functions, check_windows
 from weft.compiler.qlinear import expand_qlinear
 
-HOST_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
-"""Operator sets that the host can evaluate."""
+_NEWEST = {
+    "": onnx.defs.onnx_opset_version(),
+    "ai.onnx": onnx.defs.onnx_opset_version(),
+    "ai.onnx.ml": onnx.defs.onnx_ml_opset_version(),
+}
+"""The last version of each operator set that the onnx package defines."""
 HOW_TO_QUANTISE = (
     "quantise it first, for example with "
     "onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ)"
 )
 _QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
-_MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
-"""Operators that only move elements: tied weights pass them on the way to a second product."""
-_FOLD_LIMIT = 1 << 24
-"""Elements above which a constant is not computed ahead of time."""
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One operator of the model. `name` is unique; `inputs` has "" for inputs left out."""
-
-    index: int
-    name: str
-    op: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    proto: onnx.NodeProto
-
-    def input(self, index: int) -> str:
-        """The name of an input, "" if it is left out."""
-        return self.inputs[index] if index < len(self.inputs) else ""
 
 
 @dataclass(eq=False)
@@ -97,36 +80,35 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto) -> Model:
     proto = source if isinstance(source, onnx.ModelProto) else _read(Path(source))
     _check_graph(proto)
     _check_text(proto)
+    check_functions(proto)
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = _inlined(proto)
+    check_windows(proto.graph)
     _check_operators(proto.graph.node, proto)
     _check_inputs(proto)
     proto = expand_qlinear(proto)
     _check_quantised(proto)
+    return _simplify(proto)
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-        onnx.checker.check_model(inferred)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
-        raise CompileError(f"the model is not valid ONNX: {_first_line(error)}") from None
-    return _simplify(inferred)
+        return onnx.inliner.inline_local_functions(proto)
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise CompileError(f"the model's functions cannot be written out: {first_line(error)}") from None
 
 
 def _read(path: Path) -> onnx.ModelProto:
     try:
         return onnx.load(path)
     except (DecodeError, ValueError) as error:
-        raise CompileError(f"{path} is not an ONNX model or is truncated: {_first_line(error)}") from None
+        raise CompileError(f"{path} is not an ONNX model or is truncated: {first_line(error)}") from None
     except IsADirectoryError:
         raise CompileError(f"cannot read model {path}: it is a directory") from None
     except OSError as error:
-        raise CompileError(f"cannot read model {path}: {error.strerror or _first_line(error)}") from None
+        raise CompileError(f"cannot read model {path}: {error.strerror or first_line(error)}") from None
     except onnx.checker.ValidationError as error:
-        raise CompileError(f"cannot read the external data of model {path}: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+        raise CompileError(f"cannot read the external data of model {path}: {first_line(error)}") from None
 
 
 def _check_graph(proto: onnx.ModelProto) -> None:
@@ -136,9 +118,20 @@ def _check_graph(proto: onnx.ModelProto) -> None:
         )
     if not proto.graph.output:
         raise CompileError("the model's graph has no outputs")
+    for value in proto.graph.output:
+        if value.type.WhichOneof("value") is None:
+            raise CompileError(f"output {value.name!r} has no type")
+    if proto.graph.sparse_initializer:
+        raise CompileError(
+            f"initialiser {proto.graph.sparse_initializer[0].values.name!r} is sparse; export the model with dense ones"
+        )
     for entry in proto.opset_import:
-        if not 1 <= entry.version < 1 << 31:
-            raise CompileError(f"the model asks for version {entry.version} of operator set {entry.domain!r}")
+        newest = _NEWEST.get(entry.domain, (1 << 31) - 1)
+        if not 1 <= entry.version <= newest:
+            raise CompileError(
+                f"the model asks for version {entry.version} of operator set {entry.domain!r}; "
+                f"versions 1 to {newest} are known"
+            )
 
 
 def _check_text(proto: onnx.ModelProto) -> None:
@@ -153,21 +146,25 @@ def _check_text(proto: onnx.ModelProto) -> None:
 
 
 def _check_operators(nodes: Iterable[onnx.NodeProto], proto: onnx.ModelProto) -> None:
-    """Unknown operators are errors: neither the device nor the host could run them."""
+    """Operators of ONNX's own domains must be known; those of others are for ONNX Runtime."""
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     for index, node in enumerate(nodes):
         label = f"node {node.name or f'{node.op_type}_{index}'!r}"
-        if node.domain not in HOST_DOMAINS:
-            raise CompileError(
-                f"{label} uses operator {node.op_type!r} of domain {node.domain!r}, which is not part of ONNX; "
-                "export the model with standard operators only"
-            )
+        if node.domain not in STANDARD:
+            continue
         version = versions.get(node.domain, versions.get("", versions.get("ai.onnx", 1)))
         domain = "" if node.domain == "ai.onnx" else node.domain
         if not onnx.defs.has(node.op_type, version, domain):
             raise CompileError(
                 f"{label} uses operator {node.op_type!r}, which ONNX opset {version} does not define"
             )
+        known = onnx.defs.get_schema(node.op_type, version, domain).attributes
+        for attribute in node.attribute:
+            if attribute.name not in known:
+                raise CompileError(
+                    f"{label} has attribute {attribute.name!r}, which ONNX opset {version} does not define for "
+                    f"{node.op_type}"
+                )
 
 
 def _check_inputs(proto: onnx.ModelProto) -> None:
@@ -178,6 +175,8 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
             continue
         if not value.type.HasField("tensor_type"):
             raise CompileError(f"input {value.name!r} is not a tensor")
+        if value.type.tensor_type.elem_type == onnx.TensorProto.UNDEFINED:
+            raise CompileError(f"input {value.name!r} has no element type")
         if not value.type.tensor_type.HasField("shape"):
             raise CompileError(f"input {value.name!r} has no shape; export the model with static shapes")
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -205,144 +204,26 @@ def _check_quantised(proto: onnx.ModelProto) -> None:
 
 
 def _simplify(proto: onnx.ModelProto) -> Model:
-    """Fold constants (never through DequantizeLinear, whose scales matter) and drop nodes nobody reads."""
-    constants = {tensor.name: _array(tensor) for tensor in proto.graph.initializer}
-    shapes, dtypes = _types(proto)
-    kept, folded = [], []
-    opsets = list(proto.opset_import)
-    moved: dict[str, tuple[Node, ...]] = {}
-    for node in _nodes(proto):
-        values = _fold(node, constants, shapes, opsets)
-        if values is None:
-            values = _requantised(node, constants, moved, opsets)
-        if values is None:
-            kept.append(node)
-        else:
-            folded.append(node)
-            constants.update(values)
-    for name, value in constants.items():
-        shapes[name], dtypes[name] = tuple(value.shape), str(value.dtype)
+    """Static shapes, folded constants, and no nodes that nobody reads."""
+    known = resolve(proto)
     outputs = tuple(value.name for value in proto.graph.output)
-    for node in kept:
-        _check_static(node, shapes, dtypes)
-    alive = _alive(kept, outputs)
-    used = (node for name, nodes in moved.items() if name in constants for node in nodes[:-1])
+    alive = _alive(known.kept, outputs)
+    for node in alive:
+        _check_static(node, known.shapes)
+    used = (node for name, nodes in known.moved.items() if name in known.constants for node in nodes[:-1])
     return Model(
         proto=proto,
         nodes=alive,
-        folded=[*folded, *(node for node in dict.fromkeys(used) if node not in alive)],
-        shapes=shapes,
-        dtypes=dtypes,
-        constants=constants,
-        inputs=tuple(value.name for value in proto.graph.input if value.name not in constants),
+        folded=[*known.folded, *(node for node in dict.fromkeys(used) if node not in alive)],
+        shapes=known.shapes,
+        dtypes=known.dtypes,
+        constants=known.constants,
+        inputs=tuple(value.name for value in proto.graph.input if value.name not in known.constants),
         outputs=outputs,
     )
 
 
-def _array(tensor: onnx.TensorProto) -> np.ndarray:
-    try:
-        return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise CompileError(f"initialiser {tensor.name!r} cannot be read: {_first_line(error)}") from None
-
-
-def _nodes(proto: onnx.ModelProto) -> list[Node]:
-    taken: set[str] = set()
-    nodes = []
-    for index, node in enumerate(proto.graph.node):
-        name = node.name or f"{node.op_type}_{index}"
-        while name in taken:
-            name += f"_{index}"
-        taken.add(name)
-        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-        nodes.append(Node(index, name, node.op_type, tuple(node.input), tuple(node.output), attributes, node))
-    return nodes
-
-
-def _types(proto: onnx.ModelProto) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str] = {}
-    for value in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
-        tensor = value.type.tensor_type
-        if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
-            continue
-        if all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
-        dtypes[value.name] = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    return shapes, dtypes
-
-
-def _fold(
-    node: Node,
-    constants: dict[str, np.ndarray],
-    shapes: dict[str, tuple[int, ...]],
-    opsets: list[onnx.OperatorSetIdProto],
-) -> dict[str, np.ndarray] | None:
-    """The node's outputs if they are constant, else None."""
-    if node.op == "Shape" and node.inputs[0] in shapes:
-        start, end = node.attributes.get("start", 0), node.attributes.get("end")
-        return {node.outputs[0]: np.array(shapes[node.inputs[0]][start:end], np.int64)}
-    if node.op == "DequantizeLinear" or node.op.startswith("Random") or node.op in ("If", "Loop", "Scan"):
-        return None
-    if any(name and name not in constants for name in node.inputs):
-        return None
-    size = int(np.prod(shapes.get(node.outputs[0], ()), dtype=np.int64))
-    if size > _FOLD_LIMIT:
-        return None
-    feeds = {name: constants[name] for name in node.inputs if name}
-    return dict(zip(node.outputs, run_nodes([node], feeds, node.outputs, opsets), strict=True))
-
-
-def _requantised(
-    node: Node,
-    constants: dict[str, np.ndarray],
-    moved: dict[str, tuple[Node, ...]],
-    opsets: list[onnx.OperatorSetIdProto],
-) -> dict[str, np.ndarray] | None:
-    """The result of a QuantizeLinear of weights that were dequantised and moved, None for any other node.
-
-    `moved` has the nodes that make each value of that kind, to which this one is added.
-    """
-    if not all(not name or name in constants or name in moved for name in node.inputs):
-        return None
-    if node.op.endswith("Linear") and not _positive(constants.get(node.input(1))):
-        return None
-    before = (item for name in node.inputs for item in moved.get(name, ()) if name not in constants)
-    nodes = (*dict.fromkeys(before), node)
-    if node.op in ("QuantizeLinear", "DequantizeLinear", *_MOVES):
-        moved[node.outputs[0]] = nodes
-    if node.op != "QuantizeLinear":
-        return None
-    feeds = {name: constants[name] for item in nodes for name in item.inputs if name in constants}
-    return dict(zip(node.outputs, run_nodes(list(nodes), feeds, node.outputs, opsets), strict=True))
-
-
-def _positive(scale: np.ndarray | None) -> bool:
-    """Whether a scale is one that a quantiser writes; others are refused with a message, where nodes are matched."""
-    return scale is not None and bool((np.isfinite(scale) & (scale > 0)).all())
-
-
-def run_nodes(
-    nodes: list[Node],
-    feeds: dict[str, np.ndarray],
-    outputs: Iterable[str],
-    opsets: list[onnx.OperatorSetIdProto],
-) -> list[np.ndarray]:
-    """Evaluate a few nodes with the ONNX reference implementation."""
-    declared = [helper.make_tensor_value_info(name, onnx.TensorProto.UNDEFINED, None) for name in outputs]
-    given = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in feeds.items()
-    ]
-    graph = helper.make_graph([node.proto for node in nodes], "fold", given, declared)
-    model = helper.make_model(graph, opset_imports=opsets)
-    try:
-        return [np.asarray(value) for value in evaluator(model).run(None, feeds)]
-    except Exception as error:  # the reference evaluator raises anything
-        raise CompileError(f"node {nodes[0].name!r} cannot be evaluated: {_first_line(error)}") from None
-
-
-def _check_static(node: Node, shapes: dict[str, tuple[int, ...]], dtypes: dict[str, str]) -> None:
+def _check_static(node: Node, shapes: dict[str, tuple[int, ...]]) -> None:
     for name in node.outputs:
         if name and name not in shapes:
             raise CompileError(
@@ -365,13 +246,3 @@ def _alive(nodes: list[Node], outputs: tuple[str, ...]) -> list[Node]:
             wanted.update(captured(node))
             alive.append(node)
     return alive[::-1]
-
-
-def captured(node: Node) -> set[str]:
-    """Outer values that the subgraphs of a control-flow node read (a superset is fine)."""
-    names: set[str] = set()
-    for value in node.attributes.values():
-        if isinstance(value, onnx.GraphProto):
-            for inner in value.node:
-                names.update(inner.input)
-    return names

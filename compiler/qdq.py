@@ -214,27 +214,16 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
 
 
 def check_parameters(model: Model, node: Node) -> None:
-    """Raise `CompileError` for scales or zero points of a Q or DQ node that no quantiser would write."""
+    """Raise `CompileError` for scales of a Q or DQ node that make no sense."""
     label = f"node {node.name!r} ({node.op})"
     scale = model.constants.get(node.input(1))
     if scale is None:
         return
     values = np.asarray(scale, np.float64)
-    bad = values[~(np.isfinite(values) & (values > 0))]
+    bad = values[~np.isfinite(values) | ((values == 0) & (node.op == "QuantizeLinear"))]
     if bad.size:
-        raise CompileError(f"{label} has scale {bad.flat[0]:g}; scales must be finite and above zero")
-    zero = model.constants.get(node.input(2))
-    if zero is not None and zero.shape != scale.shape and zero.size != scale.size:
-        raise CompileError(f"{label} has {scale.size} scales but {zero.size} zero points")
-    shape = model.shapes[node.inputs[0]]
-    if scale.size == 1 or node.attributes.get("block_size", 0):
-        return
-    axis = node.attributes.get("axis", 1)
-    if not -len(shape) <= axis < len(shape):
-        raise CompileError(f"{label} has axis {axis}, but its input has {len(shape)} dimensions")
-    if scale.shape != (shape[axis],):
         raise CompileError(
-            f"{label} has {scale.size} per-channel scales, but dimension {axis} of its input {shape} is {shape[axis]}"
+            f"{label} has scale {bad.flat[0]:g}; scales must be finite, and not zero to quantise"
         )
 
 
@@ -248,6 +237,8 @@ def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
         if node.input(2) not in model.constants:
             return None
         zero = int(model.constants[node.input(2)].reshape(-1)[0])
+    if not scale.reshape(-1)[0] > 0:
+        return None
     unsigned = dtype == "uint8"
     return Quant(float(np.float32(scale.reshape(-1)[0])), zero - 128 * unsigned, unsigned)
 
@@ -270,7 +261,13 @@ def constant(model: Model, node: Node) -> Constant | None:
     name = node.inputs[0]
     quant = parameters(model, node, model.dtypes[name])
     activation = None if quant is None else Activation(hosted(model, name), quant)
-    return Constant(wide, scale.astype(np.float32).astype(np.float64).reshape(shape), activation=activation)
+    steps = scale.astype(np.float32).astype(np.float64).reshape(shape)
+    # Scales of weights may be negative or zero: the device's are above zero, its integers take what is left.
+    return Constant(
+        wide * np.sign(steps).astype(np.int64),
+        np.where(steps == 0, 1.0, np.abs(steps)),
+        activation=activation,
+    )
 
 
 def hosted(model: Model, name: str) -> Tensor:

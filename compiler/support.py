@@ -26,7 +26,7 @@ from weft.compiler.support_channels import (
     scaling,
     summands,
 )
-from weft.compiler.support_pool import ceil_average, mean_axes, pool_values, windows_filled
+from weft.compiler.support_pool import ceil_average, mean_axes, pool_values, window_size, windows_filled
 from weft.compiler.support_softmax import SOFTMAX
 
 LIMIT = 127
@@ -236,11 +236,16 @@ def transposed(case: Case) -> Tensor | Pending | None:
 
 
 def per_tensor(case: Case) -> str | None:
-    """Activations must be int8 or uint8 with one constant scale and zero point for the whole tensor."""
+    """Activations must be int8 or uint8 with one constant scale above zero and zero point for the whole tensor."""
     quantise = case.node.op == "QuantizeLinear"
     value = case.node.outputs[0] if quantise else case.node.inputs[0]
     dtype = case.model.dtypes[value]
-    return None if parameters(case.model, case.node, dtype) is not None else f"{value!r} has type {dtype}"
+    if parameters(case.model, case.node, dtype) is not None:
+        return None
+    scale = case.model.constants.get(case.node.input(1))
+    each = f" and {scale.size} scales" if scale is not None and scale.size != 1 else ""
+    one = f" and scale {scale.reshape(-1)[0]:g}" if scale is not None and scale.size == 1 else ""
+    return f"{value!r} has type {dtype}{each or one}"
 
 
 def scales_fit(case: Case) -> str | None:
@@ -283,7 +288,7 @@ MOVE = (movable,)
 CONSTRAINTS: dict[str, tuple[Constraint, ...]] = {
     "Add": (addable, same_order),
     "Attention": ATTENTION,
-    "AveragePool": (*WINDOW, windows_filled, ceil_average),
+    "AveragePool": (*WINDOW, windows_filled, window_size, ceil_average),
     "BatchNormalization": (batch_norm_operands, batch_norm_inference, same_order),
     "Clip": (bounds_constant, input_quantisable),
     "Concat": (inputs_quantised, concat_axis, concat_order),
@@ -300,14 +305,14 @@ CONSTRAINTS: dict[str, tuple[Constraint, ...]] = {
     "Div": (divisible, same_order),
     "Flatten": MOVE,
     "Gemm": (*MATRIX, plain_product, bias_constant),
-    "GlobalAveragePool": (image, input_quantised, image_order),
-    "GlobalMaxPool": (image, input_quantised, image_order),
+    "GlobalAveragePool": (image, input_quantised, image_order, window_size),
+    "GlobalMaxPool": (image, input_quantised, image_order, window_size),
     "Identity": MOVE,
     "MatMul": MATRIX,
-    "MaxPool": (*WINDOW, windows_filled, pool_values),
+    "MaxPool": (*WINDOW, windows_filled, window_size, pool_values),
     "Mul": (multipliable, same_order),
     "QuantizeLinear": (per_tensor, input_quantisable, scales_fit, sums_fit),
-    "ReduceMean": (input_quantised, image_order, mean_axes),
+    "ReduceMean": (input_quantised, image_order, mean_axes, window_size),
     "Relu": (input_quantisable,),
     "Reshape": MOVE,
     "Softmax": SOFTMAX,

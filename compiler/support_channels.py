@@ -50,7 +50,7 @@ def divisible(case: Case) -> str | None:
 
 def scaling(case: Case) -> float | None:
     """The positive constant that a Mul or Div node multiplies a whole activation by, if that is what it does."""
-    for index in (1,) if case.node.op == "Div" else (1, 0):
+    for index in {"Div": (1,), "Mul": (1, 0)}.get(case.node.op, ()):
         one, constant = case.symbol(1 - index), case.symbol(index)
         if isinstance(one, Activation) and isinstance(constant, Constant) and constant.values.size == 1:
             factor = float(constant.floats.reshape(-1)[0])

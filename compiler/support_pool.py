@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from weft.compiler.case import Case
+from weft.compiler.windows import axes
+
+SIDE = 4095
+"""Loops of the vector unit and rows of a LOAD have 12 bits."""
+WINDOW = 1 << 16
+"""Elements of a window that are worth computing on the device: sums are products with as many weights."""
 
 
 def pool_values(case: Case) -> str | None:
@@ -27,17 +35,20 @@ def ceil_average(case: Case) -> str | None:
 
 def windows_filled(case: Case) -> str | None:
     """Every window of a pool must hold at least one element of the input."""
-    kernel, pads = case.ints("kernel_shape", ()), case.ints("pads", (0, 0, 0, 0))
-    strides, dilations = case.ints("strides", (1, 1)), case.ints("dilations", (1, 1))
-    if case.attribute("auto_pad", b"NOTSET") != b"NOTSET":
-        return None
-    for axis in range(2):
-        starts = np.arange(case.output[2 + axis]) * strides[axis] - pads[axis]
-        elements = starts[:, None] + np.arange(kernel[axis]) * dilations[axis]
-        inside = ((elements >= 0) & (elements < case.shape()[2 + axis])).any(1)
-        if not inside.all():
-            return f"along {'height' if axis == 0 else 'width'}, output {int(np.argmin(inside))} has none"
+    for name, axis in zip(("height", "width"), axes(case.shape()[2:], case.node.attributes), strict=True):
+        empty = axis.inside() == 0
+        if empty.any():
+            return f"along {name}, output {int(np.argmax(empty))} has none"
     return None
+
+
+def window_size(case: Case) -> str | None:
+    """Pools must have inputs of at most 4095 rows and columns, and windows of at most 65536 elements."""
+    sides = case.shape()[2:] if len(case.shape()) == 4 else case.shape()[1:2]
+    kernel = case.ints("kernel_shape", sides)
+    if max(sides) > SIDE or max(kernel) > SIDE:
+        return f"the input has shape {case.shape()}, the window {kernel}"
+    return None if math.prod(kernel) <= WINDOW else f"the window is {kernel}"
 
 
 def mean_axes(case: Case) -> str | None:

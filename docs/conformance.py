@@ -175,8 +175,8 @@ interpreter. This page is what came out, with onnx {version}: {run} cases of {to
   unless the table gives another, so that nothing is rounded; the results are compared for equality all the same.
   ConvInteger and MatMulInteger become Conv and MatMul behind DequantizeLinear with their zero points, which is their
   definition.
-- **host**: weft compiled and ran the case, but placed the operator on the host, where onnx's own reference evaluator
-  computes it: that the result is right says nothing about the device. The reason is the compiler's.
+- **host**: weft compiled and ran the case, but placed the operator on the host, by ONNX Runtime or the onnx package:
+  that the result is right says nothing about the device. The reason is the compiler's.
 - **skip**: weft does not compile the case, or no 8-bit form of it is exact: most cases come with random floats.
 
 The scale of a result is found as a quantiser would, by evaluating the case on the host; the integers that are compared,

@@ -12,7 +12,7 @@ from weft.compiler.microops import run_ops
 
 
 def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A whole model: device segments by micro-ops, host segments by the reference evaluator."""
+    """A whole model: device segments by micro-ops, host segments by the host's evaluator."""
     values = dict(values)
     for segment in graph.segments:
         if isinstance(segment, HostSegment):

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.compiler.evaluate import evaluator
+from weft.compiler.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir import CompileError
 
 NATIVE = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
@@ -140,11 +140,9 @@ def _outputs(model: onnx.ModelProto) -> list[str]:
 def _evaluate(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     try:
         with np.errstate(all="ignore"):
-            return [np.asarray(value) for value in evaluator(model).run(None, inputs)]
-    except Exception as error:  # the reference evaluator raises anything
-        raise NotExact(
-            f"the reference evaluator cannot run it ({type(error).__name__}), so no scale is known"
-        ) from None
+            return [np.asarray(value) for value in Evaluator(model).run(inputs)]
+    except EvaluationError as error:
+        raise NotExact(f"the host cannot evaluate it ({error}), so no scale is known") from None
 
 
 class _Wrapping:

@@ -201,6 +201,42 @@ def test_constant_operand(op: str, fused: bool, shape: tuple[int, ...]) -> None:
     assert (difference != 0).mean() < 0.05
 
 
+FOREIGN = {
+    "product of four dimensions": ((1, 3, 5, 4), "MatMul", None),
+    "transposed convolution": ((1, 4, 5, 4), "Conv", (0, 2, 3, 1)),
+    "reshaped product": ((2, 12), "MatMul", (2, 3, 2, 2)),
+}
+"""Values in an order of elements that is not the device's: input, operator, and perm or shape behind it."""
+
+
+@pytest.mark.parametrize("constant", [(), (1,), (1, 1, 1, 1), "last"])
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_constant_next_to_a_value_in_another_order(
+    name: str, quantised: bool, op: str, constant: tuple[int, ...] | str
+) -> None:
+    """On the device or on the host: either is right."""
+    shape, product, then = FOREIGN[name]
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    conv = product == "Conv"
+    sizes = (shape[1], shape[1], 1, 1) if conv else (shape[-1], 12)
+    weight, _ = builder.weight(sizes, 0 if conv else 1, per_channel=True, unsigned=False)
+    value = builder.node(product, [builder.dequantise(builder.input(shape)), weight])
+    if then is not None:
+        moved = {"perm": then} if conv else {}
+        more = [] if conv else [builder.constant(np.array(then, np.int64))]
+        value = builder.node("Transpose" if conv else "Reshape", [value, *more], **moved)
+    if quantised:
+        value = builder.dequantise(builder.quantise(value, builder.shape_of(value), 0.1, 0, False))
+    size = builder.shape_of(value)[-1:] if constant == "last" else constant
+    assert not isinstance(size, str)
+    value = builder.node(op, [value, builder.constant(np.full(size, 0.7, np.float32))])
+    model = builder.finish(builder.quantise(value, builder.shape_of(value), 0.1, 0, False))
+    difference = levels(model, qdq_models.feeds(model, np.random.default_rng(1)))
+    assert np.abs(difference).max() <= 1
+
+
 def test_clip_becomes_a_clamp() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     source = builder.input((1, 8), unsigned=False)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from weft.compiler.host import from_buffer, run_host, to_buffer
+from weft.compiler import evaluate, host
+from weft.compiler.host import from_buffer, prepare, run_host, to_buffer
 from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
 
 
@@ -28,8 +32,56 @@ def test_run_host_takes_what_it_reads() -> None:
 
 
 def test_failure_names_segment_and_operators() -> None:
-    with pytest.raises(CompileError, match=r"^the host cannot evaluate host0 \(Cholesky\): "):
+    with pytest.raises(CompileError, match=r"^host0 \(Cholesky\) cannot be evaluated on the host: "):
         run_host(segment("Cholesky"), {"x": np.zeros((2, 3), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "shape", "wrong"),
+    [
+        (
+            "Relu",
+            TensorProto.FLOAT,
+            (2, 4),
+            "float32 of shape (2, 3); by the model it is float32 of shape (2, 4)",
+        ),
+        (
+            "Relu",
+            TensorProto.FLOAT16,
+            (2, 3),
+            "float32 of shape (2, 3); by the model it is float16 of shape (2, 3)",
+        ),
+        ("Size", TensorProto.INT64, (1,), "int64 of shape (); by the model it is int64 of shape (1,)"),
+    ],
+)
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_is_not_as_the_model_says(
+    op: str, kind: int, shape: tuple[int, ...], wrong: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluator is not trusted: what it returns is compared with the model's types and shapes."""
+    part = segment(op)
+    proto = onnx.load_from_string(part.model)
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("y", kind, shape))
+    part = dataclasses.replace(part, model=proto.SerializeToString())
+    if not installed:
+        monkeypatch.setattr(evaluate, "runtime", lambda: None)
+        host._evaluator.cache_clear()
+    with pytest.raises(CompileError) as caught:
+        run_host(part, {"x": np.ones((2, 3), np.float32)})
+    assert str(caught.value) == f"host0 ({op}) gives 'y' on the host as {wrong}"
+
+
+def test_model_of_another_segment() -> None:
+    part = dataclasses.replace(segment("Relu"), outputs=("z",))
+    with pytest.raises(CompileError, match=r"^host0 \(Relu\) holds a model of 'y', not 'z'$"):
+        prepare(part)
+
+
+def test_model_that_is_none() -> None:
+    part = dataclasses.replace(segment("Relu"), model=b"this is no model")
+    with pytest.raises(CompileError, match=r"^host0 \(Relu\) holds no ONNX model; compile the model again$"):
+        prepare(part)
 
 
 @pytest.mark.parametrize("opset", [10, 13, 18, 19, 21])

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 from qdq_models import Builder, Quantised
 
-from weft.compiler import support, support_attention, support_channels, support_softmax
+from weft.compiler import support, support_attention, support_channels, support_pool, support_softmax
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import DeviceSegment
 from weft.compiler.operators import HANDLERS
@@ -227,6 +227,12 @@ def requantised_input() -> onnx.ModelProto:
     return ended(built, value, scale=1e-9)
 
 
+def negative() -> onnx.ModelProto:
+    built = builder()
+    names = [image(built, (1, 4)).name, built.constant(np.float32(-0.1))]
+    return ended(built, built.node("Relu", [built.node("DequantizeLinear", names)]))
+
+
 def float_input() -> onnx.ModelProto:
     built = builder()
     source = built.input((1, 4))
@@ -248,6 +254,18 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str, support.Constraint]] 
     "1-d pool": (lambda: one("MaxPool", (1, 4, 6), kernel_shape=[2]), "MaxPool", support.image),
     "pool of mixed axes": (lambda: mixed(pool3, (1, 6, 6, 4)), "MaxPool", support.image_order),
     "indices": (lambda: indices(), "MaxPool", support.pool_values),
+    "pool of a tall image": (
+        lambda: one("MaxPool", (1, 1, 4096, 2), kernel_shape=[1, 1]),
+        "MaxPool",
+        support_pool.window_size,
+    ),
+    "mean of a large image": (
+        lambda: one("GlobalAveragePool", (1, 1, 300, 300)),
+        "GlobalAveragePool",
+        support_pool.window_size,
+    ),
+    "mean of many rows": (lambda: mean([1], (1, 4096, 2)), "ReduceMean", support_pool.window_size),
+    "scale below zero": (lambda: negative(), "DequantizeLinear", support.per_tensor),
     "average past the padding": (
         lambda: one(
             "AveragePool",
