@@ -213,7 +213,11 @@ def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
             raise CompileError(f"{what} keeps data in another file")
         onnx.checker.check_model(model)
-    except (DecodeError, onnx.checker.ValidationError) as error:
+    except (
+        DecodeError,
+        onnx.checker.ValidationError,
+        UnicodeDecodeError,
+    ) as error:  # names that are no UTF-8
         reason = printable((str(error).strip().splitlines() or [""])[0], 200)
         raise CompileError(f"{what} is no valid ONNX model ({reason})") from None
     graph = model.graph

@@ -19,7 +19,10 @@ from onnx.reference import ReferenceEvaluator
 
 from weft.compiler.evaluate_ops import mistaken, replacements
 from weft.hdl.errors import WeftError
+from weft.hdl.schema import printable
 
+_SHOWN = 400
+"""Characters of a library's message; ONNX Runtime's name everything that is wrong behind each other."""
 HOW_TO_INSTALL = "install ONNX Runtime (pip install 'weft[host]')"
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """Operator sets that the onnx package defines."""
@@ -279,6 +282,6 @@ def _reference(model: onnx.ModelProto) -> Run:
 
 
 def first_line(error: Exception) -> str:
-    """An error of a library as one line without a full stop."""
+    """An error of a library as one line without a full stop, cut in the middle if it is long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return printable(lines[0].rstrip("."), _SHOWN) if lines else type(error).__name__

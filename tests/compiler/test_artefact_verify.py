@@ -324,7 +324,7 @@ def test_manifests_that_are_something_else(folder: Path, raw: str) -> None:
     assert MANIFEST in refusal(folder)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sequence", "untyped", "external", "type", "unmade"])
+@pytest.mark.parametrize("kind", ["bytes", "letters", "sequence", "untyped", "external", "type", "unmade"])
 def test_models_for_the_host(folder: Path, kind: str) -> None:
     manifest = manifest_of(folder)
     index = next(index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host")
@@ -342,16 +342,20 @@ def test_models_for_the_host(folder: Path, kind: str) -> None:
         model.graph.input[0].type.tensor_type.elem_type = 99
     elif kind == "unmade":
         model.graph.node[0].input[0] = "none"
+    elif kind == "letters":
+        model.graph.node[0].op_type = "Nonsense?"
     elif kind == "external":
         tensor = helper.make_tensor("secret", onnx.TensorProto.UINT8, [1], b"x", raw=True)
         tensor.data_location = onnx.TensorProto.EXTERNAL
         model.graph.initializer.append(tensor)
-    raw = b"\xff\xff\xff" if kind == "bytes" else model.SerializeToString()
+    raw = model.SerializeToString().replace(b"Nonsense?", b"Nonsense\xb2")
+    raw = b"\xff\xff\xff" if kind == "bytes" else raw
     path.write_bytes(raw)
     manifest["segments"][index] |= {"sha256": "new", "bytes": len(raw)}
     write(folder, manifest)
     wanted = {
         "bytes": "is no valid ONNX model (",
+        "letters": "is no valid ONNX model ('utf-8' codec can't decode byte 0xb2",
         "sequence": "'none' of the host's part 'host0' is made by nothing",
         "untyped": "of the host's part 'host0' is no tensor",
         "external": "keeps data in another file",

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.compiler import evaluate
-from weft.compiler.evaluate import EvaluationError, Evaluator
+from weft.compiler.evaluate import EvaluationError, Evaluator, first_line
 from weft.compiler.evaluate_ops import mistaken
 from weft.compiler.folding import resolve
 from weft.compiler.ir import CompileError
@@ -325,3 +325,12 @@ def test_nothing_is_printed() -> None:
 def test_onnxruntime_is_imported_when_it_is_needed() -> None:
     code = "import sys, weft, weft.compiler.frontend; sys.exit('onnxruntime' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_long_messages_of_libraries_are_cut() -> None:
+    text = first_line(RuntimeError("\n " + "first " * 200 + "last.\nsecond line"))
+    assert len(text) == 400
+    assert text.startswith("first first")
+    assert text.endswith("first last")
+    assert first_line(RuntimeError("short.")) == "short"
+    assert first_line(RuntimeError()) == "RuntimeError"

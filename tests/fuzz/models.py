@@ -231,7 +231,10 @@ def _operator(rng: Rng, model: onnx.ModelProto) -> None:
 def _constant(rng: Rng, model: onnx.ModelProto) -> None:
     """Another constant in the place of one: other values, shape or type; or no data."""
     tensor = _pick(rng, model.graph.initializer)
-    old, name, choice = numpy_helper.to_array(tensor), tensor.name, int(rng.integers(8))
+    try:
+        old, name, choice = numpy_helper.to_array(tensor), tensor.name, int(rng.integers(8))
+    except ValueError:  # an earlier change has given it another type
+        return
     if choice == 0:
         tensor.ClearField("raw_data")
         return
