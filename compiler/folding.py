@@ -138,6 +138,12 @@ def nodes(proto: onnx.ModelProto) -> list[Node]:
         while name in taken:
             name += f"_{index}"
         taken.add(name)
+        for item in node.attribute:
+            if item.ref_attr_name:
+                raise CompileError(
+                    f"node {name!r} takes attribute {item.name!r} from {item.ref_attr_name!r} of a function, "
+                    "but is in none"
+                )
         attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
         own = node.domain in ("", "ai.onnx")
         op = node.op_type if own else f"{node.domain}.{node.op_type}"

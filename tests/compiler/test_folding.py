@@ -215,3 +215,14 @@ def test_sparse_initialiser() -> None:
         CompileError, match=r"^initialiser 'few' is sparse; export the model with dense ones$"
     ):
         import_model(model)
+
+
+def test_attribute_of_a_function_outside_of_functions() -> None:
+    model = qdq_models.random_conv(np.random.default_rng(0))
+    node = next(node for node in model.graph.node if node.attribute)
+    node.attribute[0].ref_attr_name = "elsewhere"
+    name = node.attribute[0].name
+    with pytest.raises(
+        CompileError, match=f"takes attribute '{name}' from 'elsewhere' of a function, but is in none"
+    ):
+        import_model(model)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
+import onnx.inliner
 from fuzz.outcome import Failure, Outcome, check_sentence
 from onnx import TensorProto, helper, numpy_helper
 from oracle import layers, session
@@ -51,6 +52,7 @@ def compared(
     if all(np.array_equal(given[name], wanted[name]) for name in given):
         return Outcome("done")
     on_host = {node for node, _, place, _ in program._compiled.placement if place == "host"}
+    model = onnx.inliner.inline_local_functions(model) if model.functions else model
     try:
         values = _chained(model, feeds, config, on_host)
     except NoOracle:
