@@ -16,10 +16,11 @@ from google.protobuf.message import DecodeError
 
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.evaluate import first_line
 from weft.compiler.input_rows import Rows
 from weft.compiler.ir import CompileError, HostSegment, Transfer
 from weft.hdl.isa import Queue, Store
-from weft.hdl.schema import printable, shown
+from weft.hdl.schema import shown
 
 _LARGEST = 1 << 32
 """Bytes that a value may have, and above every size of a dimension: that is where addresses end."""
@@ -213,13 +214,9 @@ def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
             raise CompileError(f"{what} keeps data in another file")
         onnx.checker.check_model(model)
-    except (
-        DecodeError,
-        onnx.checker.ValidationError,
-        UnicodeDecodeError,
-    ) as error:  # names that are no UTF-8
-        reason = printable((str(error).strip().splitlines() or [""])[0], 200)
-        raise CompileError(f"{what} is no valid ONNX model ({reason})") from None
+    except (DecodeError, onnx.checker.ValidationError, UnicodeDecodeError) as error:
+        # The last for names that are no UTF-8, which the checker puts into its message.
+        raise CompileError(f"{what} is no valid ONNX model ({first_line(error)})") from None
     graph = model.graph
     for direction, named, given in (
         ("reads", segment.inputs, graph.input),

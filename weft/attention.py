@@ -133,9 +133,13 @@ class PagedAttention:
     def _operator(self, quant: Quantisation, causal: bool, scale: float) -> Attention:
         step, ratio = quant.q_scale * quant.k_scale * scale, quant.v_scale / quant.y_scale
         if step >= CLAMP:
-            raise CompileError(f"a step of scores, {step:.4g}, must be below 177, where they are clamped")
+            raise CompileError(
+                f"a step of scores, {step:.4g}, must be below {CLAMP:.0f}, where they are clamped"
+            )
         if ratio >= SCALE_LIMIT:
-            raise CompileError(f"'v_scale' must be less than 32768 times 'y_scale', not {ratio:.5g} times")
+            raise CompileError(
+                f"'v_scale' must be less than {SCALE_LIMIT:.0f} times 'y_scale', not {ratio:.5g} times"
+            )
         width, kv_width = self.heads * self.head_size, self.kv_heads * self.head_size
         q, y = (
             Buffer(name, (1, 1, self.rows, width), kind) for name, kind in (("q", "input"), ("y", "output"))
