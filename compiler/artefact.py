@@ -17,8 +17,9 @@ from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.input_rows import Rows
 from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
 from weft.hdl import schema
+from weft.hdl.code import Code
 from weft.hdl.config import Config, ConfigError
-from weft.hdl.isa import IsaError, decode_all
+from weft.hdl.isa import IsaError
 
 MANIFEST = "program.json"
 FORMAT = "weft program 4"
@@ -181,9 +182,9 @@ def _segment(folder: Path, index: int, entry: _Host | _Device) -> DeviceProgram 
             f"{path} has {len(blob)} bytes, so no {schema.shown(at)} bytes of constants; compile the model again"
         )
     try:
-        instructions = decode_all(blob[at:])
+        instructions = Code.from_bytes(blob[at:])
     except IsaError as error:
         raise ProgramFileError(f"{path}: from byte {at} on: {error}; compile the model again") from None
     return DeviceProgram(
-        entry.name, tuple(instructions), blob[:at], entry.layers, entry.offsets, entry.buffers, entry.rows
+        entry.name, instructions, blob[:at], entry.layers, entry.offsets, entry.buffers, entry.rows
     )

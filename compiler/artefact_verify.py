@@ -19,7 +19,7 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.evaluate import first_line
 from weft.compiler.input_rows import Rows
 from weft.compiler.ir import CompileError, HostSegment, Transfer
-from weft.hdl.isa import Queue, Store
+from weft.hdl.isa import Opcode, Queue
 from weft.hdl.schema import shown
 
 _LARGEST = 1 << 32
@@ -104,12 +104,12 @@ def _check_rows(program: DeviceProgram, name: str, rows: Rows) -> None:
 
 def _check_layers(program: DeviceProgram) -> None:
     """Layers follow each other in every queue, and their STOREs write what they say: that is how they are timed."""
-    own: dict[str, list[int]] = {queue.name: [] for queue in Queue}
-    for instruction in program.instructions:
-        if instruction.QUEUE is not None:
-            i = instruction
-            written = i.rows * i.pixels * i.length if isinstance(i, Store) else 0
-            own[instruction.QUEUE.name].append(written)
+    code = program.instructions
+    queues = code.queues
+    own = {queue.name: int((queues == int(queue)).sum()) for queue in Queue}
+    stores = np.flatnonzero(code.opcodes == int(Opcode.STORE))
+    rows, pixels, length = (code.field(name, Opcode.STORE, stores) for name in ("rows", "pixels", "length"))
+    stored = np.cumsum([0, *(rows * pixels * length)])
     at = dict.fromkeys(own, 0)
     for layer in program.layers:
         what = f"{shown(program.name)}: layer {shown(layer.name)}"
@@ -120,13 +120,13 @@ def _check_layers(program: DeviceProgram) -> None:
             raise CompileError(f"{what} has a negative or huge number: {shown(numbers)}")
         start = at[Queue.STORE.name]
         at = {name: count + layer.queued[name] for name, count in at.items()}
-        written = sum(own[Queue.STORE.name][start : at[Queue.STORE.name]])
+        written = int(np.subtract(*stored[[min(at[Queue.STORE.name], stores.size), min(start, stores.size)]]))
         if written != layer.written_bytes:
             raise CompileError(f"{what} writes {written} bytes, not {shown(layer.written_bytes)}")
     for name, count in at.items():
-        if count != len(own[name]):
+        if count != own[name]:
             raise CompileError(
-                f"{shown(program.name)} has {len(own[name])} instructions for {name}, and its layers {shown(count)}"
+                f"{shown(program.name)} has {own[name]} instructions for {name}, and its layers {shown(count)}"
             )
 
 

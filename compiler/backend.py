@@ -35,9 +35,10 @@ from weft.compiler.lower_vector import lower_vector, pointwise_cycles
 from weft.compiler.memory import Constants, Placement
 from weft.compiler.pass_fuse_then import separate
 from weft.compiler.schedule import schedule
-from weft.compiler.tasks import Task
+from weft.compiler.tasks import Task, Tasks
+from weft.hdl.code import Code
 from weft.hdl.config import Config
-from weft.hdl.isa import WORD_BYTES, Instruction, Queue
+from weft.hdl.isa import WORD_BYTES, Queue
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class DeviceProgram:
     """
 
     name: str
-    instructions: tuple[Instruction, ...]
+    instructions: Code
     constants: bytes
     layers: tuple[Layer, ...]
     offsets: dict[str, int]
@@ -108,7 +109,7 @@ class DeviceProgram:
 
     @property
     def code(self) -> bytes:
-        return b"".join(instruction.encode() for instruction in self.instructions)
+        return self.instructions.tobytes()
 
 
 def compile_segment(
@@ -152,7 +153,7 @@ def compile_segment(
         kept = cascade(ops, config) if reuse else Cascade()
     placement = Placement(ops, reuse=reuse, held=kept.held)
     constants = Constants()
-    tasks: list[Task] = []
+    parts: list[Tasks] = []
     for index, op in enumerate(ops):
         if progress is not None:
             progress(op.name)
@@ -160,14 +161,12 @@ def compile_segment(
         lowered = _lower(op, placement, config, constants, index, choose, room)
         if lowered is None:
             raise CompileError(_too_large(op, config))
-        tasks += lowered
-    ordered, instructions = schedule(tasks)
+        parts.append(Tasks.of(lowered))
+    ordered, code = schedule(Tasks.joined(parts))
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = _layers(ops, ordered)
-    program = DeviceProgram(
-        segment.name, tuple(instructions), blob, layers, placement.offsets, placement.buffers, rows
-    )
+    program = DeviceProgram(segment.name, code, blob, layers, placement.offsets, placement.buffers, rows)
     check_memory(segment.name, program.areas.memory_bytes)
     return program
 
@@ -290,11 +289,11 @@ def _too_large(op: DeviceOp, config: Config) -> str:
     )
 
 
-def _layers(ops: Sequence[DeviceOp], tasks: Sequence[Task]) -> tuple[Layer, ...]:
+def _layers(ops: Sequence[DeviceOp], tasks: Tasks) -> tuple[Layer, ...]:
     cycles, moved, queued = (np.zeros((len(ops), len(Queue)), np.int64) for _ in range(3))
-    where = np.array([task.layer for task in tasks]), np.array([task.queue for task in tasks])
-    np.add.at(cycles, where, [task.cycles for task in tasks])
-    np.add.at(moved, where, [task.dram_bytes for task in tasks])
+    where = tasks.layer, tasks.queue
+    np.add.at(cycles, where, tasks.cycles)
+    np.add.at(moved, where, tasks.dram_bytes)
     np.add.at(queued, where, 1)
 
     def named(row: np.ndarray) -> dict[str, int]:

@@ -19,6 +19,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,8 +55,7 @@ class Tile:
     piece: Piece
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A part of a tile's contraction: kernel rows, kernel columns and vectors, each (first, count)."""
 
     ky: tuple[int, int]

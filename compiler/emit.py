@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,8 +50,7 @@ def wrapped(stride: int, count: int) -> int:
     return _wrap(stride) if count > 1 else 0
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """A box of pixels of one image: rows `y` to `y + h`, columns `x` to `x + w`."""
 
     y: int
@@ -71,6 +71,43 @@ def parameters(config: Config, bias: np.ndarray, mantissa: np.ndarray, shift: np
     return words.view(np.uint8).reshape(config.n, PARAMETER_VECTORS).T.tobytes()
 
 
+_KEPT = 1 << 12
+# Instructions without their addresses: the same objects again and again, as `Task` tells.
+
+
+@lru_cache(_KEPT)
+def _vectors(count: int, n: int) -> Load:
+    return Load(base=CONSTANTS, pixels=count, pitch=n, length=n, run=count * n, dst_vector=1, dst_pixel=1)
+
+
+@lru_cache(_KEPT)
+def _pixels(base: int, pixels: int, pitch: int, length: int, fill: int, vectors: int) -> Load:
+    """`length` bytes of each pixel as a row of its own."""
+    return Load(base=base, rows=pixels, row_pitch=taken(pitch, pixels), length=length, run=length, fill=fill,
+                dst_vector=1, dst_row=taken(vectors, pixels))  # fmt: skip
+
+
+@lru_cache(_KEPT)
+def _rows(
+    base: int, rows: int, row_pitch: int, pixels: int, pitch: int, length: int, before: int, run: int, fill: int,
+    vectors: int,
+) -> Load:  # fmt: skip
+    return Load(
+        base=base, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length, before=before, run=run,
+        fill=fill, dst_vector=1, dst_pixel=vectors, dst_row=_wrap(pixels * vectors) if rows > 1 else 0,
+    )  # fmt: skip
+
+
+@lru_cache(_KEPT)
+def _stored(
+    base: int, rows: int, row_pitch: int, pixels: int, pitch: int, length: int, vectors: int
+) -> Store:
+    return Store(
+        base=base, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length, src_vector=1,
+        src_pixel=vectors, src_row=_wrap(pixels * vectors) if rows > 1 else 0,
+    )  # fmt: skip
+
+
 class Emitter:
     """Builds LOAD and STORE tasks of one layer for one configuration."""
 
@@ -88,14 +125,14 @@ class Emitter:
         vectors = len(payload) // n
         offset = self.constants.add(payload)
         return Task(
-            Load(base=CONSTANTS, offset=offset, pixels=vectors, pitch=n, length=n, run=len(payload), dst=dst,
-                 dst_vector=1, dst_pixel=1),
+            _vectors(vectors, n),
             (dram(CONSTANTS, offset, len(payload)),),
             (scratchpad(dst, vectors),),
             self.layer,
             self._bus_cycles(1, len(payload)),
             len(payload),
-        )  # fmt: skip
+            addresses=(offset, dst),
+        )
 
     def load_box(
         self, src: Source, image: int, box: Box, channels: tuple[int, int], dst: int, vectors: int, fill: int
@@ -111,9 +148,9 @@ class Emitter:
         each = self._bus_cycles(1, count) * pixels + (rows > 1) * WORD_BYTES / self.config.bus_bytes
         legal = (pixels == 1 or src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
         if pixels <= COUNT_MAX and not (legal and run / self.config.bus_bytes + RUN_CYCLES <= each):
-            for row in range(rows):
-                offset = src.address(image, box.y + row, box.x) + first
-                yield self._load_each(src, offset, pixels, count, dst + row * pixels * vectors, vectors, fill)
+            offset = src.address(image, box.y, box.x) + first
+            row = self._load_each(src, offset, pixels, count, dst, vectors, fill)
+            yield row._replace(times=rows, dram_step=src.row_pitch, vector_step=pixels * vectors)
             return
         offset, pitch = src.address(image, box.y, box.x) + first, src.pixel_pitch if pixels > 1 else count
         yield self._load(src, offset, rows, pixels, pitch, count, 0, run, dst, vectors, fill,
@@ -147,9 +184,11 @@ class Emitter:
         (pixel, count), (first, length) = rows, channels
         offset = src.address(0, 0, pixel) + first
         if length == src.pixel_pitch:
-            load = Load(base=src.base, offset=offset, pixels=count, pitch=length, length=length, run=count * length,
-                        fill=fill, dst=dst, dst_vector=1, dst_pixel=vectors)  # fmt: skip
-            return self._task(load, page, count * vectors, count * ceil_div(length, self.config.n))
+            load = Load(base=src.base, pixels=count, pitch=length, length=length, run=count * length, fill=fill,
+                        dst_vector=1, dst_pixel=vectors)  # fmt: skip
+            return self._task(
+                load, page, count * vectors, count * ceil_div(length, self.config.n), (offset, dst)
+            )
         return self._load_each(src, offset, count, length, dst, vectors, fill, page)
 
     def _load_each(
@@ -157,10 +196,9 @@ class Emitter:
         page: tuple[Source, int] | None = None,
     ) -> Task:  # fmt: skip
         """LOAD `length` bytes of each pixel as a row of its own."""
-        load = Load(base=src.base, offset=offset, rows=pixels, row_pitch=taken(src.pixel_pitch, pixels),
-                    length=length, run=length, fill=fill, dst=dst, dst_vector=1,
-                    dst_row=taken(vectors, pixels))  # fmt: skip
-        return self._task(load, page, pixels * vectors, pixels * ceil_div(length, self.config.n))
+        load = _pixels(src.base, pixels, src.pixel_pitch, length, fill, vectors)
+        cycles = pixels * ceil_div(length, self.config.n)
+        return self._task(load, page, pixels * vectors, cycles, (offset, dst))
 
     def load_transposed(
         self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int,
@@ -170,16 +208,18 @@ class Emitter:
         (pixel, count), (first, length) = rows, channels
         n = self.config.n
         load = Load(
-            base=src.base, offset=src.address(0, 0, pixel) + first, rows=count, row_pitch=taken(src.pixel_pitch, count),
-            length=length, run=length, dst=dst, dst_vector=1, dst_row=taken(n, ceil_div(count, n)), transpose=1,
+            base=src.base, rows=count, row_pitch=taken(src.pixel_pitch, count), length=length, run=length, dst_vector=1,
+            dst_row=taken(n, ceil_div(count, n)), transpose=1,
         )  # fmt: skip
         size = ceil_div(count, n) * n
-        return self._task(load, page, size, size)
+        return self._task(load, page, size, size, (src.address(0, 0, pixel) + first, dst))
 
-    def _task(self, load: Load, page: tuple[Source, int] | None, size: int, cycles: int) -> Task:
+    def _task(
+        self, load: Load, page: tuple[Source, int] | None, size: int, cycles: int, addresses: tuple[int, int]
+    ) -> Task:
         """The task of a LOAD that fills `size` vectors. Nothing on the device writes pages, so they need no order."""
         span = (load.rows - 1) * load.row_pitch + load.run
-        reads: tuple[Range, ...] = (dram(load.base, load.offset, span),)
+        reads: tuple[Range, ...] = (dram(load.base, addresses[0], span),)
         if page is not None:
             table, index = page
             entry = table.offset // 4 + index
@@ -187,8 +227,9 @@ class Emitter:
             reads = ()
         bus = self._bus_cycles(load.rows, load.run)
         return Task(
-            load, reads, (scratchpad(load.dst, size),), self.layer, max(bus, cycles), load.rows * load.run
-        )
+            load, reads, (scratchpad(addresses[1], size),), self.layer, max(bus, cycles), load.rows * load.run,
+            addresses=addresses,
+        )  # fmt: skip
 
     def _load(
         self, src: Source, offset: int, rows: int, pixels: int, pitch: int, length: int, before: int, run: int,
@@ -197,17 +238,14 @@ class Emitter:
         row_pitch = src.row_pitch if rows > 1 else 0
         reads = rows * row_reads(self.config, pixels, pitch, length)
         return Task(
-            Load(
-                base=src.base, offset=offset, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length,
-                before=before, run=run, fill=fill, dst=dst, dst_vector=1, dst_pixel=vectors,
-                dst_row=_wrap(pixels * vectors) if rows > 1 else 0,
-            ),
+            _rows(src.base, rows, row_pitch, pixels, pitch, length, before, run, fill, vectors),
             (dram(src.base, offset, (rows - 1) * row_pitch + run),),
             (scratchpad(dst, size),),
             self.layer,
             max(self._bus_cycles(reads, run), rows * pixels * ceil_div(length, self.config.n)),
             reads * run,
-        )  # fmt: skip
+            addresses=(offset, dst),
+        )
 
     def store_box(
         self, dst: Source, image: int, box: Box, channels: tuple[int, int], src: int, vectors: int
@@ -235,16 +273,14 @@ class Emitter:
         span = (rows - 1) * row_pitch + (pixels - 1) * pitch + count
         runs, size = (rows, pixels * count) if count == pitch else (rows * pixels, count)
         return Task(
-            Store(
-                base=dst.base, offset=offset, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=count,
-                src=src, src_vector=1, src_pixel=vectors, src_row=_wrap(pixels * vectors) if rows > 1 else 0,
-            ),
+            _stored(dst.base, rows, row_pitch, pixels, pitch, count, vectors),
             (scratchpad(src, rows * pixels * vectors),),
             (dram(dst.base, offset, span),),
             self.layer,
             self._bus_cycles(runs, size),
             rows * pixels * count,
-        )  # fmt: skip
+            addresses=(offset, src),
+        )
 
 
 def _wrap(value: int) -> int:

@@ -20,7 +20,7 @@ from weft.compiler.ir import Attention, Rounding
 from weft.compiler.memory import LENGTH, Constants, Ring, Source
 from weft.compiler.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
-from weft.compiler.tasks import Range, Task, accumulator, scratchpad
+from weft.compiler.tasks import Range, Task, accumulator, alignment_entries, scratchpad
 from weft.hdl import isa
 from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec
@@ -291,7 +291,7 @@ class _AttentionLowering:
                 align=1, alignment=alignments,
             ),
             (scratchpad(p, rows * groups), values,
-             Range("alignments", alignments, alignments + rows * groups)),
+             alignment_entries(alignments, rows * groups)),
             (accumulator(sums, size),),
             self.layer,
             self.v_vectors * groups * max(rows, n),
@@ -327,7 +327,7 @@ class _AttentionLowering:
                 alignment=alignments, alignment_ob=rows, alignment_oy=positions, alignment_ox=1,
             ),
             (scores, scratchpad(self.plan.params, PARAMETER_VECTORS)),
-            (scratchpad(p, rows * groups), Range("alignments", alignments, alignments + rows * groups)),
+            (scratchpad(p, rows * groups), alignment_entries(alignments, rows * groups)),
             self.layer,
             rows * groups * self.config.groups,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +73,8 @@ class _ConvLowering:
         self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
         self._packed: dict[object, bytes] = {}
+        # The same objects again and again, as `Task` tells.
+        self._product, self._drained = cache(self._multiplication), cache(self._requantisation)
 
     def tasks(self) -> Iterator[Task]:
         shape, group = self.shape, self.plan.group
@@ -182,7 +185,7 @@ class _ConvLowering:
             return place, iter(()) if held else self._load_inputs(image, conv, box, start)
         pieces = [shape.tiles[index].piece for index in (block.start, block.stop - 1)]
         vectors = chunk.kc[1] * (1 if pieces[0] == pieces[1] else len(block))
-        start, held = self.a.get(("a", image, conv, chunk, pieces[0]))
+        start, held = self.a.get(("a", image, conv, chunk, pieces[0].at))
         tasks = iter(()) if held else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
         return _Place(start, vectors, box.w * vectors), tasks
 
@@ -242,33 +245,57 @@ class _ConvLowering:
         (sy, sx), (dy, dx) = window.stride, window.dilation
         y = conv.y * sy - window.pad[0] + chunk.ky[0] * dy - loaded.y
         x = 0 if shape.folded else conv.x * sx - window.pad[1] + chunk.kx[0] * dx - loaded.x
-        if shape.folded:
-            sx, dx = 1, 0
         steps = chunk.steps
+        a_nt = 0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors
         return Task(
-            Mm(
-                accumulate=int(accumulate), nt=count, ky=chunk.ky[1], kx=chunk.kx[1], kc=chunk.kc[1], oy=conv.h,
-                ox=conv.w,
-                a=(first + y * pitch + x * vectors) % (1 << 16),
-                a_nt=0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors,
-                a_ky=wrapped(dy * pitch, chunk.ky[1]), a_kx=taken(dx * vectors, chunk.kx[1]), a_kc=1,
-                a_oy=wrapped(sy * pitch, conv.h), a_ox=taken(sx * vectors, conv.w),
-                y=y, x=x, y_ky=taken(dy, chunk.ky[1]), y_oy=taken(sy, conv.h),
-                x_kx=taken(dx, chunk.kx[1]), x_ox=taken(sx, conv.w),
-                h=loaded.h, w=loaded.w, pad=shape.op.x_zero,
-                b=b, b_nt=taken(n, count), b_ky=wrapped(chunk.kx[1] * chunk.kc[1] * columns, chunk.ky[1]),
-                b_kx=wrapped(chunk.kc[1] * columns, chunk.kx[1]), b_kc=wrapped(columns, chunk.kc[1]), b_row=1,
-                c=c, c_nt=taken(conv.h * conv.w, count), c_oy=taken(conv.w, conv.h), c_ox=1,
+            self._product(
+                accumulate,
+                count,
+                chunk,
+                conv.h,
+                conv.w,
+                a_nt,
+                pitch,
+                vectors,
+                y,
+                x,
+                loaded.h,
+                loaded.w,
+                columns,
             ),
             (at.extent(loaded, vectors), scratchpad(b, count * steps * n)),
             (accumulator(c, count * conv.h * conv.w),),
             self.layer,
             count * steps * max(conv.h * conv.w, n),
             paces=True,
+            addresses=((first + y * pitch + x * vectors) % (1 << 16), b, c),
+        )
+
+    def _multiplication(
+        self, accumulate: bool, count: int, chunk: Chunk, oy: int, ox: int, a_nt: int, pitch: int, vectors: int,
+        y: int, x: int, h: int, w: int, columns: int,
+    ) -> Mm:  # fmt: skip
+        """An MM without its addresses: `count` tiles, `columns` output channels in all, of (oy, ox) rows of A.
+
+        The first of these is at (y, x) of the (h, w) pixels that are there; `vectors` is from pixel to pixel, `pitch`
+        from row to row.
+        """
+        (sy, sx), (dy, dx) = self.shape.window.stride, self.shape.window.dilation
+        if self.shape.folded:
+            sx, dx = 1, 0
+        (_, ky), (_, kx), (_, kc) = chunk.ky, chunk.kx, chunk.kc
+        return Mm(
+            accumulate=int(accumulate), nt=count, ky=ky, kx=kx, kc=kc, oy=oy, ox=ox,
+            a_nt=a_nt, a_ky=wrapped(dy * pitch, ky), a_kx=taken(dx * vectors, kx), a_kc=1,
+            a_oy=wrapped(sy * pitch, oy), a_ox=taken(sx * vectors, ox),
+            y=y, x=x, y_ky=taken(dy, ky), y_oy=taken(sy, oy), x_kx=taken(dx, kx), x_ox=taken(sx, ox),
+            h=h, w=w, pad=self.shape.op.x_zero,
+            b_nt=taken(self.config.n, count), b_ky=wrapped(kx * kc * columns, ky), b_kx=wrapped(kc * columns, kx),
+            b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox, count), c_oy=taken(ox, oy), c_ox=1,
         )  # fmt: skip
 
     def _drain(self, box: Box, conv: Box, index: int, rows: int, out: _Place) -> Iterator[Task]:
-        shape, op, pool = self.shape, self.shape.op, self.shape.pool
+        shape, pool = self.shape, self.shape.pool
         params, held = self.p.get(("p", index))
         if not held:
             yield self.emit.load_constant(self._parameters(shape.tiles[index]), params)
@@ -276,21 +303,27 @@ class _ConvLowering:
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
         outputs = box.h * box.w
         yield Task(
-            Vec(
-                reduce=Reduce.MAX if shape.pooled else Reduce.NONE,
-                oy=box.h, ox=box.w, ry=pool.kernel[0], rx=pool.kernel[1],
-                src=(rows + y * conv.w + x) % (1 << 16),
-                src_oy=taken(pool.stride[0] * conv.w, box.h), src_ox=pool.stride[1],
-                src_ry=taken(pool.dilation[0] * conv.w, pool.kernel[0]), src_rx=pool.dilation[1],
-                y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
-                h=conv.h, w=conv.w,
-                dst=out.start, dst_oy=taken(out.row, box.h), dst_ox=out.pixel,
-                params=params, zero=op.y_zero, low=op.low, high=op.high,
-            ),
+            self._drained(box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel),
             (accumulator(rows, conv.h * conv.w), scratchpad(params, PARAMETER_VECTORS)),
             (out.extent(box),),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
+            addresses=((rows + y * conv.w + x) % (1 << 16), out.start, params),
+        )
+
+    def _requantisation(self, oy: int, ox: int, h: int, w: int, y: int, x: int, row: int, pixel: int) -> Vec:
+        """A VEC without its addresses: (oy, ox) outputs of (h, w) rows of sums, the first at (y, x).
+
+        Results are `pixel` and `row` vectors apart.
+        """
+        shape, op, pool = self.shape, self.shape.op, self.shape.pool
+        return Vec(
+            reduce=Reduce.MAX if shape.pooled else Reduce.NONE,
+            oy=oy, ox=ox, ry=pool.kernel[0], rx=pool.kernel[1],
+            src_oy=taken(pool.stride[0] * w, oy), src_ox=pool.stride[1],
+            src_ry=taken(pool.dilation[0] * w, pool.kernel[0]), src_rx=pool.dilation[1],
+            y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
+            h=h, w=w, dst_oy=taken(row, oy), dst_ox=pixel, zero=op.y_zero, low=op.low, high=op.high,
         )  # fmt: skip
 
     def _then(self, box: Box, out: _Place, added: _Place) -> Iterator[Task]:

@@ -67,11 +67,12 @@ def product(case: Case) -> Symbol:
     source = _activation(case)
     weight = case.symbol(1)
     assert isinstance(weight, Constant)
-    values = weight.values if case.attribute("transB", 0) else weight.values.T
     found = product_rows(case)
     assert found is not None
     tensor, order = found
-    values = np.ascontiguousarray(values[:, order])[:, None, None, :]
+    # In order first, and transposed then: much quicker than both at once.
+    rows = weight.values[:, order] if case.attribute("transB", 0) else weight.values[order].T
+    values = np.ascontiguousarray(rows)[:, None, None, :]
     view = tensor.view((1, 1, math.prod(case.shape()[:-1]), case.shape()[-1]))
     return _product(case, tensor, view, source.quant, values, weight, Window(), packed(case.output))
 

@@ -255,16 +255,16 @@ def constant(model: Model, node: Node) -> Constant | None:
     if scale.size > 1:
         axis = node.attributes.get("axis", 1)
         shape[axis] = scale.size
-    wide = values.astype(np.int64) - zero.astype(np.int64).reshape(
-        shape if zero.size > 1 else [1] * values.ndim
-    )
+    # Weights may be a hundred million: they stay small.
+    dtype = np.int64 if str(values.dtype) == "int32" else np.int16
+    wide = values.astype(dtype) - zero.astype(dtype).reshape(shape if zero.size > 1 else [1] * values.ndim)
     name = node.inputs[0]
     quant = parameters(model, node, model.dtypes[name])
     activation = None if quant is None else Activation(hosted(model, name), quant)
     steps = scale.astype(np.float32).astype(np.float64).reshape(shape)
     # Scales of weights may be negative or zero: the device's are above zero, its integers take what is left.
     return Constant(
-        wide * np.sign(steps).astype(np.int64),
+        wide * np.sign(steps).astype(dtype),
         np.where(steps == 0, 1.0, np.abs(steps)),
         activation=activation,
     )

@@ -272,7 +272,7 @@ def sums_fit(case: Case) -> str | None:
     symbol = case.symbol(0)
     for op in symbol.ops if isinstance(symbol, Pending) else ():
         if isinstance(op, Conv):
-            totals = np.abs(op.weight.astype(np.int64)).sum(axis=(1, 2, 3))
+            totals = np.abs(op.weight).sum(axis=(1, 2, 3), dtype=np.int64)
             most = int(
                 (totals * max(127 - op.x_zero, op.x_zero + 128) + np.abs(op.bias.astype(np.int64))).max()
             )

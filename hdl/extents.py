@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from weft.hdl.accesses import Dram, ProgramError, verb
 from weft.hdl.isa import BASES
 
@@ -96,6 +98,14 @@ class Extents:
         index = bisect.bisect_right(starts, access.low)
         if not index or ends[index - 1] < access.high:
             raise ProgramError(self._refusal(access))
+
+    def allow(self, base: int, write: bool, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """The same for many accesses, each from byte `low` to before byte `high` behind `base`: whether it may be."""
+        starts, ends = self._allowed.get((base, write), ((), ()))
+        if not starts:
+            return np.zeros(len(low), bool)
+        index = np.searchsorted(np.array(starts), low, "right")
+        return (index > 0) & (np.array(ends)[index - 1] >= high)
 
     @cached_property
     def _allowed(self) -> Mapping[tuple[int, bool], tuple[Sequence[int], Sequence[int]]]:

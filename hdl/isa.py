@@ -514,16 +514,3 @@ def decode(word: bytes) -> Instruction:
     instruction = INSTRUCTIONS[Opcode(opcode)]._from_word(value)
     instruction.check()
     return instruction
-
-
-def decode_all(program: bytes) -> list[Instruction]:
-    """Decode a whole program. `IsaError` names the index of the faulty instruction."""
-    if len(program) % WORD_BYTES:
-        raise IsaError(f"a program is a multiple of {WORD_BYTES} bytes, not {len(program)}")
-    instructions = []
-    for index in range(len(program) // WORD_BYTES):
-        try:
-            instructions.append(decode(program[index * WORD_BYTES : (index + 1) * WORD_BYTES]))
-        except IsaError as error:
-            raise IsaError(f"instruction {index}: {error}") from None
-    return instructions

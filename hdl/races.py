@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 
 import numpy as np
 
-from weft.hdl.accesses import Cells, Dram, Memory, OnChip, ProgramError, name, queue_of, verb
+from weft.hdl.accesses import Cells, Dram, Memory, OnChip, ProgramError, name, verb
+from weft.hdl.code import Code
 from weft.hdl.config import Config
-from weft.hdl.isa import Instruction, Queue
+from weft.hdl.conflicts import DRAM, Uses, conflicts
+from weft.hdl.forms import Forms
+from weft.hdl.isa import Queue
+from weft.hdl.order import Clock, Order
 
 _QUEUES = len(Queue)
 _SHARED = (Memory.SCRATCHPAD, Memory.ACCUMULATOR, Memory.ALIGNMENTS)
@@ -17,26 +21,69 @@ _DRAM_SPAN = 1 << 28
 """Bytes that one base register may span if it is both loaded from and stored to: the tables have an entry a byte."""
 
 
-class Races:
+def check_races(code: Code, config: Config, forms: Forms, order: Order) -> None:
+    """Raises `ProgramError` for two instructions of different queues that touch the same address, one of them writing,
+    if no semaphore orders them.
+
+    All instructions are compared at once as if they touched all between the first and the last of their addresses,
+    DRAM in steps of `weft.hdl.conflicts.GRANULE` bytes. If that finds a race, it need not be one: each instruction is
+    then compared with those before it, address by address.
+    """
+    if _ordered(forms, order):
+        return
+    races = _Races(code, config, forms)
+    for index, clock in zip(order.visited, order.clocks, strict=True):
+        races.visit(index, int(order.positions[index]), clock, *forms.accesses(index))
+
+
+def _ordered(forms: Forms, order: Order) -> bool:
+    """Whether semaphores order all instructions whose ranges of addresses meet."""
+    visited, uses = np.array(order.visited, np.int64), forms.uses()
+    place = np.empty_like(visited)
+    place[visited] = np.arange(len(visited))
+    _spans(uses)
+    latest = conflicts(len(visited), dataclasses.replace(uses, task=place[uses.task]))
+    done = np.where(latest < 0, 0, order.positions[visited[latest]] + 1)
+    return not (done > np.array(order.clocks, np.int64).reshape(-1, _QUEUES)).any()
+
+
+def _spans(uses: Uses) -> dict[int, tuple[int, int]]:
+    """First byte and one past the last of base registers that are loaded from and stored to."""
+    found = {}
+    for space in np.unique(uses.space[uses.space >= DRAM]).tolist():
+        mine = uses.part(np.flatnonzero(uses.space == space))
+        if len(np.unique(mine.kind & 1)) == 2:
+            low, high = int(mine.start.min()), int(mine.stop.max())
+            if high - low > _DRAM_SPAN:
+                raise ProgramError(
+                    f"base register {space - DRAM} is loaded from and stored to over {high - low} bytes:"
+                    f" more than the {_DRAM_SPAN} that can be checked"
+                )
+            found[space - DRAM] = low, high
+    return found
+
+
+class _Races:
     """For every address, place in its queue (from 1; 0: none) of the last reader and writer from each queue.
 
     Instructions are visited in a legal order, and those of a queue in their order, so the last one stands for all.
     """
 
-    def __init__(self, body: Sequence[Instruction], config: Config, accesses: Sequence[Dram]) -> None:
-        self._body = body
-        self._queues: list[list[int]] = [[] for _ in range(_QUEUES)]
-        for index, instruction in enumerate(body):
-            self._queues[queue_of(instruction)].append(index)
+    def __init__(self, code: Code, config: Config, forms: Forms) -> None:
+        self._body = code
+        self._owners = code.queues.tolist()
+        self._queues = [np.flatnonzero(code.queues == queue) for queue in range(_QUEUES)]
         # Axes: read or write, queue, address.
         self._chip = {memory: np.zeros((2, _QUEUES, memory.size(config)), np.int32) for memory in _SHARED}
-        self._dram = _dram_tables(accesses)
+        # For base registers that are loaded from and stored to: lowest byte, and tables (read or write, byte).
+        self._dram = {
+            base: (low, np.zeros((2, high - low), np.int32))
+            for base, (low, high) in _spans(forms.uses()).items()
+        }
 
-    def visit(
-        self, index: int, position: int, clock: list[int], chip: list[OnChip], memory: list[Dram]
-    ) -> None:
+    def visit(self, index: int, position: int, clock: Clock, chip: list[OnChip], memory: list[Dram]) -> None:
         """Compare an instruction with all visited before, then enter it into the tables."""
-        own = queue_of(self._body[index])
+        own = self._owners[index]
         limits = np.array(clock, np.int32)
         limits[own] = np.iinfo(np.int32).max
         shared = [access for access in chip if access.memory in self._chip]
@@ -73,7 +120,7 @@ class Races:
         memory.cells(tables[int(memory.write)], low)[...] = position + 1
 
     def _refuse(self, index: int, write: bool, where: str, queue: int, place: int, past_write: int) -> None:
-        other = self._queues[queue][place - 1]
+        other = int(self._queues[queue][place - 1])
         (first, past), (second, now) = sorted([(other, past_write), (index, write)])
         raise ProgramError(
             f"race: {name(second, self._body[second])} {verb(now)} {where}, which {name(first, self._body[first])}"
@@ -83,19 +130,3 @@ class Races:
 
 def _address(cells: Cells, index: int) -> int:
     return cells.start + index if isinstance(cells, slice) else int(cells[index])
-
-
-def _dram_tables(accesses: Sequence[Dram]) -> dict[int, tuple[int, np.ndarray]]:
-    """For base registers that are loaded from and stored to: lowest byte, and tables (read or write, byte)."""
-    tables = {}
-    for base in {access.base for access in accesses}:
-        mine = [access for access in accesses if access.base == base]
-        if len({access.write for access in mine}) == 2:
-            low, high = min(access.low for access in mine), max(access.high for access in mine)
-            if high - low > _DRAM_SPAN:
-                raise ProgramError(
-                    f"base register {base} is loaded from and stored to over {high - low} bytes:"
-                    f" more than the {_DRAM_SPAN} that can be checked"
-                )
-            tables[base] = (low, np.zeros((2, high - low), np.int32))
-    return tables

@@ -34,7 +34,7 @@ from weft.hdl.isa import (
     VectorInstruction,
 )
 
-_ADDRESSES = 1 << 32
+ADDRESSES = 1 << 32
 """Bytes behind a base register of which no more is known."""
 
 
@@ -143,8 +143,8 @@ def _check_in_place(i: VectorInstruction, field: str) -> None:
 def _check_dram(memory: Dram, extents: Extents | None) -> None:
     if extents is not None:
         extents.check_access(memory)
-    elif memory.low < 0 or memory.high > _ADDRESSES:
+    elif memory.low < 0 or memory.high > ADDRESSES:
         raise ProgramError(
             f"{verb(memory.write)} bytes {memory.low} to {memory.high - 1} of base register {memory.base},"
-            f" which has {_ADDRESSES}"
+            f" which has {ADDRESSES}"
         )

@@ -16,12 +16,10 @@ from weft.hdl.isa import (
     End,
     Instruction,
     IsaError,
-    Load,
     Mm,
     Opcode,
     Queue,
     decode,
-    decode_all,
     limits,
 )
 
@@ -96,17 +94,6 @@ def test_words_that_are_no_instruction(word: bytes, message: str) -> None:
     with pytest.raises(IsaError) as caught:
         decode(word)
     assert str(caught.value) == message
-
-
-def test_whole_programs() -> None:
-    program = [Load(dst=3), Mm(kc=2), End()]
-    words = b"".join(instruction.encode() for instruction in program)
-    assert decode_all(words) == program
-    assert decode_all(b"") == []
-    with pytest.raises(IsaError, match=r"^a program is a multiple of 64 bytes, not 191$"):
-        decode_all(words[:-1])
-    with pytest.raises(IsaError, match=r"^instruction 3: unknown opcode 9; the opcodes are 0 to 7$"):
-        decode_all(words + b"\x09" + b"\0" * 63)
 
 
 def test_fields_are_documented() -> None:

@@ -14,7 +14,7 @@ from weft.hdl.accesses import dram, on_chip
 from weft.hdl.asm import assemble, disassemble
 from weft.hdl.config import PRESETS
 from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Reduce, Store, Vec
-from weft.hdl.program import Extents, ProgramError, check
+from weft.hdl.program import Extent, Extents, ProgramError, check
 
 TINY = PRESETS["tiny"]
 
@@ -186,6 +186,37 @@ def test_extents(extents: dict[int, int], message: str | None) -> None:
     with pytest.raises(ProgramError) as caught:
         check(text, TINY, extents=Extents.behind(extents))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("offset", "extents", "message"),
+    [
+        ((1 << 32) - 4, None, None),
+        (
+            (1 << 32) - 3,
+            None,
+            "reads bytes 4294967293 to 4294967296 of base register 1, which has 4294967296",
+        ),
+        (96, (0, 100), None),
+        (97, (0, 100), "reads bytes 97 to 100 of base register 1, which leaves data (bytes 0 to 99)"),
+        (3, (4, 100), "reads bytes 3 to 6 of base register 1, which leaves data (bytes 4 to 103)"),
+        (0, (4, 100), "reads bytes 0 to 3 of base register 1, where nothing is"),
+        (0, None, None),
+    ],
+)
+def test_offsets_of_equal_instructions(
+    offset: int, extents: tuple[int, int] | None, message: str | None
+) -> None:
+    """The third LOAD differs from those before in its offset only; what stands behind it is wrong as well."""
+    known = None if extents is None else Extents([Extent("data", 1, *extents)], {})
+    loads = [f"load base=1 run=4 length=4 offset={at}" for at in (40, 44, offset)]
+    check(program(" / ".join(loads[:2])), TINY, extents=known)
+    if message is None:
+        check(program(" / ".join(loads)), TINY, extents=known)
+        return
+    with pytest.raises(ProgramError) as caught:
+        check(program(" / ".join([*loads, "mm h=40000"])), TINY, extents=known)
+    assert str(caught.value) == f"instruction 2 (LOAD): {message}"
 
 
 def test_whole_circle_of_addresses() -> None:

@@ -15,6 +15,7 @@ from weft.api import InputError, Program
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir import CompileError
 from weft.examples import digits
+from weft.hdl.code import Code
 from weft.hdl.config import PRESETS, ConfigError
 from weft.hdl.isa import Store
 from weft.hdl.program import ProgramError
@@ -134,7 +135,7 @@ def test_saved_program_that_leaves_memory(program: Program, tmp_path: Path) -> N
     instructions = list(segment.instructions)
     at = next(at for at, instruction in enumerate(instructions) if isinstance(instruction, Store))
     instructions[at] = dataclasses.replace(instructions[at], offset=1 << 30)
-    segments[index] = dataclasses.replace(segment, instructions=tuple(instructions))
+    segments[index] = dataclasses.replace(segment, instructions=Code.of(instructions))
     dataclasses.replace(program._compiled, segments=tuple(segments)).save(tmp_path)
     with pytest.raises(ProgramError, match=rf"device\d: instruction {at} \(STORE\): .*1073741824"):
         weft.load(tmp_path)

@@ -7,14 +7,15 @@ table of all addresses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from weft.compiler.tasks import Task
 from weft.hdl.isa import Queue
 
+SCRATCHPAD, ACCUMULATOR, ALIGNMENTS, DRAM = range(4)
+"""Spaces of addresses; what is behind base register b is space ``DRAM + b``, in bytes."""
 GRANULE = 64
 """DRAM bytes that count as one address; coarser only orders more than necessary."""
 
@@ -24,52 +25,53 @@ _PIECES = 1 << 21  # and parts of their ranges, about
 
 
 @dataclass(frozen=True)
-class _Uses:
-    """Ranges of one space in order of their tasks: an array each; `kind` is 2 * queue + whether it is written."""
+class Uses:
+    """Ranges of addresses that tasks read or write, a column each, int64: the task's number, 2 * its queue + whether it
+    writes, the space, first address, and one past the last."""
 
     task: np.ndarray
     kind: np.ndarray
+    space: np.ndarray
     start: np.ndarray
     stop: np.ndarray
 
-    def part(self, chosen: slice) -> _Uses:
-        return _Uses(self.task[chosen], self.kind[chosen], self.start[chosen], self.stop[chosen])
+    def part(self, chosen: slice | np.ndarray) -> Uses:
+        return Uses(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
-def conflicts(tasks: Sequence[Task]) -> np.ndarray:
-    """For every task and queue the latest earlier task of that queue, if it is another, that must be done before the
-    task may start: it wrote what the task touches, or read what the task writes. (tasks, queues) int64; -1 for none.
+def conflicts(count: int, uses: Uses) -> np.ndarray:
+    """For each of `count` tasks and every queue the latest earlier task of that queue, if it is another, that must be
+    done before the task may start: it wrote what the task touches, or read what the task writes. (count, queues)
+    int64; -1 for none. Uses may come in any order.
     """
-    latest = np.full((len(tasks), _QUEUES), -1, np.int64)
-    for uses in _by_space(tasks):
-        table = np.full((2 * _QUEUES, int(uses.stop.max())), -1, np.int64)
-        for part in _stretches(uses):
+    latest = np.full((count, _QUEUES), -1, np.int64)
+    for mine in _by_space(uses):
+        table = np.full((2 * _QUEUES, int(mine.stop.max())), -1, np.int64)
+        for part in _stretches(mine):
             _visit(part, table, latest)
     return latest
 
 
-def _by_space(tasks: Sequence[Task]) -> Iterator[_Uses]:
-    """Uses of each space in which any can conflict: it is written, and more than one queue uses it."""
-    columns: dict[str, list[tuple[int, int, int, int]]] = {}
-    for index, task in enumerate(tasks):
-        kind = 2 * int(task.queue)
-        for written, items in enumerate((task.reads, task.writes)):
-            for space, start, stop in items:
-                column = columns.get(space)
-                if column is None:
-                    column = columns[space] = []
-                column.append((index, kind + written, start, stop))
-    for space, column in columns.items():
-        task, kinds, start, stop = np.array(column, np.int64).T
-        if not (kinds & 1).any() or (kinds >> 1 == kinds[0] >> 1).all():
+def _by_space(uses: Uses) -> Iterator[Uses]:
+    """Uses of each space in which any can conflict, in order of their tasks, from address 0 on: it is written, and
+    more than one queue uses it."""
+    for space in np.unique(uses.space).tolist():
+        mine = uses.part(np.flatnonzero(uses.space == space))
+        if not (mine.kind & 1).any() or (mine.kind >> 1 == mine.kind[0] >> 1).all():
             continue
-        if space.startswith("dram"):
+        start, stop = mine.start, mine.stop
+        if space >= DRAM:
             start, stop = start // GRANULE, -(-stop // GRANULE)
-        some = stop > start
-        yield _Uses(task[some], kinds[some], start[some], stop[some])
+        some = np.flatnonzero(mine.stop > mine.start)
+        if some.size:
+            some = some[np.argsort(mine.task[some], kind="stable")]
+            low = start[some].min()
+            yield Uses(
+                mine.task[some], mine.kind[some], mine.space[some], start[some] - low, stop[some] - low
+            )
 
 
-def _stretches(uses: _Uses) -> Iterator[_Uses]:
+def _stretches(uses: Uses) -> Iterator[Uses]:
     """The uses in parts whose ranges have not too many pieces."""
     todo = [slice(at, min(at + _STRETCH, len(uses.task))) for at in range(0, len(uses.task), _STRETCH)][::-1]
     while todo:
@@ -85,7 +87,7 @@ def _stretches(uses: _Uses) -> Iterator[_Uses]:
             yield part
 
 
-def _visit(uses: _Uses, table: np.ndarray, latest: np.ndarray) -> None:
+def _visit(uses: Uses, table: np.ndarray, latest: np.ndarray) -> None:
     """Raise `latest` by what is in `table` and by the uses before each, and enter these into the table."""
     bounds = np.unique(np.concatenate([uses.start, uses.stop]))
     first = np.searchsorted(bounds, uses.start)
@@ -103,7 +105,8 @@ def _visit(uses: _Uses, table: np.ndarray, latest: np.ndarray) -> None:
     step = int(task.max()) + 2
     lift = piece * step  # so that a running maximum starts anew with every piece
     area = slice(int(bounds[0]), int(bounds[-1]))
-    cells = bounds[:-1] - bounds[0]
+    cells, widths = bounds[:-1] - bounds[0], np.diff(bounds)
+    last = np.full(len(widths), -1, np.int64)
     for known in range(2 * _QUEUES):
         mine = kind == known
         past = np.maximum.reduceat(table[known, area], cells)
@@ -116,6 +119,7 @@ def _visit(uses: _Uses, table: np.ndarray, latest: np.ndarray) -> None:
         bound = (kind >> 1 != known >> 1) & ((kind & 1 == 1) | (known & 1 == 1))
         found = np.maximum.reduceat(np.where(bound, upto, -1)[back], starts)
         np.maximum.at(latest[:, known >> 1], uses.task, found)
-        last = past.copy()
-        last[piece[ends]] = upto[ends]
-        table[known, area] = np.repeat(last, np.diff(bounds))
+        # Of a piece that nothing of this kind touches now, some addresses may have been touched before, and some not.
+        last[piece[ends]] = np.maximum.reduceat(np.where(mine, task, -1), begins)
+        cell = np.repeat(last, widths)
+        table[known, area] = np.where(cell >= 0, cell, table[known, area])
