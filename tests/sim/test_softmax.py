@@ -46,7 +46,9 @@ def test_probabilities_of_all_distances(name: str) -> None:
     config = CONFIGS[name]
     table = np.frombuffer(config.exp2_table, np.uint8)
     distances, top = np.arange(softmax.REACH + 2), (1 << config.probability_bits) - 1
-    found = softmax.probabilities(-distances[:, None], np.ones((1, 1), bool), np.zeros(1, np.int64), table)[:, 0]
+    found = softmax.probabilities(-distances[:, None], np.ones((1, 1), bool), np.zeros(1, np.int64), table)[
+        :, 0
+    ]
     exact = top * 2.0 ** (-distances / softmax.OCTAVE)
     half = (softmax.REACH // config.table_depth - 1) / 2 / softmax.OCTAVE  # of an entry, in octaves
     assert (np.abs(found - exact) <= 0.5 + exact * (2**half - 1)).all()
