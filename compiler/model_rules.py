@@ -20,9 +20,24 @@ REDUCTIONS = tuple(
     f"Reduce{kind}"
     for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 )
-_WEIGHTS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3}
+_WEIGHTS = {
+    "Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3, "MatMulInteger": 1, "QLinearMatMul": 3,
+}  # fmt: skip
 _BIAS = {"Conv": 2, "ConvTranspose": 2, "QLinearConv": 8}
-"""Which input of a convolution holds its weights, and which its bias."""
+"""Which input of a convolution or product holds its weights, and which its bias."""
+_SINGLE = {
+    "ConvInteger": {2: "x_zero_point", 3: "w_zero_point"},
+    "MatMulInteger": {2: "a_zero_point"},
+    "QLinearConv": {1: "x_scale", 2: "x_zero_point", 6: "y_scale", 7: "y_zero_point"},
+    "QLinearMatMul": {1: "a_scale", 2: "a_zero_point", 6: "y_scale", 7: "y_zero_point"},
+}
+"""Inputs that are one number: scales and zero points of activations."""
+_OF_WEIGHTS = {
+    "MatMulInteger": {3: "b_zero_point"},
+    "QLinearConv": {4: "w_scale", 5: "w_zero_point"},
+    "QLinearMatMul": {4: "b_scale", 5: "b_zero_point"},
+}
+"""Inputs that are one number, or one for each output channel: scales and zero points of weights."""
 
 Shape = tuple[int, ...]
 
@@ -140,23 +155,75 @@ def windows_agree(site: Site) -> str | None:
 
 
 def scales_agree(site: Site) -> str | None:
-    """There is one scale, or one for each element along the axis; and as many zero points."""
+    """There is one scale, one for each element along the axis, or one for each block; zero points have its shape.
+
+    One scale is a scalar or a list of one; its zero point may be the other of the two.
+    """
     shape, scale, zero = site.shape(0), site.shape(1), site.shape(2)
-    if scale is None or site.attributes.get("block_size", 0):
+    size, axis = site.attributes.get("block_size", 0), site.attributes.get("axis", 1)
+    if size < 0:
+        return f"has block_size {size}; it must be at least 0"
+    if scale is None:
         return None
-    count = math.prod(scale)
-    if zero is not None and zero != scale and (count, math.prod(zero)) != (1, 1):
-        return f"has {count} scales but {math.prod(zero)} zero points" + (
-            f", of shapes {_text(scale)} and {_text(zero)}" if math.prod(zero) == count else ""
-        )
-    if shape is None or count == 1:
-        return None
-    axis = site.attributes.get("axis", 1)
-    if not -len(shape) <= axis < len(shape):
+    if _is_single(scale):
+        if size:
+            return f"has block_size {size}, but only one scale: leave block_size out"
+        return None if zero is None or _is_single(zero) else _zero_points(scale, zero)
+    if shape is not None and not -len(shape) <= axis < len(shape):
         return f"has axis {axis}, but its input has {len(shape)} dimensions"
-    if scale == (shape[axis],):
+    if shape is not None and size:
+        wanted = list(shape)
+        wanted[axis] = -(-shape[axis] // size)
+        if scale != tuple(wanted):
+            return (
+                f"has block_size {size} and scales of shape {_text(scale)} for values of shape {_text(shape)}"
+            )
+    elif shape is not None and scale != (shape[axis],):
+        return (
+            f"has scales of shape {_text(scale)} for values of shape {_text(shape)}; it must be one number, or a "
+            f"list of {shape[axis]}, one for each element along axis {axis}"
+        )
+    return None if zero in (None, scale) else _zero_points(scale, zero)
+
+
+def _is_single(shape: Shape) -> bool:
+    """Whether a scale or a zero point of `shape` is one for the whole tensor. 1x1 is not: runtimes refuse it."""
+    return shape in ((), (1,))
+
+
+def _zero_points(scale: Shape, zero: Shape) -> str:
+    return (
+        f"has scales of shape {_text(scale)}, but zero points of shape {_text(zero)}; they must have the same"
+    )
+
+
+def parameters_agree(site: Site) -> str | None:
+    """Activations have one scale and zero point, weights one or one for each output channel."""
+    for index, name in _SINGLE[site.op].items():
+        given = site.shape(index)
+        if given is not None and not _is_single(given):
+            return f"has {name} of shape {_text(given)}; it must be one number"
+    weights = site.weights
+    if weights is None:
         return None
-    return f"has {count} per-channel scales, but dimension {axis} of its input {shape} is {shape[axis]}"
+    channels = channel_shapes(site.op, weights)
+    for index, name in _OF_WEIGHTS.get(site.op, {}).items():
+        given = site.shape(index)
+        if given is not None and not _is_single(given) and given not in channels:
+            or_each = f", or have the shape {' or '.join(map(_text, channels))}" if channels else ""
+            what = f"has {name} of shape {_text(given)} for weights of shape {_text(weights)}"
+            return f"{what}; it must be one number{or_each}"
+    return None
+
+
+def channel_shapes(op: str, weights: Shape) -> tuple[Shape, ...]:
+    """The shapes of one scale or zero point for each output channel of a QLinear or integer operator's weights."""
+    if op == "QLinearConv":
+        return (weights[:1],)
+    if len(weights) < 2:
+        return ()
+    columns = (*weights[:-2], 1, weights[-1])
+    return (weights[-1:], columns) if len(weights) == 2 else (columns,)
 
 
 def image_given(site: Site) -> str | None:
@@ -177,21 +244,6 @@ def axes_listed(site: Site) -> str | None:
         if shape is None or len(shape) == 1
         else f"has {what} of shape {_text(shape)}; they must be a list"
     )
-
-
-def block_size(site: Site) -> str | None:
-    """Blocks have at least one element, and a scale each; 0 stands for none."""
-    size, shape, scales = site.attributes.get("block_size", 0), site.shape(0), site.shape(1)
-    if size < 0:
-        return f"has block_size {size}; it must be at least 0"
-    if not size or shape is None or scales is None:
-        return None
-    wanted, axis = list(shape), site.attributes.get("axis", 1)
-    if -len(shape) <= axis < len(shape):
-        wanted[axis] = -(-shape[axis] // size)
-    if scales == tuple(wanted):
-        return None
-    return f"has block_size {size} and scales of shape {_text(scales)} for values of shape {_text(shape)}"
 
 
 def permutes(site: Site) -> str | None:
@@ -234,12 +286,14 @@ _CONV: tuple[Rule, ...] = (auto_pad, weights_agree, kernel_fits)
 RULES: dict[str, tuple[Rule, ...]] = {
     "Clip": (bounds_scalar,),
     "Conv": (*_CONV, bias_agrees),
-    "ConvInteger": _CONV,
+    "ConvInteger": (*_CONV, parameters_agree),
     "ConvTranspose": (auto_pad, weights_agree, bias_agrees),
-    "DequantizeLinear": (scales_agree, block_size),
+    "DequantizeLinear": (scales_agree,),
     "Gemm": (addend_fits,),
-    "QLinearConv": (*_CONV, bias_agrees),
-    "QuantizeLinear": (scales_agree, block_size),
+    "MatMulInteger": (parameters_agree,),
+    "QLinearConv": (*_CONV, bias_agrees, parameters_agree),
+    "QLinearMatMul": (parameters_agree,),
+    "QuantizeLinear": (scales_agree,),
     "Reshape": (axes_listed, keeps_size),
     "Squeeze": (axes_listed,),
     "Transpose": (permutes,),

@@ -13,6 +13,7 @@ import attention_cases as cases
 import numpy as np
 
 from weft.compiler.ir import Attention, Softmax
+from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.hdl.config import Config
 
 CLAMP = 256 * math.log(2)
@@ -26,12 +27,25 @@ def clamped(op: Attention, inputs: dict[str, np.ndarray]) -> bool:
     return max(plain, cases.largest_score(op, without)) > 0.999 * CLAMP
 
 
+def moved(op: Attention, query: np.ndarray) -> np.ndarray | float:
+    """Nats by which the device's scores are above those of the formula: it leaves out what moves all of a row alike.
+
+    `query` (..., rows, size) are integers less their zero point. To be added to scores (..., rows, keys).
+    """
+    if op.rounding is not None:
+        return op.rounding.zero * op.score_scale
+    if k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE:
+        return 0.0
+    return query.sum(axis=-1, keepdims=True) * op.k_zero * op.score_scale
+
+
 def powers(
     scores: np.ndarray, mask: np.ndarray, config: Config, nats: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Probabilities of rows before they are divided, how far each may be off, and the unit of the row's largest.
 
-    `scores` (rows, keys) are in nats, known but for `nats`; `mask` says which count, and a row without any is 0.
+    `scores` (rows, keys) are the device's, in nats, known but for `nats`: exponents are of scores as they are on the
+    device (`moved`). `mask` says which count, and a row without any is 0.
     """
     rows, keys = scores.shape
     octaves = np.where(mask, scores * math.log2(math.e), -np.inf)
@@ -82,7 +96,9 @@ def attention(op: Attention, inputs: dict[str, np.ndarray], config: Config) -> n
         for index in range(op.heads):
             q, k, v = cases.operands(op, inputs, image, index)
             products = q @ k.T
-            made = powers(cases.scores(op, products), mask, config, undecided(op, products, config))
+            made = powers(
+                cases.scores(op, products) + moved(op, q), mask, config, undecided(op, products, config)
+            )
             cases.store(out, op, image, index, means(made, v, op.v_zero, config) * op.scale)
     return out
 

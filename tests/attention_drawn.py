@@ -21,13 +21,16 @@ TYPES = {
 @dataclasses.dataclass
 class Drawn:
     """A model with inputs. `logits`, `values` and `result` name what softmax reads, what is averaged, and the means
-    before they are quantised to `output`; `products` what scores are before any pair, in nats but for `factor`.
+    before they are quantised to `output`; `products` what scores are before any pair, in nats but for `factor`, and
+    `query` and `query_float` what they are products of.
 
     `nats` is what all pairs together may move a score by if they only round, `weights` the step of probabilities.
     """
 
     model: onnx.ModelProto
     feeds: dict[str, np.ndarray]
+    query: Quantised
+    query_float: str
     products: str
     factor: float
     logits: str
@@ -42,7 +45,7 @@ class Drawn:
         """The model, with what is between as further outputs."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        for name in (self.products, self.logits, self.values_float, self.result):
+        for name in (self.query_float, self.products, self.logits, self.values_float, self.result):
             model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
         return model
 
@@ -115,7 +118,8 @@ def draw(rng: Rng) -> Drawn:
     q = made.input((*lead, sizes.queries, sizes.size), scale * ratio)
     keys = made.keys(sizes, scale / ratio)
     v = made.input((*lead, sizes.keys, sizes.v_size), float(rng.choice([1e-4, 0.02, 5.0])))
-    products = scores = builder.node("MatMul", [builder.dequantise(q), keys])
+    query = builder.dequantise(q)
+    products = scores = builder.node("MatMul", [query, keys])
     scores = made.scores_pair(scores, typical / factor, factor)
     scores = builder.node("Mul", [scores, builder.constant(np.float32(factor))])
     scores = made.scores_pair(scores, typical, 1.0)
@@ -137,6 +141,8 @@ def draw(rng: Rng) -> Drawn:
     return Drawn(
         builder.finish(output),
         made.feeds,
+        q,
+        query,
         products,
         factor,
         scores,

@@ -11,7 +11,7 @@ from weft.errors import InputError
 
 LATENCY = (1, 1_000_000)
 """Cycles of simulated memory."""
-BANDWIDTH = (0.001, 1e6)
+BANDWIDTH = (0.001, 1_000_000)
 """Bytes a cycle of simulated memory."""
 SEED = (0, (1 << 32) - 1)
 

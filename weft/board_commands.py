@@ -14,12 +14,11 @@ from rich.table import Table
 
 from weft import files
 from weft import report as reports
-from weft.arguments import number
 from weft.configurations import configuration
 from weft.errors import FileError
 from weft.hdl.config import PRESETS, Config, ConfigError
 from weft.options import Board as Name
-from weft.options import Json, config_file, writes
+from weft.options import Json, config_file, real, whole, writes
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
@@ -111,10 +110,15 @@ def build(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=1, help="Of place and route; else the board's own. Another one, another clock."),
+        whole(
+            "--seed",
+            "Of place and route; else the board's own. Another one, another clock.",
+            1,
+            (1 << 31) - 1,
+        ),
     ] = None,
     clock: Annotated[
-        float | None, typer.Option(min=1, help="MHz of the core; else the board's own.", show_default=False)
+        float | None, real("--clock", "MHz of the core; else the board's own.", 1, 10_000)
     ] = None,
     allow_timing_fail: Annotated[
         bool, typer.Option("--allow-timing-fail", help="Keep a bitstream that is too slow for its clock.")
@@ -130,8 +134,6 @@ def build(
 
     chosen = find(board)
     settings = configuration(config) if config is not None else chosen.config
-    if clock is not None:
-        number("clock", clock, 1, 10_000)
     folder = output or Path("build") / chosen.name
     reads = [config_file(config)]
     with files.whole_folder(folder, reads) as part, reports.progress() as progress:

@@ -14,17 +14,27 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from weft import arrays, board_commands, example_commands, files, model_commands, trace_command, tune_command
 from weft import report as reports
-from weft.arguments import SEED
 from weft.errors import FileError
 from weft.hdl.errors import WeftError
-from weft.options import Bandwidth, Folder, Latency, load, writes
+from weft.options import Bandwidth, Folder, Latency, StallSeed, load, whole, writes
 from weft.waves import VIEWERS
+
+
+class _Commands(TyperGroup):
+    """Commands whose wrong use is told by `main`, in a sentence as all wrong input."""
+
+    def main(self, *arguments: Any, **options: Any) -> NoReturn:
+        sys.exit(super().main(*arguments, **options | {"standalone_mode": False}) or 0)
+
 
 app = typer.Typer(
     name="weft",
+    cls=_Commands,
     help="From a quantised ONNX network to a Verilog accelerator that provably runs it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -75,28 +85,21 @@ def run(
     ] = None,
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
-    stall_seed: Annotated[
-        int | None, typer.Option(min=SEED[0], max=SEED[1], help="Random pauses of the memory, by seed (rtl).")
-    ] = None,
+    stall_seed: StallSeed = None,
     waves: Annotated[
         Path | None,
         typer.Option(help="Write waveforms, .fst or .vcd, and files that open them in viewers (rtl)."),
     ] = None,
-    waves_from: Annotated[int, typer.Option(min=0, max=1 << 40, help="First cycle of --waves.")] = 0,
+    waves_from: Annotated[int, whole("--waves-from", "First cycle of --waves.", 0, 1 << 40)] = 0,
     waves_cycles: Annotated[
-        int | None, typer.Option(min=1, max=1 << 40, help="Cycles in --waves, else all that follow.")
+        int | None, whole("--waves-cycles", "Cycles in --waves, else all that follow.", 1, 1 << 40)
     ] = None,
     port: Annotated[
         str | None, typer.Option(help="Serial port of the board, or virtual:NAME to simulate one.")
     ] = None,
     baud: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=1 << 31,
-            help="Bits a second on it, as `weft build` says; else found out.",
-            show_default=False,
-        ),
+        whole("--baud", "Bits a second on it, as `weft build` says; else found out.", 1, 1 << 31),
     ] = None,
 ) -> None:
     """Run a compiled program.
@@ -243,6 +246,8 @@ def main(arguments: list[str] | None = None) -> None:
         if left.code == 130:  # how typer passes an interrupt on
             raise KeyboardInterrupt from None
         raise
+    except TyperException as error:
+        _refuse(error)
     except MemoryError as error:
         told = str(error).splitlines() or ["the model or its memory takes more than there is"]
         _fail(f"not enough memory: {told[0]}", 1)
@@ -252,6 +257,16 @@ def main(arguments: list[str] | None = None) -> None:
     except WeftError as error:
         # What the user gave is a ValueError; a tool or a device that fails is a RuntimeError.
         _fail(str(error), 1 if isinstance(error, RuntimeError) else 2)
+
+
+def _refuse(error: TyperException) -> NoReturn:
+    """Leave for a command line that is none; the message is empty where help has been printed in its place."""
+    told = " ".join(error.format_message().replace("Value error, ", "").split()).removesuffix(".")
+    if not told:
+        sys.exit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    where = f"; `{context.command_path} -h` shows how to call it" if context is not None else ""
+    _fail(f"{told[0].lower()}{told[1:]}{where}", error.exit_code)
 
 
 def _fail(text: str, code: int) -> NoReturn:

@@ -62,6 +62,14 @@ def sequential_boards(config: Config) -> list[str]:
     ]
 
 
+def runs_in_turn(device: Any, config: Config) -> bool:
+    """Whether `device` has the sequential core, on which nothing overlaps: a board says which it is, else `config`."""
+    from weft.boards.board import CoreKind
+
+    board = _boards().get(getattr(getattr(device, "identity", None), "board", ""))
+    return bool(sequential_boards(config)) if board is None else board.core is CoreKind.SEQUENTIAL
+
+
 def check_timed(config: Config) -> None:
     """Raise `InputError` if the cycle model is not one of the core that `config` has."""
     boards = sequential_boards(config)

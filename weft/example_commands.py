@@ -12,7 +12,7 @@ from weft import arrays, files
 from weft import report as reports
 from weft.configurations import configuration
 from weft.errors import FileError
-from weft.options import Configuration, config_file, writes
+from weft.options import Configuration, config_file, whole, writes
 
 
 class Example(enum.StrEnum):
@@ -54,9 +54,7 @@ def example(
 def demo(
     example: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
     config: Configuration = "default",
-    images: Annotated[
-        int | None, typer.Option(min=1, help="Images on the RTL, else a minute's worth.")
-    ] = None,
+    images: Annotated[int | None, whole("--images", "Images on the RTL, else a minute's worth.", 1)] = None,
     keep: Annotated[Path, typer.Option(help="Folder for Verilog, waveform and report.")] = Path("build/demo"),
 ) -> None:
     """Run a small network on the simulated accelerator and hold every byte against the golden interpreter."""

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from weft.arguments import BANDWIDTH, LATENCY
+from weft.arguments import BANDWIDTH, LATENCY, SEED, integer, number
+from weft.errors import InputError, OptionError
 from weft.files import program_files
 from weft.report import QUIET
 
@@ -27,6 +28,41 @@ def _boards(incomplete: str) -> list[str]:
     return [name for name in BOARDS if name.startswith(incomplete)]
 
 
+def whole(name: str, help: str, low: int | None = None, high: int | None = None, **shown: Any) -> Any:
+    """The option `name`, a whole number from `low` to `high`: another one is refused as the Python API does."""
+    return _number(name, help, low, high, lambda value: integer(name, value, low, high), int, **shown)
+
+
+def real(name: str, help: str, low: float, high: float, **shown: Any) -> Any:
+    """The option `name`, a finite number from `low` to `high`."""
+    return _number(name, help, low, high, lambda value: number(name, value, low, high), float, **shown)
+
+
+def _number(
+    name: str,
+    help: str,
+    low: float | None,
+    high: float | None,
+    check: Callable[[Any], Any],
+    kind: type[int] | type[float],
+    **shown: Any,
+) -> Any:
+    def parse(text: Any) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = text
+        try:
+            return check(value)
+        except InputError as error:
+            raise OptionError(str(error)) from None
+
+    metavar = {int: "INTEGER", float: "NUMBER"}[kind]
+    limits = " to ".join(f"{limit:,}" for limit in (low, high) if limit is not None)
+    about = f"{help} [{limits}]" if high is not None else f"{help} [at least {limits}]"
+    return typer.Option(name, help=about, parser=parse, metavar=metavar, **shown)
+
+
 Model = Annotated[Path, typer.Argument(help="QDQ int8 ONNX model.", show_default=False)]
 Folder = Annotated[Path, typer.Argument(help="Folder that `weft compile` wrote.", show_default=False)]
 Configuration = Annotated[
@@ -41,13 +77,9 @@ Board = Annotated[
     str,
     typer.Option("--board", help="The board: see `weft boards`.", show_default=False, autocompletion=_boards),
 ]
-Latency = Annotated[
-    int, typer.Option(min=LATENCY[0], max=LATENCY[1], help="Memory latency in cycles (rtl, timing).")
-]
-Bandwidth = Annotated[
-    float | None,
-    typer.Option(min=BANDWIDTH[0], max=BANDWIDTH[1], help="Memory bytes per cycle (rtl, timing)."),
-]
+Latency = Annotated[int, whole("--latency", "Memory latency in cycles (rtl, timing).", *LATENCY)]
+Bandwidth = Annotated[float | None, real("--bandwidth", "Memory bytes per cycle (rtl, timing).", *BANDWIDTH)]
+StallSeed = Annotated[int | None, whole("--stall-seed", "Random pauses of the memory, by seed (rtl).", *SEED)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.compiler.backend import DeviceProgram
+from weft.configurations import runs_in_turn
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
 
@@ -26,7 +27,11 @@ def report_of(program: DeviceProgram, device: Device, config: Config) -> dict[st
 
 def layers_of(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
     """One row a layer, or several of which only the last one writes to memory. Its cycles reach from the layer before
-    it to its own last byte there."""
+    it to its own last byte there.
+
+    ``bound`` is what paces the layer on the pipelined core, None on the sequential one, where units take turns.
+    """
+    in_turn = runs_in_turn(device, config)
     marks = getattr(device, "marks", None)
     times = marks() if marks is not None else None
     rows, previous = [], 0
@@ -35,7 +40,7 @@ def layers_of(program: DeviceProgram, device: Device, config: Config) -> list[di
         if times is not None:
             cycles, previous = times[index] - previous, times[index]
         slowest = max(layer.cycles, key=lambda queue: layer.cycles[queue])
-        bound = {"MM": "array", "VEC": "vector unit"}.get(slowest, "memory")
+        bound = None if in_turn else {"MM": "array", "VEC": "vector unit"}.get(slowest, "memory")
         rows.append({
             "name": layer.name, "kind": layer.kind, "cycles": cycles, "macs": layer.macs,
             "utilisation": _utilisation(layer.macs, cycles, config), "dram_bytes": layer.dram_bytes, "bound": bound,

@@ -11,7 +11,7 @@ from weft import files
 from weft import report as reports
 from weft.arguments import SEED
 from weft.configurations import configuration
-from weft.options import Bandwidth, Configuration, Latency, Model, config_file, writes
+from weft.options import Bandwidth, Configuration, Latency, Model, config_file, whole, writes
 
 
 def tune(
@@ -20,12 +20,8 @@ def tune(
         Path, typer.Option("--output", "-o", help="Write what was found to this .json.", show_default=False)
     ],
     config: Configuration = "default",
-    trials: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Plans to try for each distinct layer.")
-    ] = 32,
-    seed: Annotated[
-        int, typer.Option(min=SEED[0], max=SEED[1], help="Another seed proposes other plans.")
-    ] = 0,
+    trials: Annotated[int, whole("--trials", "Plans to try for each distinct layer.", 1, 100_000)] = 32,
+    seed: Annotated[int, whole("--seed", "Another seed proposes other plans.", *SEED)] = 0,
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
 ) -> None:

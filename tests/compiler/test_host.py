@@ -72,12 +72,6 @@ def test_what_is_not_as_the_model_says(
     assert str(caught.value) == f"host0 ({op}) gives 'y' on the host as {wrong}"
 
 
-def test_model_of_another_segment() -> None:
-    part = dataclasses.replace(segment("Relu"), outputs=("z",))
-    with pytest.raises(CompileError, match=r"^host0 \(Relu\) holds a model of 'y', not 'z'$"):
-        prepare(part)
-
-
 def test_model_that_is_none() -> None:
     part = dataclasses.replace(segment("Relu"), model=b"this is no model")
     with pytest.raises(CompileError, match=r"^host0 \(Relu\) holds no ONNX model; compile the model again$"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from weft.compiler import model_rules
 from weft.compiler.folding import resolve
 from weft.compiler.ir import CompileError
 from weft.compiler.model_rules import RULES
+from weft.compiler.onnx_import import load
 
 FLOAT = np.float32
 
@@ -30,7 +32,13 @@ def model(
     constants = [
         numpy_helper.from_array(value, name) for name, value in zip(names[1:], inputs[1:], strict=True)
     ]
-    kind = {"QuantizeLinear": TensorProto.INT8}.get(op, TensorProto.FLOAT)
+    kind = (
+        TensorProto.INT8
+        if op == "QuantizeLinear"
+        else TensorProto.UINT8
+        if op.startswith("QLinear")
+        else (TensorProto.INT32 if op.endswith("Integer") else TensorProto.FLOAT)
+    )
     wanted = [helper.make_tensor_value_info(name, kind, None) for name in node.output]
     graph = helper.make_graph([node], "g", given, wanted, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
@@ -46,6 +54,7 @@ def i(*values: int) -> np.ndarray:
 
 X = f(1, 4, 6, 6)
 W = f(2, 4, 3, 3)
+U = np.ones((1, 4, 6, 6), np.uint8)
 NOT_VALID = "the model is not valid ONNX: "
 
 CASES: dict[str, tuple[onnx.ModelProto, str]] = {
@@ -112,15 +121,29 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "zero points of another number": (
         model("DequantizeLinear", np.ones((1, 4), np.int8), f(4), np.zeros(3, np.int8)),
-        "has 4 scales but 3 zero points",
+        "has scales of shape 4, but zero points of shape 3; they must have the same",
     ),
     "zero points of another shape": (
         model("DequantizeLinear", np.ones((1, 4), np.int8), f(4), np.zeros((1, 4), np.int8)),
-        "has 4 scales but 4 zero points, of shapes 4 and 1x4",
+        "has scales of shape 4, but zero points of shape 1x4; they must have the same",
     ),
     "scales of another number": (
         model("DequantizeLinear", np.ones((1, 4), np.int8), f(3), np.zeros(3, np.int8)),
-        "has 3 per-channel scales, but dimension 1 of its input (1, 4) is 4",
+        "has scales of shape 3 for values of shape 1x4; it must be one number, or a list of 4, one for each element "
+        "along axis 1",
+    ),
+    "one scale in a matrix": (
+        model("QuantizeLinear", f(1, 4), f(1, 1), np.zeros((1, 1), np.int8), axis=0),
+        "has scales of shape 1x1 for values of shape 1x4; it must be one number, or a list of 1, one for each element "
+        "along axis 0",
+    ),
+    "one zero point in a matrix": (
+        model("QuantizeLinear", f(1, 4), np.float32(1), np.zeros((1, 1), np.int8)),
+        "has scales of shape (), but zero points of shape 1x1; they must have the same",
+    ),
+    "zero points for one scale": (
+        model("DequantizeLinear", np.ones((1, 4), np.int8), f(1), np.zeros(4, np.int8)),
+        "has scales of shape 1, but zero points of shape 4; they must have the same",
     ),
     "axis of scales": (
         model("QuantizeLinear", f(1, 4), f(4), np.zeros(4, np.int8), axis=2),
@@ -133,6 +156,62 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     "blocks of less than nothing": (
         model("DequantizeLinear", np.ones((4, 4), np.int8), f(4, 2), axis=1, block_size=-2),
         "has block_size -2; it must be at least 0",
+    ),
+    "blocks with one scale": (
+        model("DequantizeLinear", np.ones((4,), np.int8), f(1), axis=0, block_size=4),
+        "has block_size 4, but only one scale: leave block_size out",
+    ),
+    "zero points of blocks": (
+        model("DequantizeLinear", np.ones((4, 4), np.int8), f(4, 2), np.zeros(2, np.int8), block_size=2),
+        "has scales of shape 4x2, but zero points of shape 2; they must have the same",
+    ),
+    "zero points of a convolution of integers": (
+        model("ConvInteger", U, U[:, :, :3, :3], np.uint8(0), np.zeros(1, np.uint8).repeat(4)),
+        "has w_zero_point of shape 4; it must be one number",
+    ),
+    "zero points of a product of integers": (
+        model("MatMulInteger", U, U, np.uint8(0), np.zeros((1, 1, 1, 6), np.uint8)),
+        "has b_zero_point of shape 1x1x1x6 for weights of shape 1x4x6x6; it must be one number, or have the shape "
+        "1x4x1x6",
+    ),
+    "zero points of rows": (
+        model("MatMulInteger", U, U, np.zeros(6, np.uint8)),
+        "has a_zero_point of shape 6; it must be one number",
+    ),
+    "scales of a quantised convolution's input": (
+        model(
+            "QLinearConv",
+            U,
+            f(4),
+            U[0, 0, 0, 0],
+            W.astype(np.uint8),
+            f(1),
+            U[0, 0, 0, 0],
+            f(1),
+            U[0, 0, 0, 0],
+        ),
+        "has x_scale of shape 4; it must be one number",
+    ),
+    "scales of a quantised convolution's weights": (
+        model(
+            "QLinearConv",
+            U,
+            f(1),
+            U[0, 0, 0, 0],
+            W.astype(np.uint8),
+            f(2, 1),
+            U[0, 0, 0, 0],
+            f(1),
+            U[0, 0, 0, 0],
+        ),
+        "has w_scale of shape 2x1 for weights of shape 2x4x3x3; it must be one number, or have the shape 2",
+    ),
+    "zero points of a quantised product": (
+        model(
+            "QLinearMatMul", U[0, 0], f(1), U[0, 0, 0, 0], U[0, 0], f(6), U[0, 0, :5, 0], f(1), U[0, 0, 0, 0]
+        ),
+        "has b_zero_point of shape 5 for weights of shape 6x6; it must be one number, or have the shape "
+        "6 or 1x6",
     ),
     "perm that is too short": (
         model("Transpose", X, perm=[0, 1, 2]),
@@ -185,6 +264,13 @@ def message(case: onnx.ModelProto) -> str:
     return str(caught.value)
 
 
+def onnxruntime_runs(case: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options, quiet = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
+    options.log_severity_level = quiet.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(case.SerializeToString(), options).run(None, feeds, quiet)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_refused(name: str) -> None:
     case, wanted = CASES[name]
@@ -203,20 +289,11 @@ def test_onnxruntime_refuses_it_too(name: str) -> None:
     feeds["x0"] = feeds["x0"].astype(
         helper.tensor_dtype_to_np_dtype(case.graph.input[0].type.tensor_type.elem_type)
     )
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    quiet = onnxruntime.RunOptions()
-    quiet.log_severity_level = 4
-
-    def run() -> list[np.ndarray]:
-        session = onnxruntime.InferenceSession(case.SerializeToString(), options)
-        return session.run(None, feeds, quiet)
-
     if name in EMPTY:
-        assert run()[0].size == 0
+        assert onnxruntime_runs(case, feeds)[0].size == 0
         return
     with pytest.raises(Exception, match="ONNXRuntimeError"):
-        run()
+        onnxruntime_runs(case, feeds)
 
 
 def test_pools_that_are_counted_differently() -> None:
@@ -266,3 +343,114 @@ def test_every_rule_is_broken_by_a_case() -> None:
     broken = {case.graph.node[0].op_type for case, wanted in CASES.values() if wanted}
     needed = {rule for rules in RULES.values() for rule in rules} - {model_rules.windows_agree}
     assert needed <= {rule for op in broken for rule in RULES[op]}
+
+
+SHAPES: tuple[tuple[int, ...], ...] = (
+    (), (0,), (1,), (2,), (3,), (4,), (1, 1), (1, 3), (3, 1), (1, 4), (2, 3), (2, 1), (2, 2), (1, 1, 1), (2, 1, 3),
+    (2, 1, 4), (1, 1, 3), (2, 2, 1), (3, 1, 1, 1), (1, 1, 1, 1),
+)  # fmt: skip
+"""Of scales and zero points."""
+
+
+def drawn_shape(rng: np.random.Generator, *likely: tuple[int, ...]) -> tuple[int, ...]:
+    """One of `likely` for two of three, else any."""
+    if likely and rng.random() < 0.66:
+        return likely[int(rng.integers(len(likely)))]
+    return SHAPES[int(rng.integers(len(SHAPES)))]
+
+
+def drawn_scales(rng: np.random.Generator) -> onnx.ModelProto:
+    """QuantizeLinear or DequantizeLinear with scales and zero points of any shapes, axis and block_size."""
+    op, opset = str(rng.choice(["QuantizeLinear", "DequantizeLinear"])), int(rng.choice([10, 13, 19, 21, 23]))
+    shape = [(), (1,), (3,), (2, 3), (1, 3), (2, 3, 4)][int(rng.integers(6))]
+    attributes = {}
+    if opset > 10 and rng.integers(2):
+        attributes["axis"] = int(rng.integers(-2, 3))
+    if opset > 19 and rng.integers(2):
+        attributes["block_size"] = int(rng.integers(0, 4))
+    axis = attributes.get("axis", 1)
+    likely = []
+    if -len(shape) <= axis < len(shape):
+        size = attributes.get("block_size", 0) or 1
+        blocks = [-(-n // size) if at == axis % len(shape) else n for at, n in enumerate(shape)]
+        likely = [shape[axis : axis + 1 or None], tuple(blocks)]
+    scale = drawn_shape(rng, *likely)
+    x = np.ones(shape, FLOAT if op == "QuantizeLinear" else np.int8)
+    zero = [np.zeros(drawn_shape(rng, scale, scale, ()), np.int8)]
+    return model(
+        op, x, f(*scale), *zero[: int(op == "QuantizeLinear" or rng.integers(4))], opset=opset, **attributes
+    )
+
+
+def drawn_parameters(rng: np.random.Generator) -> onnx.ModelProto:
+    """A quantised convolution or product, of one element type, one of whose scales and zero points have any shapes."""
+    op = str(rng.choice(["QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"]))
+    conv, quantised = "Conv" in op, op.startswith("Q")
+    sizes = [((1, 2, 4, 4), (3, 2, 1, 1)), ((1, 2, 4, 4), (1, 2, 2, 2))] if conv else [
+        ((2, 3), (3, 4)), ((2, 3), (3, 3)), ((2, 2, 3), (2, 3, 4)), ((2, 2, 3), (3, 4)), ((3,), (3, 2)), ((2, 3), (3,)),
+    ]  # fmt: skip
+    left, right = sizes[int(rng.integers(len(sizes)))]
+    x, w = np.ones(left, np.uint8), np.ones(right, np.uint8)
+    shapes: list[tuple[int, ...]] = [(1,) if rng.integers(2) else () for _ in range(6 if quantised else 2)]
+    columns = (*right[:-2], 1, right[-1])
+    at = int(rng.integers(len(shapes)))
+    shapes[at] = drawn_shape(rng, right[:1], right[-1:], columns)
+    if quantised and at in (2, 3) and rng.integers(2):
+        shapes[5 - at] = drawn_shape(rng, right[:1], right[-1:], columns)
+    if not quantised:
+        return model(
+            op, x, w, *(np.zeros(shape, np.uint8) for shape in shapes), opset=int(rng.choice([10, 13, 21]))
+        )
+    xs, xz, ws, wz, ys, yz = (
+        np.full(shape, 1 - at % 2, (FLOAT, np.uint8)[at % 2]) for at, shape in enumerate(shapes)
+    )
+    return model(op, x, xs, xz, w, ws, wz, ys, yz, opset=int(rng.choice([10, 13, 21])))
+
+
+def with_pair(case: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, in which something is quantised for certain."""
+    both = onnx.ModelProto()
+    both.CopyFrom(case)
+    both.graph.node.append(helper.make_node("DequantizeLinear", ["other", "other scale"], ["other y"]))
+    both.graph.input.append(helper.make_tensor_value_info("other", TensorProto.INT8, (1,)))
+    both.graph.initializer.append(numpy_helper.from_array(np.float32(1), "other scale"))
+    both.graph.output.append(helper.make_tensor_value_info("other y", TensorProto.FLOAT, (1,)))
+    return both
+
+
+def agrees(case: onnx.ModelProto) -> bool:
+    """Whether weft takes a model; it must if and only if ONNX Runtime does."""
+    case = with_pair(case)
+    feeds = {}
+    for item in case.graph.input:
+        tensor = item.type.tensor_type
+        shape = [dim.dim_value for dim in tensor.shape.dim]
+        feeds[item.name] = np.ones(shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    runs = said = ""
+    try:
+        onnxruntime_runs(case, feeds)
+    except onnxruntime.capi.onnxruntime_pybind11_state.Fail as error:
+        runs = str(error)
+    try:
+        load(case)
+    except CompileError as error:
+        said = str(error)
+    assert bool(runs) == bool(said), f"{helper.printable_node(case.graph.node[0])}: {said or runs}"
+    return not said
+
+
+def check_drawn(draw: Callable[[np.random.Generator], onnx.ModelProto], seeds: range) -> None:
+    """Enough of both kinds."""
+    taken = sum(agrees(draw(np.random.default_rng(seed))) for seed in seeds)
+    assert len(seeds) / 8 < taken < len(seeds) * 7 / 8
+
+
+@pytest.mark.parametrize("draw", [drawn_scales, drawn_parameters])
+def test_shapes_of_scales(draw: Callable[[np.random.Generator], onnx.ModelProto]) -> None:
+    check_drawn(draw, range(500))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("draw", [drawn_scales, drawn_parameters])
+def test_shapes_of_scales_more(draw: Callable[[np.random.Generator], onnx.ModelProto]) -> None:
+    check_drawn(draw, range(500, 20500))

@@ -208,8 +208,8 @@ def test_wrong_number_of_channel_scales() -> None:
         model.graph.initializer.append(numpy_helper.from_array(value, f"replaced{index}"))
         node.input[index] = f"replaced{index}"
     assert fails(model) == (
-        f"node {node.name!r} (DequantizeLinear) has 3 per-channel scales, but dimension 0 of its input "
-        "(4, 3, 3, 3) is 4"
+        f"node {node.name!r} (DequantizeLinear) has scales of shape 3 for values of shape 4x3x3x3; it must be one "
+        "number, or a list of 4, one for each element along axis 0"
     )
 
 
@@ -218,7 +218,10 @@ def test_wrong_number_of_zero_points() -> None:
     node = weights(model)
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.int8), "replaced"))
     node.input[2] = "replaced"
-    assert fails(model) == f"node {node.name!r} (DequantizeLinear) has 4 scales but 3 zero points"
+    assert fails(model) == (
+        f"node {node.name!r} (DequantizeLinear) has scales of shape 4, but zero points of shape 3; "
+        "they must have the same"
+    )
 
 
 def test_channel_axis_outside() -> None:

@@ -123,23 +123,52 @@ def test_model_is_left_alone_and_names_stay_unique() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "what", ["scale is an input", "scale by channel of x", "axis in opset 10", "zero points"]
-)
+@pytest.mark.parametrize("shapes", [((), (5,)), ((5,), ()), ((1,), (1, 5)), ((1, 5), (5,)), ((1, 5), (1, 5))])
+def test_scales_or_zero_points_of_columns(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """One may be for the whole matrix and the other for each column, as a list or as a row."""
+    rng = np.random.default_rng(1)
+    scale, zero = shapes
+    constants = {
+        "xs": np.float32(0.01), "xz": np.uint8(113),
+        "w": draw(rng, np.uint8, (6, 5)),
+        "ws": np.asarray(rng.uniform(0.005, 0.03, scale), np.float32), "wz": np.asarray(draw(rng, np.uint8, zero)),
+        "ys": np.float32(0.3), "yz": np.uint8(118),
+    }  # fmt: skip
+    constants = {name: np.asarray(value) for name, value in constants.items()}
+    x = draw(rng, np.uint8, (4, 6))
+    proto = model("QLinearMatMul", (4, 6), (4, 5), constants)
+    assert {row[2] for row in weft.check(proto)} == {"device"}
+    totals = (x.astype(np.int64) - 113) @ (constants["w"].astype(np.int64) - constants["wz"])
+    xs, ys = (Fraction(float(constants[name])) for name in ("xs", "ys"))
+    factors = [xs * Fraction(float(scale)) / ys for scale in np.broadcast_to(constants["ws"].reshape(-1), 5)]
+    found = weft.compile(proto, "tiny").run({"x": x}).outputs["y"]
+    np.testing.assert_array_equal(found, requantised(totals, factors, 118, np.uint8))
+
+
+def test_shapes_that_it_does_not_take() -> None:
+    """What would be lost in the QDQ form is looked at before; a node without a name is called by its number."""
+    constants = constants_1x1() | {"xs": np.full((1, 1), 0.1, np.float32)}
+    proto = model("QLinearConv", (1, 2, 3, 3), (1, 5, 1, 1), constants)
+    proto.graph.node[0].name = ""
+    with pytest.raises(CompileError) as caught:
+        weft.compile(proto)
+    assert (
+        str(caught.value)
+        == "node 'QLinearConv_0' (QLinearConv) has x_scale of shape 1x1; it must be one number"
+    )
+
+
+@pytest.mark.parametrize("what", ["scale is an input", "axis in opset 10", "weights are an input"])
 def test_what_cannot_be_written_in_qdq_form_stays(what: str) -> None:
     constants = constants_1x1()
-    if what == "scale by channel of x":
-        constants["xs"] = np.full(2, 0.1, np.float32)
-    if what == "zero points":
-        constants["ws"] = np.array(0.1, np.float32)
     proto = model(
         "QLinearConv", (1, 2, 3, 3), (1, 5, 1, 1), constants, 10 if what == "axis in opset 10" else 13
     )
-    if what == "scale is an input":
-        kept = [tensor for tensor in proto.graph.initializer if tensor.name != "xs"]
-        del proto.graph.initializer[:]
-        proto.graph.initializer.extend(kept)
-        proto.graph.input.append(helper.make_tensor_value_info("xs", onnx.TensorProto.FLOAT, ()))
+    if what.endswith("an input"):
+        name = "xs" if what.startswith("scale") else "w"
+        (given,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
+        proto.graph.initializer.remove(given)
+        proto.graph.input.append(helper.make_tensor_value_info(name, given.data_type, given.dims))
     assert [node.op_type for node in expand_qlinear(proto).graph.node] == ["QLinearConv"]
     with pytest.raises(CompileError, match=r"^the model uses QLinearConv; weft reads the QDQ format"):
         weft.compile(proto)

@@ -40,6 +40,21 @@ def test_octave_logits_of_all_bytes(nats: float) -> None:
     assert np.abs(y - exact).max() <= 0.501  # of the multiplier, too
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_probabilities_of_all_distances(name: str) -> None:
+    """Each is the power of two in the middle of its entry, rounded; from 16 octaves on it is 0."""
+    config = CONFIGS[name]
+    table = np.frombuffer(config.exp2_table, np.uint8)
+    distances, top = np.arange(softmax.REACH + 2), (1 << config.probability_bits) - 1
+    found = softmax.probabilities(-distances[:, None], np.ones((1, 1), bool), np.zeros(1, np.int64), table)[
+        :, 0
+    ]
+    exact = top * 2.0 ** (-distances / softmax.OCTAVE)
+    half = (softmax.REACH // config.table_depth - 1) / 2 / softmax.OCTAVE  # of an entry, in octaves
+    assert (np.abs(found - exact) <= 0.5 + exact * (2**half - 1)).all()
+    assert not found[softmax.REACH :].any()
+
+
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("nats", STEPS)
 def test_all_rows_of_two(together: bool, nats: float) -> None:

@@ -285,10 +285,37 @@ def test_outputs_that_no_file_can_hold_are_refused_before_the_run(
     assert call("run", "built", "--input", "in.npz") == 0
 
 
-def test_usage_errors_are_exit_code_2(program: Program) -> None:
-    assert call("run", "built") == 2
-    assert call("run", "built", "--input", "in.npz", "--on", "silicon") == 2
+MISUSES = {
+    "": "missing argument 'folder'; `... run -h` shows how to call it",
+    "built": "--input is missing: say which file holds the model's inputs",
+    "built --on silicon": "invalid value for '--on': 'silicon' is not one of 'golden', 'rtl', 'timing', 'board'; "
+    "`... run -h` shows how to call it",
+    "built --quick": "no such option: --quick (Possible options: --quiet); `... run -h` shows how to call it",
+    "built more": "got unexpected extra argument(s) (more); `... run -h` shows how to call it",
+    "built --latency": "option '--latency' requires an argument",
+}
+
+
+@pytest.mark.parametrize("line", MISUSES)
+def test_usage_errors_are_a_sentence(line: str, program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run", *line.split()) == 2
+    said = re.sub(r"`.* run -h`", "`... run -h`", capsys.readouterr().err)
+    assert said == f"error: {MISUSES[line]}\n"
+
+
+def test_commands_that_do_not_exist(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("fly") == 2
+    assert capsys.readouterr().err.startswith("error: no such command 'fly'; `")
+    assert call() == 2
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "Usage" in said.out
+
+
+@pytest.mark.parametrize("value", ["0.001", "1000000", "1e6", " 8 "])
+def test_numbers_at_their_limits(value: str, program: Program) -> None:
+    assert call("run", "built", "--input", "in.npz", "--on", "rtl", "--bandwidth", value) == 0
+    assert program.calls[-1]["bandwidth"] == float(value)
 
 
 def test_a_model_that_cannot_be_compiled_leaves_nothing(

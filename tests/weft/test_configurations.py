@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import qdq_models
 
 import weft
 from weft import ConfigError, InputError, Program
@@ -23,6 +25,7 @@ from weft.hdl import verilog as generating
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.sequential import core as sequential
 from weft.sim import rtl
+from weft.sim.golden import GoldenDevice
 from weft.trace import timelines_of
 from weft.tune import tune
 
@@ -154,3 +157,24 @@ def test_digits_on_the_sequential_core() -> None:
     golden = weft.compile(digits.model(), "icebreaker").run(INPUTS)
     assert result.memory[: len(golden.memory)] == golden.memory
     assert 1_500_000 < result.report["cycles"] < 2_600_000
+
+
+class Named(GoldenDevice):
+    """The golden interpreter, which says that it is a board."""
+
+    identity = SimpleNamespace(board="")
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_paces_a_layer_is_told_of_the_core_that_runs_it(name: str) -> None:
+    """By the board if the device says which it is, else by the configuration."""
+    model = qdq_models.LAYERS["conv"](np.random.default_rng(0))
+    program = weft.compile(model, name)
+    inputs = qdq_models.feeds(model, np.random.default_rng(1))
+    device = Named(program.config, 1 << 20)
+    for board in ("", "unknown", *BOARDS):
+        device.identity.board = board
+        in_turn = (board if board in BOARDS else name) in SEQUENTIAL
+        bounds = {layer["bound"] for layer in program.run(inputs, on=device).report["layers"]}
+        assert (bounds == {None}) == in_turn
+        assert in_turn or bounds <= {"array", "vector unit", "memory"}
