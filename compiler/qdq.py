@@ -256,8 +256,9 @@ def constant(model: Model, node: Node) -> Constant | None:
         axis = node.attributes.get("axis", 1)
         shape[axis] = scale.size
     # Weights may be a hundred million: they stay small.
-    dtype = np.int64 if str(values.dtype) == "int32" else np.int16
-    wide = values.astype(dtype) - zero.astype(dtype).reshape(shape if zero.size > 1 else [1] * values.ndim)
+    dtype = np.dtype(np.int64 if str(values.dtype) == "int32" else np.int16)
+    wide: np.ndarray = values.astype(dtype)
+    wide = wide - zero.astype(dtype).reshape(shape if zero.size > 1 else [1] * values.ndim)
     name = node.inputs[0]
     quant = parameters(model, node, model.dtypes[name])
     activation = None if quant is None else Activation(hosted(model, name), quant)

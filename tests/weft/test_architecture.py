@@ -18,7 +18,9 @@ ALLOWED = {
     "hdl": ("weft.hdl",),
     "compiler": (
         "weft.compiler",
+        "weft.hdl.code",
         "weft.hdl.config",
+        "weft.hdl.conflicts",
         "weft.hdl.errors",
         "weft.hdl.isa",
         "weft.hdl.memmap",
@@ -28,8 +30,9 @@ ALLOWED = {
     "sim": ("weft.sim", "weft.hdl"),
     "boards": ("weft.boards", "weft.hdl", "weft.sim.device"),
 }  # fmt: skip
-"""What a room may import of ours. `weft.hdl.program` is the checker, which judges what the compiler made, and
-`weft.hdl.schema` reads files."""
+"""What a room may import of ours. `weft.hdl.program` is the checker, which judges what the compiler made; it and the
+compiler share programs as columns (`weft.hdl.code`) and what may not overlap (`weft.hdl.conflicts`). `weft.hdl.schema`
+reads files."""
 SOURCES = [path for room in (*ROOMS, "weft") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
