@@ -42,10 +42,10 @@ from plots import Row, chart
 from shapes import Shape, gemm
 
 from weft.compiler.backend import compile_segment
+from weft.hdl.cache import cache_root
 from weft.hdl.config import PRESETS
 from weft.hdl.memmap import Counter
 from weft.runtime import Image
-from weft.sim.cache import cache_root
 from weft.sim.timing import TimingDevice
 from weft.sim.verilate import BuildError
 

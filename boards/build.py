@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ from weft.boards.sdram_eye import Eye, best_eye, eye_at
 from weft.boards.shell import Shell
 from weft.boards.sites import array_sites, pin
 from weft.boards.tools import require
+from weft.hdl.cache import entry
 from weft.hdl.config import Config
 from weft.hdl.errors import WeftError
 from weft.hdl.parts import check_part
@@ -150,7 +148,7 @@ def build(
     Parameters
     ----------
     cache : Path
-        Folder of finished builds, by the content of all that goes into them.
+        Folder of finished builds, by the content of all that goes into them. What is damaged there is built again.
     seed : int
         Of nextpnr: another one gives another placement.
     clock : float
@@ -171,6 +169,8 @@ def build(
     TimingError
     weft.boards.tools.ToolError
         If a tool is missing or fails.
+    weft.hdl.cache.CacheError
+        If `cache` belongs to another user, or cannot be written.
     """
     began = time.monotonic()
     check_part(config, board.family.value)
@@ -178,25 +178,16 @@ def build(
         check_estimate(board, config)
     progress(f"generating the design for {board.title}")
     design = elaborate(board, config, clock or board.clock, make)
-    target = cache / f"{board.name}-{key(board, design, seed)}"
-    if not target.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=cache, prefix="part-"))
-        try:
-            for name, text in design.files.items():
-                (folder / name).write_text(text)
-            facts = {
-                "config": config.to_dict(),
-                "clock_hz": design.clock,
-                "baud": design.line.baud,
-                "seed": seed,
-            }
-            if design.eye is not None:
-                facts["sdram"] = design.eye.report()
-            _run(board, config, folder, facts, progress, began)
-            _publish(folder, target)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    facts = {"config": config.to_dict(), "clock_hz": design.clock, "baud": design.line.baud, "seed": seed}
+    if design.eye is not None:
+        facts["sdram"] = design.eye.report()
+
+    def make_files(folder: Path) -> None:
+        for name, text in design.files.items():
+            (folder / name).write_text(text)
+        _run(board, config, folder, facts, progress, began)
+
+    target = entry(f"{board.name}-{key(board, design, seed)}", make_files, cache)
     built = Built(target, target / bitstream_name(board), json.loads((target / REPORT).read_text()))
     if not (built.report["timing"]["met"] or allow_timing_fail):
         raise TimingError(_too_slow(board, built.report))
@@ -261,14 +252,6 @@ def key(board: Board, design: Design, seed: int) -> str:
     for part in (*files.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:24]
-
-
-def _publish(folder: Path, target: Path) -> None:
-    try:
-        os.rename(folder, target)
-    except OSError:
-        if not target.exists():  # else another build of the same was faster
-            raise
 
 
 def _too_slow(board: Board, report: dict[str, Any]) -> str:

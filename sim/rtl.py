@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from weft.hdl import core as hdl_core
+from weft.hdl.cache import entry
 from weft.hdl.config import Config
 from weft.hdl.core import Core
 from weft.hdl.isa import BASES
@@ -19,7 +20,6 @@ from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register,
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.stalls import Watch, waits
 from weft.hdl.verilog import generate
-from weft.sim.cache import entry
 from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.verilate import Trace, build
 from weft.sim.waves import CYCLE_TIME, Waves

@@ -1,4 +1,4 @@
-"""Verilog to native code: Verilator and the C++ compiler, with a cache by content (`weft.sim.cache`)."""
+"""Verilog to native code: Verilator and the C++ compiler, with a cache by content (`weft.hdl.cache`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from weft.hdl.cache import entry
 from weft.hdl.errors import WeftError
-from weft.sim.cache import entry
 
 Trace = Literal[False, "vcd", "fst"]
 """The format of waveforms that a model can write."""

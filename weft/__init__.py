@@ -50,18 +50,18 @@ if TYPE_CHECKING:
     from weft.compiler.artefact import ProgramFileError
     from weft.compiler.ir import CompileError
     from weft.errors import FileError, InputError
+    from weft.hdl.cache import CacheError
     from weft.hdl.config import Config, ConfigError
     from weft.hdl.errors import WeftError
     from weft.hdl.program import ProgramError
     from weft.program import Program, Result
-    from weft.sim.cache import CacheError
     from weft.sim.device import DeviceError
     from weft.sim.verilate import BuildError
 
 _MODULES = {
     "BoardError": "boards.board",
     "BuildError": "sim.verilate",
-    "CacheError": "sim.cache",
+    "CacheError": "hdl.cache",
     "CompileError": "compiler.ir",
     "Config": "hdl.config",
     "ConfigError": "hdl.config",

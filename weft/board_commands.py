@@ -155,7 +155,7 @@ def build(
 
 
 def _cache() -> Path:
-    from weft.sim.cache import cache_root
+    from weft.hdl.cache import cache_root
 
     return cache_root() / "boards"
 

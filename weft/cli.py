@@ -19,7 +19,7 @@ from typer.exceptions import TyperException
 
 from weft import arrays, board_commands, example_commands, files, model_commands, trace_command, tune_command
 from weft import report as reports
-from weft.errors import FileError
+from weft.errors import FileError, InputError
 from weft.hdl.errors import WeftError
 from weft.options import Bandwidth, Folder, Latency, StallSeed, load, whole, writes
 from weft.waves import VIEWERS
@@ -261,6 +261,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refuse(error: TyperException) -> NoReturn:
     """Leave for a command line that is none; the message is empty where help has been printed in its place."""
+    if isinstance(error.__cause__, InputError):  # of an option that is a number: see `weft.options`
+        _fail(str(error.__cause__), error.exit_code)
     told = " ".join(error.format_message().replace("Value error, ", "").split()).removesuffix(".")
     if not told:
         sys.exit(error.exit_code)

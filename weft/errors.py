@@ -9,9 +9,5 @@ class InputError(WeftError, ValueError):
     """An argument that does not fit; one sentence with name, value and what is expected."""
 
 
-class OptionError(WeftError):
-    """The same for an option of the command line. It is no ValueError, which the library that parses would reword."""
-
-
 class FileError(WeftError, ValueError):
     """A file the user named that does not hold what it should; one sentence with file, array and remedy."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from weft.arguments import BANDWIDTH, LATENCY, SEED, integer, number
-from weft.errors import InputError, OptionError
+from weft.errors import InputError
 from weft.files import program_files
 from weft.report import QUIET
 
@@ -55,7 +55,7 @@ def _number(
         try:
             return check(value)
         except InputError as error:
-            raise OptionError(str(error)) from None
+            raise typer.BadParameter(str(error)) from error
 
     metavar = {int: "INTEGER", float: "NUMBER"}[kind]
     limits = " to ".join(f"{limit:,}" for limit in (low, high) if limit is not None)

@@ -17,12 +17,12 @@ from weft.compiler.conv_shape import ConvShape
 from weft.compiler.ir import Add, DeviceSegment, View, sources
 from weft.configurations import check_timed
 from weft.errors import FileError
+from weft.hdl.cache import entry
 from weft.hdl.config import Config
 from weft.hdl.memmap import Counter
 from weft.program import Program
 from weft.report import Progress
 from weft.runtime import Image
-from weft.sim.cache import entry
 from weft.sim.timing import TimingDevice
 from weft.tuning import TunedLayer, Tuning, sources_digest
 

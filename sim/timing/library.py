@@ -9,7 +9,7 @@ import shutil
 from functools import cache
 from pathlib import Path
 
-from weft.sim.cache import entry
+from weft.hdl.cache import entry
 from weft.sim.timing.hardware import header
 from weft.sim.verilate import Tools, compiler
 

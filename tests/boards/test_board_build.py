@@ -16,10 +16,11 @@ from amaranth.lib.wiring import In, Out
 from weft.boards import build as building
 from weft.boards import flow
 from weft.boards.board import BoardError
-from weft.boards.build import Built, TimingError, build
+from weft.boards.build import FLOORPLAN, REPORT, Built, TimingError, build
 from weft.boards.registry import BOARDS
 from weft.boards.sdram_eye import Eye, best_eye
 from weft.boards.tools import ToolCrash, ToolError, run
+from weft.hdl.cache import CONTENTS
 from weft.hdl.config import Config
 
 CLOCK = 24e6
@@ -150,6 +151,38 @@ def test_the_second_time_nothing_is_run(cache: Path, built: Built, monkeypatch: 
         build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK, seed=2)
     with pytest.raises(pytest.fail.Exception, match="a tool was run"):
         build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=30e6)
+
+
+def damage(path: Path, how: str) -> None:
+    """Do something to a file of a finished build that a disk or a user may do."""
+    if how == "gone":
+        path.unlink()
+    elif how == "truncated":
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        path.write_bytes(path.read_bytes()[:-2] + b"x\n")
+
+
+@pytest.mark.parametrize("how", ["gone", "truncated", "changed"])
+@pytest.mark.parametrize("name", ["weft.bin", REPORT, FLOORPLAN])
+def test_a_damaged_build_is_made_again(
+    cache: Path, built: Built, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {path.name: path.read_bytes() for path in built.folder.iterdir() if path.name != CONTENTS}
+
+    def again(board: Any, config: Config, folder: Path, *rest: Any) -> None:
+        for file, content in whole.items():
+            (folder / file).write_bytes(content)
+        runs.append(board.name)
+
+    runs: list[str] = []
+    monkeypatch.setattr(building, "_run", again)
+    damage(built.folder / name, how)
+    for _ in range(2):
+        found = build(BOARDS["icebreaker"], CONFIG, cache, make=small(), estimated=False, clock=CLOCK)
+        assert found == built
+        assert (found.folder / name).read_bytes() == whole[name]
+    assert runs == ["icebreaker"]
 
 
 def folders(cache: Path) -> set[str]:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from weft.boards.registry import BOARDS
+from weft.hdl.cache import entry
 from weft.hdl.config import PRESETS, Config
 from weft.hdl.core import Core
 from weft.hdl.isa import End, Load, Mm, Store, Vec
 from weft.hdl.parts import synthesis
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate, run_yosys
-from weft.sim.cache import entry
 from weft.sim.cells import without_cells
 from weft.sim.device import Device
 from weft.sim.golden import GoldenDevice

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.sim import cache
-from weft.sim.cache import CONTENTS, CacheError, cache_root, entry, is_whole
+from weft.hdl import cache
+from weft.hdl.cache import CONTENTS, CacheError, cache_root, entry, is_whole
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_parts_of_processes_that_were_killed_are_removed(root: Path) -> None:
 _SLOW = """
 import sys, time
 from pathlib import Path
-from weft.sim.cache import entry
+from weft.hdl.cache import entry
 
 def make(folder):
     print("makes", flush=True)

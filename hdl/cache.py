@@ -50,7 +50,7 @@ def cache_root() -> Path:
         raise CacheError(f"there is no home folder to keep builds in: {_REMEDY}") from None
 
 
-def entry(name: str, make: Callable[[Path], None]) -> Path:
+def entry(name: str, make: Callable[[Path], None], root: Path | None = None) -> Path:
     """The folder `name` of the cache, as `make` filled it.
 
     Parameters
@@ -59,13 +59,15 @@ def entry(name: str, make: Callable[[Path], None]) -> Path:
         Of the entry; it must tell all that the content depends on.
     make : callable
         Writes the files into an empty folder that it is given. Not called if there is a whole entry.
+    root : Path
+        Where entries are kept; `cache_root` if None.
 
     Raises
     ------
     CacheError
         If the cache belongs to another user, or cannot be written.
     """
-    root = cache_root()
+    root = cache_root() if root is None else root
     target = root / name
     if root.exists():
         _check_owner(root)
