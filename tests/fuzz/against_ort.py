@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 import onnx.inliner
+from fuzz import sandbox
 from fuzz.outcome import Failure, Outcome, check_sentence
 from onnx import TensorProto, helper, numpy_helper
 from oracle import layers, session
@@ -107,6 +108,7 @@ def _chained(
             zero.dtype
         )
     for layer in layers(model):
+        sandbox.next_program()
         name = layer.graph.output[0].name
         inputs = {item.name: values[item.name] for item in layer.graph.input}
         if layer.graph.node[-1].name in on_host:

@@ -15,7 +15,7 @@ from pathlib import Path
 from fuzz.outcome import Outcome, of_exception
 
 SECONDS = 10.0
-"""Processor time of an input: other load on the machine makes no difference to it."""
+"""Processor time of an input, or of each program that it has weft compile and run; other load does not count."""
 WAITING = 90.0
 """Seconds after which an input that does nothing is ended as well."""
 GROWTH = 2 << 30
@@ -63,6 +63,12 @@ def _limit(folder: Path, seconds: float) -> None:
     # The signal writes where the program is, and ends it.
     faulthandler.register(signal.SIGPROF, chain=True)
     signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def next_program(seconds: float = SECONDS) -> None:
+    """Start the clock again, if there is one: an input that runs a model layer by layer has it for each program."""
+    if signal.getitimer(signal.ITIMER_PROF)[0]:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _unlimit() -> None:

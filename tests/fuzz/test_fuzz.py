@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,23 @@ BUGS: dict[str, tuple[Callable[..., object], str]] = {
 def test_planted_bugs_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug, kind = BUGS[name]
     assert planted(tmp_path, monkeypatch, bug).kind == kind
+
+
+def _spend(seconds: float) -> None:
+    start = time.process_time()
+    while time.process_time() - start < seconds:
+        pass
+
+
+@pytest.mark.parametrize(("parts", "kind"), [((0.3, 0.3, 0.3), "done"), ((0.3, 0.9), "hang")])
+def test_every_program_of_an_input_has_the_time(parts: tuple[float, ...], kind: str, tmp_path: Path) -> None:
+    def action() -> Outcome:
+        for part in parts:
+            sandbox.next_program(0.6)
+            _spend(part)
+        return Outcome("done")
+
+    assert sandbox.run(action, tmp_path, 0.6).kind == kind
 
 
 GRAPH = [["graph", "tiny"], ["input", 4], ["conv", 2], ["conv", 3]]
