@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from weft.compiler import pass_fuse_pool
 from weft.compiler.areas import Areas
 from weft.compiler.cascade import Cascade, cascade, planned
 from weft.compiler.conv_plan import Chooser, plan
@@ -31,7 +32,7 @@ from weft.compiler.limits import check_memory
 from weft.compiler.lower_attention import lower_attention
 from weft.compiler.lower_conv import lower_conv
 from weft.compiler.lower_softmax import lower_softmax
-from weft.compiler.lower_vector import lower_vector, pointwise_cycles
+from weft.compiler.lower_vector import lower_vector, pointwise_cycles, pool_cycles
 from weft.compiler.memory import Constants, Placement
 from weft.compiler.pass_fuse_then import separate
 from weft.compiler.schedule import schedule
@@ -224,7 +225,13 @@ def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
     """Fused operators as they are best on `config`; and pooling over more than the scratchpad holds, in forms that can
     be cut: sums on the array, maxima by axis."""
     if isinstance(op, Conv) and op.then is not None:
-        return (op,) if _stays_fused(op, config) else separate(op)
+        if _stays_fused(op, config):
+            return (op,)
+        alone, then = separate(op)
+        return (*_rewrite(alone, config), then)
+    if isinstance(op, Conv) and op.pool is not None and not _pools(op, config):
+        alone, pool = pass_fuse_pool.separate(op)
+        return (alone, *_rewrite(pool, config))
     if not isinstance(op, Pool):
         return (op,)
     kh, kw = op.window.kernel
@@ -263,6 +270,15 @@ def _stays_fused(op: Conv, config: Config) -> bool:
         return apart is None
     cycles, traffic = pointwise_cycles(then, config)
     return fused.cycles <= apart.cycles + cycles and fused.traffic <= apart.traffic + traffic
+
+
+def _pools(op: Conv, config: Config) -> bool:
+    """Whether a convolution with its pooling takes no longer than the two one after the other, by estimate."""
+    alone, pool = pass_fuse_pool.separate(op)
+    fused, apart = planned(op, config), planned(alone, config)
+    if fused is None or apart is None:
+        return apart is None
+    return fused.cycles <= apart.cycles + pool_cycles(pool, config)
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -85,6 +86,13 @@ def pointwise_cycles(op: Add | Rescale, config: Config) -> tuple[float, float]:
     added = int(isinstance(op, Add))
     bus = n * h * w * (2 + added) * c / config.bus_bytes
     return max(n * h * w * ceil_div(c, config.n) * (config.groups + added), bus) + 300, bus
+
+
+def pool_cycles(op: Pool, config: Config) -> float:
+    """What a pooling takes by itself, by estimate: every element of a window read, each tensor moved once."""
+    n, h, w, c = op.dst.shape
+    vec = n * h * w * ceil_div(c, config.n) * config.groups * math.prod(op.window.kernel)
+    return max(vec, (math.prod(op.src.shape) + math.prod(op.dst.shape)) / config.bus_bytes) + 300
 
 
 def second_operand(op: Add, config: Config, b: int, rows: int, pitch: int, vectors: int) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Max pooling of a convolution's result becomes part of the convolution.
 
 Requantisation is monotone, so the maximum commutes with it: the device reduces while it drains the accumulator.
+Windows that overlap then cost products twice, where tiles are small: the back end may `separate` them again.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from weft.compiler.ir import Conv, DeviceSegment, Pool, View, readers
+from weft.compiler.ir import Buffer, Conv, DeviceSegment, Pool, View, readers
 
 
 def fuse_pool(segment: DeviceSegment) -> DeviceSegment:
@@ -25,6 +26,18 @@ def fuse_pool(segment: DeviceSegment) -> DeviceSegment:
     return dataclasses.replace(
         segment, ops=tuple(fused.get(id(op), op) for op in segment.ops if id(op) not in dropped)
     )
+
+
+def separate(conv: Conv) -> tuple[Conv, Pool]:
+    """A convolution and its pooling, one after the other, with a buffer between them. Both clamp to what is left."""
+    window, (n, h, w, _) = conv.pool, conv.src.shape
+    assert window is not None
+    between = Buffer(f"{conv.name}/unpooled", (n, *conv.window.output(h, w), conv.dst.shape[3]))
+    view = View(between, between.shape)
+    pool = Pool(
+        f"{conv.name}/pool", view, conv.dst, "max", window, 1.0, conv.y_zero, conv.y_zero, conv.low, conv.high
+    )
+    return dataclasses.replace(conv, dst=view, pool=None), pool
 
 
 def _merge(conv: Conv, pool: Pool) -> Conv:

@@ -129,7 +129,8 @@ def _pixels(op: Conv) -> tuple[int, int]:
 
 def _vectors(op: Conv, config: Config, least: int) -> float:
     """A cycle for each row and tile of weights, which are whole vectors of N channels by N channels, of a group or of
-    as many groups as fit; a tile of weights takes `least` cycles to come in, however few rows there are."""
+    as many groups as fit; a tile of weights takes `least` cycles to come in, however few rows there are. A
+    pooling either costs products twice, or comes behind all of them."""
     n, (out, kh, kw, cin) = config.n, op.weight.shape
     per_out = out // op.groups
     share = max(1, min(op.groups, n // max(cin, per_out)))
@@ -145,7 +146,8 @@ def _vectors(op: Conv, config: Config, least: int) -> float:
             for vectors, kernel in ((kh * ceil_div(kw * cin, n), 1), (ceil_div(kh * kw * cin, n), kh))
         ]
     cycles = min(max(max(rows, least) * tiles * vectors, rows * load) for vectors, load in ways)
-    return images * cycles * _overlap(op, config)
+    once = images * cycles
+    return min(once * _overlap(op, config), once + (_vector(op, config, n) if op.pool else 0.0))
 
 
 def _overlap(op: Conv, config: Config) -> float:
@@ -215,7 +217,7 @@ def _again(op: Conv, config: Config) -> float:
 def random_layer(rng: np.random.Generator, config: Config) -> Conv:
     """More than a million MACs, at most 400,000 cycles of the array."""
     while True:
-        op = _product(rng) if rng.random() < 0.5 else _image(rng, pooled=config.n >= 16)
+        op = _product(rng) if rng.random() < 0.5 else _image(rng)
         if op is not None and op.macs > 1_000_000 and _vectors(op, config, config.n) < 400_000:
             weight = rng.integers(-127, 128, op.weight.shape, np.int8).astype(np.int16)
             return dataclasses.replace(op, weight=weight)
@@ -235,7 +237,7 @@ def _product(rng: np.random.Generator) -> Conv | None:
     return convolution(whole("x", (1, 1, rows, cin), "input"), out)
 
 
-def _image(rng: np.random.Generator, *, pooled: bool) -> Conv | None:
+def _image(rng: np.random.Generator) -> Conv | None:
     h, w = _size(rng, 128), _size(rng, 128)
     kernel, stride = int(rng.choice([1, 3, 3, 5, 7])), int(rng.choice([1, 1, 2]))
     window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)
@@ -252,7 +254,7 @@ def _image(rng: np.random.Generator, *, pooled: bool) -> Conv | None:
         return None
     op = convolution(whole("x", (images, h, w, cin * groups), "input"), out, window)
     op = dataclasses.replace(op, groups=groups, weight=op.weight[..., :cin])
-    if rng.random() < 0.15 and pooled and min(oh, ow) > 3:
+    if rng.random() < 0.15 and min(oh, ow) > 3:
         pool = Window((2, 2), (2, 2)) if rng.random() < 0.5 else Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1))
         op = dataclasses.replace(op, pool=pool, dst=whole("y", (images, *pool.output(oh, ow), out), "output"))
     return op

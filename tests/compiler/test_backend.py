@@ -77,6 +77,43 @@ def test_fused_and_one_after_the_other(fused: bool, config: Config, monkeypatch:
         run_and_compare(segment_of(op), random_inputs(rng, op), config)
 
 
+@pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["small"]], ids=["tiny", "small"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_pooled_and_one_after_the_other(fused: bool, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng([fused, config.n])
+    monkeypatch.setattr(backend, "pool_cycles", lambda op, config: math.inf if fused else -math.inf)
+    ops = [op for _ in range(60) if (op := random_conv(rng)).pool is not None]
+    assert len(ops) > 5
+    for op in ops:
+        program = compile_segment(segment_of(op), config)
+        assert [layer.kind for layer in program.layers] == (["conv"] if fused else ["conv", "pool"])
+        run_and_compare(segment_of(op), random_inputs(rng, op), config)
+
+
+def test_a_pool_is_fused_where_that_is_faster() -> None:
+    """Windows that overlap cost products twice on small tiles; those that do not, nothing."""
+    for preset, channels, pool, layers in (
+        ("tiny", 253, Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1)), 2),
+        ("tiny", 253, Window((2, 2), (2, 2)), 1),
+        ("tiny", 3, Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1)), 1),
+        ("default", 253, Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1)), 1),
+    ):
+        op = convolution(whole("x", (1, 20, 28, channels), "input"), 80)
+        op = dataclasses.replace(op, pool=pool, dst=whole("y", (1, *pool.output(20, 28), 80), "output"))
+        chosen = {}
+        for apart in (None, math.inf, -math.inf):
+            with pytest.MonkeyPatch.context() as patch:
+                if apart is not None:
+                    patch.setattr(backend, "pool_cycles", lambda op, config, value=apart: value)
+                program = compile_segment(segment_of(op), PRESETS[preset])
+            image = Image(program)
+            device = TimingDevice(PRESETS[preset], image.memory_bytes, latency=30)
+            image.run(device, {})
+            chosen[apart] = len(program.layers), device.counters()[Counter.CYCLES]
+        assert chosen[None][0] == layers
+        assert chosen[None][1] == min(cycles for _, cycles in chosen.values())
+
+
 def convolution_and_addition(size: int, kernel: int, cin: int, out: int) -> tuple[Conv, Add]:
     """One after the other."""
     r, y = (whole(name, (1, size, size, out), kind) for name, kind in (("r", "input"), ("y", "output")))
