@@ -43,7 +43,9 @@ def wrong(seed: int, tally: Tally[str]) -> str | None:
     least = {"roofline": roofline(op, config), **bounds(op, config)}
     tally["none" if why is None else why] += 1
     shown = f"seed {seed}, N {config.n}, {op.src.shape} by {op.weight.shape}, groups {op.groups}, {op.window}"
-    shown += f": {cycles} cycles, " + ", ".join(f"{name} {bound:.0f}" for name, bound in least.items())
+    shown += f", pool {op.pool}: {cycles} cycles, " + ", ".join(
+        f"{name} {bound:.0f}" for name, bound in least.items()
+    )
     if max(least.values()) > 1.03 * cycles:
         return f"faster than a bound: {shown}"
     return f"no reason: {shown}" if why is None else None
@@ -57,12 +59,13 @@ def test_random_layers_reach_their_roofline() -> None:
 
 @pytest.mark.long
 def test_many_random_layers_reach_their_roofline() -> None:
-    """Five of them, all with groups, are slower than for any reason known: not more than these."""
+    """Four of them, three with groups and one with a pooling, are slower than for any reason known: not more."""
     tally: Tally[str] = Tally()
     found = [text for seed in range(2000) if (text := wrong(seed, tally))]
     assert [text for text in found if not text.startswith("no reason")] == []
-    assert len(found) <= 5, found
-    assert all("groups 1," not in text for text in found), found
+    assert len(found) <= 4, found
+    assert sum("groups 1," in text for text in found) <= 1, found
+    assert all("groups 1," not in text or "pool None" not in text for text in found), found
     assert tally[""] > 1000, tally
 
 
