@@ -75,6 +75,9 @@ class _ConvLowering:
         self._packed: dict[object, bytes] = {}
         # The same objects again and again, as `Task` tells.
         self._product, self._drained = cache(self._multiplication), cache(self._requantisation)
+        # What spatial tiles have in common is computed once.
+        self._block_of, self._chunks_of = cache(self._parameters), cache(shape.chunks)
+        self._box_of = cache(shape.input_box)
 
     def tasks(self) -> Iterator[Task]:
         shape, group = self.shape, self.plan.group
@@ -150,12 +153,12 @@ class _ConvLowering:
     def _multiply(self, image: int, conv: Box, block: range, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan
         tile = shape.tiles[block.start]
-        chunks = shape.chunks(tile.piece, plan_.b_limit)
+        chunks = self._chunks_of(tile.piece, plan_.b_limit)
         assert chunks is not None
         begun = False
         whole = None if plan_.chunked else shape.input_box(conv)
         for chunk in chunks:
-            loaded = whole or shape.input_box(conv, chunk)
+            loaded = whole or self._box_of(conv, chunk)
             if shape.src.held is not None:
                 at = self._on_chip(shape.src, image, loaded)
             else:
@@ -298,7 +301,7 @@ class _ConvLowering:
         shape, pool = self.shape, self.shape.pool
         params, held = self.p.get(("p", index))
         if not held:
-            yield self.emit.load_constant(self._parameters(shape.tiles[index]), params)
+            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
         y = box.y * pool.stride[0] - pool.pad[0] - conv.y
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
         outputs = box.h * box.w
