@@ -41,6 +41,8 @@ SEMAPHORE_MAX = 255
 """Largest count of a semaphore; the program checker refuses programs that could pass it."""
 BASES = 8
 """Base registers that DRAM addresses are relative to."""
+FILL_MAX = 1 << 17
+"""Most fill bytes of a `Load`'s row behind those from DRAM: as it passes them, nothing tells that a program goes on."""
 PARAMETER_VECTORS = 8
 """Scratchpad vectors that hold one `Vec` parameter block (see there)."""
 
@@ -197,10 +199,10 @@ class Load(Instruction):
     """DRAM to scratchpad.
 
     A row is a run of bytes: ``before`` fill bytes, then ``run`` bytes from DRAM at ``base[base] + offset +
-    row * row_pitch``, then fill bytes without end. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch +
-    length - 1``, carved into ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill byte. Vector ``v``
-    goes to ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With ``pitch <
-    length`` pixels overlap: that is how windows of a convolution with few channels fill the contraction.
+    row * row_pitch``, then as many fill bytes as its pixels have, at most `FILL_MAX`. Pixel ``p`` of a row is its bytes
+    ``p*pitch .. p*pitch + length - 1``, carved into ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill
+    byte. Vector ``v`` goes to ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With
+    ``pitch < length`` pixels overlap: that is how windows of a convolution with few channels fill the contraction.
 
     With ``transpose``, ``length`` is at most N, so a pixel is one vector. The vectors, in order of row and pixel, are
     taken in groups of N, the last one filled up with vectors of the fill byte. Vector i of group g consists of byte i

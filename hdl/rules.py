@@ -22,6 +22,7 @@ from weft.hdl.config import Config
 from weft.hdl.extents import Extents
 from weft.hdl.features import lacking
 from weft.hdl.isa import (
+    FILL_MAX,
     Instruction,
     Load,
     Mm,
@@ -87,6 +88,11 @@ def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
         )
     if not distinct(pixel_loops(i, config.n)):
         raise ProgramError("two vectors go to one scratchpad address")
+    behind = (i.pixels - 1) * i.pitch + i.length - i.before - i.run
+    if behind > FILL_MAX:
+        raise ProgramError(
+            f"the pixels of a row end {behind} bytes behind what 'run' loads; at most {FILL_MAX} may be filled"
+        )
     if i.paged and extents is not None and extents.pages.get(i.base) != i.table:
         raise ProgramError(f"base register {i.base} holds no pages that are named by base register {i.table}")
 

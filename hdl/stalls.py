@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.hdl.config import Config
-from weft.hdl.isa import Queue
+from weft.hdl.isa import FILL_MAX, Queue
 from weft.hdl.memmap import Counter
 
 UNITS = tuple(queue.name for queue in Queue)
@@ -17,6 +17,8 @@ exceed."""
 BYTE_CYCLES = 8
 ELEMENT_CYCLES = 1024
 """Cycles for an element of a VEC instruction, from each place of its window, that neither core exceeds."""
+FILL_AHEAD = 1 << 16
+"""Fill bytes ahead of a row, which the field `before` bounds."""
 WINDOW = 64
 """Places of the largest window that is reckoned with."""
 
@@ -24,9 +26,9 @@ WINDOW = 64
 class Watch:
     """Notices that a program hangs, from counters that are read now and then, of either core.
 
-    A beat on the bus or a row that enters the array is progress. In between, LOAD may write vectors of fill bytes, and
-    MM load weights, for no more than `quiet` cycles; and an instruction of VEC may take up to `longest`. What units are
-    stalled by does not matter here: counters of stalls say why, but a core need not have them.
+    A beat on the bus or a row that enters the array is progress. In between, LOAD may pass fill bytes, and MM load
+    weights, for no more than `quiet` cycles; and an instruction of VEC may take up to `longest`. What units are stalled
+    by does not matter here: counters of stalls say why, but a core need not have them.
 
     Parameters
     ----------
@@ -44,7 +46,9 @@ class Watch:
 
     def __init__(self, config: Config, patience: int, *, sequential: bool = True) -> None:
         vector = VECTOR_CYCLES + BYTE_CYCLES * config.n if sequential else 4
-        self.quiet = max(patience, vector * config.scratchpad_size)
+        # Between pixels the pipelined core passes fill bytes as it passes others, the sequential core in no time.
+        row = (FILL_AHEAD + FILL_MAX) // config.bus_bytes
+        self.quiet = max(patience, vector * config.scratchpad_size + row)
         self.longest = max(patience, config.scratchpad_size * config.n * ELEMENT_CYCLES * WINDOW)
         self._moved: dict[Counter, int] = {}
         self._worked: dict[Counter, int] = {}

@@ -28,12 +28,15 @@ def clamped(op: Attention, inputs: dict[str, np.ndarray]) -> bool:
 
 
 def moved(op: Attention, query: np.ndarray) -> np.ndarray | float:
-    """Nats by which the device's scores are above those of the formula: it leaves out what moves all of a row alike.
+    """Nats by which the device's scores are above those of the formula.
+
+    It leaves out what moves all of a row alike, and counts scores of 8 bits from the middle of their range.
 
     `query` (..., rows, size) are integers less their zero point. To be added to scores (..., rows, keys).
     """
     if op.rounding is not None:
-        return op.rounding.zero * op.score_scale
+        to = op.rounding
+        return (to.zero - (to.low + to.high) // 2) * op.score_scale
     if k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE:
         return 0.0
     return query.sum(axis=-1, keepdims=True) * op.k_zero * op.score_scale

@@ -44,6 +44,8 @@ ACCEPTED = {
     "own semaphore": "load signal=s0 / load wait=s0 dst=1",
     "waits out of program order": "mm wait=s0 / load signal=s0",
     "signals left over": "load signal=s0",
+    "longest row of fill bytes": "load pixels=3 pitch=65535 length=3 run=1 dst_pixel=1 / "
+                                 "load pixels=3 pitch=65535 length=9 before=4 run=3 dst=9 dst_pixel=3 dst_vector=1",
     "many signals": "load signal=s0 dst=99 /" * 255,
 }  # fmt: skip
 
@@ -91,6 +93,8 @@ REFUSED = {
     "instruction 0 (LOAD): two vectors go to one scratchpad address":
         "load pixels=2 length=12 dst_pixel=2 dst_vector=1",
     "instruction 0 (STORE): 'pitch' 3 is less than 'length' 4": "store pixels=2 pitch=3 length=4",
+    "instruction 0 (LOAD): the pixels of a row end 131073 bytes behind what 'run' loads; at most 131072 may be filled":
+        "load pixels=3 pitch=65535 length=4 run=1 dst_pixel=1",
     "instruction 0 (VEC): 'ry' and 'rx' are 1 and 2, but without a reduction they must be 1": "vec rx=2",
     "instruction 0 (VEC): 'reduce' is 3, outside 0 to 2": "vec reduce=3",
     "instruction 0 (VEC): 'low' 5 is above 'high' 4": "vec low=5 high=4",

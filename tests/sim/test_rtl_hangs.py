@@ -9,10 +9,11 @@ from deaf_memory import DeafCore
 
 from weft.hdl.config import PRESETS
 from weft.hdl.core import Core
-from weft.hdl.isa import End, Instruction, Load, Mm, Store, Vec
+from weft.hdl.isa import FILL_MAX, End, Instruction, Load, Mm, Store, Vec
 from weft.hdl.memmap import Counter
+from weft.hdl.program import check
 from weft.hdl.sequential.core import SequentialCore
-from weft.hdl.stalls import Watch
+from weft.hdl.stalls import FILL_AHEAD, Watch
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
 from weft.sim.golden import GoldenDevice
@@ -151,11 +152,30 @@ def test_a_long_program_does_not_hang(name: str) -> None:
         device.wait()
         counters = device.counters()
     if name in ("fill", "transpose"):
-        assert quiet / 8 < counters[Counter.LOAD_BUSY] <= quiet
+        gaps = (FILL_AHEAD + FILL_MAX) // CONFIG.bus_bytes
+        assert (quiet - gaps) / 8 < counters[Counter.LOAD_BUSY] <= quiet - gaps
         assert counters[Counter.LOAD_MEMORY] < 100
     elif name != "stalls":
         assert counters[Counter.CYCLES] > 4 * quiet
         assert counters[Counter.VEC_BUSY] > 4 * quiet or name != "vec"
+
+
+@CORES
+def test_the_longest_gap_between_pixels_is_no_hang(sequential: bool) -> None:
+    """As many fill bytes as the program checker allows pass without a beat on the bus."""
+    gap = Load(pixels=3, pitch=65535, length=3, run=1, dst_pixel=1)
+    check([gap, End()], CONFIG)
+    golden = GoldenDevice(CONFIG, MEMORY)
+    with RtlDevice(CONFIG, MEMORY, sequential=sequential) as device:
+        for either in (device, golden):
+            either.write(PROGRAM, assemble(gap, *GOOD))
+            either.start(PROGRAM)
+            either.wait()
+        assert device.read(0, MEMORY) == golden.read(0, MEMORY)
+        cycles = device.counters()[Counter.LOAD_BUSY]
+    watch = Watch(CONFIG, 0, sequential=sequential)
+    assert cycles < watch.quiet
+    assert sequential or cycles >= FILL_MAX // CONFIG.bus_bytes
 
 
 @pytest.mark.parametrize(
