@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -225,13 +226,14 @@ def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
     """Fused operators as they are best on `config`; and pooling over more than the scratchpad holds, in forms that can
     be cut: sums on the array, maxima by axis."""
     if isinstance(op, Conv) and op.then is not None:
-        if _stays_fused(op, config):
-            return (op,)
         alone, then = separate(op)
+        if _stays_fused(op, alone, config, *pointwise_cycles(then, config)):
+            return (op,)
         return (*_rewrite(alone, config), then)
-    if isinstance(op, Conv) and op.pool is not None and not _pools(op, config):
+    if isinstance(op, Conv) and op.pool is not None:
         alone, pool = pass_fuse_pool.separate(op)
-        return (alone, *_rewrite(pool, config))
+        if not _stays_fused(op, alone, config, pool_cycles(pool, config)):
+            return (alone, *_rewrite(pool, config))
     if not isinstance(op, Pool):
         return (op,)
     kh, kw = op.window.kernel
@@ -261,24 +263,14 @@ def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
     return (op,)
 
 
-def _stays_fused(op: Conv, config: Config) -> bool:
-    """Whether a convolution with what comes then takes no longer than the two one after the other, by estimate, and
-    moves no more data: what it has on chip for a second operand may cost it weights."""
-    alone, then = separate(op)
+def _stays_fused(op: Conv, alone: Conv, config: Config, cycles: float, traffic: float = math.inf) -> bool:
+    """Whether a convolution with what comes then takes no longer, by estimate, than `alone` and that behind it, which
+    takes `cycles`, and moves no more data than both, `traffic` cycles of the bus: what it has on chip for a second
+    operand may cost it weights."""
     fused, apart = planned(op, config), planned(alone, config)
     if fused is None or apart is None:
         return apart is None
-    cycles, traffic = pointwise_cycles(then, config)
     return fused.cycles <= apart.cycles + cycles and fused.traffic <= apart.traffic + traffic
-
-
-def _pools(op: Conv, config: Config) -> bool:
-    """Whether a convolution with its pooling takes no longer than the two one after the other, by estimate."""
-    alone, pool = pass_fuse_pool.separate(op)
-    fused, apart = planned(op, config), planned(alone, config)
-    if fused is None or apart is None:
-        return apart is None
-    return fused.cycles <= apart.cycles + pool_cycles(pool, config)
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:

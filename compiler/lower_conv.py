@@ -72,12 +72,11 @@ class _ConvLowering:
             outputs += chosen.o_count * chosen.o_slot
         self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
-        self._packed: dict[object, bytes] = {}
         # The same objects again and again, as `Task` tells.
         self._product, self._drained = cache(self._multiplication), cache(self._requantisation)
         # What spatial tiles have in common is computed once.
-        self._block_of, self._chunks_of = cache(self._parameters), cache(shape.chunks)
-        self._box_of = cache(shape.input_box)
+        self._block_of, self._weights_of = cache(self._parameters), cache(self._weights)
+        self._chunks_of, self._box_of = cache(shape.chunks), cache(shape.input_box)
 
     def tasks(self) -> Iterator[Task]:
         shape, group = self.shape, self.plan.group
@@ -167,15 +166,12 @@ class _ConvLowering:
             for part in range(shape.passes):
                 b, held = self.b.get(("b", block.start, part, chunk))
                 if not held:
-                    yield self.emit.load_constant(self._weights(block, part, chunk), b)
+                    yield self.emit.load_constant(self._weights_of(block, part, chunk), b)
                 yield self._mm(conv, loaded, block, chunk, at, (b, rows), accumulate=begun)
                 begun = True
 
     def _weights(self, block: range, part: int, chunk: Chunk) -> bytes:
-        key = (block.start, part, chunk)
-        if key not in self._packed:
-            self._packed[key] = self.shape.weights(block.start, len(block), part, chunk)
-        return self._packed[key]
+        return self.shape.weights(block.start, len(block), part, chunk)
 
     def _inputs(
         self, image: int, conv: Box, box: Box, block: range, chunk: Chunk

@@ -133,18 +133,10 @@ class Tasks:
 
     def ordered(self, order: np.ndarray) -> Tasks:
         """The same tasks in another order: `order` has their numbers."""
-        uses = dataclasses.replace(self.uses, task=inverse(order)[self.uses.task])
         return Tasks(
             self.words[order], self.queue[order], self.layer[order], self.cycles[order], self.dram_bytes[order],
-            self.paces[order], uses,
+            self.paces[order], self.uses.ordered(order),
         )  # fmt: skip
-
-
-def inverse(order: np.ndarray) -> np.ndarray:
-    """The permutation that undoes `order`."""
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return place
 
 
 def _words(

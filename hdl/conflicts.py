@@ -8,7 +8,7 @@ table of all addresses.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -37,6 +37,17 @@ class Uses:
 
     def part(self, chosen: slice | np.ndarray) -> Uses:
         return Uses(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def ordered(self, order: np.ndarray) -> Uses:
+        """The same of tasks in another order: `order` has their numbers."""
+        return replace(self, task=inverse(order)[self.task])
+
+
+def inverse(order: np.ndarray) -> np.ndarray:
+    """The permutation that undoes `order`."""
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return place
 
 
 def conflicts(count: int, uses: Uses) -> np.ndarray:

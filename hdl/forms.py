@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.hdl.accesses import Dram, Memory, OnChip, ProgramError, name
-from weft.hdl.code import Code, mask
+from weft.hdl.code import Code, mask, places
 from weft.hdl.config import Config
 from weft.hdl.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
 from weft.hdl.extents import Extents
-from weft.hdl.isa import WORD_BYTES, Instruction, IsaError, Load, Opcode, Store
+from weft.hdl.isa import WORD_BYTES, Instruction, IsaError, Load, Store
 from weft.hdl.rules import ADDRESSES, check_instruction
 
-_SPACES = {
+SPACES = {
     Memory.SCRATCHPAD: SCRATCHPAD,
     Memory.ACCUMULATOR: ACCUMULATOR,
     Memory.ALIGNMENTS: ALIGNMENTS,
@@ -39,8 +39,8 @@ class _Form:
         """(whether it is written, space, first address, one past the last, whether these move)."""
         found = []
         for access in self.chip:
-            if access.memory in _SPACES:
-                found.append((access.write, _SPACES[access.memory], *_span(access), False))
+            if access.memory in SPACES:
+                found.append((access.write, SPACES[access.memory], *_span(access), False))
         return found + [(run.write, DRAM + run.base, run.low, run.high, self.moves) for run in self.memory]
 
 
@@ -58,6 +58,12 @@ class Forms:
     ------
     ProgramError
         Naming the first instruction that breaks a rule by itself.
+
+    Attributes
+    ----------
+    uses : Uses
+        What all instructions touch, in memories that more than one queue uses, as if each touched all between the
+        first and the last address of an operand. Tasks are indices.
     """
 
     def __init__(self, code: Code, config: Config, extents: Extents | None) -> None:
@@ -71,7 +77,8 @@ class Forms:
             except ProgramError:
                 self._check_offsets(index)  # one before it may be at fault
                 raise
-        self._check_offsets(len(code))
+        uses = self._check_offsets(len(code))
+        self.uses = dataclasses.replace(uses, kind=uses.kind + 2 * code.queues.astype(np.int64)[uses.task])
 
     def _checked(self, index: int) -> _Form:
         instruction = self._code[index]
@@ -87,8 +94,8 @@ class Forms:
         except (IsaError, ProgramError) as error:
             raise ProgramError(f"{name(index, instruction)}: {error}") from None
 
-    def _check_offsets(self, count: int) -> None:
-        """Whether all of the first `count` instructions stay within what they may touch in DRAM."""
+    def _check_offsets(self, count: int) -> Uses:
+        """Whether all of the first `count` instructions stay within what they may touch in DRAM; what they touch."""
         uses = self._uses(count)
         wrong = np.zeros(len(uses.task), bool)
         for space in np.unique(uses.space[uses.space >= DRAM]).tolist():
@@ -103,6 +110,7 @@ class Forms:
             index = int(uses.task[wrong].min())
             self._check(index, self._code[index])
             raise AssertionError(f"{name(index, self._code[index])} is taken for a wrong one")
+        return uses
 
     def _uses(self, count: int) -> Uses:
         """What the first `count` instructions touch; `kind` only says whether they write."""
@@ -117,12 +125,6 @@ class Forms:
         offset = moves * self._offsets[task]
         return Uses(task, write, space, start + offset, stop + offset)
 
-    def uses(self) -> Uses:
-        """What all instructions touch, in memories that more than one queue uses, as if each touched all between the
-        first and the last address of an operand. Tasks are indices."""
-        uses = self._uses(len(self._code))
-        return dataclasses.replace(uses, kind=uses.kind + 2 * self._code.queues.astype(np.int64)[uses.task])
-
     def accesses(self, index: int) -> tuple[list[OnChip], list[Dram]]:
         """Just what one instruction touches."""
         form = self._forms[self._form[index]]
@@ -136,10 +138,7 @@ def _distinct(code: Code) -> tuple[np.ndarray, list[int]]:
     """The form of each instruction, and of each form the first instruction."""
     words = code.words.copy()
     for opcode, rows in code.by_opcode():
-        varying = (
-            ("wait", "signal", "offset") if opcode in (Opcode.LOAD, Opcode.STORE) else ("wait", "signal")
-        )
-        words[rows] &= ~mask(opcode, varying)
+        words[rows] &= ~mask(opcode, ("wait", "signal", "offset"))
     raw = words.tobytes()
     known: dict[bytes, int] = {}
     first: list[int] = []
@@ -157,6 +156,6 @@ def _offsets(code: Code) -> np.ndarray:
     """The field `offset` of those that have it."""
     offsets = np.zeros(len(code), np.int64)
     for opcode, rows in code.by_opcode():
-        if opcode in (Opcode.LOAD, Opcode.STORE):
+        if "offset" in places(opcode):
             offsets[rows] = code.field("offset", opcode, rows)
     return offsets

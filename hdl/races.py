@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from weft.hdl.accesses import Cells, Dram, Memory, OnChip, ProgramError, name, verb
+from weft.hdl.accesses import Cells, Dram, OnChip, ProgramError, name, verb
 from weft.hdl.code import Code
 from weft.hdl.config import Config
 from weft.hdl.conflicts import DRAM, Uses, conflicts
-from weft.hdl.forms import Forms
+from weft.hdl.forms import SPACES, Forms
 from weft.hdl.isa import Queue
 from weft.hdl.order import Clock, Order
 
 _QUEUES = len(Queue)
-_SHARED = (Memory.SCRATCHPAD, Memory.ACCUMULATOR, Memory.ALIGNMENTS)
-"""Memories that more than one queue uses."""
 _DRAM_SPAN = 1 << 28
 """Bytes that one base register may span if it is both loaded from and stored to: the tables have an entry a byte."""
 
@@ -38,11 +34,9 @@ def check_races(code: Code, config: Config, forms: Forms, order: Order) -> None:
 
 def _ordered(forms: Forms, order: Order) -> bool:
     """Whether semaphores order all instructions whose ranges of addresses meet."""
-    visited, uses = np.array(order.visited, np.int64), forms.uses()
-    place = np.empty_like(visited)
-    place[visited] = np.arange(len(visited))
-    _spans(uses)
-    latest = conflicts(len(visited), dataclasses.replace(uses, task=place[uses.task]))
+    visited = np.array(order.visited, np.int64)
+    _spans(forms.uses)
+    latest = conflicts(len(visited), forms.uses.ordered(visited))
     done = np.where(latest < 0, 0, order.positions[visited[latest]] + 1)
     return not (done > np.array(order.clocks, np.int64).reshape(-1, _QUEUES)).any()
 
@@ -74,11 +68,11 @@ class _Races:
         self._owners = code.queues.tolist()
         self._queues = [np.flatnonzero(code.queues == queue) for queue in range(_QUEUES)]
         # Axes: read or write, queue, address.
-        self._chip = {memory: np.zeros((2, _QUEUES, memory.size(config)), np.int32) for memory in _SHARED}
+        self._chip = {memory: np.zeros((2, _QUEUES, memory.size(config)), np.int32) for memory in SPACES}
         # For base registers that are loaded from and stored to: lowest byte, and tables (read or write, byte).
         self._dram = {
             base: (low, np.zeros((2, high - low), np.int32))
-            for base, (low, high) in _spans(forms.uses()).items()
+            for base, (low, high) in _spans(forms.uses).items()
         }
 
     def visit(self, index: int, position: int, clock: Clock, chip: list[OnChip], memory: list[Dram]) -> None:
