@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.tasks import Tasks
-from weft.hdl.code import Code, places, write
+from weft.hdl.code import Code, write
 from weft.hdl.conflicts import conflicts, inverse
-from weft.hdl.isa import End, Opcode, Queue
+from weft.hdl.isa import End, Opcode, Queue, places
 
 Known = tuple[int, ...]
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.hdl.code import Code, pack, places
+from weft.hdl.code import Code, pack
 from weft.hdl.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
-from weft.hdl.isa import WORD_BYTES, Instruction, Opcode
+from weft.hdl.isa import WORD_BYTES, Instruction, Opcode, places
 
 Range = tuple[int, int, int]
 """Addresses that a task reads or writes: the space (those of `weft.hdl.conflicts`), the first, one past the last."""

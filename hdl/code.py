@@ -9,11 +9,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple, overload
+from typing import overload
 
 import numpy as np
 
-from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, decode, limits
+from weft.hdl.isa import (
+    INSTRUCTIONS,
+    WORD_BYTES,
+    Instruction,
+    IsaError,
+    Opcode,
+    Place,
+    decode,
+    places,
+    used_bits,
+)
 
 _PARTS = WORD_BYTES // 8
 """64-bit parts of a word."""
@@ -21,32 +31,10 @@ _AT_ONCE = 1 << 12
 """Instructions that an iteration decodes at once."""
 
 
-class _Place(NamedTuple):
-    """Where a field is in a word, and what values it takes."""
-
-    position: int
-    width: int
-    signed: bool
-    low: int
-    high: int
-
-
-@cache
-def places(opcode: Opcode) -> dict[str, _Place]:
-    """The fields of an instruction by name, in order."""
-    found, position = {}, 8
-    for field in dataclasses.fields(INSTRUCTIONS[opcode]):
-        width = field.metadata["width"]
-        found[field.name] = _Place(position, width, field.metadata["signed"], *limits(field))
-        position += width
-    return found
-
-
 @cache
 def _reserved(opcode: Opcode) -> np.ndarray:
     """The bits of a word that belong to no field: (8,) uint64."""
-    last = list(places(opcode).values())[-1]
-    free = (1 << 8 * WORD_BYTES) - (1 << last.position + last.width)
+    free = (1 << 8 * WORD_BYTES) - (1 << used_bits(opcode))
     return np.frombuffer(free.to_bytes(WORD_BYTES, "little"), "<u8")
 
 
@@ -203,7 +191,7 @@ def pack(opcode: Opcode, columns: Mapping[str, Sequence[int] | np.ndarray], coun
     return words
 
 
-def write(words: np.ndarray, place: _Place, values: np.ndarray) -> None:
+def write(words: np.ndarray, place: Place, values: np.ndarray) -> None:
     """Set a field that is 0 in (count, 8) `words`."""
     part, shift = divmod(place.position, 64)
     bits = values.astype(np.uint64) & np.uint64((1 << place.width) - 1)
@@ -212,7 +200,7 @@ def write(words: np.ndarray, place: _Place, values: np.ndarray) -> None:
         words[:, part + 1] |= bits >> np.uint64(64 - shift)
 
 
-def _read(words: np.ndarray, place: _Place) -> np.ndarray:
+def _read(words: np.ndarray, place: Place) -> np.ndarray:
     """A field of (count, 8) words: (count,) int64."""
     part, shift = divmod(place.position, 64)
     value = words[:, part] >> np.uint64(shift)

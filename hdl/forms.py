@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.hdl.accesses import Dram, Memory, OnChip, ProgramError, name
-from weft.hdl.code import Code, mask, places
+from weft.hdl.code import Code, mask
 from weft.hdl.config import Config
 from weft.hdl.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
 from weft.hdl.extents import Extents
-from weft.hdl.isa import WORD_BYTES, Instruction, IsaError, Load, Store
+from weft.hdl.isa import WORD_BYTES, Instruction, IsaError, Load, Store, places
 from weft.hdl.rules import ADDRESSES, check_instruction
 
 SPACES = {

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from weft.hdl.code import Code, mask, pack, places
+from weft.hdl.code import Code, mask, pack
 from weft.hdl.isa import (
     INSTRUCTIONS,
     WORD_BYTES,
@@ -21,6 +21,7 @@ from weft.hdl.isa import (
     Store,
     decode,
     limits,
+    places,
 )
 
 SEEDS = range(5)
