@@ -81,10 +81,16 @@ def _vectors(count: int, n: int) -> Load:
 
 
 @lru_cache(_KEPT)
-def _pixels(base: int, pixels: int, pitch: int, length: int, fill: int, vectors: int) -> Load:
-    """`length` bytes of each pixel as a row of its own."""
-    return Load(base=base, rows=pixels, row_pitch=taken(pitch, pixels), length=length, run=length, fill=fill,
-                dst_vector=1, dst_row=taken(vectors, pixels))  # fmt: skip
+def _pixels(
+    base: int, lines: int, line_pitch: int, pixels: int, pitch: int, length: int, fill: int, vectors: int
+) -> Load:
+    """`length` bytes of each of `pixels` pixels in each of `lines` lines as a row of its own."""
+    pitch = taken(pitch, pixels)
+    return Load(
+        base=base, rows=lines * pixels, row_pitch=pitch, line=pixels if lines > 1 else 1,
+        skip=taken(line_pitch - pixels * pitch, lines), length=length, run=length, fill=fill, dst_vector=1,
+        dst_row=taken(vectors, lines * pixels),
+    )  # fmt: skip
 
 
 @lru_cache(_KEPT)
@@ -139,18 +145,20 @@ class Emitter:
     ) -> Iterator[Task]:
         """LOAD channels ``[first, first + count)`` of a box; pixels take `vectors` addresses each, without gaps.
 
-        `dst` is the address of the first vector of these channels in the first pixel. Rows of pixels are read without
-        what lies between these channels, each by a LOAD of its own, where that is quicker or pixels are too long.
+        `dst` is the address of the first vector of these channels in the first pixel. Pixels are read without what lies
+        between these channels where that is quicker or pixels are too long.
         """
         first, count = channels
         rows, pixels = src.joined(box.h, box.w)
         run = (pixels - 1) * src.pixel_pitch + count
-        each = self._bus_cycles(1, count) * pixels + (rows > 1) * WORD_BYTES / self.config.bus_bytes
+        more = (ceil_div(rows * pixels, COUNT_MAX) - 1) * WORD_BYTES / self.config.bus_bytes
+        each = self._bus_cycles(1, count) * rows * pixels + more
         legal = (pixels == 1 or src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
-        if pixels <= COUNT_MAX and not (legal and run / self.config.bus_bytes + RUN_CYCLES <= each):
-            offset = src.address(image, box.y, box.x) + first
-            row = self._load_each(src, offset, pixels, count, dst, vectors, fill)
-            yield row._replace(times=rows, dram_step=src.row_pitch, vector_step=pixels * vectors)
+        if pixels <= COUNT_MAX and not (legal and rows * (run / self.config.bus_bytes + RUN_CYCLES) <= each):
+            most = COUNT_MAX // pixels
+            for row in range(0, rows, most):
+                offset, at = src.address(image, box.y + row, box.x) + first, dst + row * pixels * vectors
+                yield self._load_each(src, offset, (min(most, rows - row), pixels), count, at, vectors, fill)
             return
         offset, pitch = src.address(image, box.y, box.x) + first, src.pixel_pitch if pixels > 1 else count
         yield self._load(src, offset, rows, pixels, pitch, count, 0, run, dst, vectors, fill,
@@ -189,16 +197,18 @@ class Emitter:
             return self._task(
                 load, page, count * vectors, count * ceil_div(length, self.config.n), (offset, dst)
             )
-        return self._load_each(src, offset, count, length, dst, vectors, fill, page)
+        return self._load_each(src, offset, (1, count), length, dst, vectors, fill, page)
 
     def _load_each(
-        self, src: Source, offset: int, pixels: int, length: int, dst: int, vectors: int, fill: int,
+        self, src: Source, offset: int, box: tuple[int, int], length: int, dst: int, vectors: int, fill: int,
         page: tuple[Source, int] | None = None,
     ) -> Task:  # fmt: skip
-        """LOAD `length` bytes of each pixel as a row of its own."""
-        load = _pixels(src.base, pixels, src.pixel_pitch, length, fill, vectors)
-        cycles = pixels * ceil_div(length, self.config.n)
-        return self._task(load, page, pixels * vectors, cycles, (offset, dst))
+        """LOAD `length` bytes of each pixel of a box (rows, pixels of a row) as a row of its own."""
+        load = _pixels(src.base, box[0], src.row_pitch, box[1], src.pixel_pitch, length, fill, vectors)
+        pixels = load.rows
+        return self._task(
+            load, page, pixels * vectors, pixels * ceil_div(length, self.config.n), (offset, dst)
+        )
 
     def load_transposed(
         self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int,
@@ -218,7 +228,8 @@ class Emitter:
         self, load: Load, page: tuple[Source, int] | None, size: int, cycles: int, addresses: tuple[int, int]
     ) -> Task:
         """The task of a LOAD that fills `size` vectors. Nothing on the device writes pages, so they need no order."""
-        span = (load.rows - 1) * load.row_pitch + load.run
+        last = load.rows - 1
+        span = last * load.row_pitch + last // load.line * load.skip + load.run
         reads: tuple[Range, ...] = (dram(load.base, addresses[0], span),)
         if page is not None:
             table, index = page

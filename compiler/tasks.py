@@ -35,9 +35,6 @@ class Task(NamedTuple):
 
     `addresses`, if there are any, take the place of what the instruction has in its `ADDRESSES`: tasks that differ in
     nothing else share one instruction, as making instructions takes long.
-
-    A LOAD or STORE may stand for several, `times`, one behind the other: each has its place in DRAM `dram_step` bytes
-    further than the one before, and that in the scratchpad `vector_step` vectors further.
     """
 
     instruction: Instruction
@@ -48,9 +45,6 @@ class Task(NamedTuple):
     dram_bytes: int = 0
     paces: bool = False
     addresses: tuple[int, ...] = ()
-    times: int = 1
-    dram_step: int = 0
-    vector_step: int = 0
 
 
 def scratchpad(start: int, size: int) -> Range:
@@ -87,7 +81,7 @@ class Tasks:
 
     @classmethod
     def of(cls, tasks: Iterable[Task]) -> Tasks:
-        """The columns of `tasks`, each as often as it says.
+        """The columns of `tasks`.
 
         Raises
         ------
@@ -98,19 +92,14 @@ class Tasks:
         columns = dict(
             zip(Task._fields, zip(*given, strict=True) if given else [()] * len(Task._fields), strict=True)
         )
-        times = np.array(columns["times"], np.int64)
-        whose = np.repeat(np.arange(len(given)), times)
-        first = np.cumsum(times) - times
-        turn = np.arange(len(whose)) - first[whose]
-        steps = np.array([columns["dram_step"], columns["vector_step"]], np.int64)
-        words = _words(columns["instruction"], columns["addresses"], whose, turn * steps[:, whose])
+        words = _words(columns["instruction"], columns["addresses"])
         queue = Code(words).queues.astype(np.int64)
         layer, cycles, dram_bytes = (
             np.array(columns[name], np.int64) for name in ("layer", "cycles", "dram_bytes")
         )
-        uses = _uses(columns["reads"], columns["writes"], times, steps)
+        uses = _uses(columns["reads"], columns["writes"])
         return cls(
-            words, queue, layer[whose], cycles[whose], dram_bytes[whose], np.array(columns["paces"], bool)[whose],
+            words, queue, layer, cycles, dram_bytes, np.array(columns["paces"], bool),
             dataclasses.replace(uses, kind=2 * queue[uses.task] + uses.kind),
         )  # fmt: skip
 
@@ -139,54 +128,34 @@ class Tasks:
         )  # fmt: skip
 
 
-def _words(
-    instructions: Sequence[Instruction],
-    addresses: Sequence[tuple[int, ...]],
-    whose: np.ndarray,
-    moved: np.ndarray,
-) -> np.ndarray:
-    """The words of tasks: task i has ``instructions[whose[i]]`` with the addresses at the same place, moved by
-    ``moved[:, i]`` DRAM bytes and vectors."""
+def _words(instructions: Sequence[Instruction], addresses: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """The words of `instructions`, with `addresses` in place of their own where there are any."""
     known: dict[int, int] = {}
     form = np.array([known.setdefault(id(item), len(known)) for item in instructions], np.int64)
     distinct = [instructions[index] for index in np.unique(form, return_index=True)[1].tolist()]
     opcodes = np.array([int(item.OPCODE) for item in distinct], np.int64)
-    words = np.zeros((len(whose), WORD_BYTES // 8), "<u8")
+    words = np.zeros((len(form), WORD_BYTES // 8), "<u8")
     for opcode in map(Opcode, np.unique(opcodes).tolist()):
         mine = np.flatnonzero(opcodes == int(opcode))
-        owners = np.flatnonzero(opcodes[form] == int(opcode))
-        rows = np.flatnonzero(opcodes[form[whose]] == int(opcode))
+        rows = np.flatnonzero(opcodes[form] == int(opcode))
         read = attrgetter(*places(opcode))
         values = np.array([read(distinct[index]) for index in mine.tolist()], np.int64).T
-        source = np.searchsorted(mine, form[whose[rows]])
+        source = np.searchsorted(mine, form[rows])
         columns = {name: item[source] for name, item in zip(places(opcode), values, strict=True)}
         names = ADDRESSES.get(opcode, ())
-        given = [addresses[index] or (-1,) * len(names) for index in owners.tolist()]
-        at = np.array(given, np.int64).T[:, np.searchsorted(owners, whose[rows])]
-        for name, own in zip(names, at, strict=True):
+        given = np.array([addresses[index] or (-1,) * len(names) for index in rows.tolist()], np.int64)
+        for name, own in zip(names, given.T, strict=True):
             columns[name] = np.where(own < 0, columns[name], own)
-        if opcode in (Opcode.LOAD, Opcode.STORE):
-            for name, further in zip(names, moved[:, rows], strict=True):
-                columns[name] = columns[name] + further
         words[rows] = pack(opcode, columns, len(rows))
     return words
 
 
-def _uses(
-    reads: Sequence[Sequence[Range]], writes: Sequence[Sequence[Range]], times: np.ndarray, steps: np.ndarray
-) -> Uses:
-    """What tasks touch, each as often as `times` says and moved by `steps`, (2, count); `kind` only tells writes."""
+def _uses(reads: Sequence[Sequence[Range]], writes: Sequence[Sequence[Range]]) -> Uses:
+    """What tasks touch; `kind` only tells writes."""
     rows = [
         (index, written, *item)
         for written, side in enumerate((reads, writes))
         for index, items in enumerate(side)
         for item in items
     ]
-    flat = np.array(rows, np.int64).reshape(-1, 5)
-    repeats = times[flat[:, 0]]
-    turn = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    source, written, space, start, stop = np.repeat(flat, repeats, axis=0).T
-    moved = turn * np.where(
-        space >= DRAM, steps[0, source], np.where(space == SCRATCHPAD, steps[1, source], 0)
-    )
-    return Uses((np.cumsum(times) - times)[source] + turn, written, space, start + moved, stop + moved)
+    return Uses(*np.array(rows, np.int64).reshape(-1, 5).T)

@@ -119,13 +119,13 @@ class Dram:
     @property
     def low(self) -> int:
         """The first byte."""
-        return self.offset + min(0, (self.rows - 1) * self.row_pitch)
+        return self.offset + min(0, (self.rows - 1) * self.row_pitch) + min(0, (self.pixels - 1) * self.pitch)
 
     @property
     def high(self) -> int:
         """One past the last byte."""
-        last = (self.pixels - 1) * self.pitch + self.length
-        return self.offset + max(0, (self.rows - 1) * self.row_pitch) + last
+        last = max(0, (self.rows - 1) * self.row_pitch) + max(0, (self.pixels - 1) * self.pitch)
+        return self.offset + last + self.length
 
     def cells(self, table: np.ndarray, low: int) -> np.ndarray:
         """The view of `table`, which has an entry a byte from `low` on, of these bytes (some perhaps twice)."""
@@ -145,8 +145,9 @@ def dram(instruction: Instruction) -> list[Dram]:
         return [Dram(i.base, i.offset, i.rows, i.row_pitch, i.pixels, i.pitch, i.length, write=True)]
     if isinstance(i, Load) and i.paged:
         return [Dram(i.table, 4 * i.page, 1, 0, 1, 4, 4, write=False)]
-    if isinstance(i, Load):
-        return [Dram(i.base, i.offset, i.rows, i.row_pitch, 1, i.run, i.run, write=False)]
+    if isinstance(i, Load):  # its lines are rows here, and its rows pixels
+        lines, line_pitch = i.rows // i.line, i.line * i.row_pitch + i.skip
+        return [Dram(i.base, i.offset, lines, line_pitch, i.line, i.row_pitch, i.run, write=False)]
     return []
 
 

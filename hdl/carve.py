@@ -22,9 +22,10 @@ def carve_layout(config: Config) -> data.StructLayout:
     A row is carved in one pass over its run, with loops ``outer`` (pixels) and ``inner`` (vectors of a pixel); or,
     with ``split``, in one pass per vector of a pixel: ``outer`` counts vectors and passes, ``inner`` pixels.
 
-    ``align`` and ``align_row``: the first row's address and the row pitch, modulo the bus width. ``end``: before +
-    run. ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a pixel ahead of
-    the last pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
+    ``align``: the first row's address, modulo the bus width, as are ``align_row`` and ``align_line``: bytes from a row
+    to the next one of its line, and to the next line. ``line_last``: rows of a line - 1. ``end``: before + run.
+    ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a pixel ahead of the last
+    pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
     ``transpose``, with softmax only: pixels are single vectors, to be transposed.
     """
     align = (config.bus_bytes - 1).bit_length()
@@ -34,6 +35,8 @@ def carve_layout(config: Config) -> data.StructLayout:
             "signal": SEMAPHORES,
             "align": align,
             "align_row": align,
+            "align_line": align,
+            "line_last": 12,
             "before": 16,
             "end": 25,
             "run_last": 24,
@@ -119,11 +122,16 @@ class PassWalker(wiring.Component):
         op = Signal(carve_layout(self.config))
         align_bits = (self.config.bus_bytes - 1).bit_length()
         done = Signal(16)  # bytes of a pixel that earlier passes have carved
+        line = Signal(12)  # rows of the line after the current one
         with m.If(self.start):
-            m.d.sync += [op.eq(self.carve), done.eq(0)]
+            m.d.sync += [op.eq(self.carve), done.eq(0), line.eq(self.carve.line_last)]
         with m.Elif(self.step):
             with m.If(done == op.split_last):
-                m.d.sync += [done.eq(0), op.align.eq(op.align + op.align_row)]
+                m.d.sync += [
+                    done.eq(0),
+                    op.align.eq(op.align + Mux(line == 0, op.align_line, op.align_row)),
+                    line.eq(Mux(line == 0, op.line_last, line - 1)),
+                ]
             with m.Else():
                 m.d.sync += done.eq(done + self.config.n)
 

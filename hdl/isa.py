@@ -198,17 +198,19 @@ class Load(Instruction):
     """DRAM to scratchpad.
 
     A row is a run of bytes: ``before`` fill bytes, then ``run`` bytes from DRAM at ``base[base] + offset +
-    row * row_pitch``, then as many fill bytes as its pixels have, at most `FILL_MAX`. Pixel ``p`` of a row is its bytes
-    ``p*pitch .. p*pitch + length - 1``, carved into ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill
-    byte. Vector ``v`` goes to ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With
-    ``pitch < length`` pixels overlap: that is how windows of a convolution with few channels fill the contraction.
+    row * row_pitch + row // line * skip``, then as many fill bytes as its pixels have, at most `FILL_MAX`. ``rows`` is
+    a multiple of ``line``. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch + length - 1``, carved into
+    ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill byte. Vector ``v`` goes to
+    ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With ``pitch < length`` pixels
+    overlap: that is how windows of a convolution with few channels fill the contraction. Where not all channels of a
+    box of pixels are wanted, each pixel is a row here, and each row of the box a line.
 
     With ``transpose``, ``length`` is at most N, so a pixel is one vector. The vectors, in order of row and pixel, are
     taken in groups of N, the last one filled up with vectors of the fill byte. Vector i of group g consists of byte i
     of each vector of the group, and goes to ``dst + g*dst_row + i*dst_vector``, for all i from 0 to N - 1.
 
-    With ``paged``, rows are at ``base[base] + entry + offset + row * row_pitch``, where ``entry`` is the little-endian
-    32-bit word at ``base[table] + 4 * page``, read when the instruction starts. ``base[table]`` is a multiple of 4.
+    With ``paged``, the address of every row has ``entry`` added, the little-endian 32-bit word at ``base[table] + 4 *
+    page``, read when the instruction starts. ``base[table]`` is a multiple of 4.
     """
 
     OPCODE = Opcode.LOAD
@@ -218,6 +220,8 @@ class Load(Instruction):
     offset: int = bits(32, "DRAM offset in bytes of the first row's first byte")
     rows: int = count("rows")
     row_pitch: int = stride("DRAM bytes from one row to the next", 32)
+    line: int = count("rows of a line")
+    skip: int = stride("DRAM bytes more from the last row of a line to the next line", 32)
     pixels: int = count("pixels in a row", 16)
     pitch: int = bits(16, "bytes from one pixel to the next", least=1, default=1)
     length: int = bits(16, "bytes of a pixel", least=1, default=1)

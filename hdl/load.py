@@ -62,8 +62,8 @@ class LoadRequests(wiring.Component):
         m.d.comb += first.eq(self.bases[op.base] + op.offset)
 
         address = Signal(32)
-        pitch = Signal(32)
-        rows = Signal(12)  # after the current one, as are passes
+        pitch, jump = Signal(32), Signal(32)  # to the next row, of this line and of the next
+        rows, line, line_reload = Signal(12), Signal(12), Signal(12)  # after the current one, as are passes
         passes = Signal(16)
         passes_reload = Signal(16)
         m.d.comb += [
@@ -79,7 +79,9 @@ class LoadRequests(wiring.Component):
                 self.run.payload.bytes.eq(op.run),
                 address.eq(first),
                 pitch.eq(op.row_pitch),
+                jump.eq(op.row_pitch + op.skip),
                 rows.eq(op.rows - 1),
+                Cat(line, line_reload).eq((op.line - 1)[:12].replicate(2)),
                 Cat(passes, passes_reload).eq(Cat(again, Const(0, 16))[:16].replicate(2)),
             ]
         with m.Elif(self.run.valid & self.run.ready):
@@ -88,8 +90,9 @@ class LoadRequests(wiring.Component):
             with m.Else():
                 m.d.sync += [
                     passes.eq(passes_reload),
-                    address.eq(address + pitch),
+                    address.eq(address + Mux(line == 0, jump, pitch)),
                     rows.eq(rows - 1),
+                    line.eq(Mux(line == 0, line_reload, line - 1)),
                     self.run.valid.eq(rows != 0),
                 ]
         return m
@@ -111,6 +114,8 @@ class LoadRequests(wiring.Component):
             carve.signal.eq(op.signal),
             carve.align.eq(first),
             carve.align_row.eq(op.row_pitch),
+            carve.align_line.eq(op.row_pitch + op.skip),
+            carve.line_last.eq(op.line - 1),
             carve.before.eq(op.before),
             carve.end.eq(op.before + op.run),
             carve.run_last.eq(op.run - 1),

@@ -82,6 +82,8 @@ def check_instruction(
 
 
 def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
+    if i.rows % i.line:
+        raise ProgramError(f"'rows' {i.rows} is no multiple of 'line' {i.line}")
     if i.transpose and i.length > config.n:
         raise ProgramError(
             f"'length' {i.length} is more than a vector of {config.n}, which 'transpose' takes"

@@ -34,7 +34,7 @@ def load(memories: Memories, i: Load) -> None:
     rows = np.full((i.rows, needed), i.fill & 0xFF, np.uint8)
     start = memories.bases[i.base] + i.offset + (_page(memories, i) if i.paged else 0)
     for row in range(i.rows):
-        source = memories.dram_range((start + row * i.row_pitch) & 0xFFFFFFFF, i.run)
+        source = memories.dram_range((start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF, i.run)
         rows[row, i.before : i.before + take] = source[:take]
     shape, steps = (i.rows, i.pixels, i.length), (rows.strides[0], i.pitch, 1)
     pixels = np.lib.stride_tricks.as_strided(rows, shape, steps, writeable=False)

@@ -59,7 +59,9 @@ class Slow:
         position = p * i.pitch + byte - i.before
         if byte >= i.length or not 0 <= position < i.run:
             return i.fill
-        address = self.bases[i.base] + self.page + i.offset + row * i.row_pitch + position
+        address = (
+            self.bases[i.base] + self.page + i.offset + row * i.row_pitch + row // i.line * i.skip + position
+        )
         return signed(self.dram[address % 2**32], 8)
 
     def store(self, i: Store) -> None:

@@ -20,6 +20,7 @@ def load(m: Micro) -> None:
     m.ld("f.fill")
     m.memory(MemoryOut.FILL)
     m.copy("dst.row", "f.dst")
+    m.copy("line", "f.line")
     if m.config.softmax:
         m.copy("member", 0)
     _choose(m)
@@ -69,6 +70,12 @@ def _row(m: Micro) -> None:
     m.loop("f.pixels", lambda: _pixel(m), [("dst.pixel", "dst.row", "f.dst_pixel")])
     m.label("load.row")
     m.advance("row", "f.row_pitch")
+    within = m.fresh()
+    m.advance("line", -1)
+    m.jump(within, Condition.ZERO, unless=True)
+    m.copy("line", "f.line")
+    m.advance("row", "f.skip")
+    m.label(within)
     if m.config.softmax:
         skip = m.fresh()
         m.ld("f.transpose")

@@ -12,7 +12,8 @@ struct Carve {
     int32_t index = -1;
     uint16_t signal = 0;
     bool split = false, transpose = false;
-    int64_t align = 0, align_row = 0, before = 0, run_last = 0, split_last = 0, step_inner = 0, step_outer = 0;
+    int64_t align = 0, align_row = 0, align_line = 0, line_last = 0, before = 0, run_last = 0;
+    int64_t split_last = 0, step_inner = 0, step_outer = 0;
     int64_t rows = 1, outer = 1, inner = 1, dst = 0, dst_rows = 0, dst_outer = 0, dst_inner = 0;
 };
 
@@ -78,7 +79,7 @@ struct Carver {
     }
 
 private:
-    int64_t walk_align_ = 0, done_ = 0;
+    int64_t walk_align_ = 0, done_ = 0, line_ = 0;
 
     void hand_on(bool emit, bool leaves) {
         queue.step(flying & 2, flight[1], leaves);
@@ -120,14 +121,19 @@ private:
         position = ahead & (bus - 1);
         running = some = true;
         draining = near = false;
-        if (done_ == op.split_last) done_ = 0, walk_align_ = (walk_align_ + op.align_row) & (bus - 1);
-        else done_ += n;
+        if (done_ != op.split_last) {
+            done_ += n;
+            return;
+        }
+        done_ = 0;
+        walk_align_ = (walk_align_ + (line_ ? op.align_row : op.align_line)) & (bus - 1);
+        line_ = line_ ? line_ - 1 : op.line_last;
     }
 
     void load(const Carve& next) {
         op = next;
         active = true;
-        walk_align_ = op.align & (bus - 1), done_ = 0;
+        walk_align_ = op.align & (bus - 1), done_ = 0, line_ = op.line_last;
         nest.count[0] = op.rows, nest.count[1] = op.outer, nest.count[2] = op.inner;
         nest.set(0, op.dst, {op.dst_rows, op.dst_outer, op.dst_inner});
         nest.start();

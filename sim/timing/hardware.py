@@ -28,7 +28,7 @@ from weft.hdl.isa import (
     Instruction,
     Queue,
     VectorInstruction,
-    limits,
+    places,
 )
 from weft.hdl.memmap import Counter
 from weft.hdl.mm_rows import ROW_LATENCY
@@ -104,12 +104,10 @@ def _names(kind: type[Instruction]) -> list[str]:
 
 def _table(opcode: str, kind: type[Instruction]) -> str:
     """Where the fields of an instruction lie in its word."""
-    position, rows = 8, []
-    for item in dataclasses.fields(kind):
-        data = item.metadata
-        signed, least = str(data["signed"]).lower(), limits(item)[0]
-        rows.append(f"{{{position}, {data['width']}, {signed}, {least}}}")
-        position += data["width"]
+    rows = [
+        f"{{{place.position}, {place.width}, {str(place.signed).lower()}, {place.low}}}"
+        for place in places(kind.OPCODE).values()
+    ]
     return f"constexpr Field FIELDS_{opcode}[] = {{ {', '.join(rows)} }};\n"
 
 

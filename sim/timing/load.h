@@ -58,8 +58,8 @@ struct LoadUnit {
     PlainPort plain;
     // Runs that are still to be asked for.
     bool run = false;
-    uint32_t address = 0, pitch = 0;
-    int64_t bytes = 0, rows = 0, passes = 0, passes_reload = 0;
+    uint32_t address = 0, pitch = 0, jump = 0;
+    int64_t bytes = 0, rows = 0, line = 0, line_reload = 0, passes = 0, passes_reload = 0;
     int64_t ahead = 0;
     bool allowed = true;
     uint64_t stall_memory = 0, stall_port = 0;
@@ -168,7 +168,8 @@ private:
             return;
         }
         passes = passes_reload;
-        address += pitch;
+        address += line ? pitch : jump;
+        line = line ? line - 1 : line_reload;
         run = rows != 0;
         rows--;
     }
@@ -180,6 +181,7 @@ private:
         const bool overlap = op.pitch < op.length && rest && op.pixels != 1;
         run = true;
         bytes = op.run, address = first, pitch = uint32_t(op.row_pitch), rows = op.rows - 1;
+        jump = pitch + uint32_t(op.skip), line = line_reload = op.line - 1;
         passes = passes_reload = overlap ? vectors_ - 1 : 0;
         Carve carve;
         carve.index = index;
@@ -190,6 +192,7 @@ private:
         carve.split_last = overlap ? rest : 0;
         carve.step_inner = overlap ? op.pitch : n, carve.step_outer = (op.pitch - rest) & 0xFFFF;
         carve.align &= p->bus_bytes - 1, carve.align_row &= p->bus_bytes - 1;
+        carve.align_line = (op.row_pitch + op.skip) & (p->bus_bytes - 1), carve.line_last = op.line - 1;
         carve.rows = op.rows;
         carve.outer = overlap ? vectors_ : op.pixels, carve.inner = overlap ? op.pixels : vectors_;
         carve.dst = op.dst, carve.dst_rows = op.dst_row;

@@ -33,7 +33,9 @@ def carved(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, 
         at = bases[op.table] + 4 * op.page
         entry = int.from_bytes(memory[at : at + 4].tobytes(), "little")
     for row in range(op.rows):
-        start = (bases[op.base] + entry + op.offset + row * op.row_pitch) % (1 << 32)
+        start = (bases[op.base] + entry + op.offset + row * op.row_pitch + row // op.line * op.skip) % (
+            1 << 32
+        )
         size = max(op.before + op.run, op.pixels * op.pitch + op.length + n)
         line = np.full(size + n, op.fill, np.int8)
         line[op.before : op.before + op.run] = memory[start : start + op.run]
@@ -212,6 +214,11 @@ CASES = {
                                        dst_row=2),
     "negative row pitch": Load(offset=300, rows=4, row_pitch=-37, pixels=3, pitch=4, length=4, run=12, dst_pixel=1,
                                dst_row=-3, dst=30),
+    "lines of rows": Load(rows=12, line=3, row_pitch=64, skip=333, length=9, run=9, dst_vector=1, dst_row=2),
+    "lines backwards": Load(offset=900, rows=6, line=2, row_pitch=-41, skip=-100, pixels=3, pitch=4, length=4, run=12,
+                            dst_pixel=1, dst_row=3),
+    "lines of windows": Load(rows=4, line=2, row_pitch=40, skip=7, pixels=9, pitch=3, length=11, before=5, run=20,
+                             fill=9, dst_vector=1, dst_pixel=3, dst_row=27),
     "crosses pages": Load(offset=4090, pixels=300, pitch=4, length=4, run=1200, dst_pixel=1),
 }  # fmt: skip
 
@@ -219,13 +226,15 @@ CASES = {
 def random_load(bench: Bench) -> Load:
     """Any instruction; with softmax some that transpose, and some with an entry in a page table."""
     n = bench.config.n
-    rows, pixels = random.choice((1, 2, random.randint(1, 9))), random.choice((1, 2, random.randint(1, 20)))
+    line, pixels = random.choice((1, 2, random.randint(1, 4))), random.choice((1, 2, random.randint(1, 20)))
+    rows = line * random.choice((1, 2, random.randint(1, 3)))
     length = random.choice((random.randint(1, n), n, random.randint(1, 5 * n)))
     pitch = random.choice((length, random.randint(1, length), random.randint(1, 3 * length)))
     before = random.choice((0, 0, random.randint(1, 3 * n), random.randint(1, pixels * pitch + 1)))
     op = Load(
         signal=1 << random.randrange(16), base=random.randrange(8), offset=random.randrange(8192), rows=rows,
-        row_pitch=random.randint(-300, 900), pixels=pixels, pitch=pitch, length=length, before=before,
+        row_pitch=random.randint(-300, 900), line=line, skip=random.choice((0, random.randint(-300, 400))),
+        pixels=pixels, pitch=pitch, length=length, before=before,
         run=random.choice((random.randint(1, 10), random.randint(1, pixels * pitch + n), max(1, pixels * pitch))),
         fill=random.randint(-128, 127), dst=random.getrandbits(16), dst_vector=random.randint(-9, 9),
         dst_pixel=random.randint(-9, 9), dst_row=random.randint(-99, 99),

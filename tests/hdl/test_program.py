@@ -37,6 +37,8 @@ ACCEPTED = {
     "padding reaches below": "mm ox=3 a=0xffff a_ox=1 x=-1 x_ox=1 w=2 c_ox=1",
     "accumulate in place": "mm / mm accumulate=1",
     "other base": "store base=1 / load base=2 dst=9",
+    "bytes between lines": "store base=1 offset=8 length=3 / load base=1 rows=4 line=2 row_pitch=4 skip=3 run=4 "
+                           "length=4 dst=9 dst_row=1",
     "other bytes": "store base=1 rows=4 row_pitch=8 length=4 / load base=1 offset=4 rows=4 row_pitch=8 length=4 "
                    "run=4 dst=9 dst_row=1",
     "vec in place": "vec source=scratchpad src=32 src_ox=1 ox=4 dst=32 dst_ox=1 params=0",
@@ -70,6 +72,8 @@ REFUSED = {
     "orders them": "store base=3 offset=10 rows=4 row_pitch=16 length=4 / load base=3 offset=39 run=4 dst=9",
     "race: instruction 1 (STORE) writes byte 0 of base register 0, which instruction 0 (LOAD) reads, and no semaphore "
     "orders them": "load offset=12 rows=4 row_pitch=-4 dst=9 dst_row=1 / store pixels=3 pitch=6",
+    "race: instruction 1 (LOAD) reads byte 42 of base register 3, which instruction 0 (STORE) writes, and no semaphore "
+    "orders them ": "store base=3 offset=42 / load base=3 offset=28 rows=6 line=3 row_pitch=3 skip=2 dst=9 dst_row=1",
     # The start of a pipelined instruction does not follow the end of the one before it in its queue.
     "race: instruction 2 (MM) reads scratchpad vector 0, which instruction 0 (LOAD) writes, and no semaphore orders "
     "them": "load dst=0 / load dst=50 / mm",
@@ -119,6 +123,11 @@ REFUSED = {
     "instruction 0 (VEC): 'params' reads scratchpad vector 1024, but there are 1024": "vec params=1017",
     "instruction 0 (LOAD): reads bytes -1 to 2 of base register 0, which has 4294967296":
         "load rows=4 offset=2 row_pitch=-1 dst_row=1",
+    "instruction 0 (LOAD): reads bytes -1 to 5 of base register 0, which has 4294967296":
+        "load rows=4 offset=4 line=2 row_pitch=1 skip=-7 dst_row=1",
+    "instruction 0 (LOAD): reads bytes -1 to 6 of base register 0, which has 4294967296":
+        "load rows=4 offset=2 line=2 row_pitch=-3 skip=10 dst_row=1",
+    "instruction 0 (LOAD): 'rows' 4 is no multiple of 'line' 3": "load rows=4 line=3 dst_row=1",
     "instruction 0 (STORE): writes bytes 4294967294 to 4294967297 of base register 0, which has 4294967296":
         "store offset=0xfffffffe length=4",
     "base register 1 is loaded from and stored to over 268435457 bytes: more than the 268435456 that can be checked":
@@ -242,7 +251,9 @@ def random_access(rng: random.Random) -> Instruction:
 
     kind = rng.choice([Load, Mm, Vec, Store])
     if kind is Load:
-        return Load(base=rng.randrange(2), offset=rng.randrange(20), rows=rng.randint(1, 2), row_pitch=small(0),
+        line = rng.randint(1, 2)
+        return Load(base=rng.randrange(2), offset=rng.randrange(20), rows=line * rng.randint(1, 2), row_pitch=small(0),
+                    line=line, skip=rng.choice([0, small(-2)]),
                     pixels=rng.randint(1, 2), pitch=rng.randint(1, 3), length=rng.randint(1, 6),
                     before=rng.choice([0, 2]), run=rng.randint(1, 9), dst=at(), dst_vector=small(), dst_pixel=small(),
                     dst_row=small())  # fmt: skip
@@ -277,7 +288,7 @@ def touched(i: Instruction, n: int) -> tuple[set, set]:
                     writes.add((i.base, i.offset + r * i.row_pitch + p * i.pitch + byte))
         if isinstance(i, Load):
             for r, byte in itertools.product(range(i.rows), range(i.run)):
-                reads.add((i.base, i.offset + r * i.row_pitch + byte))
+                reads.add((i.base, i.offset + r * i.row_pitch + r // i.line * i.skip + byte))
     elif isinstance(i, Mm):
         for nt, ky, kx in itertools.product(range(i.nt), range(i.ky), range(i.kx)):
             for j in range(n):

@@ -53,8 +53,10 @@ def parameters(device: GoldenDevice, at: int, rng: random.Random) -> None:
 
 
 def random_load(rng: random.Random) -> Load:
+    line = rng.randint(1, 3)
     return Load(
-        base=rng.randrange(8), offset=rng.randrange(64), rows=rng.randint(1, 4), row_pitch=rng.randint(-40, 90),
+        base=rng.randrange(8), offset=rng.randrange(64), rows=line * rng.randint(1, 3), row_pitch=rng.randint(-40, 90),
+        line=line, skip=rng.choice([0, rng.randint(-99, 99)]),
         pixels=rng.randint(1, 6), pitch=rng.randint(1, 12), length=rng.randint(1, 20), before=rng.choice([0, 0, 3, 99]),
         run=rng.choice([1, 7, 30, 1000]), fill=rng.randint(-128, 127), dst=rng.randrange(100, 150),
         dst_vector=rng.randint(-3, 3), dst_pixel=rng.randint(-4, 9), dst_row=rng.randint(-9, 40),

@@ -92,11 +92,12 @@ class Generator:
     def load(self) -> Load:
         r, n = self.random, self.config.n
         transpose, paged = (int(self.config.softmax and r.random() < 0.3) for _ in range(2))
-        rows, pixels, length = (
+        line, pixels, length = (
             r.randrange(1, 5),
             r.randrange(1, 7),
             r.randrange(1, (n if transpose else 3 * n + 1) + 1),
         )
+        rows = line * r.choice([1, 1, r.randrange(1, 4)])
         if transpose:
             dst, (dst_row, dst_vector) = self.loops(self.scratchpad, [-(-rows * pixels // n), n])
             dst_pixel = r.randrange(-9, 9)
@@ -112,10 +113,10 @@ class Generator:
         page = r.randrange(PAGE_COUNT) if paged else 0
         return Load(
             base=base, offset=(target - self.bases[base] - paged * self.pages[page]) % (1 << 32), rows=rows,
-            row_pitch=r.randrange(-300, 300), pixels=pixels, pitch=pitch, length=length,
-            before=r.choice([0, 0, r.randrange(needed + 3)]), run=r.randrange(1, needed + 9),
-            fill=r.randrange(-128, 128), dst=dst, dst_vector=dst_vector, dst_pixel=dst_pixel, dst_row=dst_row,
-            transpose=transpose, paged=paged, table=5 * paged, page=page,
+            row_pitch=r.randrange(-300, 300), line=line, skip=r.choice([0, r.randrange(-300, 300)]),
+            pixels=pixels, pitch=pitch, length=length, before=r.choice([0, 0, r.randrange(needed + 3)]),
+            run=r.randrange(1, needed + 9), fill=r.randrange(-128, 128), dst=dst, dst_vector=dst_vector,
+            dst_pixel=dst_pixel, dst_row=dst_row, transpose=transpose, paged=paged, table=5 * paged, page=page,
         )  # fmt: skip
 
     def store(self) -> Store:
