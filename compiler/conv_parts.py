@@ -160,9 +160,8 @@ class Parts:
         whole = rows * (np.ceil(((pixels - 1) * float(src.pixel_pitch) + count) / bus) + RUN_CYCLES)
         if src.pixel_pitch > PITCH_MAX:
             whole = np.where(pixels > 1, np.inf, whole)
-        more = -(-rows * pixels // COUNT_MAX) - 1
+        more = -(-rows * pixels // COUNT_MAX) - 1  # about
         each = rows * pixels * (-(-count // bus) + RUN_CYCLES) + more * self.instruction
-        each = np.where(pixels > COUNT_MAX, np.inf, each)
         return np.maximum(np.minimum(whole, each), h * w * vectors)
 
     @cached_property

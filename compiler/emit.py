@@ -154,11 +154,10 @@ class Emitter:
         more = (ceil_div(rows * pixels, COUNT_MAX) - 1) * WORD_BYTES / self.config.bus_bytes
         each = self._bus_cycles(1, count) * rows * pixels + more
         legal = (pixels == 1 or src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
-        if pixels <= COUNT_MAX and not (legal and rows * (run / self.config.bus_bytes + RUN_CYCLES) <= each):
-            most = COUNT_MAX // pixels
-            for row in range(0, rows, most):
-                offset, at = src.address(image, box.y + row, box.x) + first, dst + row * pixels * vectors
-                yield self._load_each(src, offset, (min(most, rows - row), pixels), count, at, vectors, fill)
+        if not (legal and rows * (run / self.config.bus_bytes + RUN_CYCLES) <= each):
+            for y, x, h, w in _parts(box.h, box.w):
+                offset, at = src.address(image, box.y + y, box.x + x) + first, dst + (y * box.w + x) * vectors
+                yield self._load_each(src, offset, (h, w), count, at, vectors, fill)
             return
         offset, pitch = src.address(image, box.y, box.x) + first, src.pixel_pitch if pixels > 1 else count
         yield self._load(src, offset, rows, pixels, pitch, count, 0, run, dst, vectors, fill,
@@ -268,9 +267,9 @@ class Emitter:
                               channels, src, vectors)  # fmt: skip
             return
         for row in range(rows):
-            for first in range(0, pixels, COUNT_MAX):  # pixels as rows
-                count, at = min(COUNT_MAX, pixels - first), src + (row * pixels + first) * vectors
-                offset = dst.address(image, box.y + row, box.x + first)
+            for _, x, _, count in _parts(1, pixels):  # pixels as rows
+                offset = dst.address(image, box.y + row, box.x + x)
+                at = src + (row * pixels + x) * vectors
                 yield self._store(dst, offset, count, 1, 0, dst.pixel_pitch, channels, at, vectors)
 
     def _store(
@@ -292,6 +291,14 @@ class Emitter:
             rows * pixels * count,
             addresses=(offset, src),
         )
+
+
+def _parts(h: int, w: int) -> Iterator[Box]:
+    """Parts of a box of h x w pixels, of at most `COUNT_MAX` pixels each and without gaps in the order of pixels."""
+    tall, wide = max(1, COUNT_MAX // w), min(w, COUNT_MAX)
+    for y in range(0, h, tall):
+        for x in range(0, w, wide):
+            yield Box(y, x, min(tall, h - y), min(wide, w - x))
 
 
 def _wrap(value: int) -> int:
