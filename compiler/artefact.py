@@ -22,7 +22,7 @@ from weft.hdl.config import Config, ConfigError
 from weft.hdl.isa import IsaError
 
 MANIFEST = "program.json"
-FORMAT = "weft program 4"
+FORMAT = "weft program 5"
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 

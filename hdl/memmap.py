@@ -8,7 +8,8 @@ from weft.hdl.isa import BASES
 
 MAGIC = 0x54464557
 """``WEFT`` in ASCII, little endian."""
-VERSION = 1
+VERSION = 2
+"""Of registers and instructions: hosts refuse devices with another one."""
 
 
 class Reg(enum.IntEnum):

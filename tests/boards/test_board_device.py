@@ -19,7 +19,7 @@ from weft.boards import session
 from weft.boards.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
 from weft.boards.host import PATIENCE, BoardDevice
 from weft.hdl.config import PRESETS
-from weft.hdl.memmap import Counter, Reg, Status, base_register, counter_register
+from weft.hdl.memmap import VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.stalls import Watch
 from weft.sim.device import Device, DeviceError
 
@@ -286,7 +286,7 @@ def test_boards_for_something_else_are_refused(terminal: Terminal, model: BoardM
     model.identity = replace(model.identity, protocol=1, digest=CONFIG.digest)
     model.set(Reg.VERSION, 77)
     refused(terminal, "register VERSION of the core")
-    model.set(Reg.VERSION, 1)
+    model.set(Reg.VERSION, VERSION)
     BoardDevice.open(terminal.path, CONFIG).close()
 
 
