@@ -118,5 +118,6 @@ def load(folder: Path) -> tuple[Any, list[Path]]:
     from weft.errors import FileError
 
     if not folder.is_dir():
-        raise FileError(f"{folder} is not a folder that `weft compile` wrote")
+        hint = f"; compile the model first: weft compile {folder} -o FOLDER" if folder.is_file() else ""
+        raise FileError(f"{folder} is not a folder that `weft compile` wrote{hint}")
     return weft.load(folder), program_files(folder)

@@ -217,6 +217,10 @@ BAD: list[tuple[list[str], str]] = [
         "cannot read configuration no.json: No such file",
     ),
     (["run", "none", "--input", "in.npz"], "none is not a folder that `weft compile` wrote"),
+    (
+        ["run", "model.onnx", "--input", "in.npz"],
+        "is not a folder that `weft compile` wrote; compile the model first: weft compile model.onnx -o FOLDER",
+    ),
     (["run", "built", "--input", "none.npz"], "cannot use none.npz: No such file or directory"),
     (["run", "built", "--input", "model.onnx"], "model.onnx is no .npz or .npy file, and no image"),
     (["run", "built", "--input", "plain.npy"], "plain.npy has shape (2,), but the model takes (1, 2)"),
