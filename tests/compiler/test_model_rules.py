@@ -57,6 +57,12 @@ W = f(2, 4, 3, 3)
 U = np.ones((1, 4, 6, 6), np.uint8)
 NOT_VALID = "the model is not valid ONNX: "
 
+
+def quantised_convolution(x_scale: np.ndarray, w_scale: np.ndarray) -> onnx.ModelProto:
+    zero, weight = U[0, 0, 0, 0], W.astype(np.uint8)
+    return model("QLinearConv", U, x_scale, zero, weight, w_scale, zero, f(1), zero)
+
+
 CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     "kernel that contradicts the weights": (
         model("Conv", X, W, kernel_shape=[2, 2]),
@@ -179,31 +185,11 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
         "has a_zero_point of shape 6; it must be one number",
     ),
     "scales of a quantised convolution's input": (
-        model(
-            "QLinearConv",
-            U,
-            f(4),
-            U[0, 0, 0, 0],
-            W.astype(np.uint8),
-            f(1),
-            U[0, 0, 0, 0],
-            f(1),
-            U[0, 0, 0, 0],
-        ),
+        quantised_convolution(f(4), f(1)),
         "has x_scale of shape 4; it must be one number",
     ),
     "scales of a quantised convolution's weights": (
-        model(
-            "QLinearConv",
-            U,
-            f(1),
-            U[0, 0, 0, 0],
-            W.astype(np.uint8),
-            f(2, 1),
-            U[0, 0, 0, 0],
-            f(1),
-            U[0, 0, 0, 0],
-        ),
+        quantised_convolution(f(1), f(2, 1)),
         "has w_scale of shape 2x1 for weights of shape 2x4x3x3; it must be one number, or have the shape 2",
     ),
     "zero points of a quantised product": (
