@@ -15,7 +15,7 @@ stored. *window* is from the first row that enters the array to the last accumul
 times the cycles. *weft ahead* of both dataflows: **yes**, whole; **array**, only where memory is left out as SCALE-Sim
 leaves it out (window, and 16 cycles in which the first weights enter, which SCALE-Sim counts); **no**, not even there.
 
-A full run takes 40 minutes on a busy core, nearly all of them in SCALE-Sim; `--jobs` runs several of it at once.
+A full run takes half an hour on a busy core, nearly all of them in SCALE-Sim; `--jobs` runs several of it at once.
 `--read` shows what an earlier run wrote with `--json`, and measures nothing; `--again` measures weft anew, beside
 SCALE-Sim's figures from there, in a minute.
 """

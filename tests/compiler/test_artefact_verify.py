@@ -355,7 +355,7 @@ def test_models_for_the_host(folder: Path, kind: str) -> None:
     write(folder, manifest)
     wanted = {
         "bytes": "is no valid ONNX model (",
-        "letters": "is no valid ONNX model ('utf-8' codec can't decode byte 0xb2",
+        "letters": "is no valid ONNX model (",  # onnx raises two errors here, by its build
         "sequence": "'none' of the host's part 'host0' is made by nothing",
         "untyped": "of the host's part 'host0' is no tensor",
         "external": "keeps data in another file",

@@ -98,8 +98,10 @@ def random_table(rng: random.Random, config: Config) -> Table:
 def random_load(rng: random.Random, config: Config) -> Load:
     """Transposed, paged, or both."""
     transpose, paged = rng.choice([(0, 1), (1, 0), (1, 1)])
+    line = rng.choice([1, rng.randint(1, 3)])
     return Load(
-        base=rng.randrange(7), offset=rng.randrange(64), rows=rng.randint(1, 6), row_pitch=rng.randint(-40, 90),
+        base=rng.randrange(7), offset=rng.randrange(64), rows=line * rng.randint(1, 3), row_pitch=rng.randint(-40, 90),
+        line=line, skip=rng.randint(-30, 60),
         pixels=rng.randint(1, 9), pitch=rng.randint(1, 12), length=rng.randint(1, config.n if transpose else 20),
         before=rng.choice([0, 0, 3]), run=rng.choice([1, 7, 30, 1000]), fill=rng.randint(-128, 127),
         transpose=transpose, dst=rng.randrange(100, 150), dst_vector=rng.choice([1, 2, -1, 3]),
