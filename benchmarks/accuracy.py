@@ -2,13 +2,13 @@
 
     python benchmarks/accuracy.py [--config default] [--rows 2000] [--seed 1] [--skip-fused]
 
-Three ways to make probabilities: *block*, the unit's own (`weft.sim.softmax`, groups of N columns); *plain*, 8 bits
-relative to the maximum of the row; *i-exp*, the integer polynomial of I-BERT (Kim et al. 2021, arXiv:2101.01321), its
-input in steps of 1/1024 nat, its sums and quotients not rounded. Scores are Gaussian int8, sigma 32 steps, of a sigma
-in nats that is given; `--rows` counts rows of each length, shared among the sigmas. Errors of probabilities are in
-1/255; *largest* and *row sum* are the worst of all rows, *above 3* counts rows with an error beyond 3. *output* is the
-8-bit result of the stand-alone operator with a scale of 1/255, against float64 before rounding, which alone is up to
-0.29 RMS.
+Three ways to make probabilities: *block*, the unit's own (`weft.sim.golden.softmax`, groups of N columns); *plain*, 8
+bits relative to the maximum of the row; *i-exp*, the integer polynomial of I-BERT (Kim et al. 2021, arXiv:2101.01321),
+its input in steps of 1/1024 nat, its sums and quotients not rounded. Scores are Gaussian int8, sigma 32 steps, of a
+sigma in nats that is given; `--rows` counts rows of each length, shared among the sigmas. Errors of probabilities are
+in 1/255; *largest* and *row sum* are the worst of all rows, *above 3* counts rows with an error beyond 3. *output* is
+the 8-bit result of the stand-alone operator with a scale of 1/255, against float64 before rounding, which alone is up
+to 0.29 RMS.
 
 Fused attention has Gaussian int8 q, k and v (sigma 40) and 64 elements a head; errors are in steps of the output, which
 is as fine as V (*1*) or spans the range of the results (*full*). With a *sink*, the first key has a score 10 nats above
@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.boards.registry import BOARDS
-from weft.hdl.config import Config
-from weft.sim import softmax as numerics
-from weft.sim.arithmetic import rsh, wrap
+from weft.hdl.isa.config import Config
+from weft.sim.golden import softmax as numerics
+from weft.sim.golden.arithmetic import rsh, wrap
 
 LENGTHS = (64, 512, 4096)
 SIGMAS = (0.5, 1.0, 2.0, 4.0)
@@ -95,7 +95,8 @@ class Block:
         return (self.p * factor[..., None]).reshape(len(self.p), -1)[:, : self.width]
 
     def output(self) -> np.ndarray:
-        """The stand-alone operator's result, 0 to 255: `weft.sim.softmax.normalise` of products that float64 holds."""
+        """The stand-alone operator's result, 0 to 255: `weft.sim.golden.softmax.normalise` of products that float64
+        holds."""
         scale, exponent = output_multiplier(255.0)
         bits, r = numerics.reciprocal(self.sums, scale)
         shift = np.clip(bits[:, None] + exponent + self.final, 0, 63)

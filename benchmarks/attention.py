@@ -20,7 +20,7 @@ from utilisation import HEADER, format_row, measure
 
 from weft.compiler.attention_plan import plan
 from weft.compiler.ir import Attention, Buffer, DeviceSegment, View
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from weft.boards.pll import PllError
 from weft.boards.registry import BOARDS, find
 from weft.boards.tools import ToolCrash, ToolError
 from weft.files import write_json
-from weft.hdl.cache import cache_root
-from weft.hdl.config import PRESETS, Config, ConfigError
+from weft.hdl.files.cache import cache_root
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
 
 HEADER = (
     "| board | configuration | LUT | FF | DSP | block RAM | LUT/MAC | DSP/MAC | MHz wanted | MHz reached | peak GOPS "

@@ -31,7 +31,7 @@ from plots import stacked
 
 import weft
 from weft.compiler.backend import DeviceProgram
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 LINKS = ("QuantizeLinear", "DequantizeLinear")
 LOOSE = ("Softmax", "AveragePool", "GlobalAveragePool", "LRN")

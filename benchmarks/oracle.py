@@ -14,7 +14,7 @@ import onnxruntime
 from onnx import helper
 
 import weft
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 
 def quantised_values(model: onnx.ModelProto) -> list[str]:

@@ -14,13 +14,13 @@ import time
 from shapes import RESNET18
 
 from weft.compiler.backend import compile_segment
-from weft.hdl.config import Config
 from weft.hdl.core import Core
-from weft.hdl.memmap import Counter
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
 from weft.hdl.verilog import generate
 from weft.runtime import Image
-from weft.sim.golden import GoldenDevice
-from weft.sim.rtl import RtlDevice, build_model
+from weft.sim.golden.golden import GoldenDevice
+from weft.sim.rtl.rtl import RtlDevice, build_model
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ from weft.compiler.ir import (
 from weft.compiler.memory import LENGTH
 from weft.examples import attention as attention_example
 from weft.examples import digits
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 
 Contents = dict[str, np.ndarray]
 

@@ -22,11 +22,11 @@ from shapes import ON_CHIP, RESNET18, Shape
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir import DeviceSegment
-from weft.hdl.config import Config
-from weft.hdl.memmap import Counter
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
-from weft.sim.golden import GoldenDevice
-from weft.sim.rtl import RtlDevice
+from weft.sim.golden.golden import GoldenDevice
+from weft.sim.rtl.rtl import RtlDevice
 
 HEADER = (
     "| shape | MACs | cycles | window | whole | roofline | stalls: semaphore, weights, port |\n"

@@ -8,9 +8,9 @@ from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.port import PAGE, memory_port, write_layout
-from weft.hdl.axi import axi4_signature
-from weft.hdl.config import Config
-from weft.hdl.slice import RegisterSlice
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.slice import RegisterSlice
 
 PIECE_BYTES = 256
 """Bytes that go to memory as one command: bursts are cut at multiples of this. Long enough for SDRAM, short enough that
@@ -102,7 +102,7 @@ class AxiBridge(wiring.Component):
     never waits for the core, however long it leaves words or responses standing, and none of the five channels
     waits for another, but that a response comes after its request.
 
-    Takes what `weft.hdl.axi.AxiManager` sends: INCR bursts of whole bus words from an address that is a multiple of
+    Takes what `weft.hdl.bus.axi.AxiManager` sends: INCR bursts of whole bus words from an address that is a multiple of
     the bus width. All responses are OKAY.
 
     Parameters

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from weft.boards.sites import DspRows
 from weft.boards.uart import MIN_DIVISOR
-from weft.hdl.config import Config
 from weft.hdl.errors import WeftError
+from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
     from weft.boards.pll import Pll

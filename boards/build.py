@@ -21,10 +21,10 @@ from weft.boards.sdram_eye import Eye, best_eye, eye_at
 from weft.boards.shell import Shell
 from weft.boards.sites import array_sites, pin
 from weft.boards.tools import require
-from weft.hdl.cache import entry
-from weft.hdl.config import Config
 from weft.hdl.errors import WeftError
-from weft.hdl.parts import check_part
+from weft.hdl.files.cache import entry
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.parts import check_part
 
 BITSTREAM, REPORT, FLOORPLAN = "weft", "report.json", "floorplan.svg"
 """What `build` leaves in its folder; the bitstream has the family's suffix."""
@@ -162,14 +162,14 @@ def build(
 
     Raises
     ------
-    weft.hdl.config.ConfigError
+    weft.hdl.isa.config.ConfigError
         If the configuration is none for the board's part.
     BoardError
         If it does not fit.
     TimingError
     weft.boards.tools.ToolError
         If a tool is missing or fails.
-    weft.hdl.cache.CacheError
+    weft.hdl.files.cache.CacheError
         If `cache` belongs to another user, or cannot be written.
     """
     began = time.monotonic()

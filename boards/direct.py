@@ -7,8 +7,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.port import memory_port
-from weft.hdl.axi import axi4_signature
-from weft.hdl.config import Config
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.isa.config import Config
 
 
 class Direct(wiring.Component):

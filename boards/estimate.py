@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from weft.boards.board import Board, BoardError, CoreKind, Family, MemoryKind, Resources
-from weft.hdl import schema
-from weft.hdl.config import Config
+from weft.hdl.files import schema
+from weft.hdl.isa.config import Config
 
 WEIGHTS = Path(__file__).with_name("estimates.json")
 FORMAT = "weft estimates 1"

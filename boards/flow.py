@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weft.boards.board import Board, Family, Resources
 from weft.boards.tools import ToolError, run, versions, yowasp
-from weft.hdl.parts import synthesis
+from weft.hdl.lib.parts import synthesis
 from weft.hdl.verilog import yosys_command
 
 Progress = Callable[[str], None]

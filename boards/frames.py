@@ -22,7 +22,7 @@ import zlib
 from dataclasses import dataclass
 
 from weft.hdl.errors import WeftError
-from weft.hdl.memmap import MAGIC
+from weft.hdl.isa.memmap import MAGIC
 
 PROTOCOL = 1
 END, ESC, FLIP = 0x7E, 0x7D, 0x20
@@ -44,7 +44,7 @@ class Operation(enum.IntEnum):
 
     READ_MEMORY = 0
     WRITE_MEMORY = 1
-    READ_REGISTERS = 2  # AXI4-Lite, see `weft.hdl.memmap`
+    READ_REGISTERS = 2  # AXI4-Lite, see `weft.hdl.isa.memmap`
     WRITE_REGISTERS = 3
     IDENTIFY = 4  # read an `Identity`; from its end on, 0
     START = (

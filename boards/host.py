@@ -10,10 +10,10 @@ from typing import NoReturn, Self
 from weft.boards.frames import IDENTITY_BYTES, PAYLOAD, PROTOCOL, FrameError, Identity, Operation, Request
 from weft.boards.registry import line_rates
 from weft.boards.session import ATTEMPTS, SerialPort, Session, SilenceError, open_port
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa import BASES
-from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
-from weft.hdl.stalls import Watch, waits
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.sim.device import DeviceError, check_base, check_program, check_range
 
 PROBE_SECONDS = 0.2
@@ -23,7 +23,7 @@ PROBE_ATTEMPTS = 2
 NAP = 0.01
 """Seconds between looks at the status register, after some quick ones."""
 PATIENCE = 1_000_000
-"""Cycles over which nothing moves in a program that hangs, at least; see `weft.hdl.stalls.Watch`."""
+"""Cycles over which nothing moves in a program that hangs, at least; see `weft.hdl.control.stalls.Watch`."""
 PROBE = 10_000
 """Cycles over which a program that does not end is watched, to say what it waits for."""
 STILL = 100

@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import Ice40Pll
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 
 def _platform() -> Any:

@@ -18,8 +18,8 @@ from weft.boards.frames import (
 from weft.boards.framing import Deframer, Framer, check_buffer
 from weft.boards.port import memory_port
 from weft.boards.uart import Receiver, Transmitter, check_divisor
-from weft.hdl.config import Config
-from weft.hdl.control import AXI_LITE
+from weft.hdl.control.control import AXI_LITE
+from weft.hdl.isa.config import Config
 
 BUFFER = 2048
 _REGISTER = 4
@@ -52,7 +52,7 @@ class Link(wiring.Component):
     memory : Out(memory_port(config.bus_bytes))
         Bursts of one word.
     registers : In(Signature(AXI_LITE))
-        The core's registers, see `weft.hdl.control`, as an AXI4-Lite manager.
+        The core's registers, see `weft.hdl.control.control`, as an AXI4-Lite manager.
     reset : Out(1)
         The host asks for a reset of the core: high for 20 bits of the line and more, in which the link accesses neither
         registers nor memory. Whoever else is on the memory port must come to rest by itself.

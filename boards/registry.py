@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.boards import icebreaker, tang_nano_9k, tang_primer_20k, ulx3s
 from weft.boards.board import RATES, Board, BoardError
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 BOARDS: dict[str, Board] = {
     board.name: board

@@ -90,5 +90,5 @@ def _step(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(source: str) -> str:
-    """``hdl/pe.py:84`` of ``/any/where/hdl/pe.py:84``."""
+    """``hdl/matrix/pe.py:84`` of ``/any/where/hdl/matrix/pe.py:84``."""
     return "/".join(source.rsplit("/", 2)[-2:])

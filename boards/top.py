@@ -19,10 +19,10 @@ from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import sdram_pads
 from weft.boards.sdram_eye import best_eye
 from weft.boards.shell import spread
-from weft.hdl.axi import axi4_signature
-from weft.hdl.config import Config
-from weft.hdl.control import AXI_LITE
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.control.control import AXI_LITE
 from weft.hdl.core import Core
+from weft.hdl.isa.config import Config
 from weft.hdl.sequential.core import SequentialCore
 
 

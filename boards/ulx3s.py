@@ -8,7 +8,7 @@ from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
 from weft.boards.pll import Ecp5Pll
 from weft.boards.sdram_eye import best_eye
 from weft.boards.sites import DspRows
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 RESOURCES = {
     # The 12F is a 25F with another name on it; the open tools use all of it.

@@ -13,7 +13,7 @@ from weft.boards.sdram_chip import SdramTiming, sdram_pads
 from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.sdram_model import Rule, SdramModel
 from weft.boards.top import Top
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 
 class ChipBehindPads(wiring.Component):

@@ -13,8 +13,8 @@ from functools import cached_property
 
 from weft.compiler.ir import Buffer
 from weft.compiler.memory import ALIGN, BASE_OF_KIND, CONSTANTS, LENGTH, PAGES, TABLES
-from weft.hdl.program import Extent, Extents
-from weft.hdl.schema import shown
+from weft.hdl.checker.program import Extent, Extents
+from weft.hdl.files.schema import shown
 
 _ALIGNMENT = 256
 """Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""

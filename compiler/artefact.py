@@ -16,10 +16,10 @@ import msgspec
 from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.input_rows import Rows
 from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
-from weft.hdl import schema
-from weft.hdl.code import Code
-from weft.hdl.config import Config, ConfigError
+from weft.hdl.files import schema
 from weft.hdl.isa import IsaError
+from weft.hdl.isa.code import Code
+from weft.hdl.isa.config import Config, ConfigError
 
 MANIFEST = "program.json"
 FORMAT = "weft program 5"

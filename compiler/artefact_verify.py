@@ -1,7 +1,7 @@
 """Whether the parts of a compiled model fit each other: what is read was made before, and is what its reader takes.
 
-Instructions are for `weft.hdl.program.check`, given `weft.compiler.areas.Areas.extents`. Both look at what the compiler
-made and at what was read from files, which may hold anything.
+Instructions are for `weft.hdl.checker.program.check`, given `weft.compiler.areas.Areas.extents`. Both look at what the
+compiler made and at what was read from files, which may hold anything.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.evaluate import first_line
 from weft.compiler.input_rows import Rows
 from weft.compiler.ir import CompileError, HostSegment, Transfer
+from weft.hdl.files.schema import shown
 from weft.hdl.isa import Opcode, Queue
-from weft.hdl.schema import shown
 
 _LARGEST = 1 << 32
 """Bytes that a value may have, and above every size of a dimension: that is where addresses end."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.compiler.emit import ceil_div
 from weft.compiler.ir import Attention
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 PIECES = 4
 """Parts of a tile's last pass through the vector unit, so that the next tile's softmax comes in between."""

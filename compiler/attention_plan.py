@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from weft.compiler.attention_cost import AttentionCost
 from weft.compiler.emit import COUNT_MAX, ceil_div
 from weft.compiler.ir import Attention
-from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS
+from weft.hdl.isa.config import Config
 
 _ROWS = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 _CONSTANTS = 2  # vectors that stand for a zero point of K

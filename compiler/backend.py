@@ -38,9 +38,9 @@ from weft.compiler.memory import Constants, Placement
 from weft.compiler.pass_fuse_then import separate
 from weft.compiler.schedule import schedule
 from weft.compiler.tasks import Task, Tasks
-from weft.hdl.code import Code
-from weft.hdl.config import Config
 from weft.hdl.isa import WORD_BYTES, Queue
+from weft.hdl.isa.code import Code
+from weft.hdl.isa.config import Config
 
 
 @dataclass(frozen=True)

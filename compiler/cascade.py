@@ -15,7 +15,7 @@ from weft.compiler.conv_shape import ConvShape, Room
 from weft.compiler.emit import STRIDE_MAX, ceil_div
 from weft.compiler.ir import Conv, DeviceOp, sources
 from weft.compiler.memory import Placement
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 
 @dataclass(frozen=True)

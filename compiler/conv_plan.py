@@ -16,7 +16,7 @@ from weft.compiler.conv_parts import Zone
 from weft.compiler.conv_search import Found, Search
 from weft.compiler.conv_shape import ConvShape, Room
 from weft.compiler.emit import Box
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 _CANDIDATES = 512
 

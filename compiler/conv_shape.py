@@ -26,7 +26,7 @@ import numpy as np
 from weft.compiler.emit import COUNT_MAX, Box, ceil_div
 from weft.compiler.ir import Conv, Window
 from weft.compiler.memory import Source
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 WEIGHT_LIMIT = 127
 """Largest magnitude of a weight in the array; wider ones are split over passes that add in the accumulator."""

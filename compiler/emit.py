@@ -11,8 +11,8 @@ import numpy as np
 
 from weft.compiler.memory import CONSTANTS, Constants, Source
 from weft.compiler.tasks import Range, Task, dram, scratchpad
-from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Store
+from weft.hdl.isa.config import Config
 
 COUNT_MAX = (1 << 12) - 1
 """The most that loops of MM and VEC count, and LOAD rows."""

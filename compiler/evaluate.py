@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from weft.compiler.evaluate_ops import mistaken, replacements
 from weft.hdl.errors import WeftError
-from weft.hdl.schema import printable
+from weft.hdl.files.schema import printable
 
 _SHOWN = 400
 """Characters of a library's message; ONNX Runtime's name everything that is wrong behind each other."""

@@ -22,8 +22,8 @@ from weft.compiler.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.tasks import Range, Task, accumulator, alignment_entries, scratchpad
 from weft.hdl import isa
-from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec
+from weft.hdl.isa.config import Config
 
 
 def lower_attention(

@@ -16,9 +16,9 @@ from weft.compiler.lower_vector import pointwise, second_operand
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_scale
 from weft.compiler.tasks import Range, Task, accumulator, scratchpad
-from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
 from weft.hdl.isa import Source as VecSource
+from weft.hdl.isa.config import Config
 
 
 def lower_conv(

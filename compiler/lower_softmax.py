@@ -15,8 +15,8 @@ from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import normaliser, score_multiplier
 from weft.compiler.tasks import Task, scratchpad
 from weft.hdl import isa
-from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Normalise
+from weft.hdl.isa.config import Config
 
 COLUMNS = (1 << 15) - 1
 """Columns that one instruction can tell from those behind the end of a row (`weft.hdl.isa.Softmax`)."""

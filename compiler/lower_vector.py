@@ -13,9 +13,9 @@ from weft.compiler.ir import Add, Pool, Rescale, Window
 from weft.compiler.memory import Constants, Ring, Source
 from weft.compiler.scales import quantise_pair, quantise_scale
 from weft.compiler.tasks import Task, scratchpad
-from weft.hdl.config import Config
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec
 from weft.hdl.isa import Source as VecSource
+from weft.hdl.isa.config import Config
 
 
 @dataclass(frozen=True)

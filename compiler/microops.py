@@ -209,7 +209,7 @@ def exact(segment: DeviceSegment) -> bool:
 def evaluate(op: DeviceOp, given: tuple[np.ndarray, ...], bits: int = 24) -> np.ndarray:
     """An operator's output (int8, shape of `op.dst`) for the contents of its source views.
 
-    `bits` is the width of requantisation mantissas (`weft.hdl.config.Config.mantissa_bits`).
+    `bits` is the width of requantisation mantissas (`weft.hdl.isa.config.Config.mantissa_bits`).
     """
     if isinstance(op, Attention):
         return attention(op, *given)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.tasks import Tasks
-from weft.hdl.code import Code, write
-from weft.hdl.conflicts import conflicts, inverse
+from weft.hdl.checker.conflicts import conflicts, inverse
 from weft.hdl.isa import End, Opcode, Queue, places
+from weft.hdl.isa.code import Code, write
 
 Known = tuple[int, ...]
 

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.hdl.code import Code, pack
-from weft.hdl.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
+from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
 from weft.hdl.isa import WORD_BYTES, Instruction, Opcode, places
+from weft.hdl.isa.code import Code, pack
 
 Range = tuple[int, int, int]
-"""Addresses that a task reads or writes: the space (those of `weft.hdl.conflicts`), the first, one past the last."""
+"""Addresses that a task reads or writes: the space (those of `weft.hdl.checker.conflicts`), the first, one past the
+last."""
 
 ADDRESSES = {
     Opcode.LOAD: ("offset", "dst"),

@@ -8,22 +8,22 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
-from weft.hdl.accumulator import Accumulator
-from weft.hdl.alignments import Alignments
-from weft.hdl.axi import AxiManager, axi4_signature
-from weft.hdl.config import Config
-from weft.hdl.control import AXI_LITE, Control
-from weft.hdl.counters import Counters
-from weft.hdl.fetch import Fetch, queue_kinds
+from weft.hdl.bus.axi import AxiManager, axi4_signature
+from weft.hdl.control.control import AXI_LITE, Control
+from weft.hdl.control.counters import Counters
+from weft.hdl.control.fetch import Fetch, queue_kinds
+from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import Queue
-from weft.hdl.load import LoadUnit
-from weft.hdl.memmap import Counter
-from weft.hdl.mm import MmUnit
-from weft.hdl.parts import check_part
-from weft.hdl.scratchpad import Scratchpad
-from weft.hdl.semaphores import Dispatcher, Semaphores
-from weft.hdl.store import StoreUnit
-from weft.hdl.vec import VecUnit
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.hdl.lib.parts import check_part
+from weft.hdl.load.load import LoadUnit
+from weft.hdl.matrix.alignments import Alignments
+from weft.hdl.matrix.mm import MmUnit
+from weft.hdl.memory.accumulator import Accumulator
+from weft.hdl.memory.scratchpad import Scratchpad
+from weft.hdl.store.store import StoreUnit
+from weft.hdl.vector.vec import VecUnit
 
 
 class Core(wiring.Component):
@@ -33,14 +33,15 @@ class Core(wiring.Component):
     ----------
     config : Config
     part : str
-        What it is generated for: one of `weft.hdl.parts.PARTS`. The cells that multiply depend on it, no result does.
+        What it is generated for: one of `weft.hdl.lib.parts.PARTS`. The cells that multiply depend on it, no result
+        does.
 
     Members
     -------
-    m_axi_* : AXI4 manager, see `weft.hdl.axi`
+    m_axi_* : AXI4 manager, see `weft.hdl.bus.axi`
         To memory.
-    s_axi_* : AXI4-Lite subordinate, see `weft.hdl.control`
-        Registers of `weft.hdl.memmap`.
+    s_axi_* : AXI4-Lite subordinate, see `weft.hdl.control.control`
+        Registers of `weft.hdl.isa.memmap`.
     irq : Out(1)
         From the end of a program to the next start.
     """

@@ -7,11 +7,11 @@ from typing import Any
 from amaranth.hdl import Shape
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.axi import axi4_signature
-from weft.hdl.config import Config
-from weft.hdl.control import AXI_LITE
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.control.control import AXI_LITE
 from weft.hdl.isa import BASES, WORD_BYTES
-from weft.hdl.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, base_register, counter_register
 
 
 def describe(config: Config) -> dict[str, Any]:

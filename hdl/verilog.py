@@ -17,7 +17,7 @@ from weft.hdl.errors import WeftError
 _SCRIPT = """
 import sys
 from pyosys import libyosys
-from weft.hdl.widths import widen
+from weft.hdl.isa.widths import widen
 design = libyosys.Design()
 for command in sys.argv[1:]:
     if command == "widen":
@@ -37,7 +37,7 @@ class YosysError(WeftError, RuntimeError):
 
 
 def yosys_command(*commands: str) -> list[str]:
-    """The command line that runs Yosys commands (and ``widen``, see `weft.hdl.widths`) one after the other."""
+    """The command line that runs Yosys commands (and ``widen``, see `weft.hdl.isa.widths`) one after the other."""
     return [sys.executable, "-c", _SCRIPT, *commands]
 
 

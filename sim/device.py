@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from weft.hdl.config import Config
 from weft.hdl.errors import WeftError
 from weft.hdl.isa import BASES
-from weft.hdl.memmap import Counter
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
 
 
 class DeviceError(WeftError, RuntimeError):

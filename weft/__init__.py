@@ -50,26 +50,26 @@ if TYPE_CHECKING:
     from weft.compiler.artefact import ProgramFileError
     from weft.compiler.ir import CompileError
     from weft.errors import FileError, InputError
-    from weft.hdl.cache import CacheError
-    from weft.hdl.config import Config, ConfigError
+    from weft.hdl.checker.program import ProgramError
     from weft.hdl.errors import WeftError
-    from weft.hdl.program import ProgramError
+    from weft.hdl.files.cache import CacheError
+    from weft.hdl.isa.config import Config, ConfigError
     from weft.program import Program, Result
     from weft.sim.device import DeviceError
-    from weft.sim.verilate import BuildError
+    from weft.sim.verilator.verilate import BuildError
 
 _MODULES = {
     "BoardError": "boards.board",
-    "BuildError": "sim.verilate",
-    "CacheError": "hdl.cache",
+    "BuildError": "sim.verilator.verilate",
+    "CacheError": "hdl.files.cache",
     "CompileError": "compiler.ir",
-    "Config": "hdl.config",
-    "ConfigError": "hdl.config",
+    "Config": "hdl.isa.config",
+    "ConfigError": "hdl.isa.config",
     "DeviceError": "sim.device",
     "FileError": "errors",
     "InputError": "errors",
     "Program": "program",
-    "ProgramError": "hdl.program",
+    "ProgramError": "hdl.checker.program",
     "ProgramFileError": "compiler.artefact",
     "Result": "program",
     "WeftError": "hdl.errors",

@@ -18,10 +18,10 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir import CompileError, DeviceSegment, Graph
 from weft.configurations import configuration, sequential_boards
 from weft.errors import InputError
-from weft.hdl.config import Config
-from weft.hdl.program import ProgramError
-from weft.hdl.program import check as check_program
-from weft.hdl.schema import printable
+from weft.hdl.checker.program import ProgramError
+from weft.hdl.checker.program import check as check_program
+from weft.hdl.files.schema import printable
+from weft.hdl.isa.config import Config
 from weft.program import Program, folder_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import numpy as np
 
 from weft.errors import FileError
 from weft.files import whole_file
-from weft.hdl.schema import printable
+from weft.hdl.files.schema import printable
 from weft.images import is_image, read_image
 
 Signature = Mapping[str, tuple[str, Sequence[int]]]

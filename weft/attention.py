@@ -18,8 +18,8 @@ from weft.compiler.support_attention import ROW, SIZE
 from weft.configurations import configuration
 from weft.devices import Simulation, check_target, computes, simulated
 from weft.errors import InputError
-from weft.hdl.config import Config
-from weft.hdl.program import check as check_program
+from weft.hdl.checker.program import check as check_program
+from weft.hdl.isa.config import Config
 from weft.program import Result
 from weft.run_report import report_of
 from weft.runtime import Image

@@ -16,7 +16,7 @@ from weft import files
 from weft import report as reports
 from weft.configurations import configuration
 from weft.errors import FileError
-from weft.hdl.config import PRESETS, Config, ConfigError
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.options import Board as Name
 from weft.options import Json, config_file, real, whole, writes
 
@@ -94,7 +94,7 @@ def _shares(board: Board) -> dict[str, float]:
 
 def _fits(board: Board, config: Config) -> bool:
     from weft.boards.estimate import fits
-    from weft.hdl.parts import check_part
+    from weft.hdl.lib.parts import check_part
 
     try:
         check_part(config, board.family.value)
@@ -155,7 +155,7 @@ def build(
 
 
 def _cache() -> Path:
-    from weft.hdl.cache import cache_root
+    from weft.hdl.files.cache import cache_root
 
     return cache_root() / "boards"
 

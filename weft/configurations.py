@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
-from weft.hdl.config import PRESETS, Config, ConfigError
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
 
 
 def configuration(source: str | os.PathLike[str] | Config) -> Config:

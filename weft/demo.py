@@ -16,7 +16,7 @@ from weft import report as reports
 from weft.arguments import integer
 from weft.examples import load
 from weft.fidelity import attention_errors
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 RTL_SECONDS = 25.0
 """Time after which no further image is started on the RTL, the building of the simulator not counted."""
@@ -106,7 +106,7 @@ class Demo:
 
     def _device(self, memory_bytes: int, trace: Path | None = None) -> Any:
         """The RTL that was written. It serves all images, since every image writes all that it reads."""
-        from weft.sim.rtl import RtlDevice
+        from weft.sim.rtl.rtl import RtlDevice
 
         return RtlDevice(
             self.config, memory_bytes, verilog=self.verilog, trace=trace, trace_levels=WAVEFORM_LEVELS

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from weft import arguments
 from weft.configurations import check_timed, sequential_boards
 from weft.errors import InputError
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
-    from weft.sim.waves import Waves
+    from weft.sim.waves.waves import Waves
 
 NAMES = ("golden", "rtl", "timing")
 _CHOICE = "'golden', 'rtl' or 'timing'"
@@ -42,7 +42,7 @@ class Simulation:
         if self.stalls is not None:
             arguments.integer("stalls", self.stalls, *arguments.SEED)
         if self.trace is not None:
-            from weft.sim.waves import Waves
+            from weft.sim.waves.waves import Waves
 
             if not isinstance(self.trace, str | os.PathLike | Waves):
                 raise InputError(f"'trace' must be a path or Waves, not {type(self.trace).__name__}")
@@ -55,7 +55,7 @@ class Simulation:
 
     @property
     def rtl(self) -> dict[str, Any]:
-        """Arguments of `weft.sim.rtl.RtlDevice`."""
+        """Arguments of `weft.sim.rtl.rtl.RtlDevice`."""
         trace = Path(self.trace) if isinstance(self.trace, str | os.PathLike) else self.trace
         stalls = {"stall_probability": 0.0 if self.stalls is None else 0.3, "stall_seed": self.stalls or 0}
         return {**self.memory, **stalls, "trace": trace}
@@ -105,13 +105,13 @@ def computes(device: Device) -> bool:
 
 def _made(on: str, config: Config, memory_bytes: int, simulation: Simulation) -> Device:
     if on == "rtl":
-        from weft.sim.rtl import RtlDevice
+        from weft.sim.rtl.rtl import RtlDevice
 
         return RtlDevice(config, memory_bytes, sequential=bool(sequential_boards(config)), **simulation.rtl)
     if on == "timing":
         from weft.sim.timing import TimingDevice
 
         return TimingDevice(config, memory_bytes, **simulation.memory)
-    from weft.sim.golden import GoldenDevice
+    from weft.sim.golden.golden import GoldenDevice
 
     return GoldenDevice(config, memory_bytes)

@@ -12,7 +12,7 @@ from weft.compiler import reference
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import Attention, DeviceSegment, View
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 from weft.runtime import Image
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from weft.errors import FileError
-from weft.hdl.schema import printable
+from weft.hdl.files.schema import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -18,15 +18,15 @@ from weft.compiler.ir import HostSegment
 from weft.devices import Simulation, check_target, computes, simulated
 from weft.errors import InputError
 from weft.files import whole_folder
-from weft.hdl.config import Config
-from weft.hdl.schema import printable
+from weft.hdl.files.schema import printable
+from weft.hdl.isa.config import Config
 from weft.run_report import Totals, layers_of
 from weft.run_report import report as report_of_run
 from weft.runtime import Image
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
-    from weft.sim.waves import Waves
+    from weft.sim.waves.waves import Waves
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Program:
 
     def disassemble(self) -> str:
         """All device programs as assembly text."""
-        from weft.hdl.asm import disassemble
+        from weft.hdl.isa.asm import disassemble
 
         parts = []
         for segment in self.segments:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from weft.hdl.schema import printable
+from weft.hdl.files.schema import printable
 
 Progress = Callable[[str], None]
 """Told what is being done now, in a few words."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from weft.compiler.backend import DeviceProgram
 from weft.configurations import runs_in_turn
-from weft.hdl.config import Config
-from weft.hdl.memmap import Counter
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
 
 if TYPE_CHECKING:
     from weft.sim.device import Device

@@ -14,13 +14,13 @@ from weft.compiler.backend import DeviceProgram
 from weft.configurations import sequential, sequential_boards
 from weft.devices import Simulation
 from weft.errors import FileError, InputError
-from weft.hdl.asm import format_instruction
-from weft.hdl.config import Config
 from weft.hdl.isa import Instruction, Queue
-from weft.hdl.memmap import Counter
+from weft.hdl.isa.asm import format_instruction
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
 from weft.program import Program
 from weft.runtime import Image
-from weft.sim.rtl_trace import TracedRtl
+from weft.sim.rtl.rtl_trace import TracedRtl
 from weft.sim.timing import TimingDevice
 from weft.sim.timing.device import SAMPLE, Interval
 from weft.sim.timing.occupancy import occupancy

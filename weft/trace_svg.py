@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from xml.sax.saxutils import escape
 
-from weft.hdl.schema import printable
+from weft.hdl.files.schema import printable
 from weft.report import cut
 from weft.trace import LAYERS, TRACKS, Slice, Timeline
 

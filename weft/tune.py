@@ -17,9 +17,9 @@ from weft.compiler.conv_shape import ConvShape
 from weft.compiler.ir import Add, DeviceSegment, View, sources
 from weft.configurations import check_timed
 from weft.errors import FileError
-from weft.hdl.cache import entry
-from weft.hdl.config import Config
-from weft.hdl.memmap import Counter
+from weft.hdl.files.cache import entry
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
 from weft.program import Program
 from weft.report import Progress
 from weft.runtime import Image

@@ -14,8 +14,8 @@ import msgspec
 from weft.compiler.conv_plan import Choice, Chooser, ConvPlan, candidates, plan
 from weft.compiler.conv_shape import ConvShape
 from weft.errors import FileError
-from weft.hdl import schema
-from weft.hdl.config import Config, ConfigError
+from weft.hdl.files import schema
+from weft.hdl.isa.config import Config, ConfigError
 
 FORMAT = "weft tuning 2"
 KEPT = "weft tuned layer 1"

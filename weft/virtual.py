@@ -19,10 +19,10 @@ from weft.boards.host import BoardDevice
 from weft.boards.registry import find
 from weft.boards.sdram_model import ARRAY_VERILOG, broken_rules
 from weft.boards.virtual_top import VirtualTop
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
-from weft.sim.verilate import build
+from weft.sim.verilator.verilate import build
 
 DIVISOR = 4
 """Clock cycles a bit: the fastest line that the link manages, so that most of the time goes into computing."""
@@ -60,7 +60,7 @@ def build_board(board: Board, config: Config) -> Path:
 
     Raises
     ------
-    weft.sim.verilate.BuildError
+    weft.sim.verilator.verilate.BuildError
         If the Verilog does not pass Verilator or the C++ compiler.
     """
     return build(

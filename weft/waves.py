@@ -9,8 +9,8 @@ from pathlib import Path
 from weft.errors import FileError
 from weft.files import whole_file, write_text
 from weft.sim.device import DeviceError
-from weft.sim.wave_names import variables
-from weft.sim.waves import FORMATS, Waves, gtkw, sucl
+from weft.sim.waves.wave_names import variables
+from weft.sim.waves.waves import FORMATS, Waves, gtkw, sucl
 
 VIEWERS = (".gtkw", ".sucl")
 """Endings of the files next to a waveform, for GTKWave and Surfer."""

@@ -1,4 +1,4 @@
-"""The AXI4-Lite subordinate: `weft.hdl.control.Control` with its registers in the processor's data memory."""
+"""The AXI4-Lite subordinate: `weft.hdl.control.control.Control` with its registers in the processor's data memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.config import Config
-from weft.hdl.control import ADDRESS_BITS, AXI_LITE, run_status
-from weft.hdl.counters import WORDS
+from weft.hdl.control.control import ADDRESS_BITS, AXI_LITE, run_status
+from weft.hdl.control.counters import WORDS
 from weft.hdl.isa import BASES
-from weft.hdl.memmap import MAGIC, VERSION, Counter, Reg
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg
 
 _WORD_BITS = ADDRESS_BITS - 2
 _COUNTERS = Reg.COUNTER >> 2
@@ -25,7 +25,7 @@ REGISTERS = 16
 
 
 class Control(wiring.Component):
-    """Run state as in `weft.hdl.control.Control`; responses are always OKAY.
+    """Run state as in `weft.hdl.control.control.Control`; responses are always OKAY.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ class Control(wiring.Component):
     -------
     s_axi_* : AXI4-Lite subordinate
     irq, start, running, finished, bus_error, opcode_error, counter, counter_value
-        As in `weft.hdl.control.Control`.
+        As in `weft.hdl.control.control.Control`.
     counter_complete : In(1)
-        What passes in `weft.hdl.counters.Counters` is whole.
+        What passes in `weft.hdl.control.counters.Counters` is whole.
     write_valid, write_ready, write_address, write_data, write_strobe
     read_valid, read_ready, read_address, read_data
         To data memory, see `weft.hdl.sequential.processor.Processor`.

@@ -9,13 +9,13 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import Out
 
-from weft.hdl.axi import axi4_signature
-from weft.hdl.config import Config
-from weft.hdl.control import AXI_LITE
-from weft.hdl.counters import Counters
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.control.control import AXI_LITE
+from weft.hdl.control.counters import Counters
 from weft.hdl.isa import Queue
-from weft.hdl.memmap import Counter
-from weft.hdl.parts import check_part
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.hdl.lib.parts import check_part
 from weft.hdl.sequential.control import Control
 from weft.hdl.sequential.micro import Condition, MemoryOut, Port
 from weft.hdl.sequential.micro import Out as Target

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from weft.hdl.config import Config
 from weft.hdl.isa import (
     WORD_BYTES,
     Instruction,
@@ -23,6 +22,7 @@ from weft.hdl.isa import (
     Vec,
     VectorInstruction,
 )
+from weft.hdl.isa.config import Config
 from weft.hdl.sequential import micro_matrix, micro_memory, micro_softmax, micro_vector
 from weft.hdl.sequential.control import BASE, PROGRAM
 from weft.hdl.sequential.micro import Assembler, Condition, Function, Index, MemoryOut, Out, Port

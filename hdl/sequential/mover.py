@@ -6,8 +6,8 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.axi import OKAY, axi4_signature
-from weft.hdl.config import Config
+from weft.hdl.bus.axi import OKAY, axi4_signature
+from weft.hdl.isa.config import Config
 
 
 class Mover(wiring.Component):
@@ -49,7 +49,7 @@ class Mover(wiring.Component):
     waits : Out(1)
         A bus word is on its way, and no byte moves in this cycle.
     error, read_beat, write_beat : Out(1)
-        As in `weft.hdl.axi.AxiManager`.
+        As in `weft.hdl.bus.axi.AxiManager`.
     """
 
     def __init__(self, config: Config) -> None:

@@ -6,8 +6,8 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.config import Config
-from weft.hdl.pe_pairs import sb_mac16
+from weft.hdl.isa.config import Config
+from weft.hdl.matrix.pe_pairs import sb_mac16
 
 STRIDE = 16
 
@@ -22,7 +22,7 @@ class Rows(wiring.Component):
     ----------
     config : Config
     part : str
-        One of `weft.hdl.parts.PARTS`.
+        One of `weft.hdl.lib.parts.PARTS`.
 
     Members
     -------

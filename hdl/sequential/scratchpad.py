@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 
 class Scratchpad(wiring.Component):

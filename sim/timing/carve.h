@@ -1,4 +1,4 @@
-// Bus beats to vectors of the scratchpad: the carver (hdl/carve.py) and the transposer (hdl/transpose.py).
+// Bus beats to vectors of the scratchpad: the carver (hdl/load/carve.py) and the transposer (hdl/load/transpose.py).
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// What the carver does for one LOAD; names as in hdl/carve.py.
+// What the carver does for one LOAD; names as in hdl/load/carve.py.
 struct Carve {
     int32_t index = -1;
     uint16_t signal = 0;
@@ -112,7 +112,7 @@ private:
         if (drained) draining = false;
     }
 
-    // The start of a pass, from hdl/carve.py's PassWalker, which has had it for at least two cycles.
+    // The start of a pass, from hdl/load/carve.py's PassWalker, which has had it for at least two cycles.
     void begin_pass() {
         const int64_t origin = walk_align_ - op.before, ahead = (origin & (bus - 1)) + done_;
         front = -(origin >> align);

@@ -20,7 +20,7 @@ inline unsigned log2_of(uint64_t value) {
     return bits;
 }
 
-// hdl/slice.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before `step`.
+// hdl/lib/slice.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before `step`.
 template <class T>
 struct Slice {
     T out{}, kept{};
@@ -58,7 +58,7 @@ struct Fifo {
     }
 };
 
-// hdl/loopnest.py: `LOOPS` loops, outermost first, and values that they move.
+// hdl/lib/loopnest.py: `LOOPS` loops, outermost first, and values that they move.
 template <unsigned LOOPS, unsigned VALUES>
 struct Nest {
     int64_t count[LOOPS]{}, index[LOOPS]{}, stride[VALUES][LOOPS]{}, level[VALUES][LOOPS]{};

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.hdl.config import Config
 from weft.hdl.isa import BASES, WORD_BYTES, IsaError, Queue, decode
-from weft.hdl.memmap import Counter
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
 from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.timing.hardware import parameters
 from weft.sim.timing.library import RawInterval, Request, library
@@ -56,7 +56,7 @@ class TimingDevice:
     memory_bytes : int
         Size of the DRAM; zero at first.
     latency, bytes_per_cycle
-        Of the memory, as in `weft.sim.rtl.RtlDevice`.
+        Of the memory, as in `weft.sim.rtl.rtl.RtlDevice`.
     trace : bool
         Keep `intervals` and `beats` of the last program.
 
@@ -70,7 +70,7 @@ class TimingDevice:
 
     Raises
     ------
-    weft.sim.verilate.BuildError
+    weft.sim.verilator.verilate.BuildError
         If the model, which is C++, cannot be built.
     """
 
@@ -125,7 +125,7 @@ class TimingDevice:
         self._program = program
 
     def mark_writes(self, totals: Sequence[int]) -> None:
-        """As `weft.sim.rtl.RtlDevice.mark_writes`, counted from the start of the program."""
+        """As `weft.sim.rtl.rtl.RtlDevice.mark_writes`, counted from the start of the program."""
         self._marks = np.array(totals, np.uint64)
 
     def marks(self) -> list[int]:

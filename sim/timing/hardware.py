@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.hdl import (
-    burst,
-    carve,
-    divide,
-    fetch,
-    load,
-    ports,
-    probabilities,
-    requantise,
-    row_states,
-    store,
-    vec_softmax,
-)
-from weft.hdl.accumulator import rmw_latency
-from weft.hdl.array import Array
-from weft.hdl.config import Config
+from weft.hdl.bus import burst
+from weft.hdl.control import fetch
 from weft.hdl.isa import (
     INSTRUCTIONS,
     PARAMETER_VECTORS,
@@ -30,8 +16,15 @@ from weft.hdl.isa import (
     VectorInstruction,
     places,
 )
-from weft.hdl.memmap import Counter
-from weft.hdl.mm_rows import ROW_LATENCY
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.hdl.lib import divide, ports
+from weft.hdl.load import carve, load
+from weft.hdl.matrix.array import Array
+from weft.hdl.matrix.mm_rows import ROW_LATENCY
+from weft.hdl.memory.accumulator import rmw_latency
+from weft.hdl.store import store
+from weft.hdl.vector import probabilities, requantise, row_states, vec_softmax
 
 _KEYWORDS = {"register"}
 """Names of fields that C++ keeps for itself."""
@@ -39,7 +32,7 @@ NORMALISING = 5
 """Cycles that the divider takes to bring a sum's top bit to the top. It depends on the sum, which is data: 8 for a sum
 of one to two full probabilities, one less for every doubling, and 2 for less than one."""
 MASKED = 5
-"""Cycles from accepting a Softmax to `weft.hdl.mask.Mask.ready`: its phase counts to 4."""
+"""Cycles from accepting a Softmax to `weft.hdl.vector.mask.Mask.ready`: its phase counts to 4."""
 
 
 def _array_latency(config: Config) -> int:

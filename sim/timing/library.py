@@ -9,9 +9,9 @@ import shutil
 from functools import cache
 from pathlib import Path
 
-from weft.hdl.cache import entry
+from weft.hdl.files.cache import entry
 from weft.sim.timing.hardware import header
-from weft.sim.verilate import Tools, compiler
+from weft.sim.verilator.verilate import Tools, compiler
 
 _HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror")
@@ -72,7 +72,7 @@ def library() -> ctypes.CDLL:
 
     Raises
     ------
-    weft.sim.verilate.BuildError
+    weft.sim.verilator.verilate.BuildError
         If there is no C++ compiler, or it fails.
     """
     sources = [*sorted(_HERE.glob("*.h")), _HERE / "model.cpp"]

@@ -1,4 +1,4 @@
-// The load unit (hdl/load.py): page tables, requests that run ahead, beats, carver, scratchpad port.
+// The load unit (hdl/load/load.py): page tables, requests that run ahead, beats, carver, scratchpad port.
 #pragma once
 
 #include "carve.h"
@@ -8,7 +8,7 @@
 
 namespace weft {
 
-// hdl/pages.py: a register for one LOAD, whose page table entry is asked for while it waits in front of it.
+// hdl/load/pages.py: a register for one LOAD, whose page table entry is asked for while it waits in front of it.
 struct PageReader {
     bool asked = false, held = false, lacks = false, ask = false;
     int32_t located = -1;

@@ -1,4 +1,4 @@
-// The memory behind AXI4, cycle by cycle as sim/rtl_model.cpp has it, and the registers of hdl/axi.py before it.
+// The memory behind AXI4, cycle by cycle as sim/rtl/rtl_model.cpp has it, and the registers of hdl/bus/axi.py before it.
 #pragma once
 
 #include "common.h"
@@ -95,7 +95,7 @@ private:
     }
 };
 
-// hdl/burst.py: runs of bytes to bursts that end at multiples of `block` bus words, at most one a cycle.
+// hdl/bus/burst.py: runs of bytes to bursts that end at multiples of `block` bus words, at most one a cycle.
 struct Splitter {
     struct Run {
         uint32_t word = 0, rest = 0;

@@ -7,9 +7,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from weft.hdl.accesses import Cells, Memory, on_chip
-from weft.hdl.config import Config
+from weft.hdl.checker.accesses import Cells, Memory, on_chip
 from weft.hdl.isa import Instruction
+from weft.hdl.isa.config import Config
 
 Span = tuple[int, int]
 """First cycle, and the one after the last."""

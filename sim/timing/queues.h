@@ -1,4 +1,4 @@
-// Instruction fetch (hdl/fetch.py), the queues of the units (hdl/semaphores.py), and the semaphores.
+// Instruction fetch (hdl/control/fetch.py), the queues of the units (hdl/control/semaphores.py), and the semaphores.
 #pragma once
 
 #include "common.h"

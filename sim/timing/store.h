@@ -1,4 +1,4 @@
-// The store unit (hdl/store.py): requests, reads of the scratchpad ahead of them, the packer (hdl/pack.py), and
+// The store unit (hdl/store/store.py): requests, reads of the scratchpad ahead of them, the packer (hdl/store/pack.py), and
 // confirmations.
 #pragma once
 
@@ -14,7 +14,7 @@ struct Packed {
     bool last = false;
 };
 
-// hdl/pack.py: its second stage; the first is the slice.
+// hdl/store/pack.py: its second stage; the first is the slice.
 struct Packer {
     Slice<Packed> stage;
     bool flush = false;

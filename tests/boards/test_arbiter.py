@@ -8,12 +8,12 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
-from memory_driver import MemoryDriver, burst, moved, random_bursts, reset
+from support.memory_driver import MemoryDriver, burst, moved, random_bursts, reset
 
 from weft.boards.arbiter import Arbiter
 from weft.boards.block_memory import BlockMemory
 from weft.boards.port import memory_port
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 REGION = 1 << 13
 

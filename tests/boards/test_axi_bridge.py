@@ -7,15 +7,15 @@ import random
 
 import cocotb
 import pytest
-from axi_models import channels, pauses
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster
-from memory_driver import reset
-from port_memory import BYTES, PortMemory
+from support.axi_models import channels, pauses
+from support.memory_driver import reset
+from support.port_memory import BYTES, PortMemory
 
 from weft.boards.axi_bridge import AxiBridge, piece_beats
-from weft.hdl.config import PRESETS, Config
-from weft.sim.bench import bench_parameters, run_bench
+from weft.hdl.isa.config import PRESETS, Config
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 
 async def start(dut, *, stall: float = 0.0, master_stall: float = 0.0):

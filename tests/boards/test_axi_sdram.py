@@ -11,10 +11,10 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from axi_models import channels, pauses
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster
-from memory_driver import MemoryDriver, burst, moved, random_bursts, reset
+from support.axi_models import channels, pauses
+from support.memory_driver import MemoryDriver, burst, moved, random_bursts, reset
 
 from weft.boards.arbiter import Arbiter
 from weft.boards.axi_bridge import AxiBridge
@@ -22,9 +22,9 @@ from weft.boards.port import memory_port
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import SdramTiming
 from weft.boards.sdram_model import Rule, SdramModel, broken_rules
-from weft.hdl.axi import axi4_signature
-from weft.hdl.config import PRESETS, Config
-from weft.sim.bench import bench_parameters, run_bench
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.isa.config import PRESETS, Config
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CLOCK = 100e6
 TIMING = dataclasses.replace(SdramTiming(), power_up=400.0)

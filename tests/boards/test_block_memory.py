@@ -7,11 +7,11 @@ import re
 
 import cocotb
 import pytest
-from memory_driver import MemoryDriver, burst, random_bursts, reset
+from support.memory_driver import MemoryDriver, burst, random_bursts, reset
 
 from weft.boards.block_memory import SPRAM_BYTES, BlockMemory, Spram
 from weft.hdl.verilog import generate
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 
 @cocotb.test()
@@ -83,7 +83,7 @@ def test_spram_of_the_part(bus, monkeypatch):
     def with_cells(component, *, name):
         return generate(component, name=name) + model
 
-    monkeypatch.setattr("weft.sim.bench.generate", with_cells)
+    monkeypatch.setattr("weft.sim.rtl.bench.generate", with_cells)
     run_bench(Spram(bus, part="ice40"), parameters={"bus": bus, "size": SPRAM_BYTES})
 
 

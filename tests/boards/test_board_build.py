@@ -20,8 +20,8 @@ from weft.boards.build import FLOORPLAN, REPORT, Built, TimingError, build
 from weft.boards.registry import BOARDS
 from weft.boards.sdram_eye import Eye, best_eye
 from weft.boards.tools import ToolCrash, ToolError, run
-from weft.hdl.cache import CONTENTS
-from weft.hdl.config import Config
+from weft.hdl.files.cache import CONTENTS
+from weft.hdl.isa.config import Config
 
 CLOCK = 24e6
 CONFIG = Config.load("tiny").replace(probability_bits=0)

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import serial
-from board_model import BoardModel
-from board_terminal import CONFIG, Terminal, refused
+from support.board_model import BoardModel
+from support.board_terminal import CONFIG, Terminal, refused
 
 from weft.boards import session
 from weft.boards.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
 from weft.boards.host import PATIENCE, BoardDevice
-from weft.hdl.config import PRESETS
-from weft.hdl.memmap import VERSION, Counter, Reg, Status, base_register, counter_register
-from weft.hdl.stalls import Watch
+from weft.hdl.control.stalls import Watch
+from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.memmap import VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.sim.device import Device, DeviceError
 
 

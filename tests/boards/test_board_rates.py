@@ -7,13 +7,13 @@ import termios
 from collections.abc import Callable, Iterator
 
 import pytest
-from board_model import BoardModel
-from board_terminal import CONFIG, Terminal, refused
+from support.board_model import BoardModel
+from support.board_terminal import CONFIG, Terminal, refused
 
 from weft.boards.board import RATES
 from weft.boards.host import BoardDevice
 from weft.boards.registry import find, line_rates
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 
 
 class Picky:

@@ -13,7 +13,7 @@ import pytest
 from weft.boards.board import BoardError
 from weft.boards.registry import BOARDS, find
 from weft.boards.tools import ToolCrash
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 SOURCE = Path(__file__).resolve().parents[2] / "benchmarks" / "boards.py"
 

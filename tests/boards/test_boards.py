@@ -22,8 +22,8 @@ from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.tools import run
 from weft.boards.top import Top
 from weft.boards.ulx3s import pll
-from weft.hdl.config import Config
-from weft.hdl.parts import check_part
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.parts import check_part
 from weft.hdl.verilog import yosys_command
 
 CONFIG = Config.load("tiny")

@@ -13,14 +13,14 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster, AxiResp
-from memory_driver import reset
-from port_memory import BYTES, PortMemory
+from support.memory_driver import reset
+from support.port_memory import BYTES, PortMemory
 
 from weft.boards.direct import Direct
 from weft.boards.port import memory_port
-from weft.hdl.axi import axi4_signature
-from weft.hdl.config import PRESETS, Config
-from weft.sim.bench import bench_parameters, run_bench
+from weft.hdl.bus.axi import axi4_signature
+from weft.hdl.isa.config import PRESETS, Config
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 INPUTS = (
     "axi__arvalid", "axi__awvalid", "axi__wvalid", "axi__araddr", "axi__awaddr", "axi__wdata", "axi__wstrb",

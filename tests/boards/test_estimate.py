@@ -11,7 +11,7 @@ import pytest
 from weft.boards import estimate
 from weft.boards.board import Board, BoardError, CoreKind, Family, Resources
 from weft.boards.registry import BOARDS
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 
 TINY = Config.load("tiny")
 

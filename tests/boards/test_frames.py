@@ -9,7 +9,7 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serial_models import disturb
+from support.serial_models import disturb
 
 from weft.boards.frames import (
     END,

@@ -10,13 +10,13 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import ReadOnly, RisingEdge
-from memory_driver import MemoryDriver, burst, random_bursts, reset
+from support.memory_driver import MemoryDriver, burst, random_bursts, reset
 
 from weft.boards.arbiter import Arbiter
 from weft.boards.block_memory import BlockMemory
 from weft.boards.gate import Gate
 from weft.boards.port import memory_port
-from weft.sim.bench import run_bench
+from weft.sim.rtl.bench import run_bench
 
 WIDTH, SIZE = 8, 1 << 13
 

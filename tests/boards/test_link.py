@@ -7,21 +7,21 @@ from typing import Any
 
 import cocotb
 import pytest
-from axi_models import channels, pauses
-from board_model import BoardModel
 from cocotb.clock import Clock
 from cocotb.queue import Queue
 from cocotb.triggers import ClockCycles, ReadOnly, RisingEdge, Timer, with_timeout
 from cocotb.utils import get_sim_time
 from cocotbext.axi import AxiLiteBus, AxiLiteRam
-from serial_models import CYCLE, Listener, disturb, send_bytes
+from support.axi_models import channels, pauses
+from support.board_model import BoardModel
+from support.serial_models import CYCLE, Listener, disturb, send_bytes
 
 from weft.boards.frames import END, ESC, PAYLOAD, Answer, Operation, Parser, Request, frame
 from weft.boards.framing import check_buffer
 from weft.boards.link import Link
-from weft.hdl.config import PRESETS, Config
-from weft.hdl.memmap import SIZE
-from weft.sim.bench import bench_parameters, run_bench
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import SIZE
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 MEMORY_BYTES = 1 << 16
 BOARD, CLOCK = "bench", 12_345_678

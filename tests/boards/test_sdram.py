@@ -12,7 +12,7 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import RisingEdge
-from memory_driver import MemoryDriver, burst, random_bursts, reset
+from support.memory_driver import MemoryDriver, burst, random_bursts, reset
 
 from weft.boards.port import memory_port
 from weft.boards.sdram import SdramController
@@ -20,7 +20,7 @@ from weft.boards.sdram_chip import SdramTiming
 from weft.boards.sdram_eye import best_eye
 from weft.boards.sdram_model import Rule, SdramModel, broken_rules
 from weft.boards.virtual_top import ChipBehindPads
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 SHORT = SdramTiming(power_up=400.0)
 ROW_BITS, COLUMN_BITS = 3, 9

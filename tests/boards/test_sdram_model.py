@@ -8,12 +8,12 @@ import re
 import cocotb
 import pytest
 from cocotb.triggers import ReadOnly, RisingEdge
-from memory_driver import reset
+from support.memory_driver import reset
 
 from weft.boards.sdram_chip import ALL_BANKS, INIT_REFRESHES, Operation, SdramTiming
 from weft.boards.sdram_model import ARRAY_VERILOG, POSTPONED, Rule, SdramModel, broken_rules
 from weft.hdl.verilog import generate
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CLOCK = 100e6
 # Such that each limit can be broken alone: tRC is more than tRAS and tRP.
@@ -374,7 +374,7 @@ def test_whole_chip(monkeypatch):
     def with_array(component, *, name):
         return generate(component, name=name) + ARRAY_VERILOG
 
-    monkeypatch.setattr("weft.sim.bench.generate", with_array)
+    monkeypatch.setattr("weft.sim.rtl.bench.generate", with_array)
     run_bench(SdramModel(CLOCK, TIMING), parameters={"rows": 13}, only="bench_large|bench_rules")
 
 

@@ -14,10 +14,10 @@ from amaranth.lib.wiring import In, Out
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, ReadOnly, RisingEdge, Timer
 from cocotb.utils import get_sim_time
-from serial_models import CYCLE, Listener, send_byte
+from support.serial_models import CYCLE, Listener, send_byte
 
 from weft.boards.uart import Receiver, Transmitter, check_divisor
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 
 class Both(wiring.Component):

@@ -12,9 +12,9 @@ from weft.compiler.areas import Areas
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir import Buffer
 from weft.examples import digits
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 from weft.runtime import Image
-from weft.sim.golden import GoldenDevice
+from weft.sim.golden.golden import GoldenDevice
 
 KINDS = ("temp", "input", "output", "pages", "table")
 

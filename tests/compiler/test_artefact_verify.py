@@ -16,14 +16,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from qdq_models import Builder, Quantised
+from support.qdq_models import Builder, Quantised
 
 import weft
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir import CompileError, HostSegment
-from weft.hdl.config import PRESETS
-from weft.hdl.program import ProgramError
+from weft.hdl.checker.program import ProgramError
+from weft.hdl.isa.config import PRESETS
 
 Paths = tuple[Any, ...]
 

@@ -8,12 +8,12 @@ import attention_models as models
 import numpy as np
 import onnx
 import pytest
-import qdq_models
-from attention_models import Exploded, Sizes
-from graph_runs import device_ops, on_host, run_graph
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from qdq_models import Builder
+from support import qdq_models
+from support.attention_models import Exploded, Sizes
+from support.graph_runs import device_ops, on_host, run_graph
+from support.qdq_models import Builder
 
 from weft.compiler.attention import Mask, mask_of, recognise
 from weft.compiler.frontend import import_model

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from golden_compare import compare
-from op_cases import (
+from support.golden_compare import compare
+from support.op_cases import (
     convolution,
     random_chain,
     random_conv,
@@ -37,12 +37,12 @@ from weft.compiler.ir import (
 )
 from weft.compiler.memory import Placement
 from weft.compiler.microops import run_ops
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.checker.program import check
 from weft.hdl.isa import PARAMETER_VECTORS
-from weft.hdl.memmap import Counter
-from weft.hdl.program import check
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
-from weft.sim.golden import GoldenDevice
+from weft.sim.golden.golden import GoldenDevice
 from weft.sim.timing import TimingDevice
 
 

@@ -7,17 +7,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from golden_compare import compare
-from op_cases import convolution, random_cascade, whole
+from support.golden_compare import compare
+from support.op_cases import convolution, random_cascade, whole
 
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.cascade import Cascade, cascade
 from weft.compiler.conv_plan import ConvPlan, candidates, unit
 from weft.compiler.conv_shape import ConvShape
 from weft.compiler.ir import Add, Conv, DeviceOp, DeviceSegment, Pool, View, Window
-from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import PARAMETER_VECTORS
-from weft.hdl.memmap import Counter
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.timing import TimingDevice
 

@@ -8,9 +8,9 @@ import pytest
 
 from weft.compiler.emit import COUNT_MAX, Box, Emitter
 from weft.compiler.memory import INPUTS, Constants, Source
-from weft.hdl.accesses import Dram, dram, pixel_loops
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.checker.accesses import Dram, dram, pixel_loops
 from weft.hdl.isa import Load
+from weft.hdl.isa.config import PRESETS, Config
 
 
 def drawn(rng: random.Random) -> tuple[Config, Source, Box, tuple[int, int]]:

@@ -6,12 +6,12 @@ import collections
 import subprocess
 import sys
 
-import host_cases
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import host_cases
 
 from weft.compiler import evaluate
 from weft.compiler.evaluate import EvaluationError, Evaluator, first_line

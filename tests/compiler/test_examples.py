@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import onnx
 import pytest
-from graph_runs import on_host, run_graph
+from support.graph_runs import on_host, run_graph
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import Attention, Conv, DeviceSegment

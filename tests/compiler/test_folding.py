@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import qdq_models
-from graph_runs import on_host, run_graph
 from onnx import TensorProto, helper, numpy_helper
-from qdq_models import Builder
+from support import qdq_models
+from support.graph_runs import on_host, run_graph
+from support.qdq_models import Builder
 
 from weft.compiler import evaluate, folding
 from weft.compiler.evaluate import EvaluationError

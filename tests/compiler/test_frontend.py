@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import qdq_models
-from graph_runs import device_ops, on_host, run_graph
 from onnx import TensorProto, helper, numpy_helper
+from support import qdq_models
+from support.graph_runs import device_ops, on_host, run_graph
 
 from weft.compiler.frontend import import_model
 from weft.compiler.host import from_buffer, to_buffer

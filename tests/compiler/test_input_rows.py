@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import random_conv, random_inputs, segment_of
+from support.op_cases import random_conv, random_inputs, segment_of
 
 from weft.compiler.input_rows import Rows, gathered
 from weft.compiler.ir_verify import verify_op

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import onnx
 import pytest
-import qdq_models
 from onnx import TensorProto, helper
+from support import qdq_models
 
 import weft
 from weft.compiler import limits

@@ -6,11 +6,18 @@ import dataclasses
 import itertools
 
 import attention_bounds as bounds
-import attention_cases
-import configurations
 import numpy as np
 import pytest
-from attention_cases import attention, random_attention, random_inputs, random_softmax, real, valid, view
+from support import attention_cases, configurations
+from support.attention_cases import (
+    attention,
+    random_attention,
+    random_inputs,
+    random_softmax,
+    real,
+    valid,
+    view,
+)
 
 from weft.compiler import reference
 from weft.compiler.attention_plan import plan, steps, tiles
@@ -18,11 +25,11 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir import Attention, CompileError, DeviceSegment, Rounding, Softmax
 from weft.compiler.ir_verify import verify_op
 from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.checker.program import check
 from weft.hdl.isa import PARAMETER_VECTORS, Mm
-from weft.hdl.program import check
+from weft.hdl.isa.config import PRESETS, Config
 from weft.runtime import Image
-from weft.sim.golden import GoldenDevice
+from weft.sim.golden.golden import GoldenDevice
 
 CONFIGS = {name: config for name, config in configurations.every().items() if config.softmax}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import qdq_models
-from graph_runs import run_graph
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from support import qdq_models
+from support.graph_runs import run_graph
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import CompileError

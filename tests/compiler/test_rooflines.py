@@ -10,15 +10,15 @@ from collections import Counter as Tally
 
 import numpy as np
 import pytest
-from op_cases import convolution, whole
-from rooflines import LATENCY, bounds, ends, random_layer, reason, roofline
+from support.op_cases import convolution, whole
+from support.rooflines import LATENCY, bounds, ends, random_layer, reason, roofline
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir import Conv, DeviceSegment, Window
-from weft.hdl.config import PRESETS, Config
-from weft.hdl.memmap import Counter
-from weft.hdl.program import check
+from weft.hdl.checker.program import check
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.timing import TimingDevice
 

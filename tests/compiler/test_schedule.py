@@ -9,9 +9,9 @@ import pytest
 
 from weft.compiler.schedule import schedule
 from weft.compiler.tasks import Task, Tasks, accumulator, dram, scratchpad
-from weft.hdl.code import Code
-from weft.hdl.conflicts import conflicts
+from weft.hdl.checker.conflicts import conflicts
 from weft.hdl.isa import End, Load, Mm, Queue, Store, Vec
+from weft.hdl.isa.code import Code
 
 QUEUES = len(Queue)
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from qdq_models import Builder, Quantised
+from support.qdq_models import Builder, Quantised
 
 from weft.compiler import support, support_attention, support_channels, support_pool, support_softmax
 from weft.compiler.frontend import import_model

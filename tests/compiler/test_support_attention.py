@@ -9,8 +9,8 @@ import attention_models as models
 import numpy as np
 import onnx
 import pytest
-from attention_models import Exploded, Sizes
 from onnx import TensorProto, helper
+from support.attention_models import Exploded, Sizes
 
 from weft.compiler import support, support_attention, support_rounding, support_softmax
 from weft.compiler.case import Constraint

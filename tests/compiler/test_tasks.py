@@ -18,8 +18,8 @@ from weft.compiler.tasks import (
     dram,
     scratchpad,
 )
-from weft.hdl.code import Code
 from weft.hdl.isa import Instruction, IsaError, Load, Mm, Softmax, Store, Vec
+from weft.hdl.isa.code import Code
 
 KINDS: tuple[type[Instruction], ...] = (Load, Mm, Vec, Store, Softmax)
 

@@ -29,7 +29,7 @@ import weft
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host import run_host
 from weft.compiler.ir import CompileError, HostSegment
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 NEAR = 2.0**-8
 """Of a step: how far ONNX Runtime's sums of float32 are from the truth, at most."""

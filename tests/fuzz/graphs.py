@@ -12,11 +12,11 @@ from fuzz.against_ort import compared
 from fuzz.files import Edit
 from fuzz.outcome import Outcome
 from onnx import TensorProto, helper
-from qdq_models import Builder, Quantised
+from support.qdq_models import Builder, Quantised
 
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 
 Rng = np.random.Generator
 CONFIGS: dict[str, Config] = PRESETS | {board.name: board.config for board in BOARDS.values()}

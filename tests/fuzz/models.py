@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from onnx import TensorProto, helper, numpy_helper
 from oracle import session
 
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 Rng = np.random.Generator
 INTEGERS = [

@@ -6,16 +6,15 @@ import json
 from functools import cache
 from pathlib import Path
 
-import attention_models
 import numpy as np
 import onnx
-import qdq_models
+from support import attention_models, qdq_models
 
 import weft
 from weft.boards.frames import Answer, Identity, Operation, Request
 from weft.compiler.conv_plan import ConvPlan, plan
 from weft.compiler.conv_shape import ConvShape
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 from weft.tuning import TunedLayer, Tuning
 
 

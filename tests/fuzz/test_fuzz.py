@@ -15,7 +15,7 @@ from fuzz import command, files, graphs, run, sandbox, seeds, values
 from fuzz.kinds import KINDS
 from fuzz.outcome import Outcome, check_sentence
 
-from weft.hdl.config import ConfigError
+from weft.hdl.isa.config import ConfigError
 from weft.runtime import Image
 from weft.sim.device import Device
 

@@ -8,16 +8,16 @@ from typing import Any
 import cocotb
 import numpy as np
 import pytest
-from axi_models import channels, pauses
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, First, RisingEdge
 from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
+from support.axi_models import channels, pauses
 
-from weft.hdl.config import PRESETS
 from weft.hdl.core import Core
 from weft.hdl.isa import End, Instruction, Load, Mm, Source, Store, Vec
-from weft.hdl.memmap import MAGIC, Counter, Reg, Status, base_register, counter_register
-from weft.sim.bench import bench_parameters, run_bench
+from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.memmap import MAGIC, Counter, Reg, Status, base_register, counter_register
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CONFIG = PRESETS["tiny"]
 N = CONFIG.n

@@ -7,19 +7,19 @@ from typing import Any
 import cocotb
 import numpy as np
 import pytest
-from axi_models import channels, pauses
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, First, RisingEdge
 from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
-from op_cases import random_chain
+from support.axi_models import channels, pauses
+from support.op_cases import random_chain
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.microops import run_ops
-from weft.hdl.config import PRESETS
 from weft.hdl.core import Core
-from weft.hdl.memmap import Reg, Status, base_register
+from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.memmap import Reg, Status, base_register
 from weft.runtime import Image
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CONFIG = PRESETS["tiny"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-from weft.hdl.config import PRESETS
 from weft.hdl.core import Core
 from weft.hdl.describe import describe
-from weft.hdl.memmap import SIZE, Counter, Reg
+from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.memmap import SIZE, Counter, Reg
 from weft.hdl.verilog import generate
 
 CONFIG = PRESETS["tiny"]

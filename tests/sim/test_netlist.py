@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from weft.boards.registry import BOARDS
-from weft.hdl.cache import entry
-from weft.hdl.config import PRESETS, Config
 from weft.hdl.core import Core
+from weft.hdl.files.cache import entry
 from weft.hdl.isa import End, Load, Mm, Store, Vec
-from weft.hdl.parts import synthesis
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.lib.parts import synthesis
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate, run_yosys
-from weft.sim.cells import without_cells
 from weft.sim.device import Device
-from weft.sim.golden import GoldenDevice
-from weft.sim.rtl import TOP, RtlDevice
+from weft.sim.golden.golden import GoldenDevice
+from weft.sim.rtl.rtl import TOP, RtlDevice
+from weft.sim.verilator.cells import without_cells
 
 SMALLEST = PRESETS["tiny"].replace(
     n=2,

@@ -4,38 +4,26 @@ probabilities, which only data tells, sets the pace."""
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from attention_cases import random_attention
-from attention_cases import random_inputs as attention_inputs
-from op_cases import random_cascade, random_inputs, random_op, segment_of
+from support.attention_cases import random_attention
+from support.attention_cases import random_inputs as attention_inputs
+from support.op_cases import random_cascade, random_inputs, random_op, segment_of
+from support.random_programs import MEMORY, Generator, WithoutDivision, memory_of
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir import DeviceSegment
-from weft.hdl.config import PRESETS, Config
-from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Queue, Softmax, Store
-from weft.hdl.memmap import Counter
+from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Queue, Store
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.device import Device, DeviceError
-from weft.sim.rtl import RtlDevice
+from weft.sim.rtl.rtl import RtlDevice
 from weft.sim.timing import TimingDevice
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_rtl_random import MEMORY, Generator
 
 Counters = dict[Counter, int]
 TINY = PRESETS["tiny"]
-
-
-def memory_of(config: Config, rng: np.random.Generator) -> dict[str, float | None]:
-    """Settings of a random memory, for both devices."""
-    return {
-        "latency": int(rng.integers(1, 80)),
-        "bytes_per_cycle": [None, config.bus_bytes, config.bus_bytes / 3, 1.7][rng.integers(4)],
-    }
 
 
 def run_both(
@@ -93,13 +81,6 @@ def test_attention(preset: str) -> None:
         memory = memory_of(config, rng)
         rtl, model = run_both(image, config, attention_inputs(rng, op), memory)
         assert_close(rtl, model, 0.05, f"case {case}: {op}, {memory}")
-
-
-class WithoutDivision(Generator):
-    """Random programs whose time no data tells."""
-
-    def normalise(self) -> Softmax:  # type: ignore[override]
-        return self.softmax()
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import qdq_models
+from support import qdq_models
 
 import weft
 from weft.api import InputError, Program
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir import CompileError
 from weft.examples import digits
-from weft.hdl.code import Code
-from weft.hdl.config import PRESETS, ConfigError
+from weft.hdl.checker.program import ProgramError
 from weft.hdl.isa import Store
-from weft.hdl.program import ProgramError
+from weft.hdl.isa.code import Code
+from weft.hdl.isa.config import PRESETS, ConfigError
 from weft.runtime import Image
 from weft.sim.device import DeviceError
-from weft.sim.golden import GoldenDevice
+from weft.sim.golden.golden import GoldenDevice
 
 
 @pytest.fixture(scope="module")

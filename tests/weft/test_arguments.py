@@ -16,7 +16,7 @@ from weft import InputError, Program, arguments
 from weft.attention import PagedAttention, Quantisation
 from weft.demo import Demo
 from weft.examples import digits
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 from weft.trace import timelines_of
 from weft.tune import tune
 

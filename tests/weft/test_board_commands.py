@@ -15,7 +15,7 @@ from weft.boards.board import Board, MemoryKind
 from weft.boards.build import Built, TimingError
 from weft.boards.registry import BOARDS
 from weft.boards.sdram_eye import best_eye
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 REPORT: dict[str, Any] = {
     "board": "icebreaker",
@@ -38,7 +38,7 @@ REPORT: dict[str, Any] = {
         "met": True,
         "critical_path": [
             {"ns": 1.0, "kind": "clk-to-q", "cell": "first", "net": None, "sources": []},
-            {"ns": 2.0, "kind": "routing", "cell": "last", "net": "x", "sources": ["hdl/pe.py:84"]},
+            {"ns": 2.0, "kind": "routing", "cell": "last", "net": "x", "sources": ["hdl/matrix/pe.py:84"]},
         ],
     },
     "notes": ["80 % of its clock is believed"],
@@ -108,7 +108,7 @@ def test_build_leaves_bitstream_report_and_floorplan(
     text = capsys.readouterr().out
     assert re.search(r"LUTs +4,100 +5,280 +77\.7\n", text)
     assert "clock: 24 MHz wanted, 25.1 MHz reached: met\n" in text
-    assert "critical path: first to last, through hdl/pe.py:84\n" in text
+    assert "critical path: first to last, through hdl/matrix/pe.py:84\n" in text
     assert "SDRAM: clock late by 252.35 degrees; ns left: write setup 7.25, read hold 2.76\n" in text
     assert "link: 1,500,000 baud\n" in text
     assert "note: 80 % of its clock is believed\n" in text

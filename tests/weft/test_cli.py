@@ -19,7 +19,7 @@ from weft import __main__ as command
 from weft import report
 from weft.compiler.ir import CompileError
 from weft.demo import Demo
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError
 
 NODES = [("conv1", "Conv", "device", ""), ("top", "TopK", "host", "the device has no TopK")]

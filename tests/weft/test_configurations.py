@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import qdq_models
+from support import qdq_models
 
 import weft
 from weft import ConfigError, InputError, Program
@@ -22,10 +22,10 @@ from weft.configurations import configuration, names, sequential_boards
 from weft.examples import digits
 from weft.hdl import core as pipelined
 from weft.hdl import verilog as generating
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential import core as sequential
-from weft.sim import rtl
-from weft.sim.golden import GoldenDevice
+from weft.sim.golden.golden import GoldenDevice
+from weft.sim.rtl import rtl
 from weft.trace import timelines_of
 from weft.tune import tune
 

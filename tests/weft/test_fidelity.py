@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import attention_bounds as bounds
-import configurations
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from attention_drawn import Drawn, draw
-from graph_runs import device_ops
+from support import configurations
+from support.attention_drawn import Drawn, draw
+from support.graph_runs import device_ops
 
 import weft
 from weft.compiler.frontend import import_model
 from weft.compiler.ir import Attention
-from weft.hdl.config import Config
+from weft.hdl.isa.config import Config
 
 CONFIGS = {name: config for name, config in configurations.every().items() if config.softmax}
 

@@ -19,7 +19,7 @@ import weft
 from weft import __main__ as command
 from weft.boards.registry import BOARDS
 from weft.examples import load
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 
 WITHOUT = PRESETS["tiny"].replace(probability_bits=0)
 PART = re.compile(r"(\d+) of (\d+) nodes run on the device")

@@ -7,7 +7,7 @@ import pytest
 import zoo
 
 import weft
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 
 CONFIG = PRESETS["default"]
 RATE = {"densenet121": 5e-3, "vit_layer": 5e-2}

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from oracle import compared, layers, session, steps
-from qdq_models import feeds, random_cnn, softmax
+from support.qdq_models import feeds, random_cnn, softmax
 
 import weft
 from weft.compiler.backend import DeviceProgram

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import attention_bounds as bounds
-import attention_cases
-import configurations
 import numpy as np
 import pytest
-from attention_cases import view
+from support import attention_cases, configurations
+from support.attention_cases import view
 
 from weft.api import InputError
 from weft.attention import PagedAttention, Quantisation
 from weft.compiler.ir import Attention, CompileError
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 
 HEADS, KV_HEADS, SIZE, PAGE, PAGES, CAPACITY = 4, 2, 16, 16, 12, 5
 CONFIGS = {name: config for name, config in configurations.every().items() if config.softmax}

@@ -18,7 +18,7 @@ from weft import WeftError, cli
 from weft import __main__ as command
 from weft.boards.registry import BOARDS
 from weft.examples import digits
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 
 WEFT = [sys.executable, "-m", "weft"]
 

@@ -19,12 +19,12 @@ from weft.api import Program
 from weft.compiler.backend import DeviceProgram
 from weft.errors import FileError
 from weft.examples import attention, digits
-from weft.hdl.accesses import Memory, on_chip
-from weft.hdl.asm import assemble
-from weft.hdl.config import PRESETS
+from weft.hdl.checker.accesses import Memory, on_chip
 from weft.hdl.isa import Load, Queue, Store
-from weft.hdl.memmap import Counter
-from weft.sim.rtl_trace import TracedRtl
+from weft.hdl.isa.asm import assemble
+from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.memmap import Counter
+from weft.sim.rtl.rtl_trace import TracedRtl
 from weft.sim.timing.occupancy import occupancy
 from weft.trace import LAYERS, TRACKS, Slice, Timeline, timelines_of
 

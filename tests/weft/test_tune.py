@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import qdq_models
+from support import qdq_models
 
 import weft
 import weft.tune as tuner
@@ -24,7 +24,7 @@ from weft.compiler.conv_plan import Choice, ConvPlan, candidates
 from weft.compiler.conv_shape import ConvShape
 from weft.errors import FileError
 from weft.examples import digits
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.timing.library import library
 from weft.tune import RANKED, tune
 from weft.tuning import TunedLayer, Tuning, sources_digest, timed_sources
@@ -253,7 +253,7 @@ def test_files_that_are_refused(changes: dict[str, object], message: str | None,
 
 LOADED = """
 import sys, weft.tune
-from weft.hdl.config import PRESETS
+from weft.hdl.isa.config import PRESETS
 weft.tune.tune(sys.argv[1], PRESETS["tiny"], trials=1)
 print(*(module.__file__ for name, module in list(sys.modules.items()) if name.startswith("weft.")), sep="\\n")
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deaf_memory import deaf_top
+from support.deaf_memory import deaf_top
 
 import weft
 from weft import cli, virtual
@@ -19,8 +19,8 @@ from weft.boards import host, registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
 from weft.examples import digits
-from weft.hdl.config import PRESETS
 from weft.hdl.isa import Load, Store, Vec
+from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError
 from weft.virtual import VirtualBoard, board_at
 

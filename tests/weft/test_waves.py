@@ -17,13 +17,13 @@ import weft
 from weft import cli
 from weft.errors import FileError
 from weft.examples import digits
-from weft.hdl.config import PRESETS
 from weft.hdl.isa import End, Vec
-from weft.sim import verilate
+from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError
-from weft.sim.rtl import RtlDevice
-from weft.sim.wave_names import Variable, unpack, variables
-from weft.sim.waves import CYCLE_TIME, GROUPS, Waves
+from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.verilator import verilate
+from weft.sim.waves.wave_names import Variable, unpack, variables
+from weft.sim.waves.waves import CYCLE_TIME, GROUPS, Waves
 from weft.waves import recording
 
 TINY = PRESETS["tiny"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.hdl.config import PRESETS, Config
 from weft.hdl.isa import Store
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.micro import (
     OPERAND_LOW,
     WIDTHS,

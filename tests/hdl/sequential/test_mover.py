@@ -7,14 +7,14 @@ from typing import Any
 
 import cocotb
 import pytest
-from axi_models import Steady, channels, check_errors, pauses
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam
+from support.axi_models import Steady, channels, check_errors, pauses
 
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.mover import Mover
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 BYTES = 1 << 12
 STROBES = ("set_address", "set_remain", "set_skip", "set_length", "set_fill", "gather", "scatter", "flush")

@@ -6,11 +6,11 @@ import random
 from typing import Any
 
 import cocotb
-from bench_start import start
 from cocotb.triggers import FallingEdge
+from support.bench_start import start
 
 from weft.hdl.sequential.multiplier import Multiplier
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 
 async def strobe(dut: Any, name: str, **inputs: int) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import cocotb
 import pytest
-from bench_start import start
 from cocotb.triggers import FallingEdge, ReadOnly
-from processor_model import (
+from support.bench_start import start
+from support.processor_model import (
     CONSTANTS,
     EXTREMES,
     MASK,
@@ -23,7 +23,7 @@ from processor_model import (
 
 from weft.hdl.sequential.micro import Condition, MemoryOut, Out, Port
 from weft.hdl.sequential.processor import Processor
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 RUNS = 5
 PATIENCE = 400

@@ -9,12 +9,12 @@ from typing import Any
 import cocotb
 import numpy as np
 import pytest
-from bench_start import start
 from cocotb.triggers import FallingEdge, ReadOnly
+from support.bench_start import start
 
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.rows import Rows
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 QUIET, OVERWRITE, ZEROS = 1, 2, 4
 STROBES = (

@@ -8,15 +8,15 @@ from typing import Any
 import cocotb
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly, RisingEdge
-from control_bench import PATIENCE, ControlBench
+from support.control_bench import PATIENCE, ControlBench
 
-from weft.hdl.config import PRESETS
-from weft.hdl.counters import WORDS
+from weft.hdl.control.counters import WORDS
 from weft.hdl.isa import BASES
-from weft.hdl.memmap import Reg, base_register
+from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.memmap import Reg, base_register
 from weft.hdl.sequential.control import REGISTERS, Control
 from weft.hdl.sequential.core import COUNTED
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CONFIG = PRESETS["tiny"]
 KEPT = {Reg.PROGRAM >> 2, *(base_register(index) >> 2 for index in range(BASES))}

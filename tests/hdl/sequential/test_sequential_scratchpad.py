@@ -10,9 +10,9 @@ import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
 
-from weft.hdl.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.scratchpad import Scratchpad
-from weft.sim.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CYCLES = 3000
 

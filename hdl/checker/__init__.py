@@ -1,0 +1,1 @@
+"""The program checker: which programs the hardware may run."""

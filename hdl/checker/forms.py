@@ -1,0 +1,161 @@
+"""Instructions that differ in nothing but semaphores and DRAM offset: each such form is checked once.
+
+A program's addresses on chip are those of a few slots, so that a program of a million instructions has some thousands
+of forms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.hdl.checker.accesses import Dram, Memory, OnChip, ProgramError, name
+from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
+from weft.hdl.checker.extents import Extents
+from weft.hdl.checker.rules import ADDRESSES, check_instruction
+from weft.hdl.isa import WORD_BYTES, Instruction, IsaError, Load, Store, places
+from weft.hdl.isa.code import Code, mask
+from weft.hdl.isa.config import Config
+
+SPACES = {
+    Memory.SCRATCHPAD: SCRATCHPAD,
+    Memory.ACCUMULATOR: ACCUMULATOR,
+    Memory.ALIGNMENTS: ALIGNMENTS,
+}
+"""Memories that more than one queue uses."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What all instructions of a form touch; `memory` with offset 0 if it `moves` with the offset."""
+
+    chip: list[OnChip]
+    memory: list[Dram]
+    moves: bool
+
+    def uses(self) -> list[tuple[bool, int, int, int, bool]]:
+        """(whether it is written, space, first address, one past the last, whether these move)."""
+        found = []
+        for access in self.chip:
+            if access.memory in SPACES:
+                found.append((access.write, SPACES[access.memory], *_span(access), False))
+        return found + [(run.write, DRAM + run.base, run.low, run.high, self.moves) for run in self.memory]
+
+
+def _span(access: OnChip) -> tuple[int, int]:
+    cells = access.cells
+    if isinstance(cells, slice):
+        return cells.start, cells.stop
+    return int(cells[0]), int(cells[-1]) + 1
+
+
+class Forms:
+    """The forms of `code`, which has no END.
+
+    Raises
+    ------
+    ProgramError
+        Naming the first instruction that breaks a rule by itself.
+
+    Attributes
+    ----------
+    uses : Uses
+        What all instructions touch, in memories that more than one queue uses, as if each touched all between the
+        first and the last address of an operand. Tasks are indices.
+    """
+
+    def __init__(self, code: Code, config: Config, extents: Extents | None) -> None:
+        self._code, self._config, self._extents = code, config, extents
+        self._form, first = _distinct(code)
+        self._offsets = _offsets(code)
+        self._forms: list[_Form] = []
+        for index in first:
+            try:
+                self._forms.append(self._checked(index))
+            except ProgramError:
+                self._check_offsets(index)  # one before it may be at fault
+                raise
+        uses = self._check_offsets(len(code))
+        self.uses = dataclasses.replace(uses, kind=uses.kind + 2 * code.queues.astype(np.int64)[uses.task])
+
+    def _checked(self, index: int) -> _Form:
+        instruction = self._code[index]
+        chip, memory = self._check(index, instruction)
+        moves = isinstance(instruction, Store) or (isinstance(instruction, Load) and not instruction.paged)
+        if moves:
+            memory = [dataclasses.replace(run, offset=0) for run in memory]
+        return _Form(chip, memory, moves)
+
+    def _check(self, index: int, instruction: Instruction) -> tuple[list[OnChip], list[Dram]]:
+        try:
+            return check_instruction(instruction, self._config, self._extents)
+        except (IsaError, ProgramError) as error:
+            raise ProgramError(f"{name(index, instruction)}: {error}") from None
+
+    def _check_offsets(self, count: int) -> Uses:
+        """Whether all of the first `count` instructions stay within what they may touch in DRAM; what they touch."""
+        uses = self._uses(count)
+        wrong = np.zeros(len(uses.task), bool)
+        for space in np.unique(uses.space[uses.space >= DRAM]).tolist():
+            for write in (False, True):
+                rows = np.flatnonzero((uses.space == space) & (uses.kind == write))
+                low, high = uses.start[rows], uses.stop[rows]
+                if self._extents is None:
+                    wrong[rows] = (low < 0) | (high > ADDRESSES)
+                else:
+                    wrong[rows] = ~self._extents.allow(space - DRAM, write, low, high)
+        if wrong.any():
+            index = int(uses.task[wrong].min())
+            self._check(index, self._code[index])
+            raise AssertionError(f"{name(index, self._code[index])} is taken for a wrong one")
+        return uses
+
+    def _uses(self, count: int) -> Uses:
+        """What the first `count` instructions touch; `kind` only says whether they write."""
+        known = [form.uses() for form in self._forms]
+        counts = np.array([len(uses) for uses in known], np.int64)
+        flat = np.array([use for uses in known for use in uses], np.int64).reshape(-1, 5)
+        form = self._form[:count]
+        task = np.repeat(np.arange(count), counts[form])
+        ahead = np.cumsum(counts[form]) - counts[form]
+        row = (np.cumsum(counts) - counts)[form][task] + np.arange(len(task)) - ahead[task]
+        write, space, start, stop, moves = flat[row].T
+        offset = moves * self._offsets[task]
+        return Uses(task, write, space, start + offset, stop + offset)
+
+    def accesses(self, index: int) -> tuple[list[OnChip], list[Dram]]:
+        """Just what one instruction touches."""
+        form = self._forms[self._form[index]]
+        if not form.moves:
+            return form.chip, form.memory
+        offset = int(self._offsets[index])
+        return form.chip, [dataclasses.replace(run, offset=offset) for run in form.memory]
+
+
+def _distinct(code: Code) -> tuple[np.ndarray, list[int]]:
+    """The form of each instruction, and of each form the first instruction."""
+    words = code.words.copy()
+    for opcode, rows in code.by_opcode():
+        words[rows] &= ~mask(opcode, ("wait", "signal", "offset"))
+    raw = words.tobytes()
+    known: dict[bytes, int] = {}
+    first: list[int] = []
+    form = np.empty(len(code), np.int64)
+    for index in range(len(code)):
+        word = raw[index * WORD_BYTES : (index + 1) * WORD_BYTES]
+        at = known.setdefault(word, len(known))
+        if at == len(first):
+            first.append(index)
+        form[index] = at
+    return form, first
+
+
+def _offsets(code: Code) -> np.ndarray:
+    """The field `offset` of those that have it."""
+    offsets = np.zeros(len(code), np.int64)
+    for opcode, rows in code.by_opcode():
+        if "offset" in places(opcode):
+            offsets[rows] = code.field("offset", opcode, rows)
+    return offsets

@@ -1,0 +1,158 @@
+"""The rules that one instruction keeps or breaks by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.hdl.checker.accesses import (
+    Cells,
+    Dram,
+    Memory,
+    OnChip,
+    ProgramError,
+    distinct,
+    dram,
+    on_chip,
+    output_loops,
+    pixel_loops,
+    sequence,
+    verb,
+)
+from weft.hdl.checker.extents import Extents
+from weft.hdl.isa import (
+    FILL_MAX,
+    Instruction,
+    Load,
+    Mm,
+    Normalise,
+    Reduce,
+    Softmax,
+    Store,
+    Table,
+    Vec,
+    VectorInstruction,
+)
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.features import lacking
+
+ADDRESSES = 1 << 32
+"""Bytes behind a base register of which no more is known."""
+
+
+def check_instruction(
+    i: Instruction, config: Config, extents: Extents | None
+) -> tuple[list[OnChip], list[Dram]]:
+    """Check one instruction; its accesses to memories on the chip and to DRAM.
+
+    Raises
+    ------
+    IsaError
+        For a value that does not fit its field.
+    ProgramError
+        For any other broken rule, without the instruction's name.
+    """
+    i.check()
+    if reason := lacking(i, config):
+        raise ProgramError(reason)
+    if isinstance(i, Load):
+        _check_load(i, config, extents)
+    elif isinstance(i, Store) and i.pixels > 1 and i.pitch < i.length:
+        raise ProgramError(f"'pitch' {i.pitch} is less than 'length' {i.length}")
+    elif isinstance(i, Mm) and not distinct(((i.oy, i.c_oy), (i.ox, i.c_ox))):
+        raise ProgramError("two rows of A in a tile add to one accumulator row")
+    elif isinstance(i, Softmax):
+        _check_softmax(i, extents)
+    elif isinstance(i, Table) and config.n * i.vectors > config.table_depth:
+        entries = config.n * i.vectors
+        raise ProgramError(f"'vectors' {i.vectors} has {entries} entries, but the table {config.table_depth}")
+    if isinstance(i, (Mm, Vec)):
+        for field in ("h", "w"):
+            if getattr(i, field) > 1 << 15:
+                raise ProgramError(f"{field!r} is {getattr(i, field)}, but coordinates end at 32767")
+    chip, memory = on_chip(i, config), dram(i)
+    if isinstance(i, Vec):
+        _check_vec(i, config)
+    if isinstance(i, (Vec, Normalise)) and i.low > i.high:
+        raise ProgramError(f"'low' {i.low} is above 'high' {i.high}")
+    if isinstance(i, VectorInstruction):
+        _check_overlap(i, config, chip)
+    for run in memory:
+        _check_dram(run, extents)
+    return chip, memory
+
+
+def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
+    if i.rows % i.line:
+        raise ProgramError(f"'rows' {i.rows} is no multiple of 'line' {i.line}")
+    if i.transpose and i.length > config.n:
+        raise ProgramError(
+            f"'length' {i.length} is more than a vector of {config.n}, which 'transpose' takes"
+        )
+    if not distinct(pixel_loops(i, config.n)):
+        raise ProgramError("two vectors go to one scratchpad address")
+    behind = (i.pixels - 1) * i.pitch + i.length - i.before - i.run
+    if behind > FILL_MAX:
+        raise ProgramError(
+            f"the pixels of a row end {behind} bytes behind what 'run' loads; at most {FILL_MAX} may be filled"
+        )
+    if i.paged and extents is not None and extents.pages.get(i.base) != i.table:
+        raise ProgramError(f"base register {i.base} holds no pages that are named by base register {i.table}")
+
+
+def _check_softmax(i: Softmax, extents: Extents | None) -> None:
+    if i.relative and extents is not None and i.register not in extents.numbers:
+        raise ProgramError(f"base register {i.register} holds no number in this program")
+    if i.first and i.final:
+        raise ProgramError("'first' starts row states anew, which 'final' only reads")
+    if not distinct(((i.oy, i.state_oy), (i.ox, i.state_ox))):
+        raise ProgramError("two rows of scores have one row state")
+
+
+def _check_vec(i: Vec, config: Config) -> None:
+    if i.reduce not in set(Reduce):
+        raise ProgramError(f"'reduce' is {i.reduce}, outside 0 to {max(Reduce)}")
+    if i.reduce == Reduce.NONE and (i.ry, i.rx) != (1, 1):
+        raise ProgramError(f"'ry' and 'rx' are {i.ry} and {i.rx}, but without a reduction they must be 1")
+    if i.b_mantissa >> config.mantissa_bits:
+        raise ProgramError(f"'b_mantissa' is {i.b_mantissa}, but mantissas have {config.mantissa_bits} bits")
+
+
+def _check_overlap(i: VectorInstruction, config: Config, chip: list[OnChip]) -> None:
+    """No output may overwrite what a later one reads."""
+    scratchpad = [access for access in chip if access.memory is Memory.SCRATCHPAD]
+    written = _present(next(access.cells for access in scratchpad if access.write), config.scratchpad_size)
+    for access in scratchpad:
+        if not access.write and written[access.cells].any():
+            _check_in_place(i, access.field)
+
+
+def _present(cells: Cells, size: int) -> np.ndarray:
+    present = np.zeros(size, bool)
+    present[cells] = True
+    return present
+
+
+def _check_in_place(i: VectorInstruction, field: str) -> None:
+    """The instruction reads as `field` vectors that it also writes."""
+    if field == "params":
+        raise ProgramError("'dst' writes into the parameter block")
+    write = sequence(i.dst, output_loops(i, "dst"))
+    reduction = ((i.ry, i.src_ry), (i.rx, i.src_rx)) if isinstance(i, Vec) and field == "src" else ()
+    read = sequence(getattr(i, field), (*output_loops(i, field), *reduction))
+    last_read = np.full(1 << 16, -1)
+    np.maximum.at(last_read, read, np.repeat(np.arange(write.size), read.size // write.size))
+    late = np.flatnonzero(last_read[write] > np.arange(write.size))
+    if late.size:
+        raise ProgramError(
+            f"'dst' writes scratchpad vector {write[late[0]]}, which a later output reads as {field!r}"
+        )
+
+
+def _check_dram(memory: Dram, extents: Extents | None) -> None:
+    if extents is not None:
+        extents.check_access(memory)
+    elif memory.low < 0 or memory.high > ADDRESSES:
+        raise ProgramError(
+            f"{verb(memory.write)} bytes {memory.low} to {memory.high - 1} of base register {memory.base},"
+            f" which has {ADDRESSES}"
+        )

@@ -1,0 +1,1 @@
+"""Registers, instruction fetch, semaphores and counters."""

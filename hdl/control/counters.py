@@ -1,0 +1,127 @@
+"""Event counters of 64 bits, kept in one small memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa.memmap import Counter
+
+WORDS = 2 * len(Counter)
+"""Words of 32 bits that all counters take, low word first."""
+SETTLING = WORDS + 3
+"""Cycles after its last event until a counter is exact: its own register, that before the adder, and a round of it."""
+
+
+class Counters(wiring.Component):
+    """The counters of `Counter`.
+
+    Events gather in a few bits per counter, which one adder moves to the memory in turn. A counter is
+    therefore exact only `SETTLING` cycles after its last event, and at any earlier time short by no more than
+    that; with fewer counters or a narrower memory, a round takes as many cycles as there are words in that.
+
+    Parameters
+    ----------
+    counted : sequence of Counter
+        The counters there are, in ascending order; events of others are ignored.
+    bits : int
+        Width of the memory, 32 or 16: half of that needs half the block RAM and twice the time.
+
+    Members
+    -------
+    clear : In(1)
+        Sets all counters to 0, not counting the events of the same cycle.
+    enable : In(1)
+        Events count only while this is 1.
+    event : In(len(Counter))
+        Bit i adds 1 to counter i.
+    row, write : In(1)
+        A row of A enters the array, a row of C is written. ARRAY_WINDOW, whose event bit is ignored, is made from
+        these; two writes further apart than 2**32 cycles upset it.
+    index : Out(range(WORDS))
+        Word i of all counters passes: each that there is once in twice `WORDS` cycles or less, in order.
+    value : Out(32)
+        The word that passes; of 16 bits, when `complete` is 1.
+    complete : Out(1)
+    """
+
+    def __init__(self, counted: Sequence[Counter] = tuple(Counter), *, bits: int = 32) -> None:
+        self.counted, self.bits = counted, bits
+        super().__init__(
+            {
+                "clear": In(1),
+                "enable": In(1),
+                "event": In(len(Counter)),
+                "row": In(1),
+                "write": In(1),
+                "index": Out(range(WORDS)),
+                "value": Out(32),
+                "complete": Out(1, init=1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        counted = self.counted
+        chunks = (64 // self.bits - 1).bit_length()  # bits of a chunk's number in its counter
+        words = len(counted) << chunks
+        m.submodules.memory = memory = Memory(shape=self.bits, depth=words, init=[])
+        update, write = memory.read_port(), memory.write_port()
+        stale = Signal(init=1)  # what the memory holds, until the first round is over
+        word, following = Signal(range(words)), Signal(range(words))
+        high, slot = word[:chunks].any(), word[chunks:]
+        coming_high, coming_slot = following[:chunks].any(), following[chunks:]
+        recent = [Signal(range(words + 1), name=f"recent_{counter.name.lower()}") for counter in counted]
+        m.d.comb += self.index.eq(Cat(word[chunks - 1], Array(counter.value for counter in counted)[slot]))
+
+        # A register, as what happens in a unit may be known late in the cycle.
+        events = Signal(len(Counter))
+        m.d.sync += events.eq(Mux(self.enable, self.event, 0))
+        if Counter.ARRAY_WINDOW in counted:
+            window = self._window(m)
+            recent[counted.index(Counter.ARRAY_WINDOW)] = Signal(32, name="recent_array_window")
+        for place, (counter, gathered) in enumerate(zip(counted, recent, strict=True)):
+            added = window if counter is Counter.ARRAY_WINDOW else events[counter]
+            moves = ~coming_high & (coming_slot == place)
+            m.d.sync += gathered.eq(Mux(moves, 0, gathered) + added)
+        last = word == words - 1
+        m.d.comb += following.eq(Mux(last, 0, word + 1))
+        m.d.sync += [word.eq(following), stale.eq(stale & ~last)]
+        # Chosen a cycle before it is added: the one and the other are many levels of logic.
+        moved, carry, total = Signal(32), Signal(), Signal(self.bits + 1)
+        m.d.sync += moved.eq(Array(recent)[coming_slot])
+        with m.If(self.clear):
+            m.d.sync += [word.eq(0), stale.eq(1), moved.eq(0), *(gathered.eq(0) for gathered in recent)]
+
+        m.d.comb += [
+            total.eq(Mux(stale, 0, update.data) + Mux(high, carry, moved)[: self.bits]),
+            update.addr.eq(following),
+            # Always; saying so spares synthesis the logic for reading a word while it is written.
+            update.en.eq(following != word),
+            write.addr.eq(word),
+            write.data.eq(total),
+            write.en.eq(1),
+            self.value.eq(total),
+        ]
+        if self.bits == 16:
+            before = Signal(16)
+            m.d.sync += before.eq(total)
+            m.d.comb += [self.value.eq(Cat(before, total[:16])), self.complete.eq(word[0])]
+        m.d.sync += carry.eq(total[-1])
+        return m
+
+    def _window(self, m: Module) -> Signal:
+        """Cycles to add to ARRAY_WINDOW: at every write, those since the last one or the first row."""
+        opened, since, added = Signal(), Signal(32), Signal(32)
+        counting = self.enable & (opened | self.row)
+        m.d.sync += [opened.eq(counting | opened), since.eq(since + counting)]
+        with m.If(counting & self.write):
+            m.d.comb += added.eq(since + 1)
+            m.d.sync += since.eq(0)
+        with m.If(self.clear):
+            m.d.sync += [opened.eq(0), since.eq(0)]
+        return added

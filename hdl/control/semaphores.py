@@ -1,0 +1,174 @@
+"""Counting semaphores, and the instruction queues that wait for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Instruction, Queue
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.ports import part_layout
+
+
+class Semaphores(wiring.Component):
+    """`SEMAPHORES` counters of 8 bits.
+
+    In every cycle a counter grows by one if a unit gives it, and shrinks by one if a queue takes it. By the rules
+    for programs a semaphore has one producer queue and one consumer queue, and never passes `SEMAPHORE_MAX`: what two
+    units that give it in one cycle do is not defined, nor two queues that take it.
+
+    Members
+    -------
+    clear : In(1)
+        Sets all counters to 0 at the next clock edge.
+    give, take : In(SEMAPHORES), one of each per queue
+        Masks of semaphores that grow and shrink in this cycle. `take` may only name `available` ones.
+    available : Out(SEMAPHORES)
+        The semaphores above 0, from registers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "clear": In(1),
+                "give": In(SEMAPHORES).array(len(Queue)),
+                "take": In(SEMAPHORES).array(len(Queue)),
+                "available": Out(SEMAPHORES),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        for index in range(SEMAPHORES):
+            count = Signal(range(SEMAPHORE_MAX + 1), name=f"count_{index}")
+            given = Cat(self.give[queue][index] for queue in Queue).any()
+            taken = Cat(self.take[queue][index] for queue in Queue).any()
+            with m.If(self.clear):
+                m.d.sync += count.eq(0)
+            with m.Elif(given ^ taken):
+                m.d.sync += count.eq(count + Mux(taken, -1, 1))
+            m.d.comb += self.available[index].eq(count != 0)
+        return m
+
+
+class Dispatcher(wiring.Component):
+    """The in-order queue of one unit: holds instructions until their semaphores are available.
+
+    Parameters
+    ----------
+    config : Config
+        Of it, the width of the bus and `queue_depth`.
+    kinds : sequence of type[Instruction]
+        The instructions of the unit.
+
+    Members
+    -------
+    fetched : In(stream of part_layout(config))
+        From fetch, instruction after instruction. Of the opcode only those bits are stored in which the kinds differ,
+        and no bits that are reserved in all kinds.
+    available : In(SEMAPHORES)
+        Semaphores above 0.
+    take : Out(SEMAPHORES)
+        Semaphores taken in this cycle: the wait mask, in the cycle in which the unit accepts the instruction.
+    instruction : Out(stream of the first kind's layout)
+        To the unit, whole but for reserved bits, which are 0. Once valid it stays so until accepted, as only this queue
+        takes the semaphores it waits for.
+    waiting : Out(1)
+        The next instruction lacks a semaphore.
+    empty : Out(1)
+        The queue holds no whole instruction.
+    """
+
+    def __init__(self, config: Config, kinds: Sequence[type[Instruction]]) -> None:
+        self._kinds = tuple(kinds)
+        self._depth = config.queue_depth
+        layout = self._kinds[0].layout()
+        super().__init__(
+            {
+                "fetched": In(stream.Signature(part_layout(config))),
+                "available": In(SEMAPHORES),
+                "take": Out(SEMAPHORES),
+                "instruction": Out(stream.Signature(layout)),
+                "waiting": Out(1),
+                "empty": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        word = self.instruction.payload
+        level = Signal(range(self._depth + 1))
+        satisfied = (word.wait & ~self.available) == 0
+        accepted = self.instruction.valid & self.instruction.ready
+        # A register behind the memory, so that its delay does not add to that of the unit.
+        head, taken = Signal(), Signal()
+        granted = Signal()  # what it waits for is there, and stays
+        full = Signal()
+        last = self.fetched.payload.index == WORD_BITS // len(self.fetched.payload.data) - 1
+        written = self.fetched.valid & self.fetched.ready
+        arrived = written & last
+        m.d.comb += [
+            self.fetched.ready.eq(~full),
+            self.empty.eq((level == 0) & ~head),
+            self.instruction.valid.eq(granted),
+            self.waiting.eq(head & ~granted & ~satisfied),
+            word.opcode.eq(int(self._kinds[0].OPCODE)),
+        ]
+        if self._depth == 1:
+            m.d.comb += [head.eq(level != 0), taken.eq(accepted)]
+        else:
+            m.d.comb += taken.eq((level != 0) & (~head | accepted))
+            m.d.sync += head.eq(taken | head & ~accepted)
+        m.d.sync += level.eq(level + arrived - taken)
+        m.d.sync += granted.eq(head & satisfied & ~accepted)
+        with m.If(arrived ^ taken):
+            m.d.sync += full.eq(arrived & (level == self._depth - 1))
+        with m.If(accepted):
+            m.d.comb += self.take.eq(word.wait)
+        self._store(m, written, arrived, taken)
+        return m
+
+    def _store(self, m: Module, written: Value, arrived: Value, taken: Value) -> None:
+        """A memory for each part of an instruction. Read without a clock, so that these few wide words become
+        distributed memory and not block memory."""
+        part, word = self.fetched.payload, Value.cast(self.instruction.payload)
+        width, stored = len(part.data), self._stored()
+        places = range(max(self._depth, 2))
+        write_at, read_at = Signal(places), Signal(places)
+        if self._depth > 1:
+            m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + taken)]
+        for index in range(WORD_BITS // width):
+            bits = [bit for bit in stored if bit // width == index]
+            if not bits:
+                continue
+            enable = written & (part.index == index)
+            source = Cat(part.data[bit % width] for bit in bits)
+            target = Cat(word[bit] for bit in bits)
+            if self._depth == 1:
+                held = Signal(len(bits), name=f"held{index}")
+                with m.If(enable):
+                    m.d.sync += held.eq(source)
+                m.d.comb += target.eq(held)
+                continue
+            m.submodules[f"part{index}"] = ram = Memory(shape=len(bits), depth=self._depth, init=[])
+            store, fetch = ram.write_port(), ram.read_port(domain="comb")
+            m.d.comb += [store.en.eq(enable), store.addr.eq(write_at), store.data.eq(source)]
+            held = Signal(len(bits), name=f"held{index}", reset_less=True)
+            m.d.comb += [fetch.addr.eq(read_at), target.eq(held)]
+            with m.If(taken):
+                m.d.sync += held.eq(fetch.data)
+
+    def _stored(self) -> list[int]:
+        """Bits of an instruction that are stored."""
+        header = 8
+        end = header + max(
+            sum(field.metadata["width"] for field in dataclasses.fields(kind)) for kind in self._kinds
+        )
+        opcodes = [int(kind.OPCODE) for kind in self._kinds]
+        differing = [bit for bit in range(header) if len({opcode >> bit & 1 for opcode in opcodes}) > 1]
+        return [*differing, *range(header, end)]

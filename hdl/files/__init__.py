@@ -1,0 +1,1 @@
+"""Files that are read with a schema, and files that are kept in a cache."""

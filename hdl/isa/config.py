@@ -1,0 +1,252 @@
+"""The hardware configuration: one frozen, validated object that hardware and software share."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from weft.hdl.errors import WeftError
+from weft.hdl.files import schema
+
+FORMAT = "weft configuration 1"
+"""What the field `format` of a configuration file holds, if it is there."""
+_FILE_BYTES = 1 << 20
+
+
+class ConfigError(WeftError, ValueError):
+    """A configuration that cannot be built; the message names the field, the value and the rule."""
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Parameters of one accelerator.
+
+    Parameters
+    ----------
+    n : int
+        Side of the systolic array: ``n * n`` multipliers, and ``n`` bytes a scratchpad vector.
+        A power of two from 2 to 128.
+    lanes : int
+        Lanes of the vector unit: accumulator columns requantised per cycle. A power of two, at most ``n``.
+    scratchpad_banks, scratchpad_depth : int
+        Banks of the scratchpad, and vectors of ``n`` bytes in each. Powers of two.
+    accumulator_banks, accumulator_depth : int
+        Banks of the accumulator, and rows of ``n`` int32 in each. Powers of two.
+    bus_bytes : int
+        Width of the AXI4 data bus in bytes. A power of two, at least ``max(n, 4)``, at most 128.
+    mantissa_bits : int
+        Width of requantisation mantissas: 24 (the default) or 16 (for small parts).
+    queue_depth : int
+        Instructions that wait in front of each unit. A power of two from 1 to 64.
+    probability_bits : int
+        Bits of softmax probabilities: 8, or 7 for arrays whose multipliers take signed bytes only, or 0 for an
+        accelerator without softmax, which then costs nothing.
+    row_states : int
+        Rows of scores that softmax can have under way. A power of two from 4 to 4096.
+    alignments : int
+        Vectors of probabilities that can be under way. A power of two from 16 to 4096.
+    table_depth : int
+        Entries of the table for powers of two. A power of two from 256 to 2048.
+
+    Raises
+    ------
+    ConfigError
+        For a value outside the limits above.
+    """
+
+    n: int = 16
+    lanes: int = 8
+    scratchpad_banks: int = 8
+    scratchpad_depth: int = 2048
+    accumulator_banks: int = 4
+    accumulator_depth: int = 512
+    bus_bytes: int = 16
+    mantissa_bits: int = 24
+    queue_depth: int = 4
+    probability_bits: int = 8
+    row_states: int = 256
+    alignments: int = 2048
+    table_depth: int = 2048
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int:
+                raise ConfigError(
+                    f"configuration field {field.name!r} must be an integer, not {schema.shown(value)}"
+                )
+        self._power("n", 2, 128)
+        self._power("lanes", 1, self.n)
+        self._power("scratchpad_banks", 2, 64)
+        self._power("scratchpad_depth", 16, 1 << 15)
+        self._power("accumulator_banks", 2, 64)
+        self._power("accumulator_depth", 16, 1 << 15)
+        self._power("bus_bytes", max(self.n, 4), 128)
+        self._power("queue_depth", 1, 64)
+        if self.mantissa_bits not in (16, 24):
+            raise ConfigError(
+                f"configuration field 'mantissa_bits' must be 16 or 24, not {schema.shown(self.mantissa_bits)}"
+            )
+        if self.probability_bits not in (0, 7, 8):
+            raise ConfigError(
+                "configuration field 'probability_bits' must be 0 (no softmax), 7 or 8, not "
+                f"{schema.shown(self.probability_bits)}"
+            )
+        self._power("row_states", 4, 4096)
+        self._power("alignments", 16, 4096)
+        self._power("table_depth", 256, 2048)
+        for memory in ("scratchpad", "accumulator"):
+            size = getattr(self, f"{memory}_banks") * getattr(self, f"{memory}_depth")
+            if size > 1 << 16:
+                raise ConfigError(f"the {memory} has {size} rows, but addresses are 16 bits: at most 65536")
+
+    def _power(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if not (low <= value <= high and _is_power_of_two(value)):
+            raise ConfigError(
+                f"configuration field {name!r} must be a power of two from {low} to {high}, not {schema.shown(value)}"
+            )
+
+    @cached_property
+    def widths(self) -> Widths:
+        """Widths that follow from the parameters."""
+        return Widths(self)
+
+    @property
+    def scratchpad_size(self) -> int:
+        """Vectors in the whole scratchpad."""
+        return self.scratchpad_banks * self.scratchpad_depth
+
+    @property
+    def accumulator_size(self) -> int:
+        """Rows in the whole accumulator."""
+        return self.accumulator_banks * self.accumulator_depth
+
+    @property
+    def softmax(self) -> bool:
+        """Whether there is a softmax unit, with all that attention needs."""
+        return self.probability_bits > 0
+
+    @property
+    def wide_activations(self) -> bool:
+        """Whether the array takes 9-bit activations: bytes less their zero point."""
+        return self.probability_bits == 8
+
+    @property
+    def groups(self) -> int:
+        """Lane groups in a row: cycles the vector unit takes for ``n`` columns."""
+        return self.n // self.lanes
+
+    @cached_property
+    def exp2_table(self) -> bytes:
+        """The table of softmax: see `weft.hdl.isa.Table`. All 0 without softmax."""
+        top = (1 << self.probability_bits) - 1
+        steps = self.table_depth // 16
+        octaves = [(entry + 0.5) / steps - 1 / 256 for entry in range(self.table_depth)]
+        return bytes(round(top * 2.0**-octave) for octave in octaves)
+
+    @cached_property
+    def digest(self) -> int:
+        """A 32-bit hash of all parameters, readable in the identification register."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+    def replace(self, **changes: int) -> Config:
+        """A copy with some parameters changed. Raises `ConfigError` as the constructor does."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, int]:
+        """The fields by name, for `from_dict`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Config:
+        """Build from a mapping of field names; unknown names and non-integers raise `ConfigError`."""
+        if not isinstance(values, dict):
+            raise ConfigError(f"a configuration is an object of fields, not {type(values).__name__}")
+        names = {field.name for field in dataclasses.fields(cls)}
+        for name in values:
+            if name not in names:
+                raise ConfigError(
+                    f"unknown configuration field {schema.shown(name)}; the fields are {', '.join(sorted(names))}"
+                )
+        return cls(**values)
+
+    @classmethod
+    def load(cls, source: str | Path) -> Config:
+        """A preset by name, or a JSON file of fields.
+
+        In a file, a field ``preset`` names what the rest changes, and a field ``format``, if it is there, is `FORMAT`.
+
+        Raises
+        ------
+        ConfigError
+            If `source` is neither a preset nor a readable JSON file of valid fields.
+        """
+        if str(source) in PRESETS:
+            return PRESETS[str(source)]
+        path = Path(source)
+        if path.suffix != ".json":
+            raise ConfigError(f"unknown preset {str(source)!r}; choose {', '.join(PRESETS)}, or a .json file")
+        try:
+            raw = schema.read_bytes(path, _FILE_BYTES)
+            values = schema.decode(raw, dict[str, Any], format=FORMAT, optional=True)
+            values.pop("format", None)
+            given = _preset(values.pop("preset")) if "preset" in values else {}
+            return cls.from_dict(given | values)
+        except OSError as error:
+            raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
+        except (schema.SchemaError, ConfigError) as error:
+            raise ConfigError(f"configuration {path}: {error}") from None
+
+
+def _preset(name: object) -> dict[str, int]:
+    """The fields of a preset."""
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError(f"unknown preset {schema.shown(name)}; choose {', '.join(PRESETS)}")
+    return PRESETS[name].to_dict()
+
+
+class Widths:
+    """Widths in bits that follow from a `Config`.
+
+    Attributes
+    ----------
+    vector : a scratchpad vector, ``8 * n``
+    row : an accumulator row, ``32 * n``
+    activation : what enters the array from the west, 9 with `Config.wide_activations`, else 8
+    psum : a partial sum at the foot of the array, ``16 + log2 n``
+    scratchpad_address, accumulator_address : an address over all banks
+    bus : the AXI4 data bus
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.vector = 8 * config.n
+        self.row = 32 * config.n
+        self.activation = 9 if config.wide_activations else 8
+        # 255 * 128 * n is below 2**15 * n, so the ninth bit of activations costs none here.
+        self.psum = 16 + (config.n - 1).bit_length()
+        self.scratchpad_address = (config.scratchpad_size - 1).bit_length()
+        self.accumulator_address = (config.accumulator_size - 1).bit_length()
+        self.bus = 8 * config.bus_bytes
+
+
+PRESETS: dict[str, Config] = {
+    "tiny": Config(n=4, lanes=2, scratchpad_banks=4, scratchpad_depth=256,
+                   accumulator_banks=2, accumulator_depth=64, bus_bytes=4, row_states=64, alignments=256),
+    "small": Config(n=8, lanes=4, scratchpad_banks=8, scratchpad_depth=512,
+                    accumulator_banks=4, accumulator_depth=128, bus_bytes=8, row_states=128, alignments=1024),
+    "default": Config(),
+    "large": Config(n=32, lanes=16, bus_bytes=32),
+    "xlarge": Config(n=64, lanes=32, bus_bytes=64, row_states=512),
+    "huge": Config(n=128, lanes=64, bus_bytes=128, row_states=512),
+}  # fmt: skip

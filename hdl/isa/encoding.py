@@ -1,0 +1,180 @@
+"""How instructions are encoded.
+
+Every instruction is a frozen dataclass whose fields carry their width and sign. From that one definition come the
+checked `Instruction.encode` and `decode`, the Amaranth layout (`Instruction.layout`), columns of many instructions
+(`weft.hdl.isa.code`) and the textual form (`weft.hdl.isa.asm`). An instruction word is `WORD_BITS` wide, little endian
+in memory, fields packed from bit 0 in order of definition after the opcode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, Self
+
+from amaranth.hdl import signed, unsigned
+from amaranth.lib import data
+
+from weft.hdl.errors import WeftError
+
+WORD_BYTES = 64
+WORD_BITS = 8 * WORD_BYTES
+SEMAPHORES = 16
+SEMAPHORE_MAX = 255
+"""Largest count of a semaphore; the program checker refuses programs that could pass it."""
+OPCODE_BITS = 8
+
+
+class IsaError(WeftError, ValueError):
+    """A value that an instruction cannot hold, or a word that is no instruction."""
+
+
+class Queue(enum.IntEnum):
+    """The four in-order queues."""
+
+    LOAD = 0
+    MM = 1
+    VEC = 2
+    STORE = 3
+
+
+class Opcode(enum.IntEnum):
+    END = 0
+    LOAD = 1
+    MM = 2
+    VEC = 3
+    STORE = 4
+    SOFTMAX = 5
+    NORMALISE = 6
+    TABLE = 7
+
+
+def bits(width: int, doc: str, *, signed: bool = False, least: int | None = None, default: int = 0) -> Any:
+    """A field of `width` bits. `least` raises the smallest legal value above what the width allows."""
+    return dataclasses.field(
+        default=default, metadata={"width": width, "signed": signed, "least": least, "doc": doc}
+    )
+
+
+def count(doc: str, width: int = 12) -> Any:
+    return bits(width, doc, least=1, default=1)
+
+
+def stride(doc: str, width: int = 16) -> Any:
+    return bits(width, doc, signed=True)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What all instructions share. Constructing one checks nothing; `check` and `encode` do."""
+
+    OPCODE: ClassVar[Opcode]
+    QUEUE: ClassVar[Queue | None] = None
+
+    def __init_subclass__(cls) -> None:
+        if "OPCODE" in cls.__dict__:
+            INSTRUCTIONS[cls.OPCODE] = cls
+
+    wait: int = bits(SEMAPHORES, "semaphores to take before starting")
+    signal: int = bits(SEMAPHORES, "semaphores to give when done")
+
+    def check(self) -> None:
+        """Raise `IsaError` naming the first field whose value does not fit."""
+        for name, place in places(self.OPCODE).items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise IsaError(f"{self.OPCODE.name} field {name!r} must be an integer, not {value!r}")
+            if not place.low <= value <= place.high:
+                raise IsaError(
+                    f"{self.OPCODE.name} field {name!r} is {value}, outside {place.low} to {place.high}"
+                )
+
+    def encode(self) -> bytes:
+        """The instruction word. Raises `IsaError` for a value that does not fit its field."""
+        self.check()
+        word = int(self.OPCODE)
+        for name, place in places(self.OPCODE).items():
+            word |= (int(getattr(self, name)) & ((1 << place.width) - 1)) << place.position
+        return word.to_bytes(WORD_BYTES, "little")
+
+    @classmethod
+    def layout(cls) -> data.StructLayout:
+        """The Amaranth layout of the whole word, opcode and padding included."""
+        members: dict[str, Any] = {"opcode": unsigned(OPCODE_BITS)}
+        for name, place in places(cls.OPCODE).items():
+            members[name] = signed(place.width) if place.signed else unsigned(place.width)
+        members["reserved"] = unsigned(WORD_BITS - used_bits(cls.OPCODE))
+        return data.StructLayout(members)
+
+    @classmethod
+    def from_word(cls, word: int) -> Self:
+        """The fields of the integer `word`. Raises `IsaError` for bits that belong to no field."""
+        values = {}
+        for name, place in places(cls.OPCODE).items():
+            value = (word >> place.position) & ((1 << place.width) - 1)
+            values[name] = value - (1 << place.width) if value > place.high and place.signed else value
+        used = used_bits(cls.OPCODE)
+        if word >> used:
+            raise IsaError(f"{cls.OPCODE.name} word has bits set above its last field (bit {used})")
+        return cls(**values)
+
+
+INSTRUCTIONS: dict[Opcode, type[Instruction]] = {}
+"""The instructions by opcode: every class that has one."""
+
+
+class Place(NamedTuple):
+    """Where a field is in a word, and its smallest and largest value."""
+
+    position: int
+    width: int
+    signed: bool
+    low: int
+    high: int
+
+
+@cache
+def places(opcode: Opcode) -> dict[str, Place]:
+    """The fields of an instruction by name, in order."""
+    found, position = {}, OPCODE_BITS
+    for field in dataclasses.fields(INSTRUCTIONS[opcode]):
+        width = field.metadata["width"]
+        found[field.name] = Place(position, width, field.metadata["signed"], *limits(field))
+        position += width
+    return found
+
+
+def used_bits(opcode: Opcode) -> int:
+    """Bits of a word from the first up to its last field."""
+    last = list(places(opcode).values())[-1]
+    return last.position + last.width
+
+
+def limits(field: dataclasses.Field[Any]) -> tuple[int, int]:
+    """Smallest and largest value a field holds."""
+    width = field.metadata["width"]
+    if field.metadata["signed"]:
+        return -(1 << (width - 1)), (1 << (width - 1)) - 1
+    least = field.metadata["least"]
+    return (0 if least is None else least), (1 << width) - 1
+
+
+def decode(word: bytes) -> Instruction:
+    """The instruction in `word` (`WORD_BYTES` bytes).
+
+    Raises
+    ------
+    IsaError
+        For a wrong length, an unknown opcode, reserved bits that are set, or a field below its least value.
+    """
+    if len(word) != WORD_BYTES:
+        raise IsaError(f"an instruction word is {WORD_BYTES} bytes, not {len(word)}")
+    value = int.from_bytes(word, "little")
+    opcode = value & ((1 << OPCODE_BITS) - 1)
+    if opcode not in INSTRUCTIONS:
+        raise IsaError(f"unknown opcode {opcode}; the opcodes are 0 to {max(INSTRUCTIONS)}")
+    instruction = INSTRUCTIONS[Opcode(opcode)].from_word(value)
+    instruction.check()
+    return instruction

@@ -1,0 +1,1 @@
+"""The load unit: DRAM to scratchpad."""

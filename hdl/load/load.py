@@ -1,0 +1,248 @@
+"""The load unit: DRAM to scratchpad. Requests run ahead of carving, across instructions."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.bus.burst import BurstSplitter
+from weft.hdl.isa import BASES, Load
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.block_fifo import register_or_fifo
+from weft.hdl.lib.ports import bus_read, scratchpad_write, unit
+from weft.hdl.load.carve import Carver, carve_layout
+from weft.hdl.load.pages import PageReader
+from weft.hdl.load.transpose import Transposer
+
+DESCRIPTORS = 4
+"""Instructions whose data may be on its way, where queues are that deep."""
+BURST_BEATS = 64
+"""Short enough that an instruction fetch is not kept waiting for long behind a load."""
+AHEAD_BEATS = 128
+"""Beats on their way above which no further burst is asked for; covers the latency of memory."""
+
+
+class LoadRequests(wiring.Component):
+    """Turns load instructions into runs of bytes for the bus and descriptors for the carver.
+
+    When pixels of more than one vector overlap, the carver would have to go back in the run for each pixel. Instead
+    every row is read once per vector of a pixel, and carved with pixels as the inner loop.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    instruction : In(stream of Load)
+    bases : In(32).array(8)
+        Base registers, read when an instruction is accepted.
+    run : Out(stream of run_layout())
+    carve : Out(stream of carve_layout(config))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.splitter = BurstSplitter(config, beats=BURST_BEATS)
+        super().__init__(
+            {
+                "instruction": In(stream.Signature(Load.layout())),
+                "bases": In(data.ArrayLayout(32, BASES)),
+                "run": Out(self.splitter.run.signature.flip()),
+                "carve": Out(stream.Signature(carve_layout(config))),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        op = self.instruction.payload
+        first = Signal(32)
+        m.d.comb += first.eq(self.bases[op.base] + op.offset)
+
+        address = Signal(32)
+        pitch, jump = Signal(32), Signal(32)  # to the next row, of this line and of the next
+        rows, line, line_reload = Signal(12), Signal(12), Signal(12)  # after the current one, as are passes
+        passes = Signal(16)
+        passes_reload = Signal(16)
+        m.d.comb += [
+            self.instruction.ready.eq(~self.run.valid & self.carve.ready),
+            self.carve.valid.eq(~self.run.valid & self.instruction.valid),
+            self.run.payload.address.eq(address),
+        ]
+        overlap = self._describe(m, first)
+        with m.If(self.instruction.valid & self.instruction.ready):
+            again = Mux(overlap, (op.length - 1)[:16] >> self._shift, 0)
+            m.d.sync += [
+                self.run.valid.eq(1),
+                self.run.payload.bytes.eq(op.run),
+                address.eq(first),
+                pitch.eq(op.row_pitch),
+                jump.eq(op.row_pitch + op.skip),
+                rows.eq(op.rows - 1),
+                Cat(line, line_reload).eq((op.line - 1)[:12].replicate(2)),
+                Cat(passes, passes_reload).eq(Cat(again, Const(0, 16))[:16].replicate(2)),
+            ]
+        with m.Elif(self.run.valid & self.run.ready):
+            with m.If(passes != 0):
+                m.d.sync += passes.eq(passes - 1)
+            with m.Else():
+                m.d.sync += [
+                    passes.eq(passes_reload),
+                    address.eq(address + Mux(line == 0, jump, pitch)),
+                    rows.eq(rows - 1),
+                    line.eq(Mux(line == 0, line_reload, line - 1)),
+                    self.run.valid.eq(rows != 0),
+                ]
+        return m
+
+    @property
+    def _shift(self) -> int:
+        return (self.config.n - 1).bit_length()
+
+    def _describe(self, m: Module, first: Signal) -> Signal:
+        op, carve, n = self.instruction.payload, self.carve.payload, self.config.n
+        shift = self._shift
+        rest = Signal(16)  # bytes of a pixel in vectors before the last
+        vectors = Signal(16)
+        overlap = Signal()
+        m.d.comb += [
+            vectors.eq(((op.length - 1)[:16] >> shift) + 1),
+            rest.eq(((op.length - 1)[:16] >> shift) << shift),
+            overlap.eq((op.pitch < op.length) & (rest != 0) & (op.pixels != 1)),
+            carve.signal.eq(op.signal),
+            carve.align.eq(first),
+            carve.align_row.eq(op.row_pitch),
+            carve.align_line.eq(op.row_pitch + op.skip),
+            carve.line_last.eq(op.line - 1),
+            carve.before.eq(op.before),
+            carve.end.eq(op.before + op.run),
+            carve.run_last.eq(op.run - 1),
+            carve.fill.eq(op.fill),
+            carve.tail.eq((op.length - 1)[:shift] + 1),
+            carve.split.eq(overlap),
+            carve.split_last.eq(Mux(overlap, rest, 0)),
+            carve.step_inner.eq(Mux(overlap, op.pitch, n)),
+            carve.step_outer.eq(op.pitch - rest),
+            carve.rows.eq(op.rows),
+            carve.outer.eq(Mux(overlap, vectors, op.pixels)),
+            carve.inner.eq(Mux(overlap, op.pixels, vectors)),
+            carve.dst.eq(op.dst),
+            carve.dst_rows.eq(op.dst_row),
+            carve.dst_outer.eq(Mux(overlap, op.dst_vector, op.dst_pixel)),
+            carve.dst_inner.eq(Mux(overlap, op.dst_pixel, op.dst_vector)),
+        ]
+        if self.config.softmax:
+            m.d.comb += carve.transpose.eq(op.transpose)
+        return overlap
+
+
+class LoadUnit(wiring.Component):
+    """Executes `Load` instructions.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    instruction, signal, busy
+        See `weft.hdl.lib.ports.unit`.
+    bases : In(32).array(8)
+        Base registers, read when an instruction is accepted.
+    bus : Out(bus_read(config))
+    page : Out(bus_read(config))
+        For entries of page tables; with softmax only.
+    scratchpad : Out(scratchpad_write(config))
+    stall_memory, stall_port : Out(1)
+        The unit waits in this cycle for a beat, for a scratchpad bank.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            unit(Load)
+            | {
+                "bases": In(data.ArrayLayout(32, BASES)),
+                "bus": Out(bus_read(config)),
+                "scratchpad": Out(scratchpad_write(config)),
+                "stall_memory": Out(1),
+                "stall_port": Out(1),
+            }
+            | ({"page": Out(bus_read(config))} if config.softmax else {})
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.requests = requests = LoadRequests(self.config)
+        m.submodules.splitter = splitter = requests.splitter
+        m.submodules.carver = carver = Carver(self.config)
+        depth = min(DESCRIPTORS, self.config.queue_depth)
+        m.submodules.queue = queue = register_or_fifo(carve_layout(self.config).size, depth)
+        # In distributed memory, where the carver's asking for a beat moves an index instead of a bus word.
+        m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
+        wiring.connect(m, requests.run, splitter.run)
+        waiting = self._instructions(m, requests)
+        leaving = self._vectors(m, carver.vector)
+        m.d.comb += [
+            requests.bases.eq(self.bases),
+            queue.w_data.eq(requests.carve.payload),
+            queue.w_en.eq(requests.carve.valid),
+            requests.carve.ready.eq(queue.w_rdy),
+            carver.carve.payload.eq(queue.r_data),
+            carver.carve.valid.eq(queue.r_rdy),
+            queue.r_en.eq(carver.carve.ready),
+            self.busy.eq(waiting | requests.run.valid | queue.r_rdy | carver.busy | leaving),
+            beats.w_data.eq(self.bus.beat.payload),
+            beats.w_en.eq(self.bus.beat.valid),
+            self.bus.beat.ready.eq(beats.w_rdy),
+            carver.beat.payload.eq(beats.r_data),
+            carver.beat.valid.eq(beats.r_rdy),
+            beats.r_en.eq(carver.beat.ready),
+            self.stall_memory.eq(carver.stall_memory),
+            self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
+        ]
+
+        ahead = Signal(range(AHEAD_BEATS + 2 * BURST_BEATS + 1))
+        request, allowed = self.bus.request, Signal()
+        m.d.sync += allowed.eq(ahead < AHEAD_BEATS)  # a cycle old: one burst may slip through
+        asked = Mux(request.valid & request.ready, request.payload.beats, 0)
+        m.d.sync += ahead.eq(ahead + asked - (self.bus.beat.valid & self.bus.beat.ready))
+        m.d.comb += [
+            request.payload.eq(splitter.request.payload),
+            request.valid.eq(splitter.request.valid & allowed),
+            splitter.request.ready.eq(request.ready & allowed),
+        ]
+        return m
+
+    def _instructions(self, m: Module, requests: LoadRequests) -> Value:
+        """Bring instructions to `requests`, with their addresses from page tables; returns whether one is held up."""
+        instruction = wiring.flipped(self.instruction)
+        if not self.config.softmax:
+            wiring.connect(m, instruction, requests.instruction)
+            return Const(0)
+        m.submodules.pages = pages = PageReader(self.config)
+        wiring.connect(m, instruction, pages.instruction)
+        wiring.connect(m, pages.located, requests.instruction)
+        wiring.connect(m, wiring.flipped(self.page), pages.bus)
+        m.d.comb += pages.bases.eq(self.bases)
+        return pages.busy
+
+    def _vectors(self, m: Module, vector: wiring.PureInterface) -> Value:
+        """Bring the stream `vector` to the scratchpad; returns whether one, or a signal, is on the way."""
+        port = self.scratchpad
+        if self.config.softmax:
+            m.submodules.transposer = transposer = Transposer(self.config)
+            wiring.connect(m, vector, transposer.vector)
+            wiring.connect(m, wiring.flipped(port), transposer.scratchpad)
+            m.d.comb += self.signal.eq(transposer.signal)
+            return transposer.busy
+        m.d.comb += [
+            port.valid.eq(vector.valid),
+            port.address.eq(vector.payload.address),
+            port.data.eq(vector.payload.data),
+            vector.ready.eq(port.ready),
+        ]
+        m.d.sync += self.signal.eq(Mux(port.valid & port.ready, vector.payload.signal, 0))
+        return self.signal.any()

@@ -1,0 +1,177 @@
+"""The transposer: groups of N vectors on their way from the carver to the scratchpad, rows to columns."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa import SEMAPHORES
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.ports import scratchpad_write
+from weft.hdl.load.carve import vector_layout
+
+
+class Transposer(wiring.Component):
+    """Writes vectors to the scratchpad, those to be transposed by way of two buffers of N vectors.
+
+    A buffer is a memory of N bytes per lane. Byte j of vector i is at word i of lane (i + j) mod N, so that neither a
+    vector nor a column has two bytes in the same lane: vectors are rotated on their way in, columns on their way out.
+    One buffer fills while the other one empties, a vector a cycle each. A vector that is not transposed takes one
+    cycle, after waiting for the buffers to be empty: vectors leave in order of instructions.
+
+    Parameters
+    ----------
+    config : Config
+        With softmax.
+
+    Members
+    -------
+    vector : In(stream of vector_layout(config))
+    scratchpad : Out(scratchpad_write(config))
+    signal : Out(16)
+        For one cycle after an instruction's last vector was written, its signal mask.
+    busy : Out(1)
+        Vectors that were accepted, or a signal, are on their way.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        address = config.widths.scratchpad_address
+        self._group = data.StructLayout({"address": address, "step": address, "signal": SEMAPHORES})
+        self._column = data.StructLayout({"turn": range(config.n), "address": address, "signal": SEMAPHORES})
+        super().__init__(
+            {
+                "vector": In(stream.Signature(vector_layout(config))),
+                "scratchpad": Out(scratchpad_write(config)),
+                "signal": Out(SEMAPHORES),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        lanes = [Memory(shape=8, depth=2 * self.config.n, init=[]) for _ in range(self.config.n)]
+        for index, lane in enumerate(lanes):
+            m.submodules[f"lane{index}"] = lane
+        vector, port = self.vector.payload, self.scratchpad
+        advance = Signal()  # everything on the way out
+        full = Signal(2)
+        groups = Array(Signal(self._group, name=f"group{buffer}") for buffer in range(2))
+        filled, padding = self._fill(m, lanes, full, groups)
+        emptied, leaving, valid, column, turned = self._empty(m, lanes, full, groups, advance)
+        m.d.sync += full.eq((full | filled) & ~emptied)
+
+        underway, plain, signal = Signal(), Signal(), Signal(SEMAPHORES)
+        m.d.comb += [
+            advance.eq(~port.valid | port.ready),
+            underway.eq(full.any() | padding | leaving),
+            plain.eq(self.vector.valid & ~vector.transpose & ~underway),
+            self.busy.eq(underway | port.valid | self.signal.any()),
+        ]
+        with m.If(~vector.transpose):
+            m.d.comb += self.vector.ready.eq(advance & ~underway)
+        with m.If(advance):
+            m.d.sync += [
+                port.valid.eq(valid | plain),
+                port.address.eq(Mux(valid, column.address, vector.address)),
+                port.data.eq(Mux(valid, turned, vector.data)),
+                signal.eq(Mux(valid, column.signal, vector.signal)),
+            ]
+        m.d.sync += self.signal.eq(Mux(port.valid & port.ready, signal, 0))
+        return m
+
+    def _fill(self, m: Module, lanes: list[Memory], full: Signal, groups: Array) -> tuple[Value, Signal]:
+        """Take vectors that are to be transposed, and fill up their last group. Returns which buffer gets its last
+        vector in this cycle, as a mask, and whether vectors of fill are being written."""
+        n, vector = self.config.n, self.vector.payload
+        target, index = Signal(), Signal(range(n))
+        take, write, last = Signal(), Signal(), Signal()
+        padding, fill = Signal(), Signal(8)
+        fresh, following = Signal(init=1), Signal(self.config.widths.scratchpad_address)
+        address = Signal.like(following)
+        m.d.comb += [
+            take.eq(self.vector.valid & vector.transpose & ~full.bit_select(target, 1) & ~padding),
+            write.eq(take | padding),
+            last.eq(write & (index == n - 1)),
+            address.eq(Mux(fresh, vector.address, following)),
+        ]
+        with m.If(vector.transpose):
+            m.d.comb += self.vector.ready.eq(take)
+        m.d.sync += [index.eq(index + write), target.eq(target ^ last)]
+        with m.If(take):
+            m.d.sync += [
+                fresh.eq(vector.last),
+                fill.eq(vector.fill),
+                padding.eq(vector.last & ~last),
+                groups[target].signal.eq(vector.signal),
+            ]
+            with m.If(index == 0):
+                m.d.sync += [
+                    following.eq(address + vector.dst_group),
+                    groups[target].address.eq(address),
+                    groups[target].step.eq(vector.dst_vector),
+                ]
+        with m.Elif(last):
+            m.d.sync += padding.eq(0)
+        rotated = self._rotate(m, Mux(padding, fill.replicate(n), vector.data), index, "in")
+        for lane, memory in enumerate(lanes):
+            store = memory.write_port()
+            m.d.comb += [
+                store.en.eq(write),
+                store.addr.eq(Cat(index, target)),
+                store.data.eq(rotated.word_select(lane, 8)),
+            ]
+        return Cat(last & ~target, last & target), padding
+
+    def _empty(
+        self, m: Module, lanes: list[Memory], full: Signal, groups: Array, advance: Signal
+    ) -> tuple[Value, Value, Signal, data.View, Value]:
+        """Read the columns of full buffers. Returns which buffer is read for the last time, as a mask; whether a
+        column is on its way; and valid, description and bytes of the one that has come."""
+        n, bits = self.config.n, (self.config.n - 1).bit_length()
+        source, index = Signal(), Signal(range(n))
+        read, last = Signal(), Signal()
+        following = Signal(self.config.widths.scratchpad_address)
+        group, column = Signal(self._group, name="group"), Signal(self._column, name="column")
+        m.d.comb += [
+            read.eq(full.bit_select(source, 1) & advance),
+            last.eq(read & (index == n - 1)),
+            group.eq(groups[source]),
+            column.turn.eq(index),
+            column.address.eq(Mux(index == 0, group.address, following)),
+            column.signal.eq(Mux(last, group.signal, 0)),
+        ]
+        m.d.sync += [index.eq(index + read), source.eq(source ^ last)]
+        with m.If(read):
+            m.d.sync += following.eq(column.address + group.step)
+        fetched = []
+        for lane, memory in enumerate(lanes):
+            fetch = memory.read_port()
+            m.d.comb += [fetch.en.eq(advance), fetch.addr.eq(Cat((lane - index)[:bits], source))]
+            fetched.append(fetch.data)
+        # Behind the memory's own register another one, as that of a block memory is not fast enough to rotate from.
+        held = Signal(self.config.widths.vector, reset_less=True)
+        valids = Signal(2)
+        columns = [Signal(self._column, name=f"column{stage}", reset_less=True) for stage in range(2)]
+        with m.If(advance):
+            m.d.sync += [
+                held.eq(Cat(*fetched)),
+                valids.eq(Cat(read, valids)),
+                columns[0].eq(column),
+                columns[1].eq(columns[0]),
+            ]
+        turned = self._rotate(m, held, columns[1].turn, "out", left=False)
+        return Cat(last & ~source, last & source), valids.any(), valids[1], columns[1], turned
+
+    @staticmethod
+    def _rotate(m: Module, value: Value, lanes: Value, name: str, *, left: bool = True) -> Value:
+        """`value`, its bytes rotated by `lanes`, up (`left`) or down."""
+        for bit in range(len(lanes)):
+            stage = Signal(len(value), name=f"{name}{bit}")
+            distance = 8 << bit
+            moved = value.rotate_left(distance) if left else value.rotate_right(distance)
+            m.d.comb += stage.eq(Mux(lanes[bit], moved, value))
+            value = stage
+        return value

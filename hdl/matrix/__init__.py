@@ -1,0 +1,1 @@
+"""The systolic array and the matrix unit that feeds it."""

@@ -1,0 +1,96 @@
+"""The systolic array: N x N multipliers, weight stationary, weights double buffered."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from amaranth.hdl import Cat, Module, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.parts import check_part
+from weft.hdl.matrix.pe import PeRow
+from weft.hdl.matrix.pe_pairs import DualRow, PackedRow, PairRow
+
+
+class Array(wiring.Component):
+    """Multiplies rows of A by a tile of weights: ``c[j] = sum_k a[k] * B[j][k]``.
+
+    A tile's N words of B enter in N consecutive cycles, word 0 with `latch`. Rows of A enter in any cycles, the first
+    one of a tile with `swap`; from that row on, products use the weights that were sent last. With word 0 of tile t
+    in cycle w(t) and the first row of tile t in cycle s(t)::
+
+        s(t) >= w(t) + N      the weights have arrived in every column before the swap
+        w(t+1) >= s(t)        the weights before them have been taken
+
+    Parameters
+    ----------
+    config : Config
+    part : str
+        One of `weft.hdl.lib.parts.PARTS`; `weft.hdl.isa.config.ConfigError` if it cannot hold the array.
+
+    Attributes
+    ----------
+    latency : int
+        Cycles from a row of A to its row of C: ``2 * N + 1``, for pairs of columns ``3/2 * N`` and a few.
+
+    Members
+    -------
+    a : In(config.widths.activation * N)
+        Row of A: element k is field k, signed, -255 at least.
+    swap : In(1)
+        The row is the first one of a tile.
+    b : In(8 * N)
+        Word of B: element k is byte k, signed.
+    latch : In(1)
+        The word is word 0 of a tile.
+    c : Out(ArrayLayout(signed(config.widths.psum), N))
+        Row of C, exact.
+    """
+
+    def __init__(self, config: Config, part: str = "generic") -> None:
+        check_part(config, part)
+        self.config = config
+        self._kind: type[PeRow] | type[PairRow] = {"ecp5": PackedRow, "ice40": DualRow}.get(part, PeRow)
+        super().__init__(
+            {
+                "a": In(config.widths.activation * config.n),
+                "swap": In(1),
+                "b": In(8 * config.n),
+                "latch": In(1),
+                "c": Out(data.ArrayLayout(signed(config.widths.psum), config.n)),
+            }
+        )
+
+    @property
+    def latency(self) -> int:
+        # Element N-1 enters N-1 cycles late, and the last group is as many cycles behind the first as there are others.
+        return self.config.n - 1 + self.config.n // self._kind.width - 1 + self._kind.cycles
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        n, widths = self.config.n, self.config.widths
+        rows = [self._kind(n, widths.activation, widths.psum) for _ in range(n)]
+        for r, row in enumerate(rows):
+            m.submodules[f"row{r}"] = row
+            entry = Cat(self.a.word_select(r, widths.activation), self.b.word_select(r, 8))
+            m.d.comb += Cat(row.a, row.b).eq(_delay(m, entry, r, f"skew{r}"))
+        m.d.comb += [rows[0].latch.eq(self.latch), rows[0].swap.eq(self.swap)]
+        for row, below in pairwise(rows):
+            m.d.comb += [below.latch.eq(row.latch_below), below.swap.eq(row.swap_below)]
+            m.d.comb += [below.above[g].eq(row.below[g]) for g in range(row.groups)]
+        columns: list[Value] = []
+        for g in range(rows[-1].groups):
+            columns.append(_delay(m, Cat(*rows[-1].sums(m, g)), rows[-1].groups - 1 - g, f"deskew{g}"))
+        m.d.comb += self.c.as_value().eq(Cat(*columns))
+        return m
+
+
+def _delay(m: Module, value: Value, cycles: int, name: str) -> Value:
+    """`value`, `cycles` later, through one packed shift register."""
+    if not cycles:
+        return value
+    line = Signal(len(value) * cycles, name=name, reset_less=True)
+    m.d.sync += line.eq(Cat(value, line))
+    return line[-len(value) :]

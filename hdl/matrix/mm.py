@@ -1,0 +1,143 @@
+"""The matrix unit: executes `Mm` instructions on the systolic array."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import Out
+
+from weft.hdl.isa import SEMAPHORES, Mm
+from weft.hdl.isa.config import Config
+from weft.hdl.lib import ports
+from weft.hdl.lib.delay import Delay
+from weft.hdl.matrix.array import Array
+from weft.hdl.matrix.mm_rows import ROW_LATENCY, RowIssuer
+from weft.hdl.matrix.mm_weights import WeightLoader
+from weft.hdl.memory.accumulator import accumulator_write, rmw_latency
+
+IN_FLIGHT = 16
+"""More instructions than can be between acceptance and signal: each takes at least N cycles to issue, and signals
+2 * N + 11 cycles later at most."""
+
+
+class MmUnit(wiring.Component):
+    """Two sequencers around the array: one streams weights a tile ahead, across instructions, the other the rows.
+
+    Without refused reads, a tile takes max(rows, N) cycles and nothing is lost between tiles or between
+    instructions. The row that follows on the heels of another one to the same row of C waits for it.
+
+    Parameters
+    ----------
+    config : Config
+    part : str
+        See `weft.hdl.matrix.array.Array`.
+
+    Members
+    -------
+    instruction, signal, busy
+        See `ports.unit`.
+    a : Out(ports.scratchpad_read(config))
+        Rows of A.
+    b : Out(ports.scratchpad_read(config))
+        Words of B: must be granted in every cycle, ``ready`` is not looked at.
+    c : Out(accumulator_write(config))
+    alignments : Out(ports.alignment_read(config))
+        With softmax only.
+    row : Out(1)
+        A row of A enters the array.
+    write : Out(1)
+        A row of C is written to the accumulator's memory.
+    stall_weights, stall_port : Out(1)
+        A row of A waits for its tile's weights; for a grant, or for an earlier write to its row of C.
+    """
+
+    def __init__(self, config: Config, part: str = "generic") -> None:
+        self.config = config
+        self.part = part
+        members = {
+            **ports.unit(Mm),
+            "a": Out(ports.scratchpad_read(config)),
+            "b": Out(ports.scratchpad_read(config)),
+            "c": Out(accumulator_write(config)),
+            "row": Out(1),
+            "write": Out(1),
+            "stall_weights": Out(1),
+            "stall_port": Out(1),
+        }
+        if config.softmax:
+            members["alignments"] = Out(ports.alignment_read(config))
+        super().__init__(members)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.weights = weights = WeightLoader(self.config)
+        m.submodules.rows = rows = RowIssuer(self.config)
+        m.submodules.array = array = Array(self.config, self.part)
+        wiring.connect(m, wiring.flipped(self.a), rows.read)
+        wiring.connect(m, wiring.flipped(self.b), weights.read)
+        if self.config.softmax:
+            wiring.connect(m, wiring.flipped(self.alignments), rows.alignments)
+        m.d.comb += [
+            weights.instruction.eq(self.instruction.payload),
+            rows.instruction.eq(self.instruction.payload),
+            rows.weights.eq(weights.ready),
+            weights.swap.eq(rows.swap),
+            array.a.eq(rows.a),
+            array.swap.eq(rows.a_swap),
+            array.b.eq(weights.b),
+            array.latch.eq(weights.latch),
+            self.row.eq(rows.a_valid),
+            self.stall_weights.eq(rows.stall_weights),
+            self.stall_port.eq(rows.stall_port),
+        ]
+        self._accept(m, weights, rows)
+        self._finish(m, rows, array)
+        return m
+
+    def _accept(self, m: Module, weights: WeightLoader, rows: RowIssuer) -> None:
+        """The weights take an instruction as soon as they can, the rows later or in the same cycle; only then is it
+        off the stream."""
+        taken = Signal()  # by the weights, not yet by the rows
+        m.d.comb += [
+            weights.load.eq(self.instruction.valid & ~taken & weights.free),
+            self.instruction.ready.eq(rows.free & (taken | weights.free)),
+            rows.load.eq(self.instruction.valid & self.instruction.ready),
+        ]
+        with m.If(rows.load):
+            m.d.sync += taken.eq(0)
+        with m.Elif(weights.load):
+            m.d.sync += taken.eq(1)
+
+    def _finish(self, m: Module, rows: RowIssuer, array: Array) -> None:
+        """Give each row of C its destination when it leaves the array, and signal when the last one is visible."""
+        latency = ROW_LATENCY + array.latency
+        valid = Signal(latency)
+        m.submodules.destinations = destinations = Delay(len(rows.destination.as_value()), latency)
+        destination = type(rows.destination)(rows.destination.shape(), destinations.o)
+        m.d.sync += valid.eq(Cat(rows.issued, valid))
+        m.d.comb += [
+            destinations.i.eq(rows.destination),
+            self.c.valid.eq(valid[-1]),
+            self.c.address.eq(destination.address),
+            self.c.overwrite.eq(destination.overwrite),
+            self.c.psums.eq(array.c),
+        ]
+        if self.config.softmax:
+            m.submodules.alignment = alignment = Delay(len(rows.alignment), latency - ports.READ_LATENCY)
+            m.d.comb += [alignment.i.eq(rows.alignment), self.c.alignment.eq(alignment.o)]
+        visible = rmw_latency(self.config)
+        writes, lasts = Signal(visible), Signal(visible)
+        masks = Signal(visible * SEMAPHORES)
+        done = self.c.valid & destination.last
+        m.d.sync += [
+            writes.eq(Cat(self.c.valid, writes)),
+            lasts.eq(Cat(done, lasts)),
+            masks.eq(Cat(Mux(done, destination.signal, 0), masks)),
+        ]
+        running = Signal(range(IN_FLIGHT))
+        m.d.sync += running.eq(running + rows.load - lasts[-1])
+        m.d.comb += [
+            self.write.eq(writes[-2]),
+            self.signal.eq(masks[-SEMAPHORES:]),
+            self.busy.eq(running.any()),
+        ]

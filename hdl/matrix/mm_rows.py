@@ -1,0 +1,238 @@
+"""The activation half of the matrix unit: fetches rows of A, and says where each row of C goes."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, ShapeLike, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa import SEMAPHORES, Mm
+from weft.hdl.isa.config import Config
+from weft.hdl.lib import ports
+from weft.hdl.lib.loopnest import LoopNest
+from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.memory.accumulator import rmw_latency
+
+ROW_LATENCY = ports.READ_LATENCY + 1
+"""Cycles from the issue of a row to its entry into the array: the scratchpad's, and one to put in the padding and
+subtract the zero point."""
+
+LOOPS = dict.fromkeys(("nt", "ky", "kx", "kc", "oy", "ox"), 12)
+
+
+def _nest(config: Config) -> LoopNest:
+    a, c = config.widths.scratchpad_address, config.widths.accumulator_address
+    return LoopNest(
+        LOOPS,
+        {
+            "a": (a, dict.fromkeys(LOOPS, a)),
+            "y": (16, {"ky": 8, "oy": 8}),
+            "x": (16, {"kx": 8, "ox": 8}),
+            "c": (c, dict.fromkeys(("nt", "oy", "ox"), c)),
+        },
+    )
+
+
+def destination(config: Config) -> data.StructLayout:
+    """What becomes of a row: its accumulator row, whether it overwrites that, and, for the last row of an
+    instruction, `last` and the semaphores to give."""
+    return data.StructLayout(
+        {"address": config.widths.accumulator_address, "overwrite": 1, "last": 1, "signal": SEMAPHORES}
+    )
+
+
+def _row(config: Config) -> data.StructLayout:
+    """A row of A on its way from the address generator: whether it lies in the tensor or is `fill`, whether it is the
+    first of a tile of B."""
+    layout: dict[str, ShapeLike] = {
+        "inside": 1,
+        "first": 1,
+        "address": config.widths.scratchpad_address,
+        "fill": signed(8),
+        "destination": destination(config),
+    }
+    if config.wide_activations:
+        layout["zero"] = signed(8)
+    if config.softmax:
+        layout |= {"aligned": 1, "alignment": range(config.alignments)}
+    return data.StructLayout(layout)
+
+
+class RowIssuer(wiring.Component):
+    """Walks the rows of A, in two stages: the address generator, and behind a slice a register of the row to issue.
+
+    A row is issued in a cycle where its scratchpad read is granted (at once if it lies in the padding), the weights
+    are ready if it is the first of a tile, and, if it adds to a row of C, the last `rmw_latency` - 1 cycles did not
+    issue the same row of C. It enters the array `ROW_LATENCY` cycles later.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    instruction : In(Mm.layout())
+    load : In(1)
+        Take `instruction`. Only while `free`.
+    free : Out(1)
+        No instruction in the address generator, or it leaves in this cycle.
+    weights : In(1)
+        The first row of a tile may be issued.
+    swap : Out(1)
+        It is.
+    read : Out(ports.scratchpad_read(config))
+    issued : Out(1)
+        A row is issued, bound for `destination`.
+    destination : Out(destination(config))
+    a : Out(config.widths.activation * N)
+    a_swap, a_valid : Out(1)
+        Row of A, for the array.
+    alignments : Out(ports.alignment_read(config))
+        With softmax only.
+    alignment : Out(signed(6))
+        With softmax only: that of the row issued `READ_LATENCY` cycles ago, 0 for an instruction without.
+    stall_weights, stall_port : Out(1)
+        A row is not issued, because of weights, or for any other reason.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        members = {
+            "instruction": In(Mm.layout()),
+            "load": In(1),
+            "free": Out(1),
+            "weights": In(1),
+            "swap": Out(1),
+            "read": Out(ports.scratchpad_read(config)),
+            "issued": Out(1),
+            "destination": Out(destination(config)),
+            "a": Out(config.widths.activation * config.n),
+            "a_swap": Out(1),
+            "a_valid": Out(1),
+            "stall_weights": Out(1),
+            "stall_port": Out(1),
+        }
+        if config.softmax:
+            members["alignments"] = Out(ports.alignment_read(config))
+            members["alignment"] = Out(signed(ports.ALIGNMENT_BITS))
+        super().__init__(members)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.nest = nest = _nest(self.config)
+        h, w, pad = Signal(16), Signal(16), Signal(signed(8))
+        signal, accumulate = Signal(SEMAPHORES), Signal()
+        held = {"h": h, "w": w, "pad": pad, "accumulate": accumulate, "signal": signal}
+        if self.config.wide_activations:
+            held["zero"] = zero = Signal(signed(8))
+        m.d.comb += [*nest.take(self.instruction), nest.load.eq(self.load)]
+        with m.If(self.load):
+            m.d.sync += [register.eq(self.instruction[name]) for name, register in held.items()]
+
+        # A refused row must not reach back to the address generator in the same cycle.
+        m.submodules.slice = ahead = RegisterSlice(_row(self.config))
+        m.d.comb += [
+            ahead.i.valid.eq(nest.active),
+            nest.step.eq(nest.active & ahead.i.ready),
+            self.free.eq(~nest.active | (nest.step & nest.last_all)),
+            ahead.i.payload.inside.eq((nest.values.y < h) & (nest.values.x < w)),
+            ahead.i.payload.first.eq(nest.first.oy & nest.first.ox),
+            ahead.i.payload.address.eq(nest.values.a),
+            ahead.i.payload.fill.eq(pad),
+            ahead.i.payload.destination.address.eq(nest.values.c),
+            ahead.i.payload.destination.overwrite.eq(
+                ~accumulate & nest.first.ky & nest.first.kx & nest.first.kc
+            ),
+            ahead.i.payload.destination.last.eq(nest.last_all),
+            ahead.i.payload.destination.signal.eq(Mux(nest.last_all, signal, 0)),
+        ]
+        if self.config.wide_activations:
+            m.d.comb += ahead.i.payload.zero.eq(zero)
+        valid, step, row = Signal(), Signal(), Signal(_row(self.config))
+        following = ahead.o.payload
+        m.d.comb += [
+            ahead.o.ready.eq(~valid | self.issued),
+            step.eq(ahead.o.valid & ahead.o.ready),
+            self.destination.eq(row.destination),
+        ]
+        with m.If(step):
+            m.d.sync += [valid.eq(1), row.eq(following)]
+        with m.Elif(self.issued):
+            m.d.sync += valid.eq(0)
+        inside, first = row.inside, row.first
+
+        clear = Signal()
+        m.d.comb += [
+            clear.eq(valid & ~self._revisit(m, step, following.destination) & (self.weights | ~first)),
+            self.read.valid.eq(clear & inside),
+            self.read.address.eq(row.address),
+            self.issued.eq(clear & (self.read.ready | ~inside)),
+            self.swap.eq(self.issued & first),
+            self.stall_weights.eq(valid & first & ~self.weights),
+            self.stall_port.eq(valid & ~self.issued & ~self.stall_weights),
+        ]
+        self._fetch(m, row)
+        if self.config.softmax:
+            self._align(m, nest, ahead, valid, row)
+        return m
+
+    def _revisit(self, m: Module, step: Signal, following: data.View) -> Signal:
+        """Whether the row to issue adds to a row of C that is still on its way through the accumulator.
+
+        Compared as the row enters the issue register, off the path that issues it: bit d of `near` says that it was
+        issued d + 1 cycles ago, and a register of its own whether any bit of that is set.
+        """
+        latency = rmw_latency(self.config)
+        near, following_near, any_near = Signal(latency - 1), Signal(latency - 1), Signal()
+        current, c = self.destination.address, following.address
+        matches = [self.issued & (c == current)]
+        issued, target = self.issued, current
+        for age in range(1, latency - 1):
+            past = Signal(name=f"past{age}")
+            past_target = Signal.like(current, name=f"past_target{age}")
+            m.d.sync += [past.eq(issued), past_target.eq(target)]
+            issued, target = past, past_target
+            matches.append(past & (c == past_target))
+        m.d.comb += following_near.eq(Mux(step, Mux(following.overwrite, 0, Cat(*matches)), near << 1))
+        m.d.sync += [near.eq(following_near), any_near.eq(following_near.any())]
+        return any_near
+
+    def _fetch(self, m: Module, row: data.View) -> None:
+        """Carry the issued row along with its read, replace it if it lies in the padding, and subtract ``zero``."""
+        wide = self.config.wide_activations
+        source: Value = Cat(self.issued, self.swap, row.inside, row.fill, row.zero if wide else Cat())
+        for stage in range(ports.READ_LATENCY):
+            flight = Signal(len(source), name=f"flight{stage}")
+            m.d.sync += flight.eq(source)
+            source = flight
+        issued, swap, inside, fill, zero = source[0], source[1], source[2], source[3:11], source[11:]
+        m.d.sync += [self.a_valid.eq(issued), self.a_swap.eq(swap)]
+        vector = Mux(inside, self.read.data, fill.replicate(self.config.n))
+        if wide:
+            elements = [vector.word_select(k, 8).as_signed() - zero.as_signed() for k in range(self.config.n)]
+            vector = Cat(*elements)
+        m.d.sync += self.a.eq(vector)
+
+    def _align(self, m: Module, nest: LoopNest, ahead: RegisterSlice, valid: Signal, row: data.View) -> None:
+        """Read the alignment of the row to issue for as long as that stands, so that no grant is on the way.
+
+        `entry` counts with the loop nest, and starts again for each output tile.
+        """
+        width = len(self.alignments.address)
+        start, entry, align = Signal(width), Signal(width), Signal()
+        again = Cat(*(nest.last[loop] for loop in LOOPS if loop != "nt")).all()
+        with m.If(self.load):
+            m.d.sync += [
+                Cat(start, entry).eq(self.instruction.alignment[:width].replicate(2)),
+                align.eq(self.instruction.align),
+            ]
+        with m.Elif(nest.step):
+            m.d.sync += entry.eq(Mux(again, start, entry + 1))
+        flights = Signal(ports.READ_LATENCY)
+        m.d.sync += flights.eq(Cat(row.aligned, flights))
+        m.d.comb += [
+            Cat(ahead.i.payload.aligned, ahead.i.payload.alignment).eq(Cat(align, entry)),
+            self.alignments.valid.eq(valid & row.aligned),
+            self.alignments.address.eq(row.alignment),
+            self.alignment.eq(Mux(flights[-1], self.alignments.data, 0)),
+        ]

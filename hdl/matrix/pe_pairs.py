@@ -1,0 +1,261 @@
+"""Rows of processing elements whose multipliers do two products each: two columns for one activation."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, Value, signed, unsigned
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.lib.parts import MULT18X18D_REGISTERS
+
+SPLIT = 9
+"""Bits from one weight to the other in a packed multiplication. With 10, an 18-bit operand would not hold two weights
+of which one is -128; with 9, `_HIGH` needs another bit."""
+_HIGH = 16 - SPLIT
+"""Bits of the lower weight's product that overlap the upper one's."""
+
+
+class PairRow(wiring.Component):
+    """A row that does what `weft.hdl.matrix.pe.PeRow` does, by pairs of columns; a pair is a `group` of the array.
+
+    Weights and activations pass one pair a cycle, `swap` with them; `latch` takes three cycles a pair, so that it
+    meets words 2p and 2p + 1, which are p cycles behind it and one more, in pair p.
+
+    Parameters
+    ----------
+    columns : int
+        Even.
+    activation_width : int
+    psum_width : int
+
+    Attributes
+    ----------
+    width, groups : int
+        2, and the number of pairs.
+    passed : data.StructLayout
+        What a pair hands down.
+    cycles : int
+        From an activation's entry to what `sums` returns, for pair 0; pair p is p cycles later.
+
+    Members
+    -------
+    a, b, latch, swap, latch_below, swap_below
+        See `weft.hdl.matrix.pe.PeRow`.
+    above : In(passed).array(groups), below : Out(passed).array(groups)
+    """
+
+    width = 2
+    cycles: int
+
+    def __init__(self, columns: int, activation_width: int, psum_width: int) -> None:
+        self.groups = columns // 2
+        self.activation_width = activation_width
+        self.psum_width = psum_width
+        super().__init__(
+            {
+                "a": In(signed(activation_width)),
+                "b": In(8),
+                "latch": In(1),
+                "swap": In(1),
+                "above": In(self.passed).array(self.groups),
+                "below": Out(self.passed).array(self.groups),
+                "latch_below": Out(1),
+                "swap_below": Out(1),
+            }
+        )
+
+    @property
+    def passed(self) -> data.StructLayout:
+        raise NotImplementedError
+
+    def sums(self, m: Module, group: int) -> list[Value]:
+        """The columns' sums from what the array's last row hands down; adds to `m`."""
+        raise NotImplementedError
+
+    def _pair(self, m: Module, p: int, entering: Value, a: Value, weights: list[Signal], swap: Value) -> None:
+        """Multiply and add: drive ``below[p]``.
+
+        `a` is the register that takes the activation `entering`; the weights to use with it are `weights` in a cycle
+        where `swap` is 1, and those of before in any other.
+        """
+        raise NotImplementedError
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        n, width = self.groups, self.activation_width
+        a, b = Signal(width * n, reset_less=True), Signal(8 * n, reset_less=True)
+        latch, swap = Signal(3 * n), Signal(n)
+        m.d.sync += [
+            a.eq(Cat(self.a, a)),
+            b.eq(Cat(self.b, b)),
+            latch.eq(Cat(self.latch, latch)),
+            swap.eq(Cat(self.swap, swap)),
+        ]
+        m.d.comb += [self.latch_below.eq(latch[0]), self.swap_below.eq(swap[0])]
+        for p in range(n):
+            shadow = [Signal(signed(8), name=f"shadow{2 * p + c}", reset_less=True) for c in range(2)]
+            for c in range(2):
+                with m.If(latch[3 * p + c - 1] if p or c else self.latch):
+                    m.d.sync += shadow[c].eq(b.word_select(p - 1, 8) if p else self.b)
+            entering = a.word_select(p - 1, width) if p else self.a
+            self._pair(m, p, entering, a.word_select(p, width), shadow, swap[p - 1] if p else self.swap)
+        return m
+
+
+class PackedRow(PairRow):
+    """For ECP5: a MULT18X18D multiplies both weights of a pair, ``w1 * 2**SPLIT + w0``, by the activation.
+
+    The product p holds ``w0 * a`` modulo ``2**SPLIT``, and above it ``w1 * a + h``, h being the rest of ``w0 * a``:
+    `_HIGH` bits and signed, so the low bits of ``w1 * a``, multiplied in logic, tell what it is. Exact for all bytes
+    and any activation from -255 to 255.
+
+    Rows add up the parts of p and h; only below the last one is h taken out of the one and put into the other. The
+    sums of h are a cycle behind.
+    """
+
+    # The activation's register, three in the multiplier, the sum of h's register and its own, and one for `sums`.
+    cycles = 7
+
+    @property
+    def passed(self) -> data.StructLayout:
+        carries = self.psum_width - 16
+        return data.StructLayout(
+            {"upper": self.psum_width, "lower": SPLIT + carries, "high": signed(_HIGH + carries)}
+        )
+
+    def _pair(self, m: Module, p: int, entering: Value, a: Value, weights: list[Signal], swap: Value) -> None:
+        active = [Signal(signed(8), name=f"active{2 * p + c}", reset_less=True) for c in range(2)]
+        with m.If(swap):
+            m.d.sync += [register.eq(weight) for register, weight in zip(active, weights, strict=True)]
+        above, below = self.above[p], self.below[p]
+        product = Signal(SPLIT + 18, name=f"product{p}")
+        packed = Signal(signed(18), name=f"packed{p}")
+        m.d.comb += packed.eq((active[1] << SPLIT) + active[0])
+        m.submodules[f"multiplier{p}"] = mult18x18d(a.as_signed(), packed, product)
+        low = self._low_product(m, a, active[1], p)
+        high = Signal(signed(_HIGH), name=f"high{p}", reset_less=True)
+        sums = Signal(self.passed, name=f"sums{p}", reset_less=True)
+        m.d.sync += [
+            high.eq(product[SPLIT : SPLIT + _HIGH] - low),
+            sums.upper.eq(above.upper + product[SPLIT:].as_signed()),
+            sums.lower.eq(above.lower + product[:SPLIT]),
+            sums.high.eq(above.high + high),
+        ]
+        m.d.comb += below.eq(sums)
+
+    @staticmethod
+    def _low_product(m: Module, a: Value, weight: Value, p: int) -> Signal:
+        """``a * weight`` modulo ``2**_HIGH``, three registers later like a multiplier's."""
+
+        def register(value: Value, width: int, name: str) -> Signal:
+            result = Signal(width, name=f"{name}{p}", reset_less=True)
+            m.d.sync += result.eq(value)
+            return result
+
+        def partial(bit: int) -> Value:
+            return Mux(weight[bit], a[: _HIGH - bit], 0)
+
+        first = register(partial(0) + (partial(1) << 1), _HIGH, "low01_")
+        second = register(partial(2) + (partial(3) << 1), _HIGH - 2, "low23_")
+        third = register(partial(4) + (partial(5) << 1) + (partial(6) << 2), _HIGH - 4, "low456_")
+        lower = register(first + (second << 2), _HIGH, "low0123_")
+        upper = register(third, _HIGH - 4, "upper_")
+        return register(lower + (upper << 4), _HIGH, "low")
+
+    def sums(self, m: Module, group: int) -> list[Value]:
+        last = self.below[group]
+        upper = Signal(self.psum_width, name=f"upper{group}", reset_less=True)
+        lower = Signal(len(last.lower), name=f"lower{group}", reset_less=True)
+        columns = [
+            Signal(signed(self.psum_width), name=f"column{2 * group + c}", reset_less=True) for c in range(2)
+        ]
+        rest = Signal(signed(self.psum_width - SPLIT), name=f"rest{group}")
+        m.d.comb += rest.eq(last.high + lower[SPLIT:])
+        m.d.sync += [
+            upper.eq(last.upper),
+            lower.eq(last.lower),
+            columns[0].eq(Cat(lower[:SPLIT], rest)),
+            columns[1].eq(upper - last.high),
+        ]
+        return list(columns)
+
+
+class DualRow(PairRow):
+    """For iCE40 UltraPlus: an SB_MAC16 multiplies bytes, two and two, and keeps activation, weights and products.
+
+    Activations are 8 bits wide.
+    """
+
+    cycles = 3
+
+    @property
+    def passed(self) -> data.StructLayout:
+        return data.StructLayout({"even": signed(self.psum_width), "odd": signed(self.psum_width)})
+
+    def _pair(self, m: Module, p: int, entering: Value, a: Value, weights: list[Signal], swap: Value) -> None:
+        products = Signal(data.ArrayLayout(signed(16), 2), name=f"products{p}")
+        m.submodules[f"multiplier{p}"] = sb_mac16(entering, Cat(*weights), ~swap, products.as_value())
+        sums = Signal(self.passed, name=f"sums{p}", reset_less=True)
+        m.d.sync += [
+            sums.even.eq(self.above[p].even + products[0]),
+            sums.odd.eq(self.above[p].odd + products[1]),
+        ]
+        m.d.comb += self.below[p].eq(sums)
+
+    def sums(self, m: Module, group: int) -> list[Value]:
+        return [self.below[group].even, self.below[group].odd]
+
+
+def mult18x18d(a: Value, b: Value, product: Signal) -> Instance:
+    """An ECP5 multiplier of two signed values of up to 18 bits; the product's low bits, three cycles later."""
+    operands = {"A": a, "B": b}
+    pins: dict[str, Value] = {
+        f"i_{name}{bit}": value[min(bit, len(value) - 1)]
+        for name, value in operands.items()
+        for bit in range(18)
+    }
+    pins |= {f"i_C{bit}": Const(0) for bit in range(18)}
+    pins |= {f"o_P{bit}": product[bit] for bit in range(len(product))}
+    pins |= {f"i_{name}{index}": Const(0) for name in ("CLK", "CE", "RST") for index in range(1, 4)}
+    return Instance(
+        "MULT18X18D",
+        **{f"p_{name}": value for name, value in MULT18X18D_REGISTERS.items()},
+        **pins,
+        i_SIGNEDA=Const(1),
+        i_SIGNEDB=Const(1),
+        i_SOURCEA=Const(0),
+        i_SOURCEB=Const(0),
+        i_CLK0=ClockSignal(),
+        i_CE0=Const(1),
+        i_RST0=Const(0),
+    )
+
+
+def sb_mac16(a: Value, b: Value, hold_b: Value, products: Value) -> Instance:
+    """An iCE40 multiplier as two of signed bytes: byte `a` by the two bytes of `b`, two products two cycles later.
+
+    Operands are registers inside; that of `b` keeps its content where `hold_b` is 1.
+    """
+    settings = {
+        "A_REG": 1, "B_REG": 1, "TOP_8x8_MULT_REG": 1, "BOT_8x8_MULT_REG": 1, "MODE_8x8": 1, "A_SIGNED": 1,
+        "B_SIGNED": 1,
+    }  # fmt: skip
+    zeros = (
+        "AHOLD", "CHOLD", "DHOLD", "IRSTTOP", "IRSTBOT", "ORSTTOP", "ORSTBOT", "OLOADTOP", "OLOADBOT", "ADDSUBTOP",
+        "ADDSUBBOT", "OHOLDTOP", "OHOLDBOT", "CI", "ACCUMCI", "SIGNEXTIN",
+    )  # fmt: skip
+    return Instance(
+        "SB_MAC16",
+        **{f"p_{name}": Const(value, unsigned(1)) for name, value in settings.items()},
+        p_TOPOUTPUT_SELECT=Const(2, unsigned(2)),  # the product's register
+        p_BOTOUTPUT_SELECT=Const(2, unsigned(2)),
+        **{f"i_{name}": Const(0) for name in zeros},
+        i_CLK=ClockSignal(),
+        i_CE=Const(1),
+        i_A=Cat(a, a),
+        i_B=b,
+        i_C=Const(0, 16),
+        i_D=Const(0, 16),
+        i_BHOLD=hold_b,
+        o_O=products,
+    )

@@ -1,0 +1,1 @@
+"""The scratchpad and the accumulator."""

@@ -1,0 +1,172 @@
+"""The accumulator: banks of N x int32 rows that the array adds into and the vector unit reads."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa.config import Config
+from weft.hdl.lib import ports
+from weft.hdl.lib.ports import ALIGNMENT_BITS
+
+
+def rmw_latency(config: Config) -> int:
+    """Cycles from a row at the `Accumulator.write` port until reads see it: a read granted then, or a row that adds
+    to it arriving then, finds the sum."""
+    return ports.READ_LATENCY + 1 + _aligning(config)
+
+
+def _aligning(config: Config) -> int:
+    """Cycles that it takes to choose what to shift, and to shift it."""
+    return 2 if config.softmax else 0
+
+
+def accumulator_write(config: Config) -> wiring.Signature:
+    """The port of the array, seen from the array. Never refused.
+
+    ``psums`` go to row ``address`` in a cycle where ``valid`` is 1, overwriting it or, without ``overwrite``, adding
+    to it modulo 2**32. A row must not be added to within `rmw_latency` cycles of the last write to it.
+
+    With softmax the row has an ``alignment`` from -31 to 31: the old content, 0 where it is overwritten, is shifted
+    right by that many bits before the addition if it is positive, else psums are by its negative, both arithmetically
+    and rounded (`rsh` of `weft.hdl.isa`).
+    """
+    members: dict[str, wiring.Member] = {
+        "valid": Out(1),
+        "address": Out(config.widths.accumulator_address),
+        "overwrite": Out(1),
+        "psums": Out(data.ArrayLayout(signed(config.widths.psum), config.n)),
+    }
+    if config.softmax:
+        members["alignment"] = Out(signed(ALIGNMENT_BITS))
+    return wiring.Signature(members)
+
+
+class Accumulator(wiring.Component):
+    """Banks with one read and one write port each; the bank is the high bits of the address.
+
+    A row from the array that adds takes its bank's read port in the cycle of its arrival, and everybody's write port
+    `rmw_latency` - 1 cycles later. Reads get what remains, so a reader of a bank that the array is not adding into
+    is never refused.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    write : In(accumulator_write(config))
+    read : In(ports.accumulator_read(config))
+        Lane j of a row is bits ``32 * j`` and up.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "write": In(accumulator_write(config)),
+                "read": In(ports.accumulator_read(config)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        config = self.config
+        inner = (config.accumulator_depth - 1).bit_length()
+        write_bank, read_bank = self.write.address[inner:], self.read.address[inner:]
+        adds = Signal()
+        m.d.comb += [
+            adds.eq(self.write.valid & ~self.write.overwrite),
+            self.read.ready.eq(~(adds & (write_bank == read_bank))),
+        ]
+        outputs = Array(
+            Signal(config.widths.row, name=f"output{bank}", reset_less=True)
+            for bank in range(config.accumulator_banks)
+        )
+        done, address, total = self._add(m, outputs)
+        for bank, output in enumerate(outputs):
+            ram = memory.Memory(shape=config.widths.row, depth=config.accumulator_depth, init=[])
+            m.submodules[f"bank{bank}"] = ram
+            fetch, store = ram.read_port(), ram.write_port()
+            take, wanted = Signal(name=f"take{bank}"), Signal(name=f"wanted{bank}")
+            m.d.sync += [
+                wanted.eq(take | (self.read.valid & (read_bank == bank))),
+                fetch.addr.eq(Mux(take, self.write.address[:inner], self.read.address[:inner])),
+            ]
+            m.d.comb += [
+                take.eq(adds & (write_bank == bank)),
+                # Nobody may read the row that is being written. Saying so spares synthesis the logic that
+                # would return its old content from memories that cannot.
+                fetch.en.eq(wanted & ~(store.en & (fetch.addr == store.addr))),
+                store.en.eq(done & (address[inner:] == bank)),
+                store.addr.eq(address[:inner]),
+                store.data.eq(total),
+            ]
+            # A register right behind the memory, as the memory alone takes half of a 100 MHz cycle.
+            m.d.sync += output.eq(fetch.data)
+        read_banks = [Signal.like(read_bank, name=f"read_bank{stage}") for stage in range(ports.READ_LATENCY)]
+        m.d.sync += Cat(*read_banks).eq(Cat(read_bank, *read_banks))
+        m.d.comb += self.read.data.eq(outputs[read_banks[-1]])
+        return m
+
+    def _add(self, m: Module, outputs: Array) -> tuple[Signal, Signal, Signal]:
+        """Delay the incoming row until its old value stands at the banks' outputs, and add. Returns what to write,
+        from registers: valid, address, row."""
+        config = self.config
+        inner = (config.accumulator_depth - 1).bit_length()
+        valid: Value = self.write.valid
+        row: Value = Cat(self.write.overwrite, self.write.address, self.write.psums.as_value())
+        if config.softmax:
+            alignment = self.write.alignment
+            row = Cat(row, alignment[-1], Mux(alignment[-1], -alignment, alignment)[: ALIGNMENT_BITS - 1])
+        for stage in range(ports.READ_LATENCY):
+            following_valid = Signal(name=f"valid{stage}")
+            payload = Signal(len(row), name=f"payload{stage}", reset_less=True)
+            m.d.sync += [following_valid.eq(valid), payload.eq(row)]
+            valid, row = following_valid, payload
+        overwrite, address = payload[0], payload[1 : 1 + len(self.write.address)]
+        rest = payload[1 + len(self.write.address) :]
+        old = Signal(config.widths.row)
+        with m.If(~overwrite):
+            m.d.comb += old.eq(outputs[address[inner:]])
+        psums = [rest.word_select(j, config.widths.psum).as_signed() for j in range(config.n)]
+        if config.softmax:
+            small, amount = rest[-ALIGNMENT_BITS], rest[1 - ALIGNMENT_BITS :]
+            sums = self._align(m, old, psums, small, amount)
+            for stage in range(_aligning(config)):
+                following_valid = Signal(name=f"aligned{stage}")
+                following_address = Signal.like(address, name=f"aligned_address{stage}", reset_less=True)
+                m.d.sync += [following_valid.eq(valid), following_address.eq(address)]
+                valid, address = following_valid, following_address
+        else:
+            sums = [(old.word_select(j, 32) + psum)[:32] for j, psum in enumerate(psums)]
+        done, done_address = Signal(), Signal.like(self.write.address)
+        total = Signal(config.widths.row, reset_less=True)
+        m.d.sync += [done.eq(valid), done_address.eq(address), total.eq(Cat(*sums))]
+        return done, done_address, total
+
+    @staticmethod
+    def _align(m: Module, old: Value, psums: list[Value], small: Value, amount: Value) -> list[Value]:
+        """Sums of the columns two cycles later, with `psums` (if `small`) or `old` shifted right by `amount`.
+
+        A cycle to choose what to shift, one to shift it. The shift keeps a bit below the point: added to a 1 at the
+        same place, it rounds through the adder's carry.
+        """
+        distance = Signal.like(amount, name="distance", reset_less=True)
+        m.d.sync += distance.eq(amount)
+        sums = []
+        for j, psum in enumerate(psums):
+            column = old.word_select(j, 32)
+            moved = Signal(signed(32), name=f"moved{j}", reset_less=True)
+            kept = Signal(32, name=f"kept{j}", reset_less=True)
+            shifted = Signal(33, name=f"shifted{j}", reset_less=True)
+            other = Signal(32, name=f"other{j}", reset_less=True)
+            m.d.sync += [
+                moved.eq(Mux(small, psum, column.as_signed())),
+                kept.eq(Mux(small, column, psum)),
+                shifted.eq(Cat(Const(0, 1), moved).as_signed() >> distance),
+                other.eq(kept),
+            ]
+            sums.append((shifted + Cat(Const(1, 1), other))[1:33])
+        return sums

@@ -1,0 +1,1 @@
+"""The store unit: scratchpad to DRAM."""

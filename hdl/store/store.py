@@ -1,0 +1,343 @@
+"""The store unit: scratchpad to DRAM. Requests run ahead of data, and data ahead of confirmations."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.bus.burst import PAGE, BurstSplitter
+from weft.hdl.isa import BASES, SEMAPHORES, Store
+from weft.hdl.isa.config import Config
+from weft.hdl.lib.block_fifo import register_or_fifo
+from weft.hdl.lib.loopnest import LoopNest
+from weft.hdl.lib.ports import READ_LATENCY, bus_write, scratchpad_read, unit
+from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.store.pack import Packer, vector_layout
+
+DESCRIPTORS = 4
+"""Instructions whose data may wait behind the requests, where queues are that deep."""
+UNCONFIRMED = 8
+"""Instructions that may wait for memory to confirm them, where queues are half as deep."""
+BURSTS = 32
+"""Bursts on their way, at most."""
+READS = READ_LATENCY + 2
+"""Vectors on their way from the scratchpad; covers the read latency and the queue behind it."""
+
+_POINTER = (PAGE - 1).bit_length()
+
+
+def read_layout(config: Config) -> data.StructLayout:
+    """What the reader does for one instruction. ``merged``: a row is one run, not each pixel. ``tail``: lanes of a
+    pixel's last vector. ``pointer``: DRAM address modulo a page, by which vectors are aligned."""
+    loops, address = ("rows", "pixels", "vectors"), config.widths.scratchpad_address
+    return data.StructLayout(
+        {
+            "merged": 1,
+            "tail": (config.n - 1).bit_length() + 1,
+            "rows": 12,
+            "pixels": 16,
+            "vectors": 16,
+            "src": address,
+        }
+        | {f"src_{loop}": address for loop in loops}
+        | {"pointer": _POINTER}
+        | {f"pointer_{loop}": _POINTER for loop in loops}
+    )
+
+
+class StoreRequests(wiring.Component):
+    """Turns store instructions into runs of bytes for the bus and descriptors for the reader.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    instruction : In(stream of Store)
+    bases : In(32).array(8)
+    run : Out(stream of run_layout(17))
+        The tag is 0, and for the last run of an instruction 1 (bit 0) with its signal mask (above).
+    read : Out(stream of read_layout(config))
+    busy : Out(1)
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.splitter = BurstSplitter(config, tag=1 + SEMAPHORES)
+        super().__init__(
+            {
+                "instruction": In(stream.Signature(Store.layout())),
+                "bases": In(data.ArrayLayout(32, BASES)),
+                "run": Out(self.splitter.run.signature.flip()),
+                "read": Out(stream.Signature(read_layout(config))),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.nest = nest = LoopNest(
+            {"rows": 12, "pixels": 16}, {"address": (32, {"rows": 32, "pixels": 17})}
+        )
+        op, run = self.instruction.payload, self.run
+        first = Signal(32)
+        merged = Signal()
+        m.d.comb += [
+            first.eq(self.bases[op.base] + op.offset),
+            merged.eq((op.pitch == op.length) | (op.pixels == 1)),
+        ]
+        # A row's bytes, pixels * length, come from adding shifted lengths: no multiplier, and hidden by data.
+        factor = Signal(16)
+        counted = Signal()  # factor == 0
+        addend = Signal(32)
+        signal = Signal(SEMAPHORES)
+        accept = self.instruction.valid & self.instruction.ready
+        m.d.comb += [
+            self.busy.eq(nest.active),
+            self.instruction.ready.eq(~nest.active & self.read.ready),
+            self.read.valid.eq(~nest.active & self.instruction.valid),
+            nest.load.eq(accept),
+            nest.counts.rows.eq(op.rows),
+            nest.counts.pixels.eq(Mux(merged, 1, op.pixels)),
+            nest.bases.address.eq(first),
+            nest.strides.address.rows.eq(op.row_pitch),
+            nest.strides.address.pixels.eq(op.pitch),
+            run.valid.eq(nest.active & counted),
+            run.payload.address.eq(nest.values.address),
+            run.payload.tag.eq(Mux(nest.last_all, Cat(1, signal), 0)),
+            nest.step.eq(run.valid & run.ready),
+        ]
+        with m.If(accept):
+            m.d.sync += [
+                factor.eq(Mux(merged, op.pixels, 1)),
+                counted.eq(0),
+                addend.eq(op.length),
+                run.payload.bytes.eq(0),
+                signal.eq(op.signal),
+            ]
+        with m.Elif(~counted):
+            m.d.sync += [
+                factor.eq(factor >> 1),
+                counted.eq(factor[1:] == 0),
+                addend.eq(addend << 1),
+                run.payload.bytes.eq(run.payload.bytes + Mux(factor[0], addend, 0)),
+            ]
+        self._describe(m, first, merged)
+        return m
+
+    def _describe(self, m: Module, first: Signal, merged: Signal) -> None:
+        op, read = self.instruction.payload, self.read.payload
+        shift = (self.config.n - 1).bit_length()
+        m.d.comb += [
+            read.merged.eq(merged),
+            read.tail.eq((op.length - 1)[:shift] + 1),
+            read.rows.eq(op.rows),
+            read.pixels.eq(op.pixels),
+            read.vectors.eq(((op.length - 1)[:16] >> shift) + 1),
+            read.src.eq(op.src),
+            read.src_rows.eq(op.src_row),
+            read.src_pixels.eq(op.src_pixel),
+            read.src_vectors.eq(op.src_vector),
+            read.pointer.eq(first),
+            read.pointer_rows.eq(op.row_pitch),
+            read.pointer_pixels.eq(op.pitch),
+            read.pointer_vectors.eq(self.config.n),
+        ]
+
+
+class StoreReader(wiring.Component):
+    """Reads the vectors of instructions in order, a vector per cycle, with what the packer has to know about each.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    read : In(stream of read_layout(config))
+    scratchpad : Out(scratchpad_read(config))
+    vector : Out(stream of vector_layout(config))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "read": In(stream.Signature(read_layout(config))),
+                "scratchpad": Out(scratchpad_read(config)),
+                "vector": Out(stream.Signature(vector_layout(config))),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        loops = {"rows": 12, "pixels": 16, "vectors": 16}
+        widths = {"src": self.config.widths.scratchpad_address, "pointer": _POINTER}
+        m.submodules.nest = nest = LoopNest(
+            loops, {name: (width, dict.fromkeys(loops, width)) for name, width in widths.items()}
+        )
+        layout = vector_layout(self.config)
+        m.submodules.queue = queue = SyncFIFO(width=layout.size, depth=READS)
+        op = Signal(read_layout(self.config))
+        port = self.scratchpad
+        credits = Signal(range(READS + 1), init=READS)  # room in the queue that no read on its way will take
+        granted, taken = port.valid & port.ready, self.vector.valid & self.vector.ready
+        m.d.sync += credits.eq(credits - granted + taken)
+        # A refused read must not reach back to the address generator in the same cycle.
+        request = data.StructLayout({"address": len(port.address), "vector": layout})
+        m.submodules.slice = ahead = RegisterSlice(request)
+        stage = Signal(layout)
+        go = Signal()  # take what is to be read; from a register, as many others hang on it
+        m.d.comb += [
+            ahead.i.valid.eq(nest.active),
+            ahead.i.payload.address.eq(nest.values.src),
+            ahead.i.payload.vector.pointer.eq(nest.values.pointer),
+            ahead.i.payload.vector.count.eq(Mux(nest.last.vectors, op.tail, self.config.n)),
+            ahead.i.payload.vector.last.eq(nest.last.vectors & (nest.last.pixels | ~op.merged)),
+            nest.step.eq(nest.active & ahead.i.ready),
+            self.read.ready.eq(go),
+            nest.load.eq(go),
+            *nest.take(self.read.payload),
+            port.valid.eq(ahead.o.valid & (credits != 0)),
+            port.address.eq(ahead.o.payload.address),
+            ahead.o.ready.eq(port.ready & (credits != 0)),
+            stage.eq(ahead.o.payload.vector),
+        ]
+        # The nest stands still in that cycle.
+        m.d.sync += go.eq(~go & self.read.valid & (~nest.active | (nest.step & nest.last_all)))
+        with m.If(go):
+            m.d.sync += op.eq(self.read.payload)
+
+        valid = granted
+        for index in range(READ_LATENCY):
+            following = Signal(layout, name=f"stage{index}")
+            following_valid = Signal(name=f"valid{index}")
+            m.d.sync += [following.eq(stage), following_valid.eq(valid)]
+            stage, valid = following, following_valid
+        arrived = Signal(layout)
+        m.d.comb += [
+            arrived.eq(stage),
+            arrived.data.eq(port.data),
+            queue.w_data.eq(arrived),
+            queue.w_en.eq(valid),
+            self.vector.payload.eq(queue.r_data),
+            self.vector.valid.eq(queue.r_rdy),
+            queue.r_en.eq(self.vector.ready),
+        ]
+        return m
+
+
+class StoreUnit(wiring.Component):
+    """Executes `Store` instructions. An instruction is signalled once memory has confirmed all of its bursts; the
+    next ones run meanwhile.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    instruction, signal, busy
+        See `weft.hdl.lib.ports.unit`.
+    bases : In(32).array(8)
+        Base registers, read when an instruction is accepted.
+    scratchpad : Out(scratchpad_read(config))
+    bus : Out(bus_write(config))
+        A burst's beats come after its request. It needs the confirmations in order of request.
+    stall_memory, stall_port : Out(1)
+        The unit waits in this cycle for the bus, for a scratchpad bank.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            unit(Store)
+            | {
+                "bases": In(data.ArrayLayout(32, BASES)),
+                "scratchpad": Out(scratchpad_read(config)),
+                "bus": Out(bus_write(config)),
+                "stall_memory": Out(1),
+                "stall_port": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.requests = requests = StoreRequests(self.config)
+        m.submodules.splitter = splitter = requests.splitter
+        m.submodules.reader = reader = StoreReader(self.config)
+        m.submodules.packer = packer = Packer(self.config)
+        depth = min(DESCRIPTORS, self.config.queue_depth)
+        m.submodules.queue = queue = register_or_fifo(read_layout(self.config).size, depth)
+        wiring.connect(m, wiring.flipped(self.instruction), requests.instruction)
+        wiring.connect(m, requests.run, splitter.run)
+        wiring.connect(m, wiring.flipped(self.scratchpad), reader.scratchpad)
+        m.submodules.vectors = vectors = RegisterSlice(vector_layout(self.config))
+        wiring.connect(m, reader.vector, vectors.i)
+        wiring.connect(m, vectors.o, packer.vector)
+        finishing = self._bus(m, splitter, packer)
+        waits = (packer.beat.valid & ~packer.beat.ready) | (
+            finishing & ~queue.r_rdy & ~reader.scratchpad.valid
+        )
+        m.d.comb += [
+            requests.bases.eq(self.bases),
+            queue.w_data.eq(requests.read.payload),
+            queue.w_en.eq(requests.read.valid),
+            requests.read.ready.eq(queue.w_rdy),
+            reader.read.payload.eq(queue.r_data),
+            reader.read.valid.eq(queue.r_rdy),
+            queue.r_en.eq(reader.read.ready),
+            self.busy.eq(requests.busy | ~splitter.idle | finishing | self.signal.any()),
+            self.stall_memory.eq(waits),
+            self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
+        ]
+        return m
+
+    def _bus(self, m: Module, splitter: BurstSplitter, packer: Packer) -> Signal:
+        """Requests, beats and confirmations; returns whether an instruction waits for confirmations."""
+        counter = range(2 * BURSTS)
+        unconfirmed = min(UNCONFIRMED, 2 * self.config.queue_depth)
+        done = data.StructLayout({"burst": counter, "signal": SEMAPHORES})
+        m.submodules.done = queue = SyncFIFO(width=done.size, depth=unconfirmed)
+        request, beat = self.bus.request, self.bus.beat
+        asked = Signal(counter)
+        confirmed = Signal(counter)
+        ahead = Signal(counter)  # bursts whose request is out but not all of their data
+        some = Signal()  # there are such
+        after = Signal(counter)
+        few, space = Signal(), Signal()  # a cycle old, so with one to spare
+        allowed = Signal()
+        ends = Signal()
+        send, sent = request.valid & request.ready, beat.valid & beat.ready & beat.payload.last
+        m.d.comb += [
+            after.eq(asked + 1),
+            ends.eq(splitter.tag[0] & splitter.last),
+            allowed.eq(few & (space | ~ends)),
+            request.payload.eq(splitter.request.payload),
+            request.valid.eq(splitter.request.valid & allowed),
+            splitter.request.ready.eq(request.ready & allowed),
+            queue.w_data.eq(Cat(after, splitter.tag[1:])),
+            queue.w_en.eq(send & ends),
+            beat.payload.eq(packer.beat.payload),
+            beat.valid.eq(packer.beat.valid & some),
+            packer.beat.ready.eq(beat.ready & some),
+        ]
+        m.d.sync += [
+            few.eq((asked - confirmed)[: len(asked)] < BURSTS - 1),
+            space.eq(queue.level < unconfirmed - 1),
+            asked.eq(asked + send),
+            confirmed.eq(confirmed + self.bus.confirmed),
+            ahead.eq(ahead + send - sent),
+        ]
+        with m.If(send ^ sent):
+            m.d.sync += some.eq(send | (ahead != 1))
+        head = Signal(done)
+        m.d.comb += [
+            head.eq(queue.r_data),
+            queue.r_en.eq(queue.r_rdy & ~(confirmed - head.burst)[len(asked) - 1]),  # confirmed >= burst
+        ]
+        m.d.sync += self.signal.eq(Mux(queue.r_en, head.signal, 0))
+        return queue.r_rdy

@@ -1,0 +1,1 @@
+"""The vector unit: requantisation, pooling, addition and softmax."""

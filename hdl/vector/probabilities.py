@@ -1,0 +1,300 @@
+"""Scores to block floating point probabilities: a group's exponent, the table of powers of two, the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa.config import Config
+from weft.hdl.vector.requantise import SCORE_BITS
+
+PROBABILITY = 6
+"""Cycles from `Probabilities.ends` to the last probabilities of the vector."""
+PEAK = -256
+"""Exponent of a vector without a valid score."""
+PEAK_BITS = 10
+FRACTION = 7
+"""Bits of a score below the binary point."""
+
+
+def tree_stages(config: Config) -> int:
+    """Registers in a tree over the lanes, one for every two levels."""
+    return ((config.lanes - 1).bit_length() + 1) // 2
+
+
+def sum_latency(config: Config) -> int:
+    """Cycles from `Probabilities.ends` to the vector's sum."""
+    return PROBABILITY + tree_stages(config) + 1
+
+
+def sum_width(config: Config) -> int:
+    return 8 + (config.n - 1).bit_length()
+
+
+class Exp2Table(wiring.Component):
+    """The table of `weft.hdl.isa.Table`, with a read port for every lane. Two lanes share a copy, which is written
+    through the port of one of them.
+
+    Members
+    -------
+    start : In(1)
+        The next byte written is entry 0.
+    fill : In(1)
+        Write `byte`. Reads in this cycle return anything.
+    byte : In(8)
+    index : In(lanes x log2(table_depth))
+    p : Out(lanes x 8)
+        What stood at the indices two cycles ago, from registers.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "start": In(1),
+                "fill": In(1),
+                "byte": In(8),
+                "index": In(data.ArrayLayout(range(config.table_depth), config.lanes)),
+                "p": Out(data.ArrayLayout(8, config.lanes)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        entry = Signal(range(self.config.table_depth))
+        with m.If(self.start):
+            m.d.sync += entry.eq(0)
+        with m.Elif(self.fill):
+            m.d.sync += entry.eq(entry + 1)
+        for pair in range(0, self.config.lanes, 2):
+            m.submodules[f"copy_{pair}"] = ram = memory.Memory(
+                shape=8, depth=self.config.table_depth, init=[]
+            )
+            store = ram.write_port()
+            m.d.comb += [store.en.eq(self.fill), store.data.eq(self.byte)]
+            for lane in range(pair, min(pair + 2, self.config.lanes)):
+                fetch = ram.read_port()
+                m.d.comb += [fetch.en.eq(1), fetch.addr.eq(self.index[lane])]
+                if lane == pair:
+                    m.d.comb += [
+                        fetch.addr.eq(Mux(self.fill, entry, self.index[lane])),
+                        store.addr.eq(fetch.addr),
+                        fetch.en.eq(~self.fill),
+                    ]
+                output = Signal(8, name=f"output_{lane}", reset_less=True)
+                m.d.sync += output.eq(fetch.data)
+                m.d.comb += self.p[lane].eq(output)
+        return m
+
+
+class Probabilities(wiring.Component):
+    """A rigid pipeline in two parts. The first takes a lane group of scores a cycle, at any pace, and finds the
+    exponent of the vector; meanwhile the scores wait. The second then takes all lane groups of the vector, one every
+    cycle. Defined by `weft.hdl.isa.Softmax`, where ``peak`` is ``e``.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    valid, last, index : In(1), In(1), In(range(groups))
+        There are scores of lane group `index`, which is the last of its vector. Groups come in order.
+    scores : In(lanes x int16)
+        Q8.7.
+    limit : In(range(N + 1))
+        Valid columns of the vector, one cycle after each of its groups.
+    used : Out(1)
+        `limit` has been used for the last group.
+    found : Out(1)
+        `peak` is that of the next vector from now on, for as many cycles as there are groups, at least.
+    peak : Out(int10)
+    ends : Out(1)
+        The last group is on its way out, `PROBABILITY` and `sum_latency` cycles before what follows.
+    p_valid, p, p_index : Out(1), Out(lanes x 8), Out(range(groups))
+        Probabilities of a lane group.
+    total : Out(sum_width)
+        Sum of all probabilities of the vector, in one cycle.
+    table_start, table_fill, table_byte : In(1), In(1), In(8)
+        See `Exp2Table`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        index = range(max(config.groups, 2))
+        super().__init__(
+            {
+                "valid": In(1),
+                "last": In(1),
+                "index": In(index),
+                "scores": In(data.ArrayLayout(signed(SCORE_BITS), config.lanes)),
+                "limit": In(range(config.n + 1)),
+                "used": Out(1),
+                "found": Out(1),
+                "peak": Out(signed(PEAK_BITS)),
+                "ends": Out(1),
+                "p_valid": Out(1),
+                "p": Out(data.ArrayLayout(8, config.lanes)),
+                "p_index": Out(index),
+                "total": Out(sum_width(config)),
+                "table_start": In(1),
+                "table_fill": In(1),
+                "table_byte": In(8),
+            }
+        )
+        # The exponent that a score would have alone, how far it is below that, and whether it counts.
+        self._score = data.StructLayout({"peak": signed(PEAK_BITS), "below": FRACTION, "live": 1})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        scores, valid, last = self._split(m)
+        self._find(m, scores, valid, last)
+        waiting, peak, reading = self._wait(m, scores, valid)
+        self._look_up(m, waiting, peak, reading)
+        return m
+
+    def _split(self, m: Module) -> tuple[list[data.View], Signal, Signal]:
+        """Two stages: scores to exponent and rest, then the mask."""
+        config = self.config
+        valid, last, index = Signal(2), Signal(2), Signal.like(self.index)
+        m.d.sync += [
+            valid.eq(Cat(self.valid, valid[0])),
+            last.eq(Cat(self.last, last[0])),
+            index.eq(self.index),
+        ]
+        m.d.comb += self.used.eq(valid[0] & last[0])
+        result = []
+        for lane in range(config.lanes):
+            score, peak = self.scores[lane], Signal(signed(PEAK_BITS), name=f"peak_{lane}", reset_less=True)
+            below = Signal(FRACTION, name=f"below_{lane}", reset_less=True)
+            m.d.sync += [
+                peak.eq(score[FRACTION:].as_signed() + score[:FRACTION].any()),
+                below.eq(-score[:FRACTION]),
+            ]
+            lane_bits = Const(lane, (config.lanes - 1).bit_length())
+            column = Cat(lane_bits, index) if config.groups > 1 else lane_bits
+            live = column < self.limit
+            out = Signal(self._score, name=f"score_{lane}", reset_less=True)
+            m.d.sync += [out.peak.eq(Mux(live, peak, PEAK)), out.below.eq(below), out.live.eq(live)]
+            result.append(out)
+        return result, valid[1], last[1]
+
+    def _find(self, m: Module, scores: list[data.View], valid: Signal, last: Signal) -> None:
+        """The maximum over lanes, then over lane groups."""
+
+        def larger(a: Value, b: Value) -> Value:
+            return Mux((a - b)[-1], b, a)
+
+        (largest,) = _tree(m, [score.peak for score in scores], larger, "largest")
+        valid, last = (delayed(m, bit, tree_stages(self.config)) for bit in (valid, last))
+        so_far, peak = Signal(signed(PEAK_BITS), init=PEAK), Signal(signed(PEAK_BITS))
+        candidate = larger(largest, so_far) if self.config.groups > 1 else largest
+        with m.If(valid):
+            m.d.sync += so_far.eq(Mux(last, PEAK, candidate))
+        with m.If(valid & last):
+            m.d.sync += peak.eq(candidate)
+        m.d.sync += self.found.eq(valid & last)
+        m.d.comb += self.peak.eq(peak)
+
+    def _wait(
+        self, m: Module, scores: list[data.View], valid: Signal
+    ) -> tuple[list[data.View], Signal, Signal]:
+        """Scores to memory and, once the exponent is found, back; returns them with exponent and presence."""
+        config = self.config
+        width = self._score.size
+        depth = 1 << (config.groups + tree_stages(config) + 3).bit_length()
+        m.submodules.waiting = ram = memory.Memory(shape=width * config.lanes, depth=depth, init=[])
+        store = ram.write_port()
+        write_at, read_at = Signal(range(depth)), Signal(range(depth))
+        left = Signal(range(max(config.groups, 2)))  # lane groups to read after this cycle's
+        reading = Signal()
+        m.d.sync += [write_at.eq(write_at + valid), read_at.eq(read_at + reading)]
+        with m.If(self.found):
+            m.d.sync += left.eq(config.groups - 1)
+        with m.Elif(reading):
+            m.d.sync += left.eq(left - 1)
+        m.d.comb += [
+            reading.eq(self.found | left.any()),
+            self.ends.eq(left == 1 if config.groups > 1 else self.found),
+            store.en.eq(valid),
+            store.addr.eq(write_at),
+            store.data.eq(Cat(*scores)),
+        ]
+        output = Signal(width * config.lanes, reset_less=True)
+        if depth <= 32:  # distributed memory has its register behind it, block memory inside as well
+            fetch = ram.read_port(domain="comb")
+            m.d.sync += fetch.addr.eq(read_at)
+        else:
+            fetch = ram.read_port()
+            m.d.comb += [fetch.addr.eq(read_at), fetch.en.eq(1)]
+        m.d.sync += output.eq(fetch.data)
+        waiting = [data.View(self._score, output.word_select(lane, width)) for lane in range(config.lanes)]
+        return waiting, delayed(m, self.peak, 2), delayed(m, reading, 2)
+
+    def _look_up(self, m: Module, waiting: list[data.View], peak: Value, reading: Value) -> None:
+        """Distances from the exponent, the table, and the sum."""
+        config = self.config
+        m.submodules.table = table = Exp2Table(config)
+        m.d.comb += [
+            table.start.eq(self.table_start),
+            table.fill.eq(self.table_fill),
+            table.byte.eq(self.table_byte),
+        ]
+        depth_bits = (config.table_depth - 1).bit_length()
+        for lane, score in enumerate(waiting):
+            octaves = Signal(signed(PEAK_BITS + 1), name=f"octaves_{lane}")
+            near = Signal(name=f"near_{lane}", reset_less=True)
+            index = Signal(depth_bits, name=f"index_{lane}", reset_less=True)
+            m.d.comb += octaves.eq(peak - score.peak)
+            distance = Cat(score.below, octaves[:4])
+            m.d.sync += [
+                near.eq(score.live & ~octaves[4:].any()),
+                index.eq(distance[len(distance) - depth_bits :]),
+            ]
+            p = Signal(8, name=f"p_{lane}", reset_less=True)
+            m.d.comb += [table.index[lane].eq(index), self.p[lane].eq(p)]
+            m.d.sync += p.eq(Mux(delayed(m, near, 2), table.p[lane], 0))
+        m.d.comb += self.p_valid.eq(delayed(m, reading, PROBABILITY - 2))
+        p_last = Const(1)
+        if config.groups > 1:
+            m.d.sync += self.p_index.eq(self.p_index + self.p_valid)
+            p_last = self.p_index.all()
+
+        stages = tree_stages(config)
+        (lanes,) = _tree(m, list(self.p), lambda a, b: a + b, "sum")
+        valid, last = delayed(m, self.p_valid, stages), delayed(m, p_last, stages)
+        so_far = Signal(sum_width(config))
+        if config.groups > 1:
+            with m.If(valid):
+                m.d.sync += so_far.eq(Mux(last, 0, so_far + lanes))
+        m.d.sync += self.total.eq(so_far + lanes)
+
+
+def delayed(m: Module, value: Value, cycles: int) -> Value:
+    """`value` some cycles later, through as many registers."""
+    for _ in range(cycles):
+        register = Signal(value.shape(), name="delayed")
+        m.d.sync += register.eq(value)
+        value = register
+    return value
+
+
+def _tree(
+    m: Module, values: Sequence[Value], combine: Callable[[Value, Value], Value], name: str
+) -> list[Value]:
+    """Combine pairs, and pairs of results, and so on, to one value; a register follows every second level."""
+    level = 0
+    while len(values) > 1:
+        values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        level += 1
+        if level % 2 == 0 or len(values) == 1:
+            stage = []
+            for index, value in enumerate(values):
+                register = Signal(value.shape(), name=f"{name}_{level}_{index}", reset_less=True)
+                m.d.sync += register.eq(value)
+                stage.append(register)
+            values = stage
+    return list(values)

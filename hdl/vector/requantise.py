@@ -1,0 +1,249 @@
+"""The arithmetic of the vector unit: reduce, add the bias, scale, round, clamp, for `lanes` columns a cycle."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+
+from amaranth.hdl import Cat, Module, Mux, Shape, ShapeLike, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa import Reduce
+from weft.hdl.isa.config import Config
+
+LATENCY = 9
+"""Cycles from an element that is the last of its reduction to its result."""
+
+_LOW = 17
+"""Low bits of a mantissa that go to hardware multipliers: 18 x 18 signed on every part that matters. The few bits
+above are added in logic, which halves the multipliers that a 24-bit mantissa would take."""
+SCORE_BITS = 16
+"""Bits of a result for softmax."""
+
+
+def _narrow(config: Config) -> int:
+    """Bits that the rounded quotient is saturated to. Any zero point leaves what does not fit outside of int8, or,
+    without one, what does not fit outside of a score."""
+    return SCORE_BITS + 1 if config.softmax else 9
+
+
+def settings_layout(config: Config) -> data.StructLayout:
+    """What is the same for all elements of an instruction; fields as in `weft.hdl.isa.Vec`."""
+    return data.StructLayout(
+        {
+            "reduce": 2,
+            "add": 1,
+            "b_mantissa": config.mantissa_bits,
+            "b_zero": signed(8),
+            "zero": signed(8),
+            "low": signed(8),
+            "high": signed(8),
+        }
+    )
+
+
+def column_layout(config: Config) -> data.StructLayout:
+    """Requantisation parameters of one column, as `weft.hdl.isa.Vec` defines them."""
+    return data.StructLayout({"bias": signed(32), "mantissa": config.mantissa_bits, "shift": 6})
+
+
+class Requantise(wiring.Component):
+    """A rigid pipeline: an element a cycle, a result `LATENCY` cycles after the last element of its reduction.
+
+    The arithmetic is that of `weft.hdl.isa.Vec`, exact for all inputs whose mantissas have ``mantissa_bits`` bits.
+
+    Parameters
+    ----------
+    config : Config
+        ``lanes`` and ``mantissa_bits`` are used.
+    tag : shape
+        What travels with the last element of a reduction to its result.
+
+    Attributes
+    ----------
+    serial : bool
+        Whether a reduction may only end after the result of the one before: see `weft.hdl.vector.requantise_serial`.
+
+    Members
+    -------
+    settings : In(struct)
+        Must not change while elements are under way.
+    valid : In(1)
+        There is an element in each lane. Cycles without are allowed anywhere.
+    first, last : In(1)
+        The element is the first, the last of its reduction.
+    elements : In(lanes x int32)
+    second : In(lanes x int8)
+        Second operand, read with the last element.
+    columns : In(lanes x struct)
+        Requantisation parameters, read with the last element.
+    tag : In(tag)
+        Read with the last element.
+    result_valid, results, result_tag : Out(1), Out(lanes x int8), Out(tag)
+    scores : Out(lanes x int16)
+        With softmax only: results with the zero point added, saturated but not clamped to ``low`` and ``high``.
+    """
+
+    serial = False
+
+    def __init__(self, config: Config, tag: ShapeLike) -> None:
+        self.config = config
+        lanes = config.lanes
+        scores = {"scores": Out(data.ArrayLayout(signed(SCORE_BITS), lanes))} if config.softmax else {}
+        super().__init__(
+            {
+                "settings": In(settings_layout(config)),
+                "valid": In(1),
+                "first": In(1),
+                "last": In(1),
+                "elements": In(data.ArrayLayout(signed(32), lanes)),
+                "second": In(data.ArrayLayout(signed(8), lanes)),
+                "columns": In(data.ArrayLayout(column_layout(config), lanes)),
+                "tag": In(tag),
+                "result_valid": Out(1),
+                "results": Out(data.ArrayLayout(signed(8), lanes)),
+                "result_tag": Out(tag),
+                **scores,
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        valid, tag = self.valid & self.last, Value.cast(self.tag)
+        for stage in range(LATENCY):
+            valid_next = Signal(name=f"valid_{stage}")
+            m.d.sync += valid_next.eq(valid)
+            valid, tag = valid_next, _register(m, tag, f"tag_{stage}")
+        m.d.comb += [self.result_valid.eq(valid), Value.cast(self.result_tag).eq(tag)]
+        for lane in range(self.config.lanes):
+            m.d.comb += self.results[lane].eq(self._lane(m, lane))
+        return m
+
+    def _lane(self, m: Module, lane: int) -> Value:
+        """One lane, from element to result; the comments number the pipeline's stages."""
+
+        def register(value: Value, name: str) -> Signal:
+            return _register(m, value, f"{name}_{lane}")
+
+        settings, column = self.settings, self.columns[lane]
+        reduced = self._reduce(m, lane)  # 1
+        second = register(self.second[lane], "second")
+        bias, mantissa = register(column.bias, "bias"), register(column.mantissa, "mantissa_1")
+        shift = register(column.shift, "shift_1")
+
+        value = register((reduced + bias)[:32].as_signed(), "value")  # 2
+        other = register(Mux(settings.add, second - settings.b_zero, 0), "other")
+        mantissa = register(mantissa, "mantissa_2")
+
+        product = self._multiply(m, lane, value, mantissa, other)  # 3, 4, 5
+        for stage in range(2, 6):
+            shift = register(shift, f"shift_{stage}")
+
+        rounded = _round(m, product, shift, lane, _narrow(self.config))  # 6, 7
+        total = register(rounded + settings.zero, "total")  # 8
+        if self.config.softmax:
+            fits = total[SCORE_BITS - 1 :].all() | ~total[SCORE_BITS - 1 :].any()
+            limit = Cat((~total[-1]).replicate(SCORE_BITS - 1), total[-1])
+            score = Mux(fits, total[:SCORE_BITS], limit)
+            m.d.comb += self.scores[lane].eq(register(score, "score"))
+        return register(self._clamp(total), "result")  # 9
+
+    def _clamp(self, total: Signal) -> Value:
+        """`total` within ``low`` and ``high``, as a byte; signs of differences are sooner than comparisons."""
+        settings = self.settings
+        below = (total - settings.low)[-1]
+        above = Mux(below, settings.low > settings.high, (settings.high - total)[-1])
+        return Mux(above, settings.high, Mux(below, settings.low, total))[:8]
+
+    def _multiply(self, m: Module, lane: int, value: Signal, mantissa: Signal, other: Signal) -> Signal:
+        """``value * mantissa + other * b_mantissa`` three registers later, in full width."""
+
+        def register(value: Value, name: str) -> Signal:
+            return _register(m, value, f"{name}_{lane}")
+
+        b_mantissa = self.settings.b_mantissa
+        low, high = _unsigned_low(value), value[_LOW:].as_signed()
+        low_product = register(low * _unsigned_low(mantissa), "low_product")
+        high_product = register(high * _unsigned_low(mantissa), "high_product")
+        other_product = register(other * _unsigned_low(b_mantissa), "other_product")
+        # At most four terms before a register.
+        middle, top = slice(_LOW, _LOW + 3), slice(_LOW + 3, None)
+        value_middle = register(_shift_and_add(value, mantissa[middle]), "value_middle")
+        other_middle = register(_shift_and_add(other, b_mantissa[middle]), "other_middle")
+        value_top = register(_shift_and_add(value, mantissa[top]), "value_top")
+        other_top = register(_shift_and_add(other, b_mantissa[top]), "other_top")
+
+        lower = register(low_product + other_product, "lower")
+        upper = register(high_product + value_middle + other_middle, "upper")
+        highest = register(value_top + other_top, "highest")
+
+        product = Signal(signed(33 + self.config.mantissa_bits), name=f"product_{lane}", reset_less=True)
+        m.d.sync += product.eq(lower + ((upper + (highest << 3)) << _LOW))
+        return product
+
+    def _reduce(self, m: Module, lane: int) -> Signal:
+        """The register that holds the reduction of all elements up to the previous cycle's."""
+        reduced = Signal(signed(32), name=f"reduced_{lane}", reset_less=True)
+        element = self.elements[lane]
+        mode, total = self.settings.reduce, Signal(signed(33), name=f"reduce_{lane}")
+        # Also compares, as a sign comes out of an adder sooner than a carry: -1 - element makes it negative if the
+        # element is at least the maximum so far.
+        m.d.comb += total.eq(reduced + Mux(mode == Reduce.MAX, ~element, element))
+        replace = self.first | (mode == Reduce.NONE) | (mode == Reduce.MAX) & total[-1]
+        with m.If(self.valid & replace):
+            m.d.sync += reduced.eq(element)
+        with m.Elif(self.valid & (mode == Reduce.SUM)):
+            m.d.sync += reduced.eq(total[:32].as_signed())
+        return reduced
+
+
+def _register(m: Module, value: Value, name: str) -> Signal:
+    register = Signal(Shape.cast(value.shape()), name=name, reset_less=True)
+    m.d.sync += register.eq(value)
+    return register
+
+
+def _unsigned_low(value: Value) -> Value:
+    """The bits that one multiplier takes, as a signed value that is not negative."""
+    return Cat(value[:_LOW], 0).as_signed()
+
+
+def _shift_and_add(value: Value, factor: Value) -> Value:
+    """``value * factor`` without a multiplier; `factor` is unsigned and has few bits, possibly none."""
+    terms = [Mux(factor[bit], value, 0) << bit for bit in range(len(factor))]
+    return reduce(add, terms) if terms else Cat(0).as_signed()
+
+
+def _round(m: Module, product: Signal, shift: Signal, lane: int, narrow: int) -> Value:
+    """``product / 2**shift`` rounded half to even and saturated, two registers later: quotient plus increment.
+
+    Stage one moves by whole bytes and keeps a window of the guard bit, up to 7 bits to move by, and the quotient; of
+    the bits below it remembers whether any is set, of those above whether they repeat the sign.
+    """
+    width, size = len(product), 8 + narrow
+    # Bit i of `bits` is bit i-1 of the product, so that there is a guard bit, of 0, for a shift by 0.
+    bits = Signal(signed(max(width + 1, 56 + size)), name=f"bits_{lane}")
+    m.d.comb += bits.eq(product << 1)
+    window, sticky = Signal(size, name=f"window_{lane}"), Signal(name=f"sticky_{lane}")
+    fits, negative = Signal(name=f"fits_{lane}"), Signal(name=f"negative_{lane}")
+    fine = _register(m, shift[:3], f"fine_{lane}")
+    m.d.sync += negative.eq(product[-1])
+    with m.Switch(shift[3:]):
+        for count in range(8):
+            base = 8 * count
+            above = bits[base + size - 1 :]
+            with m.Case(count):
+                m.d.sync += [
+                    window.eq(bits[base : base + size]),
+                    sticky.eq(bits[:base].any() if base else 0),
+                    fits.eq(above.all() | ~above.any()),
+                ]
+    guard, floor = Signal(name=f"guard_{lane}"), Signal(size - 1, name=f"floor_{lane}")
+    m.d.comb += Cat(guard, floor).eq(window.as_signed() >> fine)
+    lost = (window & ((1 << fine) - 1)[:7]).any() | sticky
+    increment = _register(m, guard & (lost | floor[0]), f"increment_{lane}")
+    spare = floor[narrow - 1 :]
+    limit = Mux(negative, -(1 << (narrow - 1)), (1 << (narrow - 1)) - 1)
+    saturated = Mux(fits & (spare.all() | ~spare.any()), floor[:narrow].as_signed(), limit)
+    return _register(m, saturated, f"quotient_{lane}") + increment

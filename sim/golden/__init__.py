@@ -1,0 +1,1 @@
+"""The golden interpreter, which is the specification."""

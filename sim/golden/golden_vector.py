@@ -1,0 +1,177 @@
+"""What the instructions of the VEC queue compute, in numpy: addresses and operands here, softmax's numerics in
+`weft.sim.golden.softmax`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.hdl.isa import (
+    PARAMETER_VECTORS,
+    Normalise,
+    Reduce,
+    Softmax,
+    Source,
+    Table,
+    Vec,
+    VectorInstruction,
+)
+from weft.sim.device import DeviceError
+from weft.sim.golden import softmax as numerics
+from weft.sim.golden.arithmetic import round_half_even, wrap
+from weft.sim.golden.memories import Memories, inside, loops
+
+_INT32_MIN = -(1 << 31)
+_CHUNK = 1 << 22
+"""Elements that `vec` gathers at a time, to bound its memory."""
+
+
+def vec(memories: Memories, i: Vec) -> None:
+    """`Vec`: see there for the formula. ``p`` needs 57 bits and is exact in int64; halves go to the even."""
+    mantissa, shift, bias = _parameters(memories, i.params)
+    if i.b_mantissa >> memories.config.mantissa_bits:
+        raise DeviceError(f"b_mantissa {i.b_mantissa} has more than {memories.config.mantissa_bits} bits")
+    outputs = (i.ob, i.oy, i.ox)
+    ob, oy, ox = (part.ravel() for part in np.indices(outputs, np.int64))
+    dst = memories.vectors(i.dst + ob * i.dst_ob + oy * i.dst_oy + ox * i.dst_ox)
+    results = np.empty((dst.size, memories.config.n), np.int8)
+    reduction = i.ry * i.rx if i.reduce else 1
+    chunk = max(1, _CHUNK // (reduction * memories.config.n))
+    for low in range(0, dst.size, chunk):
+        part = slice(low, low + chunk)
+        value = _reduced(memories, i, ob[part], oy[part], ox[part]) + bias
+        p = wrap(value) * mantissa
+        if i.add:
+            b = memories.vectors(i.b + ob[part] * i.b_ob + oy[part] * i.b_oy + ox[part] * i.b_ox)
+            p += (memories.scratchpad[b].astype(np.int64) - i.b_zero) * i.b_mantissa
+        results[part] = np.minimum(np.maximum(round_half_even(p, shift) + i.zero, i.low), i.high)
+    memories.scratchpad[dst] = results
+
+
+def _parameters(memories: Memories, params: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mantissa (unsigned), shift (0 to 63) and bias (int32) of every column, as int64."""
+    address = memories.vectors(loops(params, (PARAMETER_VECTORS, 1)))
+    data = memories.scratchpad[address].view(np.uint8).astype(np.int64)
+    bias = wrap(data[0] | data[1] << 8 | data[2] << 16 | data[3] << 24)
+    mantissa = data[4] | data[5] << 8 | data[6] << 16
+    if int(mantissa.max()) >> memories.config.mantissa_bits:
+        raise DeviceError(
+            f"mantissa {int(mantissa.max())} has more than {memories.config.mantissa_bits} bits"
+        )
+    return mantissa, data[7] & 63, bias
+
+
+def _reduced(memories: Memories, i: Vec, ob: np.ndarray, oy: np.ndarray, ox: np.ndarray) -> np.ndarray:
+    """int64 (outputs, N): the only (last) element, the maximum, or the sum modulo 2**32 of each output."""
+    if i.reduce not in set(Reduce):
+        raise DeviceError(f"unknown reduction {i.reduce}; the reductions are 0 to {max(Reduce)}")
+    ry, rx = (part.ravel() for part in np.indices((i.ry, i.rx), np.int64))
+    if i.reduce == Reduce.NONE:
+        ry, rx = ry[-1:], rx[-1:]
+    start = i.src + ob * i.src_ob + oy * i.src_oy + ox * i.src_ox
+    address = start[:, None] + (ry * i.src_ry + rx * i.src_rx)
+    valid = inside((i.y + oy * i.y_oy)[:, None] + ry * i.y_ry, i.h)
+    valid &= inside((i.x + ox * i.x_ox)[:, None] + rx * i.x_rx, i.w)
+    memory = memories.scratchpad if i.source == Source.SCRATCHPAD else memories.accumulator
+    check = memories.vectors if i.source == Source.SCRATCHPAD else memories.rows
+    data = memory[check(np.where(valid, address, 0))].astype(np.int64)
+    data[~valid] = _INT32_MIN if i.reduce == Reduce.MAX else i.pad
+    if i.reduce == Reduce.MAX:
+        return data.max(axis=1)
+    return wrap(data.sum(axis=1))
+
+
+def _source(memories: Memories, i: VectorInstruction) -> np.ndarray:
+    """int8 or int32 (ob, oy, ox, N): what an instruction without reduction reads."""
+    address = loops(i.src, (i.ob, i.src_ob), (i.oy, i.src_oy), (i.ox, i.src_ox))
+    if i.source == Source.SCRATCHPAD:
+        return memories.scratchpad[memories.vectors(address)]
+    return memories.accumulator[memories.rows(address)]
+
+
+def _destination(memories: Memories, i: VectorInstruction) -> np.ndarray:
+    """Scratchpad vectors (ob, oy, ox) that an instruction writes."""
+    return memories.vectors(loops(i.dst, (i.ob, i.dst_ob), (i.oy, i.dst_oy), (i.ox, i.dst_ox)))
+
+
+def _alignments(memories: Memories, i: Softmax | Normalise) -> np.ndarray:
+    """Alignments (ob, oy, ox) that an instruction writes or reads."""
+    nest = ((i.ob, i.alignment_ob), (i.oy, i.alignment_oy), (i.ox, i.alignment_ox))
+    return memories.aligned(loops(i.alignment, *nest))
+
+
+def softmax(memories: Memories, i: Softmax) -> None:
+    """`Softmax`: everything but the row states is independent of the order of groups."""
+    if i.first and i.final:
+        raise DeviceError("'first' starts row states anew, which 'final' only reads")
+    mantissa, shift, bias = _parameters(memories, i.params)
+    dst, alignments = _destination(memories, i), _alignments(memories, i)
+    states = memories.states(loops(i.state, (i.oy, i.state_oy), (i.ox, i.state_ox))).ravel()
+    if np.unique(states).size != states.size:
+        raise DeviceError("two rows of scores have one row state")
+    valid = np.broadcast_to(_valid(memories, i), (*dst.shape, memories.config.n))
+    y = numerics.octave_logits(_source(memories, i), bias, mantissa, shift)
+    e = numerics.group_exponents(y, valid)
+    p = numerics.probabilities(y, valid, e, memories.table)
+    if i.final:
+        m = memories.maxima[states].reshape(i.oy, i.ox)
+        memories.alignments[alignments] = numerics.final_alignment(m, e)
+    else:
+        memories.alignments[alignments] = _run(memories, i, states, e, p.sum(axis=-1, dtype=np.int64))
+    stored_less = 128 if memories.config.wide_activations else 0
+    memories.scratchpad[dst] = (p - np.uint8(stored_less)).view(np.int8)
+
+
+def _run(memories: Memories, i: Softmax, states: np.ndarray, e: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Update the row states by one group after the other; alignments (ob, oy, ox)."""
+    m, sums = memories.maxima[states].astype(np.int64), memories.sums[states]
+    if i.first:
+        m[:], sums[:] = numerics.LOWEST, 0
+    alignment = np.empty((i.ob, states.size), np.int64)
+    e, total = e.reshape(alignment.shape), total.reshape(alignment.shape)
+    for group in range(i.ob):
+        m, sums, alignment[group] = numerics.update(m, sums, e[group], total[group])
+    memories.maxima[states], memories.sums[states] = m, sums
+    return alignment.reshape(i.ob, i.oy, i.ox)
+
+
+def _valid(memories: Memories, i: Softmax) -> np.ndarray:
+    """Which columns are not masked: bool, (ob, oy or 1, ox or 1, N)."""
+    start = memories.bases[i.register] if i.relative else 0
+    length, diagonal = (_int16(field + start) for field in (i.length, i.diagonal))
+    column = np.arange(i.ob * memories.config.n).reshape(i.ob, 1, 1, -1)
+    valid = column < length
+    if i.causal:
+        valid = valid & (column <= diagonal + np.arange(i.ox)[:, None])
+    return valid
+
+
+def _int16(value: int) -> int:
+    """`value` modulo 2**32 as int32, then clamped to int16."""
+    value = ((value + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+    return min(max(value, -(1 << 15)), (1 << 15) - 1)
+
+
+def normalise(memories: Memories, i: Normalise) -> None:
+    """`Normalise`: ``(e - z) * r`` needs 48 bits and is exact in int64; halves go to the even."""
+    dst = _destination(memories, i)
+    states = memories.states(loops(i.state, (i.ob, i.state_ob), (i.oy, i.state_oy))).ravel()
+    elements = _source(memories, i).reshape(states.size, i.ox, -1).astype(np.int64)
+    if i.source == Source.SCRATCHPAD and memories.config.wide_activations:
+        elements += 128
+    alignment: np.ndarray | int = 0
+    if i.scaled:
+        alignment = memories.alignments[_alignments(memories, i)].reshape(states.size, i.ox)
+    quotient = numerics.normalise(
+        elements, memories.sums[states],
+        scale=i.scale, exponent=i.exponent, v_zero=i.v_zero, alignment=alignment,
+    )  # fmt: skip
+    result = np.minimum(np.maximum(quotient + i.zero, i.low), i.high).astype(np.int8)
+    memories.scratchpad[dst.reshape(states.size, i.ox)] = result
+
+
+def table(memories: Memories, i: Table) -> None:
+    """`Table`: bytes are copied."""
+    vectors = memories.scratchpad[memories.vectors(loops(i.src, (i.vectors, 1)))]
+    if vectors.size > memories.table.size:
+        raise DeviceError(f"{vectors.size} entries do not fit the table of {memories.table.size}")
+    memories.table[: vectors.size] = vectors.view(np.uint8).ravel()

@@ -1,0 +1,1 @@
+"""The RTL in simulation, as a device and on benches."""

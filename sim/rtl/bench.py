@@ -1,0 +1,123 @@
+"""Running cocotb benches against the Verilator build of one component."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+from amaranth.lib import wiring
+
+from weft.hdl.verilog import generate
+from weft.sim.verilator.cells import without_cells
+from weft.sim.verilator.verilate import build
+
+
+def _ports(component: wiring.Component) -> list[str]:
+    names = ["clk", "rst"]
+    for path, _member, _value in component.signature.flatten(component):
+        names.append("__".join(str(part) for part in path))
+    return names
+
+
+def build_bench(component: wiring.Component, *, part: str = "generic") -> Path:
+    """The cocotb executable of `component` (top module ``dut``), from the cache if it was built before.
+
+    `part` is what `component` was made for; see `weft.hdl.lib.parts`.
+    """
+    import cocotb_tools.config
+
+    return build(
+        without_cells(generate(component, name="dut"), top="dut", part=part),
+        top="dut",
+        driver=cocotb_tools.config.share_dir / "lib" / "verilator" / "verilator.cpp",
+        output="bench",
+        vpi_ports=_ports(component),
+        optimise="-O1",
+        link=[
+            f"-Wl,-rpath,{cocotb_tools.config.libs_dir}",
+            f"-L{cocotb_tools.config.libs_dir}",
+            "-lcocotbvpi_verilator",
+            "-ldl",
+        ],
+    )
+
+
+def run_bench(
+    component: wiring.Component,
+    *,
+    parameters: dict[str, Any] | None = None,
+    only: str = "",
+    part: str = "generic",
+) -> None:
+    """Run the cocotb tests of the calling file against `component`; raises `AssertionError` if one fails.
+
+    Parameters
+    ----------
+    component : wiring.Component
+        The device under test; its flattened port names are attributes of ``dut``.
+    parameters : dict
+        JSON values that the cocotb tests read back with `bench_parameters`.
+    only : str
+        A regular expression; cocotb tests whose name does not match are left out.
+    part : str
+        What `component` was made for, see `weft.hdl.lib.parts`: models take the place of its cells.
+
+    The random seed is printed, and can be set with ``COCOTB_RANDOM_SEED``.
+    """
+    import cocotb_tools.config
+    import find_libpython
+
+    module = Path(inspect.stack()[1].filename)
+    executable = build_bench(component, part=part)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        results = Path(folder) / "results.xml"
+        seed = os.environ.get("COCOTB_RANDOM_SEED", str(secrets.randbits(32)))
+        print(f"COCOTB_RANDOM_SEED={seed}")
+        environment = os.environ | {
+            "COCOTB_RANDOM_SEED": seed,
+            "PYTHONPATH": os.pathsep.join([str(module.parent), *sys.path]),
+            "PYGPI_PYTHON_BIN": sys.executable,
+            "GPI_USERS": f"{find_libpython.find_libpython()};{cocotb_tools.config.pygpi_entry_point()}",
+            "COCOTB_TEST_MODULES": module.stem,
+            "COCOTB_TOPLEVEL": "dut",
+            "COCOTB_RESULTS_FILE": str(results),
+            "COCOTB_TRUST_INERTIAL_WRITES": "1",
+            "COCOTB_LOG_LEVEL": "WARNING",
+            "TOPLEVEL_LANG": "verilog",
+            "WEFT_BENCH": json.dumps(parameters or {}),
+        }
+        if only:
+            environment["COCOTB_TEST_FILTER"] = only
+        process = subprocess.run(
+            [executable],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1800,
+        )
+        print(process.stdout + process.stderr)
+        if process.returncode or not results.exists():
+            raise AssertionError(f"the bench ended with exit code {process.returncode}")
+        cases = list(ElementTree.parse(results).iter("testcase"))
+        failed = [
+            case.get("name")
+            for case in cases
+            if case.find("failure") is not None or case.find("error") is not None
+        ]
+        assert cases, "the bench ran no test"
+        assert not failed, f"failed: {', '.join(map(str, failed))}"
+
+
+def bench_parameters() -> dict[str, Any]:
+    """The `parameters` of the `run_bench` call this simulation belongs to."""
+    return json.loads(os.environ["WEFT_BENCH"])

@@ -1,0 +1,217 @@
+"""The AXI manager against a memory that was not written here, with pauses on every channel."""
+
+from __future__ import annotations
+
+import random
+
+import cocotb
+import pytest
+from cocotb.clock import Clock
+from cocotb.triggers import ReadOnly, RisingEdge
+from cocotbext.axi import AxiBus, AxiRam
+from support.axi_models import Steady, check_errors, pauses
+
+from weft.hdl.bus.axi import AxiManager, readers
+from weft.hdl.isa.config import PRESETS, Config
+from weft.sim.rtl.bench import bench_parameters, run_bench
+
+MEMORY_BYTES = 1 << 16
+
+
+class Bench:
+    """The memory behind `dut`, and drivers of its readers and its writer."""
+
+    def __init__(self, dut, *, stall: float) -> None:
+        self.dut, self.stall = dut, stall
+        config = Config.from_dict(bench_parameters()["config"])
+        self.width, self.readers = config.bus_bytes, list(readers(config))
+        self.confirmed = self.read_beats = self.write_beats = self.errors = self.cycle = 0
+        self.first_beat: dict[str, int] = {}
+        self.last_beat: dict[str, int] = {}
+
+    async def start(self) -> None:
+        dut = self.dut
+        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
+        for name in self.readers:
+            getattr(dut, f"{name}__request__valid").value = 0
+            getattr(dut, f"{name}__beat__ready").value = 0
+        dut.store__request__valid.value = 0
+        dut.store__beat__valid.value = 0
+        dut.rst.value = 1
+        self.ram = AxiRam(AxiBus.from_prefix(dut, "axi_"), dut.clk, dut.rst, size=MEMORY_BYTES)
+        self.contents = bytearray(random.randbytes(MEMORY_BYTES))
+        self.ram.write(0, bytes(self.contents))
+        for _ in range(4):
+            await RisingEdge(dut.clk)
+        dut.rst.value = 0
+        await RisingEdge(dut.clk)
+        if self.stall:
+            write, read = self.ram.write_if, self.ram.read_if
+            for channel in (
+                write.aw_channel,
+                write.w_channel,
+                write.b_channel,
+                read.ar_channel,
+                read.r_channel,
+            ):
+                channel.set_pause_generator(pauses(self.stall))
+        cocotb.start_soon(self._watch())
+
+    async def _watch(self) -> None:
+        """Counts pulses, and holds the payloads of stalled channels to AXI's rule: they do not change."""
+        dut = self.dut
+        steady = Steady(dut)
+        while True:
+            await ReadOnly()
+            self.confirmed += int(dut.store__confirmed.value)
+            self.read_beats += int(dut.read_beat.value)
+            self.write_beats += int(dut.write_beat.value)
+            self.errors += int(dut.error.value)
+            steady.check()
+            await RisingEdge(dut.clk)
+            self.cycle += 1
+
+    def stalls(self) -> bool:
+        return random.random() < self.stall
+
+    async def send(self, port: str, payload: int) -> None:
+        """Transfer `payload` over the stream `port`."""
+        dut = self.dut
+        while self.stalls():
+            await RisingEdge(dut.clk)
+        getattr(dut, f"{port}__valid").value = 1
+        getattr(dut, f"{port}__payload").value = payload
+        while True:
+            await ReadOnly()
+            taken = bool(getattr(dut, f"{port}__ready").value)
+            await RisingEdge(dut.clk)
+            if taken:
+                break
+        getattr(dut, f"{port}__valid").value = 0
+
+    async def read(self, name: str, requests: list[tuple[int, int]]) -> None:
+        """Read all `requests` (address, beats) through reader `name` and compare with memory."""
+        cocotb.start_soon(self._ask(name, requests))
+        dut = self.dut
+        for address, beats in requests:
+            for k in range(beats):
+                while True:
+                    getattr(dut, f"{name}__beat__ready").value = not self.stalls()
+                    await ReadOnly()
+                    taken = (
+                        getattr(dut, f"{name}__beat__valid").value
+                        and getattr(dut, f"{name}__beat__ready").value
+                    )
+                    value = int(getattr(dut, f"{name}__beat__payload").value) if taken else 0
+                    await RisingEdge(dut.clk)
+                    if taken:
+                        break
+                self.first_beat.setdefault(name, self.cycle)
+                self.last_beat[name] = self.cycle
+                start = address + k * self.width
+                assert value.to_bytes(self.width, "little") == self.contents[start : start + self.width]
+        getattr(dut, f"{name}__beat__ready").value = 0
+
+    async def _ask(self, name: str, requests: list[tuple[int, int]]) -> None:
+        for address, beats in requests:
+            await self.send(f"{name}__request", address | beats << 32)
+
+    async def write(self, requests: list[tuple[int, int]]) -> None:
+        """Write random beats with random strobes, into the model of memory as well."""
+        cocotb.start_soon(self._ask("store", requests))
+        width = self.width
+        for address, beats in requests:
+            for k in range(beats):
+                data, strobe = random.randbytes(width), random.getrandbits(width)
+                for byte in range(width):
+                    if strobe >> byte & 1:
+                        self.contents[address + k * width + byte] = data[byte]
+                payload = int.from_bytes(data, "little") | strobe << 8 * width | (k == beats - 1) << 9 * width
+                await self.send("store__beat", payload)
+
+
+def random_requests(width: int, count: int, low: int, high: int) -> list[tuple[int, int]]:
+    """Bursts between the addresses `low` and `high` (multiples of 4096) that stay within a page."""
+    requests = []
+    for _ in range(count):
+        page = random.randrange(low, high, 4096)
+        first = random.randrange(4096 // width)
+        beats = random.choice((1, random.randint(1, 8), 256))
+        requests.append((page + first * width, min(beats, 4096 // width - first, 256)))
+    return requests
+
+
+@cocotb.test()
+async def bench_traffic(dut):
+    """All readers and the writer at once; the writer has memory of its own."""
+    bench = Bench(dut, stall=0.3)
+    await bench.start()
+    half = MEMORY_BYTES // 2
+    reads = {name: random_requests(bench.width, 25, 0, half) for name in bench.readers}
+    writes = random_requests(bench.width, 40, half, MEMORY_BYTES)
+    tasks = [cocotb.start_soon(bench.read(name, requests)) for name, requests in reads.items()]
+    tasks.append(cocotb.start_soon(bench.write(writes)))
+    for task in tasks:
+        await task
+    for _ in range(200):
+        await RisingEdge(dut.clk)
+    assert bench.confirmed == len(writes)
+    assert bench.errors == 0
+    assert bench.read_beats == sum(beats for requests in reads.values() for _, beats in requests)
+    assert bench.write_beats == sum(beats for _, beats in writes)
+    assert bench.ram.read(0, MEMORY_BYTES) == bytes(bench.contents)
+
+
+@cocotb.test()
+async def bench_priorities(dut):
+    """Of all readers asking, the first one is granted; the next one when it is silent."""
+    bench = Bench(dut, stall=0.0)
+    await bench.start()
+    waiting = list(bench.readers)
+    for index, name in enumerate(waiting):
+        getattr(dut, f"{name}__request__valid").value = 1
+        getattr(dut, f"{name}__request__payload").value = 64 * index | 1 << 32
+        getattr(dut, f"{name}__beat__ready").value = 1
+    while waiting:
+        grants = 0
+        while grants < 5:
+            await ReadOnly()
+            ready = [name for name in waiting if getattr(dut, f"{name}__request__ready").value]
+            assert ready in ([], waiting[:1])
+            grants += len(ready)
+            await RisingEdge(dut.clk)
+        getattr(dut, f"{waiting.pop(0)}__request__valid").value = 0
+    for _ in range(100):
+        await RisingEdge(dut.clk)
+    assert bench.read_beats == 5 * len(bench.readers)
+
+
+@cocotb.test()
+async def bench_full_rate(dut):
+    """A long read and a long write move a beat per cycle."""
+    bench = Bench(dut, stall=0.0)
+    await bench.start()
+    beats = min(256, 4096 // bench.width)
+    await bench.read("load", [(0, beats)])
+    assert bench.last_beat["load"] - bench.first_beat["load"] + 1 == beats
+    await bench.write([(4096, beats)])
+    for _ in range(50):
+        await RisingEdge(dut.clk)
+    assert bench.write_beats == beats
+    assert bench.confirmed == 1
+
+
+@cocotb.test()
+async def bench_errors(dut):
+    """Every response other than OKAY is reported, once."""
+    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
+    for name in readers(Config.from_dict(bench_parameters()["config"])):
+        getattr(dut, f"{name}__request__valid").value = 0
+        getattr(dut, f"{name}__beat__ready").value = 1
+    await check_errors(dut)
+
+
+@pytest.mark.parametrize(("bus", "probability_bits"), [(4, 8), (16, 8), (16, 0)])
+def test_axi(bus, probability_bits):
+    config = PRESETS["tiny"].replace(bus_bytes=bus, probability_bits=probability_bits)
+    run_bench(AxiManager(config), parameters={"config": config.to_dict()})

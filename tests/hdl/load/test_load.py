@@ -1,0 +1,368 @@
+"""The load unit against a model written from the docstring of `Load`, with stalls on every port."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import struct
+
+import cocotb
+import numpy as np
+import pytest
+from cocotb.clock import Clock
+from cocotb.triggers import ReadOnly, RisingEdge
+
+from weft.hdl.isa import Load
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.load.load import LoadUnit
+from weft.sim.rtl.bench import bench_parameters, run_bench
+
+MEMORY_BYTES = 1 << 17
+
+
+def config() -> Config:
+    return Config.from_dict(bench_parameters()["config"])
+
+
+def carved(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, list[bytes]]:
+    """For every scratchpad address the vectors that `op` writes there, in any order."""
+    out: dict[int, list[bytes]] = {}
+    vectors = []
+    entry = 0
+    if op.paged:
+        at = bases[op.table] + 4 * op.page
+        entry = int.from_bytes(memory[at : at + 4].tobytes(), "little")
+    for row in range(op.rows):
+        start = (bases[op.base] + entry + op.offset + row * op.row_pitch + row // op.line * op.skip) % (
+            1 << 32
+        )
+        size = max(op.before + op.run, op.pixels * op.pitch + op.length + n)
+        line = np.full(size + n, op.fill, np.int8)
+        line[op.before : op.before + op.run] = memory[start : start + op.run]
+        for p in range(op.pixels):
+            pixel = np.full(-(-op.length // n) * n, op.fill, np.int8)
+            pixel[: op.length] = line[p * op.pitch : p * op.pitch + op.length]
+            vectors.append(pixel)
+            for v in range(len(pixel) // n if not op.transpose else 0):
+                address = (op.dst + row * op.dst_row + p * op.dst_pixel + v * op.dst_vector) % (1 << 16)
+                out.setdefault(address, []).append(pixel[v * n : (v + 1) * n].tobytes())
+    if op.transpose:
+        vectors += [np.full(n, op.fill, np.int8)] * (-len(vectors) % n)
+        for g in range(len(vectors) // n):
+            group = np.array(vectors[g * n : (g + 1) * n])
+            for i in range(n):
+                address = (op.dst + g * op.dst_row + i * op.dst_vector) % (1 << 16)
+                out.setdefault(address, []).append(group[:, i].tobytes())
+    return out
+
+
+class Bench:
+    """Drives a `LoadUnit`: memory behind the bus, a scratchpad that records, and stalls with probability `stall`."""
+
+    def __init__(self, dut, *, stall: float, latency: int = 0) -> None:
+        self.dut, self.config, self.stall, self.latency = dut, config(), stall, latency
+        self.memory = np.frombuffer(random.randbytes(MEMORY_BYTES), np.int8).copy()
+        self.bases = [random.randrange(20000, 60000) for _ in range(8)]
+        self.bases[4:] = [base & ~3 for base in self.bases[4:]]  # those of page tables
+        self.writes: list[tuple[int, int, bytes]] = []  # cycle, address, vector
+        self.signals: list[tuple[int, int]] = []  # cycle, mask
+        # First cycle, address of beats to be returned.
+        self.beats: dict[str, list[tuple[int, int]]] = {"bus": [], "page": []}
+        self.cycle = 0
+
+    async def start(self) -> None:
+        dut = self.dut
+        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
+        dut.bases.value = sum(base << 32 * index for index, base in enumerate(self.bases))
+        dut.instruction__valid.value = 0
+        dut.rst.value = 1
+        for _ in range(3):
+            await RisingEdge(dut.clk)
+        dut.rst.value = 0
+        for part in (self._time, self._scratchpad):
+            cocotb.start_soon(part())
+        for bus in ("bus", "page") if self.config.softmax else ("bus",):
+            cocotb.start_soon(self._requests(bus))
+            cocotb.start_soon(self._beats(bus))
+
+    def stalls(self) -> bool:
+        return random.random() < self.stall
+
+    async def _time(self) -> None:
+        while True:
+            await RisingEdge(self.dut.clk)
+            self.cycle += 1
+
+    async def _requests(self, bus: str) -> None:
+        dut, width = self.dut, self.config.bus_bytes
+        valid, ready, payload = (
+            getattr(dut, f"{bus}__request__{name}") for name in ("valid", "ready", "payload")
+        )
+        while True:
+            ready.value = not self.stalls()
+            await ReadOnly()
+            if valid.value and ready.value:
+                word = int(payload.value)
+                address, beats = word & 0xFFFFFFFF, word >> 32
+                assert 1 <= beats <= 256
+                assert address % width == 0
+                assert address // 4096 == (address + beats * width - 1) // 4096
+                self.beats[bus] += [(self.cycle + self.latency, address + k * width) for k in range(beats)]
+            await RisingEdge(dut.clk)
+
+    async def _beats(self, bus: str) -> None:
+        dut, width, waiting = self.dut, self.config.bus_bytes, self.beats[bus]
+        valid, ready, payload = (
+            getattr(dut, f"{bus}__beat__{name}") for name in ("valid", "ready", "payload")
+        )
+        while True:
+            comes = bool(waiting) and waiting[0][0] < self.cycle and not self.stalls()
+            valid.value = comes
+            if comes:
+                address = waiting[0][1]
+                payload.value = int.from_bytes(self.memory[address : address + width].tobytes(), "little")
+                while True:
+                    await ReadOnly()
+                    taken = bool(ready.value)
+                    assert taken or bus == "bus", "an entry of a page table must not wait"
+                    await RisingEdge(dut.clk)
+                    if taken:
+                        break
+                waiting.pop(0)
+            else:
+                await RisingEdge(dut.clk)
+
+    async def _scratchpad(self) -> None:
+        dut = self.dut
+        while True:
+            dut.scratchpad__ready.value = not self.stalls()
+            await ReadOnly()
+            if dut.scratchpad__valid.value and dut.scratchpad__ready.value:
+                vector = int(dut.scratchpad__data.value).to_bytes(self.config.n, "little")
+                self.writes.append((self.cycle, int(dut.scratchpad__address.value), vector))
+            if mask := int(dut.signal.value):
+                self.signals.append((self.cycle, mask))
+            await RisingEdge(dut.clk)
+
+    async def run(self, ops: list[Load], *, pause: bool = False) -> None:
+        """Issue `ops`, wait until the unit is idle, and check every vector and the signals in between."""
+        dut, n = self.dut, self.config.n
+        self.writes.clear()
+        self.signals.clear()
+        for op in ops:
+            while pause and self.stalls():
+                await RisingEdge(dut.clk)
+            dut.instruction__valid.value = 1
+            dut.instruction__payload.value = int.from_bytes(op.encode(), "little")
+            while True:
+                await ReadOnly()
+                taken = bool(dut.instruction__ready.value)
+                await RisingEdge(dut.clk)
+                if taken:
+                    break
+            dut.instruction__valid.value = 0
+        expected = [carved(op, self.memory, self.bases, n) for op in ops]
+        vectors = sum(len(values) for each in expected for values in each.values())
+        beats = sum(op.rows * -(-op.length // n) * (op.run // self.config.bus_bytes + 2) for op in ops)
+        for _ in range(1000 + int(10 / (1.001 - self.stall)) * (vectors + beats)):
+            await RisingEdge(dut.clk)
+            await ReadOnly()
+            if not dut.busy.value:
+                break
+        else:
+            raise AssertionError("the unit does not become idle")
+        await RisingEdge(dut.clk)
+        assert [mask for _, mask in self.signals] == [op.signal for op in ops]
+        assert not any(self.beats.values()), "beats were left on the bus"
+        begin = 0
+        for index, each in enumerate(expected):
+            count = sum(len(values) for values in each.values())
+            got: dict[int, list[bytes]] = {}
+            for cycle, address, vector in self.writes[begin : begin + count]:
+                got.setdefault(address, []).append(vector)
+                assert cycle < self.signals[index][0], f"{ops[index]}: written after its signal"
+            mask = self.config.scratchpad_size - 1
+            want: dict[int, list[bytes]] = {}
+            for address, values in each.items():
+                want.setdefault(address & mask, []).extend(values)
+            for address in want:
+                assert sorted(got.get(address, [])) == sorted(want[address]), (
+                    f"{ops[index]}: vector {address}"
+                )
+            begin += count
+        assert begin == len(self.writes)
+
+
+CASES = {
+    "one byte": Load(),
+    "a long pixel": Load(length=37, run=37, dst_vector=1, pixels=1, pitch=1),
+    "dense rows": Load(rows=5, row_pitch=24, pixels=6, pitch=4, length=4, run=24, dst_pixel=1, dst_row=6),
+    "rows of one vector": Load(rows=9, row_pitch=13, length=4, run=4, dst_row=1),
+    "gaps": Load(rows=2, row_pitch=200, pixels=5, pitch=33, length=6, run=170, dst_vector=1, dst_pixel=2, dst_row=10),
+    "windows within a vector": Load(rows=3, row_pitch=40, pixels=12, pitch=1, length=3, before=1, run=12,
+                                    fill=-7, dst_pixel=1, dst_row=12),
+    "windows of several vectors": Load(rows=3, row_pitch=40, pixels=9, pitch=3, length=11, before=5, run=20,
+                                       fill=9, dst_vector=1, dst_pixel=3, dst_row=27),
+    "windows with a wide pitch": Load(rows=2, row_pitch=64, pixels=4, pitch=10, length=13, before=3, run=40,
+                                      fill=1, dst_vector=4, dst_pixel=1, dst_row=16),
+    "vectors of fill ahead": Load(rows=2, row_pitch=9, pixels=8, pitch=5, length=5, before=21, run=9, fill=3,
+                                  dst_vector=1, dst_pixel=2, dst_row=16),
+    "only fill, run is dropped": Load(rows=3, row_pitch=50, pixels=2, pitch=4, length=4, before=30, run=50, fill=-1,
+                                      dst_pixel=1, dst_row=2),
+    "fill behind": Load(pixels=9, pitch=6, length=6, before=2, run=3, fill=77, dst_vector=1, dst_pixel=2),
+    "run longer than the pixels": Load(rows=3, row_pitch=99, pixels=2, pitch=4, length=3, run=90, dst_pixel=1,
+                                       dst_row=2),
+    "negative row pitch": Load(offset=300, rows=4, row_pitch=-37, pixels=3, pitch=4, length=4, run=12, dst_pixel=1,
+                               dst_row=-3, dst=30),
+    "lines of rows": Load(rows=12, line=3, row_pitch=64, skip=333, length=9, run=9, dst_vector=1, dst_row=2),
+    "lines backwards": Load(offset=900, rows=6, line=2, row_pitch=-41, skip=-100, pixels=3, pitch=4, length=4, run=12,
+                            dst_pixel=1, dst_row=3),
+    "lines of windows": Load(rows=4, line=2, row_pitch=40, skip=7, pixels=9, pitch=3, length=11, before=5, run=20,
+                             fill=9, dst_vector=1, dst_pixel=3, dst_row=27),
+    "crosses pages": Load(offset=4090, pixels=300, pitch=4, length=4, run=1200, dst_pixel=1),
+}  # fmt: skip
+
+
+def random_load(bench: Bench) -> Load:
+    """Any instruction; with softmax some that transpose, and some with an entry in a page table."""
+    n = bench.config.n
+    line, pixels = random.choice((1, 2, random.randint(1, 4))), random.choice((1, 2, random.randint(1, 20)))
+    rows = line * random.choice((1, 2, random.randint(1, 3)))
+    length = random.choice((random.randint(1, n), n, random.randint(1, 5 * n)))
+    pitch = random.choice((length, random.randint(1, length), random.randint(1, 3 * length)))
+    before = random.choice((0, 0, random.randint(1, 3 * n), random.randint(1, pixels * pitch + 1)))
+    op = Load(
+        signal=1 << random.randrange(16), base=random.randrange(8), offset=random.randrange(8192), rows=rows,
+        row_pitch=random.randint(-300, 900), line=line, skip=random.choice((0, random.randint(-300, 400))),
+        pixels=pixels, pitch=pitch, length=length, before=before,
+        run=random.choice((random.randint(1, 10), random.randint(1, pixels * pitch + n), max(1, pixels * pitch))),
+        fill=random.randint(-128, 127), dst=random.getrandbits(16), dst_vector=random.randint(-9, 9),
+        dst_pixel=random.randint(-9, 9), dst_row=random.randint(-99, 99),
+    )  # fmt: skip
+    changes = {}
+    if bench.config.softmax and random.random() < 0.4:
+        changes |= {"transpose": 1, "length": random.choice((n, random.randint(1, n)))}
+    if bench.config.softmax and random.random() < 0.4:
+        changes |= {"paged": 1, "table": random.randrange(4, 8), "page": random.randrange(17000)}
+        at = bench.bases[changes["table"]] + 4 * changes["page"]
+        entry = np.frombuffer(struct.pack("<i", random.randint(-15000, 30000)), np.int8)
+        bench.memory[at : at + 4] = entry
+    return dataclasses.replace(op, **changes)
+
+
+@cocotb.test()
+async def bench_cases(dut):
+    bench = Bench(dut, stall=0.3)
+    await bench.start()
+    for op in CASES.values():
+        for offset in random.sample(range(4 * bench.config.bus_bytes), 3):
+            op = Load(
+                **(
+                    vars(op)
+                    | {"signal": 1, "base": random.randrange(8), "offset": 4 * 4096 + op.offset + offset}
+                )
+            )
+            await bench.run([op])
+
+
+@cocotb.test()
+async def bench_random_programs(dut):
+    """Many instructions back to back, of all kinds, at three rates of stalls."""
+    bench = Bench(dut, stall=0.0)
+    await bench.start()
+    for bench.stall in (0.0, 0.2, 0.7):
+        bench.latency = random.randint(0, 20)
+        for _ in range(6):
+            await bench.run([random_load(bench) for _ in range(8)], pause=bench.stall > 0.5)
+
+
+@cocotb.test()
+async def bench_throughput(dut):
+    """A vector per cycle from a dense run, whatever its alignment; short rows in three cycles."""
+    bench = Bench(dut, stall=0.0)
+    n = bench.config.n
+    bench.bases[0] = 0
+    await bench.start()
+    for offset in (0, 1, bench.config.bus_bytes - 1):
+        op = Load(signal=1, offset=offset, pixels=256, pitch=n, length=n, run=256 * n, dst_pixel=1)
+        await bench.run([op])
+        cycles = bench.writes[-1][0] - bench.writes[0][0] + 1
+        print(f"256 vectors from offset {offset}: {cycles} cycles")
+        assert cycles <= 258
+    for offset in (0, 1):
+        op = Load(signal=1, offset=offset, rows=64, row_pitch=4 * n, length=n, run=n, dst_row=1)
+        await bench.run([op])
+        cycles = bench.writes[-1][0] - bench.writes[0][0] + 1
+        print(f"64 rows of a vector from offset {offset}: {cycles} cycles")
+        assert cycles <= 3 * 64
+    if not bench.config.softmax:
+        return
+    for pixels in (256, 255):
+        transposed = Load(
+            signal=1, transpose=1, pixels=pixels, pitch=n, length=n, run=pixels * n, dst_row=n, dst_vector=1
+        )
+        await bench.run([transposed])
+        cycles = bench.writes[-1][0] - bench.writes[0][0] + 1
+        print(f"{pixels} vectors, transposed: {cycles} cycles")
+        assert cycles <= 257
+        await bench.run([transposed] * 4)
+        cycles = bench.writes[-1][0] - bench.writes[0][0] + 1
+        print(f"4 times {pixels} vectors, transposed: {cycles} cycles")
+        assert cycles <= 4 * 260
+
+
+@cocotb.test()
+async def bench_latency_overlaps(dut):
+    """Instructions that follow one another share the latency of memory."""
+    bench = Bench(dut, stall=0.0, latency=50)
+    n = bench.config.n
+    bench.bases[0] = 0
+    await bench.start()
+    op = Load(signal=1, pixels=16, pitch=n, length=n, run=16 * n, dst_pixel=1)
+    await bench.run([op] * 4)
+    cycles = bench.writes[-1][0] - bench.writes[0][0] + 1
+    print(f"4 instructions of 16 vectors: {cycles} cycles after the first")
+    assert cycles <= 4 * 16 + 4 * 6
+
+
+@cocotb.test()
+async def bench_pages_overlap(dut):
+    """The entries of instructions that follow one another are fetched behind their data."""
+    bench = Bench(dut, stall=0.0, latency=40)
+    n = bench.config.n
+    if not bench.config.softmax:
+        return
+    await bench.start()
+    bench.memory[bench.bases[4] : bench.bases[4] + 32] = np.zeros(32, np.int8)
+    op = Load(
+        signal=1,
+        pixels=32,
+        pitch=n,
+        length=n,
+        run=32 * n,
+        dst_pixel=1,
+        dst_row=n,
+        dst_vector=1,
+        paged=1,
+        table=4,
+    )
+    plain = dataclasses.replace(op, paged=0)
+    for transpose in (0, 1):
+        times = []
+        for kind in (plain, op):
+            ops = [
+                dataclasses.replace(kind, page=page * kind.paged, transpose=transpose) for page in range(8)
+            ]
+            await bench.run(ops)
+            times.append(bench.writes[-1][0] - bench.writes[0][0] + 1)
+        print(f"8 instructions of 32 vectors: {times[0]} cycles, paged {times[1]}")
+        assert times[0] <= 8 * (32 + 6)
+        assert times[1] <= times[0] + 8
+
+
+@pytest.mark.parametrize(
+    ("n", "bus", "probability_bits"), [(4, 4, 8), (4, 8, 8), (2, 4, 8), (4, 16, 0), (8, 8, 7)]
+)
+def test_load(n, bus, probability_bits):
+    config = PRESETS["tiny"].replace(n=n, lanes=2, bus_bytes=bus, probability_bits=probability_bits)
+    run_bench(LoadUnit(config), parameters={"config": config.to_dict()})

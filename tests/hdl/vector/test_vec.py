@@ -1,0 +1,151 @@
+"""The vector unit against a model written from the docstring of `weft.hdl.isa.Vec`."""
+
+import cocotb
+import pytest
+from support.vec_bench import BLOCKS, Bench, Model
+
+from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source, Vec
+from weft.hdl.isa.config import PRESETS
+from weft.hdl.vector.vec import OVERHEAD, VecUnit
+from weft.sim.rtl.bench import run_bench
+
+TINY = PRESETS["tiny"]
+CONFIGS = {
+    "two lanes of four": TINY,
+    "all lanes": TINY.replace(lanes=4),
+    "smallest": TINY.replace(n=2, lanes=1, mantissa_bits=16),
+    "one lane of eight": TINY.replace(n=8, lanes=1, bus_bytes=8),
+    "two lanes of four, without softmax": TINY.replace(probability_bits=0),
+    "all lanes, 7 bits": TINY.replace(lanes=4, probability_bits=7),
+}
+
+
+def random_vec(rng, config, **given):
+    """Any instruction: strides of a dense walk or any at all, windows that leave the picture."""
+
+    def stride(*dense):
+        return rng.choice(dense) if rng.random() < 0.7 else rng.randrange(-(1 << 15), 1 << 15)
+
+    source = rng.randrange(2)
+    reduce = rng.choice(list(Reduce))
+    block = rng.randrange(BLOCKS // 2) + (BLOCKS // 2 if source == Source.SCRATCHPAD else 0)
+    fields = {
+        "source": source, "reduce": reduce, "add": rng.randrange(2),
+        "ob": rng.choice((1, 1, 2, 3)), "oy": rng.randrange(1, 5), "ox": rng.randrange(1, 5),
+        "ry": rng.choice((1, 1, 2, 3)), "rx": rng.choice((1, 1, 2, 3)),
+        "src": rng.randrange(1 << 16), "src_ob": stride(16, 25), "src_oy": stride(4, 5), "src_ox": stride(1, 2),
+        "src_ry": stride(4, 5), "src_rx": stride(1, -1),
+        "y": rng.randrange(-3, 3), "x": rng.randrange(-3, 3), "y_oy": rng.randrange(-2, 4),
+        "y_ry": rng.randrange(-1, 3), "x_ox": rng.randrange(-2, 4), "x_rx": rng.randrange(-1, 3),
+        "h": rng.randrange(1, 8), "w": rng.randrange(1, 8), "pad": rng.randrange(-128, 128),
+        "dst": rng.randrange(1 << 16), "dst_ob": stride(16, 40), "dst_oy": stride(4, 7), "dst_ox": stride(1, 2),
+        "b": rng.randrange(1 << 16), "b_ob": stride(16, 20), "b_oy": stride(4, 0), "b_ox": stride(1, 0),
+        "b_mantissa": rng.randrange(1 << rng.randrange(1, config.mantissa_bits + 1)),
+        "b_zero": rng.randrange(-128, 128),
+        "params": block * PARAMETER_VECTORS, "zero": rng.randrange(-128, 128),
+        "low": rng.choice((-128, -128, 0, -100)), "high": rng.choice((127, 127, 6, 100)),
+        "signal": rng.randrange(1, 1 << 16),
+    }  # fmt: skip
+    if rng.random() < 0.3:  # coordinates that wrap: negative ones are out of range even below a huge bound
+        axis, loop, bound = rng.choice((("y", "oy", "h"), ("x", "ox", "w")))
+        fields |= {axis: rng.choice((-2, -1, 32766, 32767)), f"{axis}_{loop}": 1}
+        fields[bound] = rng.choice((1, 32767, 40000, 65535))
+    return Vec(**(fields | given))
+
+
+def dense_vec(rng, config, **given):
+    """`ox` outputs one after the other, nothing out of range."""
+    base = BLOCKS * PARAMETER_VECTORS
+    fields = {"src_ox": 1, "dst_ox": 1, "b_ox": 1, "signal": rng.randrange(1, 1 << 16), "params": 0}
+    fields |= {"src": base if given["source"] == Source.SCRATCHPAD else 3, "b": base + 50, "dst": base + 100}
+    return Vec(**(fields | given))
+
+
+def draw(bench, **given):
+    """A random instruction that does not overwrite what it reads, in the state of memory now."""
+    while True:
+        vec = random_vec(bench.rng, bench.config, **given)
+        if Model(bench.memory, vec).safe():
+            return vec
+
+
+@cocotb.test()
+async def bench_random(dut):
+    bench = Bench(dut, refuse=0.3)
+    await bench.start()
+    for _ in range(80):
+        await bench.run([draw(bench)])
+    assert bench.stalls
+
+
+@cocotb.test()
+async def bench_bounds(dut):
+    """Coordinates are signed: negative ones are out of range even below a bound that they pass as unsigned."""
+    bench = Bench(dut, refuse=0.0)
+    await bench.start()
+    one = dict.fromkeys(("ob", "oy", "ox", "ry", "rx"), 1)
+    plain = {"source": Source.ACCUMULATOR, "add": 0, "reduce": Reduce.NONE, "low": -128, "high": 127}
+    for axis, bound, other, other_bound in (("y", "h", "x", "w"), ("x", "w", "y", "h")):
+        for value in (0, 1, 32767, -1, -32768):
+            for limit in (1, 2, 32767, 32768, 65535):
+                at = {axis: value, bound: limit, other: 0, other_bound: 1}
+                await bench.run([draw(bench, **one, **plain, **at)])
+
+
+@cocotb.test()
+async def bench_queue(dut):
+    """Several instructions waiting, each reading what the one before it wrote."""
+    bench = Bench(dut, refuse=0.0)
+    await bench.start()
+    for _ in range(10):
+        bench.refuse = bench.rng.choice((0.0, 0.5))
+        # Every instruction writes a region of its own, so that none overwrites what it reads.
+        at = BLOCKS * PARAMETER_VECTORS + 200
+        walk = {"dst_ob": 16, "dst_oy": 4, "dst_ox": 1}
+        vecs = [draw(bench, source=Source.ACCUMULATOR, dst=at, **walk)]
+        for _ in range(6):
+            before = vecs[-1]
+            chain = {f"src_{loop}": getattr(before, f"dst_{loop}") for loop in ("ob", "oy", "ox")}
+            chain |= {loop: getattr(before, loop) for loop in ("ob", "oy", "ox")}
+            at += 100
+            chained = Vec(
+                source=Source.SCRATCHPAD, src=before.dst, params=BLOCKS // 2 * PARAMETER_VECTORS, dst=at,
+                signal=bench.rng.randrange(1, 1 << 16), **walk, **chain,
+            )  # fmt: skip
+            vecs.append(chained)
+        await bench.run(vecs, gaps=bench.rng.choice((0.0, 0.9)))
+
+
+@cocotb.test()
+async def bench_throughput(dut):
+    """A cycle for each read, and a constant."""
+    bench = Bench(dut, refuse=0.0)
+    await bench.start()
+    for source in Source:
+        for given, reads in (
+            ({"ox": 1}, 1), ({"ox": 40}, 1), ({"ox": 5, "oy": 2, "src_oy": 5, "dst_oy": 5}, 1),
+            ({"ox": 9, "rx": 3, "src_rx": 1, "reduce": Reduce.MAX}, 3),
+            ({"ox": 9, "add": 1, "b_mantissa": 1 << 13}, None),
+        ):  # fmt: skip
+            vec = dense_vec(bench.rng, bench.config, source=source, h=1, w=1, **given)
+            bench.accepted = []
+            models = await bench.run([vec, vec])
+            groups = bench.config.groups
+            cycles = vec.ox * vec.oy * (groups * reads if reads else groups + 1)
+            assert models[0].steps == cycles
+            assert bench.accepted[1] - bench.accepted[0] == cycles + OVERHEAD
+            assert bench.finished - bench.accepted[1] <= cycles + OVERHEAD + 3
+    assert not bench.stalls
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_vec(name):
+    config = CONFIGS[name]
+    run_bench(VecUnit(config), parameters={"config": config.to_dict()})
+
+
+@pytest.mark.parametrize("changes", [{}, {"lanes": 1, "mantissa_bits": 16}], ids=str)
+def test_serial_vec(changes):
+    config = TINY.replace(probability_bits=0, **changes)
+    only = "bench_(random|bounds|queue)$"
+    run_bench(VecUnit(config, "ice40"), parameters={"config": config.to_dict()}, only=only, part="ice40")

@@ -1,0 +1,68 @@
+"""Random layers on the RTL under random memory stalls: every byte of memory equals the golden interpreter's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.op_cases import random_cascade, random_inputs, random_op, segment_of
+
+from weft.compiler.backend import compile_segment
+from weft.hdl.isa.config import PRESETS, Config
+from weft.runtime import Image
+from weft.sim.golden.golden import GoldenDevice
+from weft.sim.rtl.rtl import RtlDevice
+
+CASES = 10
+
+
+@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+def test_random_layers(preset: str, block: int) -> None:
+    compare(PRESETS[preset], block)
+
+
+@pytest.mark.parametrize("block", range(20, 24))
+def test_random_layers_on_the_sequential_core(block: int) -> None:
+    compare(PRESETS["tiny"], block, sequential=True)
+
+
+@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+def test_results_that_stay_on_chip(preset: str, block: int) -> None:
+    compare(PRESETS[preset], block, cascades=True)
+
+
+def test_results_that_stay_on_chip_of_the_sequential_core() -> None:
+    compare(PRESETS["tiny"], 3, sequential=True, cascades=True)
+
+
+def compare(config: Config, block: int, *, sequential: bool = False, cascades: bool = False) -> None:
+    """Ten layers of one seed, or cascades of layers; memory latency, bandwidth and stalls are random, too."""
+    rng = np.random.default_rng([block, config.n])
+    held = 0
+    for case in range(CASES):
+        if cascades:
+            segment, inputs = random_cascade(rng)
+        else:
+            op = random_op(rng)
+            segment, inputs = segment_of(op), random_inputs(rng, op)
+        program = compile_segment(segment, config, reuse=cascades, plain_inputs=case % 2 == 1)
+        held += len({op.dst.buffer.name for op in segment.ops} - set(program.buffers))
+        image = Image(program)
+        golden = GoldenDevice(config, image.memory_bytes)
+        image.run(golden, inputs)
+        memory = {
+            "latency": int(rng.integers(1, 80)),
+            "bytes_per_cycle": float(rng.choice([config.bus_bytes, config.bus_bytes / 3])),
+            "stall_probability": float(rng.choice([0.0, 0.2, 0.5])),
+            "stall_seed": int(rng.integers(1 << 30)),
+        }
+        with RtlDevice(config, image.memory_bytes, sequential=sequential, **memory) as rtl:  # type: ignore[arg-type]
+            image.run(rtl, inputs, timeout=50_000_000 if sequential else 5_000_000)
+            got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
+        expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
+        wrong = np.flatnonzero(got != expected)
+        assert not wrong.size, (
+            f"case {case}: {segment}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}"
+        )
+    assert held >= (CASES // 3 if cascades else 0)

@@ -1,0 +1,93 @@
+"""Random programs on the RTL and on the golden interpreter; all of DRAM and of the scratchpad must agree."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from support.random_programs import FLAGS, MEMORY, SOFTMAX, Generator
+
+from weft.hdl.isa import (
+    INSTRUCTIONS,
+    Instruction,
+    Mm,
+    Opcode,
+)
+from weft.hdl.isa.config import PRESETS, Config
+from weft.sim.golden.golden import GoldenDevice
+from weft.sim.rtl.rtl import RtlDevice
+
+
+def compare(config: Config, seeds: range, instructions: int, *, sequential: bool = False) -> None:
+    used: set[Opcode] = set()
+    flags: set[tuple[type[Instruction], str]] = set()
+    for seed in seeds:
+        generator = Generator(config, seed, serial=seed % 4 == 0)
+        generator.build(instructions)
+        used |= {instruction.OPCODE for instruction in generator.program}
+        flags |= {
+            (kind, field)
+            for kind, field in FLAGS
+            for instruction in generator.program
+            if isinstance(instruction, kind) and getattr(instruction, field)
+        }
+        golden = GoldenDevice(config, MEMORY)
+        pick = random.Random(seed)
+        with RtlDevice(
+            config,
+            MEMORY,
+            latency=pick.choice([1, 5, 40]),
+            bytes_per_cycle=pick.choice([None, None, 1.5]),
+            stall_probability=pick.choice([0.0, 0.0, 0.3, 0.7]),
+            stall_seed=seed,
+            sequential=sequential,
+        ) as device:
+            for turn in ("first", "second"):  # the second finds what the first left on the chip
+                found, expected = (
+                    np.frombuffer(generator.run(target), np.uint8) for target in (device, golden)
+                )
+                wrong = np.flatnonzero(found != expected)
+                assert not wrong.size, (
+                    f"seed {seed}, {turn} run: {wrong.size} bytes differ, the first at {wrong[0]:#x}"
+                )
+    assert used == set(INSTRUCTIONS) - {Opcode.END} - (set() if config.softmax else SOFTMAX)
+    if config.softmax:
+        assert flags == FLAGS - (set() if config.wide_activations else {(Mm, "zero")})
+
+
+def test_tiny() -> None:
+    compare(PRESETS["tiny"], range(30), 25)
+
+
+VARIANTS = {
+    "smallest": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2,
+                       accumulator_depth=16, bus_bytes=4, queue_depth=1, row_states=4, alignments=16, table_depth=256),
+    "no softmax": PRESETS["tiny"].replace(probability_bits=0),
+    "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512),
+    "wide bus": PRESETS["tiny"].replace(bus_bytes=32, lanes=4, mantissa_bits=16),
+    "small": PRESETS["small"].replace(lanes=1),
+    "default": PRESETS["default"].replace(scratchpad_depth=512),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["7 bits", "no softmax"])
+def test_sequential(name: str) -> None:
+    compare(VARIANTS[name], range(25), 25, sequential=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(name: str) -> None:
+    compare(VARIANTS[name], range(1000, 1100), 40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VARIANTS)
+def test_sequential_variants(name: str) -> None:
+    compare(VARIANTS[name], range(3000, 3060), 40, sequential=True)
+
+
+@pytest.mark.long
+def test_tiny_long() -> None:
+    compare(PRESETS["tiny"], range(2000, 2300), 60)

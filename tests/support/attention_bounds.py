@@ -1,0 +1,116 @@
+"""How far attention and softmax of the device may be from float64: what docs/attention.md says of every rounding, added
+up for the worst case.
+
+A group of N scores of a row has an exponent, its largest score rounded up to an octave, and probabilities of 8 (or 7)
+bits relative to it; scores are exact to 1/128 octave, and the table of powers has a number of entries an octave.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attention_cases as cases
+import numpy as np
+
+from weft.compiler.ir import Attention, Softmax
+from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
+from weft.hdl.isa.config import Config
+
+CLAMP = 256 * math.log(2)
+"""Nats at which the device clamps scores."""
+
+
+def clamped(op: Attention, inputs: dict[str, np.ndarray]) -> bool:
+    """Whether a score could reach the clamp, with the zero point of K or without it."""
+    without = {"q": inputs["q"], "k": inputs["k"]}
+    plain = cases.largest_score(op, without, k_zero=0)
+    return max(plain, cases.largest_score(op, without)) > 0.999 * CLAMP
+
+
+def moved(op: Attention, query: np.ndarray) -> np.ndarray | float:
+    """Nats by which the device's scores are above those of the formula.
+
+    It leaves out what moves all of a row alike, and counts scores of 8 bits from the middle of their range.
+
+    `query` (..., rows, size) are integers less their zero point. To be added to scores (..., rows, keys).
+    """
+    if op.rounding is not None:
+        to = op.rounding
+        return (to.zero - (to.low + to.high) // 2) * op.score_scale
+    if k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE:
+        return 0.0
+    return query.sum(axis=-1, keepdims=True) * op.k_zero * op.score_scale
+
+
+def powers(
+    scores: np.ndarray, mask: np.ndarray, config: Config, nats: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities of rows before they are divided, how far each may be off, and the unit of the row's largest.
+
+    `scores` (rows, keys) are the device's, in nats, known but for `nats`: exponents are of scores as they are on the
+    device (`moved`). `mask` says which count, and a row without any is 0.
+    """
+    rows, keys = scores.shape
+    octaves = np.where(mask, scores * math.log2(math.e), -np.inf)
+    most = np.max(octaves, axis=1, keepdims=True, initial=-np.inf)
+    most = np.where(np.isfinite(most), most, 0)
+    octaves = octaves - most
+    padded = np.full((rows, -(-keys // config.n) * config.n), -np.inf)
+    padded[:, :keys] = octaves
+    # The largest may be rounded over the edge of an octave, by 1/128 or by what the multiplier is off.
+    slack = 1 / 128 + 256 * 2.0 ** (1 - config.mantissa_bits)
+    edge = most % 1
+    top = np.ceil(padded.reshape(rows, -1, config.n).max(2) + edge + slack + nats * math.log2(math.e)) - edge
+    unit = 2.0 ** np.repeat(top, config.n, axis=1)[:, :keys] / ((1 << config.probability_bits) - 1)
+    p = 2.0**octaves
+    relative = math.log(2) * (8 / config.table_depth + slack) * math.exp(nats) + math.expm1(nats)
+    return p, np.where(mask, 0.5 * unit + p * relative, 0), unit.max(1)
+
+
+def means(
+    powers: tuple[np.ndarray, np.ndarray, np.ndarray], v: np.ndarray, v_zero: int, config: Config
+) -> np.ndarray:
+    """The largest error of means of `v` (keys, size), which are integers less their zero point, in their steps."""
+    p, off, unit = powers
+    total = np.maximum(p.sum(1), np.finfo(float).tiny)[:, None]
+    mean = p @ v / total
+    first = off @ np.abs(v) + np.abs(mean) * off.sum(1, keepdims=True)
+    # The accumulator rounds once a group, and what the zero point of V takes away is rounded to a unit.
+    groups = -(-len(v) // config.n)
+    rest = unit[:, None] * (groups * (1 + 0.01 * np.abs(mean)) + 0.5 * abs(v_zero) + 1)
+    error: np.ndarray = (first + rest) / total / np.maximum(1 - off.sum(1, keepdims=True) / total, 0.05)
+    return error + np.abs(mean) * 2.0**-14
+
+
+def undecided(op: Attention, products: np.ndarray, config: Config) -> float:
+    """Nats by which scores of 8 bits may be off, as the multiplier is rounded: a step if some lie on an edge."""
+    if op.rounding is None:
+        return 0.0
+    steps = np.clip(products * op.rounding.scale, -256, 256)
+    edge = np.abs(np.abs(steps - np.floor(steps)) - 0.5) < 256 * 2.0 ** (1 - config.mantissa_bits)
+    return op.score_scale if edge.any() else 0.0
+
+
+def attention(op: Attention, inputs: dict[str, np.ndarray], config: Config) -> np.ndarray:
+    """The largest error of every output in steps, before it is rounded, in the shape of the output."""
+    out = np.zeros(op.dst.shape)
+    for image in range(op.images):
+        mask = cases.valid(op, image)
+        for index in range(op.heads):
+            q, k, v = cases.operands(op, inputs, image, index)
+            products = q @ k.T
+            made = powers(
+                cases.scores(op, products) + moved(op, q), mask, config, undecided(op, products, config)
+            )
+            cases.store(out, op, image, index, means(made, v, op.v_zero, config) * op.scale)
+    return out
+
+
+def softmax(op: Softmax, x: np.ndarray, config: Config) -> np.ndarray:
+    """The same for softmax alone."""
+    scores = (x.reshape(-1, x.shape[-1]).astype(float) - op.x_zero) * op.score_scale
+    p, off, _ = powers(scores, np.ones(scores.shape, bool), config)
+    total = p.sum(1, keepdims=True)
+    error = (off + p / total * off.sum(1, keepdims=True)) / total
+    error /= np.maximum(1 - off.sum(1, keepdims=True) / total, 0.05)
+    return (error + p / total * 2.0**-14).reshape(x.shape) * op.scale

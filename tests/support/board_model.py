@@ -1,0 +1,100 @@
+"""What a board does with requests: a model for benches of the link, and the other end of the line for the host."""
+
+from __future__ import annotations
+
+from weft.boards.frames import IDENTITY_BYTES, Answer, FrameError, Identity, Operation, Parser, Request, frame
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, counter_register
+
+WRITABLE = range(Reg.PROGRAM, Reg.COUNTER)
+
+
+class BoardModel:
+    """Memory, registers and a core that is busy for a while after each start.
+
+    Attributes
+    ----------
+    memory, registers : bytearray
+    duration : int
+        Reads of the status register for which a program runs.
+    result : Status
+        Status bits that a program ends with.
+    moving : set of Counter
+        Counters that go up in a program, by `step` for each read of the status register.
+    starts, runs, resets : int
+        Starts that counted, programs that began, and resets carried out.
+    """
+
+    def __init__(self, config: Config, memory_bytes: int = 1 << 16, *, clock: int = 25_000_000) -> None:
+        self.memory = bytearray(memory_bytes)
+        self.registers = bytearray(SIZE)
+        self.identity = Identity("model", config.digest, memory_bytes, clock, 2048)
+        self.duration, self.result = 3, Status.DONE
+        self.moving, self.step = {Counter.CYCLES, Counter.READ_BEATS}, 1000
+        self.starts = self.runs = self.resets = 0
+        self._left = 0
+        self._parser = Parser()
+        for register, value in {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: config.digest}.items():
+            self.set(register, value)
+
+    def set(self, register: int, value: int) -> None:
+        self.registers[register : register + 4] = value.to_bytes(4, "little")
+
+    def get(self, register: int) -> int:
+        return int.from_bytes(self.registers[register : register + 4], "little")
+
+    def feed(self, data: bytes) -> bytes:
+        """The answers to what `data` completes."""
+        out = b""
+        for body in self._parser.feed(data):
+            try:
+                request = Request.decode(body)
+            except FrameError:
+                continue
+            out += frame(self.answer(request).encode())
+        return out
+
+    def answer(self, request: Request) -> Answer:
+        """Carry out a request."""
+        operation, address, size = request.operation, request.address, request.size
+        payload = b""
+        if operation is Operation.WRITE_MEMORY:
+            self.memory[address : address + size] = request.payload
+        elif operation is Operation.READ_MEMORY:
+            payload = bytes(self.memory[address : address + size])
+        elif operation is Operation.IDENTIFY:
+            payload = (self.identity.encode() + bytes(256 - IDENTITY_BYTES))[address : address + size]
+        elif operation is Operation.READ_REGISTERS:
+            self._run(range(address, address + size))
+            payload = bytes(self.registers[address : address + size])
+        elif operation is Operation.WRITE_REGISTERS:
+            self._write_registers(address, request.payload)
+        elif operation is Operation.START and address >> 24 == self.starts % 256:
+            self.starts += 1
+            self._write_registers(address & 0xFFFFFF, request.payload)
+        elif operation is Operation.RESET:
+            self.resets += 1
+            self._left = 0
+            self.registers[Reg.CONTROL :] = bytes(SIZE - Reg.CONTROL)
+        return Answer(request.sequence, operation, self.starts % 256, payload)
+
+    def _write_registers(self, address: int, payload: bytes) -> None:
+        for at, byte in enumerate(payload, address):
+            if at in WRITABLE:
+                self.registers[at] = byte
+            elif at == Reg.CONTROL and byte & 1 and not self.get(Reg.STATUS) & Status.BUSY:
+                self.runs += 1
+                self._left = self.duration
+                self.set(Reg.STATUS, Status.BUSY)
+                self.registers[Reg.COUNTER :] = bytes(SIZE - Reg.COUNTER)
+
+    def _run(self, seen: range) -> None:
+        """Let the program go on by one step if its status is asked for."""
+        if Reg.STATUS not in seen or not self.get(Reg.STATUS) & Status.BUSY:
+            return
+        for counter in self.moving:
+            register = counter_register(counter)
+            self.set(register, self.get(register) + self.step)
+        self._left -= 1
+        if self._left <= 0:
+            self.set(Reg.STATUS, self.result)

@@ -1,0 +1,260 @@
+"""Lower bounds of a convolution's cycles from its numbers alone, and random convolutions of more than a million MACs.
+
+Nothing here knows how layers are planned. The *roofline* is what no machine of that size could beat. Each of the other
+bounds is a property of this machine, and names a reason for being slower.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from support.op_cases import convolution, whole
+from weft.compiler.ir import Conv, Window
+from weft.hdl.isa.config import Config
+from weft.hdl.memory.accumulator import rmw_latency
+
+LATENCY = 30
+"""Cycles of memory that programs are timed with; it moves as many bytes a cycle as the bus is wide."""
+_INSTRUCTION = 64
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def roofline(op: Conv, config: Config) -> float:
+    """The longest of: multiplications over N * N; bytes moved once; outputs over lanes."""
+    unread = math.prod(_pixels(op)) / math.prod((op.src.shape[0], *op.window.output(*op.src.shape[1:3])))
+    return max(op.macs * unread / config.n**2, _bytes(op) / config.bus_bytes, _vector(op, config))
+
+
+def _read(op: Conv) -> float:
+    """Bytes of the input, as far as strides do not skip them."""
+    shares = (min(1.0, k / s) for k, s in zip(op.window.kernel, op.window.stride, strict=True))
+    return math.prod(op.src.shape) * math.prod(shares)
+
+
+def _bytes(op: Conv) -> float:
+    """Input, weights and output, each once."""
+    return _read(op) + op.weight.size + math.prod(op.dst.shape)
+
+
+def _vector(op: Conv, config: Config, width: int = 1) -> float:
+    """Every element that is requantised, and of a pooling every one of a window, takes a lane for a cycle; so do
+    those that fill up the channels to a multiple of `width`."""
+    taps = math.prod(op.pool.kernel) if op.pool else 1
+    return math.prod(op.dst.shape[:3]) * ceil_div(op.dst.shape[3], width) * width * taps / config.lanes
+
+
+def reason(op: Conv, config: Config, cycles: int) -> str | None:
+    """Why a layer takes `cycles`: "" where its roofline is 80 % of that, else the name of the first reason whose bound,
+    with the ends of a program, is 70 %; None if none is."""
+    if roofline(op, config) >= 0.8 * cycles:
+        return ""
+    named = {"ends": roofline(op, config), **bounds(op, config), "little to overlap": _alone(op, config)}
+    return next((name for name, bound in named.items() if bound + ends(config) >= 0.7 * cycles), None)
+
+
+def bounds(op: Conv, config: Config) -> dict[str, float]:
+    """Cycles that a layer takes at least, by the name of the reason."""
+    return {
+        "lanes stay empty": max(_vectors(op, config, 1), _vector(op, config, config.n)),
+        "few rows": max(_vectors(op, config, max(config.n, rmw_latency(config) - 1)), _starts(op, config)),
+        "operands come again": _again(op, config),
+        "short runs": _runs(op, config),
+    }
+
+
+def _starts(op: Conv, config: Config) -> float:
+    """Of the vector unit, with an instruction for each tile of N columns, and no more rows than the accumulator has:
+    from the start of one to its first output it takes 20 cycles, in which no other one works."""
+    images, rows = _pixels(op)
+    instructions = images * ceil_div(rows, config.accumulator_size) * ceil_div(op.weight.shape[0], config.n)
+    return _vector(op, config, config.n) + 20 * instructions
+
+
+def _runs(op: Conv, config: Config) -> float:
+    """Of the bus, where channels of groups are not whole vectors: those of each pixel come and go by themselves."""
+    per_in, per_out = op.weight.shape[3], len(op.weight) // op.groups
+    share = max(1, min(op.groups, config.n // max(per_in, per_out)))
+    pieces = ceil_div(op.groups, share)
+    cycles = op.weight.size / config.bus_bytes
+    for view, moved, size in (
+        (op.src, _read(op), share * per_in),
+        (op.dst, math.prod(op.dst.shape), share * per_out),
+    ):
+        pixels, whole = moved / view.shape[3], moved / config.bus_bytes
+        apart = pieces > 1 and size % config.n
+        each = pixels * pieces * ceil_div(size, config.bus_bytes)
+        # A LOAD may read what lies between as well; a STORE must not write it.
+        cycles += (min(each, pieces * whole) if view is op.src else each) if apart else whole
+    return cycles
+
+
+def _alone(op: Conv, config: Config) -> float:
+    """Of programs with little to overlap, what the array takes and some of what the bus does, one after the other.
+
+    Of fewer than 2 N rows no two tiles can be made that fill the array: where a pixel is a few vectors, the first
+    product waits for all inputs (of a group, of an image). A program that takes less than a dozen times what its ends
+    do is a few tiles, and neither of the two has to be hidden.
+    """
+    array, bus = _vectors(op, config, config.n), _bytes(op) / config.bus_bytes
+    images, rows = _pixels(op)
+    short = array + bus if max(array, bus) < 12 * ends(config) else 0.0
+    few = rows < 2 * config.n and ceil_div(op.weight.shape[3], config.n) < 8
+    return max(short, array + math.prod(op.src.shape) / images / op.groups / config.bus_bytes if few else 0.0)
+
+
+def ends(config: Config) -> int:
+    """Cycles of a program before its first and after its last product: four ways to memory one after the other (of
+    instructions, operands, results, and back), N vectors of weights and N of rows to the scratchpad, weights into the
+    array, rows through it to the other end, N rows through the vector unit, and to memory."""
+    return 4 * LATENCY + (6 + config.groups) * config.n + 100
+
+
+def _pixels(op: Conv) -> tuple[int, int]:
+    """Rows of the product, as images that an instruction does not join, and rows of each: outputs of the convolution
+    of one channel, before pooling, that pooling reads. Without padding and strides all pixels are one image."""
+    n, h, w, _ = op.src.shape
+    sizes = list(op.window.output(h, w))
+    if op.pool is not None:
+        counts = zip(sizes, op.dst.shape[1:3], op.pool.stride, op.pool.kernel, op.pool.pad, strict=False)
+        sizes = [min(size, (count - 1) * step + taps - pad) for size, count, step, taps, pad in counts]
+    size = math.prod(sizes)
+    return (1, n * size) if op.window == Window() else (n, size)
+
+
+def _vectors(op: Conv, config: Config, least: int) -> float:
+    """A cycle for each row and tile of weights, which are whole vectors of N channels by N channels, of a group or of
+    as many groups as fit; a tile of weights takes `least` cycles to come in, however few rows there are. A
+    pooling either costs products twice, or comes behind all of them."""
+    n, (out, kh, kw, cin) = config.n, op.weight.shape
+    per_out = out // op.groups
+    share = max(1, min(op.groups, n // max(cin, per_out)))
+    tiles = ceil_div(op.groups, share) * ceil_div(share * per_out, n)
+    images, rows = _pixels(op)
+    # Vectors of a contraction, and cycles that LOAD takes for a row of it: a window's pixels side by side are read once
+    # for each of its vectors; so are those of several rows.
+    ways = [(kh * kw * ceil_div(share * cin, n), 0.0)]
+    if op.groups == 1:
+        width = op.src.shape[2] / op.window.output(*op.src.shape[1:3])[1]  # pixels of a row, for each output
+        ways += [
+            (vectors, kernel * cin * min(vectors * width, kw) / config.bus_bytes)
+            for vectors, kernel in ((kh * ceil_div(kw * cin, n), 1), (ceil_div(kh * kw * cin, n), kh))
+        ]
+    cycles = min(max(max(rows, least) * tiles * vectors, rows * load) for vectors, load in ways)
+    once = images * cycles
+    return min(once * _overlap(op, config), once + (_vector(op, config, n) if op.pool else 0.0))
+
+
+def _overlap(op: Conv, config: Config) -> float:
+    """How often outputs are computed that a pooling behind them takes: windows of neighbouring tiles overlap, and a
+    tile is no larger than the accumulator."""
+    if op.pool is None:
+        return 1.0
+    sizes, totals = op.dst.shape[1:3], op.window.output(*op.src.shape[1:3])
+    needed = math.prod(_pixels(op)) / op.src.shape[0]
+    best = math.inf
+    for h in range(1, sizes[0] + 1):
+        for w in range(1, sizes[1] + 1):
+            parts = [
+                min(total, (count - 1) * stride + kernel)
+                for total, count, stride, kernel in zip(
+                    totals, (h, w), op.pool.stride, op.pool.kernel, strict=True
+                )
+            ]
+            if math.prod(parts) <= config.accumulator_size:
+                made = math.prod(parts) * ceil_div(sizes[0], h) * ceil_div(sizes[1], w)
+                best = min(best, made / needed)
+    return max(best, 1.0)
+
+
+def _again(op: Conv, config: Config) -> float:
+    """Cycles of the bus at least, as on-chip memories are too small for everything to cross it once.
+
+    Rows of the product are made r at a time, for b tiles of N columns, in an accumulator that holds r * b rows. Half of
+    the scratchpad has room for two slots of r rows of inputs: all of their contraction, or kc vectors of it, which then
+    come in runs of their own, each a cycle longer than its bytes, and again for every b tiles. The other half is for
+    weights: all; or those of b tiles, and inputs come again for each; or they come again for each r rows. Every LOAD,
+    MM, VEC and STORE is 64 bytes more, and each output channel has 8 bytes of parameters. The best of all r
+    and b, for each group.
+    """
+    n, bus, half = config.n, config.bus_bytes, config.scratchpad_size // 2
+    images, rows = _pixels(op)
+    groups, per_out = op.groups, op.weight.shape[0] // op.groups
+    tiles, depth = ceil_div(per_out, n), math.prod(op.weight.shape[1:3]) * ceil_div(op.weight.shape[3], n)
+    if groups > 1 and max(op.weight.shape[3], per_out) < n:
+        return 0.0
+    vectors = ceil_div(op.weight.shape[3], n)
+    inputs, weights, outputs = (
+        size / groups / bus for size in (_read(op), op.weight.size, math.prod(op.dst.shape))
+    )
+    best = math.inf
+    for r in range(1, min(rows, config.accumulator_size) + 1):
+        for b in {1, *(1 << k for k in range(16)), config.accumulator_size // r} - {0}:
+            if (b := min(b, tiles)) * r > config.accumulator_size:
+                continue
+            times, blocks = images * ceil_div(rows, r), ceil_div(tiles, b)
+            kc = min(half // (2 * r), vectors)
+            if kc < 1:
+                continue
+            chunks = ceil_div(vectors, kc)
+            a_times, runs = (blocks, images * rows * chunks) if chunks > 1 else (1, 0)
+            waits = [(a_times, times)]
+            if min(b, tiles) * n * depth <= half:
+                waits.append((blocks, 1))
+            if tiles * n * depth <= half:
+                waits.append((a_times, 1))
+            moved = min(inputs * again + runs * again + weights * w for again, w in waits)
+            words = times * (blocks * (2 * chunks) + tiles + 1) + tiles * (1 + n // 8)
+            best = min(best, moved + words * _INSTRUCTION / bus + outputs)
+    return 0.0 if best == math.inf else groups * best
+
+
+def random_layer(rng: np.random.Generator, config: Config) -> Conv:
+    """More than a million MACs, at most 400,000 cycles of the array."""
+    while True:
+        op = _product(rng) if rng.random() < 0.5 else _image(rng)
+        if op is not None and op.macs > 1_000_000 and _vectors(op, config, config.n) < 400_000:
+            weight = rng.integers(-127, 128, op.weight.shape, np.int8).astype(np.int16)
+            return dataclasses.replace(op, weight=weight)
+
+
+def _size(rng: np.random.Generator, most: int) -> int:
+    """Small ones as often as large ones; half of them round."""
+    size = round(math.exp(rng.uniform(0, math.log(most))))
+    step = 1 << max(0, size.bit_length() - 3)
+    return max(1, size // step * step) if rng.random() < 0.5 else size
+
+
+def _product(rng: np.random.Generator) -> Conv | None:
+    rows, cin, out = _size(rng, 1 << 16), _size(rng, 1 << 13), _size(rng, 1 << 13)
+    if not 1_000_000 < rows * cin * out < 1 << 33 or cin * out > 1 << 25 or rows * max(cin, out) > 1 << 26:
+        return None
+    return convolution(whole("x", (1, 1, rows, cin), "input"), out)
+
+
+def _image(rng: np.random.Generator) -> Conv | None:
+    h, w = _size(rng, 128), _size(rng, 128)
+    kernel, stride = int(rng.choice([1, 3, 3, 5, 7])), int(rng.choice([1, 1, 2]))
+    window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)
+    cin, out = _size(rng, 1024), _size(rng, 1024)
+    groups = 1
+    if rng.random() < 0.25:
+        groups, cin, out = out, 1, out
+    elif rng.random() < 0.15:
+        groups = int(rng.choice([2, 4, 8]))
+        out = ceil_div(out, groups) * groups
+    images = int(rng.choice([1, 1, 1, 4]))
+    oh, ow = window.output(h, w)
+    if not 1_000_000 < images * oh * ow * out * cin * kernel**2 < 1 << 33 or out * cin * kernel**2 > 1 << 25:
+        return None
+    op = convolution(whole("x", (images, h, w, cin * groups), "input"), out, window)
+    op = dataclasses.replace(op, groups=groups, weight=op.weight[..., :cin])
+    if rng.random() < 0.15 and min(oh, ow) > 3:
+        pool = Window((2, 2), (2, 2)) if rng.random() < 0.5 else Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1))
+        op = dataclasses.replace(op, pool=pool, dst=whole("y", (images, *pool.output(oh, ow), out), "output"))
+    return op
