@@ -10,16 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from weft.compiler.ir import Rounding
-from weft.compiler.onnx_import import Model, Node
 
-RANGES = {
-    "int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767),
-    "uint16": (0, 65535),
-}  # fmt: skip
-"""Smallest and largest integer of the types that QuantizeLinear may make."""
 OCTAVES = 256
 """What a logit reaches, up and down (`weft.hdl.isa.Softmax`); it is clamped there."""
 CLAMP = OCTAVES * math.log(2)
@@ -80,18 +72,6 @@ class Pair:
     def whole(self) -> bool:
         """Whether it leaves probabilities as they are, up to 1; the usual scale of 1/256 is short of that by a step."""
         return self.high + self.scale >= 1
-
-
-def pair_of(model: Model, node: Node, dtype: str) -> Pair | None:
-    """Constant per-tensor parameters of a Q or DQ node whose integer side has `dtype`; None for anything else."""
-    scale, zero = model.constants.get(node.input(1)), model.constants.get(node.input(2))
-    if dtype not in RANGES or scale is None or scale.size != 1 or node.attributes.get("block_size", 0):
-        return None
-    if node.input(2) and (zero is None or zero.size != 1):
-        return None
-    lowest, highest = RANGES[dtype]
-    offset = 0 if zero is None else int(zero.reshape(-1)[0])
-    return Pair(float(np.float32(scale.reshape(-1)[0])), offset, lowest, highest)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from weft.compiler.case import Case
+from weft.compiler.onnx_import import Model, Node
 from weft.compiler.qdq import Probabilities, Scores
-from weft.compiler.score_pairs import REACH, Bounds, Pair, clipping, followed, pair_of
+from weft.compiler.score_pairs import REACH, Bounds, Pair, clipping, followed
+
+
+RANGES = {
+    "int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767),
+    "uint16": (0, 65535),
+}  # fmt: skip
+"""Smallest and largest integer of the types that QuantizeLinear may make."""
+
+
+def pair_of(model: Model, node: Node, dtype: str) -> Pair | None:
+    """Constant per-tensor parameters of a Q or DQ node whose integer side has `dtype`; None for anything else."""
+    scale, zero = model.constants.get(node.input(1)), model.constants.get(node.input(2))
+    if dtype not in RANGES or scale is None or scale.size != 1 or node.attributes.get("block_size", 0):
+        return None
+    if node.input(2) and (zero is None or zero.size != 1):
+        return None
+    lowest, highest = RANGES[dtype]
+    offset = 0 if zero is None else int(zero.reshape(-1)[0])
+    return Pair(float(np.float32(scale.reshape(-1)[0])), offset, lowest, highest)
 
 
 def pair(case: Case) -> Pair | None:
