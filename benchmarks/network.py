@@ -14,12 +14,12 @@ import numpy as np
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.frontend import PASSES
-from weft.compiler.ir import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
 
 
 class _Builder:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.emit import parameters
+from weft.compiler.machine.emit import parameters
 from weft.hdl.isa import PARAMETER_VECTORS, End, Instruction, Load, Mm, Store, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
 
 _PAGE = 4096
 _LOADED, _MULTIPLIED, _DRAINED = 1, 2, 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir import Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
 
 
 @dataclass(frozen=True)

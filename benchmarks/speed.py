@@ -19,8 +19,8 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.verilog import generate
 from weft.runtime import Image
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import RtlDevice, build_model
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice, build_model
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from timing_cases import CASES, Case, Run
 
 from weft.runtime import Image
 from weft.sim.device import Device
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
 BASELINE = Path(__file__).with_name("timing_baseline.json")

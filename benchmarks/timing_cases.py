@@ -16,7 +16,7 @@ from shapes import RESNET18, Shape, gemm
 import weft
 from weft.attention import PagedAttention, Quantisation
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir import (
+from weft.compiler.ir.graph import (
     Add,
     Buffer,
     Conv,
@@ -29,7 +29,7 @@ from weft.compiler.ir import (
     Window,
     sources,
 )
-from weft.compiler.memory import LENGTH
+from weft.compiler.machine.memory import LENGTH
 from weft.examples import attention as attention_example
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS, Config

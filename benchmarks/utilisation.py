@@ -21,12 +21,12 @@ from on_chip import fits, utilisation
 from shapes import ON_CHIP, RESNET18, Shape
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
 
 HEADER = (
     "| shape | MACs | cycles | window | whole | roofline | stalls: semaphore, weights, port |\n"

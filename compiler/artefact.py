@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from weft.compiler.backend import DeviceProgram, Layer
-from weft.compiler.input_rows import Rows
-from weft.compiler.ir import Buffer, CompileError, HostSegment, Transfer
+from weft.compiler.ir.graph import Buffer, CompileError, HostSegment, Transfer
+from weft.compiler.plan.input_rows import Rows
 from weft.hdl.files import schema
 from weft.hdl.isa import IsaError
 from weft.hdl.isa.code import Code

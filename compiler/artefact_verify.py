@@ -1,7 +1,7 @@
 """Whether the parts of a compiled model fit each other: what is read was made before, and is what its reader takes.
 
-Instructions are for `weft.hdl.checker.program.check`, given `weft.compiler.areas.Areas.extents`. Both look at what the
-compiler made and at what was read from files, which may hold anything.
+Instructions are for `weft.hdl.checker.program.check`, given `weft.compiler.machine.areas.Areas.extents`. Both look at
+what the compiler made and at what was read from files, which may hold anything.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from google.protobuf.message import DecodeError
 
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.evaluate import first_line
-from weft.compiler.input_rows import Rows
-from weft.compiler.ir import CompileError, HostSegment, Transfer
+from weft.compiler.ir.graph import CompileError, HostSegment, Transfer
+from weft.compiler.onnx.evaluate import first_line
+from weft.compiler.plan.input_rows import Rows
 from weft.hdl.files.schema import shown
 from weft.hdl.isa import Opcode, Queue
 

@@ -9,13 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from weft.compiler import pass_fuse_pool
-from weft.compiler.areas import Areas
-from weft.compiler.cascade import Cascade, cascade, planned
-from weft.compiler.conv_plan import Chooser, plan
-from weft.compiler.conv_shape import Room
-from weft.compiler.input_rows import Rows, gathered
-from weft.compiler.ir import (
+from weft.compiler.ir.graph import (
     Attention,
     Buffer,
     CompileError,
@@ -29,15 +23,21 @@ from weft.compiler.ir import (
     readers,
     sources,
 )
-from weft.compiler.limits import check_memory
-from weft.compiler.lower_attention import lower_attention
-from weft.compiler.lower_conv import lower_conv
-from weft.compiler.lower_softmax import lower_softmax
-from weft.compiler.lower_vector import lower_vector, pointwise_cycles, pool_cycles
-from weft.compiler.memory import Constants, Placement
-from weft.compiler.pass_fuse_then import separate
-from weft.compiler.schedule import schedule
-from weft.compiler.tasks import Task, Tasks
+from weft.compiler.lower.attention import lower_attention
+from weft.compiler.lower.conv import lower_conv
+from weft.compiler.lower.softmax import lower_softmax
+from weft.compiler.lower.vector import lower_vector, pointwise_cycles, pool_cycles
+from weft.compiler.machine.areas import Areas
+from weft.compiler.machine.memory import Constants, Placement
+from weft.compiler.machine.schedule import schedule
+from weft.compiler.machine.tasks import Task, Tasks
+from weft.compiler.onnx.limits import check_memory
+from weft.compiler.passes import fuse_pool
+from weft.compiler.passes.fuse_then import separate
+from weft.compiler.plan.cascade import Cascade, cascade, planned
+from weft.compiler.plan.conv_plan import Chooser, plan
+from weft.compiler.plan.conv_shape import Room
+from weft.compiler.plan.input_rows import Rows, gathered
 from weft.hdl.isa import WORD_BYTES, Queue
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
@@ -231,7 +231,7 @@ def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
             return (op,)
         return (*_rewrite(alone, config), then)
     if isinstance(op, Conv) and op.pool is not None:
-        alone, pool = pass_fuse_pool.separate(op)
+        alone, pool = fuse_pool.separate(op)
         if not _stays_fused(op, alone, config, pool_cycles(pool, config)):
             return (alone, *_rewrite(pool, config))
     if not isinstance(op, Pool):

@@ -1,4 +1,4 @@
-"""The front end: a QDQ ONNX model in, a verified `weft.compiler.ir.Graph` out."""
+"""The front end: a QDQ ONNX model in, a verified `weft.compiler.ir.graph.Graph` out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import onnx
 
-from weft.compiler.host import prepare
-from weft.compiler.ir import DeviceSegment, Graph, HostSegment
-from weft.compiler.ir_verify import verify
-from weft.compiler.lowering import lower
-from weft.compiler.onnx_import import load
-from weft.compiler.partition import plan
-from weft.compiler.pass_fuse_pool import fuse_pool
-from weft.compiler.pass_fuse_then import fuse_then
-from weft.compiler.pass_write_views import write_views
-from weft.compiler.patterns import match
+from weft.compiler.ir.graph import DeviceSegment, Graph, HostSegment
+from weft.compiler.ir.verify import verify
+from weft.compiler.onnx.host import prepare
+from weft.compiler.onnx.importer import load
+from weft.compiler.onnx.lowering import lower
+from weft.compiler.onnx.partition import plan
+from weft.compiler.onnx.patterns import match
+from weft.compiler.passes.fuse_pool import fuse_pool
+from weft.compiler.passes.fuse_then import fuse_then
+from weft.compiler.passes.write_views import write_views
 
 PASSES: tuple[Callable[[DeviceSegment], DeviceSegment], ...] = (
     fuse_pool,
@@ -35,7 +35,7 @@ def import_model(source: str | os.PathLike[str] | onnx.ModelProto, *, softmax: b
     Raises
     ------
     CompileError
-        If the model cannot be read or run at all; see `weft.compiler.onnx_import.load`.
+        If the model cannot be read or run at all; see `weft.compiler.onnx.importer.load`.
     """
     model = load(source)
     model.softmax = softmax

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from weft.api import check, compile, load, verilog
     from weft.boards.board import BoardError
     from weft.compiler.artefact import ProgramFileError
-    from weft.compiler.ir import CompileError
+    from weft.compiler.ir.graph import CompileError
     from weft.errors import FileError, InputError
     from weft.hdl.checker.program import ProgramError
     from weft.hdl.errors import WeftError
@@ -62,7 +62,7 @@ _MODULES = {
     "BoardError": "boards.board",
     "BuildError": "sim.verilator.verilate",
     "CacheError": "hdl.files.cache",
-    "CompileError": "compiler.ir",
+    "CompileError": "compiler.ir.graph",
     "Config": "hdl.isa.config",
     "ConfigError": "hdl.isa.config",
     "DeviceError": "sim.device",

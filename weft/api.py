@@ -13,9 +13,9 @@ from weft.compiler.artefact import Compiled
 from weft.compiler.artefact import load as load_compiled
 from weft.compiler.artefact_verify import verify
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.conv_plan import Chooser, plan
 from weft.compiler.frontend import import_model
-from weft.compiler.ir import CompileError, DeviceSegment, Graph
+from weft.compiler.ir.graph import CompileError, DeviceSegment, Graph
+from weft.compiler.plan.conv_plan import Chooser, plan
 from weft.configurations import configuration, sequential_boards
 from weft.errors import InputError
 from weft.hdl.checker.program import ProgramError

@@ -11,10 +11,10 @@ import numpy as np
 
 from weft.arguments import flag, integer, positive
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir import Attention, Buffer, CompileError, DeviceSegment, View
-from weft.compiler.memory import LENGTH
-from weft.compiler.score_pairs import CLAMP, SCALE_LIMIT
-from weft.compiler.support_attention import ROW, SIZE
+from weft.compiler.ir.graph import Attention, Buffer, CompileError, DeviceSegment, View
+from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT
+from weft.compiler.machine.memory import LENGTH
+from weft.compiler.onnx.support_attention import ROW, SIZE
 from weft.configurations import configuration
 from weft.devices import Simulation, check_target, computes, simulated
 from weft.errors import InputError

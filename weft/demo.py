@@ -106,7 +106,7 @@ class Demo:
 
     def _device(self, memory_bytes: int, trace: Path | None = None) -> Any:
         """The RTL that was written. It serves all images, since every image writes all that it reads."""
-        from weft.sim.rtl.rtl import RtlDevice
+        from weft.sim.rtl.device import RtlDevice
 
         return RtlDevice(
             self.config, memory_bytes, verilog=self.verilog, trace=trace, trace_levels=WAVEFORM_LEVELS

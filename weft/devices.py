@@ -55,7 +55,7 @@ class Simulation:
 
     @property
     def rtl(self) -> dict[str, Any]:
-        """Arguments of `weft.sim.rtl.rtl.RtlDevice`."""
+        """Arguments of `weft.sim.rtl.device.RtlDevice`."""
         trace = Path(self.trace) if isinstance(self.trace, str | os.PathLike) else self.trace
         stalls = {"stall_probability": 0.0 if self.stalls is None else 0.3, "stall_seed": self.stalls or 0}
         return {**self.memory, **stalls, "trace": trace}
@@ -105,13 +105,13 @@ def computes(device: Device) -> bool:
 
 def _made(on: str, config: Config, memory_bytes: int, simulation: Simulation) -> Device:
     if on == "rtl":
-        from weft.sim.rtl.rtl import RtlDevice
+        from weft.sim.rtl.device import RtlDevice
 
         return RtlDevice(config, memory_bytes, sequential=bool(sequential_boards(config)), **simulation.rtl)
     if on == "timing":
         from weft.sim.timing import TimingDevice
 
         return TimingDevice(config, memory_bytes, **simulation.memory)
-    from weft.sim.golden.golden import GoldenDevice
+    from weft.sim.golden.interpreter import GoldenDevice
 
     return GoldenDevice(config, memory_bytes)

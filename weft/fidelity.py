@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import weft
-from weft.compiler import reference
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.frontend import import_model
-from weft.compiler.ir import Attention, DeviceSegment, View
+from weft.compiler.ir import reference
+from weft.compiler.ir.graph import Attention, DeviceSegment, View
 from weft.hdl.isa.config import Config
 from weft.runtime import Image
 
@@ -43,7 +43,7 @@ def attention_errors(
     Where there is some, `progress` is told so, as it takes a while.
 
     Intermediate values are kept apart in memory, read from the golden interpreter, and put through
-    `weft.compiler.reference`.
+    `weft.compiler.ir.reference`.
     """
     import onnx
 

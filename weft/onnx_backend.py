@@ -24,7 +24,7 @@ from onnx.backend.base import Backend, BackendRep
 
 import weft
 from weft.api import Program
-from weft.compiler.ir import CompileError
+from weft.compiler.ir.graph import CompileError
 from weft.onnx_wrap import NATIVE, bind, wrap
 
 DEVICES = {"golden": "golden", "rtl": "rtl", "CPU": "golden"}

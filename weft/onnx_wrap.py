@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.compiler.evaluate import EvaluationError, Evaluator
-from weft.compiler.ir import CompileError
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.onnx.evaluate import EvaluationError, Evaluator
 
 NATIVE = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
 """Operators that weft reads as they are."""

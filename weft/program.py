@@ -13,8 +13,8 @@ import numpy as np
 from weft.arguments import flag
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.host import from_buffer, run_host, to_buffer
-from weft.compiler.ir import HostSegment
+from weft.compiler.ir.graph import HostSegment
+from weft.compiler.onnx.host import from_buffer, run_host, to_buffer
 from weft.devices import Simulation, check_target, computes, simulated
 from weft.errors import InputError
 from weft.files import whole_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.memory import CONSTANTS
+from weft.compiler.machine.memory import CONSTANTS
 from weft.sim.device import Device
 
 

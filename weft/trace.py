@@ -20,7 +20,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.program import Program
 from weft.runtime import Image
-from weft.sim.rtl.rtl_trace import TracedRtl
+from weft.sim.rtl.trace import TracedRtl
 from weft.sim.timing import TimingDevice
 from weft.sim.timing.device import SAMPLE, Interval
 from weft.sim.timing.occupancy import occupancy

@@ -11,10 +11,10 @@ import numpy as np
 import weft
 from weft.arguments import SEED, integer, memory
 from weft.compiler.backend import compile_segment
-from weft.compiler.cascade import Cascade
-from weft.compiler.conv_plan import ConvPlan, candidates, plan
-from weft.compiler.conv_shape import ConvShape
-from weft.compiler.ir import Add, DeviceSegment, View, sources
+from weft.compiler.ir.graph import Add, DeviceSegment, View, sources
+from weft.compiler.plan.cascade import Cascade
+from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan
+from weft.compiler.plan.conv_shape import ConvShape
 from weft.configurations import check_timed
 from weft.errors import FileError
 from weft.hdl.files.cache import entry

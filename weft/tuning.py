@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from weft.compiler.conv_plan import Choice, Chooser, ConvPlan, candidates, plan
-from weft.compiler.conv_shape import ConvShape
+from weft.compiler.plan.conv_plan import Choice, Chooser, ConvPlan, candidates, plan
+from weft.compiler.plan.conv_shape import ConvShape
 from weft.errors import FileError
 from weft.hdl.files import schema
 from weft.hdl.isa.config import Config, ConfigError

@@ -1,4 +1,4 @@
-// The Verilator model of the core with its memory, as a few C functions for weft.sim.rtl.rtl.
+// The Verilator model of the core with its memory, as a few C functions for weft.sim.rtl.device.
 //
 // Memory is a byte array behind AXI4: INCR bursts, in order, some outstanding, a latency from accepting an address to
 // its first beat (or from the last write beat to its response), and a token bucket of bytes that reads and writes

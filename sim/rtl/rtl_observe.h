@@ -1,4 +1,4 @@
-// What the units of hdl/core.py do in each cycle of a program, for weft.sim.rtl.rtl_trace: the signals by which they tell
+// What the units of hdl/core.py do in each cycle of a program, for weft.sim.rtl.trace: the signals by which they tell
 // each other. Names are those of the components' ports, with __ as Verilator spells it; `OBSERVED` in rtl_trace.py
 // makes them visible.
 #pragma once

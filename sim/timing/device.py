@@ -56,7 +56,7 @@ class TimingDevice:
     memory_bytes : int
         Size of the DRAM; zero at first.
     latency, bytes_per_cycle
-        Of the memory, as in `weft.sim.rtl.rtl.RtlDevice`.
+        Of the memory, as in `weft.sim.rtl.device.RtlDevice`.
     trace : bool
         Keep `intervals` and `beats` of the last program.
 
@@ -125,7 +125,7 @@ class TimingDevice:
         self._program = program
 
     def mark_writes(self, totals: Sequence[int]) -> None:
-        """As `weft.sim.rtl.rtl.RtlDevice.mark_writes`, counted from the start of the program."""
+        """As `weft.sim.rtl.device.RtlDevice.mark_writes`, counted from the start of the program."""
         self._marks = np.array(totals, np.uint64)
 
     def marks(self) -> list[int]:

@@ -21,7 +21,7 @@ from support.qdq_models import Builder, Quantised
 import weft
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir import CompileError, HostSegment
+from weft.compiler.ir.graph import CompileError, HostSegment
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.isa.config import PRESETS
 

@@ -21,9 +21,7 @@ from support.op_cases import (
 
 from weft.compiler import backend
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.conv_shape import ConvShape
-from weft.compiler.input_rows import Rows
-from weft.compiler.ir import (
+from weft.compiler.ir.graph import (
     Add,
     Buffer,
     CompileError,
@@ -35,14 +33,16 @@ from weft.compiler.ir import (
     View,
     Window,
 )
-from weft.compiler.memory import Placement
-from weft.compiler.microops import run_ops
+from weft.compiler.ir.microops import run_ops
+from weft.compiler.machine.memory import Placement
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.input_rows import Rows
 from weft.hdl.checker.program import check
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
-from weft.sim.golden.golden import GoldenDevice
+from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.timing import TimingDevice
 
 

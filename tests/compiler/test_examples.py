@@ -10,7 +10,7 @@ import pytest
 from support.graph_runs import on_host, run_graph
 
 from weft.compiler.frontend import import_model
-from weft.compiler.ir import Attention, Conv, DeviceSegment
+from weft.compiler.ir.graph import Attention, Conv, DeviceSegment
 from weft.examples import attention, digits
 
 

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from weft.compiler.ir import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
-from weft.compiler.microops import run_ops
-from weft.compiler.pass_fuse_pool import fuse_pool
-from weft.compiler.pass_fuse_then import fuse_then, separate
-from weft.compiler.pass_write_views import write_views
+from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.ir.microops import run_ops
+from weft.compiler.passes.fuse_pool import fuse_pool
+from weft.compiler.passes.fuse_then import fuse_then, separate
+from weft.compiler.passes.write_views import write_views
 
 INPUT = View(Buffer("x", (1, 6, 6, 4), "input"), (1, 6, 6, 4))
 MIDDLE = View(Buffer("m", (1, 6, 6, 4)), (1, 6, 6, 4))

@@ -15,7 +15,7 @@ from support.rooflines import LATENCY, bounds, ends, random_layer, reason, roofl
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import Conv, DeviceSegment, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment, Window
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter

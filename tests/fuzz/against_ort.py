@@ -27,8 +27,8 @@ from oracle import layers, session
 
 import weft
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.host import run_host
-from weft.compiler.ir import CompileError, HostSegment
+from weft.compiler.ir.graph import CompileError, HostSegment
+from weft.compiler.onnx.host import run_host
 from weft.hdl.isa.config import Config
 
 NEAR = 2.0**-8

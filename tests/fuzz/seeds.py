@@ -12,8 +12,8 @@ from support import attention_models, qdq_models
 
 import weft
 from weft.boards.frames import Answer, Identity, Operation, Request
-from weft.compiler.conv_plan import ConvPlan, plan
-from weft.compiler.conv_shape import ConvShape
+from weft.compiler.plan.conv_plan import ConvPlan, plan
+from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa.config import PRESETS
 from weft.tuning import TunedLayer, Tuning
 

@@ -13,7 +13,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.verilog import YosysError, generate, run_yosys
-from weft.sim.rtl.rtl import core_verilog
+from weft.sim.rtl.device import core_verilog
 from weft.sim.verilator.verilate import verilator_root
 
 

@@ -18,8 +18,8 @@ from weft.hdl.lib.parts import synthesis
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate, run_yosys
 from weft.sim.device import Device
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import TOP, RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import TOP, RtlDevice
 from weft.sim.verilator.cells import without_cells
 
 SMALLEST = PRESETS["tiny"].replace(

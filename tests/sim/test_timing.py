@@ -13,13 +13,13 @@ from support.op_cases import random_cascade, random_inputs, random_op, segment_o
 from support.random_programs import MEMORY, Generator, WithoutDivision, memory_of
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Queue, Store
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.device import Device, DeviceError
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
 Counters = dict[Counter, int]

@@ -12,8 +12,8 @@ import math
 import attention_cases as cases
 import numpy as np
 
-from weft.compiler.ir import Attention, Softmax
-from weft.compiler.score_pairs import NEGLIGIBLE, k_zero_shift
+from weft.compiler.ir.graph import Attention, Softmax
+from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.hdl.isa.config import Config
 
 CLAMP = 256 * math.log(2)

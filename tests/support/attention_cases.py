@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir import Attention, Buffer, Rounding, Softmax, View
+from weft.compiler.ir.graph import Attention, Buffer, Rounding, Softmax, View
 from weft.hdl.isa.config import Config
 
 WORK = 1_000_000

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir import (
+from weft.compiler.ir.graph import (
     Add,
     Buffer,
     Conv,
@@ -19,7 +19,7 @@ from weft.compiler.ir import (
     Window,
     sources,
 )
-from weft.compiler.ir_verify import verify_op
+from weft.compiler.ir.verify import verify_op
 
 Shape = tuple[int, int, int, int]
 

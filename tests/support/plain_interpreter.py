@@ -6,7 +6,7 @@ import itertools
 from fractions import Fraction
 
 from weft.hdl.isa import Load, Mm, Normalise, Reduce, Softmax, Store, Table, Vec
-from weft.sim.golden.golden import GoldenDevice
+from weft.sim.golden.interpreter import GoldenDevice
 
 
 def signed(value: int, bits: int) -> int:

@@ -31,8 +31,8 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import Config
 from weft.sim.device import Device, DeviceError
-from weft.sim.golden.golden_units import EXECUTE
 from weft.sim.golden.memories import Memories
+from weft.sim.golden.units import EXECUTE
 
 MEMORY = 1 << 18
 INPUT, OUTPUT, PROGRAM, DUMP = 0, 0x8000, 0x10000, 0x18000  # regions of 32 KiB, but for the dump

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from support.op_cases import convolution, whole
-from weft.compiler.ir import Conv, Window
+from weft.compiler.ir.graph import Conv, Window
 from weft.hdl.isa.config import Config
 from weft.hdl.memory.accumulator import rmw_latency
 

@@ -13,7 +13,7 @@ from support import qdq_models
 import weft
 from weft.api import InputError, Program
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir import CompileError
+from weft.compiler.ir.graph import CompileError
 from weft.examples import digits
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.isa import Store
@@ -21,7 +21,7 @@ from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, ConfigError
 from weft.runtime import Image
 from weft.sim.device import DeviceError
-from weft.sim.golden.golden import GoldenDevice
+from weft.sim.golden.interpreter import GoldenDevice
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from PIL import Image
 import weft
 from weft import __main__ as command
 from weft import report
-from weft.compiler.ir import CompileError
+from weft.compiler.ir.graph import CompileError
 from weft.demo import Demo
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError

@@ -24,8 +24,8 @@ from weft.hdl import core as pipelined
 from weft.hdl import verilog as generating
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential import core as sequential
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl import rtl
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl import device as rtl
 from weft.trace import timelines_of
 from weft.tune import tune
 

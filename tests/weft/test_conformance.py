@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.compiler import support
+from weft.compiler.onnx import support
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 import conformance

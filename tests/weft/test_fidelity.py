@@ -13,7 +13,7 @@ from support.graph_runs import device_ops
 
 import weft
 from weft.compiler.frontend import import_model
-from weft.compiler.ir import Attention
+from weft.compiler.ir.graph import Attention
 from weft.hdl.isa.config import Config
 
 CONFIGS = {name: config for name, config in configurations.every().items() if config.softmax}

@@ -12,7 +12,7 @@ from support.attention_cases import view
 
 from weft.api import InputError
 from weft.attention import PagedAttention, Quantisation
-from weft.compiler.ir import Attention, CompileError
+from weft.compiler.ir.graph import Attention, CompileError
 from weft.hdl.isa.config import PRESETS
 
 HEADS, KV_HEADS, SIZE, PAGE, PAGES, CAPACITY = 4, 2, 16, 16, 12, 5

@@ -24,7 +24,7 @@ from weft.hdl.isa import Load, Queue, Store
 from weft.hdl.isa.asm import assemble
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
-from weft.sim.rtl.rtl_trace import TracedRtl
+from weft.sim.rtl.trace import TracedRtl
 from weft.sim.timing.occupancy import occupancy
 from weft.trace import LAYERS, TRACKS, Slice, Timeline, timelines_of
 

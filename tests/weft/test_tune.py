@@ -20,8 +20,8 @@ from support import qdq_models
 import weft
 import weft.tune as tuner
 from weft import cli, tuning
-from weft.compiler.conv_plan import Choice, ConvPlan, candidates
-from weft.compiler.conv_shape import ConvShape
+from weft.compiler.plan.conv_plan import Choice, ConvPlan, candidates
+from weft.compiler.plan.conv_shape import ConvShape
 from weft.errors import FileError
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS, Config

@@ -20,7 +20,7 @@ from weft.examples import digits
 from weft.hdl.isa import End, Vec
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.rtl.device import RtlDevice
 from weft.sim.verilator import verilate
 from weft.sim.waves.wave_names import Variable, unpack, variables
 from weft.sim.waves.waves import CYCLE_TIME, GROUPS, Waves

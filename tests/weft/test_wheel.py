@@ -135,7 +135,7 @@ def test_type_checkers_see_the_installed_package(weft: Path, tmp_path: Path) -> 
         'error: Incompatible types in assignment (expression has type "list[tuple[str, str, str, str]]", '
         'variable has type "int")  [assignment]',
         'note: Revealed type is "weft.program.Result"',
-        'note: Revealed type is "weft.compiler.ir.CompileError"',
+        'note: Revealed type is "weft.compiler.ir.graph.CompileError"',
     ]
 
 

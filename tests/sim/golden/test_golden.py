@@ -15,7 +15,7 @@ from weft.hdl.isa import End, Instruction, Load, Mm, Reduce, Store, Vec
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.arithmetic import round_half_even
-from weft.sim.golden.golden import GoldenDevice
+from weft.sim.golden.interpreter import GoldenDevice
 
 MEMORY = 1 << 15
 PROGRAM = 0x3000

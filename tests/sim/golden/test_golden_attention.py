@@ -12,7 +12,7 @@ import pytest
 from weft.hdl.checker.program import check
 from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Softmax, Source, Store, Table
 from weft.hdl.isa.config import PRESETS, Config
-from weft.sim.golden.golden import GoldenDevice
+from weft.sim.golden.interpreter import GoldenDevice
 
 MEMORY = 1 << 18
 Q, K, V, OUT, PARAMS, TABLE, PROGRAM = 0, 0x8000, 0x10000, 0x18000, 0x20000, 0x21000, 0x22000

@@ -13,7 +13,7 @@ from support.plain_interpreter import Slow
 from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Softmax, Table
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.device import DeviceError
-from weft.sim.golden.golden import GoldenDevice
+from weft.sim.golden.interpreter import GoldenDevice
 
 MEMORY = 1 << 15
 PROGRAM, PAGES, PARAMS = 0x7000, 0x6000, 200

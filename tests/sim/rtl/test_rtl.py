@@ -12,8 +12,8 @@ from weft.hdl.isa import End, Instruction, Load, Mm, Store, Vec
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device, DeviceError
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import RtlDevice, build_model
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice, build_model
 
 CONFIG = PRESETS["tiny"]
 N = CONFIG.n
@@ -204,13 +204,13 @@ def test_memory_options(options: dict[str, float]) -> None:
 def test_identification(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of another configuration, version or kind is refused."""
     model = build_model(CONFIG)
-    monkeypatch.setattr("weft.sim.rtl.rtl.build_model", lambda *args, **options: model)
+    monkeypatch.setattr("weft.sim.rtl.device.build_model", lambda *args, **options: model)
     other = CONFIG.replace(accumulator_depth=32)
     with pytest.raises(
         DeviceError, match=rf"^register CONFIG of the model is {CONFIG.digest:#x}, not {other.digest:#x}$"
     ):
         RtlDevice(other, MEMORY)
-    monkeypatch.setattr("weft.sim.rtl.rtl.MAGIC", 1)
+    monkeypatch.setattr("weft.sim.rtl.device.MAGIC", 1)
     with pytest.raises(DeviceError, match=r"^register MAGIC of the model is 0x54464557, not 0x1$"):
         RtlDevice(CONFIG, MEMORY)
 

@@ -7,11 +7,11 @@ import pytest
 from support.attention_cases import random_attention, random_inputs, random_softmax
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa.config import PRESETS, Config
 from weft.runtime import Image
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
 
 CASES = 7
 

@@ -16,8 +16,8 @@ from weft.hdl.isa.memmap import Counter
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import TOP, RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import TOP, RtlDevice
 
 CONFIG = PRESETS["tiny"]
 N = CONFIG.n

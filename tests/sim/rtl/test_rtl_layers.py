@@ -9,8 +9,8 @@ from support.op_cases import random_cascade, random_inputs, random_op, segment_o
 from weft.compiler.backend import compile_segment
 from weft.hdl.isa.config import PRESETS, Config
 from weft.runtime import Image
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
 
 CASES = 10
 

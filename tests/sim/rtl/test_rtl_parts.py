@@ -10,14 +10,14 @@ from support.attention_cases import random_attention, random_inputs
 from support.op_cases import random_chain
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.core import Core
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
 from weft.runtime import Image
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import TOP, RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import TOP, RtlDevice
 from weft.sim.verilator.cells import without_cells
 
 TINY = PRESETS["tiny"]

@@ -15,8 +15,8 @@ from weft.hdl.isa import (
     Opcode,
 )
 from weft.hdl.isa.config import PRESETS, Config
-from weft.sim.golden.golden import GoldenDevice
-from weft.sim.rtl.rtl import RtlDevice
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
 
 
 def compare(config: Config, seeds: range, instructions: int, *, sequential: bool = False) -> None:

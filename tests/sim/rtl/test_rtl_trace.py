@@ -12,13 +12,13 @@ from support.op_cases import random_inputs, random_op, segment_of
 from support.random_programs import MEMORY, WithoutDivision, memory_of
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir import DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.isa import End, Instruction, Load, Mm, Queue, Store, Vec
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.device import DeviceError
-from weft.sim.rtl.rtl_trace import TracedRtl
+from weft.sim.rtl.trace import TracedRtl
 from weft.sim.timing import TimingDevice
 from weft.sim.timing.device import SAMPLE, Interval
 

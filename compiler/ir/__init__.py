@@ -1,0 +1,1 @@
+"""The graph of device operators, their meaning in micro-ops, and the arithmetic of scales."""

@@ -1,0 +1,414 @@
+"""The compiler's representation below ONNX: plain frozen dataclasses, and a verifier that runs after every pass.
+
+Tensors on the device are int8 in NHWC order, packed, one byte an element. A tensor of rank 2 [rows, features] is
+(1, 1, rows, features). uint8 tensors of the model are stored as value - 128 with zero point - 128, so everything on
+the device is int8.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weft.hdl.errors import WeftError
+
+
+class IrError(AssertionError):
+    """A graph that breaks the rules of this module: a bug in a pass, never the user's mistake."""
+
+
+class CompileError(WeftError, ValueError):
+    """A model or configuration that cannot be compiled; one sentence with node or field, value and remedy."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A packed NHWC int8 array in DRAM.
+
+    `kind` is "input" and "output" for what the host writes before and reads after a device segment, "temp" otherwise.
+
+    Buffers of one name are one piece of memory: an operator may see it in another shape of the same size (a matrix of
+    B rows as (B, 1, 1, F) or (1, 1, B, F), an image as one long pixel). They must agree in size and kind.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int]
+    kind: str = "temp"
+
+    @property
+    def size(self) -> int:
+        n, h, w, c = self.shape
+        return n * h * w * c
+
+
+@dataclass(frozen=True)
+class View:
+    """A box of a buffer: all images, rows from `y`, columns from `x`, channels from `c` on; shape (n, h, w, c).
+
+    Concatenation is several operators writing views of one buffer.
+    """
+
+    buffer: Buffer
+    shape: tuple[int, int, int, int]
+    y: int = 0
+    x: int = 0
+    c: int = 0
+
+    @property
+    def pixel_pitch(self) -> int:
+        """Bytes from one pixel to the next in a row."""
+        return self.buffer.shape[3]
+
+    @property
+    def row_pitch(self) -> int:
+        return self.buffer.shape[2] * self.buffer.shape[3]
+
+    @property
+    def image_pitch(self) -> int:
+        return self.buffer.shape[1] * self.row_pitch
+
+    @property
+    def offset(self) -> int:
+        """Byte offset of the first element of image 0 in the buffer."""
+        return self.y * self.row_pitch + self.x * self.pixel_pitch + self.c
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the view is its whole buffer."""
+        return self.shape == self.buffer.shape
+
+
+@dataclass(frozen=True)
+class Window:
+    """A sliding window: kernel (h, w), strides, dilations, and padding (top, left, bottom, right)."""
+
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def reach(self, axis: int, first: int, count: int, size: int) -> tuple[int, int]:
+        """First element and number of elements, of `size`, that outputs ``[first, first + count)`` read along an axis.
+
+        Where all of them lie in the padding it is one element, which no coordinate selects.
+        """
+        start = first * self.stride[axis] - self.pad[axis]
+        stop = start + (count - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
+        start = min(max(start, 0), size - 1)
+        return start, max(min(stop, size) - start, 1)
+
+    def output(self, h: int, w: int) -> tuple[int, int]:
+        """Output height and width for an input of h x w (padding counts as given; round down)."""
+        sizes = []
+        for axis, size in enumerate((h, w)):
+            span = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+            sizes.append((size + self.pad[axis] + self.pad[axis + 2] - span) // self.stride[axis] + 1)
+        return sizes[0], sizes[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Conv:
+    """Convolution, or matrix product as 1x1 convolution, and requantisation; optionally max pooling of the result, and
+    then an addition to it or another requantisation.
+
+    q = sat(round_half_even((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [low, high]; padding
+    reads x_zero. `weight` is int16 of shape (out, kh, kw, in / groups), zero point already subtracted, |weight| <= 255;
+    `bias` int32 (out,); `scale` float64 (out,), the exact quotient of the model's float32 scales.
+    If `pool` is set, the maximum over its windows of q is the output (out-of-range elements are left out).
+    If `then` is set, its first operand stands for that output, whose buffer does not exist, and its `dst` is `dst`.
+    """
+
+    name: str
+    src: View
+    dst: View
+    weight: np.ndarray
+    bias: np.ndarray
+    scale: np.ndarray
+    window: Window = Window()
+    groups: int = 1
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    pool: Window | None = None
+    then: Add | Rescale | None = None
+
+    @property
+    def macs(self) -> int:
+        """Useful multiplications: elements of the convolution's output times the contraction length."""
+        n, h, w, _ = self.src.shape
+        oh, ow = self.window.output(h, w)
+        return n * oh * ow * int(self.weight.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Max or average pooling with requantisation.
+
+    "max": q = the maximum of x over in-range elements. "average": the sum of (x - x_zero) over in-range elements
+    divided by their number (by the full kernel if `include_pad`; then padding counts x_zero and the divisor counts only
+    the padded extent). Output: sat(round_half_even((q - x_zero) * scale) + y_zero), clamped to [low, high].
+    """
+
+    name: str
+    src: View
+    dst: View
+    kind: str
+    window: Window
+    scale: float = 1.0
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    include_pad: bool = False
+    macs: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """q = sat(round_half_even((a - a_zero) * a_scale + (b - b_zero) * b_scale) + y_zero), clamped to [low, high].
+
+    Scales are already divided by the output's. `a`, `b` and `dst` have one shape.
+    """
+
+    name: str
+    a: View
+    b: View
+    dst: View
+    a_scale: float
+    b_scale: float
+    a_zero: int = 0
+    b_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    macs: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Rescale:
+    """q = sat(round_half_even((x - x_zero) * scale) + y_zero), clamped to [low, high]: requantisation, or a copy."""
+
+    name: str
+    src: View
+    dst: View
+    scale: float = 1.0
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    macs: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Scores of attention as 8 bits: r = round_half_even(product * scale) + zero, clamped to [low, high]."""
+
+    scale: float
+    zero: int = 0
+    low: int = -128
+    high: int = 127
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Scaled dot product attention of whole heads, fused: softmax(Q K^T) V without the matrix between.
+
+    For every image, query head h (reading key and value head ``h // (heads // kv_heads)``) and query row i::
+
+        z[j] = (q[i] - q_zero) . (k[j] - k_zero) * score_scale
+        out  = sum_j softmax(z)[j] * (v[j] - v_zero)
+        q    = sat(round(out * scale) + y_zero), clamped to [low, high]
+
+    over the keys j below ``lengths[image]`` and, if `causal`, with ``j <= i + offset``; rows without any are `y_zero`.
+    Numbers in between are those of the device's softmax unit (`weft.hdl.isa.Softmax`, `Normalise`): they depend on N.
+    With `rounding` the product is requantised first, and ``z[j] = (r[j] - rounding.zero) * score_scale``.
+
+    Heads lie beside each other in the channels, shape (images, 1, rows, heads * size), or one after the other as
+    images, shape (images * heads, 1, rows, size); each operand as it likes.
+
+    With `page` above 0 keys and values are pages of so many rows, shape (pages, 1, page, kv_heads * size), in buffers
+    of kind "pages", in the order that `table` names: a buffer of kind "table" with a 32-bit byte offset a page. There
+    is one image, its number of keys is in a base register, at most ``lengths[0]``, and `offset` is relative to it:
+    query i sees the keys up to ``i + offset + keys``.
+    """
+
+    name: str
+    q: View
+    k: View
+    v: View
+    dst: View
+    images: int
+    heads: int
+    kv_heads: int
+    score_scale: float
+    lengths: tuple[int, ...]
+    scale: float = 1.0
+    causal: bool = False
+    offset: int = 0
+    q_zero: int = 0
+    k_zero: int = 0
+    v_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    page: int = 0
+    table: View | None = None
+    rounding: Rounding | None = None
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a query and of a key."""
+        return int(np.prod(self.q.shape)) // (self.images * self.heads * self.q.shape[2])
+
+    @property
+    def keys(self) -> int:
+        """Keys that there is room for."""
+        return self.lengths[0] if self.page else self.k.shape[2]
+
+    @property
+    def v_size(self) -> int:
+        """Elements of a value."""
+        if self.page:
+            return self.v.shape[3] // self.kv_heads
+        return int(np.prod(self.v.shape)) // (self.images * self.kv_heads * self.v.shape[2])
+
+    @property
+    def macs(self) -> int:
+        """Multiplications for the scores and for the values that the mask leaves."""
+        rows = np.arange(self.q.shape[2])
+        pairs = 0
+        for length in self.lengths:
+            last = np.minimum(rows + self.offset + 1, length) if self.causal else np.full(rows.size, length)
+            pairs += int(np.maximum(last, 0).sum())
+        return self.heads * pairs * (self.head_size + self.v_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax:
+    """q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero), clamped, over the channels of pixels."""
+
+    name: str
+    src: View
+    dst: View
+    score_scale: float
+    scale: float = 1.0
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    macs: int = field(default=0, init=False)
+
+
+DeviceOp = Conv | Pool | Add | Rescale | Attention | Softmax
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSegment:
+    """Operators that run on the device in one program, in a valid order. The host writes every "input" buffer before
+    and reads every "output" buffer after it.
+    """
+
+    name: str
+    ops: tuple[DeviceOp, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class HostSegment:
+    """A part of the model that the host evaluates (`weft.compiler.onnx.evaluate`).
+
+    `model` is a serialised ONNX model whose inputs and outputs are the values named `inputs` and `outputs`;
+    `nodes` are (node name, operator type, reason) for the report.
+    """
+
+    name: str
+    model: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How a value of the model and a device buffer are each other: value (model's dtype, shape and axis order).
+
+    The value reshaped to `shape`, transposed by `perm` and reshaped to `nhwc` is the buffer; `unsigned` marks uint8
+    values, stored minus 128. `model_shape` is the value's own shape (None: it is `shape`).
+    """
+
+    value: str
+    buffer: Buffer
+    shape: tuple[int, ...]
+    nhwc: tuple[int, int, int, int]
+    perm: tuple[int, ...] | None
+    unsigned: bool
+    model_shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A whole model: segments in order, how values enter and leave device buffers, and the model's signature.
+
+    `inputs` and `outputs` map names to (numpy dtype name, shape).
+    """
+
+    segments: tuple[DeviceSegment | HostSegment, ...]
+    to_device: tuple[Transfer, ...]
+    from_device: tuple[Transfer, ...]
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+    placement: tuple[tuple[str, str, str, str], ...] = ()
+    """(node name, operator type, "device" or "host", reason) for every node of the model, in order."""
+
+
+def sources(op: DeviceOp) -> tuple[View, ...]:
+    """The views an operator reads."""
+    if isinstance(op, Attention):
+        return (op.q, op.k, op.v) if op.table is None else (op.q, op.k, op.v, op.table)
+    if isinstance(op, Conv) and op.then is not None:
+        return op.src, *sources(op.then)[1:]
+    return (op.a, op.b) if isinstance(op, Add) else (op.src,)
+
+
+def readers(ops: Iterable[DeviceOp]) -> Counter[str]:
+    """How often each buffer is read, by name."""
+    return Counter(view.buffer.name for op in ops for view in sources(op))
+
+
+def dump(graph: Graph) -> str:
+    """The graph as text, one line an operator."""
+    lines: list[str] = []
+    for segment in graph.segments:
+        if isinstance(segment, HostSegment):
+            lines.append(f"host {segment.name}: {', '.join(segment.inputs)} -> {', '.join(segment.outputs)}")
+            continue
+        lines.append(f"device {segment.name}:")
+        for op in segment.ops:
+            read = ", ".join(_view(view) for view in sources(op))
+            lines.append(f"  {type(op).__name__.lower()} {op.name}: {read} -> {_view(op.dst)}{_details(op)}")
+    return "\n".join(lines) + "\n"
+
+
+def _view(view: View) -> str:
+    at = "" if view.contiguous else f"@{view.y},{view.x},{view.c}"
+    return f"{view.buffer.name}{at}[{'x'.join(map(str, view.shape))}]"
+
+
+def _details(op: Any) -> str:
+    parts = []
+    for key in ("window", "pool"):
+        window = getattr(op, key, None)
+        if window is not None:
+            parts.append(f"{key}(k{window.kernel} s{window.stride} d{window.dilation} p{window.pad})")
+    then = getattr(op, "then", None)
+    if then is not None:
+        parts.append(f"then({type(then).__name__.lower()} {then.name})")
+    if isinstance(op, Attention):
+        mask = f" causal{op.offset:+d}" if op.causal else ""
+        rounded = "" if op.rounding is None else f" scores[{op.rounding.low}, {op.rounding.high}]"
+        parts.append(f"heads({op.heads} on {op.kv_heads}) lengths{op.lengths}{mask}{rounded}")
+    return (" " + " ".join(parts)) if parts else ""

@@ -1,0 +1,1 @@
+"""Operators to tasks."""

@@ -1,0 +1,379 @@
+"""Fused attention to tasks: scores, probabilities and sums of one step after the other; the scores stay on chip.
+
+The array computes the scores of step j + 1 and then the sums of step j, while the vector unit turns the scores of step
+j into probabilities: the order in which the tasks are emitted. The algorithm is that of FlashAttention (Dao et al.,
+2022, arXiv:2205.14135) with queries outside and keys inside; grouped heads share a tile as further rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.compiler.ir.graph import Attention, Rounding
+from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
+from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
+from weft.compiler.machine.memory import LENGTH, Constants, Ring, Source
+from weft.compiler.machine.tasks import Range, Task, accumulator, alignment_entries, scratchpad
+from weft.compiler.plan.attention_cost import PIECES
+from weft.compiler.plan.attention_plan import AttentionPlan, Step, Tile, plan, steps, tiles
+from weft.hdl import isa
+from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec
+from weft.hdl.isa.config import Config
+
+
+def lower_attention(
+    op: Attention, sources: tuple[Source, ...], dst: Source, config: Config, constants: Constants, layer: int
+) -> list[Task] | None:
+    """Tasks of one attention in sequential order, or None if not even its smallest tile fits on chip."""
+    chosen = plan(op, config)
+    if chosen is None:
+        return None
+    return list(_AttentionLowering(op, sources, dst, chosen, config, constants, layer).tasks())
+
+
+def table_tasks(emit: Emitter, at: int) -> Iterator[Task]:
+    """LOAD the table of powers of two to `at`, and hand it to the softmax unit; nothing if the program has done so."""
+    config = emit.config
+    if emit.constants.known(config.exp2_table):
+        return
+    vectors = config.table_depth // config.n
+    yield emit.load_constant(config.exp2_table, at)
+    yield Task(Table(src=at, vectors=vectors), (scratchpad(at, vectors),), (), emit.layer, config.table_depth)
+
+
+def _clip(value: int) -> int:
+    """`value` as a 16-bit bound of columns."""
+    return min(max(value, -(1 << 15)), (1 << 15) - 1)
+
+
+class _AttentionLowering:
+    def __init__(
+        self, op: Attention, sources: tuple[Source, ...], dst: Source, chosen: AttentionPlan, config: Config,
+        constants: Constants, layer: int,
+    ) -> None:  # fmt: skip
+        self.op, self.plan, self.config, self.layer = op, chosen, config, layer
+        self.q, self.k, self.v = sources[:3]
+        self.table = sources[3] if op.page else None
+        self.dst = dst
+        self.emit = Emitter(config, constants, layer)
+        self.rings = {
+            name: Ring(*getattr(chosen, name))
+            for name in ("q", "kv", "p", "out", "scores", "sums", "states", "alignments")
+        }
+        self.k_vectors, self.v_vectors = ceil_div(op.head_size, config.n), ceil_div(op.v_size, config.n)
+        self.octaves = op.score_scale * math.log2(math.e)
+        self.pending: deque[tuple[int, Task]] = deque()
+        self.loaded: set[tuple[str, object]] = set()
+
+    # --- the order of things
+
+    def tasks(self) -> Iterator[Task]:
+        """All tasks; with room for two steps, the next one's scores come before this one's probabilities."""
+        op, chosen = self.op, self.plan
+        self.tiles = list(tiles(op, chosen))
+        yield from table_tasks(self.emit, chosen.table)
+        yield from self._load_parameters()
+        yield from self._load_k_zero()
+        order = (
+            step for i, tile in enumerate(self.tiles) for step in steps(op, chosen, self.config, tile, i)
+        )
+        step: Step | None = next(order)
+        assert step is not None
+        if chosen.ahead:
+            yield from self._scores(step)
+        while step is not None:
+            following = next(order, None)
+            if not chosen.ahead:
+                yield from self._scores(step)
+            elif following is not None:
+                yield from self._scores(following)
+            yield from self._softmax(step)
+            yield from self._sums(step)
+            if step.end:
+                self._finish(step)
+            step = following
+        while self.pending:
+            yield self.pending.popleft()[1]
+
+    def _slot(self, ring: str, key: object) -> int:
+        return self.rings[ring].get(key)[0]
+
+    # --- loads
+
+    def _head(self, source: Source, image: int, head: int, heads: int, size: int) -> Source:
+        """One head of an operand: its rows as the pixels of one row of an image."""
+        beside = source.c == heads * size and (self.op.page or source.n == self.op.images)
+        at = (
+            source.address(image, 0, 0) + head * size
+            if beside
+            else source.address(image * heads + head, 0, 0)
+        )
+        pitch = source.pixel_pitch
+        return Source(source.base, at, 1, 1, source.w, size, source.w * pitch, source.w * pitch, pitch)
+
+    def _load_parameters(self) -> Iterator[Task]:
+        """LOAD the parameters of softmax, and behind them those by which scores are requantised before."""
+        bits, to, offset = self.config.mantissa_bits, self.op.rounding, self._offset()
+        softmax = score_multiplier(self.octaves, bits)
+        if to is None:
+            yield self._load_block_of(softmax, offset, self.plan.params)
+            return
+        # Softmax does not see what all scores of a row have in common: the middle of their range keeps off the clamp.
+        yield self._load_block_of(softmax, -((to.low + to.high) // 2), self.plan.params)
+        yield self._load_block_of(
+            quantise_scale(to.scale, bits), offset, self.plan.params + PARAMETER_VECTORS
+        )
+
+    def _load_block_of(self, multiplier: tuple[int, int], bias: int, at: int) -> Task:
+        (mantissa, shift), n = multiplier, self.config.n
+        block = parameters(self.config, np.full(n, bias), np.full(n, mantissa), np.full(n, shift))
+        return self.emit.load_constant(block, at)
+
+    def _offset(self) -> int:
+        """What all scores lack: the product of both zero points, if the array takes queries with theirs."""
+        op = self.op
+        return (
+            0 if self.config.wide_activations or not self._k_zero() else op.q_zero * op.k_zero * op.head_size
+        )
+
+    def _k_zero(self) -> list[int]:
+        """Values of K, in steps of the contraction, that stand for minus its zero point; none if it may be left out.
+
+        It moves all scores of a row alike, which softmax does not see, unless they come near to a clamp.
+        """
+        op = self.op
+        near = k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE
+        if not op.k_zero or not (near or op.rounding is not None):
+            return []
+        return [-op.k_zero] if op.k_zero > -128 else [64, 64]
+
+    def _load_k_zero(self) -> Iterator[Task]:
+        values = self._k_zero()
+        if values:
+            payload = np.repeat(np.array(values, np.int8), self.config.n).tobytes()
+            yield self.emit.load_constant(payload, self.plan.constants)
+
+    def _load_q(self, step: Step, tile: Tile) -> Iterator[Task]:
+        slot, held = self.rings["q"].get(step.tile)
+        if held:
+            return
+        wide = self.config.wide_activations
+        for index in range(tile.heads):
+            source = self._head(self.q, tile.image, tile.head + index, self.op.heads, self.op.head_size)
+            yield self.emit.load_rows(
+                source, (tile.position, tile.positions), (0, self.op.head_size),
+                slot + index * tile.positions * self.k_vectors, self.k_vectors, self.op.q_zero if wide else 0,
+            )  # fmt: skip
+
+    def _load_block(self, what: str, step: Step, tile: Tile) -> Iterator[Task]:
+        """LOAD the keys or the values of the block that a step is part of, unless they are there."""
+        op, block = self.op, step.first // self.plan.block
+        kv_head = tile.head // (op.heads // op.kv_heads)
+        key = (tile.image, kv_head, block)
+        slot, held = self.rings["kv"].get(key)
+        if not held:
+            self.loaded -= {("k", slot), ("v", slot)}
+        if (what, slot) in self.loaded:
+            return
+        self.loaded.add((what, slot))
+        first = block * self.plan.block
+        count = min(self.plan.block, op.keys - first)
+        source, size = (self.k, op.head_size) if what == "k" else (self.v, op.v_size)
+        if not op.page:
+            head = self._head(source, tile.image, kv_head, op.kv_heads, size)
+            yield from self._load_rows(what, head, first, count, slot, None)
+            return
+        head = self._head(source, 0, kv_head, op.kv_heads, size)
+        for row in range(first, first + count, min(op.page, count)):
+            part = min(op.page, count)
+            yield from self._load_rows(what, head, row % op.page, part, slot, row // op.page, row - first)
+
+    def _load_rows(
+        self, what: str, source: Source, first: int, count: int, slot: int, page: int | None, at: int = 0
+    ) -> Iterator[Task]:
+        """LOAD rows of one head to the places from row `at` of a block on; values transposed, N columns at a time."""
+        n, block = self.config.n, self.plan.block
+        table = None if page is None or self.table is None else (self.table, page)
+        if what == "k":
+            yield self.emit.load_rows(
+                source,
+                (first, count),
+                (0, self.op.head_size),
+                slot + at * self.k_vectors,
+                self.k_vectors,
+                0,
+                table,
+            )
+            return
+        values = slot + block * self.k_vectors
+        for vector in range(self.v_vectors):
+            columns = (vector * n, min(n, self.op.v_size - vector * n))
+            yield self.emit.load_transposed(
+                source, (first, count), columns, values + vector * block + at, table
+            )
+
+    # --- the array
+
+    def _rows(self, step: Step, tile: Tile) -> tuple[int, int]:
+        """Where a step's rows start within the tile, and how many positions they are."""
+        skipped = step.position - tile.position
+        return skipped, tile.positions - skipped
+
+    def _scores(self, step: Step) -> Iterator[Task]:
+        tile, n = self.tiles[step.tile], self.config.n
+        yield from self._load_q(step, tile)
+        yield from self._load_block("k", step, tile)
+        skipped, positions = self._rows(step, tile)
+        q, kv = self._slot("q", step.tile), self._kv(step, tile)
+        k = kv + (step.first % self.plan.block) * self.k_vectors
+        c = self._slot("scores", step)
+        rows, groups = tile.heads * positions, step.columns // n
+        common = {
+            "nt": groups, "oy": tile.heads, "ox": positions, "a": q + skipped * self.k_vectors,
+            "a_oy": tile.positions * self.k_vectors, "a_ox": self.k_vectors,
+            "c": c, "c_nt": rows, "c_oy": positions, "c_ox": 1,
+        }  # fmt: skip
+        zero = self.op.q_zero if self.config.wide_activations else 0
+        main = Mm(
+            **common, kc=self.k_vectors, a_kc=1, zero=zero,
+            b=k, b_nt=n * self.k_vectors, b_kc=1, b_row=self.k_vectors,
+        )  # fmt: skip
+        yield self._mm(main, step, (scratchpad(kv, self.plan.block * self.k_vectors),), rows)
+        constants = scratchpad(self.plan.constants, 2)
+        if not self.config.wide_activations:
+            # Minus the zero point times the keys: rows in the padding, in parts that fit a byte.
+            for part in (-self.op.q_zero // 2, -self.op.q_zero - -self.op.q_zero // 2):
+                if part:
+                    rest = Mm(
+                        **common | {"a": 0, "a_oy": 0, "a_ox": 0}, kc=self.k_vectors, accumulate=1, y=-1, pad=part,
+                        b=k, b_nt=n * self.k_vectors, b_kc=1, b_row=self.k_vectors,
+                    )  # fmt: skip
+                    yield self._mm(rest, step, (scratchpad(kv, self.plan.block * self.k_vectors),), rows)
+        for index, _ in enumerate(self._k_zero()):
+            rest = Mm(
+                **common, kc=self.k_vectors, a_kc=1, zero=zero, accumulate=1, b=self.plan.constants + index
+            )
+            yield self._mm(rest, step, (constants,), rows)
+
+    def _kv(self, step: Step, tile: Tile) -> int:
+        kv_head = tile.head // (self.op.heads // self.op.kv_heads)
+        return self._slot("kv", (tile.image, kv_head, step.first // self.plan.block))
+
+    def _mm(self, instruction: Mm, step: Step, reads: tuple[Range, ...], rows: int) -> Task:
+        tile = self.tiles[step.tile]
+        q = scratchpad(self._slot("q", step.tile), tile.heads * tile.positions * self.k_vectors)
+        c = accumulator(self._slot("scores", step), rows * instruction.nt)
+        cycles = instruction.nt * instruction.kc * max(rows, self.config.n)
+        return Task(instruction, (q, *reads), (c,), self.layer, cycles, paces=True)
+
+    def _sums(self, step: Step) -> Iterator[Task]:
+        tile, n = self.tiles[step.tile], self.config.n
+        yield from self._load_block("v", step, tile)
+        skipped, positions = self._rows(step, tile)
+        rows, groups = tile.heads * positions, step.columns // n
+        p, alignments = self._slot("p", step), self._slot("alignments", step)
+        kv = self._kv(step, tile)
+        v = kv + self.plan.block * self.k_vectors + step.first % self.plan.block
+        sums = self._slot("sums", step.tile)
+        size = tile.heads * tile.positions * self.v_vectors
+        values = scratchpad(kv + self.plan.block * self.k_vectors, self.plan.block * self.v_vectors)
+        yield Task(
+            Mm(
+                accumulate=int(not step.start), nt=self.v_vectors, kc=groups, oy=tile.heads, ox=positions,
+                a=p, a_kc=rows, a_oy=positions, a_ox=1, zero=-128 if self.config.wide_activations else 0,
+                b=v, b_nt=self.plan.block, b_kc=n, b_row=1,
+                c=sums + skipped, c_nt=tile.heads * tile.positions, c_oy=tile.positions, c_ox=1,
+                align=1, alignment=alignments,
+            ),
+            (scratchpad(p, rows * groups), values,
+             alignment_entries(alignments, rows * groups)),
+            (accumulator(sums, size),),
+            self.layer,
+            self.v_vectors * groups * max(rows, n),
+            paces=True,
+        )  # fmt: skip
+
+    # --- the vector unit
+
+    def _softmax(self, step: Step) -> Iterator[Task]:
+        """Probabilities of a step; ahead of the first of a tile, what an earlier tile left in its place."""
+        op, tile, n = self.op, self.tiles[step.tile], self.config.n
+        while step.start and self.pending and self.pending[0][0] <= step.tile - self.rings["sums"].count:
+            yield self.pending.popleft()[1]
+        skipped, positions = self._rows(step, tile)
+        rows, groups = tile.heads * positions, step.columns // n
+        src, p = self._slot("scores", step), self._slot("p", step)
+        alignments = self._slot("alignments", step)
+        source, scores = isa.Source.ACCUMULATOR, accumulator(src, rows * groups)
+        if op.rounding is not None:
+            rounded = self.plan.rounded[0]
+            yield self._requantise(op.rounding, src, rounded, (groups, tile.heads, positions))
+            source, src, scores = isa.Source.SCRATCHPAD, rounded, scratchpad(rounded, rows * groups)
+        # Behind the length of a page table, columns and rows are counted from the register.
+        length = 0 if op.page else op.lengths[tile.image]
+        yield Task(
+            Softmax(
+                source=source,
+                ob=groups, oy=tile.heads, ox=positions, src=src, src_ob=rows, src_oy=positions, src_ox=1,
+                dst=p, dst_ob=rows, dst_oy=positions, dst_ox=1, params=self.plan.params, first=int(step.start),
+                causal=int(op.causal), relative=int(op.page > 0), register=LENGTH if op.page else 0,
+                length=_clip(length - step.first), diagonal=_clip(step.position + op.offset - step.first),
+                state=self._slot("states", step.tile) + skipped, state_oy=tile.positions, state_ox=1,
+                alignment=alignments, alignment_ob=rows, alignment_oy=positions, alignment_ox=1,
+            ),
+            (scores, scratchpad(self.plan.params, PARAMETER_VECTORS)),
+            (scratchpad(p, rows * groups), alignment_entries(alignments, rows * groups)),
+            self.layer,
+            rows * groups * self.config.groups,
+        )  # fmt: skip
+        if self.pending:
+            yield self.pending.popleft()[1]
+
+    def _requantise(self, to: Rounding, src: int, dst: int, loops: tuple[int, int, int]) -> Task:
+        """Scores of (groups, heads, positions) as the 8 bits that the model quantises them to."""
+        groups, heads, positions = loops
+        rows, params = heads * positions, self.plan.params + PARAMETER_VECTORS
+        return Task(
+            Vec(
+                ob=groups, oy=heads, ox=positions, src=src, src_ob=rows, src_oy=positions, src_ox=1,
+                dst=dst, dst_ob=rows, dst_oy=positions, dst_ox=1, params=params,
+                zero=to.zero, low=to.low, high=to.high,
+            ),
+            (accumulator(src, rows * groups), scratchpad(params, PARAMETER_VECTORS)),
+            (scratchpad(dst, rows * groups),),
+            self.layer,
+            rows * groups * self.config.groups,
+        )  # fmt: skip
+
+    def _finish(self, step: Step) -> None:
+        """Queue the division of a tile's sums, in pieces, and its stores."""
+        op, tile = self.op, self.tiles[step.tile]
+        rows = tile.heads * tile.positions
+        out, sums, states = (self._slot(ring, step.tile) for ring in ("out", "sums", "states"))
+        scale, exponent = normaliser(op.scale)
+        size = ceil_div(rows, PIECES)
+        for first in range(0, rows, size):
+            count = min(size, rows - first)
+            self.pending.append((step.tile, Task(
+                Normalise(
+                    oy=count, ox=self.v_vectors, src=sums + first, src_oy=1, src_ox=rows,
+                    dst=out + first * self.v_vectors, dst_oy=self.v_vectors, dst_ox=1,
+                    scale=scale, exponent=exponent, v_zero=op.v_zero, state=states + first, state_oy=1,
+                    zero=op.y_zero, low=op.low, high=op.high,
+                ),
+                (accumulator(sums + first, rows * (self.v_vectors - 1) + count),),
+                (scratchpad(out + first * self.v_vectors, count * self.v_vectors),),
+                self.layer,
+                count * max(16, self.v_vectors * self.config.groups),
+            )))  # fmt: skip
+        for index in range(tile.heads):
+            head = self._head(self.dst, tile.image, tile.head + index, op.heads, op.v_size)
+            box = Box(0, tile.position, 1, tile.positions)
+            at = out + index * tile.positions * self.v_vectors
+            stores = self.emit.store_box(head, 0, box, (0, op.v_size), at, self.v_vectors)
+            self.pending += [(step.tile, store) for store in stores]

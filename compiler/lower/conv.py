@@ -1,0 +1,360 @@
+"""Convolution to tasks: for every group of output tiles, every spatial tile, every output tile, every chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.ir.graph import Add, Conv
+from weft.compiler.ir.scales import quantise_scale
+from weft.compiler.lower.vector import pointwise, second_operand
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters, taken, wrapped
+from weft.compiler.machine.memory import Constants, Ring, Source
+from weft.compiler.machine.tasks import Range, Task, accumulator, scratchpad
+from weft.compiler.plan.conv_plan import Chooser, ConvPlan, boxes
+from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece, Room, Tile
+from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
+from weft.hdl.isa import Source as VecSource
+from weft.hdl.isa.config import Config
+
+
+def lower_conv(
+    op: Conv,
+    sources: Sequence[Source],
+    dst: Source,
+    config: Config,
+    constants: Constants,
+    layer: int,
+    choose: Chooser,
+    room: Room | None = None,
+) -> list[Task] | None:
+    """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip. `sources` are
+    its input and, if there is one, what is added, `room` what it may have of the scratchpad."""
+    shape = ConvShape(op, sources, dst, config, room)
+    chosen = choose(shape)
+    return None if chosen is None else list(_ConvLowering(shape, chosen, constants, layer).tasks())
+
+
+class _Place(NamedTuple):
+    """Where the vectors of a box are on chip: the first, and how far it is from pixel to pixel and from row to row."""
+
+    start: int
+    pixel: int
+    row: int
+
+    def tile(self, index: int) -> _Place:
+        """The same for vectors that lie `index` further."""
+        return self._replace(start=self.start + index)
+
+    def extent(self, box: Box, vectors: int = 1) -> Range:
+        """From the first vector of a box to the last, of `vectors` of each pixel."""
+        return scratchpad(self.start, (box.h - 1) * self.row + (box.w - 1) * self.pixel + vectors)
+
+
+class _ConvLowering:
+    def __init__(self, shape: ConvShape, chosen: ConvPlan, constants: Constants, layer: int) -> None:
+        self.shape, self.plan, self.layer = shape, chosen, layer
+        self.config = shape.config
+        self.emit = Emitter(shape.config, constants, layer)
+        zone = chosen.zones
+        assert shape.room[0] <= zone.a[0] <= sum(zone.o) <= shape.room[1], "the plan is for another room"
+        self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
+        self.b = Ring(zone.b[0], chosen.b_slot, chosen.b_count)
+        self.p = Ring(zone.o[0], PARAMETER_VECTORS, chosen.params)
+        outputs = zone.o[0] + chosen.params * PARAMETER_VECTORS
+        if shape.op.then is not None:
+            self.then, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
+        self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
+        if shape.dst.held is None:
+            outputs += chosen.o_count * chosen.o_slot
+        self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
+        self.c = Ring(0, chosen.c_slot, chosen.c_count)
+        # The same objects again and again, as `Task` tells.
+        self._product, self._drained = cache(self._multiplication), cache(self._requantisation)
+        # What spatial tiles have in common is computed once.
+        self._block_of, self._weights_of = cache(self._parameters), cache(self._weights)
+        self._chunks_of, self._box_of = cache(shape.chunks), cache(shape.input_box)
+
+    def tasks(self) -> Iterator[Task]:
+        shape, group = self.shape, self.plan.group
+        for first in range(0, len(shape.tiles), group):
+            members = range(first, min(first + group, len(shape.tiles)))
+            for image in range(shape.src.n):
+                for box in boxes(shape, self.plan.tile):
+                    yield from self._block(image, box, members)
+
+    def _block(self, image: int, box: Box, members: range) -> Iterator[Task]:
+        """One spatial tile for a group of output tiles, summed up `plan.block` and stored `plan.store` at a time."""
+        conv = self.shape.conv_box(box)
+        size = self.plan.block
+        for first in range(members.start, members.stop, size):
+            block = range(first, min(first + size, members.stop))
+            part = self._part(first, members)
+            if part.start == first:  # ahead of the block's operands, which take longer
+                yield from self._load_added(image, box, part)
+            rows, _ = self.c.get(("c", image, box, first))
+            yield from self._multiply(image, conv, block, rows)
+            for index in block:
+                part = self._part(index, members)
+                if part.start == index > first:
+                    yield from self._load_added(image, box, part)
+                yield from self._finish(
+                    image, box, conv, index, part, rows + (index - first) * conv.h * conv.w
+                )
+
+    def _part(self, index: int, members: range) -> range:
+        """The tiles that leave together with tile `index`."""
+        first = index - (index - members.start) % self.plan.store
+        return range(first, min(first + self.plan.store, members.stop))
+
+    def _channels(self, tiles: range) -> tuple[int, int]:
+        """First output channel of tiles, and how many."""
+        first, last = self.shape.tiles[tiles.start], self.shape.tiles[tiles.stop - 1]
+        return first.first, last.first + last.count - first.first
+
+    def _load_added(self, image: int, box: Box, part: range) -> Iterator[Task]:
+        """What is added to the outputs of tiles that leave together."""
+        source = self.shape.residual
+        if source is not None and source.held is None:
+            start = self._place(source, self.r, image, box, part.start, len(part)).start
+            yield from self.emit.load_box(source, image, box, self._channels(part), start, len(part), 0)
+
+    def _finish(self, image: int, box: Box, conv: Box, index: int, part: range, rows: int) -> Iterator[Task]:
+        """Outputs of a tile from its sums, and the STORE if it is the last of its part."""
+        shape, at = self.shape, index - part.start
+        out = self._place(shape.dst, self.o, image, box, part.start, len(part))
+        yield from self._drain(box, conv, index, rows, out.tile(at))
+        if shape.op.then is not None:
+            added = out
+            if shape.residual is not None:
+                added = self._place(shape.residual, self.r, image, box, part.start, len(part))
+            yield from self._then(box, out.tile(at), added.tile(at))
+        if shape.dst.held is None and index == part.stop - 1:
+            yield from self.emit.store_box(shape.dst, image, box, self._channels(part), out.start, len(part))
+
+    def _place(self, at: Source, ring: Ring, image: int, box: Box, first: int, tiles: int) -> _Place:
+        """Where a box of outputs is, or of what is added to them, from tile `first` on: in a slot, or held."""
+        if at.held is None:
+            start, _ = ring.get((image, box, first))
+            return _Place(start, tiles, box.w * tiles)
+        return self._on_chip(at, image, box).tile(first)
+
+    def _on_chip(self, at: Source, image: int, box: Box) -> _Place:
+        """Where a box of pixels is that are held."""
+        assert at.held is not None
+        vectors = ceil_div(at.c, self.config.n)
+        pixel = (image * at.h + box.y) * at.w + box.x
+        return _Place(at.held + pixel * vectors, vectors, at.w * vectors)
+
+    def _multiply(self, image: int, conv: Box, block: range, rows: int) -> Iterator[Task]:
+        shape, plan_ = self.shape, self.plan
+        tile = shape.tiles[block.start]
+        chunks = self._chunks_of(tile.piece, plan_.b_limit)
+        assert chunks is not None
+        begun = False
+        whole = None if plan_.chunked else shape.input_box(conv)
+        for chunk in chunks:
+            loaded = whole or self._box_of(conv, chunk)
+            if shape.src.held is not None:
+                at = self._on_chip(shape.src, image, loaded)
+            else:
+                at, tasks = self._inputs(image, conv, loaded, block, chunk)
+                yield from tasks
+            for part in range(shape.passes):
+                b, held = self.b.get(("b", block.start, part, chunk))
+                if not held:
+                    yield self.emit.load_constant(self._weights_of(block, part, chunk), b)
+                yield self._mm(conv, loaded, block, chunk, at, (b, rows), accumulate=begun)
+                begun = True
+
+    def _weights(self, block: range, part: int, chunk: Chunk) -> bytes:
+        return self.shape.weights(block.start, len(block), part, chunk)
+
+    def _inputs(
+        self, image: int, conv: Box, box: Box, block: range, chunk: Chunk
+    ) -> tuple[_Place, Iterator[Task]]:
+        """Where inputs of a block are, and LOADs that bring them if they are not there yet."""
+        shape = self.shape
+        if not self.plan.chunked:
+            start, held = self.a.get(("a", image, conv))
+            place = _Place(start, shape.vectors, box.w * shape.vectors)
+            return place, iter(()) if held else self._load_inputs(image, conv, box, start)
+        pieces = [shape.tiles[index].piece for index in (block.start, block.stop - 1)]
+        vectors = chunk.kc[1] * (1 if pieces[0] == pieces[1] else len(block))
+        start, held = self.a.get(("a", image, conv, chunk, pieces[0].at))
+        tasks = iter(()) if held else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
+        return _Place(start, vectors, box.w * vectors), tasks
+
+    def _load_inputs(self, image: int, conv: Box, box: Box, a: int) -> Iterator[Task]:
+        shape, fill = self.shape, self.shape.op.x_zero
+        if shape.folded:
+            yield self._load_windows(image, conv, box, (0, shape.vectors), a)
+        elif shape.aligned:
+            yield from self.emit.load_box(shape.src, image, box, (0, shape.src.c), a, shape.vectors, fill)
+        else:
+            for piece in shape.pieces:
+                channels = (piece.first, piece.count)
+                yield from self.emit.load_box(
+                    shape.src, image, box, channels, a + piece.at, shape.vectors, fill
+                )
+
+    def _load_chunk(
+        self, image: int, conv: Box, box: Box, pieces: Sequence[Piece], chunk: Chunk, a: int, vectors: int
+    ) -> Iterator[Task]:
+        """LOADs of a chunk of the first of `pieces`, or of all of it up to the end of the last."""
+        shape, n = self.shape, self.config.n
+        if shape.folded:
+            yield self._load_windows(image, conv, box, chunk.kc, a)
+            return
+        start = pieces[0].first + chunk.kc[0] * n
+        count = min(vectors * n, pieces[1].first + pieces[1].count - start)
+        yield from self.emit.load_box(shape.src, image, box, (start, count), a, vectors, shape.op.x_zero)
+
+    def _load_windows(self, image: int, conv: Box, box: Box, kc: tuple[int, int], a: int) -> Task:
+        """LOAD of `kc` (first, count) vectors of the windows of a box."""
+        shape, n = self.shape, self.config.n
+        pitch, (_, sx) = shape.src.pixel_pitch, shape.window.stride
+        skip = kc[0] * n
+        first = (conv.x * sx - shape.window.pad[1]) * pitch + skip
+        length = min(shape.span - skip, kc[1] * n)
+        rows, fill = (box.y, box.h), shape.op.x_zero
+        return self.emit.load_windows(
+            shape.src, image, rows, first, sx * pitch, conv.w, length, a, kc[1], fill
+        )
+
+    def _mm(
+        self,
+        conv: Box,
+        loaded: Box,
+        block: range,
+        chunk: Chunk,
+        at: _Place,
+        slots: tuple[int, int],
+        *,
+        accumulate: bool,
+    ) -> Task:
+        shape, window, n = self.shape, self.shape.window, self.config.n
+        b, c = slots
+        tile, count, columns = shape.tiles[block.start], len(block), self._channels(block)[1]
+        vectors, pitch = at.pixel, at.row
+        first = at.start if self.plan.chunked else at.start + tile.piece.at + chunk.kc[0]
+        (sy, sx), (dy, dx) = window.stride, window.dilation
+        y = conv.y * sy - window.pad[0] + chunk.ky[0] * dy - loaded.y
+        x = 0 if shape.folded else conv.x * sx - window.pad[1] + chunk.kx[0] * dx - loaded.x
+        steps = chunk.steps
+        a_nt = 0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors
+        return Task(
+            self._product(
+                accumulate,
+                count,
+                chunk,
+                conv.h,
+                conv.w,
+                a_nt,
+                pitch,
+                vectors,
+                y,
+                x,
+                loaded.h,
+                loaded.w,
+                columns,
+            ),
+            (at.extent(loaded, vectors), scratchpad(b, count * steps * n)),
+            (accumulator(c, count * conv.h * conv.w),),
+            self.layer,
+            count * steps * max(conv.h * conv.w, n),
+            paces=True,
+            addresses=((first + y * pitch + x * vectors) % (1 << 16), b, c),
+        )
+
+    def _multiplication(
+        self, accumulate: bool, count: int, chunk: Chunk, oy: int, ox: int, a_nt: int, pitch: int, vectors: int,
+        y: int, x: int, h: int, w: int, columns: int,
+    ) -> Mm:  # fmt: skip
+        """An MM without its addresses: `count` tiles, `columns` output channels in all, of (oy, ox) rows of A.
+
+        The first of these is at (y, x) of the (h, w) pixels that are there; `vectors` is from pixel to pixel, `pitch`
+        from row to row.
+        """
+        (sy, sx), (dy, dx) = self.shape.window.stride, self.shape.window.dilation
+        if self.shape.folded:
+            sx, dx = 1, 0
+        (_, ky), (_, kx), (_, kc) = chunk.ky, chunk.kx, chunk.kc
+        return Mm(
+            accumulate=int(accumulate), nt=count, ky=ky, kx=kx, kc=kc, oy=oy, ox=ox,
+            a_nt=a_nt, a_ky=wrapped(dy * pitch, ky), a_kx=taken(dx * vectors, kx), a_kc=1,
+            a_oy=wrapped(sy * pitch, oy), a_ox=taken(sx * vectors, ox),
+            y=y, x=x, y_ky=taken(dy, ky), y_oy=taken(sy, oy), x_kx=taken(dx, kx), x_ox=taken(sx, ox),
+            h=h, w=w, pad=self.shape.op.x_zero,
+            b_nt=taken(self.config.n, count), b_ky=wrapped(kx * kc * columns, ky), b_kx=wrapped(kc * columns, kx),
+            b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox, count), c_oy=taken(ox, oy), c_ox=1,
+        )  # fmt: skip
+
+    def _drain(self, box: Box, conv: Box, index: int, rows: int, out: _Place) -> Iterator[Task]:
+        shape, pool = self.shape, self.shape.pool
+        params, held = self.p.get(("p", index))
+        if not held:
+            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
+        y = box.y * pool.stride[0] - pool.pad[0] - conv.y
+        x = box.x * pool.stride[1] - pool.pad[1] - conv.x
+        outputs = box.h * box.w
+        yield Task(
+            self._drained(box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel),
+            (accumulator(rows, conv.h * conv.w), scratchpad(params, PARAMETER_VECTORS)),
+            (out.extent(box),),
+            self.layer,
+            outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
+            addresses=((rows + y * conv.w + x) % (1 << 16), out.start, params),
+        )
+
+    def _requantisation(self, oy: int, ox: int, h: int, w: int, y: int, x: int, row: int, pixel: int) -> Vec:
+        """A VEC without its addresses: (oy, ox) outputs of (h, w) rows of sums, the first at (y, x).
+
+        Results are `pixel` and `row` vectors apart.
+        """
+        shape, op, pool = self.shape, self.shape.op, self.shape.pool
+        return Vec(
+            reduce=Reduce.MAX if shape.pooled else Reduce.NONE,
+            oy=oy, ox=ox, ry=pool.kernel[0], rx=pool.kernel[1],
+            src_oy=taken(pool.stride[0] * w, oy), src_ox=pool.stride[1],
+            src_ry=taken(pool.dilation[0] * w, pool.kernel[0]), src_rx=pool.dilation[1],
+            y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
+            h=h, w=w, dst_oy=taken(row, oy), dst_ox=pixel, zero=op.y_zero, low=op.low, high=op.high,
+        )  # fmt: skip
+
+    def _then(self, box: Box, out: _Place, added: _Place) -> Iterator[Task]:
+        """What comes then, for the outputs of a tile, where they are: an output is read before it is written."""
+        op, config = self.shape.op.then, self.config
+        assert op is not None
+        params, held = self.then.get("then")
+        if not held:
+            yield self.emit.load_constant(pointwise(op, config), params)
+        reads = [out.extent(box), scratchpad(params, PARAMETER_VECTORS)]
+        second: dict[str, int] = {}
+        if isinstance(op, Add):
+            second = second_operand(op, config, added.start, box.h, added.row, added.pixel)
+            reads.append(added.extent(box))
+        rows = taken(out.row, box.h)
+        yield Task(
+            Vec(
+                source=VecSource.SCRATCHPAD, oy=box.h, ox=box.w,
+                src=out.start, src_oy=rows, src_ox=out.pixel, h=1, w=1,
+                dst=out.start, dst_oy=rows, dst_ox=out.pixel,
+                params=params, zero=op.y_zero, low=op.low, high=op.high, **second,
+            ),
+            tuple(reads),
+            (out.extent(box),),
+            self.layer,
+            box.h * box.w * (config.groups + bool(second)),
+        )  # fmt: skip
+
+    def _parameters(self, tile: Tile) -> bytes:
+        rows = slice(tile.first, tile.first + tile.count)
+        scales = [
+            quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]
+        ]
+        mantissa, shift = np.array(scales, np.int64).T
+        return parameters(self.config, self.shape.bias(tile), mantissa, shift)

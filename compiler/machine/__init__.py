@@ -1,0 +1,1 @@
+"""What instructions are made of: memories, LOAD and STORE, tasks and their order."""

@@ -1,0 +1,95 @@
+"""Where everything of a device program lies in memory: the one place that says so.
+
+The areas of the base registers follow one another from address 0. The first holds constants and, behind them, the code;
+the others hold buffers, one kind each. Whoever loads a program puts it there, and the program checker takes what may be
+read and written from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.compiler.ir.graph import Buffer
+from weft.compiler.machine.memory import ALIGN, BASE_OF_KIND, CONSTANTS, LENGTH, PAGES, TABLES
+from weft.hdl.checker.program import Extent, Extents
+from weft.hdl.files.schema import shown
+
+_ALIGNMENT = 256
+"""Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""
+_WRITTEN = ("temp", "output")
+"""Kinds of buffers that programs write."""
+
+
+@dataclass(frozen=True)
+class Areas:
+    """The memory of one device program.
+
+    Parameters
+    ----------
+    constants, code : int
+        Their bytes; code begins where constants end.
+    buffers : mapping of str to Buffer
+    offsets : mapping of str to int
+        Of the same buffers, in bytes from where the area of their kind starts.
+    """
+
+    constants: int
+    code: int
+    buffers: Mapping[str, Buffer]
+    offsets: Mapping[str, int]
+
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """Bytes behind each base register."""
+        ends = {CONSTANTS: self.constants + _up(self.code, ALIGN)} | dict.fromkeys(BASE_OF_KIND.values(), 0)
+        for name, buffer in self.buffers.items():
+            base = BASE_OF_KIND[buffer.kind]
+            ends[base] = max(ends[base], _up(self.offsets[name] + buffer.size, ALIGN))
+        return ends
+
+    @cached_property
+    def bases(self) -> dict[int, int]:
+        """The address in each base register."""
+        found, at = {}, 0
+        for base in sorted(self.sizes):
+            found[base] = at
+            at += _up(max(self.sizes[base], 1), _ALIGNMENT)
+        return found
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that a device needs."""
+        last = max(self.bases)
+        return self.bases[last] + _up(max(self.sizes[last], 1), _ALIGNMENT)
+
+    @cached_property
+    def extents(self) -> Extents:
+        """What instructions may read and write, for the program checker."""
+        pieces = [
+            Extent("the constants", CONSTANTS, 0, self.constants, write=False),
+            Extent("the code", CONSTANTS, self.constants, self.code, read=False, write=False),
+        ]
+        for name, buffer in self.buffers.items():
+            pieces.append(
+                Extent(
+                    f"{buffer.kind} {shown(name)}",
+                    BASE_OF_KIND[buffer.kind],
+                    self.offsets[name],
+                    buffer.size,
+                    write=buffer.kind in _WRITTEN,
+                    shared=buffer.kind == "temp",
+                )
+            )
+        if any(buffer.kind == "pages" for buffer in self.buffers.values()):
+            return Extents(pieces, self.bases, frozenset({LENGTH}), {PAGES: TABLES})
+        return Extents(pieces, self.bases)
+
+    def address(self, name: str) -> int:
+        """The address of a buffer."""
+        return self.bases[BASE_OF_KIND[self.buffers[name].kind]] + self.offsets[name]
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step

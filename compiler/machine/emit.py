@@ -1,0 +1,306 @@
+"""Tasks from geometry: the few shapes of LOAD, STORE and parameter blocks that every lowering uses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.machine.memory import CONSTANTS, Constants, Source
+from weft.compiler.machine.tasks import Range, Task, dram, scratchpad
+from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Store
+from weft.hdl.isa.config import Config
+
+COUNT_MAX = (1 << 12) - 1
+"""The most that loops of MM and VEC count, and LOAD rows."""
+STRIDE_MAX = (1 << 15) - 1
+"""Largest stride of an address on chip."""
+LENGTH_MAX = PITCH_MAX = (1 << 16) - 1
+"""Bytes of a pixel, and from one to the next, that LOAD and STORE take."""
+RUN_MAX = (1 << 24) - 1
+"""Bytes of a row that LOAD takes."""
+RUN_CYCLES = 2
+"""What a run of bytes costs the bus beyond its beats, about."""
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def bus_cycles(config: Config, runs: int, size: int) -> int:
+    """What `runs` runs of `size` bytes take the bus, an estimate."""
+    return runs * (ceil_div(size, config.bus_bytes) + RUN_CYCLES)
+
+
+def row_reads(config: Config, pixels: int, pitch: int, length: int) -> int:
+    """How often LOAD reads a row: once for each vector of a pixel, if there are several and pixels overlap."""
+    return ceil_div(length, config.n) if pixels > 1 and pitch < length else 1
+
+
+def taken(stride: int, count: int) -> int:
+    """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
+    return stride if count > 1 else 0
+
+
+def wrapped(stride: int, count: int) -> int:
+    """The same, and as large as it is: addresses on chip are modulo 2**16."""
+    return _wrap(stride) if count > 1 else 0
+
+
+class Box(NamedTuple):
+    """A box of pixels of one image: rows `y` to `y + h`, columns `x` to `x + w`."""
+
+    y: int
+    x: int
+    h: int
+    w: int
+
+
+def parameters(config: Config, bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray) -> bytes:
+    """A `Vec` parameter block for at most N columns (arrays of equal length; the rest is zero)."""
+    words = np.zeros(config.n, np.uint64)
+    count = len(bias)
+    words[:count] = (
+        (bias.astype(np.int64) & 0xFFFFFFFF).astype(np.uint64)
+        | (mantissa.astype(np.uint64) << np.uint64(32))
+        | (shift.astype(np.uint64) << np.uint64(56))
+    )
+    return words.view(np.uint8).reshape(config.n, PARAMETER_VECTORS).T.tobytes()
+
+
+_KEPT = 1 << 12
+# Instructions without their addresses: the same objects again and again, as `Task` tells.
+
+
+@lru_cache(_KEPT)
+def _vectors(count: int, n: int) -> Load:
+    return Load(base=CONSTANTS, pixels=count, pitch=n, length=n, run=count * n, dst_vector=1, dst_pixel=1)
+
+
+@lru_cache(_KEPT)
+def _pixels(
+    base: int, lines: int, line_pitch: int, pixels: int, pitch: int, length: int, fill: int, vectors: int
+) -> Load:
+    """`length` bytes of each of `pixels` pixels in each of `lines` lines as a row of its own."""
+    pitch = taken(pitch, pixels)
+    return Load(
+        base=base, rows=lines * pixels, row_pitch=pitch, line=pixels if lines > 1 else 1,
+        skip=taken(line_pitch - pixels * pitch, lines), length=length, run=length, fill=fill, dst_vector=1,
+        dst_row=taken(vectors, lines * pixels),
+    )  # fmt: skip
+
+
+@lru_cache(_KEPT)
+def _rows(
+    base: int, rows: int, row_pitch: int, pixels: int, pitch: int, length: int, before: int, run: int, fill: int,
+    vectors: int,
+) -> Load:  # fmt: skip
+    return Load(
+        base=base, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length, before=before, run=run,
+        fill=fill, dst_vector=1, dst_pixel=vectors, dst_row=_wrap(pixels * vectors) if rows > 1 else 0,
+    )  # fmt: skip
+
+
+@lru_cache(_KEPT)
+def _stored(
+    base: int, rows: int, row_pitch: int, pixels: int, pitch: int, length: int, vectors: int
+) -> Store:
+    return Store(
+        base=base, rows=rows, row_pitch=row_pitch, pixels=pixels, pitch=pitch, length=length, src_vector=1,
+        src_pixel=vectors, src_row=_wrap(pixels * vectors) if rows > 1 else 0,
+    )  # fmt: skip
+
+
+class Emitter:
+    """Builds LOAD and STORE tasks of one layer for one configuration."""
+
+    def __init__(self, config: Config, constants: Constants, layer: int) -> None:
+        self.config = config
+        self.constants = constants
+        self.layer = layer
+
+    def _bus_cycles(self, runs: int, size: int) -> int:
+        return bus_cycles(self.config, runs, size)
+
+    def load_constant(self, payload: bytes, dst: int) -> Task:
+        """LOAD whole vectors of constants to consecutive addresses from `dst` on."""
+        n = self.config.n
+        vectors = len(payload) // n
+        offset = self.constants.add(payload)
+        return Task(
+            _vectors(vectors, n),
+            (dram(CONSTANTS, offset, len(payload)),),
+            (scratchpad(dst, vectors),),
+            self.layer,
+            self._bus_cycles(1, len(payload)),
+            len(payload),
+            addresses=(offset, dst),
+        )
+
+    def load_box(
+        self, src: Source, image: int, box: Box, channels: tuple[int, int], dst: int, vectors: int, fill: int
+    ) -> Iterator[Task]:
+        """LOAD channels ``[first, first + count)`` of a box; pixels take `vectors` addresses each, without gaps.
+
+        `dst` is the address of the first vector of these channels in the first pixel. Pixels are read without what lies
+        between these channels where that is quicker or pixels are too long.
+        """
+        first, count = channels
+        rows, pixels = src.joined(box.h, box.w)
+        run = (pixels - 1) * src.pixel_pitch + count
+        more = (ceil_div(rows * pixels, COUNT_MAX) - 1) * WORD_BYTES / self.config.bus_bytes
+        each = self._bus_cycles(1, count) * rows * pixels + more
+        legal = (pixels == 1 or src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
+        if not (legal and rows * (run / self.config.bus_bytes + RUN_CYCLES) <= each):
+            for y, x, h, w in _parts(box.h, box.w):
+                offset, at = src.address(image, box.y + y, box.x + x) + first, dst + (y * box.w + x) * vectors
+                yield self._load_each(src, offset, (h, w), count, at, vectors, fill)
+            return
+        offset, pitch = src.address(image, box.y, box.x) + first, src.pixel_pitch if pixels > 1 else count
+        yield self._load(src, offset, rows, pixels, pitch, count, 0, run, dst, vectors, fill,
+                         box.h * box.w * vectors)  # fmt: skip
+
+    def load_windows(
+        self, src: Source, image: int, rows: tuple[int, int], first: int, step: int, count: int, length: int,
+        dst: int, vectors: int, fill: int,
+    ) -> Task:  # fmt: skip
+        """LOAD windows of `length` bytes of every row ``[y, y + h)``: `count` windows, `step` bytes apart.
+
+        `first` is the byte of the row at which the first window starts, negative in the left padding.
+        """
+        y, h = rows
+        start, span = max(first, 0), (count - 1) * step + length
+        stop, before = min((src.w - 1) * src.pixel_pitch + src.c, first + span), start - first
+        if stop <= start:  # all in the padding: a byte has to be read, which lies behind the windows
+            start, stop, before = 0, 1, span
+        offset = src.address(image, y, 0) + start
+        return self._load(src, offset, h, count, step, length, before, stop - start, dst, vectors, fill,
+                          h * count * vectors)  # fmt: skip
+
+    def load_rows(
+        self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int, vectors: int, fill: int,
+        page: tuple[Source, int] | None = None,
+    ) -> Task:  # fmt: skip
+        """LOAD channels of pixels ``[first, first + count)`` of a row, and nothing between them.
+
+        Pixels take `vectors` addresses each. `page` is (page table, index): offsets are then within that page.
+        """
+        (pixel, count), (first, length) = rows, channels
+        offset = src.address(0, 0, pixel) + first
+        if length == src.pixel_pitch:
+            load = Load(base=src.base, pixels=count, pitch=length, length=length, run=count * length, fill=fill,
+                        dst_vector=1, dst_pixel=vectors)  # fmt: skip
+            return self._task(
+                load, page, count * vectors, count * ceil_div(length, self.config.n), (offset, dst)
+            )
+        return self._load_each(src, offset, (1, count), length, dst, vectors, fill, page)
+
+    def _load_each(
+        self, src: Source, offset: int, box: tuple[int, int], length: int, dst: int, vectors: int, fill: int,
+        page: tuple[Source, int] | None = None,
+    ) -> Task:  # fmt: skip
+        """LOAD `length` bytes of each pixel of a box (rows, pixels of a row) as a row of its own."""
+        load = _pixels(src.base, box[0], src.row_pitch, box[1], src.pixel_pitch, length, fill, vectors)
+        pixels = load.rows
+        return self._task(
+            load, page, pixels * vectors, pixels * ceil_div(length, self.config.n), (offset, dst)
+        )
+
+    def load_transposed(
+        self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int,
+        page: tuple[Source, int] | None = None,
+    ) -> Task:  # fmt: skip
+        """LOAD at most N channels of pixels of a row: vector i of each N pixels holds their channel i."""
+        (pixel, count), (first, length) = rows, channels
+        n = self.config.n
+        load = Load(
+            base=src.base, rows=count, row_pitch=taken(src.pixel_pitch, count), length=length, run=length, dst_vector=1,
+            dst_row=taken(n, ceil_div(count, n)), transpose=1,
+        )  # fmt: skip
+        size = ceil_div(count, n) * n
+        return self._task(load, page, size, size, (src.address(0, 0, pixel) + first, dst))
+
+    def _task(
+        self, load: Load, page: tuple[Source, int] | None, size: int, cycles: int, addresses: tuple[int, int]
+    ) -> Task:
+        """The task of a LOAD that fills `size` vectors. Nothing on the device writes pages, so they need no order."""
+        last = load.rows - 1
+        span = last * load.row_pitch + last // load.line * load.skip + load.run
+        reads: tuple[Range, ...] = (dram(load.base, addresses[0], span),)
+        if page is not None:
+            table, index = page
+            entry = table.offset // 4 + index
+            load = dataclasses.replace(load, paged=1, table=table.base, page=entry)
+            reads = ()
+        bus = self._bus_cycles(load.rows, load.run)
+        return Task(
+            load, reads, (scratchpad(addresses[1], size),), self.layer, max(bus, cycles), load.rows * load.run,
+            addresses=addresses,
+        )  # fmt: skip
+
+    def _load(
+        self, src: Source, offset: int, rows: int, pixels: int, pitch: int, length: int, before: int, run: int,
+        dst: int, vectors: int, fill: int, size: int,
+    ) -> Task:  # fmt: skip
+        row_pitch = src.row_pitch if rows > 1 else 0
+        reads = rows * row_reads(self.config, pixels, pitch, length)
+        return Task(
+            _rows(src.base, rows, row_pitch, pixels, pitch, length, before, run, fill, vectors),
+            (dram(src.base, offset, (rows - 1) * row_pitch + run),),
+            (scratchpad(dst, size),),
+            self.layer,
+            max(self._bus_cycles(reads, run), rows * pixels * ceil_div(length, self.config.n)),
+            reads * run,
+            addresses=(offset, dst),
+        )
+
+    def store_box(
+        self, dst: Source, image: int, box: Box, channels: tuple[int, int], src: int, vectors: int
+    ) -> Iterator[Task]:
+        """STORE a box of channels ``[first, first + count)`` from consecutive pixels of `vectors` vectors at `src`."""
+        rows, pixels = dst.joined(box.h, box.w)
+        if pixels == 1 or dst.pixel_pitch <= PITCH_MAX:
+            yield self._store(dst, dst.address(image, box.y, box.x), rows, pixels, dst.pixel_pitch, dst.row_pitch,
+                              channels, src, vectors)  # fmt: skip
+            return
+        for row in range(rows):
+            for _, x, _, count in _parts(1, pixels):  # pixels as rows
+                offset = dst.address(image, box.y + row, box.x + x)
+                at = src + (row * pixels + x) * vectors
+                yield self._store(dst, offset, count, 1, 0, dst.pixel_pitch, channels, at, vectors)
+
+    def _store(
+        self, dst: Source, offset: int, rows: int, pixels: int, pitch: int, row_pitch: int,
+        channels: tuple[int, int], src: int, vectors: int,
+    ) -> Task:  # fmt: skip
+        first, count = channels
+        offset += first
+        row_pitch = taken(row_pitch, rows)
+        pitch = pitch if pixels > 1 else max(count, 1)
+        span = (rows - 1) * row_pitch + (pixels - 1) * pitch + count
+        runs, size = (rows, pixels * count) if count == pitch else (rows * pixels, count)
+        return Task(
+            _stored(dst.base, rows, row_pitch, pixels, pitch, count, vectors),
+            (scratchpad(src, rows * pixels * vectors),),
+            (dram(dst.base, offset, span),),
+            self.layer,
+            self._bus_cycles(runs, size),
+            rows * pixels * count,
+            addresses=(offset, src),
+        )
+
+
+def _parts(h: int, w: int) -> Iterator[Box]:
+    """Parts of a box of h x w pixels, of at most `COUNT_MAX` pixels each and without gaps in the order of pixels."""
+    tall, wide = max(1, COUNT_MAX // w), min(w, COUNT_MAX)
+    for y in range(0, h, tall):
+        for x in range(0, w, wide):
+            yield Box(y, x, min(tall, h - y), min(wide, w - x))
+
+
+def _wrap(value: int) -> int:
+    """`value` as a 16-bit stride: addresses are modulo 2**16."""
+    return (value + (1 << 15)) % (1 << 16) - (1 << 15)

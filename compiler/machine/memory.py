@@ -1,0 +1,176 @@
+"""On-chip and DRAM bookkeeping: slot rings, constants, placement of buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.compiler.ir.graph import Buffer, DeviceOp, View, sources
+
+CONSTANTS = 0
+"""Base register of weights and parameters (and, before them, of the instructions)."""
+TEMPS = 1
+"""Base register of buffers between operators."""
+INPUTS = 2
+"""Base register of what the host writes before a program."""
+OUTPUTS = 3
+"""Base register of what the host reads after it."""
+
+PAGES = 4
+"""Base register of pages of keys and values that the host keeps."""
+TABLES = 5
+"""Base register of page tables."""
+LENGTH = 6
+"""Base register that holds no address, but the number of keys in the pages."""
+
+BASE_OF_KIND = {"temp": TEMPS, "input": INPUTS, "output": OUTPUTS, "pages": PAGES, "table": TABLES}
+ALIGN = 64
+"""Alignment of everything in DRAM, in bytes: a multiple of no more than the widest bus the presets use."""
+
+
+@dataclass
+class Ring:
+    """`count` slots of `size` addresses from `start` on; a key keeps its slot until the ring comes round to it."""
+
+    start: int
+    size: int
+    count: int
+    _slots: dict[Hashable, int] = field(default_factory=dict)
+    _keys: list[Hashable] = field(default_factory=list)
+    _next: int = 0
+
+    def get(self, key: Hashable) -> tuple[int, bool]:
+        """Address of the slot that holds `key`, and whether it held it already (if not, fill it)."""
+        if key in self._slots:
+            return self.start + self.size * self._slots[key], True
+        if len(self._keys) < self.count:
+            slot = len(self._keys)
+            self._keys.append(key)
+        else:
+            slot, self._next = self._next, (self._next + 1) % self.count
+            del self._slots[self._keys[slot]]
+            self._keys[slot] = key
+        self._slots[key] = slot
+        return self.start + self.size * slot, False
+
+
+class Constants:
+    """The constant area: byte strings at aligned offsets, equal ones stored once."""
+
+    def __init__(self) -> None:
+        self._blob = bytearray()
+        self._known: dict[bytes, int] = {}
+
+    def add(self, payload: bytes) -> int:
+        """Offset of `payload` from the constants' base register."""
+        if payload not in self._known:
+            self._blob += bytes(-len(self._blob) % ALIGN)
+            self._known[payload] = len(self._blob)
+            self._blob += payload
+        return self._known[payload]
+
+    def known(self, payload: bytes) -> bool:
+        """Whether `payload` was added before."""
+        return payload in self._known
+
+    def finish(self) -> bytes:
+        return bytes(self._blob) + bytes(-len(self._blob) % ALIGN)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A view as the lowering sees it: in DRAM, with base register, byte offset, and pitches in bytes; or with `held`
+    in the scratchpad from that address on, pixel after pixel, each in whole vectors.
+    """
+
+    base: int
+    offset: int
+    n: int
+    h: int
+    w: int
+    c: int
+    image_pitch: int
+    row_pitch: int
+    pixel_pitch: int
+    held: int | None = None
+
+    @property
+    def rows_join(self) -> bool:
+        """Whether the end of a row is followed at once by the next row."""
+        return self.w * self.pixel_pitch == self.row_pitch
+
+    def address(self, image: int, y: int, x: int) -> int:
+        """Byte offset of a pixel's first channel."""
+        return self.offset + image * self.image_pitch + y * self.row_pitch + x * self.pixel_pitch
+
+    def joined(self, rows: int, pixels: int) -> tuple[int, int]:
+        """Rows and pixels of a row of a box, as one row where rows of full width follow one another."""
+        whole = pixels == self.w and self.rows_join and rows * pixels < 1 << 16
+        return (1, rows * pixels) if whole else (rows, pixels)
+
+    def flattened(self) -> Source:
+        """The same bytes as one row of pixels; only if rows and images join."""
+        pixels = self.n * self.h * self.w
+        span = pixels * self.pixel_pitch
+        return replace(self, n=1, h=1, w=pixels, image_pitch=span, row_pitch=span)
+
+    @property
+    def flattens(self) -> bool:
+        return self.rows_join and (self.n == 1 or self.h * self.row_pitch == self.image_pitch)
+
+    def subsampled(self, stride: tuple[int, int], h: int, w: int) -> Source:
+        """Every `stride`-th row and column."""
+        return Source(
+            self.base, self.offset, self.n, h, w, self.c,
+            self.image_pitch, self.row_pitch * stride[0], self.pixel_pitch * stride[1],
+        )  # fmt: skip
+
+
+class Placement:
+    """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space.
+
+    Those in `held` have none: they are in the scratchpad, at these addresses.
+    """
+
+    def __init__(
+        self, ops: Sequence[DeviceOp], *, reuse: bool = True, held: Mapping[str, int] | None = None
+    ) -> None:
+        self.held = held or {}
+        buffers: dict[str, Buffer] = {}
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for index, op in enumerate(ops):
+            for view in (*sources(op), op.dst):
+                name = view.buffer.name
+                if name in self.held:
+                    continue
+                buffers.setdefault(name, view.buffer)
+                first.setdefault(name, index)
+                last[name] = index
+        self.offsets: dict[str, int] = {}
+        self.buffers = buffers
+        for kind in BASE_OF_KIND:
+            chosen = [buffer for buffer in buffers.values() if buffer.kind == kind]
+            share = reuse and kind == "temp"
+            self._place(chosen, first if share else {}, last if share else {})
+
+    def _place(self, buffers: Iterable[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
+        """Greedy by size: each buffer at the lowest offset that is free over its lifetime."""
+        placed: list[tuple[int, int, Buffer]] = []
+        for buffer in sorted(buffers, key=lambda item: (-item.size, item.name)):
+            offset = 0
+            for start, stop, other in sorted(placed, key=lambda item: item[0]):
+                apart = first and (
+                    last[other.name] < first[buffer.name] or last[buffer.name] < first[other.name]
+                )
+                if not apart and start < offset + buffer.size and offset < stop:
+                    offset = -(-stop // ALIGN) * ALIGN
+            placed.append((offset, offset + buffer.size, buffer))
+            self.offsets[buffer.name] = offset
+
+    def source(self, view: View) -> Source:
+        name, pitches = view.buffer.name, (view.image_pitch, view.row_pitch, view.pixel_pitch)
+        if name in self.held:
+            return Source(TEMPS, 0, *view.shape, *pitches, self.held[name])
+        base = BASE_OF_KIND[self.buffers[name].kind]
+        return Source(base, self.offsets[name] + view.offset, *view.shape, *pitches)

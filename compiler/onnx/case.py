@@ -1,0 +1,43 @@
+"""A node with what is known of its inputs: what constraints and handlers are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.compiler.onnx.importer import Model, Node
+from weft.compiler.onnx.qdq import Symbol
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A node with the symbols of its inputs (None for those left out)."""
+
+    model: Model
+    node: Node
+    symbols: tuple[Symbol, ...]
+
+    def symbol(self, index: int) -> Symbol:
+        return self.symbols[index] if index < len(self.symbols) else None
+
+    def shape(self, index: int = 0) -> tuple[int, ...]:
+        return self.model.shapes[self.node.inputs[index]]
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return self.model.shapes[self.node.outputs[0]]
+
+    def attribute(self, name: str, default: object = None) -> object:
+        return self.node.attributes.get(name, default)
+
+    def ints(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.node.attributes.get(name, default))
+
+
+Constraint = Callable[[Case], str | None]
+"""None if the node satisfies it, else the value that does not ("" if there is none worth showing)."""
+
+
+def sentence(constraint: Constraint) -> str:
+    """A constraint's docstring as one line without its full stop."""
+    return " ".join((constraint.__doc__ or constraint.__name__).split()).rstrip(".")

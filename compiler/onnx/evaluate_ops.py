@@ -1,0 +1,261 @@
+"""Operators that the ONNX reference implementation computes wrongly, or only for some versions or shapes.
+
+Each class takes the place of the reference implementation's; `tests/compiler/onnx/test_evaluate.py` compares both with
+ONNX Runtime over random models.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_batch_normalization import BatchNormalization_14
+from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
+from onnx.reference.ops.op_quantize_linear import QuantizeLinear_25
+
+from weft.compiler.ir.windows import Axis, axes
+
+_NORMALISED_ALIKE = (7, 14)
+"""BatchNormalization of these versions, the second excluded, is for inference unless it has more outputs."""
+_LAST_AXIS = 13
+"""From this version on Softmax is over one axis."""
+_SLICED = 10
+"""From this version on Slice has its places as inputs."""
+_QUANTISED = 1 << 18
+"""Steps from zero at which all types of QuantizeLinear have saturated."""
+_FIRST_DEQUANTISED = 19
+"""The reference implementation has DequantizeLinear from this version of the operator set on."""
+
+
+def _taps(along: Sequence[Axis]) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """For each element of the kernel: the outputs whose window has it inside the input, and the inputs it meets."""
+    for offsets in itertools.product(*(range(axis.kernel) for axis in along)):
+        spans = [axis.tap(offset) for axis, offset in zip(along, offsets, strict=True)]
+        if all(first < stop for first, stop, _ in spans):
+            yield (
+                tuple(slice(first, stop) for first, stop, _ in spans),
+                tuple(
+                    slice(start, start + (stop - first - 1) * axis.stride + 1, axis.stride)
+                    for axis, (first, stop, start) in zip(along, spans, strict=True)
+                ),
+            )
+
+
+def _reduced(x: np.ndarray, along: Sequence[Axis], combine: np.ufunc, start: float) -> np.ndarray:
+    """What `combine` makes of the elements of each window inside the input, one axis after the other."""
+    for at, axis in enumerate(along, 2):
+        shape = (*x.shape[:at], axis.count, *x.shape[at + 1 :])
+        result = np.full(shape, start, x.dtype)
+        before = (slice(None),) * at
+        for outputs, inputs in _taps([axis]):
+            here = result[(*before, *outputs)]
+            combine(here, x[(*before, *inputs)], out=here)
+        x = result
+    return x
+
+
+class MaxPool(OpRun):
+    """The maximum of what lies inside the input, and where it is."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, storage_order: int | None = None, **attributes: Any
+    ) -> tuple[np.ndarray, ...]:
+        along = axes(x.shape[2:], attributes)
+        lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+        result = _reduced(x, along, np.maximum, lowest)
+        if len(self.onnx_node.output) < 2:
+            return (result,)
+        order: Literal["C", "F"] = "F" if storage_order else "C"
+        inner = np.arange(np.prod(x.shape[2:], dtype=np.int64)).reshape(x.shape[2:], order=order)
+        images = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(along)) * inner.size
+        where, found = np.zeros(result.shape, np.int64), np.zeros(result.shape, bool)
+        for outputs, inputs in _taps(along):
+            here = (slice(None), slice(None), *outputs)
+            first = (x[(slice(None), slice(None), *inputs)] == result[here]) & ~found[here]
+            where[here] = np.where(first, images + inner[inputs], where[here])
+            found[here] |= first
+        return result, where
+
+
+class AveragePool(OpRun):
+    """The sum of what lies inside the input, over the number of elements there, or there and in the padding."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, count_include_pad: int | None = None, **attributes: Any
+    ) -> tuple[np.ndarray]:
+        along = axes(x.shape[2:], attributes)
+        total, count = _reduced(x, along, np.add, 0), np.ones((), np.int64)
+        for axis in along:
+            count = count[..., None] * (axis.padded() if count_include_pad else axis.inside())
+        with np.errstate(all="ignore"):
+            return ((total / count).astype(x.dtype),)
+
+
+class LpPool(OpRun):
+    """The p-norm of what lies inside the input."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, p: int | None = None, **attributes: Any) -> tuple[np.ndarray]:
+        along, power = axes(x.shape[2:], attributes), 2 if p is None else p
+        total = _reduced(np.abs(x) ** power, along, np.add, 0)
+        return ((total ** (1 / power)).astype(x.dtype),)
+
+
+class GlobalMaxPool(OpRun):
+    """The maximum over all spatial axes, however many."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class LRN(OpRun):
+    """Each element over a power of the squares around it along the channels."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        alpha: float | None = None,
+        beta: float | None = None,
+        bias: float | None = None,
+        size: int | None = None,
+    ) -> tuple[np.ndarray]:
+        alpha, beta, bias = (
+            default if given is None else given
+            for given, default in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
+        )
+        assert size is not None
+        before, channels = (size - 1) // 2, x.shape[1]
+        squares = np.zeros_like(x)
+        for channel in range(channels):
+            first, last = max(0, channel - before), channel + size - 1 - before
+            squares[:, channel] = (x[:, first : last + 1] ** 2).sum(1)
+        return ((x / (bias + alpha / size * squares) ** beta).astype(x.dtype),)
+
+
+class GatherElements(OpRun):
+    """Elements of the data; indices may be fewer than the data along every axis."""
+
+    op_domain = ""
+
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
+        along = (axis or 0) % data.ndim
+        size = data.shape[along]
+        if indices.size and not -size <= int(indices.min()) <= int(indices.max()) < size:
+            raise ValueError(f"GatherElements has indices outside of -{size} .. {size - 1}")
+        boxed = data[tuple(slice(None if at == along else most) for at, most in enumerate(indices.shape))]
+        return (np.take_along_axis(boxed, np.where(indices < 0, indices + size, indices), along),)
+
+
+class Slice(OpRun):
+    """Starts that lie outside are moved to the nearest element, also those of negative steps."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        data: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        axes: np.ndarray | None = None,
+        steps: np.ndarray | None = None,
+    ) -> tuple[np.ndarray]:
+        along = np.arange(len(starts)) if axes is None else axes
+        strides = np.ones(len(starts), np.int64) if steps is None else steps
+        index: list[Any] = [slice(None)] * data.ndim
+        for start, end, axis, step in zip(starts, ends, along, strides, strict=True):
+            size = data.shape[axis]
+            low, high = (0, size) if step > 0 else (-1, size - 1)
+            first, last = (int(at + size if at < 0 else at) for at in (start, end))
+            index[axis] = np.arange(min(max(first, 0), high), min(max(last, low), high), step)
+        for axis, places in enumerate(index):
+            if not isinstance(places, slice):
+                data = data.take(places, axis)
+        return (data,)
+
+
+class QuantizeLinear(QuantizeLinear_25):
+    """Numbers that are too large for an int32 saturate as well."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[np.ndarray]:
+        x, scale, *zero = inputs
+        axis, block = attributes.get("axis", 1), attributes.get("block_size") or 0
+        steps = np.abs(np.asarray(scale, np.float64))
+        if block:
+            steps = np.repeat(steps, block, axis).take(np.arange(x.shape[axis]), axis)
+        elif steps.size > 1:
+            steps = steps.reshape([-1 if at == axis % x.ndim else 1 for at in range(x.ndim)])
+        most = np.minimum(steps * _QUANTISED, np.finfo(x.dtype).max) if x.dtype.kind == "f" else np.inf
+        return super()._run(np.clip(x, -most, most).astype(x.dtype), scale, *zero, **attributes)
+
+
+def _flat(name: str) -> type[OpRun]:
+    """Softmax, LogSoftmax or Hardmax as before version 13: over all axes from one on, the second if none is given."""
+
+    def run(self: OpRun, x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
+        first = next((item.i for item in self.onnx_node.attribute if item.name == "axis"), 1) % x.ndim
+        rows = x.reshape(int(np.prod(x.shape[:first])), -1)
+        if name == "Hardmax":
+            result = (np.arange(rows.shape[1]) == rows.argmax(1)[:, None]).astype(x.dtype)
+        else:
+            logs = rows - rows.max(1, keepdims=True)
+            sums = np.exp(logs).sum(1, keepdims=True)
+            result = logs - np.log(sums) if name == "LogSoftmax" else np.exp(logs) / sums
+        return (result.reshape(x.shape),)
+
+    return type(name, (OpRun,), {"op_domain": "", "_run": run})
+
+
+def replacements(opset: int) -> list[type[OpRun]]:
+    """What a `ReferenceEvaluator` is given for models of a version of ONNX's operators.
+
+    An operator from outside is given the attributes of its newest version.
+    """
+    given: list[type[OpRun]] = [
+        MaxPool,
+        AveragePool,
+        LpPool,
+        GlobalMaxPool,
+        LRN,
+        GatherElements,
+        QuantizeLinear,
+    ]
+    if opset < _LAST_AXIS:
+        given += [_flat("Softmax"), _flat("LogSoftmax"), _flat("Hardmax")]
+    if opset >= _SLICED:
+        given.append(Slice)
+    if opset < _FIRST_DEQUANTISED:  # the newest does the same with 8-bit and 32-bit integers
+        given.append(type("DequantizeLinear", (DequantizeLinear_25,), {"op_domain": ""}))
+    if _NORMALISED_ALIKE[0] <= opset < _NORMALISED_ALIKE[1]:
+        given.append(type("BatchNormalization", (BatchNormalization_14,), {"op_domain": ""}))
+    return given
+
+
+def mistaken(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether the reference implementation is known to give wrong results for nodes like this one."""
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    if node.op_type in ("LSTM", "GRU", "RNN"):
+        return len(node.input) > 4 and bool(node.input[4])  # lengths of sequences
+    if node.op_type == "Resize":
+        mode = attributes.get("coordinate_transformation_mode", b"half_pixel")
+        return mode not in (b"half_pixel", b"asymmetric", b"align_corners")
+    if node.op_type == "BatchNormalization":
+        return opset < _NORMALISED_ALIKE[0] or attributes.get("spatial", 1) != 1
+    if node.op_type == "LpNormalization":
+        return attributes.get("p", 2) == 1  # of absolute values
+    return node.op_type in ("ConvTranspose", "RoiAlign")

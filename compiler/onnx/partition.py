@@ -1,0 +1,163 @@
+"""Placement: which nodes the host must run, and how host and device take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from weft.compiler.ir.graph import IrError
+from weft.compiler.onnx.importer import Node, captured
+from weft.compiler.onnx.patterns import Match
+from weft.compiler.onnx.qdq import Recipe, Tensor
+
+BOUNDARY = "graph boundary: float values are {} on the host"
+
+
+@dataclass(eq=False)
+class Plan:
+    """What runs where.
+
+    `turns` alternate between lists of host nodes and lists of recipes, in an order that computes everything in time.
+    `leaving` are values that device segments make and the host reads; `entering` are host tensors that device
+    segments read, by storage.
+    """
+
+    turns: list[list[Node] | list[Recipe]] = field(default_factory=list)
+    leaving: dict[str, Tensor] = field(default_factory=dict)
+    entering: dict[str, Tensor] = field(default_factory=dict)
+    host: set[int] = field(default_factory=set)
+    device: dict[int, Recipe | None] = field(default_factory=dict)
+
+
+def plan(match: Match) -> Plan:
+    """Place every node: on the device if a recipe covers it, on the host if someone there needs its value."""
+    made = Plan()
+    recipes = _demand(match, made)
+    _schedule(match, made, recipes)
+    return made
+
+
+def _demand(match: Match, made: Plan) -> list[Recipe]:
+    """Walk back from the outputs; fills `leaving`, `entering`, `host` and `device`. Returns the recipes needed."""
+    model = match.model
+    producers = {name: node for node in model.nodes for name in node.outputs if name}
+    needed: dict[str, Recipe] = {}
+    stack = list(model.outputs)
+    seen: set[str] = set()
+    while stack:
+        name = stack.pop()
+        if name in seen or name not in producers:
+            continue
+        seen.add(name)
+        symbol = match.symbols.get(name)
+        if isinstance(symbol, Tensor) and not symbol.hosted:
+            made.leaving[name] = symbol
+            made.device.update(dict.fromkeys(symbol.via))
+            stack.extend(_need(match, made, needed, symbol.storage))
+            continue
+        node = producers[name]
+        made.host.add(node.index)
+        stack.extend(inner for inner in (*node.inputs, *captured(node)) if inner)
+    return list(needed.values())
+
+
+def _need(match: Match, made: Plan, needed: dict[str, Recipe], storage: str) -> Iterable[str]:
+    """Mark the recipe that fills `storage` and all it reads; yields the values the host has to make."""
+    stack = [storage]
+    while stack:
+        name = stack.pop()
+        if name in needed:
+            continue
+        recipe = needed[name] = match.recipes[name]
+        made.device.update(dict.fromkeys(recipe.nodes, recipe))
+        for tensor in recipe.inputs:
+            if tensor.hosted:
+                made.entering[tensor.storage] = tensor
+                yield tensor.value
+            else:
+                stack.append(tensor.storage)
+
+
+def _schedule(match: Match, made: Plan, recipes: list[Recipe]) -> None:
+    """Greedy turns: the host runs all it can, then the device runs all it can, until nothing is left."""
+    model = match.model
+    nodes = [node for node in model.nodes if node.index in made.host]
+    waiting = sorted(recipes, key=lambda recipe: recipe.nodes[-1])
+    known = {*model.inputs, *model.constants, ""}
+    filled: set[str] = set()
+    while nodes or waiting:
+        host = _ready_nodes(nodes, known)
+        if host:
+            made.turns.append(host)
+        device = _ready_recipes(waiting, known, filled)
+        if device:
+            made.turns.append(device)
+            known.update(name for name, tensor in made.leaving.items() if tensor.storage in filled)
+        if not host and not device:
+            raise IrError(f"nothing can run: {[node.name for node in nodes]}")
+
+
+def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
+    """Take the nodes that can run now, in order; the values they make become known."""
+    produced = {name for node in nodes for name in node.outputs}
+    ready = []
+    for node in list(nodes):
+        reads = {*node.inputs, *captured(node)}
+        if all(name in known for name in node.inputs) and not (reads & produced) - known:
+            ready.append(node)
+            nodes.remove(node)
+            known.update(node.outputs)
+    return ready
+
+
+def _ready_recipes(waiting: list[Recipe], known: set[str], filled: set[str]) -> list[Recipe]:
+    """Take the recipes that can run now, in order; the storages they fill become filled."""
+    ready = []
+    for recipe in list(waiting):
+        if all(
+            tensor.value in known if tensor.hosted else tensor.storage in filled for tensor in recipe.inputs
+        ):
+            ready.append(recipe)
+            waiting.remove(recipe)
+            filled.add(recipe.output.storage)
+    return ready
+
+
+def placement(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...]:
+    """(name, operator, "device" or "host", reason) for every node, in the model's order."""
+    rows = []
+    model = match.model
+    alive = {node.index for node in model.nodes}
+    for node in sorted((*model.nodes, *model.folded), key=lambda node: node.index):
+        if node.index in made.host:
+            rows.append((node.name, node.op, "host", reason(match, node)))
+        elif node.index in made.device:
+            recipe = made.device[node.index]
+            notes = "; ".join(recipe.notes) if recipe is not None and node.index == recipe.nodes[0] else ""
+            rows.append((node.name, node.op, "device", notes))
+        else:
+            absorbed = (
+                "its constant is part of a device operator"
+                if node.index in alive
+                else "computed at compile time"
+            )
+            rows.append((node.name, node.op, "device", absorbed))
+    return tuple(rows)
+
+
+def reason(match: Match, node: Node) -> str:
+    """Why a node runs on the host."""
+    model = match.model
+    if node.op == "QuantizeLinear" and node.inputs[0] in model.inputs:
+        return BOUNDARY.format("quantised")
+    if node.op == "DequantizeLinear" and node.outputs[0] in model.outputs:
+        return BOUNDARY.format("dequantised")
+    if node.index in match.obstacles and node.op != "QuantizeLinear":
+        return match.obstacles[node.index]
+    if node.op == "QuantizeLinear" and node.index in match.obstacles:
+        known = match.symbol(node.inputs[0]) is not None
+        return match.obstacles[node.index] if known else "its input is computed on the host"
+    readers = [user.name for user in model.users(node.outputs[0])]
+    if not readers or node.outputs[0] in model.outputs:
+        return "its result is an output of the model in float"
+    return f"its result is read on the host by {', '.join(repr(name) for name in readers)}"

@@ -1,0 +1,287 @@
+"""What the importer knows of a value: constants, int8 tensors, and float values that are quantised on either side.
+
+QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. The importer walks the model once and
+gives every value one of these symbols; a QuantizeLinear that meets a `Pending` completes a device operator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, View
+from weft.compiler.ir.layout import Layout, natural, packed
+from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
+from weft.compiler.onnx.importer import Model, Node
+
+RESULT = ""
+"""Name of the buffer that an unfinished operator writes."""
+
+
+@dataclass(frozen=True)
+class Quant:
+    """Per-tensor parameters. `zero` is the zero point as stored on the device (uint8 minus 128)."""
+
+    scale: float
+    zero: int
+    unsigned: bool
+
+    def same(self, other: Quant) -> bool:
+        """Whether requantisation from one to the other leaves all 255 steps where they are."""
+        kind = (self.zero, self.unsigned) == (other.zero, other.unsigned)
+        return kind and abs(self.scale / other.scale - 1) < 1e-3
+
+    def level(self, value: float) -> int:
+        """`value` quantised as QuantizeLinear does."""
+        if math.isinf(value):
+            return 127 if value > 0 else -128
+        quotient = np.rint(np.float32(value) / np.float32(self.scale))
+        return int(min(max(float(quotient) + self.zero, -128.0), 127.0))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An int8 or uint8 value.
+
+    `storage` names the device buffer, `value` the model's value that is in it, laid out as `source`; `layout` is that
+    of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
+    `hosted` tensors come from the host, which can lay them out in any way: `order` is the layout of this tensor whose
+    buffer is `value` in row-major order, None if there is none.
+    """
+
+    storage: str
+    value: str
+    source: Layout
+    layout: Layout
+    unsigned: bool
+    hosted: bool
+    via: tuple[int, ...] = ()
+    order: Layout | None = None
+
+    def arranged(self, layout: Layout) -> Tensor | None:
+        """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
+        if self.layout.same(layout):
+            return dataclasses.replace(self, layout=layout)
+        source = None if self.order is None else layout.over(self.order)
+        if not self.hosted or source is None:
+            return None
+        storage = f"{self.value}:{'x'.join(map(str, source.shape))}:{''.join(map(str, source.perm))}"
+        return dataclasses.replace(self, storage=storage, source=source, layout=layout)
+
+    def transposed(self, shape: tuple[int, ...], perm: tuple[int, ...], layout: Layout) -> Tensor:
+        """The transpose of this value of `shape`, whose bytes lie as `layout` says."""
+        order = None if self.order is None else self.order.transposed(shape, perm)
+        return dataclasses.replace(self, layout=layout, order=order)
+
+    def view(self, shape: tuple[int, int, int, int] | None = None) -> View:
+        """The whole buffer, in the layout's shape or another one of the same size."""
+        shape = shape or self.layout.nhwc
+        return View(Buffer(self.storage, shape), shape)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A float value that is ``(tensor - zero) * scale``."""
+
+    tensor: Tensor
+    quant: Quant
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A constant float value ``values * scale``: integers with the zero point subtracted, and a scale that broadcasts.
+
+    Constants that were never quantised have `exact` set and hold their floats in `values`, with scale 1. What was
+    quantised to 8 bits per tensor is also an `activation`, which the host can write into a buffer.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    exact: bool = False
+    activation: Activation | None = None
+
+    @property
+    def floats(self) -> np.ndarray:
+        return self.values * self.scale
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A float result that is not quantised yet.
+
+    `ops` write views of the buffer `RESULT` with scales that still lack the division by the output's; a clamp of
+    [low, high] in float follows. `nodes` are the model's nodes it stands for, `notes` what the report should say.
+    """
+
+    ops: tuple[DeviceOp, ...]
+    layout: Layout
+    inputs: tuple[Tensor, ...]
+    nodes: tuple[int, ...]
+    low: float = -math.inf
+    high: float = math.inf
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of attention: ``q k * factor``, without the keys that `allowed` excludes (None: all are allowed).
+
+    `q` has shape (..., queries, size), `k` shape (..., size, keys), `allowed` one that broadcasts to (..., queries,
+    keys). `nodes` made them, the first is the product; `values` are all values in between. `pairs` are the Q/DQ pairs
+    that scores passed, `weight_pairs` those of probabilities, `quantised` that whose integers this value is.
+    """
+
+    q: Activation
+    k: Activation
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    factor: float
+    allowed: np.ndarray | None
+    nodes: tuple[int, ...]
+    values: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
+    weight_pairs: tuple[Pair, ...] = ()
+    quantised: Pair | None = None
+
+    @property
+    def unit(self) -> float:
+        """What one step of the product of integers stands for, before `factor`."""
+        return self.q.quant.scale * self.k.quant.scale
+
+    @property
+    def bounds(self) -> Bounds:
+        """Between what the product of any int8 queries and keys lies."""
+        low, high = product_ends(self.q.quant.zero, self.k.quant.zero)
+        size = self.q_shape[-1] * self.unit
+        return Bounds(low * size, high * size)
+
+
+@dataclass(frozen=True, eq=False)
+class Probabilities:
+    """Softmax of scores over the keys."""
+
+    scores: Scores
+
+
+@dataclass(frozen=True, eq=False)
+class Undefined:
+    """Where probabilities are not a number: nowhere, since no query is without a key."""
+
+    scores: Scores
+
+
+Symbol = Tensor | Activation | Constant | Pending | Scores | Probabilities | Undefined | None
+"""None: a value of which only the host knows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Device operators that make one int8 value; their buffers are named by storage."""
+
+    output: Tensor
+    ops: tuple[DeviceOp, ...]
+    inputs: tuple[Tensor, ...]
+    nodes: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def result(shape: tuple[int, int, int, int]) -> View:
+    """Where an unfinished operator writes."""
+    return View(Buffer(RESULT, shape), shape)
+
+
+def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
+    """Complete a pending result with the parameters of the QuantizeLinear `node` that makes value `name`."""
+    low = quant.level(pending.low)
+    high = quant.level(pending.high)
+    ops = []
+    for op in pending.ops:
+        dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=name))
+        scales = {
+            field: getattr(op, field) / quant.scale
+            for field in ("scale", "a_scale", "b_scale")
+            if hasattr(op, field)
+        }
+        ops.append(
+            dataclasses.replace(op, dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales)
+        )
+    output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False)
+    nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
+    return Recipe(output, tuple(ops), pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
+
+
+def check_parameters(model: Model, node: Node) -> None:
+    """Raise `CompileError` for scales of a Q or DQ node that make no sense."""
+    label = f"node {node.name!r} ({node.op})"
+    scale = model.constants.get(node.input(1))
+    if scale is None:
+        return
+    values = np.asarray(scale, np.float64)
+    bad = values[~np.isfinite(values) | ((values == 0) & (node.op == "QuantizeLinear"))]
+    if bad.size:
+        raise CompileError(
+            f"{label} has scale {bad.flat[0]:g}; scales must be finite, and not zero to quantise"
+        )
+
+
+def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
+    """Per-tensor int8 or uint8 parameters of a Q or DQ node whose integer side has `dtype`; None for anything else."""
+    scale = model.constants.get(node.input(1))
+    if dtype not in ("int8", "uint8") or scale is None or scale.size != 1:
+        return None
+    zero = 0
+    if node.input(2):
+        if node.input(2) not in model.constants:
+            return None
+        zero = int(model.constants[node.input(2)].reshape(-1)[0])
+    if not scale.reshape(-1)[0] > 0:
+        return None
+    unsigned = dtype == "uint8"
+    return Quant(float(np.float32(scale.reshape(-1)[0])), zero - 128 * unsigned, unsigned)
+
+
+def constant(model: Model, node: Node) -> Constant | None:
+    """The constant a DequantizeLinear makes, per tensor or per axis; None if it is something else."""
+    values, scale = model.constants.get(node.inputs[0]), model.constants.get(node.input(1))
+    zero = model.constants.get(node.input(2)) if node.input(2) else np.zeros((), np.int64)
+    if values is None or scale is None or zero is None or node.attributes.get("block_size", 0):
+        return None
+    if str(values.dtype) not in ("int8", "uint8", "int32"):
+        return None
+    shape = [1] * values.ndim
+    if scale.size > 1:
+        axis = node.attributes.get("axis", 1)
+        shape[axis] = scale.size
+    # Weights may be a hundred million: they stay small.
+    dtype = np.dtype(np.int64 if str(values.dtype) == "int32" else np.int16)
+    wide: np.ndarray = values.astype(dtype)
+    wide = wide - zero.astype(dtype).reshape(shape if zero.size > 1 else [1] * values.ndim)
+    name = node.inputs[0]
+    quant = parameters(model, node, model.dtypes[name])
+    activation = None if quant is None else Activation(hosted(model, name), quant)
+    steps = scale.astype(np.float32).astype(np.float64).reshape(shape)
+    # Scales of weights may be negative or zero: the device's are above zero, its integers take what is left.
+    return Constant(
+        wide * np.sign(steps).astype(dtype),
+        np.where(steps == 0, 1.0, np.abs(steps)),
+        activation=activation,
+    )
+
+
+def hosted(model: Model, name: str) -> Tensor:
+    """The symbol of an int8 or uint8 value that comes from the host."""
+    layout = natural(model.shapes[name])
+    shape = model.shapes[name]
+    return Tensor(name, name, layout, layout, model.dtypes[name] == "uint8", True, order=packed(shape))
+
+
+def is_conv(pending: Pending) -> bool:
+    """Whether a pending result is one convolution or matrix product without a clamp, to which a bias may be added."""
+    return (
+        len(pending.ops) == 1
+        and isinstance(pending.ops[0], Conv)
+        and (pending.low, pending.high) == (-math.inf, math.inf)
+    )

@@ -1,0 +1,118 @@
+"""An estimate of the cycles of fused attention, by which its block sizes are chosen: a small event model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.compiler.ir.graph import Attention
+from weft.compiler.machine.emit import ceil_div
+from weft.hdl.isa.config import Config
+
+PIECES = 4
+"""Parts of a tile's last pass through the vector unit, so that the next tile's softmax comes in between."""
+_VEC_OVERHEAD = 60  # cycles of an instruction of the vector unit beside its elements
+_DIVIDE = 16  # cycles of a division
+_LATENCY = 16  # cycles from one unit's signal to another's start, and through the accumulator
+_SWAP = 2  # cycles of a tile of weights, on average, that are lost to others in a bank
+_BURST = 1  # cycles that a short burst costs beside its data
+_TILES = 8  # that are looked at, the others taken to be like them
+_BLOCKS = 12  # of a tile that are looked at, at most
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """What tiles of `heads` x `positions` rows cost, with blocks of `block` keys, `span` of them along the diagonal."""
+
+    op: Attention
+    config: Config
+    heads: int
+    positions: int
+    block: int
+    span: int
+
+    @property
+    def _rows(self) -> int:
+        return self.heads * self.positions
+
+    def _scores(self, rows: int, columns: int) -> int:
+        """Cycles of the array for the scores of a step."""
+        n = self.config.n
+        return columns // n * ceil_div(self.op.head_size, n) * (max(rows, n) + _SWAP)
+
+    def _sums(self, rows: int, columns: int) -> int:
+        n = self.config.n
+        return columns // n * ceil_div(self.op.v_size, n) * (max(rows, n) + _SWAP)
+
+    def _softmax(self, rows: int, columns: int) -> int:
+        """Cycles of the vector unit for the probabilities of a step, and to requantise its scores before."""
+        passes = 1 if self.op.rounding is None else 2
+        return passes * (rows * (columns // self.config.n) * self.config.groups + _VEC_OVERHEAD)
+
+    @property
+    def _normalise(self) -> int:
+        vectors = ceil_div(self.op.v_size, self.config.n) * self.config.groups
+        return self._rows * max(_DIVIDE, vectors) + PIECES * _VEC_OVERHEAD
+
+    def _steps(self, start: int) -> tuple[list[tuple[int, int]], int, int]:
+        """(rows, columns) of the steps of the tile from position `start` on; blocks left out; columns altogether."""
+        seen = clear = ceil_div(self.op.keys, self.block) * self.block
+        if self.op.causal and not self.op.page:
+            clear = min(max(start + self.op.offset + 1, 0), self.op.keys)
+            seen = min(max(start + self.positions + self.op.offset, 1), self.op.keys)
+        whole = clear // self.block
+        steps = [(self._rows, self.block)] * min(whole, _BLOCKS)
+        for first in range(whole * self.block, seen, self.span):
+            hidden = max(first - self.op.offset - start, 0)
+            steps.append((self.heads * max(self.positions - hidden, 1), self.span))
+        return steps, max(whole - _BLOCKS, 0), seen
+
+    def cycles(self, resident: bool) -> float:
+        """The slowest of array with vector unit, and bus, and what is not hidden under it.
+
+        `resident` says whether the keys and values of a head stay on chip from tile to tile.
+        """
+        op, config = self.op, self.config
+        starts = range(0, op.q.shape[2], self.positions)
+        chosen = starts[:: ceil_div(len(starts), _TILES)]
+        groups = op.images * op.kv_heads * ceil_div(op.heads // op.kv_heads, self.heads)
+        busy, columns = self._run([self._steps(start) for start in chosen])
+        scale = groups * len(starts) / len(chosen)
+        bursts = sum(ceil_div(size, config.bus_bytes) + _BURST for size in (op.head_size, op.v_size))
+        loads = bursts * (op.keys * op.images * op.kv_heads if resident else columns * scale)
+        first = (self._rows + self.block) * op.head_size / config.bus_bytes
+        wait = (
+            config.table_depth
+            + self._softmax(self._rows, self.block)
+            - 2 * self._scores(self._rows, self.block)
+        )
+        return max(busy * scale, loads) + first + max(0, wait) + self._normalise
+
+    def _run(self, tiles: list[tuple[list[tuple[int, int]], int, int]]) -> tuple[float, int]:
+        """Cycles of the array for the steps of all tiles, in the order in which they are emitted; and all columns.
+
+        The scores of a step wait for their buffer, its sums for its probabilities. Blocks that `_steps` left out take
+        as long as the slower of the two units.
+        """
+        array = vector = 0.0
+        way = 2 * self.config.n + _LATENCY
+        ready: list[float] = [0.0, 0.0]  # when the probabilities of the last two steps are there
+        earlier: tuple[int, int] | None = None
+        total = 0
+        for steps, more, columns in tiles:
+            total += columns
+            for index, step in enumerate(steps):
+                array = max(array, ready[0]) + self._scores(*step)
+                scored = array
+                if earlier is not None:
+                    array = max(array, ready[1]) + self._sums(*earlier)
+                vector = max(vector, scored + way) + self._softmax(*step)
+                ready = [ready[1], vector]
+                vector += self._normalise / PIECES if index < PIECES and earlier is not None else 0
+                earlier = step
+            extra = more * max(
+                self._scores(self._rows, self.block) + self._sums(self._rows, self.block),
+                self._softmax(self._rows, self.block) + way,
+            )
+            array, vector, ready = array + extra, vector + extra, [time + extra for time in ready]
+        assert earlier is not None
+        return max(array, ready[1]) + self._sums(*earlier), total

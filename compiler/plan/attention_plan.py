@@ -1,0 +1,232 @@
+"""Choosing the block sizes of fused attention: how the memories are divided, and in what steps it runs.
+
+A *tile* is the rows of Q (positions of one or several heads that share their keys) whose outputs are accumulated
+together; a *block* is the keys and values that are loaded together; a *step* is the part of a block that a tile is
+multiplied with at once: all of it, or, along the diagonal of a causal mask, a few columns and the rows that see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.compiler.ir.graph import Attention
+from weft.compiler.machine.emit import COUNT_MAX, ceil_div
+from weft.compiler.plan.attention_cost import AttentionCost
+from weft.hdl.isa import PARAMETER_VECTORS
+from weft.hdl.isa.config import Config
+
+_ROWS = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+_CONSTANTS = 2  # vectors that stand for a zero point of K
+_PACKED = 1.3  # what it costs if the units meet in an accumulator bank, an estimate
+
+
+@dataclass(frozen=True)
+class Step:
+    """Columns ``[first, first + columns)`` of the scores for the positions from `position` to the end of a tile.
+
+    `tile` is the tile's index; `start` and `end` mark its first and its last step.
+    """
+
+    tile: int
+    first: int
+    columns: int
+    position: int
+    start: bool
+    end: bool
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Query positions ``[position, position + positions)`` of heads ``[head, head + heads)`` of an image."""
+
+    image: int
+    head: int
+    heads: int
+    position: int
+    positions: int
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Blocks of one attention.
+
+    `heads` and `positions` are those of a full tile, `block` the keys of a block, `span` the columns of a step along
+    the diagonal. `q`, `kv`, `p`, `out` are (first vector, size of a slot, slots) in the scratchpad, where a slot of
+    `kv` holds the keys and then the values of a block; `scores` and `sums` the same in rows of the accumulator,
+    `states` and `alignments` in theirs; `params`, `constants` and `table` are first vectors (the table only passes).
+    Where scores are requantised, `rounded` is a zone for them, and the parameters for it lie behind those of softmax.
+    """
+
+    heads: int
+    positions: int
+    block: int
+    span: int
+    q: tuple[int, int, int]
+    kv: tuple[int, int, int]
+    p: tuple[int, int, int]
+    out: tuple[int, int, int]
+    scores: tuple[int, int, int]
+    sums: tuple[int, int, int]
+    states: tuple[int, int, int]
+    alignments: tuple[int, int, int]
+    params: int
+    constants: int
+    table: int
+    cycles: float
+    rounded: tuple[int, int, int]
+
+    @property
+    def rows(self) -> int:
+        return self.heads * self.positions
+
+    @property
+    def ahead(self) -> bool:
+        """Whether there is room for the scores of the next step beside those of this one."""
+        return self.scores[2] > 1 and self.kv[2] > 1
+
+
+def tiles(op: Attention, plan: AttentionPlan) -> Iterator[Tile]:
+    """All tiles, those that share keys one after the other."""
+    group = op.heads // op.kv_heads
+    for image in range(op.images):
+        for kv_head in range(op.kv_heads):
+            for position in range(0, op.q.shape[2], plan.positions):
+                for head in range(0, group, plan.heads):
+                    yield Tile(
+                        image, kv_head * group + head, min(plan.heads, group - head),
+                        position, min(plan.positions, op.q.shape[2] - position),
+                    )  # fmt: skip
+
+
+def steps(op: Attention, plan: AttentionPlan, config: Config, tile: Tile, index: int) -> list[Step]:
+    """The steps of one tile, in order of columns. What the mask hides from the whole tile is left out."""
+    n, last = config.n, tile.position + tile.positions - 1
+    stop = op.lengths[tile.image]
+    diagonal = op.causal and not op.page
+    if diagonal:
+        stop = min(stop, last + op.offset + 1)
+    stop = max(ceil_div(max(stop, 1), n) * n, n)
+    clear = tile.position + op.offset + 1 if diagonal else stop  # columns that every row of the tile sees
+    found: list[tuple[int, int, int]] = []
+    for block in range(0, stop, plan.block):
+        end = min(block + plan.block, stop)
+        width = plan.block if end <= clear else plan.span
+        for first in range(block, end, width):
+            position = max(tile.position, first - op.offset) if diagonal and first else tile.position
+            found.append((first, min(width, end - first), position))
+    return [
+        Step(index, first, columns, position, number == 0, number == len(found) - 1)
+        for number, (first, columns, position) in enumerate(found)
+    ]
+
+
+def plan(op: Attention, config: Config) -> AttentionPlan | None:
+    """The best plan found, or None if not even the smallest tile fits."""
+    best: AttentionPlan | None = None
+    group, n = op.heads // op.kv_heads, config.n
+    for rows in _ROWS:
+        positions = min(op.q.shape[2], rows)
+        heads = max(1, min(group, rows // positions))
+        if best is not None and heads * positions == best.rows:
+            continue
+        for block in (n << k for k in range(5)):
+            if (op.page and block % op.page and op.page % block) or (block > n and block // 2 >= op.keys):
+                continue
+            spans = [n << k for k in range(5) if n << k <= block] if op.causal and not op.page else [block]
+            for span in spans:
+                candidate = _candidate(op, config, (heads, positions), block, span)
+                if candidate is not None and (best is None or candidate.cycles < best.cycles):
+                    best = candidate
+    return best
+
+
+def _candidate(
+    op: Attention, config: Config, tile: tuple[int, int], block: int, span: int
+) -> AttentionPlan | None:
+    """The plan with tiles of (heads, positions); None if it does not fit."""
+    heads, positions = tile
+    n, rows, groups = config.n, heads * positions, block // config.n
+    if rows > COUNT_MAX:
+        return None
+    several = op.images * op.heads * op.q.shape[2] > rows
+    k_vectors, v_vectors = ceil_div(op.head_size, n), ceil_div(op.v_size, n)
+    parameters = PARAMETER_VECTORS * (1 if op.rounding is None else 2)
+    for slots in (2, 1):
+        scores, sums = (rows * groups, slots), (rows * v_vectors, slots if several else 1)
+        accumulators = _accumulators(config, scores, sums)
+        chip = _scratchpad(
+            config,
+            rows * k_vectors,
+            block * (k_vectors + v_vectors),
+            (rows * groups, slots),
+            rows * v_vectors,
+            parameters,
+            0 if op.rounding is None else rows * groups,
+        )
+        fits = rows * sums[1] <= config.row_states and rows * groups * slots <= config.alignments
+        if accumulators is None or chip is None or not fits:
+            continue
+        packed, score_zone, sum_zone = accumulators
+        resident = chip.kv[2] >= ceil_div(op.keys, block)
+        cycles = AttentionCost(op, config, heads, positions, block, span).cycles(resident)
+        return AttentionPlan(
+            heads, positions, block, span, chip.q, chip.kv, chip.p, chip.out, score_zone, sum_zone,
+            (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + parameters, chip.table,
+            cycles * (_PACKED if packed or slots == 1 else 1), chip.rounded,
+        )  # fmt: skip
+    return None
+
+
+def _accumulators(
+    config: Config, scores: tuple[int, int], sums: tuple[int, int]
+) -> tuple[bool, tuple[int, int, int], tuple[int, int, int]] | None:
+    """Whether slots share banks, and where scores and sums lie; None if they do not fit. Sizes are (rows, slots)."""
+    depth = config.accumulator_depth
+    for unit in (depth, 1):
+        size = [ceil_div(rows, unit) * unit for rows, _ in (scores, sums)]
+        start = size[0] * scores[1]
+        if start + size[1] * sums[1] <= config.accumulator_size:
+            return unit == 1, (0, size[0], scores[1]), (start, size[1], sums[1])
+    return None
+
+
+_Zone = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class _Zones:
+    """Zones of the scratchpad, as in `AttentionPlan`."""
+
+    q: _Zone
+    kv: _Zone
+    p: _Zone
+    out: _Zone
+    rounded: _Zone
+    params: int
+    table: int
+
+
+def _scratchpad(
+    config: Config, q: int, kv: int, p: tuple[int, int], out: int, parameters: int, rounded: int
+) -> _Zones | None:
+    """Where everything lies; None if it does not fit. `q`, `kv`, `out` are sizes of a slot, `p` size and slots.
+
+    In banks of their own: what the array reads as rows in every cycle (Q and P), what the vector unit and STORE read
+    meanwhile (parameters, `rounded` scores and outputs), and keys and values, which get all banks that are left. The
+    table waits behind the last of them.
+    """
+    size, table = config.scratchpad_size, config.table_depth // config.n
+    for slots in (2, 1):
+        for unit in (config.scratchpad_depth, 1):
+            at_params = ceil_div(slots * q + p[0] * p[1], unit) * unit
+            fixed = at_params + parameters + _CONSTANTS
+            at_kv = ceil_div(fixed + slots * out + rounded, unit) * unit
+            count = (size - at_kv) // kv
+            if count >= slots:
+                return _Zones(
+                    (0, q, slots), (at_kv, kv, count), (slots * q, p[0], p[1]), (fixed, out, slots),
+                    (fixed + slots * out, rounded, 1), at_params,
+                    size - table,
+                )  # fmt: skip
+    return None

@@ -1,0 +1,265 @@
+"""What a convolution may be cut into, and what the parts cost: tables for `weft.compiler.plan.conv_search`.
+
+All cycles are estimates. Arrays have an entry for each size of tiles, or (size of tiles, way to cut the contraction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.machine.emit import (
+    COUNT_MAX,
+    LENGTH_MAX,
+    PITCH_MAX,
+    RUN_CYCLES,
+    RUN_MAX,
+    STRIDE_MAX,
+    ceil_div,
+    row_reads,
+)
+from weft.compiler.plan.conv_shape import ConvShape, cuts
+from weft.hdl.isa import WORD_BYTES
+
+_LEAST_TILE = (4, 6)  # cycles between uses of an accumulator row, without and with softmax (see the MM unit)
+_VEC_START = 24.0  # cycles from the start of a VEC to its first output, and a little for its semaphores
+
+Array = np.ndarray
+
+
+class Zone(NamedTuple):
+    """Sizes in vectors of zones A, B and O."""
+
+    a: int
+    b: int
+    o: int
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Ways to cut the contraction of a tile: weights in vectors, how many chunks, and their extents, each an array."""
+
+    limit: Array
+    count: Array
+    ky: Array
+    kx: Array
+    kc: Array
+
+
+class Parts:
+    """Sizes of tiles, blocks and chunks for one convolution; `zones` are the ways to divide the scratchpad."""
+
+    def __init__(self, shape: ConvShape, zones: Sequence[Zone]) -> None:
+        self.shape, self.config = shape, shape.config
+        self.zones = zones
+        self.bus = self.config.bus_bytes
+        self.instruction = WORD_BYTES / self.bus
+        self.h, self.w = shape.outputs
+        self.tiles = len(shape.tiles)
+        self.inputs = shape.src.held is None
+
+    # What there is to choose from.
+
+    @cached_property
+    def sizes(self) -> Array:
+        """(rows, columns) of tiles of final outputs, one a row, that the accumulator has room for."""
+        rows = self.config.accumulator_size
+        found = []
+        for width in cuts(self.w, min(rows, COUNT_MAX)):
+            for height in cuts(self.h, min(max(1, rows // width), COUNT_MAX)):
+                found.append((height, width))
+        return np.array(found, np.int64)
+
+    @cached_property
+    def chunks(self) -> _Chunks:
+        shape, n = self.shape, self.config.n
+        kinds = list({piece.vectors: piece for piece in shape.pieces}.values())
+        (kh, kw), vectors = shape.kernel, max(piece.vectors for piece in kinds)
+        steps = [kc * kh * kw for kc in cuts(vectors, COUNT_MAX)]
+        steps += [ky * kw for ky in cuts(kh, kh - 1)] if kh > 1 else []
+        steps += cuts(kw, kw - 1) if kw > 1 else []
+        rows = []
+        for limit in sorted({step * n for step in steps}):
+            extents = [shape.cut(piece, limit) for piece in kinds]
+            ky, kx, kc = (max(extent[axis] for extent in extents) for axis in range(3))
+            count = max(
+                ceil_div(kh, y) * ceil_div(kw, x) * ceil_div(piece.vectors, c)
+                for piece, (y, x, c) in zip(kinds, extents, strict=True)
+            )
+            rows.append((max(y * x * c for y, x, c in extents) * n, count, ky, kx, kc))
+        return _Chunks(*np.array(sorted(set(rows)), np.int64).T)
+
+    @cached_property
+    def convs(self) -> tuple[Array, Array]:
+        """Rows and columns of convolution outputs of an inner tile."""
+        return tuple(self._reach(axis, self.sizes[:, axis]) for axis in (0, 1))  # type: ignore[return-value]
+
+    @cached_property
+    def rows(self) -> Array:
+        """Accumulator rows of an inner tile."""
+        return self.convs[0] * self.convs[1]
+
+    def _reach(self, axis: int, count: Array) -> Array:
+        shape, pool = self.shape, self.shape.pool
+        if not shape.pooled:
+            return count
+        span = (count - 1) * pool.stride[axis] + (pool.kernel[axis] - 1) * pool.dilation[axis] + 1
+        return np.minimum(span, (shape.h, shape.w)[axis])
+
+    def _input(self, axis: int, count: Array, kernel: Array | int) -> Array:
+        """Input rows or columns that so many convolution outputs read."""
+        window, total = self.shape.window, (self.shape.src.h, self.shape.src.w)[axis]
+        if axis == 1 and self.shape.folded:
+            return count
+        return np.minimum(total, (count - 1) * window.stride[axis] + (kernel - 1) * window.dilation[axis] + 1)
+
+    # Costs.
+
+    @cached_property
+    def spatial(self) -> Array:
+        height, width = self.sizes.T
+        return -(-self.h // height) * -(-self.w // width) * self.shape.src.n
+
+    @cached_property
+    def compute(self) -> Array:
+        """Cycles of the array for every tile size, with those at the edges as they are."""
+        totals = []
+        for axis, total in enumerate(self.shape.outputs):
+            size, inner = self.sizes[:, axis], self.convs[axis]
+            full, rest = total // size, total % size
+            totals.append(
+                ((inner, full), (np.maximum(inner - (size - rest), 1), (rest > 0).astype(np.int64)))
+            )
+        area = sum(
+            times_h * times_w * np.maximum(h * w, max(self.config.n, _LEAST_TILE[self.config.softmax]))
+            for h, times_h in totals[0]
+            for w, times_w in totals[1]
+        )
+        return np.asarray(area * float(self.shape.steps * self.shape.src.n))
+
+    @cached_property
+    def vector(self) -> tuple[float, Array]:
+        """Cycles of the vector unit: reading and writing, and starting instructions."""
+        shape, groups = self.shape, self.config.groups
+        reads = shape.pool.kernel[0] * shape.pool.kernel[1] * groups
+        instructions = 1
+        if shape.op.then is not None:
+            reads, instructions = reads + groups + (shape.residual is not None), 2
+        work = float(self.tiles * self.h * self.w * shape.src.n * reads)
+        return work, self.tiles * instructions * self.spatial * _VEC_START
+
+    def _load(self, h: Array, w: Array, count: Array | int, vectors: Array | int) -> Array:
+        """Cycles that LOADs take for `count` bytes, `vectors` vectors, of every pixel of a box, as `Emitter` does."""
+        src, bus = self.shape.src, self.bus
+        joined = src.rows_join & (w == src.w)
+        rows, pixels = np.where(joined, 1, h), np.where(joined, h * w, w)
+        whole = rows * (np.ceil(((pixels - 1) * float(src.pixel_pitch) + count) / bus) + RUN_CYCLES)
+        if src.pixel_pitch > PITCH_MAX:
+            whole = np.where(pixels > 1, np.inf, whole)
+        more = -(-rows * pixels // COUNT_MAX) - 1  # about
+        each = rows * pixels * (-(-count // bus) + RUN_CYCLES) + more * self.instruction
+        return np.maximum(np.minimum(whole, each), h * w * vectors)
+
+    @cached_property
+    def whole_input(self) -> tuple[Array, Array]:
+        """Of every tile size, vectors of all its inputs, and cycles to load them; none if they are on chip."""
+        shape, src = self.shape, self.shape.src
+        if not self.inputs:
+            return np.zeros(len(self.sizes), np.int64), np.zeros(len(self.sizes))
+        h, w = (self._input(axis, self.convs[axis], shape.kernel[axis]) for axis in (0, 1))
+        if shape.folded:
+            step = shape.window.stride[1] * src.pixel_pitch
+            reads = np.where(w > 1, row_reads(self.config, 2, step, shape.span), 1)
+            run = (w - 1) * step + shape.span
+            cycles = np.maximum(h * reads * (-(-run // self.bus) + RUN_CYCLES), h * w * shape.vectors)
+        elif shape.aligned:
+            cycles = self._load(h, w, src.c, shape.vectors)
+        else:
+            cycles = sum(self._load(h, w, piece.count, piece.vectors) for piece in shape.pieces)
+        return h * w * shape.vectors, np.asarray(cycles, float)
+
+    @cached_property
+    def chunk_input(self) -> tuple[Array, Array]:
+        """The same for the inputs of one chunk: (tile sizes, ways to cut)."""
+        shape, chunks = self.shape, self.chunks
+        h = self._input(0, self.convs[0][:, None], chunks.ky[None, :])
+        w = self._input(1, self.convs[1][:, None], chunks.kx[None, :])
+        if shape.folded:
+            pitch = shape.window.stride[1] * shape.src.pixel_pitch
+            length = np.minimum(chunks.kc * self.config.n, shape.span)
+            reads = np.where((w > 1) & (pitch < length), -(-length // self.config.n), 1)
+            cycles = h * reads * (-(-((w - 1) * pitch + length) // self.bus) + RUN_CYCLES)
+            return h * w * chunks.kc, np.maximum(cycles, h * w * chunks.kc)
+        count = np.minimum(chunks.kc * self.config.n, max(piece.count for piece in shape.pieces))
+        return h * w * chunks.kc, self._load(h, w, count, chunks.kc)
+
+    def stored(self, store: Array | np.int64) -> Array:
+        """Cycles of the bus for all outputs, stored so many tiles at a time; 0 if they stay on chip."""
+        dst, n = self.shape.dst, self.config.n
+        if dst.held is not None:
+            return np.zeros_like(store, float)
+        part = -(-self.tiles // store) * (store * n / self.bus + RUN_CYCLES)
+        pixel = np.where(store * n < dst.pixel_pitch, part, dst.c / self.bus)
+        return np.asarray(self.h * self.w * self.shape.src.n * pixel)
+
+    def added(self, store: Array) -> Array:
+        """Cycles of the bus for what is added to the outputs, as `Emitter.load_box` reads it; 0 if nothing is."""
+        source = self.shape.residual
+        if source is None or source.held is not None:
+            return np.zeros_like(store, float)
+        pixel = source.pixel_pitch / self.bus
+        each = -(-np.minimum(store * self.config.n, source.c) // self.bus) + RUN_CYCLES
+        pixel = np.minimum(pixel, each)
+        return source.n * source.h * source.w * pixel * -(-self.tiles // store)
+
+    # Frames.
+
+    def frames(self) -> tuple[Array, Array, Array, Array]:
+        """Indices of tile sizes, blocks, whether inputs come by chunks, and the bound of the cycles; best first."""
+        shape, config = self.shape, self.config
+        rows = self.rows
+        blocks = np.array(shape.block_sizes(config.accumulator_size), np.int64)
+        ways = np.array((False, True) if self.inputs else (False,))
+        tile, block, chunked = (
+            item.ravel() for item in np.meshgrid(np.arange(len(rows)), blocks, ways, indexing="ij")
+        )
+        fits = (rows[tile] * block <= config.accumulator_size) & (
+            np.maximum(self.convs[0], self.convs[1])[tile] <= COUNT_MAX
+        )
+        h, w = (self._input(axis, self.convs[axis], shape.kernel[axis]) for axis in (0, 1))
+        vectors, load = self.whole_input
+        window = shape.window
+        steps = max(*window.dilation, *window.stride)
+        longest = shape.src.c if shape.aligned else max(piece.count for piece in shape.pieces)
+        whole = (w * shape.vectors * steps <= STRIDE_MAX) | ((h == 1) & (shape.vectors * steps <= STRIDE_MAX))
+        whole &= ((w - 1) * float(shape.src.pixel_pitch) + longest <= RUN_MAX) & (longest <= LENGTH_MAX)
+        fits &= chunked | ((vectors <= max(zone.a for zone in self.zones)) & whole)[tile]
+        if not self.inputs and shape.src.w * shape.vectors * steps > STRIDE_MAX:
+            fits &= False
+        tile, block, chunked = tile[fits], block[fits], chunked[fits]
+        size = shape.room[1] - shape.room[0]
+        times = np.where(chunked & (vectors[tile] > size) & shape.shared, -(-self.tiles // block), 1)
+        weights = shape.weight_bytes / self.bus
+        again = np.where(block * self.depth * config.n > size, self.spatial[tile], 1.0)
+        traffic = load[tile] * self.spatial[tile] * times + weights * again
+        traffic = traffic + float(self.stored(np.int64(self.tiles)))
+        work, starts = self.vector
+        vec = work + starts[tile]
+        bound = np.maximum(np.maximum(self.compute[tile], traffic), vec) + near(traffic, vec, 0.0) + 200
+        order = np.argsort(bound, kind="stable")
+        return tile[order], block[order], chunked[order], bound[order]
+
+    @cached_property
+    def depth(self) -> int:
+        """Vectors of the contraction of a tile, over all passes."""
+        kernel = self.shape.kernel[0] * self.shape.kernel[1]
+        return self.shape.passes * kernel * max(piece.vectors for piece in self.shape.pieces)
+
+
+def near(traffic: Array, vec: Array, instructions: Array | float) -> Array:
+    """Of plans with the same pace, the one that leaves more room; weights tried on benchmarks/timing_cases.py."""
+    return 0.1 * np.maximum(traffic + instructions, vec) + 0.05 * traffic + 0.15 * instructions

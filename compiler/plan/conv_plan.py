@@ -1,0 +1,142 @@
+"""Choosing the block sizes of a convolution: how SRAM is divided, and what stays resident.
+
+Every candidate is scored with a closed-form estimate of its cycles; the best one is taken, unless a `Choice` says
+which. The scratchpad, or what other layers leave of it, is divided by banks into three zones, so that the units do not
+meet in a bank: A (inputs; empty if they are on chip already), B (weights), O (parameters and outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from weft.compiler.machine.emit import Box
+from weft.compiler.plan.conv_parts import Zone
+from weft.compiler.plan.conv_search import Found, Search
+from weft.compiler.plan.conv_shape import ConvShape, Room
+from weft.hdl.isa.config import Config
+
+_CANDIDATES = 512
+
+
+@dataclass(frozen=True)
+class Zones:
+    """First address and size in vectors of the three zones."""
+
+    a: tuple[int, int]
+    b: tuple[int, int]
+    o: tuple[int, int]
+
+
+def unit(config: Config) -> int:
+    """What the scratchpad is divided by: vectors of a bank, or a quarter, if it has fewer than four."""
+    return config.scratchpad_size // max(config.scratchpad_banks, 4)
+
+
+@lru_cache
+def zones(config: Config, room: Room | None = None, *, inputs: bool = True) -> tuple[Zones, ...]:
+    """All ways to divide the scratchpad, or a part of it; without `inputs` zone A is empty."""
+    size = unit(config)
+    first, last = room or (0, config.scratchpad_size)
+    units = (last - first) // size
+    found = []
+    for a in range(1, units - 1) if inputs else (0,):
+        for b in range(1, units - a):
+            starts = (first, first + a * size, first + (a + b) * size, last)
+            found.append(Zones(*((start, stop - start) for start, stop in pairwise(starts))))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is free in a `ConvPlan`; the rest of it follows. `zones` are the first vectors of zones B and O."""
+
+    tile: tuple[int, int]
+    zones: tuple[int, int]
+    block: int
+    chunk: int
+    group: int
+    chunked: bool
+
+
+@dataclass(frozen=True)
+class ConvPlan:
+    """Blocks of one convolution.
+
+    `tile` is (rows, columns) of final outputs, `block` how many output tiles are summed up together, chunk by chunk;
+    `a_slot`, `b_slot`, `o_slot`, `c_slot` are sizes of ring slots and `a_count`.. their numbers, with a second operand
+    as many more like those of outputs, or instead of them if outputs stay on chip; `params` slots of the parameter
+    ring; `group` the output tiles for which a block of weights stays while the spatial tiles pass; `store` the output
+    tiles that leave in one STORE; `chunked` whether inputs are loaded per chunk of the contraction; `b_limit` the
+    largest chunk in vectors of weights of a tile. Estimates: `cycles`, and `traffic`, those of the bus for data.
+    """
+
+    zones: Zones
+    tile: tuple[int, int]
+    block: int
+    a_slot: int
+    a_count: int
+    b_limit: int
+    b_slot: int
+    b_count: int
+    o_slot: int
+    o_count: int
+    c_slot: int
+    c_count: int
+    params: int
+    group: int
+    store: int
+    chunked: bool
+    cycles: float
+    traffic: float
+
+    @property
+    def choice(self) -> Choice:
+        zones = (self.zones.b[0], self.zones.o[0])
+        return Choice(self.tile, zones, self.block, self.b_limit, self.group, self.chunked)
+
+
+Chooser = Callable[[ConvShape], ConvPlan | None]
+"""Gives the plan to compile a convolution by, or None if not even the smallest tile fits."""
+
+
+_PLANNED: dict[str, ConvPlan | None] = {}
+"""By `ConvShape.key`."""
+
+
+def plan(shape: ConvShape) -> ConvPlan | None:
+    """The best plan by estimate, or None if not even the smallest tile fits. Layers that are alike are planned once."""
+    if shape.key not in _PLANNED:
+        divided = zones(shape.config, shape.room, inputs=shape.src.held is None)
+        found = _search(shape, divided).best() if divided else None
+        _PLANNED[shape.key] = None if found is None else _plan(divided, found)
+    return _PLANNED[shape.key]
+
+
+def candidates(shape: ConvShape) -> list[ConvPlan]:
+    """Plans, the best by estimate first: at most 512, half of them the best, the others spread over all."""
+    divided = zones(shape.config, shape.room, inputs=shape.src.held is None)
+    return [_plan(divided, found) for found in _search(shape, divided).all(_CANDIDATES)]
+
+
+def _search(shape: ConvShape, divided: Sequence[Zones]) -> Search:
+    return Search(shape, [Zone(zone.a[1], zone.b[1], zone.o[1]) for zone in divided])
+
+
+def _plan(divided: Sequence[Zones], found: Found) -> ConvPlan:
+    return ConvPlan(
+        divided[found.zone], found.tile, found.block, *found.a, found.chunk, *found.b, found.o[0], found.o[1],
+        *found.c, found.params, found.group, found.store, found.chunked, found.cycles, found.traffic,
+    )  # fmt: skip
+
+
+def boxes(shape: ConvShape, tile: tuple[int, int]) -> list[Box]:
+    """The final output, cut into tiles in row-major order, evenly."""
+    h, w = shape.outputs
+    return [
+        Box(y, x, min(tile[0], h - y), min(tile[1], w - x))
+        for y in range(0, h, tile[0])
+        for x in range(0, w, tile[1])
+    ]

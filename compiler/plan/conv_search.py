@@ -1,0 +1,252 @@
+"""The best plan of a convolution: all candidates scored at once, as columns of numbers.
+
+A *frame* is a tile of outputs, a block of output tiles whose sums are in the accumulator together, and whether inputs
+come chunk by chunk. For each there is a lower bound of the cycles, cheap to tell. Frames are looked at in its order,
+with all that is left to choose (zones, size of chunks, what stays); those whose bound is above what was found cannot
+be better, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.machine.emit import LENGTH_MAX, STRIDE_MAX
+from weft.compiler.plan.conv_parts import Array, Parts, Zone, near
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.hdl.isa import PARAMETER_VECTORS
+
+_BATCH = 48
+_DRAIN = 60.0  # from a block's last product to the next block's first, where they share accumulator rows
+_LATENCY = 50.0  # from the end of a use of a slot to its next content
+_SLOTS_A, _SLOTS_B = (1, 2, 2, 3), (1, 2, 3, 3)  # that chunks are made for
+_KEPT = 64  # slots of a ring at most
+
+
+class Found(NamedTuple):
+    """A plan as numbers; `zone` is an index, `a`, `b`, `c` and `o` are (slot size, slots)."""
+
+    tile: tuple[int, int]
+    zone: int
+    block: int
+    chunked: bool
+    chunk: int
+    group: int
+    store: int
+    params: int
+    a: tuple[int, int]
+    b: tuple[int, int]
+    c: tuple[int, int]
+    o: tuple[int, int]
+    cycles: float
+    traffic: float
+
+
+class Search:
+    """The candidates for one convolution, with these zones of the scratchpad to choose from."""
+
+    def __init__(self, shape: ConvShape, zones: Sequence[Zone]) -> None:
+        self.parts = Parts(shape, zones)
+
+    def best(self) -> Found | None:
+        """The plan with the fewest cycles, or None if not even the smallest tile fits."""
+        found: Found | None = None
+        for scored in self._scored():
+            if found is not None and scored.bound >= found.cycles:
+                break
+            if scored.cycles.size:
+                index = int(np.argmin(scored.cycles))
+                if found is None or scored.cycles[index] < found.cycles:
+                    found = scored.found(index)
+        return found
+
+    def all(self, most: int) -> list[Found]:
+        """At most so many plans, best first: half of them the best, the others spread over the rest."""
+        scored = [item for item in self._scored() if item.cycles.size]
+        if not scored:
+            return []
+        cycles = np.concatenate([item.cycles for item in scored])
+        starts = np.cumsum([0, *(item.cycles.size for item in scored)])
+        order = np.argsort(cycles, kind="stable")
+        if order.size > most:
+            rest = np.linspace(most // 2, order.size - 1, most - most // 2).astype(np.int64)
+            order = np.concatenate([order[: most // 2], order[rest]])
+        which = np.searchsorted(starts, order, side="right") - 1
+        return [scored[at].found(int(index - starts[at])) for at, index in zip(which, order, strict=True)]
+
+    def _scored(self) -> Iterator[_Scored]:
+        tile, block, chunked, bound = self.parts.frames()
+        for first in range(0, len(tile), _BATCH):
+            part = slice(first, first + _BATCH)
+            yield _Scored(self.parts, tile[part], block[part], chunked[part], float(bound[first]))
+
+
+def _frame(values: Array) -> Array:
+    """Values by frame, in the order of axes of `_Scored`: frame, zones, slots that chunks are made for, group."""
+    return np.asarray(values).reshape(-1, 1, 1, 1)
+
+
+class _Scored:
+    """All plans of some frames: `cycles` of those that fit, and what `found` makes a plan of."""
+
+    def __init__(self, parts: Parts, size: Array, block: Array, chunked: Array, bound: float) -> None:
+        self.parts, self.shape, self.bound = parts, parts.shape, bound
+        self.size, self.block, self.chunked = size, _frame(block), _frame(chunked)
+        self.blocks = -(-parts.tiles // self.block)
+        self.zone_a, self.zone_b, self.zone_o = (
+            np.array(column, np.int64).reshape(1, -1, 1, 1) for column in zip(*parts.zones, strict=True)
+        )
+        self.spatial = _frame(parts.spatial[size])
+        fits = self._cut_contraction()
+        fits = fits & self._divide()
+        fits = fits & self._cut_outputs()
+        cycles, traffic = self._estimate()
+        shape = np.broadcast_shapes(fits.shape, cycles.shape)
+        self._where = np.nonzero(np.broadcast_to(fits, shape))
+        self._shape = shape
+        self.cycles = np.broadcast_to(cycles, shape)[self._where]
+        self._traffic = traffic
+
+    def _cut_contraction(self) -> Array:
+        """Choose the largest chunks of which as many as wanted fit; whether any do."""
+        parts, chunks, n = self.parts, self.parts.chunks, self.parts.config.n
+        pieces = self.block if parts.shape.spread else np.int64(1)
+        inputs = parts.chunk_input[0][self.size][:, None, None, :] * pieces if parts.inputs else 0
+        fits = chunks.limit * self.block * np.array(_SLOTS_B).reshape(1, 1, -1, 1) <= self.zone_b
+        loads = inputs * np.array(_SLOTS_A).reshape(1, 1, -1, 1) <= self.zone_a
+        loads = loads & (chunks.kc * n * pieces <= LENGTH_MAX)
+        if parts.shape.spread:  # one LOAD for pieces that lie side by side, with all of their channels
+            one = (self.block == 1) | (parts.shape.aligned & (chunks.kc == chunks.kc.max()))
+            loads = loads & one
+        fits = fits & (loads | ~self.chunked)
+        last = fits.shape[-1] - 1
+        self.chunk = np.where(fits.any(axis=-1), last - np.argmax(fits[..., ::-1], axis=-1), 0)[..., None]
+        self.count = chunks.count[self.chunk]
+        distinct = np.concatenate(
+            [np.ones_like(self.chunk[:, :, :1], bool), self.chunk[:, :, 1:] != self.chunk[:, :, :-1]], axis=2
+        )
+        self.b_slot = chunks.limit[self.chunk] * self.block
+        self.b_count = self.zone_b // self.b_slot
+        at = self.size.reshape(-1, 1, 1, 1), self.chunk
+        slot, load = (np.where(self.chunked, by[at] * pieces, _frame(whole[self.size])) for by, whole in zip(
+            parts.chunk_input, parts.whole_input, strict=True)) if parts.inputs else (np.int64(0), 0.0)  # fmt: skip
+        self.a_slot = np.asarray(slot)
+        self.a_load = np.minimum(load, _frame(parts.whole_input[1][self.size])) if parts.inputs else 0.0
+        self.a_count = np.minimum(self.zone_a // np.maximum(self.a_slot, 1), _KEPT) if parts.inputs else 1
+        return fits.any(axis=-1)[..., None] & distinct & np.asarray(self.a_slot <= self.zone_a)
+
+    def _divide(self) -> Array:
+        """Choose groups of output tiles, and slots of the accumulator."""
+        config = self.parts.config
+        self.per_block = self.shape.passes * self.count
+        held = np.minimum(self.b_count // self.per_block, self.blocks)
+        self.group = np.concatenate(
+            np.broadcast_arrays(self.blocks, held, np.maximum(held // 2, np.minimum(held, 1))), axis=3
+        )
+        rest = np.concatenate(np.broadcast_arrays(False, held < self.blocks, held > 1), axis=3)
+        fits = (self.group > 0) & (rest | (np.arange(3) == 0)) & ((np.arange(3) < 2) | (held < self.blocks))
+        rows = _frame(self.parts.rows[self.size]) * self.block
+        depth = config.accumulator_depth
+        self.c_slot = -(-rows // depth) * depth
+        self.c_count = np.minimum(config.accumulator_size // self.c_slot, 4)
+        self.group = np.maximum(self.group, 1)
+        return fits & (self.c_count > 0)
+
+    def _cut_outputs(self) -> Array:
+        """Choose how many tiles leave together; whether they, and what is added, have room."""
+        shape, n = self.shape, self.parts.config.n
+        height, width = (_frame(column) for column in self.parts.sizes[self.size].T)
+        tiles = np.minimum(self.group * self.block, self.parts.tiles)
+        self.params = np.minimum(tiles, np.maximum(4, self.zone_o // 4 // PARAMETER_VECTORS))
+        then, added = shape.op.then is not None, shape.residual is not None and shape.residual.held is None
+        room = self.zone_o - (self.params + then) * PARAMETER_VECTORS
+        slots = height * width * ((shape.dst.held is None) + added)
+        self.store = np.ones_like(tiles)
+        if shape.uniform and (added or shape.dst.held is None):
+            most = np.minimum(tiles, np.maximum(LENGTH_MAX // n, 1))
+            most = np.where(height > 1, np.minimum(most, np.maximum(STRIDE_MAX // width, 1)), most)
+            self.store = np.maximum(np.minimum(most, room // slots // 2), 1)
+        self.o_slot = height * width * self.store
+        slots = np.maximum(slots * self.store, 1) if added or shape.dst.held is None else np.int64(1)
+        self.o_count = np.maximum(np.minimum(room // slots, 4), 1)
+        return np.asarray((room >= slots) if added or shape.dst.held is None else (room >= 0))
+
+    def _estimate(self) -> tuple[Array, Array]:
+        """Cycles, and those of the bus for data."""
+        parts, shape, blocks, spatial = self.parts, self.shape, self.blocks, self.spatial
+        groups, chunks = -(-blocks // self.group), parts.chunks
+        compute = _frame(parts.compute[self.size])
+        kept = self.a_count >= np.where(self.chunked, self.count, 1) * spatial
+        per_box = np.where(kept, 1, groups)
+        if parts.inputs:
+            reused = per_box * len(shape.pieces) if not shape.spread else blocks
+            again = np.where(self.a_count >= self.count, reused, blocks)
+            per_box = np.where(self.chunked, again, per_box)
+        in_box = np.where(self.chunked, self.count, 1)
+        a_loads = self.a_load * in_box * per_box * spatial
+        b_held = self.group * self.per_block <= self.b_count
+        b_times = np.where(b_held, 1, spatial)
+        b_loads = shape.weight_bytes / parts.bus * b_times
+        p_times = np.where(self.params >= np.minimum(self.group * self.block, parts.tiles), 1, spatial)
+        stores, added = parts.stored(self.store), parts.added(self.store)
+        work, starts = parts.vector
+        vec = work + _frame(starts[self.size])
+        traffic = a_loads + b_loads + parts.tiles * 12.0 * p_times + added + stores
+        in_slots, in_box = in_box, in_box * (1 if shape.aligned or shape.folded else len(shape.pieces))
+        instructions = (
+            blocks * self.per_block * (spatial + b_times)
+            + in_box * per_box * spatial * parts.inputs
+            + parts.tiles * (spatial * (1 + (shape.op.then is not None)) + p_times)
+            + spatial * -(-parts.tiles // self.store) * (1 + (shape.residual is not None))
+        ) * parts.instruction
+        # Inputs of the next box come while this one's are used: as many slots more are needed as are to come.
+        used = np.where(self.a_count >= in_slots, in_slots, 1)
+        late = 1 - np.clip((self.a_count - used) / used, 0, 1)
+        penalty = np.where(kept, 0.0, a_loads * late)
+        # LOADs keep their order: those of whole inputs wait until the last weights of the tile before are on their way.
+        ahead = np.minimum(self.b_count / (self.group * self.per_block), 1.0) * compute / spatial / groups
+        exposed = np.maximum(self.a_load - ahead, 0.0) * spatial * groups
+        penalty = penalty + np.where(self.chunked | kept | b_held, 0.0, exposed)
+        penalty = penalty + np.where(~(b_held & (groups == 1)) & (self.b_count < 2), b_loads, 0.0)
+        penalty = penalty + np.where(
+            b_held & (groups > 1) & (self.b_count < 2 * self.group * self.per_block), b_loads, 0.0
+        )
+        penalty = penalty + np.where(self.c_count < 2, vec + _DRAIN * spatial * blocks, 0.0)
+        penalty = penalty + np.where(self.o_count < 2, stores + added, 0.0)
+        start = self.a_load + shape.weight_bytes / parts.bus / blocks / self.per_block + 100
+        # The first block loads what the others use again.
+        first = (
+            self.a_load * self.count + shape.weight_bytes / parts.bus / blocks - compute / spatial / blocks
+        )
+        start = start + np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
+        tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial + 100
+        # Of two slots, one is free only when the other's use begins: nothing hides the latency then, nor uneven chunks.
+        uneven = self.count * chunks.limit[self.chunk] / parts.config.n / parts.depth * shape.passes - 1
+        close = ~(b_held & (groups == 1)) & (self.b_count == 2)
+        waits = np.where(close, _LATENCY * blocks * self.per_block * b_times + uneven * b_loads, 0.0)
+        waits = waits + np.where(
+            self.chunked & (self.a_count == 2), _LATENCY * in_slots * per_box * spatial, 0.0
+        )
+        paced = np.maximum(np.maximum(compute, traffic + instructions + waits), vec)
+        return paced + near(traffic, vec, instructions) + start + tail + penalty, traffic
+
+    def found(self, index: int) -> Found:
+        """The plan whose cycles are ``cycles[index]``."""
+        at = tuple(int(axis[index]) for axis in self._where)
+
+        def value(values: Array | float) -> int:
+            return int(np.broadcast_to(values, self._shape)[at])
+
+        height, width = self.parts.sizes[self.size[at[0]]]
+        chunks = self.parts.chunks
+        return Found(
+            tile=(int(height), int(width)), zone=at[1], block=value(self.block), chunked=bool(value(self.chunked)),
+            chunk=int(chunks.limit[value(self.chunk)]),
+            group=min(value(self.group * self.block), self.parts.tiles),
+            store=value(self.store), params=value(self.params),
+            a=(value(self.a_slot), value(self.a_count)), b=(value(self.b_slot), value(self.b_count)),
+            c=(value(self.c_slot), value(self.c_count)), o=(value(self.o_slot), value(self.o_count)),
+            cycles=float(self.cycles[index]), traffic=float(np.broadcast_to(self._traffic, self._shape)[at]),
+        )  # fmt: skip

@@ -1,0 +1,328 @@
+"""A convolution as the array sees it: pieces of input channels, tiles of output columns, and packed weights.
+
+Two mappings of the contraction onto vectors of N bytes:
+
+- *channels*: a vector holds N channels of one pixel; the loops over the kernel are loops of the instruction.
+- *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
+  bytes fill the vectors. Chosen where it needs a tenth fewer vectors, i.e. where a pixel has few channels: LOAD reads
+  a row once for each vector of a window. If the kernel's rows
+  lie side by side in DRAM (`weft.compiler.plan.input_rows`), a window is all of the contraction.
+
+Groups become block-diagonal tiles: as many groups as fit share one vector. Depthwise convolution is the extreme case,
+N groups of one channel, and uses 1/N of the array whatever the dataflow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.machine.emit import COUNT_MAX, Box, ceil_div
+from weft.compiler.machine.memory import Source
+from weft.hdl.isa.config import Config
+
+WEIGHT_LIMIT = 127
+"""Largest magnitude of a weight in the array; wider ones are split over passes that add in the accumulator."""
+
+
+Room = tuple[int, int]
+"""A part of the scratchpad, from address to address."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`count` input channels from `first` on, held in `vectors` vectors of a pixel from vector `at` on."""
+
+    first: int
+    count: int
+    at: int
+    vectors: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """At most N output channels from `first` on, computed from `piece`."""
+
+    first: int
+    count: int
+    piece: Piece
+
+
+class Chunk(NamedTuple):
+    """A part of a tile's contraction: kernel rows, kernel columns and vectors, each (first, count)."""
+
+    ky: tuple[int, int]
+    kx: tuple[int, int]
+    kc: tuple[int, int]
+
+    @property
+    def steps(self) -> int:
+        """Array tiles: vectors of the contraction."""
+        return self.ky[1] * self.kx[1] * self.kc[1]
+
+
+class ConvShape:
+    """Geometry of one `Conv` on one configuration. Sizes are in elements, vectors of N bytes, or rows.
+
+    `read` are its input and, if there is one, what is added. `room` is the part of the scratchpad that is free
+    for it: all, if it is not given.
+    """
+
+    def __init__(
+        self,
+        op: Conv,
+        read: Sequence[Source],
+        dst: Source,
+        config: Config,
+        room: Room | None = None,
+    ) -> None:
+        self.op, self.config, self.room = op, config, room or (0, config.scratchpad_size)
+        src, residual = read[0], read[1] if len(read) > 1 else None
+        window, pool = op.window, op.pool
+        pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
+        if pointwise and window.stride != (1, 1) and src.held is None:
+            oh, ow = window.output(src.h, src.w)
+            src, window = src.subsampled(window.stride, oh, ow), Window()
+        if (
+            pointwise
+            and window.stride == (1, 1)
+            and all(item.flattens for item in (src, dst, residual or dst))
+        ):
+            src, dst, residual = src.flattened(), dst.flattened(), residual.flattened() if residual else None
+        self.src, self.dst, self.residual, self.window = src, dst, residual, window
+        self.h, self.w = window.output(src.h, src.w)
+        self.pool = pool if pool is not None else Window()
+        self.pooled = pool is not None
+        self.passes = max(1, ceil_div(max(int(op.weight.max()), -int(op.weight.min())), WEIGHT_LIMIT))
+        self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
+        self._split_channels()
+
+    def _split_channels(self) -> None:
+        op, n = self.op, self.config.n
+        out, _, kw, cin = op.weight.shape
+        per_out = out // op.groups
+        self.folded = False
+        if op.groups == 1:
+            self.span = (kw - 1) * self.window.dilation[1] * self.src.pixel_pitch + cin
+            windows = ceil_div(self.span, n)
+            self.folded = kw > 1 and windows <= 0.9 * kw * ceil_div(cin, n) and self._folds()
+            self.pieces = [Piece(0, cin, 0, windows if self.folded else ceil_div(cin, n))]
+            self.tiles = [Tile(o, min(n, out - o), self.pieces[0]) for o in range(0, out, n)]
+        else:
+            self.pieces, self.tiles = [], []
+            share = max(1, n // max(cin, per_out))
+            at = 0
+            for group in range(0, op.groups, share):
+                groups = min(share, op.groups - group)
+                piece = Piece(group * cin, groups * cin, at, ceil_div(groups * cin, n))
+                at += piece.vectors
+                self.pieces.append(piece)
+                first, count = group * per_out, groups * per_out
+                self.tiles += [Tile(first + o, min(n, count - o), piece) for o in range(0, count, n)]
+        self.vectors = sum(piece.vectors for piece in self.pieces)
+        # One LOAD fetches all pieces if every vector but the last is full.
+        self.aligned = all(piece.count % n == 0 for piece in self.pieces[:-1])
+
+    def _folds(self) -> bool:
+        """Whether every row of windows touches the row in DRAM, which LOAD requires, and fits its fields."""
+        if self.src.held is not None:
+            return False
+        pad_left, (kw, sx, dx) = self.window.pad[1], self._x
+        last = (self.w - 1) * sx - pad_left
+        pitch = self.src.pixel_pitch
+        return (
+            (kw - 1) * dx - pad_left >= 0
+            and last < self.src.w
+            and pad_left * pitch < 1 << 16
+            and self.span < 1 << 16
+            and sx * pitch < 1 << 16
+        )
+
+    @property
+    def _x(self) -> tuple[int, int, int]:
+        return self.window.kernel[1], self.window.stride[1], self.window.dilation[1]
+
+    @property
+    def uniform(self) -> bool:
+        """Whether output channels fill all vectors but the last of a pixel, so that tiles may lie side by side."""
+        return all(tile.count == self.config.n for tile in self.tiles[:-1])
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        """Kernel rows and columns that are loops of the instruction."""
+        return self.window.kernel[0], 1 if self.folded else self.window.kernel[1]
+
+    @property
+    def outputs(self) -> tuple[int, int]:
+        """Rows and columns of the final output (after pooling)."""
+        return self.pool.output(self.h, self.w) if self.pooled else (self.h, self.w)
+
+    @cached_property
+    def steps(self) -> int:
+        """Array tiles of the convolution per block of rows: contraction vectors summed over output tiles and passes."""
+        kernel = self.kernel[0] * self.kernel[1]
+        return self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed weights."""
+        kernel = self.kernel[0] * self.kernel[1]
+        return self.passes * kernel * self.config.n * sum(t.count * t.piece.vectors for t in self.tiles)
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of all that plans depend on: equal for layers that are planned alike."""
+        op = self.op
+        known = (
+            self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes, type(op.then).__name__,
+            self.room,
+            *(dataclasses.replace(source, base=0, offset=0, held=None if source.held is None else 0)
+              for source in (self.src, self.dst, self.residual) if source is not None),
+        )  # fmt: skip
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
+
+    def conv_box(self, box: Box) -> Box:
+        """The box of convolution outputs that a box of final outputs needs."""
+        if not self.pooled:
+            return box
+        y, h = self.pool.reach(0, box.y, box.h, self.h)
+        x, w = self.pool.reach(1, box.x, box.w, self.w)
+        return Box(y, x, h, w)
+
+    def input_box(self, conv: Box, chunk: Chunk | None = None) -> Box:
+        """The box of input pixels that a box of convolution outputs reads, by all of the kernel or by a chunk.
+
+        In the windows mapping columns are convolution outputs: there is one window for each.
+        """
+        (ky, kyn), (kx, kxn) = (chunk.ky, chunk.kx) if chunk else ((0, self.kernel[0]), (0, self.kernel[1]))
+        y, h = self._reach(0, conv.y, conv.h, ky, kyn, self.src.h)
+        if self.folded:
+            return Box(y, conv.x, h, conv.w)
+        x, w = self._reach(1, conv.x, conv.w, kx, kxn, self.src.w)
+        return Box(y, x, h, w)
+
+    def _reach(self, axis: int, first: int, count: int, k: int, kn: int, size: int) -> tuple[int, int]:
+        stride, dilation = self.window.stride[axis], self.window.dilation[axis]
+        start = first * stride - self.window.pad[axis] + k * dilation
+        stop = start + (count - 1) * stride + (kn - 1) * dilation + 1
+        start = min(max(start, 0), size - 1)  # all in the padding: load one row, which no coordinate selects
+        return start, max(min(stop, size) - start, 1)
+
+    def cut(self, piece: Piece, limit: int) -> tuple[int, int, int]:
+        """Kernel rows, kernel columns and vectors of the largest chunks of a tile's contraction whose weights take at
+        most `limit` vectors, at least N; cut evenly."""
+        (kh, kw), steps = self.kernel, limit // self.config.n
+        kc = min(piece.vectors, max(1, steps // (kh * kw)), COUNT_MAX)
+        ky = min(kh, max(1, steps // (kw * kc)), COUNT_MAX)
+        kx = min(kw, max(1, steps // (ky * kc)), COUNT_MAX) if ky == 1 else kw
+        # Of two buffers, one is loaded while the other is used: both wait for the longer of their chunks.
+        return _evenly(kh, ky), _evenly(kw, kx), _evenly(piece.vectors, kc)
+
+    def chunks(self, piece: Piece, limit: int) -> list[Chunk] | None:
+        """The chunks of a tile's contraction, cut like that; None if `limit` is too small for any."""
+        if limit < self.config.n:
+            return None
+        (kh, kw), (ky, kx, kc) = self.kernel, self.cut(piece, limit)
+        return [
+            Chunk((y, min(ky, kh - y)), (x, min(kx, kw - x)), (c, min(kc, piece.vectors - c)))
+            for c in range(0, piece.vectors, kc)
+            for y in range(0, kh, ky)
+            for x in range(0, kw, kx)
+        ]
+
+    @cached_property
+    def shared(self) -> bool:
+        """Whether all tiles have the same input channels."""
+        return len(self.pieces) == 1
+
+    @cached_property
+    def spread(self) -> bool:
+        """Whether each tile has input channels of its own, so that those of a block lie side by side."""
+        return 1 < len(self.pieces) == len(self.tiles)
+
+    def block_sizes(self, most: int) -> list[int]:
+        """How many tiles one instruction may compute, at most `most`: those of one piece, or of pieces in a row."""
+        if not self.uniform or len({piece.vectors for piece in self.pieces}) > 1:
+            return [1]
+        if self.shared or self.spread:
+            return cuts(len(self.tiles), most)
+        each = len(self.tiles) // len(self.pieces)
+        return [size for size in range(min(each, most), 0, -1) if each % size == 0]
+
+    def weights(self, first: int, count: int, part: int, chunk: Chunk) -> bytes:
+        """Packed weights of one chunk in pass `part` of a block of `count` tiles: vectors in order (ky, kx, kc,
+        column), N lanes each.
+
+        There are as many columns as the tiles have. What the array reads for the others does not matter: nobody stores
+        their results.
+        """
+        parts = [
+            self._packed(index, part)[
+                chunk.ky[0] : sum(chunk.ky), chunk.kx[0] : sum(chunk.kx), chunk.kc[0] : sum(chunk.kc)
+            ]
+            for index in range(first, first + count)
+        ]
+        return (parts[0] if count == 1 else np.concatenate(parts, axis=3)).tobytes()
+
+    def _packed(self, index: int, part: int) -> np.ndarray:
+        """Weights of a tile in a pass, int8 (ky, kx, vectors, column, N)."""
+        if (index, part) not in self._kept_weights:
+            tile, n = self.tiles[index], self.config.n
+            dense = self._dense(tile)  # (count, kh, kw, lanes)
+            limit = part * WEIGHT_LIMIT
+            limited = np.clip(dense - np.clip(dense, -limit, limit), -WEIGHT_LIMIT, WEIGHT_LIMIT)
+            packed = limited.astype(np.int8).reshape(*dense.shape[:3], tile.piece.vectors, n)
+            self._kept_weights[index, part] = packed.transpose(1, 2, 3, 0, 4)
+        return self._kept_weights[index, part]
+
+    def _dense(self, tile: Tile) -> np.ndarray:
+        op, n, piece = self.op, self.config.n, tile.piece
+        out, kh, kw, cin = op.weight.shape
+        weight = op.weight[tile.first : tile.first + tile.count].astype(np.int16)
+        lanes = piece.vectors * n
+        if self.folded:
+            dense = np.zeros((tile.count, kh, 1, lanes), np.int16)
+            for k in range(kw):
+                at = k * self.window.dilation[1] * self.src.pixel_pitch
+                dense[:, :, 0, at : at + cin] = weight[:, :, k]
+            return dense
+        dense = np.zeros((tile.count, kh, kw, lanes), np.int16)
+        per_out = out // op.groups
+        for column in range(tile.count):
+            at = (tile.first + column) // per_out * cin - piece.first
+            dense[column, :, :, at : at + cin] = weight[column]
+        return dense
+
+    def bias(self, tile: Tile) -> np.ndarray:
+        """Bias of the tile's columns with the input's zero point folded in, modulo 2**32."""
+        rows = slice(tile.first, tile.first + tile.count)
+        total = self.op.weight[rows].astype(np.int64).sum(axis=(1, 2, 3))
+        return self.op.bias[rows].astype(np.int64) - self.op.x_zero * total
+
+
+_FINE = 1.12
+"""Sizes that are tried are at least so far apart: a finer cut than that makes no difference of note."""
+
+
+def cuts(total: int, most: int) -> list[int]:
+    """Sizes that cut `total` evenly, at most `most`, largest first; where there are many, some of them, down to 1."""
+    found: list[int] = []
+    parts = ceil_div(total, max(1, most))
+    while parts <= total:
+        size = ceil_div(total, parts)
+        found.append(size)
+        # The fewest parts whose size is smaller by the step.
+        parts = max(parts + 1, ceil_div(total, max(1, min(size - 1, int(size / _FINE)))))
+    return found
+
+
+def _evenly(total: int, most: int) -> int:
+    """The size of parts of `total` that are as few as with parts of `most`, and alike."""
+    return ceil_div(total, ceil_div(total, most))

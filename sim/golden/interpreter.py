@@ -1,0 +1,182 @@
+"""The golden interpreter: the device in numpy, and the specification of what every other device computes.
+
+It reads the *encoded* words from its own DRAM, so it judges the compiler and the encoding as well. Formats:
+
+- DRAM is bytes; base registers and offsets are 32 bits, their sum wraps modulo 2**32 and must lie in memory.
+- The scratchpad holds vectors of N int8, the accumulator rows of N int32; `weft.sim.golden.memories` has the others.
+  All are zero at first and keep their content from one program to the next, as block RAM does; semaphores start at
+  zero in every program.
+- On-chip addresses are 16 bits: strides are added modulo 2**16, and the result must be below the memory's
+  size.
+- Coordinates (y, x) are 16-bit two's complement; a row is in range if ``0 <= y < h`` and ``0 <= x < w``.
+
+What each instruction computes is in `weft.sim.golden.units`, one function an opcode (of the VEC queue in
+`weft.sim.golden.vector`). An instruction executes as a whole: all its reads come before its writes. Where a
+program leaves the order of two instructions open, they run in program order if their semaphores allow it; programs
+that `weft.hdl.checker.program.check` accepts have one result whatever the order.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from weft.hdl.isa import (
+    SEMAPHORE_MAX,
+    SEMAPHORES,
+    WORD_BYTES,
+    End,
+    Instruction,
+    IsaError,
+    Queue,
+    decode,
+)
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.features import lacking
+from weft.hdl.isa.memmap import Counter
+from weft.sim.device import DeviceError, check_base, check_program
+from weft.sim.golden.memories import Memories
+from weft.sim.golden.units import EXECUTE
+
+_decode = lru_cache(maxsize=1 << 16)(decode)
+
+
+class GoldenDevice:
+    """A `weft.sim.device.Device` that computes with numpy and knows no time.
+
+    Parameters
+    ----------
+    config : Config
+        The accelerator.
+    memory_bytes : int
+        Size of the DRAM in bytes, zero at first.
+
+    Attributes
+    ----------
+    memories : Memories
+        All state on the chip and in DRAM; two of its arrays are attributes here, too.
+    scratchpad : numpy.ndarray
+        int8 of shape (``config.scratchpad_size``, ``config.n``).
+    accumulator : numpy.ndarray
+        int32 of shape (``config.accumulator_size``, ``config.n``).
+    instructions : int
+        Instructions the last program executed, END not counted.
+    """
+
+    def __init__(self, config: Config, memory_bytes: int) -> None:
+        self.config = config
+        self.memory_bytes = memory_bytes
+        self.instructions = 0
+        self.memories = Memories(config, memory_bytes)
+        self._program: int | None = None
+
+    @property
+    def scratchpad(self) -> np.ndarray:
+        return self.memories.scratchpad
+
+    @property
+    def accumulator(self) -> np.ndarray:
+        return self.memories.accumulator
+
+    def write(self, address: int, payload: bytes) -> None:
+        """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
+        data = np.frombuffer(payload, np.uint8)
+        self.memories.dram_range(address, data.size)[:] = data
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
+        return self.memories.dram_range(address, size).tobytes()
+
+    def set_base(self, index: int, address: int) -> None:
+        """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
+        check_base(index, address)
+        self.memories.bases[index] = address
+
+    def start(self, program: int) -> None:
+        """Start the program at DRAM byte address `program`, a multiple of the bus width; `wait` runs it."""
+        check_program(program, self.config)
+        self._program = program
+
+    def wait(self, timeout: int | None = None) -> None:
+        """Execute the program that was started, if any. There is no time, so `timeout` is ignored.
+
+        Raises
+        ------
+        DeviceError
+            Naming the instruction: a word that is no instruction, an address outside a memory, a rule of the
+            instruction set broken, or a semaphore that nothing will ever give.
+        """
+        if self._program is None:
+            return
+        program, self._program = self._program, None
+        self._run(self._fetch(program))
+
+    def counters(self) -> dict[Counter, int]:
+        """Nothing: all counters measure time or bus beats, which this device does not have."""
+        return {}
+
+    def _fetch(self, address: int) -> list[Instruction]:
+        """Decode from `address` up to END, which is not returned."""
+        instructions: list[Instruction] = []
+        while True:
+            try:
+                word = self.read(address, WORD_BYTES)
+                instruction = _decode(word)
+            except (DeviceError, IsaError) as error:
+                raise DeviceError(f"instruction {len(instructions)}: {error}") from None
+            if isinstance(instruction, End):
+                return instructions
+            instructions.append(instruction)
+            address += WORD_BYTES
+
+    def _run(self, instructions: list[Instruction]) -> None:
+        """Execute: of the four queue heads, always the earliest in program order that need not wait."""
+        queues: dict[Queue, list[int]] = {queue: [] for queue in Queue}
+        for index, instruction in enumerate(instructions):
+            assert instruction.QUEUE is not None
+            queues[instruction.QUEUE].append(index)
+        for queue in queues.values():
+            queue.reverse()
+        counts = [0] * SEMAPHORES
+        self.instructions = 0
+        while heads := sorted(queue[-1] for queue in queues.values() if queue):
+            for index in heads:
+                if not _missing(instructions[index], counts):
+                    break
+            else:
+                index = heads[0]
+                missing = _missing(instructions[index], counts)
+                raise DeviceError(
+                    f"deadlock: instruction {index} ({instructions[index].OPCODE.name}) waits for semaphore"
+                    f" {missing[0]}, which no instruction that can run will signal"
+                )
+            instruction = instructions[index]
+            assert instruction.QUEUE is not None
+            queues[instruction.QUEUE].pop()
+            self._execute(index, instruction, counts)
+
+    def _execute(self, index: int, instruction: Instruction, counts: list[int]) -> None:
+        for semaphore in _mask(instruction.wait):
+            counts[semaphore] -= 1
+        try:
+            if reason := lacking(instruction, self.config):
+                raise DeviceError(reason)
+            EXECUTE[instruction.OPCODE](self.memories, instruction)
+        except DeviceError as error:
+            raise DeviceError(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None
+        for semaphore in _mask(instruction.signal):
+            counts[semaphore] += 1
+            if counts[semaphore] > SEMAPHORE_MAX:
+                raise DeviceError(f"instruction {index}: semaphore {semaphore} passes {SEMAPHORE_MAX}")
+        self.instructions += 1
+
+
+def _mask(mask: int) -> list[int]:
+    """Indices of the bits set in a semaphore mask."""
+    return [semaphore for semaphore in range(SEMAPHORES) if mask >> semaphore & 1] if mask else []
+
+
+def _missing(instruction: Instruction, counts: list[int]) -> list[int]:
+    """Semaphores that `instruction` waits for and that are not there."""
+    return [semaphore for semaphore in _mask(instruction.wait) if not counts[semaphore]]

@@ -1,0 +1,386 @@
+"""The device as its real Verilog, compiled by Verilator, with a memory model behind AXI4."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from weft.hdl import core as hdl_core
+from weft.hdl.control.stalls import Watch, waits
+from weft.hdl.core import Core
+from weft.hdl.files.cache import entry
+from weft.hdl.isa import BASES
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.sequential.core import SequentialCore
+from weft.hdl.verilog import generate
+from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
+from weft.sim.verilator.verilate import Trace, build
+from weft.sim.waves.waves import CYCLE_TIME, Waves
+
+TOP = "weft"
+Observed = Mapping[str, Sequence[str]]
+"""Signals that rtl_observe.h reads, by Verilog module."""
+PAGE = 4096
+CHUNK = 100_000
+"""Cycles between looks at the status register."""
+PROBE = 1000
+"""Cycles over which a program that does not end is watched, to say what it waits for."""
+SLOWEST = 10_000_000
+"""Cycles that a slow memory is waited for at most, before the program is said to hang."""
+_NEVER = 1 << 56
+
+_SIGNATURES = {
+    "weft_open": (
+        ctypes.c_void_p,
+        [
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+            ctypes.c_double,
+            ctypes.c_double,
+            ctypes.c_uint64,
+            ctypes.c_char_p,
+            ctypes.c_uint32,
+            ctypes.c_uint32,
+            ctypes.POINTER(ctypes.c_int),
+        ],
+    ),
+    "weft_close": (None, [ctypes.c_void_p]),
+    "weft_reset": (None, [ctypes.c_void_p]),
+    "weft_memory": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "weft_cycles": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "weft_begun": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "weft_window": (None, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]),
+    "weft_observed": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))]),
+    "weft_error": (ctypes.c_char_p, [ctypes.c_void_p]),
+    "weft_exhausted": (ctypes.c_int, [ctypes.c_void_p]),
+    "weft_write_register": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]),
+    "weft_read_register": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
+    ),
+    "weft_mark": (None, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint64]),
+    "weft_marks": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
+    "weft_run": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
+}
+
+
+@lru_cache(maxsize=8)
+def core_verilog(config: Config, *, sequential: bool = False) -> str:
+    """Verilog of the core of `config`, kept in the cache under the hash of all that it is generated from."""
+    sources = sorted(Path(hdl_core.__file__).parent.rglob("*.py"))
+    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {config} {sequential}".encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+
+    def make(folder: Path) -> None:
+        core = SequentialCore(config) if sequential else Core(config)
+        (folder / "core.v").write_text(generate(core, name=TOP))
+
+    return (entry(f"verilog-{digest.hexdigest()[:24]}", make) / "core.v").read_text()
+
+
+def build_model(
+    config: Config, *, trace: Trace = False, observed: Observed | None = None, verilog: str | None = None
+) -> Path:
+    """The shared library of the core of `config`, from the cache if it was built before.
+
+    With the signals of `weft.sim.rtl.trace` as `observed`, it keeps what they do.
+
+    Raises
+    ------
+    weft.sim.verilator.verilate.BuildError
+        If the Verilog does not pass Verilator or the C++ compiler.
+    """
+    return build(
+        verilog if verilog is not None else core_verilog(config),
+        top=TOP,
+        driver=Path(__file__).with_name("rtl_model.cpp"),
+        output="model.so",
+        visible=observed,
+        defines=[f"WEFT_BUS_BYTES={config.bus_bytes}", *(["WEFT_OBSERVE=1"] if observed else [])],
+        link=["-Wl,-Bsymbolic"],
+        trace=trace,
+        # A traced model takes more than twice the time to compile, and is rarely run for long.
+        optimise="-O0" if trace else "-O2",
+    )
+
+
+class RtlDevice:
+    """A `weft.sim.device.Device` that simulates the generated Verilog cycle by cycle.
+
+    Parameters
+    ----------
+    config : Config
+        The accelerator; its model is built on first use and kept in the cache.
+    memory_bytes : int
+        Size of the DRAM, rounded up to whole pages of 4 KiB; zero at first.
+    latency : int
+        Cycles from an accepted address to its first beat, and from the last write beat to its response.
+    bytes_per_cycle : float or None
+        Memory bandwidth that reads and writes share; without it, one beat a cycle in each direction.
+    stall_probability : float
+        Chance, in every cycle and for every AXI channel, that the memory side does nothing.
+    stall_seed : int
+        Seed of these stalls.
+    trace : Waves, Path or None
+        Write waveforms there, of all cycles from the reset on if it is a path. Slow.
+    trace_levels : int or None
+        How deep in the module hierarchy the trace looks: 1 for the ports, 2 for the wires between the units, and so
+        on; None for everything, which is about 10 kB a cycle as VCD.
+    verilog : str or None
+        Verilog of the core (top module `TOP`) to use instead of generating it.
+    sequential : bool
+        Simulate a `weft.hdl.sequential.core.SequentialCore`.
+    observed : Observed or None
+        See `build_model`.
+
+    Raises
+    ------
+    DeviceError
+        If the model does not identify itself as this version and configuration.
+    MemoryError
+        If the simulation needs more memory than there is, here or later.
+    weft.sim.verilator.verilate.BuildError
+        If the model cannot be built.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        memory_bytes: int,
+        *,
+        latency: int = 30,
+        bytes_per_cycle: float | None = None,
+        stall_probability: float = 0.0,
+        stall_seed: int = 0,
+        trace: Waves | Path | None = None,
+        trace_levels: int | None = None,
+        verilog: str | None = None,
+        sequential: bool = False,
+        observed: Observed | None = None,
+    ) -> None:
+        check_memory(latency, bytes_per_cycle)
+        if not 0 <= stall_probability < 1:
+            raise ValueError(f"the stall probability is from 0 to below 1, not {stall_probability}")
+        self.config = config
+        self.memory_bytes = -(-memory_bytes // PAGE) * PAGE
+        self._model: int | None = None
+        if sequential:
+            verilog = core_verilog(config, sequential=True)
+        self._waves = Waves(trace) if isinstance(trace, Path) else trace
+        form = self._waves.format if self._waves else False
+        library = build_model(config, trace=form, observed=observed, verilog=verilog)
+        self._library = ctypes.CDLL(str(library))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+        path = None if self._waves is None else str(self._waves.path).encode()
+        exhausted = ctypes.c_int()
+        model = self._library.weft_open(
+            self.memory_bytes,
+            latency,
+            bytes_per_cycle or 0.0,
+            stall_probability,
+            stall_seed,
+            path,
+            trace_levels or 0,
+            self._waves is not None and self._waves.windowed,
+            ctypes.byref(exhausted),
+        )
+        if exhausted.value:
+            raise MemoryError(f"no room for a simulation with {self.memory_bytes} bytes of memory")
+        if not model:
+            raise DeviceError(f"cannot write the trace {path.decode() if path else ''}")
+        self._model = model
+        self._memory: int = self._library.weft_memory(model)
+        self._bases = [0] * BASES
+        self._failed = False
+        self._started = False
+        self._sequential = sequential
+        answer = (latency + config.bus_bytes / (bytes_per_cycle or config.bus_bytes)) / (
+            1 - stall_probability
+        )
+        self._patience = CHUNK + int(min(4 * answer, SLOWEST))
+        self._marks = 0
+        self._identify()
+
+    def _identify(self) -> None:
+        expected = {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: self.config.digest}
+        for register, value in expected.items():
+            found = self._read_register(register)
+            if found != value:
+                raise DeviceError(f"register {register.name} of the model is {found:#x}, not {value:#x}")
+
+    def close(self) -> None:
+        """Free the model and finish the trace. The device cannot be used afterwards."""
+        if self._model is not None:
+            self._library.weft_close(self._model)
+            self._model = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_model", None) is not None:
+            self.close()
+
+    @property
+    def cycles(self) -> int:
+        """Clock cycles simulated so far, register accesses included."""
+        return int(self._library.weft_cycles(self._handle))
+
+    @property
+    def _handle(self) -> int:
+        if self._model is None:
+            raise DeviceError("the device is closed")
+        return self._model
+
+    def write(self, address: int, payload: bytes) -> None:
+        """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
+        ctypes.memmove(self._range(address, len(payload)), bytes(payload), len(payload))
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
+        return ctypes.string_at(self._range(address, size), size)
+
+    def _range(self, address: int, size: int) -> int:
+        check_range(address, size, self.memory_bytes)
+        assert self._handle
+        return self._memory + address
+
+    def set_base(self, index: int, address: int) -> None:
+        """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
+        check_base(index, address)
+        self._bases[index] = address
+        self._write_register(base_register(index), address)
+
+    def start(self, program: int) -> None:
+        """Start the program at DRAM byte address `program`, a multiple of the bus width.
+
+        After a failed run the core is reset first, as nothing else brings its units to a known state.
+        """
+        check_program(program, self.config)
+        self._range(program, 0)
+        if self._failed:
+            self._library.weft_reset(self._handle)
+            for index, address in enumerate(self._bases):
+                self._write_register(base_register(index), address)
+            self._failed = False
+        elif self._status() & Status.BUSY:
+            raise DeviceError("a program is still running")
+        self._write_register(Reg.PROGRAM, program)
+        waves = self._waves
+        if waves is not None and waves.windowed:
+            self._library.weft_window(self._handle, waves.first, waves.cycles or _NEVER)
+        self._write_register(Reg.CONTROL, 1)
+        if waves is not None:
+            waves.zero = CYCLE_TIME * self._begun()
+        self._started = True
+
+    def _begun(self) -> int:
+        """The cycle in which the last program started, counted as in `cycles`."""
+        return int(self._library.weft_begun(self._handle))
+
+    def wait(self, timeout: int | None = None) -> None:
+        """Return when the program is done; at once if none was started.
+
+        Raises
+        ------
+        DeviceError
+            If it is not done after `timeout` cycles, or without a timeout, if nothing moves for a long time
+            (the message says what it waits for); if an address is outside memory, the core breaks the AXI
+            protocol, or a word is no instruction.
+        """
+        left = timeout
+        watch = Watch(self.config, self._patience, sequential=self._sequential)
+        while self._started:
+            chunk = CHUNK if left is None else min(CHUNK, left)
+            done = self._library.weft_run(self._handle, chunk)
+            if self._waves is not None:
+                self._waves.ran = self.cycles - self._begun()
+            self._raise_errors()
+            if done:
+                self._started = False
+            elif left is None:
+                if watch.hangs(self.counters()):
+                    self._failed = True
+                    raise DeviceError(f"the program hangs: {self._diagnose(hangs=True)}")
+            else:
+                left -= chunk
+                if left <= 0:
+                    self._failed = True
+                    raise DeviceError(f"the program is not done after {timeout} cycles: {self._diagnose()}")
+
+    def _raise_errors(self) -> None:
+        self._check_memory()
+        message = self._library.weft_error(self._handle).decode()
+        if message:
+            self._failed = True
+            raise DeviceError(message)
+        status = self._status()
+        if status & Status.OPCODE_ERROR:
+            self._failed = True
+            raise DeviceError("the program holds a word that is no instruction")
+        if status & Status.BUS_ERROR:
+            self._failed = True
+            raise DeviceError("memory answered with an error")
+
+    def mark_writes(self, totals: Sequence[int]) -> None:
+        """Note the cycle in which the program started next has written each of `totals` bytes (ascending) to memory.
+
+        As STOREs are in order, this tells when a layer is done without a trace of the units in hardware.
+        """
+        self._marks = len(totals)
+        self._library.weft_mark(self._handle, (ctypes.c_uint64 * len(totals))(*totals), len(totals))
+        self._check_memory()
+
+    def marks(self) -> list[int]:
+        """The cycles noted for `mark_writes`, counted from that call; totals not reached are left out."""
+        cycles = (ctypes.c_uint64 * max(1, self._marks))()
+        return list(cycles[: self._library.weft_marks(self._handle, cycles)])
+
+    def counters(self) -> dict[Counter, int]:
+        """The counters of the last program."""
+        return {
+            counter: self._read_register(counter_register(counter))
+            | self._read_register(counter_register(counter) + 4) << 32
+            for counter in Counter
+        }
+
+    def _diagnose(self, *, hangs: bool = False) -> str:
+        """What the units did in the last cycles, from the counters."""
+        before = self.counters()
+        self._library.weft_run(self._handle, PROBE)
+        return waits(before, self.counters(), hangs=hangs)
+
+    def _status(self) -> Status:
+        return Status(self._read_register(Reg.STATUS))
+
+    def _write_register(self, address: int, value: int) -> None:
+        if not self._library.weft_write_register(self._handle, address, value):
+            self._check_memory()
+            raise DeviceError(f"the core does not answer a write of register {address:#x}")
+
+    def _read_register(self, address: int) -> int:
+        value = ctypes.c_uint32()
+        if not self._library.weft_read_register(self._handle, address, ctypes.byref(value)):
+            self._check_memory()
+            raise DeviceError(f"the core does not answer a read of register {address:#x}")
+        return value.value
+
+    def _check_memory(self) -> None:
+        if self._library.weft_exhausted(self._handle):
+            self.close()
+            raise MemoryError("the simulation needs more memory than there is")

@@ -1,0 +1,95 @@
+"""Layouts against numpy: where every element of a value lies in the buffer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.compiler.ir.layout import Layout, natural, packed
+
+
+def placed(layout: Layout) -> np.ndarray:
+    """The index in the value of every byte of the buffer."""
+    size = int(np.prod(layout.shape, dtype=int))
+    return np.arange(size).reshape(layout.shape).transpose(layout.perm).reshape(-1)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 3, 4), (2, 3, 4, 5), (1, 2, 3, 2, 2)])
+def test_natural_layout(shape: tuple[int, ...]) -> None:
+    layout = natural(shape)
+    assert np.prod(layout.nhwc) == np.prod(shape, dtype=int)
+    value = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    wanted = value.transpose(0, 2, 3, 1) if len(shape) == 4 else value
+    assert placed(layout).tolist() == wanted.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_same_exactly_if_all_elements_agree(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(value) for value in rng.integers(1, 3, 4))
+    layouts = [
+        Layout(shape, tuple(rng.permutation(4).tolist()), (1, 1, 1, int(np.prod(shape)))) for _ in range(8)
+    ]
+    layouts.append(packed(shape))
+    for a in layouts:
+        for b in layouts:
+            assert a.same(b) == np.array_equal(placed(a), placed(b))
+
+
+@pytest.mark.parametrize("perm", [(0, 2, 3, 1), (1, 0, 2, 3), (3, 2, 1, 0)])
+def test_transposed(perm: tuple[int, ...]) -> None:
+    shape = (2, 3, 4, 5)
+    before = natural(shape)
+    after = before.transposed(shape, perm)
+    assert after is not None
+    value = np.arange(120)
+    moved = value.reshape(shape).transpose(perm).reshape(-1)
+    assert moved[placed(after)].tolist() == value[placed(before)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("shape", "perm"), [((6, 20), (1, 0)), ((1, 6, 2, 1, 10), (2, 4, 0, 1, 3)), ((120,), (0,))]
+)
+def test_transposed_after_a_reshape(shape: tuple[int, ...], perm: tuple[int, ...]) -> None:
+    before = Layout((2, 3, 2, 2, 5), (0, 3, 1, 4, 2), (1, 1, 1, 120))
+    after = before.transposed(shape, perm)
+    assert after is not None
+    value = np.arange(120)
+    moved = value.reshape(shape).transpose(perm).reshape(-1)
+    assert moved[placed(after)].tolist() == value[placed(before)].tolist()
+
+
+def test_transposed_after_a_reshape_that_mixes_axes() -> None:
+    assert natural((2, 3, 4, 5)).transposed((4, 30), (1, 0)) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_over_another_value(seed: int) -> None:
+    """A value and its transpose: the same bytes, seen from either."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(size) for size in rng.integers(1, 4, 4))
+    perms = [tuple(int(axis) for axis in rng.permutation(4)) for _ in range(2)]
+    order, target = (Layout(shape, perm, (1, 1, 1, int(np.prod(shape)))) for perm in perms)
+    over = target.over(order)
+    assert over is not None
+    value = rng.permutation(int(np.prod(shape)))
+    other = value[placed(order)]
+    assert other[placed(over)].tolist() == value[placed(target)].tolist()
+
+
+def test_over_a_value_of_mixed_axes() -> None:
+    assert packed((4, 6)).over(Layout((6, 4), (1, 0), (1, 1, 1, 24))) is None
+
+
+def test_transposed_after_a_reshape_of_a_packed_value() -> None:
+    moved = packed((2, 3, 4)).transposed((6, 4), (1, 0))
+    assert moved is not None
+    assert placed(moved).tolist() == [column * 6 + row for row in range(6) for column in range(4)]
+
+
+def test_row_order() -> None:
+    order = natural((2, 3, 4, 5)).row_order(2)
+    assert order is not None
+    assert order.tolist() == np.arange(60).reshape(3, 20).T.reshape(-1).tolist()
+    assert natural((2, 3, 4, 5)).row_order(6) is None
+    assert packed((2, 3, 4)).row_order(6).tolist() == [0, 1, 2, 3]

@@ -1,0 +1,74 @@
+"""LOADs of boxes of pixels against the bytes and vectors that they are for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from weft.compiler.machine.emit import COUNT_MAX, Box, Emitter
+from weft.compiler.machine.memory import INPUTS, Constants, Source
+from weft.hdl.checker.accesses import Dram, dram, pixel_loops
+from weft.hdl.isa import Load
+from weft.hdl.isa.config import PRESETS, Config
+
+
+def drawn(rng: random.Random) -> tuple[Config, Source, Box, tuple[int, int]]:
+    """A configuration, a view, a box of it, and some channels of a pixel."""
+    config = rng.choice(list(PRESETS.values()))
+    c = rng.choice([1, 3, config.n, rng.randint(1, 300)])
+    pitch = rng.choice([c, c, 2 * c, c + rng.randint(1, 100), 70_000])
+    h, w = rng.choice([(1, 1), (1, 5000), (70, 90), (500, 20), (rng.randint(1, 60), rng.randint(1, 60))])
+    row_pitch = w * pitch + rng.choice([0, 0, rng.randint(1, 5000)])
+    source = Source(INPUTS, rng.randrange(1 << 20), 2, h, w, c, h * row_pitch, row_pitch, pitch)
+    tall, wide = rng.choice([(h, w), (h, rng.randint(1, w)), (rng.randint(1, h), rng.randint(1, w))])
+    box = Box(rng.randint(0, h - tall), rng.randint(0, w - wide), tall, wide)
+    first = rng.randrange(c)
+    return config, source, box, (first, rng.randint(1, c - first))
+
+
+def moves(load: Load, offset: int, dst: int, n: int) -> dict[int, tuple[int, int]]:
+    """For each vector at the start of a pixel, the DRAM byte and how many of the pixel's bytes go there."""
+    load.check()
+    (reads,) = dram(load)
+    _, (_, dst_pixel), _ = pixel_loops(load, n)
+    found = {}
+    for row in range(load.rows):
+        start = offset + row * load.row_pitch + row // load.line * load.skip
+        for pixel in range(load.pixels):
+            at = (dst + row * load.dst_row + pixel * dst_pixel) % (1 << 16)
+            assert at not in found
+            found[at] = (start + pixel * load.pitch, load.length)
+            assert _contains(reads, start - offset + pixel * load.pitch, load.length)
+    return found
+
+
+def _contains(reads: Dram, first: int, length: int) -> bool:
+    return reads.low <= first and first + length <= reads.high
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_boxes(seed: int) -> None:
+    rng = random.Random(seed)
+    config, source, box, (first, count) = drawn(rng)
+    vectors, image = -(-count // config.n), rng.randrange(2)
+    while box.h * box.w * vectors > 1 << 15:
+        box = box._replace(h=(box.h + 1) // 2) if box.h > 1 else box._replace(w=box.w // 2)
+    found: dict[int, tuple[int, int]] = {}
+    tasks = list(Emitter(config, Constants(), 0).load_box(source, image, box, (first, count), 5, vectors, 0))
+    for task in tasks:
+        assert isinstance(task.instruction, Load)
+        found |= moves(task.instruction, *task.addresses, config.n)
+        ((_, start, stop),) = task.reads
+        assert task.addresses[0] == start
+        assert stop - start == dram(task.instruction)[0].high
+    assert len(tasks) <= 2 * box.h * box.w / COUNT_MAX + 1
+    wanted = {
+        (5 + (y * box.w + x) * vectors) % (1 << 16): (
+            source.address(image, box.y + y, box.x + x) + first,
+            count,
+        )
+        for y in range(box.h)
+        for x in range(box.w)
+    }
+    assert found == wanted, f"seed {seed}"

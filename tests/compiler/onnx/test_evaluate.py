@@ -1,0 +1,336 @@
+"""The host's evaluator against ONNX Runtime on random operators, with it and as if it were not installed."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support import host_cases
+
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.onnx import evaluate
+from weft.compiler.onnx.evaluate import EvaluationError, Evaluator, first_line
+from weft.compiler.onnx.evaluate_ops import mistaken
+from weft.compiler.onnx.folding import resolve
+
+DRAWS = 30
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if ONNX Runtime were not installed."""
+    monkeypatch.setattr(evaluate, "runtime", lambda: None)
+
+
+def oracle(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray] | None:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    quiet = onnxruntime.RunOptions()
+    quiet.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds, quiet)
+    except Exception:  # it lacks some types, and some operators in their newest version
+        return None
+
+
+def compared(kind: str, draws: int) -> collections.Counter[str]:
+    """How often each operator of a kind was found right, and how often it was refused ("-" in front)."""
+    counts: collections.Counter[str] = collections.Counter()
+    for seed in range(draws):
+        model, feeds = host_cases.case(np.random.default_rng(seed), kind)
+        op = model.graph.node[0].op_type
+        try:
+            resolve(model)
+        except CompileError:  # pools whose windows runtimes and ONNX count differently
+            continue
+        wanted = oracle(model, feeds)
+        try:
+            given = Evaluator(model).run(feeds)
+        except EvaluationError:
+            counts[f"-{op}"] += 1
+            continue
+        if wanted is None:
+            continue
+        for mine, theirs in zip(given, wanted, strict=True):
+            assert mine.shape == theirs.shape, (kind, seed)
+            if theirs.dtype.kind == "f":
+                np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-4, err_msg=f"{kind} {seed}")
+            else:
+                np.testing.assert_array_equal(mine, theirs, err_msg=f"{kind} {seed}")
+        counts[op] += 1
+    return counts
+
+
+@pytest.mark.parametrize("kind", host_cases.KINDS)
+def test_agrees_with_onnxruntime(kind: str) -> None:
+    counts = compared(kind, DRAWS)
+    assert sum(count for op, count in counts.items() if op[0] != "-") > DRAWS / 2
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", host_cases.KINDS)
+def test_agrees_or_refuses_without_onnxruntime(kind: str) -> None:
+    counts = compared(kind, DRAWS)
+    assert sum(counts.values()) > DRAWS / 2
+    if kind not in ("sampling", "resize", "convolution", "recurrent"):
+        right = sum(count for op, count in counts.items() if op[0] != "-")
+        assert right > DRAWS / 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", host_cases.KINDS)
+def test_agrees_with_onnxruntime_for_long(kind: str) -> None:
+    compared(kind, 1000)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", host_cases.KINDS)
+def test_agrees_or_refuses_without_onnxruntime_for_long(kind: str) -> None:
+    compared(kind, 1000)
+
+
+def one(
+    op: str, x: np.ndarray, *more: np.ndarray, opset: int = 21, outputs: int = 1, **attributes: object
+) -> list:
+    constants = [[value] for value in more]
+    model, feeds = host_cases.build(op, [x, *constants], dict(attributes), outputs, opset)
+    assert model is not None
+    return Evaluator(model).run(feeds)
+
+
+@pytest.mark.usefixtures("alone")
+def test_pool_of_unsigned_bytes_with_pads_below() -> None:
+    x = np.array([[[[7], [9], [4]]]], np.uint8)
+    (y,) = one("MaxPool", x, kernel_shape=[2, 1], pads=[0, 0, 1, 0])
+    assert y.reshape(-1).tolist() == [9, 9, 4]
+
+
+@pytest.mark.usefixtures("alone")
+def test_average_with_ceil_mode_and_pads() -> None:
+    """Of the last window two elements lie in the input or its padding, one behind both."""
+    x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
+    kinds = {"kernel_shape": [3], "strides": [2], "pads": [0, 1], "ceil_mode": 1}
+    (left_out,) = one("AveragePool", x, **kinds)
+    (counted,) = one("AveragePool", x, count_include_pad=1, **kinds)
+    assert left_out.reshape(-1).tolist() == [2, 4, 5]
+    assert counted.reshape(-1).tolist() == [2, 4, 2.5]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1])
+def test_softmax_over_all_axes_from_one_on(op: str, axis: int | None) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    attributes = host_cases.given(axis=axis)
+    model, feeds = host_cases.build(op, [x], attributes, 1, 12)
+    assert model is not None
+    wanted = oracle(model, feeds)
+    assert wanted is not None
+    np.testing.assert_allclose(Evaluator(model).run(feeds)[0], wanted[0], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("opset", "each"), [(10, False), *((opset, each) for opset in (13, 19, 21) for each in (False, True))]
+)
+def test_quantised_numbers_of_any_size_saturate(opset: int, each: bool) -> None:
+    x = np.array([[np.inf, -np.inf], [3e38, -3e38], [1.0, -1.0]], np.float32)
+    scale, zero = (np.array([0.5, 1e-6]), np.array([7, -7])) if each else (np.array(0.5), np.array(7))
+    parameters = [[scale.astype(np.float32)], [zero.astype(np.int8)]]
+    model, feeds = host_cases.build("QuantizeLinear", [x, *parameters], {"axis": 1} if each else {}, 1, opset)
+    assert model is not None
+    (y,) = Evaluator(model).run(feeds)
+    assert y.tolist() == [[127, -128], [127, -128], [9, -128 if each else 5]]
+
+
+@pytest.mark.usefixtures("alone")
+def test_slice_that_starts_outside() -> None:
+    """Backwards from the first element."""
+    places = [np.array([value], np.int64) for value in (-4, -5, 0, -2)]
+    assert one("Slice", np.array([5, 6], np.int64), *places)[0].tolist() == [5]
+
+
+@pytest.mark.usefixtures("alone")
+def test_huge_window_is_no_work() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 1, 900, 900)).astype(np.float32)
+    (y,) = one("MaxPool", x, kernel_shape=[900, 900])
+    assert y.item() == x.max()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("op", "attributes", "inputs"),
+    [
+        ("ConvTranspose", {}, 2),
+        ("RoiAlign", {}, 3),
+        ("LSTM", {}, 5),
+        ("LpNormalization", {"p": 1}, 1),
+        ("Resize", {"coordinate_transformation_mode": "pytorch_half_pixel"}, 1),
+    ],
+)
+def test_what_is_not_right_is_refused(op: str, attributes: dict[str, object], inputs: int) -> None:
+    node = helper.make_node(op, [f"x{index}" for index in range(inputs)], ["y"], **attributes)
+    assert mistaken(node, 11)
+    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1,)) for name in node.input]
+    graph = helper.make_graph(
+        [node], "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+    with pytest.raises(
+        EvaluationError, match=f"^the onnx package's {op} is not right in all cases: install ONNX"
+    ):
+        Evaluator(model)
+
+
+def test_products_of_unsigned_and_signed_bytes_do_not_saturate() -> None:
+    """255 * 127 * 2 does not fit the 16 bits that ONNX Runtime's quick kernel adds up in."""
+    x, w = np.full((1, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
+    (y,) = one("MatMulInteger", x, w)
+    assert (y == 255 * 127 * 64).all()
+    # Processors with VNNI have no such kernel: there the setting has to be looked at.
+    model, _ = host_cases.build("MatMulInteger", [x, [w]], {}, 1, 21)
+    assert model is not None
+    options = evaluate._open(model).get_session_options()
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+def chain(*nodes: onnx.NodeProto, value_info: bool = True) -> onnx.ModelProto:
+    """x float (2, 3) -> nodes -> y."""
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))]
+    wanted = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(
+        list(nodes), "g", given, wanted, [numpy_helper.from_array(np.float32(2), "two")]
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return onnx.shape_inference.infer_shapes(model) if value_info else model
+
+
+X = np.array([[-1, 0, 1], [2, 3, 4]], np.float32)
+
+
+def test_a_part_that_onnxruntime_lacks_is_evaluated_by_the_onnx_package() -> None:
+    """It has no bfloat16 from numpy and no Sub of it; what is around is its own."""
+    model = chain(
+        helper.make_node("Mul", ["x", "two"], ["a"]),
+        helper.make_node("Cast", ["a"], ["b"], to=TensorProto.BFLOAT16),
+        helper.make_node("Neg", ["b"], ["c"]),
+        helper.make_node("Cast", ["c"], ["d"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["d", "two"], ["y"]),
+    )
+    evaluator = Evaluator(model)
+    assert len(evaluator._parts) == 3
+    assert evaluator.run({"x": X})[0].tolist() == (-4 * X).tolist()
+
+
+def test_an_operator_that_onnxruntime_lacks_for_a_type_leaves_it_the_others() -> None:
+    """It has no GlobalMaxPool of float64."""
+    model = chain(
+        helper.make_node("Cast", ["x"], ["a"], to=TensorProto.DOUBLE),
+        helper.make_node("Unsqueeze", ["a", "first"], ["b"]),
+        helper.make_node("GlobalMaxPool", ["b"], ["c"]),
+        helper.make_node("Cast", ["c"], ["d"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["d", "two"], ["y"]),
+        value_info=False,
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "first"))
+    evaluator = Evaluator(onnx.shape_inference.infer_shapes(model))
+    assert [part[1] for part in evaluator._parts] == [("b",), ("c",), ("y",)]
+    assert evaluator.run({"x": X})[0].tolist() == [[[2], [8]]]
+
+
+def test_operator_of_another_domain_is_evaluated() -> None:
+    model = chain(helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft", alpha=1.0))
+    np.testing.assert_allclose(Evaluator(model).run({"x": X})[0], X / (1 + np.exp(-X)), rtol=1e-5)
+
+
+def test_operator_that_nobody_knows() -> None:
+    model = chain(helper.make_node("Frobnicate", ["x"], ["y"], domain="com.microsoft"))
+    with pytest.raises(
+        EvaluationError, match=r"^operator 'Frobnicate' of domain 'com.microsoft' is not part of ONNX"
+    ):
+        Evaluator(model)
+
+
+@pytest.mark.usefixtures("alone")
+def test_operator_of_another_domain_without_onnxruntime() -> None:
+    model = chain(helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft"))
+    with pytest.raises(EvaluationError, match=r"install ONNX Runtime \(pip install 'weft\[host\]'\)$"):
+        Evaluator(model)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_values_that_fail_are_one_sentence(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not installed:
+        monkeypatch.setattr(evaluate, "runtime", lambda: None)
+    model, feeds = host_cases.build("Gather", [X, np.array([9])], {"axis": 0}, 1, 21)
+    assert model is not None
+    evaluator = Evaluator(model)
+    with pytest.raises(EvaluationError) as caught:
+        evaluator.run(feeds)
+    assert "\n" not in str(caught.value)
+
+
+def test_branches_see_the_values_around_them() -> None:
+    """The graphs inside If read what another part made."""
+    then, other = (
+        helper.make_graph(
+            [helper.make_node(op, ["image", "two"], [f"{op}_y"])],
+            op,
+            [],
+            [helper.make_tensor_value_info(f"{op}_y", TensorProto.FLOAT, None)],
+        )
+        for op in ("Mul", "Add")
+    )
+    model = chain(
+        helper.make_node("Reshape", ["x", "shape"], ["image"]),
+        helper.make_node("MaxPool", ["image"], ["p"], kernel_shape=[1, 1]),
+        helper.make_node("ReduceMax", ["p"], ["most"], keepdims=0),
+        helper.make_node("Greater", ["most", "two"], ["large"]),
+        helper.make_node("If", ["large"], ["y"], then_branch=then, else_branch=other),
+        value_info=False,
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 3], np.int64), "shape"))
+    evaluator = Evaluator(onnx.shape_inference.infer_shapes(model))
+    assert len(evaluator._parts) == 3
+    assert evaluator.run({"x": X})[0].reshape(2, 3).tolist() == (2 * X).tolist()
+
+
+def test_nothing_is_printed() -> None:
+    """A conversion of values that are not finite warns in numpy and nowhere else."""
+    code = (
+        "import numpy as np, onnx; from onnx import helper\n"
+        "from weft.compiler import evaluate\n"
+        "evaluate.runtime = lambda: None\n"
+        "v = helper.make_tensor_value_info\n"
+        "n = helper.make_node('Cast', ['x'], ['y'], to=6)\n"
+        "g = helper.make_graph([n], 'g', [v('x', 1, (1,))], [v('y', 6, (1,))])\n"
+        "m = helper.make_model(g, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)\n"
+        "evaluate.Evaluator(m).run({'x': np.array([np.nan], np.float32)})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_onnxruntime_is_imported_when_it_is_needed() -> None:
+    code = "import sys, weft, weft.compiler.frontend; sys.exit('onnxruntime' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_long_messages_of_libraries_are_cut() -> None:
+    text = first_line(RuntimeError("\n " + "first " * 200 + "last.\nsecond line"))
+    assert len(text) == 400
+    assert text.startswith("first first")
+    assert text.endswith("first last")
+    assert first_line(RuntimeError("short.")) == "short"
+    assert first_line(RuntimeError()) == "RuntimeError"

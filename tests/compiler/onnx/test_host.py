@@ -1,0 +1,125 @@
+"""Host segments and transfers on their own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from weft.compiler.ir.graph import Buffer, CompileError, HostSegment, Transfer
+from weft.compiler.onnx import evaluate, host
+from weft.compiler.onnx.host import from_buffer, prepare, run_host, to_buffer
+
+
+def segment(op: str, shape: tuple[int, ...] = (2, 3)) -> HostSegment:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], name="only")],
+        "g",
+        [value("x", TensorProto.FLOAT, shape)],
+        [value("y", TensorProto.FLOAT, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return HostSegment("host0", model.SerializeToString(), ("x",), ("y",), (("only", op, "because"),))
+
+
+def test_run_host_takes_what_it_reads() -> None:
+    values = {"x": np.array([[-1.0, 0.0, 2.0]] * 2, np.float32), "other": np.zeros(1)}
+    assert run_host(segment("Relu"), values)["y"].tolist() == [[0.0, 0.0, 2.0]] * 2
+
+
+def test_failure_names_segment_and_operators() -> None:
+    with pytest.raises(CompileError, match=r"^host0 \(Cholesky\) cannot be evaluated on the host: "):
+        run_host(segment("Cholesky"), {"x": np.zeros((2, 3), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "shape", "wrong"),
+    [
+        (
+            "Relu",
+            TensorProto.FLOAT,
+            (2, 4),
+            "float32 of shape (2, 3); by the model it is float32 of shape (2, 4)",
+        ),
+        (
+            "Relu",
+            TensorProto.FLOAT16,
+            (2, 3),
+            "float32 of shape (2, 3); by the model it is float16 of shape (2, 3)",
+        ),
+        ("Size", TensorProto.INT64, (1,), "int64 of shape (); by the model it is int64 of shape (1,)"),
+    ],
+)
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_is_not_as_the_model_says(
+    op: str, kind: int, shape: tuple[int, ...], wrong: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluator is not trusted: what it returns is compared with the model's types and shapes."""
+    part = segment(op)
+    proto = onnx.load_from_string(part.model)
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("y", kind, shape))
+    part = dataclasses.replace(part, model=proto.SerializeToString())
+    if not installed:
+        monkeypatch.setattr(evaluate, "runtime", lambda: None)
+        host._evaluator.cache_clear()
+    with pytest.raises(CompileError) as caught:
+        run_host(part, {"x": np.ones((2, 3), np.float32)})
+    assert str(caught.value) == f"host0 ({op}) gives 'y' on the host as {wrong}"
+
+
+def test_model_that_is_none() -> None:
+    part = dataclasses.replace(segment("Relu"), model=b"this is no model")
+    with pytest.raises(CompileError, match=r"^host0 \(Relu\) holds no ONNX model; compile the model again$"):
+        prepare(part)
+
+
+@pytest.mark.parametrize("opset", [10, 13, 18, 19, 21])
+def test_dequantize_linear_of_every_opset(opset: int) -> None:
+    """With a scale for each channel from 13 on."""
+    value = helper.make_tensor_value_info
+    each = opset >= 13
+    scales, zeros = ([0.5, 2.0], [1, -2]) if each else ([0.5], [1])
+    graph = helper.make_graph(
+        [helper.make_node("DequantizeLinear", ["x", "s", "z"], ["y"], **({"axis": 0} if each else {}))],
+        "g",
+        [value("x", TensorProto.INT8, (2, 2))],
+        [value("y", TensorProto.FLOAT, (2, 2))],
+        [
+            helper.make_tensor("s", TensorProto.FLOAT, [2] if each else [], scales),
+            helper.make_tensor("z", TensorProto.INT8, [2] if each else [], zeros),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    segment = HostSegment("host0", model.SerializeToString(), ("x",), ("y",), (("only", "D", "because"),))
+    y = run_host(segment, {"x": np.array([[-128, 1], [127, -2]], np.int8)})["y"]
+    assert y.tolist() == [[-64.5, 0.0], [258.0, 0.0] if each else [63.0, -1.5]]
+
+
+def transfer(*, unsigned: bool) -> Transfer:
+    nhwc = (2, 4, 5, 3)
+    return Transfer("v", Buffer("b", nhwc, "input"), (2, 3, 4, 5), nhwc, (0, 2, 3, 1), unsigned, (2, 60))
+
+
+def test_transfer_transposes() -> None:
+    value = np.arange(120, dtype=np.int8).reshape(2, 60)
+    contents = to_buffer(transfer(unsigned=False), value)
+    assert np.array_equal(contents, value.reshape(2, 3, 4, 5).transpose(0, 2, 3, 1))
+    assert np.array_equal(from_buffer(transfer(unsigned=False), contents), value)
+
+
+def test_transfer_stores_uint8_minus_128() -> None:
+    value = np.arange(136, 256, dtype=np.uint8).reshape(2, 60)
+    contents = to_buffer(transfer(unsigned=True), value)
+    assert contents.dtype == np.int8
+    assert sorted(contents.reshape(-1).tolist()) == list(range(8, 128))
+    assert np.array_equal(from_buffer(transfer(unsigned=True), contents), value)
+
+
+def test_transfer_of_another_type() -> None:
+    with pytest.raises(ValueError, match=r"^value 'v' has type int8$"):
+        to_buffer(transfer(unsigned=True), np.zeros((2, 60), np.int8))

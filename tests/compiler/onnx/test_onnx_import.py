@@ -1,0 +1,385 @@
+"""Every way a model can be refused, with the whole message; and what loading simplifies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from support import qdq_models
+from support.graph_runs import run_graph
+
+from weft.compiler.frontend import import_model
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.onnx.importer import HOW_TO_QUANTISE, load
+
+
+def fails(source: str | Path | onnx.ModelProto) -> str:
+    with pytest.raises(CompileError) as caught:
+        import_model(source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def small(seed: int = 0, channels: int = 3) -> onnx.ModelProto:
+    """input -> Q -> DQ -> Conv -> Q -> DQ -> output."""
+    builder = qdq_models.Builder(np.random.default_rng(seed))
+    return builder.finish(builder.conv(builder.input((1, channels, 6, 6)), 4))
+
+
+def float_model(op: str = "Relu", shape: tuple[int | str, ...] = (1, 4), **options: str) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], name="only", **options)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def replace_constant(model: onnx.ModelProto, node: str, index: int, value: np.ndarray) -> onnx.ModelProto:
+    """Give input `index` of the first node of operator `node` another constant."""
+    target = next(item for item in model.graph.node if item.op_type == node)
+    model.graph.initializer.append(numpy_helper.from_array(value, "replaced"))
+    target.input[index] = "replaced"
+    return model
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "none.onnx"
+    assert fails(path) == f"cannot read model {path}: No such file or directory"
+
+
+def test_directory(tmp_path: Path) -> None:
+    assert fails(tmp_path) == f"cannot read model {tmp_path}: it is a directory"
+
+
+def test_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "text.onnx"
+    path.write_text("this is no model at all")
+    assert fails(str(path)).startswith(f"{path} is not an ONNX model or is truncated: ")
+
+
+def test_truncated_file(tmp_path: Path) -> None:
+    path = tmp_path / "cut.onnx"
+    payload = small().SerializeToString()
+    path.write_bytes(payload[: len(payload) // 2])
+    assert fails(path).startswith(f"{path} is not an ONNX model or is truncated: ")
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.write_bytes(b"")
+    assert fails(path) == "the model holds no graph with operators: the file is empty, truncated or not ONNX"
+
+
+def test_missing_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "external.onnx"
+    onnx.save(small(channels=64), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "weights.bin").unlink()
+    message = fails(path)
+    assert str(path) in message
+    assert "weights.bin" in message
+
+
+def test_graph_without_outputs() -> None:
+    model = small()
+    del model.graph.output[:]
+    assert fails(model) == "the model's graph has no outputs"
+
+
+def test_float_model() -> None:
+    assert fails(float_model()) == (
+        f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
+    )
+
+
+def test_qoperator_model() -> None:
+    model = float_model("DynamicQuantizeLinear")
+    model.graph.node[0].output.extend(["scale", "zero"])
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    assert fails(model) == (
+        "the model uses DynamicQuantizeLinear; weft reads the QDQ format (QuantizeLinear and DequantizeLinear "
+        f"around float operators): {HOW_TO_QUANTISE}"
+    )
+
+
+@pytest.mark.parametrize(("dim", "what"), [("batch", "'batch'"), (None, "no fixed size")])
+def test_dynamic_dimension(dim: str | None, what: str) -> None:
+    assert fails(float_model(shape=(1, dim))) == (
+        f"input 'x' has a dynamic dimension 1 ({what}); fix it to a number, for example with "
+        "python -m onnxruntime.tools.make_dynamic_shape_fixed (--dim_param, --dim_value)"
+    )
+
+
+def test_input_without_shape() -> None:
+    model = float_model()
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert fails(model) == "input 'x' has no shape; export the model with static shapes"
+
+
+def test_input_that_is_no_tensor() -> None:
+    model = float_model()
+    model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    assert fails(model) == "input 'x' is not a tensor"
+
+
+def test_operator_unknown_to_onnx() -> None:
+    assert (
+        fails(float_model("Frobnicate"))
+        == "node 'only' uses operator 'Frobnicate', which ONNX opset 21 does not define"
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [("Relu", "alpha"), ("LayerNormalization", "alpha"), ("Gelu", "axis")]
+)
+def test_attribute_unknown_to_onnx(op: str, name: str) -> None:
+    assert fails(float_model(op, **{name: "1"})) == (
+        f"node 'only' has attribute {name!r}, which ONNX opset 21 does not define for {op}"
+    )
+
+
+def test_operator_of_a_later_opset() -> None:
+    model = float_model("Gelu")
+    model.opset_import[0].version = 19
+    assert fails(model) == "node 'only' uses operator 'Gelu', which ONNX opset 19 does not define"
+
+
+def test_invalid_model() -> None:
+    model = small()
+    model.graph.node[1].input[0] = "nobody"
+    message = fails(model)
+    assert message.startswith("the model is not valid ONNX: ")
+    assert "nobody" in message
+
+
+def test_output_without_a_type() -> None:
+    """Shape inference would fill it in."""
+    model = small()
+    model.graph.output[0].ClearField("type")
+    assert fails(model) == f"output {model.graph.output[0].name!r} has no type"
+
+
+def test_shape_that_depends_on_data() -> None:
+    model = small()
+    last = model.graph.node[-1].output[0]
+    model.graph.node.append(helper.make_node("NonZero", [last], ["found"], name="search"))
+    model.graph.output.append(helper.make_tensor_value_info("found", TensorProto.INT64, None))
+    assert fails(model) == (
+        "node 'search' (NonZero) has output 'found' whose shape is not known before running; "
+        "weft needs static shapes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "text"),
+    [
+        ("QuantizeLinear", 0.0, "0"),
+        ("QuantizeLinear", np.nan, "nan"),
+        ("DequantizeLinear", np.nan, "nan"),
+        ("DequantizeLinear", np.inf, "inf"),
+    ],
+)
+def test_impossible_scale(op: str, value: float, text: str) -> None:
+    model = small()
+    given = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    scale = given[next(node.input[1] for node in model.graph.node if node.op_type == op)]
+    replace_constant(model, op, 1, np.full_like(scale, value))
+    name = next(node.name for node in model.graph.node if node.op_type == op)
+    assert (
+        fails(model)
+        == f"node {name!r} ({op}) has scale {text}; scales must be finite, and not zero to quantise"
+    )
+
+
+def weights(model: onnx.ModelProto) -> onnx.NodeProto:
+    conv = next(node for node in model.graph.node if node.op_type == "Conv")
+    return next(node for node in model.graph.node if node.output[0] == conv.input[1])
+
+
+def test_wrong_number_of_channel_scales() -> None:
+    model = small()
+    node = weights(model)
+    for index, value in ((1, np.full(3, 0.1, np.float32)), (2, np.zeros(3, np.int8))):
+        model.graph.initializer.append(numpy_helper.from_array(value, f"replaced{index}"))
+        node.input[index] = f"replaced{index}"
+    assert fails(model) == (
+        f"node {node.name!r} (DequantizeLinear) has scales of shape 3 for values of shape 4x3x3x3; it must be one "
+        "number, or a list of 4, one for each element along axis 0"
+    )
+
+
+def test_wrong_number_of_zero_points() -> None:
+    model = small()
+    node = weights(model)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.int8), "replaced"))
+    node.input[2] = "replaced"
+    assert fails(model) == (
+        f"node {node.name!r} (DequantizeLinear) has scales of shape 4, but zero points of shape 3; "
+        "they must have the same"
+    )
+
+
+def test_channel_axis_outside() -> None:
+    model = small()
+    node = weights(model)
+    node.attribute[0].i = 7
+    assert fails(model) == f"node {node.name!r} (DequantizeLinear) has axis 7, but its input has 4 dimensions"
+
+
+def test_constants_are_folded() -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    source = builder.input((2, 3, 2, 2))
+    value = builder.dequantise(source)
+    size = builder.node("Shape", [value], end=1)
+    shape = builder.node("Concat", [size, builder.constant(np.array([-1], np.int64))], axis=0)
+    model = builder.finish(builder.like(builder.node("Reshape", [value, shape]), (2, 12), source))
+    loaded = load(model)
+    assert {node.op for node in loaded.folded} == {"Shape", "Concat"}
+    assert [node.op for node in loaded.nodes] == [
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Reshape",
+        "QuantizeLinear",
+        "DequantizeLinear",
+    ]
+
+
+def test_quantised_weights_may_be_computed() -> None:
+    """Some exporters leave QuantizeLinear on float weights: it is folded, DequantizeLinear never is."""
+    model = small()
+    node = weights(model)
+    initial = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    values = initial[node.input[0]] * initial[node.input[1]][:, None, None, None]
+    model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), "floats"))
+    quantise = helper.make_node("QuantizeLinear", ["floats", *node.input[1:]], ["integers"], axis=0)
+    model.graph.node.insert(0, quantise)
+    node.input[0] = "integers"
+    loaded = load(model)
+    assert np.array_equal(loaded.constants["integers"], initial[weights(small()).input[0]])
+
+
+def tied(seed: int) -> onnx.ModelProto:
+    """A table of rows that are looked up, and on the way back as columns; quantised again on the way, as ever."""
+    rng = np.random.default_rng(seed)
+    builder = qdq_models.Builder(rng)
+    rows, size = (int(value) for value in rng.integers(2, 40, 2))
+    channels = bool(rng.integers(2))
+    table, scales = builder.weight((rows, size), 0, per_channel=channels, unsigned=bool(rng.integers(2)))
+    looked_up = builder.node("Gather", [table, builder.constant(rng.integers(0, rows, (1, 5)))])
+    spread = float(scales.mean()) * 74
+    states = builder.dequantise(builder.quantise(looked_up, (1, 5, size), spread / 50, 0, False))
+    value = table
+    for axis, op in enumerate(("Identity", "Transpose")):
+        value = builder.node(op, [value])
+        if axis or rng.integers(2):
+            scale = (scales if channels else scales[:1]) * np.float32(rng.choice([0.5, 1.0, 1.3]))
+            parts = (scale, np.zeros(scale.size, np.int8))
+            given = [builder.constant(part if channels else part[0]) for part in parts]
+            value = builder.node("QuantizeLinear", [value, *given], axis=axis)
+            value = builder.node("DequantizeLinear", [value, *given], axis=axis)
+    result = builder.node("MatMul", [states, value])
+    step = float(np.float32(spread * spread * size**0.5 / 50))
+    return builder.finish(builder.quantise(result, (1, 5, rows), step, 3, False))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_weights_that_are_quantised_again_are_constant(seed: int) -> None:
+    """The head of a language model, whose weights are its table of embeddings transposed."""
+    model = tied(seed)
+    graph = import_model(model)
+    assert {op for _, op, place, _ in graph.placement if place == "device"} >= {"MatMul", "Transpose"}
+    assert len(graph.placement) == len(model.graph.node)
+    given, wanted = run_graph(graph, {}), ReferenceEvaluator(model).run(None, {})[0]
+    (result,) = given.values()
+    step = numpy_helper.to_array(next(
+        item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1]
+    ))  # fmt: skip
+    difference = np.abs(np.rint((result - wanted) / step))
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.03
+
+
+def test_weights_quantised_again_by_nonsense_are_refused() -> None:
+    model = tied(0)
+    bad = next(
+        node for node in model.graph.node if node.op_type == "QuantizeLinear" and "transpose" in node.input[0]
+    )
+    for item in model.graph.initializer:
+        if item.name == bad.input[1]:
+            item.CopyFrom(numpy_helper.from_array(0 * numpy_helper.to_array(item), item.name))
+    assert "has scale 0; scales must be finite, and not zero to quantise" in fails(model)
+
+
+def test_computed_weights_of_a_product_are_said_to_be_no_constant() -> None:
+    """They are not taken for the keys of attention."""
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    states, weights = (builder.dequantise(builder.input(shape)) for shape in ((1, 4, 8), (8, 30)))
+    result = builder.node("MatMul", [states, weights])
+    model = builder.finish(builder.quantise(result, (1, 4, 30), 0.1, 0, False))
+    (reason,) = [reason for _, op, _, reason in import_model(model).placement if op == "MatMul"]
+    assert reason.startswith("Weights must be constant int8 or uint8 values behind DequantizeLinear (input")
+
+
+def test_dead_nodes_are_dropped() -> None:
+    model = small()
+    model.graph.node.append(helper.make_node("Relu", [model.graph.node[-1].output[0]], ["unused"]))
+    assert "Relu" not in {node.op for node in load(model).nodes}
+
+
+def test_local_functions_are_inlined() -> None:
+    model = small()
+    last = model.graph.node[-1].output[0]
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    opset = [helper.make_opsetid("", 21)]
+    model.functions.append(helper.make_function("local", "Twice", ["a"], ["b"], body, opset))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.graph.node.append(helper.make_node("Twice", [last], ["final"], domain="local"))
+    model.graph.output[0].name = "final"
+    assert "Relu" in {node.op for node in load(model).nodes}
+
+
+def test_names_are_made_unique() -> None:
+    model = small()
+    for node in model.graph.node:
+        node.name = "same"
+    names = [node.name for node in load(model).nodes]
+    assert len(set(names)) == len(names)
+
+
+def test_damaged_name(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(small().SerializeToString().replace(b"Conv", b"Con\xff"))
+    assert fails(path) == "the model is damaged: it holds the name b'Con\\xff', which is not UTF-8 text"
+
+
+def test_impossible_opset() -> None:
+    model = small()
+    model.opset_import[0].version = 1 << 40
+    newest = onnx.defs.onnx_opset_version()
+    assert fails(model) == (
+        f"the model asks for version 1099511627776 of operator set ''; versions 1 to {newest} are known"
+    )
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_damaged_file_is_refused_or_read(seed: int, tmp_path: Path) -> None:
+    """Whatever happens to a file, the answer is one sentence or a graph."""
+    rng = np.random.default_rng(seed)
+    payload = bytearray(small(seed % 7).SerializeToString())
+    if seed % 3 == 0:
+        del payload[int(rng.integers(len(payload))) :]
+    for _ in range(seed % 3):
+        payload[int(rng.integers(len(payload)))] = int(rng.integers(256))
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(payload)
+    message = ""
+    try:
+        import_model(path)
+    except CompileError as error:
+        message = str(error)
+    assert "\n" not in message

@@ -1,0 +1,269 @@
+"""Results that stay on chip: every output is right, whatever plan; what is held, where, and what it saves."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from support.golden_compare import compare
+from support.op_cases import convolution, random_cascade, whole
+
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.plan.cascade import Cascade, cascade
+from weft.compiler.plan.conv_plan import ConvPlan, candidates, unit
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.hdl.isa import PARAMETER_VECTORS
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.timing import TimingDevice
+
+DEFAULT = PRESETS["default"]
+
+
+def conv(name: str, src: View, out: int, kernel: int = 1, kind: str = "temp", stride: int = 1) -> Conv:
+    """With padding, so that stride 1 keeps the size."""
+    window = Window((kernel, kernel), (stride, stride), pad=(kernel // 2,) * 4)  # type: ignore[arg-type]
+    op = convolution(src, out, window, name=name, kind=kind)
+    scale = np.full(out, 60 / (np.sqrt(op.weight[0].size) * 127 * 40))
+    bias = np.arange(out, dtype=np.int32)
+    return dataclasses.replace(op, name=name, bias=bias, scale=scale, x_zero=5, y_zero=5)
+
+
+def added(op: Conv, other: View) -> Conv:
+    """With another value added to the result."""
+    then = Add("sum", whole(f"{op.name}/m", op.dst.shape, "temp"), other, op.dst, 0.7, 0.6, 5, 5, 5)
+    return dataclasses.replace(op, then=then)
+
+
+def compare_outputs(program: DeviceProgram, ops: tuple[DeviceOp, ...], config: Config) -> None:
+    """With random inputs: memory of temporaries is used again."""
+    rng = np.random.default_rng(1)
+    inputs = {
+        name: rng.integers(-128, 128, program.input_shape(name)).astype(np.int8)
+        for name, buffer in program.buffers.items()
+        if buffer.kind == "input"
+    }
+    compare(program, DeviceSegment("s", ops), inputs, config, temps=False)
+
+
+@pytest.mark.parametrize(("preset", "least"), [("tiny", 0.25), ("small", 0.4), ("default", 0.4)])
+def test_random_cascades(preset: str, least: float) -> None:
+    config, temps, held = PRESETS[preset], 0, 0
+    for seed in range(60):
+        rng = np.random.default_rng([seed, config.n])
+        segment, _ = random_cascade(rng)
+
+        def any_plan(shape: ConvShape, rng: np.random.Generator = rng) -> ConvPlan | None:
+            found = candidates(shape)
+            return found[int(rng.integers(len(found)))] if found else None
+
+        program = compile_segment(segment, config, **({} if seed % 2 else {"choose": any_plan}))
+        compare_outputs(program, segment.ops, config)
+        names = {op.dst.buffer.name for op in segment.ops if op.dst.buffer.kind == "temp"}
+        temps, held = temps + len(names), held + len(names - set(program.buffers))
+    assert held >= least * temps
+
+
+def test_what_is_held_does_not_move() -> None:
+    """The first layer reads its input and weights and stores nothing, the second reads its weights alone."""
+    first = conv("a", whole("x", (1, 14, 14, 64), "input"), 96, 3)
+    second = conv("y", first.dst, 32, 3, "output", stride=2)
+    kept, moved = (
+        compile_segment(DeviceSegment("s", (first, second)), DEFAULT, reuse=reuse) for reuse in (True, False)
+    )
+    compare_outputs(kept, (first, second), DEFAULT)
+    assert ("a" in kept.buffers, "a" in moved.buffers) == (False, True)
+    a, y = kept.layers
+    assert (a.written_bytes, y.written_bytes) == (0, 7 * 7 * 32)
+    assert moved.layers[0].written_bytes == 14 * 14 * 96
+    assert y.read_bytes == 3 * 3 * 96 * 32 + 2 * PARAMETER_VECTORS * DEFAULT.n
+    assert sum(kept.areas.sizes.values()) < sum(moved.areas.sizes.values())
+
+
+def residual_blocks() -> tuple[Conv, ...]:
+    """Two blocks whose input is read twice, the second time for an addition."""
+    ops = [conv("c", whole("x", (1, 14, 14, 32), "input"), 64)]
+    for index in range(2):
+        inner = conv(f"inner{index}", ops[-1].dst, 64, 3)
+        ops += [inner, added(conv(f"sum{index}", inner.dst, 64, 3), ops[-1].dst)]
+    return *ops, conv("y", ops[-1].dst, 10, kind="output")
+
+
+def test_what_is_added_later_stays_as_well() -> None:
+    ops = residual_blocks()
+    found = cascade(ops, DEFAULT)
+    assert set(found.held) == {"c", "inner0", "sum0", "inner1", "sum1"}
+    program = compile_segment(DeviceSegment("s", ops), DEFAULT)
+    compare_outputs(program, ops, DEFAULT)
+    assert set(program.buffers) == {"x", "y"}
+    (whole_program,) = program.timed.values()
+    assert (whole_program.name, whole_program.written_bytes) == ("c .. y", 14 * 14 * 10)
+    assert whole_program.macs == sum(op.macs for op in ops)
+    assert whole_program.dram_bytes == sum(layer.dram_bytes for layer in program.layers)
+
+
+def test_nothing_lies_on_anything_else() -> None:
+    """What is held while an operator runs is apart from its room, and from all that is held with it."""
+    ops = residual_blocks()
+    found = cascade(ops, DEFAULT)
+    alive = {name: [index for index, op in enumerate(ops) if touches(op, name)] for name in found.held}
+    for index in range(len(ops)):
+        sizes = {name: 4 * 14 * 14 for name, at in alive.items() if at[0] <= index <= at[-1]}
+        taken = [(found.held[name], found.held[name] + size) for name, size in sizes.items()]
+        taken = sorted([*taken, found.rooms[index]])
+        assert all(a[1] <= b[0] for a, b in pairwise(taken))
+        assert taken[-1][1] <= DEFAULT.scratchpad_size
+        assert all(edge % unit(DEFAULT) == 0 for edge in found.rooms[index])
+
+
+def touches(op: Conv, name: str) -> bool:
+    then = [op.then.b] if isinstance(op.then, Add) else []
+    return name in {view.buffer.name for view in (op.src, op.dst, *then)}
+
+
+def test_coordinates_of_tall_images() -> None:
+    """They count from the rows that a tile reads: an image may have more than a coordinate can say."""
+    config = dataclasses.replace(PRESETS["tiny"], scratchpad_banks=16, scratchpad_depth=4096)
+    first = conv("a", whole("x", (1, 40000, 1, 4), "input"), 4)
+    second = dataclasses.replace(
+        conv("y", first.dst, 4, kind="output"), weight=np.ones((4, 3, 1, 4), np.int16),
+        window=Window((3, 1), pad=(1, 0, 1, 0)), scale=np.full(4, 0.05),
+    )  # fmt: skip
+    ops = (first, second)
+    program = compile_segment(DeviceSegment("s", ops), config)
+    assert "a" not in program.buffers
+    compare_outputs(program, ops, config)
+
+
+def test_two_convolutions_read_one_result() -> None:
+    squeeze = conv("squeeze", whole("x", (1, 14, 14, 64), "input"), 16)
+    both = whole("both", (1, 14, 14, 128), "output")
+    expand = [
+        dataclasses.replace(op, dst=View(both.buffer, (1, 14, 14, 64), c=64 * index))
+        for index, op in enumerate((conv("e1", squeeze.dst, 64), conv("e3", squeeze.dst, 64, 3)))
+    ]
+    ops = (squeeze, *expand)
+    program = compile_segment(DeviceSegment("s", ops), DEFAULT)
+    assert "squeeze" not in program.buffers
+    compare_outputs(program, ops, DEFAULT)
+
+
+def test_every_second_pixel_of_what_is_held() -> None:
+    """As in the short cut of a residual block."""
+    first = conv("a", whole("x", (1, 10, 14, 64), "input"), 96)
+    ops = (first, conv("y", first.dst, 32, kind="output", stride=2))
+    program = compile_segment(DeviceSegment("s", ops), DEFAULT)
+    assert "a" not in program.buffers
+    compare_outputs(program, ops, DEFAULT)
+
+
+def test_a_matrix_read_as_an_image_of_the_same_channels() -> None:
+    """Buffers of one name may have other shapes for those who read them: the order of pixels is the same."""
+    first = conv("a", whole("x", (1, 1, 36, 24), "input"), 36)
+    image = dataclasses.replace(first.dst.buffer, shape=(1, 6, 6, 36))
+    second = conv("y", View(image, image.shape), 20, 3, "output")
+    program = compile_segment(DeviceSegment("s", (first, second)), DEFAULT)
+    assert "a" not in program.buffers
+    compare_outputs(program, (first, second), DEFAULT)
+
+
+def never_held() -> dict[str, tuple[DeviceOp, ...]]:
+    x = whole("x", (1, 12, 12, 32), "input")
+    first = conv("a", x, 32, 3)
+    wide = whole("wide", (1, 12, 12, 64), "temp")
+    part = dataclasses.replace(first, dst=View(wide.buffer, first.dst.shape))
+    rest = dataclasses.replace(conv("b", x, 32), dst=View(wide.buffer, first.dst.shape, c=32))
+    pool = Pool("pool", first.dst, whole("p", (1, 6, 6, 32), "output"), "max", Window((2, 2), (2, 2)))
+    flat = View(dataclasses.replace(first.dst.buffer, shape=(1, 1, 1, 12 * 12 * 32)), (1, 1, 1, 12 * 12 * 32))
+    even = conv("a", x, 48, 3)
+    groups = dataclasses.replace(
+        conv("y", even.dst, 8, kind="output"), weight=np.ones((8, 1, 1, 12), np.int16), groups=4
+    )
+    uneven = dataclasses.replace(
+        conv("a", x, 40), weight=np.ones((40, 1, 1, 8), np.int16), groups=4, scale=np.full(40, 0.01)
+    )
+    return {
+        "an output": (conv("a", x, 32, kind="output"), conv("y", first.dst, 8, kind="output")),
+        "read by a pooling": (first, pool),
+        "also read by a pooling": (first, conv("y", first.dst, 8, kind="output"), pool),
+        "part of a buffer": (part, rest, conv("y", wide, 8, kind="output")),
+        "written twice": (
+            wider := conv("a", x, 64), dataclasses.replace(rest, dst=View(wider.dst.buffer, first.dst.shape, c=32)),
+            conv("y", wider.dst, 8, kind="output"),
+        ),
+        "also added to what is made of it": (
+            first, added(conv("y", first.dst, 32, kind="output"), first.dst)
+        ),
+        "part of what is read": (
+            first, conv("y", View(first.dst.buffer, (1, 12, 12, 8)), 8, kind="output")
+        ),
+        "rows of what is read": (
+            first, conv("y", View(first.dst.buffer, (1, 6, 12, 32), y=3), 8, kind="output")
+        ),
+        "other channels": (first, conv("y", flat, 8, kind="output")),
+        "pieces that are no vectors": (even, groups),
+        "tiles that are no vectors": (uneven, conv("y", uneven.dst, 8, kind="output")),
+        "too large": (
+            big := conv("a", whole("x", (1, 60, 60, 16), "input"), 96), conv("y", big.dst, 8, kind="output")
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", never_held())
+def test_what_cannot_be_held_is_not(case: str) -> None:
+    ops = never_held()[case]
+    if case == "an output":  # all agree about its kind
+        ops = (ops[0], dataclasses.replace(ops[1], src=ops[0].dst))  # type: ignore[call-arg]
+    assert not cascade(ops, DEFAULT).held
+    compare_outputs(compile_segment(DeviceSegment("s", ops), DEFAULT), ops, DEFAULT)
+
+
+def test_weights_that_would_come_more_often_are_a_reason_not_to() -> None:
+    """Beside a result that stays there may be too little room for weights to stay."""
+    first = conv("a", whole("x", (1, 14, 14, 1024), "input"), 256)
+    ops = (first, conv("y", first.dst, 256, 3, "output"))
+    assert not cascade(ops, DEFAULT).held
+    kept, moved = (
+        sum(layer.dram_bytes for layer in compile_segment(DeviceSegment("s", ops), DEFAULT, kept=kept).layers)
+        for kept in (Cascade({"a": 0}, ((4096, 16384),) * 2), Cascade())
+    )
+    assert kept > moved
+
+
+def test_strides_that_no_field_holds() -> None:
+    """In a scratchpad with all addresses that there are, rows may be farther apart than a stride can say."""
+    config = dataclasses.replace(DEFAULT, scratchpad_depth=8192)
+    first = conv("a", whole("x", (1, 8, 5000, 16), "input"), 16)
+    weight = np.ones((16, 2, 1, 16), np.int16)
+    second = dataclasses.replace(
+        conv("y", first.dst, 16), weight=weight, window=Window((2, 1), dilation=(7, 1)),
+        dst=whole("y", (1, 1, 5000, 16), "output"),
+    )  # fmt: skip
+    ops = (first, second)
+    assert not cascade(ops, config).held
+    compare_outputs(compile_segment(DeviceSegment("s", ops), config), ops, config)
+
+
+def cycles(program: DeviceProgram) -> int:
+    image = Image(program)
+    device = TimingDevice(DEFAULT, image.memory_bytes, latency=30)
+    image.run(device, {})
+    return device.counters()[Counter.CYCLES]
+
+
+def test_few_channels_are_faster_from_dram() -> None:
+    """Only LOAD lays windows of few channels side by side."""
+    first = conv("a", whole("x", (1, 14, 14, 24), "input"), 4)
+    second = conv("y", first.dst, 64, 3, "output")
+    ops = (first, second)
+    assert not cascade(ops, DEFAULT).held
+    kept, moved = (
+        compile_segment(DeviceSegment("s", ops), DEFAULT, kept=kept)
+        for kept in (Cascade({"a": 0}, ((2048, 16384),) * 2), Cascade())
+    )
+    compare_outputs(kept, ops, DEFAULT)
+    assert cycles(kept) > 1.3 * cycles(moved)
