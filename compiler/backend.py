@@ -28,6 +28,7 @@ from weft.compiler.lower.conv import lower_conv
 from weft.compiler.lower.softmax import lower_softmax
 from weft.compiler.lower.vector import lower_vector, pointwise_cycles, pool_cycles
 from weft.compiler.machine.areas import Areas
+from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.machine.memory import Constants, Placement
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.tasks import Task, Tasks
@@ -214,7 +215,7 @@ def _quicker(op: Conv, config: Config) -> tuple[Conv, Rows] | None:
         or not op.src.contiguous
         or op.groups > 1
         or kh == 1
-        or kh * channels * op.window.stride[1] >= 1 << 16  # LOAD's pitch
+        or kh * channels * op.window.stride[1] > PITCH_MAX
     ):
         return None
     found = gathered(op)

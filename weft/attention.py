@@ -14,7 +14,7 @@ from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Attention, Buffer, CompileError, DeviceSegment, View
 from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT
 from weft.compiler.machine.memory import LENGTH
-from weft.compiler.onnx.support_attention import ROW, SIZE
+from weft.compiler.onnx.support_attention import KEYS, ROW, SIZE
 from weft.configurations import configuration
 from weft.devices import Simulation, check_target, computes, simulated
 from weft.errors import InputError
@@ -26,9 +26,6 @@ from weft.runtime import Image
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
-
-_LENGTH_MAX = (1 << 15) - 1
-"""Keys that a mask can count."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +121,9 @@ class PagedAttention:
             raise CompileError(
                 f"'page' must be a multiple of the array's side {self.config.n}, not {self.page}"
             )
-        if self.page * self.capacity > _LENGTH_MAX:
+        if self.page * self.capacity > KEYS:
             raise CompileError(
-                f"'capacity' {self.capacity} pages of {self.page} keys are more than the {_LENGTH_MAX} keys"
+                f"'capacity' {self.capacity} pages of {self.page} keys are more than the {KEYS} keys"
                 " that masks can count"
             )
 

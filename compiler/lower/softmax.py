@@ -15,11 +15,8 @@ from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
 from weft.compiler.machine.memory import Constants, Ring, Source
 from weft.compiler.machine.tasks import Task, scratchpad
 from weft.hdl import isa
-from weft.hdl.isa import PARAMETER_VECTORS, Normalise
+from weft.hdl.isa import COORDINATE_MAX, PARAMETER_VECTORS, Normalise
 from weft.hdl.isa.config import Config
-
-COLUMNS = (1 << 15) - 1
-"""Columns that one instruction can tell from those behind the end of a row (`weft.hdl.isa.Softmax`)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ def _choose(src: Source, config: Config) -> _TileSize | None:
     room = config.scratchpad_size - PARAMETER_VECTORS
     whole = ceil_div(src.c, config.n)
     sizes = [whole] + [1 << k for k in reversed(range(12)) if 1 << k < whole]
-    for vectors in (size for size in sizes if size * config.n <= COLUMNS):
+    for vectors in (size for size in sizes if size * config.n <= COORDINATE_MAX):
         chunks = ceil_div(whole, vectors)
         for slots in (2, 1):
             sources = max(slots, chunks if chunks <= 4 else slots)

@@ -10,7 +10,8 @@ import numpy as np
 
 from weft.compiler.ir.graph import Add, Pool, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
-from weft.compiler.machine.emit import COUNT_MAX, STRIDE_MAX, Box, Emitter, ceil_div, parameters, taken
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters, taken
+from weft.compiler.machine.limits import COUNT_MAX, STRIDE_MAX
 from weft.compiler.machine.memory import Constants, Ring, Source
 from weft.compiler.machine.tasks import Task, scratchpad
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec

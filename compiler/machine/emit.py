@@ -9,19 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
 from weft.compiler.machine.memory import CONSTANTS, Constants, Source
 from weft.compiler.machine.tasks import Range, Task, dram, scratchpad
 from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Store
 from weft.hdl.isa.config import Config
 
-COUNT_MAX = (1 << 12) - 1
-"""The most that loops of MM and VEC count, and LOAD rows."""
-STRIDE_MAX = (1 << 15) - 1
-"""Largest stride of an address on chip."""
-LENGTH_MAX = PITCH_MAX = (1 << 16) - 1
-"""Bytes of a pixel, and from one to the next, that LOAD and STORE take."""
-RUN_MAX = (1 << 24) - 1
-"""Bytes of a row that LOAD takes."""
 RUN_CYCLES = 2
 """What a run of bytes costs the bus beyond its beats, about."""
 

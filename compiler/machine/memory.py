@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, View, sources
+from weft.compiler.machine.limits import PIXELS_MAX
 
 CONSTANTS = 0
 """Base register of weights and parameters (and, before them, of the instructions)."""
@@ -105,7 +106,7 @@ class Source:
 
     def joined(self, rows: int, pixels: int) -> tuple[int, int]:
         """Rows and pixels of a row of a box, as one row where rows of full width follow one another."""
-        whole = pixels == self.w and self.rows_join and rows * pixels < 1 << 16
+        whole = pixels == self.w and self.rows_join and rows * pixels <= PIXELS_MAX
         return (1, rows * pixels) if whole else (rows, pixels)
 
     def flattened(self) -> Source:

@@ -19,11 +19,12 @@ from weft.compiler.onnx.support_rounding import (
     scores_clamped,
 )
 from weft.compiler.onnx.support_softmax import normalised_axis, softmax_unit
+from weft.hdl.isa import COORDINATE_MAX
 
-KEYS = (1 << 15) - 1
+KEYS = COORDINATE_MAX
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
 
-SIZE, ROW = (1 << 15) - 1, (1 << 16) - 1
+SIZE, ROW = (1 << 15) - 1, (1 << 16) - 1  # of sums of products, of pitches
 """Largest numbers of elements of a head, and of all heads in a row."""
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.compiler.ir.graph import Attention
-from weft.compiler.machine.emit import COUNT_MAX, ceil_div
+from weft.compiler.machine.emit import ceil_div
+from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.plan.attention_cost import AttentionCost
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.compiler.ir.graph import Conv, DeviceOp, sources
-from weft.compiler.machine.emit import STRIDE_MAX, ceil_div
+from weft.compiler.machine.emit import ceil_div
+from weft.compiler.machine.limits import STRIDE_MAX
 from weft.compiler.machine.memory import Placement
 from weft.compiler.plan.conv_plan import ConvPlan, plan, unit
 from weft.compiler.plan.conv_shape import ConvShape, Room

@@ -12,16 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.machine.emit import (
-    COUNT_MAX,
-    LENGTH_MAX,
-    PITCH_MAX,
-    RUN_CYCLES,
-    RUN_MAX,
-    STRIDE_MAX,
-    ceil_div,
-    row_reads,
-)
+from weft.compiler.machine.emit import RUN_CYCLES, ceil_div, row_reads
+from weft.compiler.machine.limits import COUNT_MAX, LENGTH_MAX, PITCH_MAX, RUN_MAX, STRIDE_MAX
 from weft.compiler.plan.conv_shape import ConvShape, cuts
 from weft.hdl.isa import WORD_BYTES
 

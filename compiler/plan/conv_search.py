@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.machine.emit import LENGTH_MAX, STRIDE_MAX
+from weft.compiler.machine.limits import LENGTH_MAX, STRIDE_MAX
 from weft.compiler.plan.conv_parts import Array, Parts, Zone, near
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa import PARAMETER_VECTORS

@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import Conv, Window
-from weft.compiler.machine.emit import COUNT_MAX, Box, ceil_div
+from weft.compiler.machine.emit import Box, ceil_div
+from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX
 from weft.compiler.machine.memory import Source
 from weft.hdl.isa.config import Config
 
@@ -140,9 +141,9 @@ class ConvShape:
         return (
             (kw - 1) * dx - pad_left >= 0
             and last < self.src.w
-            and pad_left * pitch < 1 << 16
-            and self.span < 1 << 16
-            and sx * pitch < 1 << 16
+            and pad_left * pitch <= BEFORE_MAX
+            and self.span <= LENGTH_MAX
+            and sx * pitch <= PITCH_MAX
         )
 
     @property

@@ -20,6 +20,7 @@ from weft.hdl.checker.accesses import (
 )
 from weft.hdl.checker.extents import Extents
 from weft.hdl.isa import (
+    COORDINATE_MAX,
     FILL_MAX,
     Instruction,
     Load,
@@ -67,8 +68,10 @@ def check_instruction(
         raise ProgramError(f"'vectors' {i.vectors} has {entries} entries, but the table {config.table_depth}")
     if isinstance(i, (Mm, Vec)):
         for field in ("h", "w"):
-            if getattr(i, field) > 1 << 15:
-                raise ProgramError(f"{field!r} is {getattr(i, field)}, but coordinates end at 32767")
+            if getattr(i, field) > COORDINATE_MAX + 1:
+                raise ProgramError(
+                    f"{field!r} is {getattr(i, field)}, but coordinates end at {COORDINATE_MAX}"
+                )
     chip, memory = on_chip(i, config), dram(i)
     if isinstance(i, Vec):
         _check_vec(i, config)

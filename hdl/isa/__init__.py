@@ -18,6 +18,7 @@ from weft.hdl.isa.encoding import (
 )
 from weft.hdl.isa.instructions import (
     BASES,
+    COORDINATE_MAX,
     FILL_MAX,
     PARAMETER_VECTORS,
     End,
@@ -34,7 +35,8 @@ from weft.hdl.isa.instructions import (
 )
 
 __all__ = [
-    "BASES", "FILL_MAX", "INSTRUCTIONS", "PARAMETER_VECTORS", "SEMAPHORES", "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES",
-    "End", "Instruction", "IsaError", "Load", "Mm", "Normalise", "Opcode", "Place", "Queue", "Reduce", "Softmax",
-    "Source", "Store", "Table", "Vec", "VectorInstruction", "decode", "limits", "places", "used_bits",
+    "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "PARAMETER_VECTORS", "SEMAPHORES", "SEMAPHORE_MAX",
+    "WORD_BITS", "WORD_BYTES", "End", "Instruction", "IsaError", "Load", "Mm", "Normalise", "Opcode", "Place",
+    "Queue", "Reduce", "Softmax", "Source", "Store", "Table", "Vec", "VectorInstruction", "decode", "limits",
+    "places", "used_bits",
 ]  # fmt: skip

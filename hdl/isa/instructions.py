@@ -33,6 +33,8 @@ BASES = 8
 """Base registers that DRAM addresses are relative to."""
 FILL_MAX = 1 << 17
 """Most fill bytes of a `Load`'s row behind those from DRAM: as it passes them, nothing tells that a program goes on."""
+COORDINATE_MAX = (1 << 15) - 1
+"""Largest row or column of an operand with bounds: coordinates are 16-bit two's complement."""
 PARAMETER_VECTORS = 8
 """Scratchpad vectors that hold one `Vec` parameter block (see there)."""
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from weft.compiler.machine.emit import COUNT_MAX, Box, Emitter
+from weft.compiler.machine.emit import Box, Emitter
+from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.machine.memory import INPUTS, Constants, Source
 from weft.hdl.checker.accesses import Dram, dram, pixel_loops
 from weft.hdl.isa import Load
