@@ -14,7 +14,7 @@ from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
-from weft.sim.device import DeviceError, check_base, check_program, check_range
+from weft.sim.device import Device, DeviceError, check_base, check_program, check_range
 
 PROBE_SECONDS = 0.2
 """Seconds in which a board answers that is asked at its own baud rate."""
@@ -30,7 +30,7 @@ STILL = 100
 """Looks at a counter of cycles that stands still, after which the core is not waited for."""
 
 
-class BoardDevice:
+class BoardDevice(Device):
     """A `weft.sim.device.Device` that is an FPGA board on a serial port. Use `open`.
 
     Parameters

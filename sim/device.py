@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from weft.hdl.errors import WeftError
@@ -44,7 +45,7 @@ def check_memory(latency: int, bytes_per_cycle: float | None) -> None:
 
 @runtime_checkable
 class Device(Protocol):
-    """An accelerator with its memory.
+    """An accelerator with its memory. Classes that derive from it need not define the last three methods.
 
     Attributes
     ----------
@@ -52,10 +53,13 @@ class Device(Protocol):
         What was built; programs for another configuration must not be started.
     memory_bytes : int
         Size of the DRAM, addresses 0 to ``memory_bytes - 1``.
+    computes : bool
+        Whether results are in memory after a program.
     """
 
     config: Config
     memory_bytes: int
+    computes: bool = True
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
@@ -74,3 +78,17 @@ class Device(Protocol):
 
     def counters(self) -> dict[Counter, int]:
         """The counters of the last program; a device without time leaves out what it does not know."""
+        ...
+
+    def mark_writes(self, totals: Sequence[int]) -> None:
+        """Ask for the cycles in which the program, from its start on, has written as many bytes to DRAM as each of the
+        ascending `totals`."""
+        return None
+
+    def marks(self) -> list[int] | None:
+        """These cycles, those of totals that were reached; None from a device that does not note them."""
+        return None
+
+    def close(self) -> None:
+        """Free what the device holds. It cannot be used afterwards."""
+        return None

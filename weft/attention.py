@@ -16,7 +16,7 @@ from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT
 from weft.compiler.machine.memory import LENGTH
 from weft.compiler.onnx.support_attention import KEYS, ROW, SIZE
 from weft.configurations import configuration
-from weft.devices import Simulation, check_target, computes, simulated
+from weft.devices import Simulation, check_target, simulated
 from weft.errors import InputError
 from weft.hdl.checker.program import check as check_program
 from weft.hdl.isa.config import Config
@@ -208,7 +208,7 @@ class PagedAttention:
         with simulated(on, self.config, image.memory_bytes, simulation) as device:
             image.run(device, contents, registers={LENGTH: length})
             report = report_of(self.program, device, self.config)
-            if not computes(device):
+            if not device.computes:
                 return Result({}, report, b"")
             y = image.read(device, "y").reshape(wanted["q"])
             return Result({"y": y}, report, device.read(0, image.memory_bytes))

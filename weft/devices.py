@@ -94,13 +94,8 @@ def simulated(
     try:
         yield device
     finally:
-        if isinstance(on, str) and hasattr(device, "close"):
+        if isinstance(on, str):
             device.close()
-
-
-def computes(device: Device) -> bool:
-    """Whether results are in the device's memory after a program."""
-    return getattr(device, "computes", True)
 
 
 def _made(on: str, config: Config, memory_bytes: int, simulation: Simulation) -> Device:

@@ -15,7 +15,7 @@ from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir.graph import HostSegment
 from weft.compiler.onnx.host import from_buffer, run_host, to_buffer
-from weft.devices import Simulation, check_target, computes, simulated
+from weft.devices import Simulation, check_target, simulated
 from weft.errors import InputError
 from weft.files import whole_folder
 from weft.hdl.files.schema import printable
@@ -181,7 +181,7 @@ class Program:
             image = Image(segment)
             less = "; with `plain_inputs` it may need less" if segment.rows else ""
             with simulated(on, self.config, image.memory_bytes, simulation, less) as device:
-                complete = complete and computes(device)
+                complete = complete and device.computes
                 self._run_image(image, device, values)
                 kept += device.read(0, image.memory_bytes) if memory and complete else b""
                 layers += layers_of(segment, device, self.config)
@@ -216,11 +216,11 @@ class Program:
         """Run one device program; `values` gives what enters it, as far as it is known, and receives what leaves it."""
         names = image.program.buffers
         entering = [item for item in self._compiled.to_device if item.buffer.name in names]
-        known = [item for item in entering if computes(device) or item.value in values]
+        known = [item for item in entering if device.computes or item.value in values]
         contents = {item.buffer.name: to_buffer(item, values[item.value]) for item in known}
         image.run(device, contents)
         for item in self._compiled.from_device:
-            if item.buffer.name in names and computes(device):
+            if item.buffer.name in names and device.computes:
                 values[item.value] = from_buffer(item, image.read(device, item.buffer.name))
 
 

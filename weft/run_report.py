@@ -32,8 +32,7 @@ def layers_of(program: DeviceProgram, device: Device, config: Config) -> list[di
     ``bound`` is what paces the layer on the pipelined core, None on the sequential one, where units take turns.
     """
     in_turn = runs_in_turn(device, config)
-    marks = getattr(device, "marks", None)
-    times = marks() if marks is not None else None
+    times = device.marks()
     rows, previous = [], 0
     for index, layer in enumerate(program.timed.values()):
         cycles = None

@@ -53,9 +53,7 @@ class Image:
             device.write(self.address(name), self.laid_out(name, array))
         for base, value in (self.bases | (registers or {})).items():
             device.set_base(base, value)
-        marks = getattr(device, "mark_writes", None)
-        if marks is not None:
-            marks(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())
+        device.mark_writes(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())
         device.start(self.bases[CONSTANTS] + program.entry)
         device.wait(timeout)
 

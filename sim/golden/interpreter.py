@@ -35,14 +35,14 @@ from weft.hdl.isa import (
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.features import lacking
 from weft.hdl.isa.memmap import Counter
-from weft.sim.device import DeviceError, check_base, check_program
+from weft.sim.device import Device, DeviceError, check_base, check_program
 from weft.sim.golden.memories import Memories
 from weft.sim.golden.units import EXECUTE
 
 _decode = lru_cache(maxsize=1 << 16)(decode)
 
 
-class GoldenDevice:
+class GoldenDevice(Device):
     """A `weft.sim.device.Device` that computes with numpy and knows no time.
 
     Parameters

@@ -20,7 +20,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
-from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
+from weft.sim.device import Device, DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.verilator.verilate import Trace, build
 from weft.sim.waves.waves import CYCLE_TIME, Waves
 
@@ -112,7 +112,7 @@ def build_model(
     )
 
 
-class RtlDevice:
+class RtlDevice(Device):
     """A `weft.sim.device.Device` that simulates the generated Verilog cycle by cycle.
 
     Parameters

@@ -11,7 +11,7 @@ import numpy as np
 from weft.hdl.isa import BASES, WORD_BYTES, IsaError, Queue, decode
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.sim.device import DeviceError, check_base, check_memory, check_program, check_range
+from weft.sim.device import Device, DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.timing.hardware import parameters
 from weft.sim.timing.library import RawInterval, Request, library
 
@@ -44,7 +44,7 @@ class Interval:
     end: int
 
 
-class TimingDevice:
+class TimingDevice(Device):
     """A `weft.sim.device.Device` that predicts `weft.hdl.core.Core`'s counters, and computes nothing.
 
     Memory keeps what the host wrote: programs and page tables are read from it, everything else is not looked at, and
