@@ -14,6 +14,17 @@ from weft.hdl.matrix.pe import PeRow
 from weft.hdl.matrix.pe_pairs import DualRow, PackedRow, PairRow
 
 
+def _row_of(part: str) -> type[PeRow] | type[PairRow]:
+    return {"ecp5": PackedRow, "ice40": DualRow}.get(part, PeRow)
+
+
+def array_latency(config: Config, part: str = "generic") -> int:
+    """Cycles from a row of A to its row of C."""
+    row = _row_of(part)
+    # Element N-1 enters N-1 cycles late, and the last group is as many cycles behind the first as there are others.
+    return config.n - 1 + config.n // row.width - 1 + row.cycles
+
+
 class Array(wiring.Component):
     """Multiplies rows of A by a tile of weights: ``c[j] = sum_k a[k] * B[j][k]``.
 
@@ -52,7 +63,8 @@ class Array(wiring.Component):
     def __init__(self, config: Config, part: str = "generic") -> None:
         check_part(config, part)
         self.config = config
-        self._kind: type[PeRow] | type[PairRow] = {"ecp5": PackedRow, "ice40": DualRow}.get(part, PeRow)
+        self._kind = _row_of(part)
+        self.latency = array_latency(config, part)
         super().__init__(
             {
                 "a": In(config.widths.activation * config.n),
@@ -62,11 +74,6 @@ class Array(wiring.Component):
                 "c": Out(data.ArrayLayout(signed(config.widths.psum), config.n)),
             }
         )
-
-    @property
-    def latency(self) -> int:
-        # Element N-1 enters N-1 cycles late, and the last group is as many cycles behind the first as there are others.
-        return self.config.n - 1 + self.config.n // self._kind.width - 1 + self._kind.cycles
 
     def elaborate(self, platform: object) -> Module:
         m = Module()

@@ -20,7 +20,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib import divide, ports
 from weft.hdl.load import carve, load
-from weft.hdl.matrix.array import Array
+from weft.hdl.matrix.array import array_latency
 from weft.hdl.matrix.mm_rows import ROW_LATENCY
 from weft.hdl.memory.accumulator import rmw_latency
 from weft.hdl.store import store
@@ -33,12 +33,6 @@ NORMALISING = 5
 of one to two full probabilities, one less for every doubling, and 2 for less than one."""
 MASKED = 5
 """Cycles from accepting a Softmax to `weft.hdl.vector.mask.Mask.ready`: its phase counts to 4."""
-
-
-def _array_latency(config: Config) -> int:
-    array = Array(config)
-    array._MustUse__used = True  # it is asked, not built
-    return int(array.latency)
 
 
 def parameters(config: Config) -> dict[str, int]:
@@ -57,7 +51,7 @@ def parameters(config: Config) -> dict[str, int]:
         "word_bytes": WORD_BYTES,
         "read_latency": ports.READ_LATENCY,
         "row_latency": ROW_LATENCY,
-        "array_latency": _array_latency(config),
+        "array_latency": array_latency(config),
         "rmw_latency": rmw_latency(config),
         "fetch_burst_bytes": fetch.BURST_BYTES,
         "fetch_bursts": fetch.BURSTS,
