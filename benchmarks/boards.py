@@ -24,8 +24,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from weft.boards import estimate, flow
-from weft.boards.board import Board, BoardError, Resources
+from weft.boards.board import Board, BoardError
 from weft.boards.build import Built, build, elaborate, key
+from weft.boards.family import Resources
 from weft.boards.pll import PllError
 from weft.boards.registry import BOARDS, find
 from weft.boards.tools import ToolCrash, ToolError

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from weft.boards.family import Family, Resources
 from weft.boards.sites import DspRows
 from weft.boards.uart import MIN_DIVISOR
 from weft.hdl.errors import WeftError
@@ -23,14 +24,6 @@ RATE_ERROR = 0.02
 
 class BoardError(WeftError, ValueError):
     """A board, or a wish for one, that cannot be met; one sentence that says what to change."""
-
-
-class Family(enum.StrEnum):
-    """A family of parts: the value is the `part` of `weft.hdl.core.Core`."""
-
-    ECP5 = "ecp5"
-    ICE40 = "ice40"
-    GOWIN = "gowin"
 
 
 class MemoryKind(enum.StrEnum):
@@ -59,26 +52,6 @@ class Memory:
 
     kind: MemoryKind
     size: int
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a part has, or a design needs: LUTs with 4 inputs, flip-flops, DSP blocks, block RAMs.
-
-    DSP blocks count as the part's tools count them: MULT18X18D (ECP5), SB_MAC16 (iCE40), MULT9X9 (Gowin).
-    A block RAM has 18, 4 and 18 kbit.
-    """
-
-    lut: int
-    ff: int
-    dsp: int
-    ram: int
-
-    NAMES = {"lut": "LUTs", "ff": "flip-flops", "dsp": "DSP blocks", "ram": "block RAMs"}  # noqa: RUF012
-
-    def items(self) -> list[tuple[str, int]]:
-        """(field, count) in the order of `NAMES`."""
-        return [(name, getattr(self, name)) for name in self.NAMES]
 
 
 @dataclass(frozen=True)

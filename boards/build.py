@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 import time
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.boards import flow, sites
-from weft.boards.board import Board, BoardError, Family, Line, MemoryKind, Resources
+from weft.boards.board import Board, BoardError, Line, MemoryKind
 from weft.boards.estimate import check_estimate, too_large
+from weft.boards.family import Resources
 from weft.boards.floorplan import floorplan
-from weft.boards.pll import Ecp5Pll, Pll
-from weft.boards.report import NOTES, slower_line, timing, usage
+from weft.boards.pll import Pll, ShiftedPll
+from weft.boards.report import slower_line, timing, usage
 from weft.boards.sdram_eye import Eye, best_eye, eye_at
 from weft.boards.shell import Shell
 from weft.boards.sites import array_sites, pin
@@ -57,7 +59,7 @@ class Built:
 
 def bitstream_name(board: Board) -> str:
     """File name of the board's bitstreams."""
-    return f"{BITSTREAM}{flow.TOOLS[board.family].bitstream}"
+    return f"{BITSTREAM}{board.family.bitstream}"
 
 
 def products(built: Built) -> list[Path]:
@@ -70,7 +72,7 @@ def make_top(board: Board, config: Config, clock: float, divisor: int) -> Any:
     from weft.boards.top import Top
 
     return Top(
-        config, board.family.value, board.memory, divisor, board=board.name, clock=clock, core=board.core
+        config, board.family.part, board.memory, divisor, board=board.name, clock=clock, core=board.core
     )
 
 
@@ -102,16 +104,16 @@ def elaborate(board: Board, config: Config, clock: float, make: MakeTop = make_t
     Raises `weft.boards.pll.PllError` if the board cannot make one near it, and `BoardError` if its memory or its serial
     link cannot run at it.
     """
-    tools = flow.TOOLS[board.family]
-    require(*tools.modules)
+    family = board.family
+    require("amaranth_boards", *family.modules)
     platform = board.platform()
     pll = board.pll(platform.default_clk_frequency, clock)
     actual, line = pll.output, board.line(pll.output)
     plan = platform.prepare(Shell(board, make(board, config, actual, line.divisor), clock), "top")
-    files = {name: plan.files[name] for name in ("top.il", f"top{tools.constraints}")}
-    if board.family is Family.ICE40:
-        # Else nextpnr takes the PLL's clock, and stops where that is reached without what it does not know.
-        files["top.pcf"] += f"\nset_frequency clk {tools.wanted(actual) / 1e6:.3f}\n"
+    files = {name: plan.files[name] for name in ("top.il", f"top{family.constraints}")}
+    if family.clock_constraint:
+        wanted = family.clock_constraint.format(family.wanted(actual) / 1e6)
+        files[f"top{family.constraints}"] += f"\n{wanted}\n"
     return Design(files, actual, line, sdram_eye(board, pll))
 
 
@@ -119,7 +121,7 @@ def sdram_eye(board: Board, pll: Pll) -> Eye | None:
     """What is left of the SDRAM's set-up and hold times with the phase that the PLL makes; None without SDRAM."""
     if board.memory.kind is not MemoryKind.SDRAM:
         return None
-    assert isinstance(pll, Ecp5Pll)
+    assert isinstance(pll, ShiftedPll)
     return eye_at(pll.output, pll.phase, best_eye(pll.output).capture)
 
 
@@ -173,7 +175,7 @@ def build(
         If `cache` belongs to another user, or cannot be written.
     """
     began = time.monotonic()
-    check_part(config, board.family.value)
+    check_part(config, board.family.part)
     if estimated:
         check_estimate(board, config)
     progress(f"generating the design for {board.title}")
@@ -210,9 +212,9 @@ def _run(
     synthesis_seconds = time.monotonic() - began
     flow.place(board, folder, facts["clock_hz"], facts["seed"], progress)
     flow.pack(board, folder, progress)
-    tools = flow.TOOLS[board.family]
+    family = board.family
     raw = json.loads((folder / "timing.json").read_text())
-    placed = "placed.json" if (folder / "placed.json").exists() else f"top{tools.routed}"
+    placed = "placed.json" if (folder / "placed.json").exists() else f"top{family.routed}"
     picture = floorplan(json.loads((folder / placed).read_text()), f"weft on {board.title}")
     (folder / FLOORPLAN).write_text(picture)
     report = {
@@ -222,15 +224,15 @@ def _run(
         "macs_per_cycle": config.n * config.n,
         "peak_gops": 2 * config.n * config.n * facts["clock_hz"] / 1e9,
         "resources": usage(board, need, raw["utilization"]),
-        "timing": timing(raw, facts["clock_hz"], tools.believed),
-        "notes": [*NOTES[board.family], *slower_line(board, facts["clock_hz"]), *notes],
+        "timing": timing(raw, facts["clock_hz"], family.believed),
+        "notes": [*board.family.notes, *slower_line(board, facts["clock_hz"]), *notes],
         "seconds": {"synthesis": round(synthesis_seconds, 1), "total": round(time.monotonic() - began, 1)},
         "tools": flow.tool_versions(board.family),
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
-    (folder / f"top{tools.bitstream}").rename(folder / bitstream_name(board))
+    (folder / f"top{family.bitstream}").rename(folder / bitstream_name(board))
     # Large, and nothing that a later build needs.
-    for name in ("top.json", "placed.json", f"top{tools.routed}"):
+    for name in ("top.json", "placed.json", f"top{family.routed}"):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -248,7 +250,8 @@ def key(board: Board, design: Design, seed: int) -> str:
         f"{design.clock}",
         f"{seed}",
     ]
-    sources = [Path(__file__), Path(flow.__file__), Path(sites.__file__)]
+    own = Path(inspect.getfile(board.family.place))
+    sources = [Path(__file__), Path(flow.__file__), Path(sites.__file__), own]
     for part in (*files.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:24]

@@ -12,24 +12,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from weft.boards.board import Board, BoardError, CoreKind, Family, MemoryKind, Resources
+from weft.boards.board import Board, BoardError, CoreKind, MemoryKind
+from weft.boards.family import Family, Resources
 from weft.hdl.files import schema
 from weft.hdl.isa.config import Config
 
 WEIGHTS = Path(__file__).with_name("estimates.json")
 FORMAT = "weft estimates 1"
-
-GEOMETRIES: dict[Family, tuple[tuple[int, int], ...]] = {
-    Family.ECP5: ((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384)),
-    Family.ICE40: ((16, 256), (8, 512), (4, 1024), (2, 2048)),
-    Family.GOWIN: ((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384)),
-}
-"""(bits, words) that a block RAM can be with one port to read and one to write."""
-
-
-def blocks(family: Family, bits: int, words: int) -> int:
-    """Block RAMs of a memory of `words` times `bits`."""
-    return min(-(-bits // width) * -(-words // depth) for width, depth in GEOMETRIES[family])
 
 
 def features(kind: str, board: Board, config: Config) -> dict[str, float]:
@@ -44,9 +33,9 @@ def features(kind: str, board: Board, config: Config) -> dict[str, float]:
         return {
             "one": 1,
             "n": n,
-            "scratchpad": config.scratchpad_banks * blocks(family, 8 * n, config.scratchpad_depth),
-            "accumulator": config.accumulator_banks * blocks(family, 32 * n, config.accumulator_depth),
-            "table": softmax * lanes * blocks(family, 8, config.table_depth),
+            "scratchpad": config.scratchpad_banks * family.blocks(8 * n, config.scratchpad_depth),
+            "accumulator": config.accumulator_banks * family.blocks(32 * n, config.accumulator_depth),
+            "table": softmax * lanes * family.blocks(8, config.table_depth),
             "softmax": softmax,
         }
     return {
@@ -70,10 +59,10 @@ def _features_sequential(kind: str, family: Family, config: Config) -> dict[str,
     if kind == "dsp":
         return {"one": 1, "n2": n * n}
     if kind == "ram":
-        memories = blocks(family, 8 * n, config.scratchpad_size) + blocks(
-            family, 32 * n, 2 * config.accumulator_size
+        memories = family.blocks(8 * n, config.scratchpad_size) + family.blocks(
+            32 * n, 2 * config.accumulator_size
         )
-        return {"one": 1, "memories": memories, "table": softmax * blocks(family, 8, config.table_depth)}
+        return {"one": 1, "memories": memories, "table": softmax * family.blocks(8, config.table_depth)}
     return {"one": 1, "n": n, "n2": n * n, "bus": config.bus_bytes, "softmax": softmax}
 
 
@@ -81,7 +70,7 @@ def memory_blocks(board: Board, config: Config) -> int:
     """Block RAMs that the board's memory takes from the part."""
     if board.memory.kind is not MemoryKind.BLOCK:
         return 0
-    return blocks(board.family, 8 * config.bus_bytes, board.memory.size // config.bus_bytes)
+    return board.family.blocks(8 * config.bus_bytes, board.memory.size // config.bus_bytes)
 
 
 class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -118,7 +107,7 @@ def text(found: dict[str, dict[str, Fit]]) -> str:
 
 def machine(board: Board) -> str:
     """What is alike on boards: the part's family and the core."""
-    return f"{board.family}-{board.core}"
+    return f"{board.family.name}-{board.core}"
 
 
 def estimate(board: Board, config: Config) -> Resources:

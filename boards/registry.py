@@ -1,15 +1,18 @@
-"""All boards by name."""
+"""All boards by name: those of every file in `weft.boards.targets`."""
 
 from __future__ import annotations
 
-from weft.boards import icebreaker, tang_nano_9k, tang_primer_20k, ulx3s
+import importlib
+import pkgutil
+
+from weft.boards import targets
 from weft.boards.board import RATES, Board, BoardError
 from weft.hdl.isa.config import Config
 
 BOARDS: dict[str, Board] = {
     board.name: board
-    for module in (ulx3s, icebreaker, tang_nano_9k, tang_primer_20k)
-    for board in module.BOARDS
+    for found in pkgutil.iter_modules(targets.__path__)
+    for board in importlib.import_module(f"{targets.__name__}.{found.name}").BOARDS
 }
 
 

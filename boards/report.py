@@ -5,24 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weft.boards.board import RATE_ERROR, Board, Family, Resources
-
-_PLACED = {
-    Family.ECP5: {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "dsp": "MULT18X18D", "ram": "DP16KD"},
-    Family.ICE40: {"lut": "ICESTORM_LC", "dsp": "ICESTORM_DSP", "ram": "ICESTORM_RAM"},
-    Family.GOWIN: {"lut": "LUT4", "ff": "DFF", "ram": "BSRAM"},
-}
-"""What nextpnr calls the places of each kind. Flip-flops of the iCE40 have none of their own, and DSP blocks of the
-Gowin parts are several kinds of place: those are counted in the netlist."""
-
-NOTES = {
-    Family.ECP5: [],
-    Family.ICE40: ["2.4 ns are added to nextpnr's period: it knows less delay of DSP blocks than there is",
-                   "LUTs are logic cells, which hold a LUT, a flip-flop, or both"],
-    Family.GOWIN: ["nextpnr knows no delays inside DSP blocks: 80 % of its clock is believed",
-                   "LUTs placed include those that only lead to a flip-flop"],
-}  # fmt: skip
-"""What a reader must know about the numbers of a family."""
+from weft.boards.board import RATE_ERROR, Board
+from weft.boards.family import Resources
 
 
 def slower_line(board: Board, clock: float) -> list[str]:
@@ -43,7 +27,7 @@ def usage(board: Board, need: Resources, places: dict[str, dict[str, int]]) -> d
     """
     rows = {}
     for name, count in need.items():
-        placed = places.get(_PLACED[board.family].get(name, ""), {}).get("used", count)
+        placed = places.get(board.family.placed.get(name, ""), {}).get("used", count)
         available = getattr(board.available, name)
         rows[name] = {
             "synthesised": count,

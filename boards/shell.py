@@ -8,8 +8,8 @@ from amaranth.hdl import ClockDomain, Const, Elaboratable, Instance, Module, Sig
 from amaranth.lib import io
 from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 
-from weft.boards.board import Board, Family, MemoryKind
-from weft.boards.pll import Ecp5Pll
+from weft.boards.board import Board, MemoryKind
+from weft.boards.pll import ShiftedPll
 
 
 def spread(m: Module, part: str, signal: Signal) -> Signal:
@@ -18,7 +18,7 @@ def spread(m: Module, part: str, signal: Signal) -> Signal:
     nextpnr moves clocks there by itself, resets not; and where such a net is in the way of another, its router takes
     all of it up again.
     """
-    if part != Family.ECP5:
+    if part != "ecp5":
         return signal
     everywhere = Signal(name=f"{signal.name}_everywhere")
     m.submodules += Instance("DCCA", i_CLKI=signal, i_CE=Const(1, 1), o_CLKO=everywhere)
@@ -68,14 +68,14 @@ class Shell(Elaboratable):
         port = platform.request(platform.default_clk, dir="-")
         locked = Signal()
         if shifted:
-            assert isinstance(pll, Ecp5Pll)
+            assert isinstance(pll, ShiftedPll)
             m.domains.sdram = sdram = ClockDomain(reset_less=True)
             pll.cell(m, port, sync.clk, locked, sdram.clk)
         else:
             pll.cell(m, port, sync.clk, locked)
         reset = Signal()
         m.submodules.reset_synchronizer = AsyncFFSynchronizer(~locked, reset)
-        m.d.comb += sync.rst.eq(spread(m, self.board.family.value, reset))
+        m.d.comb += sync.rst.eq(spread(m, self.board.family.part, reset))
 
     def _sdram(self, m: Module, pads: Any) -> None:
         sdram = self.top.sdram

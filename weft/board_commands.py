@@ -73,7 +73,7 @@ def _eye(board: Board) -> float | None:
 
 def _described(board: Board) -> dict[str, Any]:
     return {
-        "name": board.name, "title": board.title, "family": board.family.value, "core": board.core.value,
+        "name": board.name, "title": board.title, "family": board.family.name, "core": board.core.value,
         "resources": dict(board.available.items()), "clock_hz": board.clock, "baud": board.baud,
         "sdram_eye_ns": _eye(board),
         "memory": {"kind": board.memory.kind.value, "bytes": board.memory.size},
@@ -97,7 +97,7 @@ def _fits(board: Board, config: Config) -> bool:
     from weft.hdl.lib.parts import check_part
 
     try:
-        check_part(config, board.family.value)
+        check_part(config, board.family.part)
     except ConfigError:
         return False
     return fits(board, config)
@@ -162,7 +162,7 @@ def _cache() -> Path:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print what a build used, and its clock."""
-    from weft.boards.board import Resources
+    from weft.boards.family import Resources
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("resource")

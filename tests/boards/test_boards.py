@@ -13,15 +13,17 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.board import RATES, Board, BoardError, Family, MemoryKind
+from weft.boards.board import RATES, Board, BoardError, MemoryKind
 from weft.boards.build import elaborate
+from weft.boards.families.ecp5 import ECP5
+from weft.boards.families.ice40 import ICE40
 from weft.boards.registry import BOARDS, find, line_rates
 from weft.boards.report import slower_line
 from weft.boards.sdram_chip import sdram_pads
 from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
+from weft.boards.targets.ulx3s import pll
 from weft.boards.tools import run
 from weft.boards.top import Top
-from weft.boards.ulx3s import pll
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.parts import check_part
 from weft.hdl.verilog import yosys_command
@@ -65,9 +67,9 @@ def test_pins_and_clocks_are_constrained(name: str) -> None:
     text = constraints(BOARDS[name], Echo())
     assert dict(LOCATION.findall(text)) == PINS[name]
     board = BOARDS[name]
-    if board.family is Family.ECP5:
+    if board.family is ECP5:
         assert 'FREQUENCY PORT "clk25_0__io" 25000000.0 HZ;' in text
-    if board.family is Family.ICE40:
+    if board.family is ICE40:
         assert "set_frequency clk12_0__io 12.0" in text
         assert f"set_frequency clk {1e3 / (1e9 / board.clock - 2.4):.3f}" in text
 
@@ -170,7 +172,7 @@ def test_rates_to_try_begin_with_the_boards_own() -> None:
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_a_board_can_do_what_it_says(board: Board) -> None:
-    check_part(board.config, board.family.value)
+    check_part(board.config, board.family.part)
     source = board.platform().default_clk_frequency
     assert board.pll(source, board.clock).output == pytest.approx(board.clock, rel=0.005)
     assert board.line(board.clock).baud == board.baud

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from weft.boards import estimate
-from weft.boards.board import Board, BoardError, CoreKind, Family, Resources
+from weft.boards.board import Board, BoardError, CoreKind
+from weft.boards.families.ecp5 import ECP5
+from weft.boards.families.gowin import GOWIN
+from weft.boards.families.ice40 import ICE40
+from weft.boards.family import Family, Resources
 from weft.boards.registry import BOARDS
 from weft.hdl.isa.config import PRESETS, Config
 
@@ -19,33 +23,33 @@ TINY = Config.load("tiny")
 @pytest.mark.parametrize(
     ("family", "bits", "words", "count"),
     [
-        (Family.ECP5, 36, 512, 1),
-        (Family.ECP5, 37, 512, 2),
-        (Family.ECP5, 8, 2048, 1),
-        (Family.ECP5, 32, 1024, 2),
-        (Family.ICE40, 16, 256, 1),
-        (Family.ICE40, 32, 256, 2),
-        (Family.ICE40, 8, 2048, 4),
-        (Family.ICE40, 128, 64, 8),
-        (Family.GOWIN, 32, 4096, 8),
+        (ECP5, 36, 512, 1),
+        (ECP5, 37, 512, 2),
+        (ECP5, 8, 2048, 1),
+        (ECP5, 32, 1024, 2),
+        (ICE40, 16, 256, 1),
+        (ICE40, 32, 256, 2),
+        (ICE40, 8, 2048, 4),
+        (ICE40, 128, 64, 8),
+        (GOWIN, 32, 4096, 8),
     ],
 )
 def test_block_rams_of_a_memory(family: Family, bits: int, words: int, count: int) -> None:
-    assert estimate.blocks(family, bits, words) == count
+    assert family.blocks(bits, words) == count
 
 
 def needs(board: Board, config: Config) -> Resources:
     """A world in which the formulas are exact."""
     if board.core is CoreKind.SEQUENTIAL:
-        memories = estimate.blocks(board.family, 8 * config.n, config.scratchpad_size)
-        memories += estimate.blocks(board.family, 32 * config.n, 2 * config.accumulator_size)
+        memories = board.family.blocks(8 * config.n, config.scratchpad_size)
+        memories += board.family.blocks(32 * config.n, 2 * config.accumulator_size)
         return Resources(
             lut=4000 + 20 * config.n**2,
             ff=1500 + 30 * config.n,
             dsp=2 + config.n**2 // 2,
             ram=10 + memories + estimate.memory_blocks(board, config),
         )
-    ram = config.scratchpad_banks * estimate.blocks(board.family, 8 * config.n, config.scratchpad_depth)
+    ram = config.scratchpad_banks * board.family.blocks(8 * config.n, config.scratchpad_depth)
     return Resources(
         lut=1000 + 100 * config.n**2 + 200 * config.lanes,
         ff=500 + 50 * config.n**2 + 70 * config.n,

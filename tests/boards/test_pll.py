@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.boards.pll import TOLERANCE, Ecp5Pll, GowinPll, Ice40Pll, PllError
+from weft.boards.families.ecp5 import Ecp5Pll
+from weft.boards.families.gowin import GowinPll
+from weft.boards.families.ice40 import Ice40Pll
+from weft.boards.pll import TOLERANCE, PllError
 
 MEGA = st.integers(10, 200)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from weft.boards.board import BoardError
-from weft.boards.pll import Ecp5Pll, PllError
+from weft.boards.families.ecp5 import Ecp5Pll
+from weft.boards.pll import PllError
 from weft.boards.registry import BOARDS
 from weft.boards.sdram_chip import SdramTiming
 from weft.boards.sdram_eye import CAPTURES, CAS_LATENCY, LEAST, Eye, PadDelays, arrival, best_eye, eye_at
-from weft.boards.ulx3s import pll
+from weft.boards.targets.ulx3s import pll
 
 SOURCE = 25e6
 CLOCKS = range(10, 143)

@@ -11,7 +11,7 @@ import pytest
 
 from weft.boards.registry import find
 from weft.boards.sites import DspRows, array_sites, pin
-from weft.boards.ulx3s import RESOURCES
+from weft.boards.targets.ulx3s import RESOURCES
 
 ULX3S_85F = find("ulx3s-85f").dsp
 

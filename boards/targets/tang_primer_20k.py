@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
-from weft.boards.pll import GowinPll
+from weft.boards.board import Board, CoreKind, Memory, MemoryKind
+from weft.boards.families.gowin import GOWIN, GowinPll
+from weft.boards.family import Resources
 from weft.hdl.isa.config import Config
 
 
@@ -19,7 +20,7 @@ BOARDS = [
     Board(
         name="tang-primer-20k",
         title="Tang Primer 20K",
-        family=Family.GOWIN,
+        family=GOWIN,
         synthesis="synth_gowin -family gw2a",
         place=("--device", "GW2A-LV18PG256C8/I7", "--vopt", "family=GW2A-18C"),
         pack=("-d", "GW2A-18C", "--mspi_as_gpio", "--sspi_as_gpio", "--ready_as_gpio", "--done_as_gpio"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
-from weft.boards.pll import GowinPll
+from weft.boards.board import Board, CoreKind, Memory, MemoryKind
+from weft.boards.families.gowin import GOWIN, GowinPll
+from weft.boards.family import Resources
 from weft.hdl.isa.config import Config
 
 
@@ -19,7 +20,7 @@ BOARDS = [
     Board(
         name="tang-nano-9k",
         title="Tang Nano 9K",
-        family=Family.GOWIN,
+        family=GOWIN,
         synthesis="synth_gowin",
         place=("--device", "GW1NR-LV9QN88PC6/I5", "--vopt", "family=GW1N-9C"),
         pack=("-d", "GW1N-9C", "--sspi_as_gpio", "--mspi_as_gpio"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, CoreKind, Family, Memory, MemoryKind, Resources
-from weft.boards.pll import Ice40Pll
+from weft.boards.board import Board, CoreKind, Memory, MemoryKind
+from weft.boards.families.ice40 import ICE40, Ice40Pll
+from weft.boards.family import Resources
 from weft.hdl.isa.config import Config
 
 
@@ -19,7 +20,7 @@ BOARDS = [
     Board(
         name="icebreaker",
         title="iCEBreaker",
-        family=Family.ICE40,
+        family=ICE40,
         synthesis="synth_ice40 -dsp -abc9 -device u",
         place=("--up5k", "--package", "sg48"),
         pack=(),

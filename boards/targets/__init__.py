@@ -1,0 +1,1 @@
+"""Boards: one file each, which is found by being here."""
