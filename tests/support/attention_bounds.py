@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-import attention_cases as cases
 import numpy as np
 
+from support import attention_cases as cases
 from weft.compiler.ir.graph import Attention, Softmax
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.hdl.isa.config import Config

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import attention_cases as cases
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from support import attention_cases as cases
 from support.attention_models import Rng, Sizes, additive
 from support.qdq_models import Builder, Quantised
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import attention_bounds as bounds
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from support import attention_bounds as bounds
 from support import configurations
 from support.attention_drawn import Drawn, draw
 from support.graph_runs import device_ops

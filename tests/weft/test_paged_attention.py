@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import attention_bounds as bounds
 import numpy as np
 import pytest
+from support import attention_bounds as bounds
 from support import attention_cases, configurations
 from support.attention_cases import view
 

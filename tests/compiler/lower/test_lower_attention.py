@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import attention_bounds as bounds
 import numpy as np
 import pytest
+from support import attention_bounds as bounds
 from support import attention_cases, configurations
 from support.attention_cases import (
     attention,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import attention_models as models
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from support import attention_models as models
 from support import qdq_models
 from support.attention_models import Exploded, Sizes
 from support.graph_runs import device_ops, on_host, run_graph

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attention_models as models
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support import attention_models as models
 from support.attention_models import Exploded, Sizes
 
 from weft.compiler.frontend import import_model

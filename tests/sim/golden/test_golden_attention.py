@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import attention_model as model
 import numpy as np
 import pytest
+from support import attention_model as model
 
 from weft.hdl.checker.program import check
 from weft.hdl.isa import End, Instruction, Load, Mm, Normalise, Softmax, Source, Store, Table
