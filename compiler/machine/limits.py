@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.hdl.isa import INSTRUCTIONS, Opcode, Place, places
+from weft.hdl.isa import Opcode, Place, places
 
 
 def _high(found: Iterable[Place]) -> int:
@@ -13,15 +13,6 @@ def _high(found: Iterable[Place]) -> int:
 
 def _named(name: str, *opcodes: Opcode) -> int:
     return _high(places(opcode)[name] for opcode in opcodes)
-
-
-def _strides() -> Iterable[Place]:
-    """Fields named after an address and a loop: one that the instruction counts, or one of a row of pixels."""
-    for fields in map(places, INSTRUCTIONS):
-        for name, place in fields.items():
-            loop = name.partition("_")[2]
-            if loop in ("vector", "pixel", "row") or (loop in fields and fields[loop].low == 1):
-                yield place
 
 
 COUNT_MAX = _high(
@@ -37,7 +28,12 @@ COUNT_MAX = _high(
 """The most that loops of MM and VEC count, and rows of LOAD and STORE."""
 PIXELS_MAX = _named("pixels", Opcode.LOAD, Opcode.STORE)
 """Pixels of a row of LOAD and STORE."""
-STRIDE_MAX = _high(_strides())
+STRIDE_MAX = _high(
+    place
+    for opcode in (Opcode.LOAD, Opcode.MM, Opcode.VEC, Opcode.STORE)
+    for name, place in places(opcode).items()
+    if name.startswith(("a_", "c_", "src_", "dst_"))
+)
 """Largest stride of an address on chip."""
 LENGTH_MAX = _named("length", Opcode.LOAD, Opcode.STORE)
 """Bytes of a pixel that LOAD and STORE take."""
