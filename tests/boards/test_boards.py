@@ -90,9 +90,9 @@ def test_the_sdram_gets_a_shifted_clock(clock: float) -> None:
     assert "cell \\EHXPLLL" in design
     first, second = (
         int(re.search(rf"\\{name}_CPHASE [\w']*?(\d+)$", design, re.M)[1]) for name in ("CLKOP", "CLKOS")
-    )  # type: ignore[index]
-    divider = int(re.search(r"\\CLKOS_DIV [\w']*?(\d+)$", design, re.M)[1])  # type: ignore[index]
-    fine = int(re.search(r"\\CLKOS_FPHASE [\w']*?(\d+)$", design, re.M)[1])  # type: ignore[index]
+    )
+    divider = int(re.search(r"\\CLKOS_DIV [\w']*?(\d+)$", design, re.M)[1])
+    fine = int(re.search(r"\\CLKOS_FPHASE [\w']*?(\d+)$", design, re.M)[1])
     assert (second - first + fine / 8) / divider * 360 == pytest.approx(phase, abs=45 / divider / 2)
     assert made.eye is not None
     assert made.eye.least == pytest.approx(best_eye(made.clock).least, abs=0.2)

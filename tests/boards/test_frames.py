@@ -138,7 +138,7 @@ def test_bits_without_end_are_forgotten() -> None:
 )  # fmt: skip
 def test_requests_that_cannot_be_are_refused(fields: dict[str, int | bytes], words: str) -> None:
     with pytest.raises(FrameError, match=words):
-        Request(**{"sequence": 0, "operation": Operation.READ_MEMORY} | fields).encode()  # type: ignore[arg-type]
+        Request(**{"sequence": 0, "operation": Operation.READ_MEMORY} | fields).encode()
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,8 @@ def plain_registers(model: BoardModel) -> None:
     def write(address: int, payload: bytes) -> None:
         model.registers[address : address + len(payload)] = payload
 
-    model._write_registers = write  # type: ignore[method-assign]
-    model._run = lambda seen: None  # type: ignore[method-assign]
+    model._write_registers = write
+    model._run = lambda seen: None
 
 
 @cocotb.test()

@@ -117,7 +117,7 @@ def test_a_pool_is_fused_where_that_is_faster() -> None:
 def convolution_and_addition(size: int, kernel: int, cin: int, out: int) -> tuple[Conv, Add]:
     """One after the other."""
     r, y = (whole(name, (1, size, size, out), kind) for name, kind in (("r", "input"), ("y", "output")))
-    window = Window((kernel, kernel), pad=(kernel // 2,) * 4)  # type: ignore[arg-type]
+    window = Window((kernel, kernel), pad=(kernel // 2,) * 4)
     conv = convolution(whole("x", (1, size, size, cin), "input"), out, window, name="m", kind="temp")
     return conv, Add("sum", conv.dst, r, y, 0.7, 0.6)
 
@@ -216,7 +216,7 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
 @pytest.mark.parametrize("plain", [False, True])
 def test_bytes_of_a_layer_are_those_of_the_bus(kernel: int, stride: int, cin: int, plain: bool) -> None:
     """Where windows overlap, LOAD reads a row more than once."""
-    window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)  # type: ignore[arg-type]
+    window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)
     op = convolution(whole("x", (1, 40, 40, cin), "input"), 40, window)
     config = PRESETS["default"]
     image = Image(compile_segment(segment_of(op), config, plain_inputs=plain))

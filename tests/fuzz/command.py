@@ -46,7 +46,7 @@ def _run(arguments: list[str], seen: list[BaseException]) -> object:
             seen.append(error)
             raise
 
-    cli.app = watched  # type: ignore[assignment]
+    cli.app = watched
     try:
         cli.main(arguments)
     except SystemExit as end:

@@ -44,7 +44,7 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
     model = graph.finish()
     onnx.save(model, folder / "model.onnx")
     feeds = graph.feeds(np.random.default_rng(steps[-1][1]))
-    np.savez(folder / "in.npz", **feeds)  # type: ignore[arg-type]
+    np.savez(folder / "in.npz", **feeds)
     return compared(model, feeds, CONFIGS[name], timing=name not in _SEQUENTIAL)
 
 

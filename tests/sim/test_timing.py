@@ -30,9 +30,9 @@ def run_both(
     image: Image, config: Config, inputs: dict[str, np.ndarray], memory: dict[str, float | None]
 ) -> tuple[Counters, Counters]:
     """Counters of the RTL and of the model. Where they agree, so must the cycles of layers."""
-    model = TimingDevice(config, image.memory_bytes, **memory)  # type: ignore[arg-type]
+    model = TimingDevice(config, image.memory_bytes, **memory)
     image.run(model, inputs)
-    with RtlDevice(config, image.memory_bytes, **memory) as rtl:  # type: ignore[arg-type]
+    with RtlDevice(config, image.memory_bytes, **memory) as rtl:
         image.run(rtl, inputs)
         counters = rtl.counters()
         if counters == model.counters():

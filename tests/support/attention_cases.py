@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def view(name: str, shape: tuple[int, int, int, int], kind: str = "input") -> Vi
 def attention(
     rows: int, keys: int, size: int, *, images: int = 1, heads: int = 1, kv_heads: int = 1, v_size: int | None = None,
     beside: bool = True, lengths: tuple[int, ...] | None = None, causal: bool = False, offset: int = 0,
-    score_scale: float = 1e-3, scale: float = 1.0, rounding: Rounding | None = None, **zeros: int,
+    score_scale: float = 1e-3, scale: float = 1.0, rounding: Rounding | None = None, **zeros: Any,
 ) -> Attention:  # fmt: skip
     """An attention between inputs q, k, v and output y."""
     v_size = size if v_size is None else v_size
@@ -44,12 +45,12 @@ def random_attention(rng: np.random.Generator, config: Config) -> Attention:
     kv_heads = int(rng.choice([1, 1, 1, 2]))
     heads = kv_heads * int(rng.choice([1, 1, 2, 4]))
     images = int(rng.choice([1, 1, 1, 2]))
-    rows, keys = (int(rng.choice([1, rng.integers(1, 40), rng.integers(1, 301)])) for _ in range(2))
+    rows, keys = (int(rng.choice(np.array([1, rng.integers(1, 40), rng.integers(1, 301)]))) for _ in range(2))
     while images * heads * rows * keys * (size + v_size) > WORK * config.n / 16:
         rows, keys = (rows, (keys + 1) // 2) if keys > rows else ((rows + 1) // 2, keys)
     lengths = tuple(int(rng.integers(0, keys + 1)) if rng.random() < 0.4 else keys for _ in range(images))
     causal = bool(rng.random() < 0.4)
-    offset = int(rng.choice([0, keys - rows, rng.integers(-rows, keys + 1)])) if causal else 0
+    offset = int(rng.choice(np.array([0, keys - rows, rng.integers(-rows, keys + 1)]))) if causal else 0
     names = ("q_zero", "k_zero", "v_zero", "y_zero")
     share = float(rng.choice([0.0, 0.3, 1.0]))  # of zero points that are not 0
     zeros = {name: random_zero(rng) if rng.random() < share else 0 for name in names}
@@ -74,12 +75,12 @@ def random_rounding(rng: np.random.Generator, size: int) -> Rounding:
 
 
 def random_zero(rng: np.random.Generator) -> int:
-    return int(rng.choice([-128, 127, rng.integers(-128, 128)]))
+    return int(rng.choice(np.array([-128, 127, rng.integers(-128, 128)])))
 
 
 def random_softmax(rng: np.random.Generator) -> Softmax:
     """Rows of 1 to 700 elements, alone or as the channels of images."""
-    length = int(rng.choice([1, rng.integers(1, 40), rng.integers(1, 701)]))
+    length = int(rng.choice(np.array([1, rng.integers(1, 40), rng.integers(1, 701)])))
     shape = (
         int(rng.choice([1, 2])),
         int(rng.choice([1, 3])),

@@ -209,7 +209,7 @@ def random_written_out(rng: Rng) -> onnx.ModelProto:
     mask = None
     if rng.integers(2):
         allowed = np.arange(sizes.keys) < rng.integers(1, sizes.keys + 1, (sizes.batch, 1, 1, 1))
-        mask = additive(allowed, float(rng.choice([-10000.0, np.finfo(np.float32).min])))
+        mask = additive(allowed, float(rng.choice(np.array([-10000.0, np.finfo(np.float32).min]))))
     return written_out(
         rng, sizes, rounded=False, mask=mask, join=bool(rng.integers(2)),
         layout=str(rng.choice(["ishd", "ihsd"])), scale=str(rng.choice(["Mul", "Div", "q", "both"])),

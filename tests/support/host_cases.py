@@ -348,8 +348,8 @@ def movement(rng: Rng) -> Draw:
         wanted[int(rng.integers(rank))] = -1
         return op, [value, [np.array(wanted, np.int64)]], {}, 1
     if op in ("DepthToSpace", "SpaceToDepth"):
-        mode = {"mode": str(rng.choice(["DCR", "CRD"]))} if op == "DepthToSpace" else {}
-        return op, [floats(rng, [2, 8, 4, 6])], {"blocksize": 2} | mode, 1
+        layout = {"mode": str(rng.choice(["DCR", "CRD"]))} if op == "DepthToSpace" else {}
+        return op, [floats(rng, [2, 8, 4, 6])], {"blocksize": 2, **layout}, 1
     if op == "Squeeze":
         return op, [value.reshape([1, *size, 1]), [np.array([int(rng.choice([0, -1]))], np.int64)]], {}, 1
     if op == "Unsqueeze":

@@ -215,7 +215,7 @@ def random_chain(
         bias = rng.integers(-999, 999, out).astype(np.int32)
         return Conv(
             name, src, dst, weight, bias, scale, Window((kernel, kernel), pad=pad), x_zero=3, y_zero=3
-        )  # type: ignore[arg-type]
+        )
 
     left, right = View(both.buffer, shape), View(both.buffer, shape, c=c)
     ops = (

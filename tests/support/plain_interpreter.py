@@ -115,7 +115,8 @@ class Slow:
                 elements.append((self.scratchpad if i.source else self.accumulator)[address % 65536][j])
             else:
                 elements.append(-(2**31) if i.reduce == Reduce.MAX else i.pad)
-        r = {Reduce.NONE: lambda e: e[-1], Reduce.MAX: max, Reduce.SUM: sum}[Reduce(i.reduce)](elements)
+        combined = {Reduce.NONE: elements[-1], Reduce.MAX: max(elements), Reduce.SUM: sum(elements)}
+        r = combined[Reduce(i.reduce)]
         bias, mantissa, shift = self.parameters(i.params, j)
         p = signed(r + bias, 32) * mantissa + ((b - i.b_zero) * i.b_mantissa if i.add else 0)
         q = round(Fraction(p, 1 << shift))

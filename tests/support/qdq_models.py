@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -47,7 +48,7 @@ class Builder:
         self.nodes.append(helper.make_node(op, inputs, [f"{name}_out"], name=name, **attributes))
         return f"{name}_out"
 
-    def constant(self, values: np.ndarray, stem: str = "constant") -> str:
+    def constant(self, values: npt.ArrayLike, stem: str = "constant") -> str:
         name = self.name(stem)
         self.constants.append(numpy_helper.from_array(np.asarray(values), name))
         return name

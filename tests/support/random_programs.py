@@ -66,7 +66,8 @@ class Generator:
     def loops(self, size: int, counts: list[int], *, steps: list[int] | None = None) -> tuple[int, list[int]]:
         """A start and random strides for nested loops, outermost first, that stay within `size` addresses."""
         while True:
-            strides, span = [], 1
+            strides: list[int] = []
+            span = 1
             for count in reversed(counts):
                 small = self.random.choice([0, 1, 2, 3, -1, -2])
                 stride = self.random.choice([small, span, span, -span, span + 1])

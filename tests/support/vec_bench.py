@@ -139,8 +139,9 @@ class Port:
     """The signals of a read port."""
 
     def __init__(self, dut, name):
-        for member in ("valid", "ready", "address", "data"):
-            setattr(self, member, getattr(dut, f"{name}__{member}"))
+        self.valid, self.ready, self.address, self.data = (
+            getattr(dut, f"{name}__{member}") for member in ("valid", "ready", "address", "data")
+        )
 
 
 class Bench:

@@ -118,22 +118,22 @@ def test_demonstration(tmp_path: Path) -> None:
 def test_other_arguments(program: Program, tmp_path: Path) -> None:
     inputs = {"image": digits.held_out()[0][:1]}
     refused: list[tuple[Callable[[], Any], str]] = [
-        (lambda: program.run(inputs, on=3), "'on' must be 'golden', 'rtl' or 'timing', or a device, not int"),  # type: ignore[arg-type]
+        (lambda: program.run(inputs, on=3), "'on' must be 'golden', 'rtl' or 'timing', or a device, not int"),
         (lambda: program.run(inputs, on="fpga"), "unknown device 'fpga'; choose 'golden', 'rtl' or 'timing'"),
-        (lambda: program.run(inputs, memory=1), "'memory' must be True or False, not 1"),  # type: ignore[arg-type]
-        (lambda: program.run(inputs, trace=5), "'trace' must be a path or Waves, not int"),  # type: ignore[arg-type]
-        (lambda: program.run([1]), "inputs are a dict of arrays by name, not list"),  # type: ignore[arg-type]
-        (lambda: program.run({"image": [[1], [1, 2]]}), "input 'image' is no array: "),  # type: ignore[dict-item]
-        (lambda: program.save(5), "a folder is a path, not int"),  # type: ignore[arg-type]
-        (lambda: weft.load(5), "a folder is a path, not int"),  # type: ignore[arg-type]
-        (lambda: weft.compile(5), "a model is a path, bytes or an onnx.ModelProto, not int"),  # type: ignore[arg-type]
-        (lambda: weft.check(None), "a model is a path, bytes or an onnx.ModelProto, not NoneType"),  # type: ignore[arg-type]
-        (lambda: weft.compile(b"", config=5), "a configuration is a Config, a name or a JSON file, not int"),  # type: ignore[arg-type]
-        (lambda: weft.verilog(5), "a configuration is a Config, a name or a JSON file, not int"),  # type: ignore[arg-type]
-        (lambda: weft.compile(b"", reuse="no"), "'reuse' must be True or False, not 'no'"),  # type: ignore[arg-type]
-        (lambda: weft.compile(b"", plain_inputs=None), "'plain_inputs' must be True or False, not None"),  # type: ignore[arg-type]
-        (lambda: weft.compile(b"", progress=1), "'progress' must be a function, not int"),  # type: ignore[arg-type]
-        (lambda: weft.compile(b"", choose="best"), "'choose' must be a function, not str"),  # type: ignore[arg-type]
+        (lambda: program.run(inputs, memory=1), "'memory' must be True or False, not 1"),
+        (lambda: program.run(inputs, trace=5), "'trace' must be a path or Waves, not int"),
+        (lambda: program.run([1]), "inputs are a dict of arrays by name, not list"),
+        (lambda: program.run({"image": [[1], [1, 2]]}), "input 'image' is no array: "),
+        (lambda: program.save(5), "a folder is a path, not int"),
+        (lambda: weft.load(5), "a folder is a path, not int"),
+        (lambda: weft.compile(5), "a model is a path, bytes or an onnx.ModelProto, not int"),
+        (lambda: weft.check(None), "a model is a path, bytes or an onnx.ModelProto, not NoneType"),
+        (lambda: weft.compile(b"", config=5), "a configuration is a Config, a name or a JSON file, not int"),
+        (lambda: weft.verilog(5), "a configuration is a Config, a name or a JSON file, not int"),
+        (lambda: weft.compile(b"", reuse="no"), "'reuse' must be True or False, not 'no'"),
+        (lambda: weft.compile(b"", plain_inputs=None), "'plain_inputs' must be True or False, not None"),
+        (lambda: weft.compile(b"", progress=1), "'progress' must be a function, not int"),
+        (lambda: weft.compile(b"", choose="best"), "'choose' must be a function, not str"),
     ]
     for call, message in refused:
         with pytest.raises(InputError) as error:
@@ -146,5 +146,5 @@ def test_numbers_of_other_libraries_are_numbers(program: Program) -> None:
     plain = program.run(inputs, on="timing", latency=60, bandwidth=4.0).report["cycles"]
     for latency in (np.int64(60), np.uint8(60)):
         for bandwidth in (4, np.float32(4), np.int8(4), Fraction(8, 2)):
-            found = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth)  # type: ignore[arg-type]
+            found = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth)
             assert found.report["cycles"] == plain

@@ -98,7 +98,7 @@ def test_the_sequential_core_has_no_cycle_model(program: Program, board: str, tm
         tune(tmp_path / "not looked at", program.config)
     attention = PagedAttention(program.config, heads=1, head_size=8, page=8, pages=1, capacity=1)
     with pytest.raises(InputError, match=said):
-        attention.run(None, None, None, [], 0, on="timing")  # type: ignore[arg-type]
+        attention.run(None, None, None, [], 0, on="timing")
 
 
 def test_commands_for_the_sequential_core(

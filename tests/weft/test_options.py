@@ -35,7 +35,7 @@ LIMITS: dict[str, tuple[float, float | None]] = {
 def numbers() -> dict[str, type]:
     """Every option that is a number, and whether it is an int or a float."""
     found = {}
-    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(cli.app).commands
     for registered in cli.app.registered_commands:
         assert registered.callback is not None
         name = registered.name or registered.callback.__name__

@@ -216,4 +216,4 @@ def test_wrong_parameters(change: dict[str, object], message: str) -> None:
         "capacity": 2,
     }
     with pytest.raises((InputError, CompileError), match=f"^{message}$"):
-        PagedAttention(**(good | change))  # type: ignore[arg-type]
+        PagedAttention(**(good | change))

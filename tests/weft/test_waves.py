@@ -144,7 +144,7 @@ def test_window_is_that_of_the_program(written: Path) -> None:
 def bits(path: Path, wanted: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
     """Time and value of all changes of one-bit signals of the control unit, in a VCD file."""
     text = path.read_text().partition("$scope module control $end")[2]
-    ids = {re.search(rf"\$var wire 1 (\S+) {name} \$end", text)[1]: name for name in wanted}  # type: ignore[index]
+    ids = {re.search(rf"\$var wire 1 (\S+) {name} \$end", text)[1]: name for name in wanted}
     seen: dict[str, list[tuple[int, int]]] = {name: [] for name in wanted}
     now = 0
     for line in text.splitlines():

@@ -26,7 +26,7 @@ DEFAULT = PRESETS["default"]
 
 def conv(name: str, src: View, out: int, kernel: int = 1, kind: str = "temp", stride: int = 1) -> Conv:
     """With padding, so that stride 1 keeps the size."""
-    window = Window((kernel, kernel), (stride, stride), pad=(kernel // 2,) * 4)  # type: ignore[arg-type]
+    window = Window((kernel, kernel), (stride, stride), pad=(kernel // 2,) * 4)
     op = convolution(src, out, window, name=name, kind=kind)
     scale = np.full(out, 60 / (np.sqrt(op.weight[0].size) * 127 * 40))
     bias = np.arange(out, dtype=np.int32)
@@ -217,7 +217,7 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
 def test_what_cannot_be_held_is_not(case: str) -> None:
     ops = never_held()[case]
     if case == "an output":  # all agree about its kind
-        ops = (ops[0], dataclasses.replace(ops[1], src=ops[0].dst))  # type: ignore[call-arg]
+        ops = (ops[0], dataclasses.replace(ops[1], src=ops[0].dst))
     assert not cascade(ops, DEFAULT).held
     compare_outputs(compile_segment(DeviceSegment("s", ops), DEFAULT), ops, DEFAULT)
 

@@ -152,7 +152,7 @@ def test_load_of_what_is_no_text(tmp_path: Path, raw: bytes) -> None:
 def test_values_that_are_no_integers_or_huge(value: object) -> None:
     for field in dataclasses.fields(Config):
         with pytest.raises(ConfigError) as caught:
-            Config(**{field.name: value})  # type: ignore[arg-type]
+            Config(**{field.name: value})
         assert len(str(caught.value)) < 200
 
 

@@ -64,7 +64,7 @@ def test_limits_fit_and_nothing_beyond(opcode: Opcode, field: dataclasses.Field[
 @pytest.mark.parametrize("value", [True, 1.0, "1", None])
 def test_only_integers_are_encoded(value: object) -> None:
     with pytest.raises(IsaError) as caught:
-        Mm(ky=value).encode()  # type: ignore[arg-type]
+        Mm(ky=value).encode()
     assert str(caught.value) == f"MM field 'ky' must be an integer, not {value!r}"
 
 

@@ -57,7 +57,7 @@ def compare(config: Config, block: int, *, sequential: bool = False, cascades: b
             "stall_probability": float(rng.choice([0.0, 0.2, 0.5])),
             "stall_seed": int(rng.integers(1 << 30)),
         }
-        with RtlDevice(config, image.memory_bytes, sequential=sequential, **memory) as rtl:  # type: ignore[arg-type]
+        with RtlDevice(config, image.memory_bytes, sequential=sequential, **memory) as rtl:
             image.run(rtl, inputs, timeout=50_000_000 if sequential else 5_000_000)
             got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
         expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)

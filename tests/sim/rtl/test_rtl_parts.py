@@ -55,7 +55,7 @@ def test_parts(config: Config, part: str, seed: int, kind: type[Core | Sequentia
     golden = GoldenDevice(config, image.memory_bytes)
     image.run(golden, inputs)
     memory = {"stall_probability": 0.2, "stall_seed": seed}
-    with RtlDevice(config, image.memory_bytes, verilog=verilog(config, part, kind), **memory) as rtl:  # type: ignore[arg-type]
+    with RtlDevice(config, image.memory_bytes, verilog=verilog(config, part, kind), **memory) as rtl:
         image.run(rtl, inputs, timeout=20_000_000)
         got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
     expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)

@@ -62,7 +62,7 @@ def test_layers_run_as_in_the_cycle_model(config: Config) -> None:
         op = random_op(rng)
         program = compile_segment(segment_of(op), config)
         image, memory = Image(program), memory_of(config, rng)
-        model = TimingDevice(config, image.memory_bytes, trace=True, **memory)  # type: ignore[arg-type]
+        model = TimingDevice(config, image.memory_bytes, trace=True, **memory)
         image.run(model, {})
         with TracedRtl(config, image.memory_bytes, **memory) as rtl:
             image.run(rtl, random_inputs(rng, op))
