@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -95,7 +95,7 @@ class Family:
     pack: Callable[[tuple[str, ...]], list[str]]
     geometries: tuple[tuple[int, int], ...]
     needs: Callable[[Mapping[str, int], Path], Resources]
-    placed: Mapping[str, str]
+    placed: Mapping[str, str] = field(hash=False)
     notes: tuple[str, ...] = ()
     derating: float = 1.0
     unknown: float = 0.0

@@ -25,6 +25,7 @@ def find(name: str) -> Board:
 
 def line_rates(config: Config) -> list[int]:
     """Baud rates at which a board with `config` may answer, the likeliest first: those of boards whose own it is, of
-    all boards, and of boards that are built for another clock."""
-    own = [board.baud for board in BOARDS.values() if board.config.digest == config.digest]
-    return list(dict.fromkeys([*own, *(board.baud for board in BOARDS.values()), *RATES]))
+    all boards, and of boards that are built for another clock; of each the highest first."""
+    boards = sorted(BOARDS.values(), key=lambda board: -board.baud)
+    own = [board.baud for board in boards if board.config.digest == config.digest]
+    return list(dict.fromkeys([*own, *(board.baud for board in boards), *RATES]))

@@ -185,5 +185,5 @@ def test_a_board_can_do_what_it_says(board: Board) -> None:
 
 
 def test_an_unknown_board_is_named_with_those_there_are() -> None:
-    with pytest.raises(BoardError, match=r"^unknown board 'arty'; choose ulx3s-12f, .*, tang-primer-20k$"):
+    with pytest.raises(BoardError, match=r"^unknown board 'arty'; choose icebreaker, .*, ulx3s-85f$"):
         find("arty")

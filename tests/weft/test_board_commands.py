@@ -155,7 +155,7 @@ def test_a_slow_design_is_exit_code_1_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["build", "--board", "arty"], "unknown board 'arty'; choose ulx3s-12f, "),
+        (["build", "--board", "arty"], "unknown board 'arty'; choose icebreaker, "),
         (["build", "--board", "icebreaker", "--config", "vast"],
          "unknown configuration 'vast'; choose a preset (tiny, "),
         (["build", "--board", "tang-primer-20k", "--config", "huge"],
@@ -165,7 +165,7 @@ def test_a_slow_design_is_exit_code_1_and_leaves_nothing(
         (["build", "--board", "ulx3s-45f", "--clock", "150"],
          "the SDRAM cannot run at 150 MHz: its clock cycle is at least 7 ns; the nearest clock that can be used is 142 "
          "MHz"),
-        (["flash", "--board", "arty"], "unknown board 'arty'; choose ulx3s-12f, "),
+        (["flash", "--board", "arty"], "unknown board 'arty'; choose icebreaker, "),
         (["flash", "--board", "icebreaker"],
          "there is no bitstream build/icebreaker/weft.bin: build it with weft build --board icebreaker"),
         (["flash", "--board", "icebreaker", "my.bin"], "there is no bitstream my.bin: build it with "),

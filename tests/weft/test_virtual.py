@@ -67,7 +67,7 @@ def test_run_on_a_board_from_the_command_line(
     assert capsys.readouterr().out.endswith("mismatching bytes: 0\n")
     assert json.loads(Path("report.json").read_text())["counters"]["array_active"] > 0
     assert _exit_code([*arguments, "virtual:icecream"]) == 2
-    assert "error: unknown board 'icecream'; choose ulx3s-12f" in capsys.readouterr().err
+    assert "error: unknown board 'icecream'; choose icebreaker" in capsys.readouterr().err
 
 
 def test_host_that_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,7 +310,7 @@ def test_nothing_is_printed() -> None:
     """A conversion of values that are not finite warns in numpy and nowhere else."""
     code = (
         "import numpy as np, onnx; from onnx import helper\n"
-        "from weft.compiler import evaluate\n"
+        "from weft.compiler.onnx import evaluate\n"
         "evaluate.runtime = lambda: None\n"
         "v = helper.make_tensor_value_info\n"
         "n = helper.make_node('Cast', ['x'], ['y'], to=6)\n"
