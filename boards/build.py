@@ -15,7 +15,7 @@ from typing import Any
 from weft.boards import flow, sites
 from weft.boards.board import Board, BoardError, Line, MemoryKind
 from weft.boards.estimate import check_estimate, too_large
-from weft.boards.family import Resources
+from weft.boards.family import Family, Resources
 from weft.boards.floorplan import floorplan
 from weft.boards.pll import Pll, ShiftedPll
 from weft.boards.report import slower_line, timing, usage
@@ -250,8 +250,8 @@ def key(board: Board, design: Design, seed: int) -> str:
         f"{design.clock}",
         f"{seed}",
     ]
-    own = Path(inspect.getfile(board.family.place))
-    sources = [Path(__file__), Path(flow.__file__), Path(sites.__file__), own]
+    family = (Path(inspect.getfile(item)) for item in (Family, board.family.place))
+    sources = [Path(__file__), Path(flow.__file__), Path(sites.__file__), *family]
     for part in (*files.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:24]

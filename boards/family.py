@@ -26,6 +26,8 @@ class Resources:
         return [(name, getattr(self, name)) for name in self.NAMES]
 
 
+Command = Callable[[tuple[str, ...], str, str], list[str]]
+"""A command from options and the names of the file that is read and of the one that is written."""
 Cells = Mapping[str, Mapping[str, int]]
 """For each of `Resources.NAMES` how many of them a cell takes. Multiplexers that join LUTs cost none; a LUT RAM takes
 its LUTs, and those that write it."""
@@ -62,9 +64,11 @@ class Family:
     constraints, routed, bitstream : str
         Suffixes of the pin constraints, of nextpnr's result and of the bitstream.
     place : callable
-        The command that places and routes ``top.json``, from nextpnr's options.
+        The command that places and routes ``top.json``, from nextpnr's options and the names of the pin constraints
+        and of the result. It may leave ``placed.json`` as well.
     pack : callable
-        The command that writes the bitstream, from the part's options.
+        The command that writes the bitstream, from the part's options and the names of nextpnr's result and of the
+        bitstream.
     geometries : tuple of (int, int)
         (bits, words) that a block RAM can be with one port to read and one to write.
     needs : callable
@@ -91,8 +95,8 @@ class Family:
     constraints: str
     routed: str
     bitstream: str
-    place: Callable[[tuple[str, ...]], list[str]]
-    pack: Callable[[tuple[str, ...]], list[str]]
+    place: Command
+    pack: Command
     geometries: tuple[tuple[int, int], ...]
     needs: Callable[[Mapping[str, int], Path], Resources]
     placed: Mapping[str, str] = field(hash=False)

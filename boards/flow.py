@@ -90,17 +90,17 @@ def place(board: Board, folder: Path, clock: float, seed: int, progress: Progres
             pace.tell(text.removeprefix("Info:").strip().rstrip("."))
 
     family = board.family
-    command = family.place(
-        (*board.place, "--json", "top.json", "--seed", str(seed), "--freq", f"{family.wanted(clock) / 1e6:.3f}",
-         "--report", "timing.json", "--timing-allow-fail")
-    )  # fmt: skip
+    options = (*board.place, "--json", "top.json", "--seed", str(seed), "--freq", f"{family.wanted(clock) / 1e6:.3f}",
+               "--report", "timing.json", "--timing-allow-fail")  # fmt: skip
+    command = family.place(options, f"top{family.constraints}", f"top{family.routed}")
     run("nextpnr", command, folder, line)
 
 
 def pack(board: Board, folder: Path, progress: Progress) -> None:
     """Write the bitstream, ``top`` with the family's suffix. Raises `weft.boards.tools.ToolError`."""
     progress("writing the bitstream")
-    run("pack", board.family.pack(board.pack), folder)
+    family = board.family
+    run("pack", family.pack(board.pack, f"top{family.routed}", f"top{family.bitstream}"), folder)
 
 
 def tool_versions(family: Family) -> list[str]:

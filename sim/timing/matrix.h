@@ -1,5 +1,5 @@
-// The matrix unit: rows of A (hdl/matrix/mm_rows.py), tiles of B a tile ahead of them (hdl/matrix/mm_weights.py), and when what the
-// array makes of a row reaches the accumulator (hdl/matrix/mm.py).
+// The matrix unit: rows of A (hdl/matrix/mm_rows.py), tiles of B a tile ahead of them (hdl/matrix/mm_weights.py), and
+// when what the array makes of a row reaches the accumulator (hdl/matrix/mm.py).
 //
 // Its reads are never refused for the sake of others, so once it has an instruction, only the next one matters to it.
 // It is therefore simulated ahead of all other units, and leaves behind what they have to know of every cycle.

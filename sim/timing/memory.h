@@ -1,4 +1,5 @@
-// The memory behind AXI4, cycle by cycle as sim/rtl/rtl_model.cpp has it, and the registers of hdl/bus/axi.py before it.
+// The memory behind AXI4, cycle by cycle as sim/rtl/rtl_model.cpp has it, and the registers of hdl/bus/axi.py before
+// it.
 #pragma once
 
 #include "common.h"

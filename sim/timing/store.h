@@ -1,5 +1,5 @@
-// The store unit (hdl/store/store.py): requests, reads of the scratchpad ahead of them, the packer (hdl/store/pack.py), and
-// confirmations.
+// The store unit (hdl/store/store.py): requests, reads of the scratchpad ahead of them, the packer
+// (hdl/store/pack.py), and confirmations.
 #pragma once
 
 #include "common.h"

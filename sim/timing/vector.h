@@ -1,5 +1,5 @@
-// The vector unit: the order of its reads (hdl/vector/vec.py), what holds them up with softmax (hdl/vector/vec_softmax.py,
-// hdl/lib/divide.py), and when results of the rigid pipelines behind them are written.
+// The vector unit: the order of its reads (hdl/vector/vec.py), what holds them up with softmax
+// (hdl/vector/vec_softmax.py, hdl/lib/divide.py), and when results of the rigid pipelines behind them are written.
 #pragma once
 
 #include <algorithm>
