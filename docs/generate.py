@@ -34,11 +34,32 @@ def instruction_set() -> str:
         lines.append(f"\n## {opcode.name} (opcode {int(opcode)})\n\n{meaning}\n\n")
         lines.append("| bits | field | values | |\n| --- | --- | --- | --- |\n")
         docs = {field.name: field.metadata["doc"] for field in dataclasses.fields(instruction)}
+        for name, feature in isa.required(opcode).items():
+            docs[name] += f" ({feature.value})"
         for name, place in isa.places(opcode).items():
             last = place.position + place.width - 1
             at = f"{last}" if place.width == 1 else f"{place.position}-{last}"
             lines.append(f"| {at} | `{name}` | {place.low} to {place.high} | {docs[name]} |\n")
+        lines += _operands(instruction)
     return "".join(lines)
+
+
+def _operands(instruction: type[isa.Instruction]) -> list[str]:
+    """What an instruction reads and writes, a row an operand."""
+    if not instruction.OPERANDS:
+        return []
+    lines = ["\n| operand | memory | | loops: iterations x stride | when | only if |\n"]
+    lines.append("| --- | --- | --- | --- | --- | --- |\n")
+    for operand in instruction.OPERANDS:
+        where = operand.memory.value
+        if operand.register:
+            where += f" of base register `{operand.register}`"
+        loops = ", ".join(f"{loop.name}: `{loop.count}` x `{loop.stride}`" for loop in operand.loops)
+        when = ", ".join(f"`{name}` = {int(value)}" for name, value in operand.when.items())
+        bounds = ", ".join(f"0 <= {bound.name} < `{bound.limit}`" for bound in operand.bounds)
+        way = "written" if operand.write else "read"
+        lines.append(f"| `{operand.name}` | {where} | {way} | {loops} | {when} | {bounds} |\n")
+    return lines
 
 
 def registers() -> str:

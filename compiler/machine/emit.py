@@ -12,8 +12,9 @@ import numpy as np
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
 from weft.compiler.machine.memory import CONSTANTS, Constants, Source
 from weft.compiler.machine.tasks import Range, Task, dram, scratchpad
-from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Store
+from weft.hdl.isa import WORD_BYTES, Load, Store
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.parameters import block
 
 RUN_CYCLES = 2
 """What a run of bytes costs the bus beyond its beats, about."""
@@ -54,14 +55,7 @@ class Box(NamedTuple):
 
 def parameters(config: Config, bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray) -> bytes:
     """A `Vec` parameter block for at most N columns (arrays of equal length; the rest is zero)."""
-    words = np.zeros(config.n, np.uint64)
-    count = len(bias)
-    words[:count] = (
-        (bias.astype(np.int64) & 0xFFFFFFFF).astype(np.uint64)
-        | (mantissa.astype(np.uint64) << np.uint64(32))
-        | (shift.astype(np.uint64) << np.uint64(56))
-    )
-    return words.view(np.uint8).reshape(config.n, PARAMETER_VECTORS).T.tobytes()
+    return block(bias, mantissa, shift, config.n)
 
 
 _KEPT = 1 << 12

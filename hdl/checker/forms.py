@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from weft.hdl.checker.accesses import Dram, Memory, OnChip, ProgramError, name
+from weft.hdl.checker.accesses import Dram, OnChip, ProgramError, name
 from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
 from weft.hdl.checker.extents import Extents
 from weft.hdl.checker.rules import ADDRESSES, check_instruction
-from weft.hdl.isa import WORD_BYTES, Instruction, IsaError, Load, Store, places
+from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Memory, Opcode, places
 from weft.hdl.isa.code import Code, mask
 from weft.hdl.isa.config import Config
 
@@ -83,7 +84,10 @@ class Forms:
     def _checked(self, index: int) -> _Form:
         instruction = self._code[index]
         chip, memory = self._check(index, instruction)
-        moves = isinstance(instruction, Store) or (isinstance(instruction, Load) and not instruction.paged)
+        moves = any(
+            operand.name == _moving(instruction.OPCODE) and operand.applies(instruction)
+            for operand in instruction.OPERANDS
+        )
         if moves:
             memory = [dataclasses.replace(run, offset=0) for run in memory]
         return _Form(chip, memory, moves)
@@ -138,7 +142,8 @@ def _distinct(code: Code) -> tuple[np.ndarray, list[int]]:
     """The form of each instruction, and of each form the first instruction."""
     words = code.words.copy()
     for opcode, rows in code.by_opcode():
-        words[rows] &= ~mask(opcode, ("wait", "signal", "offset"))
+        moving = _moving(opcode)
+        words[rows] &= ~mask(opcode, ("wait", "signal", *([moving] if moving else [])))
     raw = words.tobytes()
     known: dict[bytes, int] = {}
     first: list[int] = []
@@ -153,9 +158,18 @@ def _distinct(code: Code) -> tuple[np.ndarray, list[int]]:
 
 
 def _offsets(code: Code) -> np.ndarray:
-    """The field `offset` of those that have it."""
+    """The DRAM offset of those instructions that have it in a field."""
     offsets = np.zeros(len(code), np.int64)
     for opcode, rows in code.by_opcode():
-        if "offset" in places(opcode):
-            offsets[rows] = code.field("offset", opcode, rows)
+        if moving := _moving(opcode):
+            offsets[rows] = code.field(moving, opcode, rows)
     return offsets
+
+
+@cache
+def _moving(opcode: Opcode) -> str | None:
+    """The field with the DRAM offset of an instruction, if it has one."""
+    operands = INSTRUCTIONS[opcode].OPERANDS
+    fields = {item.name for item in operands if item.register is not None and item.name in places(opcode)}
+    assert len(fields) < 2
+    return next(iter(fields), None)

@@ -107,10 +107,9 @@ class _Races:
         past = int(not memory.write)
         cells = memory.cells(tables[past], low)
         if cells.max() > limits[other]:
-            row, pixel, byte = np.unravel_index(np.argmax(cells > limits[other]), cells.shape)
-            address = memory.offset + row * memory.row_pitch + pixel * memory.pitch + byte
-            where = f"byte {address} of base register {memory.base}"
-            self._refuse(index, memory.write, where, other, int(cells[row, pixel, byte]), past)
+            late = np.unravel_index(np.argmax(cells > limits[other]), cells.shape)
+            where = f"byte {memory.address(late)} of base register {memory.base}"
+            self._refuse(index, memory.write, where, other, int(cells[late]), past)
         memory.cells(tables[int(memory.write)], low)[...] = position + 1
 
     def _refuse(self, index: int, write: bool, where: str, queue: int, place: int, past_write: int) -> None:

@@ -7,14 +7,11 @@ import numpy as np
 from weft.hdl.checker.accesses import (
     Cells,
     Dram,
-    Memory,
     OnChip,
     ProgramError,
     distinct,
     dram,
     on_chip,
-    output_loops,
-    pixel_loops,
     sequence,
     verb,
 )
@@ -24,8 +21,8 @@ from weft.hdl.isa import (
     FILL_MAX,
     Instruction,
     Load,
-    Mm,
-    Normalise,
+    Memory,
+    Operand,
     Reduce,
     Softmax,
     Store,
@@ -34,7 +31,6 @@ from weft.hdl.isa import (
     VectorInstruction,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.features import lacking
 
 ADDRESSES = 1 << 32
 """Bytes behind a base register of which no more is known."""
@@ -53,35 +49,40 @@ def check_instruction(
         For any other broken rule, without the instruction's name.
     """
     i.check()
-    if reason := lacking(i, config):
+    if reason := i.unsupported(config):
         raise ProgramError(reason)
     if isinstance(i, Load):
         _check_load(i, config, extents)
     elif isinstance(i, Store) and i.pixels > 1 and i.pitch < i.length:
         raise ProgramError(f"'pitch' {i.pitch} is less than 'length' {i.length}")
-    elif isinstance(i, Mm) and not distinct(((i.oy, i.c_oy), (i.ox, i.c_ox))):
-        raise ProgramError("two rows of A in a tile add to one accumulator row")
     elif isinstance(i, Softmax):
         _check_softmax(i, extents)
     elif isinstance(i, Table) and config.n * i.vectors > config.table_depth:
         entries = config.n * i.vectors
         raise ProgramError(f"'vectors' {i.vectors} has {entries} entries, but the table {config.table_depth}")
-    if isinstance(i, (Mm, Vec)):
-        for field in ("h", "w"):
-            if getattr(i, field) > COORDINATE_MAX + 1:
-                raise ProgramError(
-                    f"{field!r} is {getattr(i, field)}, but coordinates end at {COORDINATE_MAX}"
-                )
-    chip, memory = on_chip(i, config), dram(i)
+    operands = [operand for operand in i.OPERANDS if operand.applies(i)]
+    for operand in operands:
+        _check_operand(operand, i, config)
+    chip, memory = on_chip(i, config), dram(i, config)
     if isinstance(i, Vec):
         _check_vec(i, config)
-    if isinstance(i, (Vec, Normalise)) and i.low > i.high:
-        raise ProgramError(f"'low' {i.low} is above 'high' {i.high}")
+    low, high = getattr(i, "low", 0), getattr(i, "high", 0)
+    if low > high:
+        raise ProgramError(f"'low' {low} is above 'high' {high}")
     if isinstance(i, VectorInstruction):
-        _check_overlap(i, config, chip)
+        _check_overlap(i, config, operands, chip)
     for run in memory:
         _check_dram(run, extents)
     return chip, memory
+
+
+def _check_operand(operand: Operand, i: Instruction, config: Config) -> None:
+    if operand.distinct and not distinct(tuple(operand.nest(i, config, *operand.distinct))):
+        raise ProgramError(operand.clash)
+    for bound in operand.bounds:
+        limit = getattr(i, bound.limit)
+        if limit > COORDINATE_MAX + 1:
+            raise ProgramError(f"{bound.limit!r} is {limit}, but coordinates end at {COORDINATE_MAX}")
 
 
 def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
@@ -91,8 +92,6 @@ def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
         raise ProgramError(
             f"'length' {i.length} is more than a vector of {config.n}, which 'transpose' takes"
         )
-    if not distinct(pixel_loops(i, config.n)):
-        raise ProgramError("two vectors go to one scratchpad address")
     behind = (i.pixels - 1) * i.pitch + i.length - i.before - i.run
     if behind > FILL_MAX:
         raise ProgramError(
@@ -107,8 +106,6 @@ def _check_softmax(i: Softmax, extents: Extents | None) -> None:
         raise ProgramError(f"base register {i.register} holds no number in this program")
     if i.first and i.final:
         raise ProgramError("'first' starts row states anew, which 'final' only reads")
-    if not distinct(((i.oy, i.state_oy), (i.ox, i.state_ox))):
-        raise ProgramError("two rows of scores have one row state")
 
 
 def _check_vec(i: Vec, config: Config) -> None:
@@ -120,13 +117,18 @@ def _check_vec(i: Vec, config: Config) -> None:
         raise ProgramError(f"'b_mantissa' is {i.b_mantissa}, but mantissas have {config.mantissa_bits} bits")
 
 
-def _check_overlap(i: VectorInstruction, config: Config, chip: list[OnChip]) -> None:
+def _check_overlap(i: VectorInstruction, config: Config, operands: list[Operand], chip: list[OnChip]) -> None:
     """No output may overwrite what a later one reads."""
-    scratchpad = [access for access in chip if access.memory is Memory.SCRATCHPAD]
-    written = _present(next(access.cells for access in scratchpad if access.write), config.scratchpad_size)
-    for access in scratchpad:
-        if not access.write and written[access.cells].any():
-            _check_in_place(i, access.field)
+    accesses = [
+        (operand, access)
+        for operand, access in zip(operands, chip, strict=True)
+        if operand.memory is Memory.SCRATCHPAD
+    ]
+    output, cells = next((operand, access.cells) for operand, access in accesses if operand.write)
+    written = _present(cells, config.scratchpad_size)
+    for operand, access in accesses:
+        if not operand.write and written[access.cells].any():
+            _check_in_place(i, config, output, operand)
 
 
 def _present(cells: Cells, size: int) -> np.ndarray:
@@ -135,19 +137,18 @@ def _present(cells: Cells, size: int) -> np.ndarray:
     return present
 
 
-def _check_in_place(i: VectorInstruction, field: str) -> None:
-    """The instruction reads as `field` vectors that it also writes."""
-    if field == "params":
-        raise ProgramError("'dst' writes into the parameter block")
-    write = sequence(i.dst, output_loops(i, "dst"))
-    reduction = ((i.ry, i.src_ry), (i.rx, i.src_rx)) if isinstance(i, Vec) and field == "src" else ()
-    read = sequence(getattr(i, field), (*output_loops(i, field), *reduction))
+def _check_in_place(i: Instruction, config: Config, output: Operand, operand: Operand) -> None:
+    """The instruction reads as `operand` vectors that it also writes as `output`."""
+    if not {loop.name for loop in output.loops} <= {loop.name for loop in operand.loops}:
+        raise ProgramError(f"{output.name!r} writes into the parameter block")
+    write = sequence(output.first(i), output.nest(i, config))
+    read = sequence(operand.first(i), operand.nest(i, config))
     last_read = np.full(1 << 16, -1)
     np.maximum.at(last_read, read, np.repeat(np.arange(write.size), read.size // write.size))
     late = np.flatnonzero(last_read[write] > np.arange(write.size))
     if late.size:
         raise ProgramError(
-            f"'dst' writes scratchpad vector {write[late[0]]}, which a later output reads as {field!r}"
+            f"{output.name!r} writes scratchpad vector {write[late[0]]}, which a later output reads as {operand.name!r}"
         )
 
 

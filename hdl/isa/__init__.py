@@ -14,13 +14,15 @@ from weft.hdl.isa.encoding import (
     decode,
     limits,
     places,
+    required,
     used_bits,
 )
+from weft.hdl.isa.features import Feature
 from weft.hdl.isa.instructions import (
     BASES,
     COORDINATE_MAX,
     FILL_MAX,
-    PARAMETER_VECTORS,
+    PAGE_ENTRY,
     End,
     Load,
     Mm,
@@ -33,10 +35,12 @@ from weft.hdl.isa.instructions import (
     Vec,
     VectorInstruction,
 )
+from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand
+from weft.hdl.isa.parameters import PARAMETER_VECTORS
 
 __all__ = [
-    "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "PARAMETER_VECTORS", "SEMAPHORES", "SEMAPHORE_MAX",
-    "WORD_BITS", "WORD_BYTES", "End", "Instruction", "IsaError", "Load", "Mm", "Normalise", "Opcode", "Place",
-    "Queue", "Reduce", "Softmax", "Source", "Store", "Table", "Vec", "VectorInstruction", "decode", "limits",
-    "places", "used_bits",
+    "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "PAGE_ENTRY", "PARAMETER_VECTORS", "SEMAPHORES",
+    "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature", "Instruction", "IsaError", "Load",
+    "Loop", "Memory", "Mm", "Normalise", "Opcode", "Operand", "Place", "Queue", "Reduce", "Softmax", "Source", "Store",
+    "Table", "Vec", "VectorInstruction", "decode", "limits", "places", "required", "used_bits",
 ]  # fmt: skip

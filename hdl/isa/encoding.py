@@ -18,6 +18,9 @@ from amaranth.hdl import signed, unsigned
 from amaranth.lib import data
 
 from weft.hdl.errors import WeftError
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.features import Feature
+from weft.hdl.isa.operands import Operand
 
 WORD_BYTES = 64
 WORD_BITS = 8 * WORD_BYTES
@@ -51,11 +54,19 @@ class Opcode(enum.IntEnum):
     TABLE = 7
 
 
-def bits(width: int, doc: str, *, signed: bool = False, least: int | None = None, default: int = 0) -> Any:
-    """A field of `width` bits. `least` raises the smallest legal value above what the width allows."""
-    return dataclasses.field(
-        default=default, metadata={"width": width, "signed": signed, "least": least, "doc": doc}
-    )
+def bits(
+    width: int,
+    doc: str,
+    *,
+    signed: bool = False,
+    least: int | None = None,
+    default: int = 0,
+    requires: Feature | None = None,
+) -> Any:
+    """A field of `width` bits. `least` raises the smallest legal value above what the width allows; without the feature
+    that it `requires`, it must be 0."""
+    metadata = {"width": width, "signed": signed, "least": least, "doc": doc, "requires": requires}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def count(doc: str, width: int = 12) -> Any:
@@ -68,10 +79,23 @@ def stride(doc: str, width: int = 16) -> Any:
 
 @dataclass(frozen=True)
 class Instruction:
-    """What all instructions share. Constructing one checks nothing; `check` and `encode` do."""
+    """What all instructions share. Constructing one checks nothing; `check` and `encode` do.
+
+    Attributes
+    ----------
+    OPCODE : Opcode
+    QUEUE : Queue or None
+        Where it waits for its unit; None for END alone.
+    REQUIRES : Feature or None
+        What a configuration must have for it.
+    OPERANDS : tuple of Operand
+        What it reads and writes: of an operand, reads come before writes.
+    """
 
     OPCODE: ClassVar[Opcode]
     QUEUE: ClassVar[Queue | None] = None
+    REQUIRES: ClassVar[Feature | None] = None
+    OPERANDS: ClassVar[tuple[Operand, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         if "OPCODE" in cls.__dict__:
@@ -90,6 +114,22 @@ class Instruction:
                 raise IsaError(
                     f"{self.OPCODE.name} field {name!r} is {value}, outside {place.low} to {place.high}"
                 )
+
+    def operand(self, name: str) -> Operand:
+        """The operand of this name that the instruction has. Raises `KeyError` if it has none."""
+        for operand in self.OPERANDS:
+            if operand.name == name and operand.applies(self):
+                return operand
+        raise KeyError(name)
+
+    def unsupported(self, config: Config) -> str | None:
+        """Why a configuration does not have this instruction or a field that it sets, as a sentence; None if it has."""
+        if self.REQUIRES and (reason := self.REQUIRES.missing(config)):
+            return reason
+        for name, feature in required(self.OPCODE).items():
+            if getattr(self, name) and (reason := feature.missing(config)):
+                return f"{name!r} must be 0, as {reason}"
+        return None
 
     def encode(self) -> bytes:
         """The instruction word. Raises `IsaError` for a value that does not fit its field."""
@@ -144,6 +184,13 @@ def places(opcode: Opcode) -> dict[str, Place]:
         found[field.name] = Place(position, width, field.metadata["signed"], *limits(field))
         position += width
     return found
+
+
+@cache
+def required(opcode: Opcode) -> dict[str, Feature]:
+    """The fields of an instruction that require something of the configuration, and what."""
+    fields = dataclasses.fields(INSTRUCTIONS[opcode])
+    return {field.name: field.metadata["requires"] for field in fields if field.metadata["requires"]}
 
 
 def used_bits(opcode: Opcode) -> int:

@@ -1,25 +1,22 @@
-"""What instructions need that not every configuration has."""
+"""What instructions and fields require that not every configuration has."""
 
 from __future__ import annotations
 
-from weft.hdl.isa import Instruction, Load, Mm, Normalise, Softmax, Table
+import enum
+
 from weft.hdl.isa.config import Config
 
-_SOFTMAX_FIELDS: dict[type[Instruction], tuple[str, ...]] = {
-    Load: ("transpose", "paged", "table", "page"),
-    Mm: ("zero", "align", "alignment"),
-}
-"""Fields that are 0 without softmax."""
 
+class Feature(enum.Enum):
+    """Something optional, by what documentation calls it."""
 
-def lacking(instruction: Instruction, config: Config) -> str | None:
-    """Why a configuration does not have an instruction or its fields, as a sentence; None if it has."""
-    if not config.softmax:
-        if isinstance(instruction, (Softmax, Normalise, Table)):
+    SOFTMAX = "softmax only"
+    WIDE_ACTIVATIONS = "softmax with 8-bit probabilities only"
+
+    def missing(self, config: Config) -> str | None:
+        """Why a configuration does not have it, as a clause; None if it has."""
+        if not config.softmax:
             return "the configuration has no softmax ('probability_bits' is 0)"
-        for field in _SOFTMAX_FIELDS.get(type(instruction), ()):
-            if getattr(instruction, field):
-                return f"{field!r} must be 0, as the configuration has no softmax ('probability_bits' is 0)"
-    if isinstance(instruction, Mm) and instruction.zero and not config.wide_activations:
-        return f"'zero' must be 0, as 'probability_bits' is {config.probability_bits} and not 8"
-    return None
+        if self is Feature.WIDE_ACTIVATIONS and not config.wide_activations:
+            return f"'probability_bits' is {config.probability_bits} and not 8"
+        return None

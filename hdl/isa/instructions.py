@@ -28,6 +28,9 @@ from weft.hdl.isa.encoding import (
     count,
     stride,
 )
+from weft.hdl.isa.features import Feature
+from weft.hdl.isa.operands import LANES, Bound, Count, Loop, Memory, Operand, over
+from weft.hdl.isa.parameters import PARAMETER_VECTORS
 
 BASES = 8
 """Base registers that DRAM addresses are relative to."""
@@ -35,8 +38,13 @@ FILL_MAX = 1 << 17
 """Most fill bytes of a `Load`'s row behind those from DRAM: as it passes them, nothing tells that a program goes on."""
 COORDINATE_MAX = (1 << 15) - 1
 """Largest row or column of an operand with bounds: coordinates are 16-bit two's complement."""
-PARAMETER_VECTORS = 8
-"""Scratchpad vectors that hold one `Vec` parameter block (see there)."""
+PAGE_ENTRY = 4
+"""Bytes of an entry of a page table."""
+
+
+_VECTORS = Count(("length",), per="n")
+"""Vectors of a pixel."""
+_OUTPUTS = ("ob", "oy", "ox")
 
 
 class Source(enum.IntEnum):
@@ -83,6 +91,48 @@ class Load(Instruction):
 
     OPCODE = Opcode.LOAD
     QUEUE = Queue.LOAD
+    OPERANDS = (
+        Operand(
+            "offset",
+            Memory.DRAM,
+            (
+                Loop("line", "lines", "line_pitch"),
+                Loop("row", "line", "row_pitch"),
+                Loop("byte", "run", 1),
+            ),
+            when={"paged": 0},
+            register="base",
+        ),
+        Operand(
+            "entry",
+            Memory.DRAM,
+            (Loop("byte", Count(number=PAGE_ENTRY), 1),),
+            when={"paged": 1},
+            register="table",
+        ),
+        Operand(
+            "dst",
+            Memory.SCRATCHPAD,
+            (
+                Loop("row", "rows", "dst_row"),
+                Loop("pixel", "pixels", "dst_pixel"),
+                Loop("vector", _VECTORS, "dst_vector"),
+            ),
+            write=True,
+            when={"transpose": 0},
+            distinct=("row", "pixel", "vector"),
+            clash="two vectors go to one scratchpad address",
+        ),
+        Operand(
+            "dst",
+            Memory.SCRATCHPAD,
+            (Loop("group", Count(("rows", "pixels"), per="n"), "dst_row"), Loop("byte", LANES, "dst_vector")),
+            write=True,
+            when={"transpose": 1},
+            distinct=("group", "byte"),
+            clash="two vectors go to one scratchpad address",
+        ),
+    )
 
     base: int = bits(3, "base register")
     offset: int = bits(32, "DRAM offset in bytes of the first row's first byte")
@@ -100,10 +150,25 @@ class Load(Instruction):
     dst_vector: int = stride("vectors of one pixel")
     dst_pixel: int = stride("pixels")
     dst_row: int = stride("rows, or groups under `transpose`")
-    transpose: int = bits(1, "transpose groups of N vectors (softmax only)")
-    paged: int = bits(1, "add a page table's entry to the address (softmax only)")
-    table: int = bits(3, "base register of the page table (softmax only)")
-    page: int = bits(16, "index of the page table's entry (softmax only)")
+    transpose: int = bits(1, "transpose groups of N vectors", requires=Feature.SOFTMAX)
+    paged: int = bits(1, "add a page table's entry to the address", requires=Feature.SOFTMAX)
+    table: int = bits(3, "base register of the page table", requires=Feature.SOFTMAX)
+    page: int = bits(16, "index of the page table's entry", requires=Feature.SOFTMAX)
+
+    @property
+    def lines(self) -> int:
+        """Whole lines."""
+        return self.rows // self.line
+
+    @property
+    def line_pitch(self) -> int:
+        """DRAM bytes from the first row of a line to that of the next."""
+        return self.line * self.row_pitch + self.skip
+
+    @property
+    def entry(self) -> int:
+        """Offset in bytes of the page table's entry."""
+        return PAGE_ENTRY * self.page
 
 
 @dataclass(frozen=True)
@@ -126,6 +191,32 @@ class Mm(Instruction):
 
     OPCODE = Opcode.MM
     QUEUE = Queue.MM
+    OPERANDS = (
+        Operand(
+            "a",
+            Memory.SCRATCHPAD,
+            over("a", "nt", "ky", "kx", "kc", "oy", "ox"),
+            bounds=(Bound("y", "h", ("ky", "oy")), Bound("x", "w", ("kx", "ox"))),
+        ),
+        Operand("b", Memory.SCRATCHPAD, (*over("b", "nt", "ky", "kx", "kc"), Loop("row", LANES, "b_row"))),
+        Operand(
+            "alignment",
+            Memory.ALIGNMENTS,
+            (
+                Loop("step", Count(("ky", "kx", "kc")), "rows"),
+                Loop("row", "rows", 1),
+            ),
+            when={"align": 1},
+        ),
+        Operand(
+            "c",
+            Memory.ACCUMULATOR,
+            over("c", "nt", "oy", "ox"),
+            write=True,
+            distinct=("oy", "ox"),
+            clash="two rows of A in a tile add to one accumulator row",
+        ),
+    )
 
     accumulate: int = bits(1, "add to C from the first contraction step on")
     nt: int = count("tiles of N output columns")
@@ -160,9 +251,14 @@ class Mm(Instruction):
     c_nt: int = stride("C")
     c_oy: int = stride("C")
     c_ox: int = stride("C")
-    zero: int = bits(8, "zero point of A (softmax with 8-bit probabilities only)", signed=True)
-    align: int = bits(1, "align C and products (softmax only)")
-    alignment: int = bits(12, "first alignment (softmax only)")
+    zero: int = bits(8, "zero point of A", signed=True, requires=Feature.WIDE_ACTIVATIONS)
+    align: int = bits(1, "align C and products", requires=Feature.SOFTMAX)
+    alignment: int = bits(12, "first alignment", requires=Feature.SOFTMAX)
+
+    @property
+    def rows(self) -> int:
+        """Rows of A in a tile."""
+        return self.oy * self.ox
 
 
 @dataclass(frozen=True)
@@ -183,6 +279,22 @@ class VectorInstruction(Instruction):
     dst_ob: int = stride("destination")
     dst_oy: int = stride("destination")
     dst_ox: int = stride("destination")
+
+
+def _source(*loops: str, bounds: tuple[Bound, ...] = ()) -> tuple[Operand, Operand]:
+    """The first operand of an instruction of the VEC queue, in the one memory or the other."""
+    accumulator, scratchpad = (
+        Operand("src", memory, over("src", *loops), when={"source": source}, bounds=bounds)
+        for memory, source in (
+            (Memory.ACCUMULATOR, Source.ACCUMULATOR),
+            (Memory.SCRATCHPAD, Source.SCRATCHPAD),
+        )
+    )
+    return accumulator, scratchpad
+
+
+_PARAMETERS = Operand("params", Memory.SCRATCHPAD, (Loop("vector", Count(number=PARAMETER_VECTORS), 1),))
+_DESTINATION = Operand("dst", Memory.SCRATCHPAD, over("dst", *_OUTPUTS), write=True)
 
 
 @dataclass(frozen=True)
@@ -207,6 +319,14 @@ class Vec(VectorInstruction):
     """
 
     OPCODE = Opcode.VEC
+    OPERANDS = (
+        *_source(
+            *_OUTPUTS, "ry", "rx", bounds=(Bound("y", "h", ("oy", "ry")), Bound("x", "w", ("ox", "rx")))
+        ),
+        _PARAMETERS,
+        Operand("b", Memory.SCRATCHPAD, over("b", *_OUTPUTS), when={"add": 1}),
+        _DESTINATION,
+    )
 
     params: int = bits(16, "first vector of the parameter block")
     reduce: int = bits(2, "0 none, 1 maximum, 2 sum")
@@ -246,6 +366,28 @@ class Store(Instruction):
 
     OPCODE = Opcode.STORE
     QUEUE = Queue.STORE
+    OPERANDS = (
+        Operand(
+            "src",
+            Memory.SCRATCHPAD,
+            (
+                Loop("row", "rows", "src_row"),
+                Loop("pixel", "pixels", "src_pixel"),
+                Loop("vector", _VECTORS, "src_vector"),
+            ),
+        ),
+        Operand(
+            "offset",
+            Memory.DRAM,
+            (
+                Loop("row", "rows", "row_pitch"),
+                Loop("pixel", "pixels", "pitch"),
+                Loop("byte", "length", 1),
+            ),
+            write=True,
+            register="base",
+        ),
+    )
 
     base: int = bits(3, "base register")
     offset: int = bits(32, "DRAM offset in bytes of the first row's first byte")
@@ -292,6 +434,22 @@ class Softmax(VectorInstruction):
     """
 
     OPCODE = Opcode.SOFTMAX
+    REQUIRES = Feature.SOFTMAX
+    OPERANDS = (
+        *_source(*_OUTPUTS),
+        _PARAMETERS,
+        Operand("table", Memory.TABLE, (Loop("entry", Count(parameters=("table_depth",)), 1),), start=0),
+        Operand(
+            "state",
+            Memory.STATES,
+            over("state", "oy", "ox"),
+            distinct=("oy", "ox"),
+            clash="two rows of scores have one row state",
+        ),
+        _DESTINATION,
+        Operand("alignment", Memory.ALIGNMENTS, over("alignment", *_OUTPUTS), write=True),
+        Operand("state", Memory.STATES, over("state", "oy", "ox"), write=True, when={"final": 0}),
+    )
 
     params: int = bits(16, "first vector of the parameter block")
     first: int = bits(1, "row states start anew")
@@ -332,6 +490,13 @@ class Normalise(VectorInstruction):
     """
 
     OPCODE = Opcode.NORMALISE
+    REQUIRES = Feature.SOFTMAX
+    OPERANDS = (
+        *_source(*_OUTPUTS),
+        Operand("state", Memory.STATES, over("state", "ob", "oy")),
+        Operand("alignment", Memory.ALIGNMENTS, over("alignment", *_OUTPUTS), when={"scaled": 1}),
+        _DESTINATION,
+    )
 
     scaled: int = bits(1, "shift by alignments, too")
     scale: int = bits(16, "multiplier, scaled by a power of two", least=1 << 15, default=1 << 15)
@@ -360,6 +525,13 @@ class Table(Instruction):
 
     OPCODE = Opcode.TABLE
     QUEUE = Queue.VEC
+    REQUIRES = Feature.SOFTMAX
+    OPERANDS = (
+        Operand("src", Memory.SCRATCHPAD, (Loop("vector", "vectors", 1),)),
+        Operand(
+            "vectors", Memory.TABLE, (Loop("entry", Count(("vectors",), ("n",)), 1),), write=True, start=0
+        ),
+    )
 
     src: int = bits(16, "first vector")
     vectors: int = count("vectors")

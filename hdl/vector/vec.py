@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Normalise, Reduce, Source, Table, Vec
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.slice import RegisterSlice
@@ -330,16 +331,12 @@ class VecUnit(wiring.Component):
         for lane in range(self.config.lanes):
             word = Signal(8 * PARAMETER_VECTORS, name=f"word_{lane}")
             column = requantise.columns[lane]
-            m.d.comb += [
-                word.eq(Cat(part.word_select(lane, 8) for part in parts)),
-                column.bias.eq(word[:32]),
-                column.mantissa.eq(word[32:56]),
-                column.shift.eq(word[56:62]),
-            ]
+            named = {"bias": BIAS, "mantissa": MANTISSA, "shift": SHIFT}
+            m.d.comb += word.eq(Cat(part.word_select(lane, 8) for part in parts))
+            m.d.comb += [column[name].eq(word[part.bits]) for name, part in named.items()]
             if softmax is not None:  # one of the two is 0
                 m.d.comb += [
-                    column[name].eq(word[low:high] | softmax.scale[name])
-                    for name, low, high in (("bias", 0, 32), ("mantissa", 32, 56), ("shift", 56, 62))
+                    column[name].eq(word[part.bits] | softmax.scale[name]) for name, part in named.items()
                 ]
 
     def _gather(

@@ -33,7 +33,6 @@ from weft.hdl.isa import (
     decode,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.features import lacking
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device, DeviceError, check_base, check_program
 from weft.sim.golden.memories import Memories
@@ -160,7 +159,7 @@ class GoldenDevice(Device):
         for semaphore in _mask(instruction.wait):
             counts[semaphore] -= 1
         try:
-            if reason := lacking(instruction, self.config):
+            if reason := instruction.unsupported(self.config):
                 raise DeviceError(reason)
             EXECUTE[instruction.OPCODE](self.memories, instruction)
         except DeviceError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from weft.hdl.isa import BASES
+from weft.hdl.isa import BASES, Bound, Instruction, Memory, Operand
 from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError
 
@@ -47,39 +49,40 @@ class Memories:
             )
         return self.dram[address : address + size]
 
-    def vectors(self, address: np.ndarray) -> np.ndarray:
-        """`address` modulo 2**16, checked to be scratchpad vectors."""
-        return _checked(address, self.config.scratchpad_size, "scratchpad address", "rows")
+    def addresses(self, i: Instruction, name: str) -> np.ndarray:
+        """The addresses of an operand, int64 with an axis for each of its loops. Raises as `check` does."""
+        operand = i.operand(name)
+        return self.check(operand, operand.first(i) + loops(*operand.nest(i, self.config)))
 
-    def rows(self, address: np.ndarray) -> np.ndarray:
-        """`address` modulo 2**16, checked to be accumulator rows."""
-        return _checked(address, self.config.accumulator_size, "accumulator address", "rows")
+    def check(self, operand: Operand, address: np.ndarray) -> np.ndarray:
+        """`address` modulo 2**16. Raises `DeviceError` if the operand's memory has no such address."""
+        size = operand.memory.size(self.config)
+        address = address & 0xFFFF
+        if address.size and int(address.max()) >= size:
+            raise DeviceError(
+                f"{operand.memory.value} {int(address.max())} is outside the {size} of its memory"
+            )
+        return address
 
-    def states(self, address: np.ndarray) -> np.ndarray:
-        """`address` modulo 2**16, checked to be row states."""
-        return _checked(address, self.config.row_states, "row state", "entries")
-
-    def aligned(self, address: np.ndarray) -> np.ndarray:
-        """`address` modulo 2**16, checked to be alignments."""
-        return _checked(address, self.config.alignments, "alignment", "entries")
-
-
-def _checked(address: np.ndarray, size: int, name: str, unit: str) -> np.ndarray:
-    address = address & 0xFFFF
-    if address.size and int(address.max()) >= size:
-        raise DeviceError(f"{name} {int(address.max())} is outside its {size} {unit}")
-    return address
+    def cells(self, operand: Operand) -> np.ndarray:
+        """The memory of an operand, if that is the scratchpad or the accumulator."""
+        return self.scratchpad if operand.memory is Memory.SCRATCHPAD else self.accumulator
 
 
-def loops(start: int, *nest: tuple[int, int]) -> np.ndarray:
-    """``start + i*stride_i + ...`` for nested loops (count, stride), outermost first; int64, an axis each."""
-    total = np.array(start, np.int64)
+@lru_cache(maxsize=256)
+def loops(*nest: tuple[int, int]) -> np.ndarray:
+    """``i*stride_i + j*stride_j + ...`` for nested loops (count, stride), outermost first; int64, an axis each.
+
+    Read-only, as the next instruction with the same loops gets the same array.
+    """
+    total = np.zeros((), np.int64)
     for count, stride in nest:
         total = total[..., None] + np.arange(count, dtype=np.int64) * stride
+    total.flags.writeable = False
     return total
 
 
-def inside(coordinate: np.ndarray, bound: int) -> np.ndarray:
-    """Whether coordinates, as 16-bit two's complement, lie in [0, bound)."""
-    coordinate = coordinate & 0xFFFF
-    return (coordinate < 0x8000) & (coordinate < bound)
+def within(i: Instruction, bound: Bound, offset: np.ndarray) -> np.ndarray:
+    """Whether coordinates, `offset` from the first one, lie in range as 16-bit two's complement."""
+    coordinate = (getattr(i, bound.name) + offset) & 0xFFFF
+    return (coordinate < 0x8000) & (coordinate < getattr(i, bound.limit))

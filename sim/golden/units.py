@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.hdl.isa import Load, Mm, Opcode, Store
+from weft.hdl.isa import PAGE_ENTRY, Load, Mm, Opcode, Operand, Store
 from weft.sim.device import DeviceError
 from weft.sim.golden.arithmetic import rsh, wrap
-from weft.sim.golden.memories import Memories, inside, loops
+from weft.sim.golden.memories import Memories, loops, within
 from weft.sim.golden.vector import normalise, softmax, table, vec
 
 _EXACT_TERMS = 1024
@@ -41,21 +41,21 @@ def load(memories: Memories, i: Load) -> None:
     data = np.full((i.rows, i.pixels, vectors * n), i.fill & 0xFF, np.uint8)
     data[:, :, : i.length] = pixels
     result = data.view(np.int8).reshape(-1, n)
-    address = loops(i.dst, (i.rows, i.dst_row), (i.pixels, i.dst_pixel), (vectors, i.dst_vector))
     if i.transpose:
         groups = -(-len(result) // n)
         result = np.concatenate([result, np.full((groups * n - len(result), n), i.fill, np.int8)])
         result = result.reshape(groups, n, n).swapaxes(1, 2).reshape(-1, n)
-        address = loops(i.dst, (groups, i.dst_row), (n, i.dst_vector))
-    memories.scratchpad[memories.vectors(address).ravel()] = result
+    memories.scratchpad[memories.addresses(i, "dst").ravel()] = result
 
 
 def _page(memories: Memories, i: Load) -> int:
     """The page table's entry of a paged LOAD."""
     table = memories.bases[i.table]
-    if table % 4:
-        raise DeviceError(f"page table {table:#x} of base register {i.table} is no multiple of 4 bytes")
-    word = memories.dram_range((table + 4 * i.page) & 0xFFFFFFFF, 4)
+    if table % PAGE_ENTRY:
+        raise DeviceError(
+            f"page table {table:#x} of base register {i.table} is no multiple of {PAGE_ENTRY} bytes"
+        )
+    word = memories.dram_range((table + i.entry) & 0xFFFFFFFF, PAGE_ENTRY)
     return int.from_bytes(word.tobytes(), "little")
 
 
@@ -63,9 +63,7 @@ def store(memories: Memories, i: Store) -> None:
     """`Store`: rows in order, pixels in order within a row."""
     if i.pixels > 1 and i.pitch < i.length:
         raise DeviceError(f"pitch {i.pitch} is less than length {i.length}, so pixels overlap")
-    vectors = -(-i.length // memories.config.n)
-    address = loops(i.src, (i.rows, i.src_row), (i.pixels, i.src_pixel), (vectors, i.src_vector))
-    data = memories.scratchpad[memories.vectors(address)].view(np.uint8).reshape(i.rows, i.pixels, -1)
+    data = memories.scratchpad[memories.addresses(i, "src")].view(np.uint8).reshape(i.rows, i.pixels, -1)
     start = memories.bases[i.base] + i.offset
     extent = (i.pixels - 1) * i.pitch + i.length
     for row in range(i.rows):
@@ -80,9 +78,9 @@ def mm(memories: Memories, i: Mm) -> None:
     All contraction steps of one ``nt`` go to the same rows of C: adding them first and writing once is the same, unless
     they are aligned.
     """
-    rows = memories.rows(loops(i.c, (i.nt, i.c_nt), (i.oy, i.c_oy), (i.ox, i.c_ox)).reshape(i.nt, -1))
+    rows = memories.addresses(i, "c").reshape(i.nt, -1)
     if np.unique(rows[0]).size != rows[0].size:
-        raise DeviceError("two rows of A in a tile add to one accumulator row")
+        raise DeviceError(i.operand("c").clash)
     shifts = _shifts(memories, i) if i.align else None
     together = i.a_nt == 0
     for first in range(0, 1 if together else i.nt):
@@ -122,33 +120,34 @@ def _add_aligned(
 
 def _shifts(memories: Memories, i: Mm) -> np.ndarray:
     """Alignments (contraction steps, rows of A)."""
-    steps, rows = i.ky * i.kx * i.kc, i.oy * i.ox
-    address = memories.aligned(loops(i.alignment, (steps, rows), (rows, 1)))
-    return memories.alignments[address].astype(np.int64)
+    return memories.alignments[memories.addresses(i, "alignment")].astype(np.int64)
 
 
 def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
     """int32 (parts, rows, tiles, N): exact sums over parts of the contraction, for output tiles that share their A. A
     part is one step if they are aligned, else whatever number of steps.
     """
-    n = memories.config.n
-    steps = (i.ky, i.kx, i.kc)
-    a_step = loops(i.a + tiles.start * i.a_nt, (i.ky, i.a_ky), (i.kx, i.a_kx), (i.kc, i.a_kc)).ravel()
-    a_row = loops(0, (i.oy, i.a_oy), (i.ox, i.a_ox)).ravel()
-    y = np.broadcast_to(loops(i.y, (i.ky, i.y_ky))[:, None, None], steps).ravel()
-    x = np.broadcast_to(loops(i.x, (i.kx, i.x_kx))[None, :, None], steps).ravel()
-    y_row = np.repeat(loops(0, (i.oy, i.y_oy)), i.ox)
-    x_row = np.tile(loops(0, (i.ox, i.x_ox)), i.oy)
-    b_step = loops(i.b, (i.ky, i.b_ky), (i.kx, i.b_kx), (i.kc, i.b_kc)).ravel()
-    b_word = loops(tiles.start * i.b_nt, (len(tiles), i.b_nt), (n, i.b_row)).ravel()
+    n, config = memories.config.n, memories.config
+    operand, weights = i.operand("a"), i.operand("b")
+    rows, steps = ("oy", "ox"), ("ky", "kx", "kc")
+    a_row, a_step = (loops(*operand.nest(i, config, *names)).ravel() for names in (rows, steps))
+    a_step = a_step + i.a + tiles.start * i.a_nt
+    b_step = loops(*weights.nest(i, config, *steps)).ravel() + i.b
+    b_word = (loops(*weights.nest(i, config, "nt", "row"))[tiles.start : tiles.stop]).ravel()
+    coordinates = [
+        (loops(*bound.nest(i, *rows)).ravel(), loops(*bound.nest(i, *steps)).ravel(), bound)
+        for bound in operand.bounds
+    ]
     parts: list[np.ndarray] = []
     # A zero point makes activations 9 bits.
     chunk = 1 if i.align else max(1, (_EXACT_TERMS // 2 if i.zero else _EXACT_TERMS) // n)
     for low in range(0, a_step.size, chunk):
         part = slice(low, low + chunk)
-        valid = inside(y_row[:, None] + y[part], i.h) & inside(x_row[:, None] + x[part], i.w)
-        a = _gather(memories, a_row[:, None] + a_step[part], valid, i.pad)
-        b = memories.scratchpad[memories.vectors(b_word[:, None] + b_step[part])]
+        valid = np.ones((a_row.size, a_step[part].size), bool)
+        for row, step, bound in coordinates:
+            valid &= within(i, bound, row[:, None] + step[part])
+        a = _gather(memories, operand, a_row[:, None] + a_step[part], valid, i.pad)
+        b = memories.scratchpad[memories.check(weights, b_word[:, None] + b_step[part])]
         left = a.reshape(a_row.size, -1).astype(np.float32) - np.float32(i.zero)
         right = b.reshape(b_word.size, -1).astype(np.float32)
         product = (left @ right.T).astype(np.int32)
@@ -159,11 +158,13 @@ def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
     return np.stack(parts).reshape(-1, a_row.size, len(tiles), n)
 
 
-def _gather(memories: Memories, address: np.ndarray, valid: np.ndarray, pad: int) -> np.ndarray:
+def _gather(
+    memories: Memories, operand: Operand, address: np.ndarray, valid: np.ndarray, pad: int
+) -> np.ndarray:
     """Scratchpad vectors, or `pad` where not `valid`; addresses that are not valid are not checked."""
     if valid.all():
-        return memories.scratchpad[memories.vectors(address)]
-    data = memories.scratchpad[memories.vectors(np.where(valid, address, 0))]
+        return memories.scratchpad[memories.check(operand, address)]
+    data = memories.scratchpad[memories.check(operand, np.where(valid, address, 0))]
     data[~valid] = pad
     return data
 

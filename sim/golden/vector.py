@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 
 from weft.hdl.isa import (
-    PARAMETER_VECTORS,
     Normalise,
     Reduce,
     Softmax,
@@ -14,11 +13,12 @@ from weft.hdl.isa import (
     Table,
     Vec,
     VectorInstruction,
+    parameters,
 )
 from weft.sim.device import DeviceError
 from weft.sim.golden import softmax as numerics
 from weft.sim.golden.arithmetic import round_half_even, wrap
-from weft.sim.golden.memories import Memories, inside, loops
+from weft.sim.golden.memories import Memories, loops, within
 
 _INT32_MIN = -(1 << 31)
 _CHUNK = 1 << 22
@@ -27,53 +27,50 @@ _CHUNK = 1 << 22
 
 def vec(memories: Memories, i: Vec) -> None:
     """`Vec`: see there for the formula. ``p`` needs 57 bits and is exact in int64; halves go to the even."""
-    mantissa, shift, bias = _parameters(memories, i.params)
+    mantissa, shift, bias = _parameters(memories, i)
     if i.b_mantissa >> memories.config.mantissa_bits:
         raise DeviceError(f"b_mantissa {i.b_mantissa} has more than {memories.config.mantissa_bits} bits")
-    outputs = (i.ob, i.oy, i.ox)
-    ob, oy, ox = (part.ravel() for part in np.indices(outputs, np.int64))
-    dst = memories.vectors(i.dst + ob * i.dst_ob + oy * i.dst_oy + ox * i.dst_ox)
+    dst = memories.addresses(i, "dst").ravel()
+    second = memories.scratchpad[memories.addresses(i, "b").reshape(-1)] if i.add else None
     results = np.empty((dst.size, memories.config.n), np.int8)
     reduction = i.ry * i.rx if i.reduce else 1
     chunk = max(1, _CHUNK // (reduction * memories.config.n))
     for low in range(0, dst.size, chunk):
         part = slice(low, low + chunk)
-        value = _reduced(memories, i, ob[part], oy[part], ox[part]) + bias
-        p = wrap(value) * mantissa
-        if i.add:
-            b = memories.vectors(i.b + ob[part] * i.b_ob + oy[part] * i.b_oy + ox[part] * i.b_ox)
-            p += (memories.scratchpad[b].astype(np.int64) - i.b_zero) * i.b_mantissa
+        p = wrap(_reduced(memories, i, part) + bias) * mantissa
+        if second is not None:
+            p += (second[part].astype(np.int64) - i.b_zero) * i.b_mantissa
         results[part] = np.minimum(np.maximum(round_half_even(p, shift) + i.zero, i.low), i.high)
     memories.scratchpad[dst] = results
 
 
-def _parameters(memories: Memories, params: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _parameters(memories: Memories, i: Vec | Softmax) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mantissa (unsigned), shift (0 to 63) and bias (int32) of every column, as int64."""
-    address = memories.vectors(loops(params, (PARAMETER_VECTORS, 1)))
-    data = memories.scratchpad[address].view(np.uint8).astype(np.int64)
-    bias = wrap(data[0] | data[1] << 8 | data[2] << 16 | data[3] << 24)
-    mantissa = data[4] | data[5] << 8 | data[6] << 16
+    words = parameters.words(memories.scratchpad[memories.addresses(i, "params")])
+    mantissa = parameters.MANTISSA.of(words)
     if int(mantissa.max()) >> memories.config.mantissa_bits:
         raise DeviceError(
             f"mantissa {int(mantissa.max())} has more than {memories.config.mantissa_bits} bits"
         )
-    return mantissa, data[7] & 63, bias
+    return mantissa, parameters.SHIFT.of(words), parameters.BIAS.of(words)
 
 
-def _reduced(memories: Memories, i: Vec, ob: np.ndarray, oy: np.ndarray, ox: np.ndarray) -> np.ndarray:
-    """int64 (outputs, N): the only (last) element, the maximum, or the sum modulo 2**32 of each output."""
+def _reduced(memories: Memories, i: Vec, part: slice) -> np.ndarray:
+    """int64 (outputs, N): the only (last) element, the maximum, or the sum modulo 2**32 of some outputs."""
     if i.reduce not in set(Reduce):
         raise DeviceError(f"unknown reduction {i.reduce}; the reductions are 0 to {max(Reduce)}")
-    ry, rx = (part.ravel() for part in np.indices((i.ry, i.rx), np.int64))
-    if i.reduce == Reduce.NONE:
-        ry, rx = ry[-1:], rx[-1:]
-    start = i.src + ob * i.src_ob + oy * i.src_oy + ox * i.src_ox
-    address = start[:, None] + (ry * i.src_ry + rx * i.src_rx)
-    valid = inside((i.y + oy * i.y_oy)[:, None] + ry * i.y_ry, i.h)
-    valid &= inside((i.x + ox * i.x_ox)[:, None] + rx * i.x_rx, i.w)
-    memory = memories.scratchpad if i.source == Source.SCRATCHPAD else memories.accumulator
-    check = memories.vectors if i.source == Source.SCRATCHPAD else memories.rows
-    data = memory[check(np.where(valid, address, 0))].astype(np.int64)
+    operand, outputs, reduction = i.operand("src"), ("ob", "oy", "ox"), ("ry", "rx")
+    elements = slice(None) if i.reduce else slice(-1, None)
+
+    def spread(outer: list[tuple[int, int]], inner: list[tuple[int, int]]) -> np.ndarray:
+        return loops(*outer).ravel()[part, None] + loops(*inner).ravel()[elements]
+
+    nests = (operand.nest(i, memories.config, *names) for names in (outputs, reduction))
+    address = operand.first(i) + spread(*nests)
+    valid = np.ones(address.shape, bool)
+    for bound in operand.bounds:
+        valid &= within(i, bound, spread(bound.nest(i, *outputs), bound.nest(i, *reduction)))
+    data = memories.cells(operand)[memories.check(operand, np.where(valid, address, 0))].astype(np.int64)
     data[~valid] = _INT32_MIN if i.reduce == Reduce.MAX else i.pad
     if i.reduce == Reduce.MAX:
         return data.max(axis=1)
@@ -82,32 +79,18 @@ def _reduced(memories: Memories, i: Vec, ob: np.ndarray, oy: np.ndarray, ox: np.
 
 def _source(memories: Memories, i: VectorInstruction) -> np.ndarray:
     """int8 or int32 (ob, oy, ox, N): what an instruction without reduction reads."""
-    address = loops(i.src, (i.ob, i.src_ob), (i.oy, i.src_oy), (i.ox, i.src_ox))
-    if i.source == Source.SCRATCHPAD:
-        return memories.scratchpad[memories.vectors(address)]
-    return memories.accumulator[memories.rows(address)]
-
-
-def _destination(memories: Memories, i: VectorInstruction) -> np.ndarray:
-    """Scratchpad vectors (ob, oy, ox) that an instruction writes."""
-    return memories.vectors(loops(i.dst, (i.ob, i.dst_ob), (i.oy, i.dst_oy), (i.ox, i.dst_ox)))
-
-
-def _alignments(memories: Memories, i: Softmax | Normalise) -> np.ndarray:
-    """Alignments (ob, oy, ox) that an instruction writes or reads."""
-    nest = ((i.ob, i.alignment_ob), (i.oy, i.alignment_oy), (i.ox, i.alignment_ox))
-    return memories.aligned(loops(i.alignment, *nest))
+    return memories.cells(i.operand("src"))[memories.addresses(i, "src")]
 
 
 def softmax(memories: Memories, i: Softmax) -> None:
     """`Softmax`: everything but the row states is independent of the order of groups."""
     if i.first and i.final:
         raise DeviceError("'first' starts row states anew, which 'final' only reads")
-    mantissa, shift, bias = _parameters(memories, i.params)
-    dst, alignments = _destination(memories, i), _alignments(memories, i)
-    states = memories.states(loops(i.state, (i.oy, i.state_oy), (i.ox, i.state_ox))).ravel()
+    mantissa, shift, bias = _parameters(memories, i)
+    dst, alignments, states = (memories.addresses(i, name) for name in ("dst", "alignment", "state"))
+    states = states.ravel()
     if np.unique(states).size != states.size:
-        raise DeviceError("two rows of scores have one row state")
+        raise DeviceError(i.operand("state").clash)
     valid = np.broadcast_to(_valid(memories, i), (*dst.shape, memories.config.n))
     y = numerics.octave_logits(_source(memories, i), bias, mantissa, shift)
     e = numerics.group_exponents(y, valid)
@@ -153,14 +136,13 @@ def _int16(value: int) -> int:
 
 def normalise(memories: Memories, i: Normalise) -> None:
     """`Normalise`: ``(e - z) * r`` needs 48 bits and is exact in int64; halves go to the even."""
-    dst = _destination(memories, i)
-    states = memories.states(loops(i.state, (i.ob, i.state_ob), (i.oy, i.state_oy))).ravel()
+    dst, states = memories.addresses(i, "dst"), memories.addresses(i, "state").ravel()
     elements = _source(memories, i).reshape(states.size, i.ox, -1).astype(np.int64)
     if i.source == Source.SCRATCHPAD and memories.config.wide_activations:
         elements += 128
     alignment: np.ndarray | int = 0
     if i.scaled:
-        alignment = memories.alignments[_alignments(memories, i)].reshape(states.size, i.ox)
+        alignment = memories.alignments[memories.addresses(i, "alignment")].reshape(states.size, i.ox)
     quotient = numerics.normalise(
         elements, memories.sums[states],
         scale=i.scale, exponent=i.exponent, v_zero=i.v_zero, alignment=alignment,
@@ -171,7 +153,7 @@ def normalise(memories: Memories, i: Normalise) -> None:
 
 def table(memories: Memories, i: Table) -> None:
     """`Table`: bytes are copied."""
-    vectors = memories.scratchpad[memories.vectors(loops(i.src, (i.vectors, 1)))]
+    vectors = memories.scratchpad[memories.addresses(i, "src")]
     if vectors.size > memories.table.size:
         raise DeviceError(f"{vectors.size} entries do not fit the table of {memories.table.size}")
     memories.table[: vectors.size] = vectors.view(np.uint8).ravel()

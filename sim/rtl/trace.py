@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.hdl.checker.accesses import pixel_loops
-from weft.hdl.isa import WORD_BYTES, End, Instruction, Load, Mm, Queue, decode
+from weft.hdl.isa import WORD_BYTES, End, Instruction, Load, Queue, decode
 from weft.hdl.isa.config import Config
 from weft.sim.rtl.device import Observed, RtlDevice
 from weft.sim.timing.device import SAMPLE, Interval
@@ -71,7 +70,7 @@ class TracedRtl(RtlDevice):
         watched = _Watched(self._changes())
         program = list(self._instructions())
         self.intervals = [
-            interval for queue in Queue for interval in _intervals(watched, queue, program, self.config.n)
+            interval for queue in Queue for interval in _intervals(watched, queue, program, self.config)
         ]
         self.beats = watched.beats()
 
@@ -112,7 +111,9 @@ class _Watched:
         return list(zip(read, written, strict=True))
 
 
-def _intervals(watched: _Watched, queue: Queue, program: Sequence[Instruction], n: int) -> Iterator[Interval]:
+def _intervals(
+    watched: _Watched, queue: Queue, program: Sequence[Instruction], config: Config
+) -> Iterator[Interval]:
     """The intervals of one unit, in the order of its instructions."""
     own = [index for index, instruction in enumerate(program) if queue is instruction.QUEUE]
     offered = watched.bit(_OFFERED + queue)
@@ -120,14 +121,14 @@ def _intervals(watched: _Watched, queue: Queue, program: Sequence[Instruction], 
     # At the head of the queue: it waits, or is offered, or has just got what it waited for and will be.
     head = np.flatnonzero(offered | watched.bit(_WAITING + queue) | np.append(offered[1:], False)) + 1
     first = head[np.searchsorted(head, np.append(0, accepted[:-1] + 1))] if accepted.size else accepted
-    ends = _ends(watched, queue, [program[index] for index in own], n)
+    ends = _ends(watched, queue, [program[index] for index in own], config)
     for index, since, at, end in zip(own, first.tolist(), accepted.tolist(), ends, strict=True):
         if at > since + 1:
             yield Interval(queue, index, "waits", since, at + 1)
         yield Interval(queue, index, "runs", at + 1, end)
 
 
-def _ends(watched: _Watched, queue: Queue, own: Sequence[Instruction], n: int) -> list[int]:
+def _ends(watched: _Watched, queue: Queue, own: Sequence[Instruction], config: Config) -> list[int]:
     """The cycle after that of each instruction's signal, or in which the signal would be if there is none to give.
 
     No unit says which instruction it is at, so this counts what an instruction does, which is known.
@@ -139,16 +140,13 @@ def _ends(watched: _Watched, queue: Queue, own: Sequence[Instruction], n: int) -
         return (np.flatnonzero(ready[1:] & ~ready[:-1]) + 4).tolist()
     if queue is Queue.STORE:
         return (watched.cycles(_CONFIRMED) + 2 - silent).tolist()
-    counts = np.cumsum([_steps(instruction, n) for instruction in own], dtype=np.int64)
+    counts = np.cumsum([_steps(instruction, config) for instruction in own], dtype=np.int64)
     if queue is Queue.LOAD:
         return (watched.cycles(_LOADED)[counts - 1] + 2 - silent).tolist()
     return (watched.cycles(_ROW)[counts - 1] + 2).tolist()
 
 
-def _steps(instruction: Instruction, n: int) -> int:
-    """Vectors that a LOAD writes, rows of C that an MM writes."""
-    if isinstance(instruction, Load):
-        return math.prod(count for count, _ in pixel_loops(instruction, n))
-    assert isinstance(instruction, Mm)
-    i = instruction
-    return i.nt * i.ky * i.kx * i.kc * i.oy * i.ox
+def _steps(instruction: Instruction, config: Config) -> int:
+    """Vectors that a LOAD writes, rows of A that an MM reads."""
+    operand = instruction.operand("dst" if isinstance(instruction, Load) else "a")
+    return math.prod(count for count, _ in operand.nest(instruction, config))

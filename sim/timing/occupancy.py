@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from weft.hdl.checker.accesses import Cells, Memory, on_chip
-from weft.hdl.isa import Instruction
+from weft.hdl.checker.accesses import Cells, on_chip
+from weft.hdl.isa import Instruction, Memory
 from weft.hdl.isa.config import Config
 
 Span = tuple[int, int]

@@ -9,7 +9,7 @@ import pytest
 from weft.compiler.machine.emit import Box, Emitter
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.machine.memory import INPUTS, Constants, Source
-from weft.hdl.checker.accesses import Dram, dram, pixel_loops
+from weft.hdl.checker.accesses import Dram, dram
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
 
@@ -28,16 +28,15 @@ def drawn(rng: random.Random) -> tuple[Config, Source, Box, tuple[int, int]]:
     return config, source, box, (first, rng.randint(1, c - first))
 
 
-def moves(load: Load, offset: int, dst: int, n: int) -> dict[int, tuple[int, int]]:
+def moves(load: Load, offset: int, dst: int, config: Config) -> dict[int, tuple[int, int]]:
     """For each vector at the start of a pixel, the DRAM byte and how many of the pixel's bytes go there."""
     load.check()
-    (reads,) = dram(load)
-    _, (_, dst_pixel), _ = pixel_loops(load, n)
+    (reads,) = dram(load, config)
     found = {}
     for row in range(load.rows):
         start = offset + row * load.row_pitch + row // load.line * load.skip
         for pixel in range(load.pixels):
-            at = (dst + row * load.dst_row + pixel * dst_pixel) % (1 << 16)
+            at = (dst + row * load.dst_row + pixel * load.dst_pixel) % (1 << 16)
             assert at not in found
             found[at] = (start + pixel * load.pitch, load.length)
             assert _contains(reads, start - offset + pixel * load.pitch, load.length)
@@ -59,10 +58,10 @@ def test_boxes(seed: int) -> None:
     tasks = list(Emitter(config, Constants(), 0).load_box(source, image, box, (first, count), 5, vectors, 0))
     for task in tasks:
         assert isinstance(task.instruction, Load)
-        found |= moves(task.instruction, *task.addresses, config.n)
+        found |= moves(task.instruction, *task.addresses, config)
         ((_, start, stop),) = task.reads
         assert task.addresses[0] == start
-        assert stop - start == dram(task.instruction)[0].high
+        assert stop - start == dram(task.instruction, config)[0].high
     assert len(tasks) <= 2 * box.h * box.w / COUNT_MAX + 1
     wanted = {
         (5 + (y * box.w + x) * vectors) % (1 << 16): (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -112,13 +113,12 @@ def test_accesses_against_sets() -> None:
     rng, verdicts = random.Random(0), {True: 0, False: 0}
     for _ in range(2000):
         memory = Extents(random_pieces(rng, 60), {})
-        access = Dram(rng.randrange(3), rng.randrange(-2, 40), rng.randint(1, 3), rng.randint(-6, 6),
-                      rng.randint(1, 3), rng.randint(1, 4), rng.randint(1, 4), rng.random() < 0.5)  # fmt: skip
+        row, pixel = (rng.randint(1, 3), rng.randint(-6, 6)), (rng.randint(1, 3), rng.randint(1, 4))
+        loops = (row, pixel, (rng.randint(1, 4), 1))
+        access = Dram(rng.randrange(3), rng.randrange(-2, 40), loops, rng.random() < 0.5)
         touched = {
-            access.offset + row * access.row_pitch + pixel * access.pitch + byte
-            for row in range(access.rows)
-            for pixel in range(access.pixels)
-            for byte in range(access.length)
+            access.offset + sum(index * stride for index, (_, stride) in zip(indices, loops, strict=True))
+            for indices in itertools.product(*(range(count) for count, _ in loops))
         }
         allowed = any(
             piece.base == access.base

@@ -318,7 +318,7 @@ def test_accesses_against_loops(seed: int) -> None:
     got: tuple[set, set] = (set(), set())
     for access in on_chip(instruction, TINY):
         got[access.write].update((access.memory.name, int(cell)) for cell in np.arange(1024)[access.cells])
-    for memory in dram(instruction):
+    for memory in dram(instruction, TINY):
         table = np.zeros(100, np.int32)
         memory.cells(table, 0)[...] = 1
         got[memory.write].update((memory.base, int(cell)) for cell in np.flatnonzero(table))

@@ -197,5 +197,5 @@ def test_accesses_of_transposed_and_paged_loads() -> None:
     text = "load paged=1 table=6 page=5 transpose=1 rows=3 pixels=3 length=2 dst=40 dst_row=-8 dst_vector=2 dst_pixel=9"
     written = [40, 42, 44, 46, 32, 34, 36, 38, 24, 26, 28, 30]
     assert cells(text) == expected(dst=("SCRATCHPAD", True, written))
-    (entry,) = dram(program(text)[0])
+    (entry,) = dram(program(text)[0], TINY)
     assert (entry.base, entry.low, entry.high, entry.write) == (6, 20, 24, False)

@@ -183,16 +183,19 @@ def test_sums_of_9_bit_activations_are_exact(value: int) -> None:
 
 
 ERRORS: list[tuple[Instruction, str]] = [
-    (Softmax(state=64), "row state 64 is outside its 64 entries"),
-    (Softmax(state=63, ox=2, state_ox=1), "row state 64 is outside its 64 entries"),
+    (Softmax(state=64), "row state 64 is outside the 64 of its memory"),
+    (Softmax(state=63, ox=2, state_ox=1), "row state 64 is outside the 64 of its memory"),
     (Softmax(oy=2, ox=2, state_oy=1, state_ox=1), "two rows of scores have one row state"),
-    (Softmax(alignment=256), "alignment 256 is outside its 256 entries"),
+    (Softmax(alignment=256), "alignment 256 is outside the 256 of its memory"),
     (Softmax(first=1, final=1), "'first' starts row states anew, which 'final' only reads"),
-    (Normalise(state=65535), "row state 65535 is outside its 64 entries"),
-    (Normalise(scaled=1, alignment=255, ox=2, alignment_ox=1), "alignment 256 is outside its 256 entries"),
+    (Normalise(state=65535), "row state 65535 is outside the 64 of its memory"),
+    (
+        Normalise(scaled=1, alignment=255, ox=2, alignment_ox=1),
+        "alignment 256 is outside the 256 of its memory",
+    ),
     (Table(vectors=513), "2052 entries do not fit the table of 2048"),
-    (Table(src=1023, vectors=2), "scratchpad address 1024 is outside its 1024 rows"),
-    (Mm(align=1, kc=3, ox=2, c_ox=1, alignment=251), "alignment 256 is outside its 256 entries"),
+    (Table(src=1023, vectors=2), "scratchpad vector 1024 is outside the 1024 of its memory"),
+    (Mm(align=1, kc=3, ox=2, c_ox=1, alignment=251), "alignment 256 is outside the 256 of its memory"),
     (Load(transpose=1, length=5), "length 5 is more than the 4 of a vector, so pixels cannot be transposed"),
     (Load(paged=1, table=1), "page table 0x102 of base register 1 is no multiple of 4 bytes"),
     (Load(paged=1, table=2), "4 bytes at DRAM address 0x8000 leave the memory of 32768 bytes"),

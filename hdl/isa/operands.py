@@ -1,0 +1,194 @@
+"""What instructions read and write, declared once beside their fields.
+
+An operand lies in one memory. Its first address is a field of the instruction, and each loop around it adds a stride
+per iteration. From these declarations come the addresses of the golden interpreter, the accesses of the program
+checker, the address generators of the units and of the cycle model, what tasks of the compiler touch, and the reference
+page.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.hdl.isa.config import Config
+
+
+class Memory(enum.Enum):
+    """Memories that instructions address, by the name of what an address counts."""
+
+    SCRATCHPAD = "scratchpad vector"
+    ACCUMULATOR = "accumulator row"
+    ALIGNMENTS = "alignment"
+    STATES = "row state"
+    TABLE = "table entry"
+    DRAM = "byte"
+
+    __hash__ = object.__hash__  # members are unique; that of `Enum` hashes their names
+
+    def size(self, config: Config) -> int:
+        """Addresses of a memory on the chip."""
+        return int(getattr(config, _SIZES[self]))
+
+    def width(self, config: Config) -> int:
+        """Bits of an address of a memory on the chip."""
+        return (self.size(config) - 1).bit_length()
+
+
+_SIZES = {
+    Memory.SCRATCHPAD: "scratchpad_size",
+    Memory.ACCUMULATOR: "accumulator_size",
+    Memory.ALIGNMENTS: "alignments",
+    Memory.STATES: "row_states",
+    Memory.TABLE: "table_depth",
+}
+
+
+@dataclass(frozen=True)
+class Count:
+    """Iterations of a loop: the product of a number, of fields and of parameters of the configuration; with `per`, a
+    parameter, that many times fewer, rounded up.
+    """
+
+    fields: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    per: str | None = None
+    number: int = 1
+
+    def of(self, instruction: Any, config: Config) -> int:
+        total = self.number
+        for name in self.fields:
+            total *= getattr(instruction, name)
+        for name in self.parameters:
+            total *= getattr(config, name)
+        return total if self.per is None else -(-total // getattr(config, self.per))
+
+    def __str__(self) -> str:
+        """As a formula; parameters of the configuration in capitals if they are a letter."""
+        names = [name.upper() if len(name) == 1 else name for name in self.parameters]
+        factors = [*([str(self.number)] if self.number != 1 else []), *self.fields, *names]
+        product = " * ".join(factors) or "1"
+        return product if self.per is None else f"ceil({product} / {self.per.upper()})"
+
+
+LANES = Count(parameters=("n",))
+"""N iterations."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop around an operand.
+
+    Parameters
+    ----------
+    name : str
+        Of the loop.
+    count : str or Count
+        Its iterations: a field, or what is computed from fields.
+    stride : str or int
+        Addresses from one iteration to the next: a field or a number.
+    """
+
+    name: str
+    count: str | Count
+    stride: str | int
+
+    def iterations(self, instruction: Any, config: Config) -> int:
+        if isinstance(self.count, str):
+            return int(getattr(instruction, self.count))
+        return self.count.of(instruction, config)
+
+    def step(self, instruction: Any) -> int:
+        return self.stride if isinstance(self.stride, int) else int(getattr(instruction, self.stride))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A coordinate that has to lie from 0 to before `limit`, as 16-bit two's complement, for an element to be read.
+
+    It starts at the field `name`, and field ``{name}_{loop}`` is added per iteration of each of its two `loops`.
+    """
+
+    name: str
+    limit: str
+    loops: tuple[str, str]
+
+    def stride(self, loop: str) -> str | int:
+        """What is added per iteration of a loop: a field, or 0."""
+        return f"{self.name}_{loop}" if loop in self.loops else 0
+
+    def nest(self, instruction: Any, *names: str) -> list[tuple[int, int]]:
+        """Iterations of the loops of these names, and what is added to the coordinate for each."""
+        strides = [self.stride(name) for name in names]
+        return [
+            (
+                int(getattr(instruction, name)),
+                stride if isinstance(stride, int) else getattr(instruction, stride),
+            )
+            for name, stride in zip(names, strides, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Something that an instruction reads or writes.
+
+    Parameters
+    ----------
+    name : str
+        The field with the first address.
+    memory : Memory
+        Where it lies.
+    loops : sequence of Loop
+        Loops around it, outermost first. In memories on the chip addresses are modulo 2**16.
+    write : bool
+        Whether it is written; else it is read.
+    when : mapping of str to int
+        The instruction has this operand only if these fields have these values.
+    bounds : sequence of Bound
+        Coordinates that decide which elements are read.
+    register : str, optional
+        In DRAM, the field with the base register that addresses are relative to.
+    start : int, optional
+        The first address, if it is no field.
+    distinct : sequence of str
+        Loops whose iterations must have an address each. What they must not do otherwise is in `clash`.
+    """
+
+    name: str
+    memory: Memory
+    loops: Sequence[Loop]
+    write: bool = False
+    when: Mapping[str, int] = field(default_factory=dict)
+    bounds: Sequence[Bound] = ()
+    register: str | None = None
+    start: int | None = None
+    distinct: Sequence[str] = ()
+    clash: str = ""
+
+    def applies(self, instruction: Any) -> bool:
+        """Whether the instruction has this operand."""
+        return all(getattr(instruction, name) == value for name, value in self.when.items())
+
+    def first(self, instruction: Any) -> int:
+        """The first address, if no stride is taken."""
+        return int(getattr(instruction, self.name)) if self.start is None else self.start
+
+    def nest(self, instruction: Any, config: Config, *names: str) -> list[tuple[int, int]]:
+        """Iterations and strides of the loops of these names in the order of `loops`; of all, if none are given."""
+        return [
+            (loop.iterations(instruction, config), loop.step(instruction))
+            for loop in self.loops
+            if not names or loop.name in names
+        ]
+
+    def stride(self, loop: str) -> str | int:
+        """The stride of a loop, 0 if there is none around this operand."""
+        return next((item.stride for item in self.loops if item.name == loop), 0)
+
+
+def over(operand: str, *loops: str) -> tuple[Loop, ...]:
+    """Loops that are named like the fields with their iterations; field ``{operand}_{loop}`` is the stride."""
+    return tuple(Loop(loop, loop, f"{operand}_{loop}") for loop in loops)
