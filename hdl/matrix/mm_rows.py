@@ -11,26 +11,14 @@ from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.walk import Walk
 from weft.hdl.memory.accumulator import rmw_latency
 
 ROW_LATENCY = ports.READ_LATENCY + 1
 """Cycles from the issue of a row to its entry into the array: the scratchpad's, and one to put in the padding and
 subtract the zero point."""
 
-LOOPS = dict.fromkeys(("nt", "ky", "kx", "kc", "oy", "ox"), 12)
-
-
-def _nest(config: Config) -> LoopNest:
-    a, c = config.widths.scratchpad_address, config.widths.accumulator_address
-    return LoopNest(
-        LOOPS,
-        {
-            "a": (a, dict.fromkeys(LOOPS, a)),
-            "y": (16, {"ky": 8, "oy": 8}),
-            "x": (16, {"kx": 8, "ox": 8}),
-            "c": (c, dict.fromkeys(("nt", "oy", "ox"), c)),
-        },
-    )
+WALK = Walk(Mm, ("nt", "ky", "kx", "kc", "oy", "ox"), ("a", "c"))
 
 
 def destination(config: Config) -> data.StructLayout:
@@ -119,7 +107,7 @@ class RowIssuer(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.nest = nest = _nest(self.config)
+        m.submodules.nest = nest = LoopNest(WALK.counters(self.config), WALK.trackers(self.config))
         h, w, pad = Signal(16), Signal(16), Signal(signed(8))
         signal, accumulate = Signal(SEMAPHORES), Signal()
         held = {"h": h, "w": w, "pad": pad, "accumulate": accumulate, "signal": signal}
@@ -220,7 +208,7 @@ class RowIssuer(wiring.Component):
         """
         width = len(self.alignments.address)
         start, entry, align = Signal(width), Signal(width), Signal()
-        again = Cat(*(nest.last[loop] for loop in LOOPS if loop != "nt")).all()
+        again = Cat(*(nest.last[loop] for loop in WALK.loops if loop != "nt")).all()
         with m.If(self.load):
             m.d.sync += [
                 Cat(start, entry).eq(self.instruction.alignment[:width].replicate(2)),

@@ -10,6 +10,9 @@ from weft.hdl.isa import Mm
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
+from weft.hdl.lib.walk import Walk
+
+WALK = Walk(Mm, ("nt", "ky", "kx", "kc", "row"), ("b",))
 
 
 class WeightLoader(wiring.Component):
@@ -59,9 +62,7 @@ class WeightLoader(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         n = self.config.n
-        loops = {"nt": 12, "ky": 12, "kx": 12, "kc": 12, "row": n.bit_length()}
-        width = self.config.widths.scratchpad_address
-        m.submodules.nest = nest = LoopNest(loops, {"b": (width, dict.fromkeys(loops, width))})
+        m.submodules.nest = nest = LoopNest(WALK.counters(self.config), WALK.trackers(self.config))
         loaded = Signal()  # a whole tile waits for its swap
         latches = Signal(ports.READ_LATENCY)
         last = Signal()

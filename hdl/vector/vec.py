@@ -8,12 +8,13 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Normalise, Reduce, Source, Table, Vec
+from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Count, Normalise, Reduce, Source, Table, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.walk import Walk
 from weft.hdl.vector.requantise import Requantise, settings_layout
 from weft.hdl.vector.requantise_serial import requantiser
 from weft.hdl.vector.vec_kinds import as_vec, is_kind
@@ -34,21 +35,22 @@ def _second_width(config: Config) -> int:
     return max(config.widths.scratchpad_address, alignment)
 
 
+WALK = Walk(
+    Vec,
+    ("ob", "oy", "ox", "g", "ry", "rx"),
+    ("src", "dst", "b"),
+    own={"g": Count(parameters=("groups",))},
+)
+"""Loop ``g`` is over lane groups."""
+
+
 def _nest(config: Config) -> LoopNest:
-    vector, outputs = config.widths.scratchpad_address, ("ob", "oy", "ox")
-    source, second = max(vector, config.widths.accumulator_address), _second_width(config)
+    second = _second_width(config)
     most = config.n if config.softmax else config.groups  # a table is read byte by byte
-    groups = {"g": most.bit_length()} if most > 1 else {}
-    return LoopNest(
-        {"ob": 12, "oy": 12, "ox": 12, **groups, "ry": 12, "rx": 12},
-        {
-            "src": (source, dict.fromkeys((*outputs, "ry", "rx"), source)),
-            "y": (16, {"oy": 8, "ry": 8}),
-            "x": (16, {"ox": 8, "rx": 8}),
-            "dst": (vector, dict.fromkeys(outputs, vector)),
-            "b": (second, dict.fromkeys(outputs, second)),
-        },
-    )
+    loops = WALK.counters(config) | {"g": most.bit_length()}
+    if most == 1:
+        del loops["g"]
+    return LoopNest(loops, WALK.trackers(config) | {"b": (second, dict.fromkeys(("ob", "oy", "ox"), second))})
 
 
 class VecUnit(wiring.Component):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 from weft.hdl.bus import burst
 from weft.hdl.control import fetch
@@ -12,19 +13,24 @@ from weft.hdl.isa import (
     SEMAPHORES,
     WORD_BYTES,
     Instruction,
+    Mm,
+    Normalise,
     Queue,
+    Softmax,
+    Vec,
     VectorInstruction,
     places,
 )
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib import divide, ports
+from weft.hdl.lib.walk import Walk
 from weft.hdl.load import carve, load
+from weft.hdl.matrix import mm_rows, mm_weights
 from weft.hdl.matrix.array import array_latency
-from weft.hdl.matrix.mm_rows import ROW_LATENCY
 from weft.hdl.memory.accumulator import rmw_latency
 from weft.hdl.store import store
-from weft.hdl.vector import probabilities, requantise, row_states, vec_softmax
+from weft.hdl.vector import probabilities, requantise, row_states, vec, vec_softmax
 
 _KEYWORDS = {"register"}
 """Names of fields that C++ keeps for itself."""
@@ -50,7 +56,7 @@ def parameters(config: Config) -> dict[str, int]:
         "accumulator_size": config.accumulator_size,
         "word_bytes": WORD_BYTES,
         "read_latency": ports.READ_LATENCY,
-        "row_latency": ROW_LATENCY,
+        "row_latency": mm_rows.ROW_LATENCY,
         "array_latency": array_latency(config),
         "rmw_latency": rmw_latency(config),
         "fetch_burst_bytes": fetch.BURST_BYTES,
@@ -99,7 +105,48 @@ def _table(opcode: str, kind: type[Instruction]) -> str:
 
 
 def _kind(opcode: str, kind: type[Instruction]) -> str:
-    return f"{{FIELDS_{opcode}, {len(_names(kind))}}}"
+    return f"{{FIELDS_{opcode}, {len(_names(kind))}, {str(kind.REQUIRES is not None).lower()}}}"
+
+
+WALKS: dict[str, tuple[Walk, tuple[type[Instruction], ...]]] = {
+    "RowWalk": (mm_rows.WALK, (Mm,)),
+    "TileWalk": (mm_weights.WALK, (Mm,)),
+    "VectorWalk": (vec.WALK, (Vec, Softmax, Normalise)),
+}
+"""The loop nests of units, by their names in C++, and the instructions that set them."""
+
+
+def _walk(name: str, walk: Walk, kinds: Sequence[type[Instruction]]) -> str:
+    """Loops and values of a nest as enumerations, and functions that set it for an instruction."""
+    values = [value for value, _ in walk.values()]
+    lines = [
+        f"struct {name} {{",
+        f"    enum Loop {{ {', '.join(loop.upper() for loop in walk.loops)}, LOOPS }};",
+        f"    enum Value {{ {', '.join(value.upper() for value in values)}, VALUES }};",
+    ]
+    for kind in kinds:
+        lines += [
+            "    template <class Nest>",
+            f"    static void take(Nest& nest, [[maybe_unused]] const Parameters& p, const {kind.__name__}& op) {{",
+            *(f"        {line};" for line in _assignments(walk, kind)),
+            "    }",
+        ]
+    return "\n".join([*lines, "};\n"])
+
+
+def _assignments(walk: Walk, kind: type[Instruction]) -> Iterator[str]:
+    """What sets a nest to an instruction of this kind: loops that it does not have turn once, strides are 0."""
+    fields = _names(kind)
+    for loop in walk.loops:
+        count = walk.count(loop)
+        if isinstance(count, str):
+            yield f"nest.count[{loop.upper()}] = {f'op.{count}' if count in fields else 1}"
+        else:
+            yield f"nest.count[{loop.upper()}] = {' * '.join(f'p.{name}' for name in count.parameters)}"
+    for name, value in walk.values():
+        strides = [value.stride(loop) for loop in walk.loops]
+        known = [f"op.{stride}" if stride in fields else "0" for stride in strides]
+        yield f"nest.set({name.upper()}, {f'op.{name}' if name in fields else 0}, {{{', '.join(known)}}})"
 
 
 def header() -> str:
@@ -119,9 +166,10 @@ def header() -> str:
         _struct("Parameters", list(parameters(Config()))),
         _struct("Header", _names(Instruction)),
         *(_struct(cls.__name__, _names(cls)) for cls in structs),
+        *(_walk(name, *given) for name, given in WALKS.items()),
         "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
         *(_table(name, cls) for name, cls in kinds),
-        "struct Kind { const Field* fields; unsigned count; };\n",
+        "struct Kind { const Field* fields; unsigned count; bool softmax; };\n",
         f"constexpr Kind KINDS[] = {{ {', '.join(_kind(name, cls) for name, cls in kinds)} }};\n",
         "}  // namespace weft\n",
     ])  # fmt: skip

@@ -29,6 +29,8 @@ private:
 };
 
 struct Matrix {
+    using Rows = RowWalk;
+    using Tiles = TileWalk;
     struct Row {
         uint32_t c = 0;
         uint16_t signal = 0;
@@ -37,7 +39,7 @@ struct Matrix {
     };
 
     // Rows: loop nest, slice, and the register of the row to issue, which may be issued from `clear` on.
-    Nest<6, 4> rows;
+    Nest<RowWalk::LOOPS, RowWalk::VALUES> rows;
     Row row;
     Slice<Row> ahead;
     bool valid = false;
@@ -46,7 +48,7 @@ struct Matrix {
     uint16_t h = 1, w = 1, signal = 0;
     bool accumulate = false;
     // Weights.
-    Nest<5, 1> tiles;
+    Nest<TileWalk::LOOPS, TileWalk::VALUES> tiles;
     bool loaded = false, taken = false;
     unsigned running = 0;
     uint64_t active = 0, stall_weights = 0, stall_port = 0;
@@ -60,7 +62,7 @@ struct Matrix {
         issued.assign(size_t(p.accumulator_size), 0);
         a_mask_ = uint32_t(p.scratchpad_size - 1), c_mask_ = uint32_t(p.accumulator_size - 1);
         a_shift_ = log2_of(uint64_t(p.scratchpad_depth)), c_shift_ = log2_of(uint64_t(p.accumulator_depth));
-        n_ = p.n;
+        p_ = &p;
         latency_ = Cycle(p.row_latency + p.array_latency);
         visible_ = Cycle(p.rmw_latency);
         row_latency_ = Cycle(p.row_latency);
@@ -81,10 +83,10 @@ struct Matrix {
     // One cycle, the first one that is not known. Returns whether `op`, the instruction at the queue, is accepted.
     bool step(Cycle now, const Mm* op, Schedule& schedule) {
         until = now + 1;
-        const bool wants_b = tiles.active && !(tiles.first(4) && loaded);
-        const bool last_word = tiles.active && tiles.last(4);
+        const bool wants_b = tiles.active && !(tiles.first(Tiles::ROW) && loaded);
+        const bool last_word = tiles.active && tiles.last(Tiles::ROW);
         const bool ready = loaded || last_word;
-        const unsigned b = wants_b ? 1 + bank(tiles.at(0)) : 0;
+        const unsigned b = wants_b ? 1 + bank(tiles.at(Tiles::B)) : 0;
         const bool waits = valid && row.first && !ready;
         const bool free_row = valid && now >= clear && !waits;
         const unsigned a = free_row && row.inside ? 1 + row.bank : 0;
@@ -96,7 +98,7 @@ struct Matrix {
         // Everything below changes registers.
         const bool weights_free = !tiles.active || (last_word && op && tiles.last_all());
         const bool steps = rows.active && ahead.ready();
-        const bool rows_free = !rows.active || (steps && outer_last_ && rows.last(5));
+        const bool rows_free = !rows.active || (steps && outer_last_ && rows.last(Rows::OX));
         const bool loads_weights = op && !taken && weights_free, accepts = op && rows_free && (taken || weights_free);
 
         const bool swaps = issues && row.first;
@@ -115,7 +117,7 @@ struct Matrix {
 private:
     uint32_t a_mask_ = 0, c_mask_ = 0;
     unsigned a_shift_ = 0, c_shift_ = 0;
-    int64_t n_ = 16;
+    const Parameters* p_ = nullptr;
     Cycle latency_ = 0, visible_ = 0, row_latency_ = 0, swapped_ = 0;
     bool tile_begins_ = false, overwrite_ = false, outer_last_ = false;
     Track adds_;
@@ -125,9 +127,9 @@ private:
 
     // Whether it matters in this cycle what the queue holds, beyond `op`.
     bool looks_at_queue(const Mm* op) const {
-        const bool weights_free = !tiles.active || (tiles.last(4) && tiles.last_all());
+        const bool weights_free = !tiles.active || (tiles.last(Tiles::ROW) && tiles.last_all());
         if (!op && !taken && weights_free) return true;
-        return (taken || weights_free) && (!rows.active || (outer_last_ && rows.last(5)));
+        return (taken || weights_free) && (!rows.active || (outer_last_ && rows.last(Rows::OX)));
     }
 
     void add(Cycle at, uint8_t value) {
@@ -157,44 +159,44 @@ private:
         } else if (issues) valid = false;
         if (steps) {
             ahead.step(true, made(), moves);
-            if (rows.step() != 5) enter_row();
+            if (rows.step() != Rows::OX) enter_row();
         } else if (ahead.valid) ahead.step(false, Row{}, moves);
     }
 
     Row made() const {
         Row made;
-        made.inside = uint16_t(rows.at(1)) < h && uint16_t(rows.at(2)) < w;
-        made.first = tile_begins_ && rows.first(5);
-        made.bank = uint8_t(bank(rows.at(0)));
-        made.c = uint32_t(rows.at(3)) & c_mask_;
+        made.inside = uint16_t(rows.at(Rows::Y)) < h && uint16_t(rows.at(Rows::X)) < w;
+        made.first = tile_begins_ && rows.first(Rows::OX);
+        made.bank = uint8_t(bank(rows.at(Rows::A)));
+        made.c = uint32_t(rows.at(Rows::C)) & c_mask_;
         made.overwrite = overwrite_;
-        made.last = outer_last_ && rows.last(5);
+        made.last = outer_last_ && rows.last(Rows::OX);
         made.signal = made.last ? signal : 0;
         return made;
     }
 
     // What does not change in the inmost loop.
     void enter_row() {
-        tile_begins_ = rows.first(4);
-        overwrite_ = !accumulate && rows.first(1) && rows.first(2) && rows.first(3);
-        outer_last_ = rows.last(0) && rows.last(1) && rows.last(2) && rows.last(3) && rows.last(4);
+        tile_begins_ = rows.first(Rows::OY);
+        overwrite_ = !accumulate && rows.first(Rows::KY) && rows.first(Rows::KX) && rows.first(Rows::KC);
+        outer_last_ = rows.last(Rows::NT) && rows.last(Rows::KY) && rows.last(Rows::KX) && rows.last(Rows::KC) && rows.last(Rows::OY);
     }
 
     // Issue many rows at once: of the inmost loop, behind the start of a tile, one every cycle without anything that
     // could stop them. Returns whether there were any.
     bool bulk(const Mm* op, Cycle limit) {
         // The two rows before the nest's are those in the register and in the slice.
-        if (!valid || !ahead.valid || ahead.full || !rows.active || rows.index[5] < 3) return false;
+        if (!valid || !ahead.valid || ahead.full || !rows.active || rows.index[Rows::OX] < 3) return false;
         if (until < clear || until - swapped_ < visible_ || (op && !taken && !tiles.active)) return false;
-        int64_t count = std::min<int64_t>(rows.count[5] - 1 - rows.index[5], int64_t(limit - until));
-        const bool wants_b = tiles.active && !(tiles.first(4) && loaded);
-        if (wants_b) count = std::min(count, tiles.count[4] - 1 - tiles.index[4]);
+        int64_t count = std::min<int64_t>(rows.count[Rows::OX] - 1 - rows.index[Rows::OX], int64_t(limit - until));
+        const bool wants_b = tiles.active && !(tiles.first(Tiles::ROW) && loaded);
+        if (wants_b) count = std::min(count, tiles.count[Tiles::ROW] - 1 - tiles.index[Tiles::ROW]);
         if (count < 4) return false;
-        const int64_t a = rows.at(0) - 2 * rows.stride[0][5], a_end = a + (count - 1) * rows.stride[0][5];
-        const int64_t c = rows.at(3) - 2 * rows.stride[3][5], c_end = c + (count - 1) * rows.stride[3][5];
-        const int64_t b_end = tiles.at(0) + (count - 1) * tiles.stride[0][4];
+        const int64_t a = rows.at(Rows::A) - 2 * rows.stride[Rows::A][Rows::OX], a_end = a + (count - 1) * rows.stride[Rows::A][Rows::OX];
+        const int64_t c = rows.at(Rows::C) - 2 * rows.stride[Rows::C][Rows::OX], c_end = c + (count - 1) * rows.stride[Rows::C][Rows::OX];
+        const int64_t b_end = tiles.at(Tiles::B) + (count - 1) * tiles.stride[Tiles::B][Tiles::ROW];
         if (!same(a, a_end, a_shift_) || !same(c, c_end, c_shift_)) return false;
-        if (wants_b && (!same(tiles.at(0), b_end, a_shift_) || bank(a) == bank(b_end))) return false;
+        if (wants_b && (!same(tiles.at(Tiles::B), b_end, a_shift_) || bank(a) == bank(b_end))) return false;
 
         const Cycle to = until + Cycle(count);
         asks_b.fill(until, to, uint8_t(wants_b ? 1 + bank(b_end) : 0));
@@ -204,10 +206,10 @@ private:
         adds_.fill(until + latency_, to + latency_, overwrite_ ? 0 : uint8_t(1 + c_bank));
         adds_until_ = to + latency_;
         for (int64_t k = std::max<int64_t>(0, count - int64_t(visible_)); k < count; k++)
-            issued[uint32_t(c + k * rows.stride[3][5]) & c_mask_] = until + Cycle(k) + 1;
+            issued[uint32_t(c + k * rows.stride[Rows::C][Rows::OX]) & c_mask_] = until + Cycle(k) + 1;
         active += uint64_t(count);
         last_write = to - 1 + latency_ + visible_ - 1;
-        if (wants_b) tiles.index[4] += count, tiles.level[0][4] += count * tiles.stride[0][4];
+        if (wants_b) tiles.index[Tiles::ROW] += count, tiles.level[Tiles::B][Tiles::ROW] += count * tiles.stride[Tiles::B][Tiles::ROW];
         skip(count - 2);
         row = made(), rows.step();
         ahead.out = made(), rows.step();
@@ -217,8 +219,8 @@ private:
     }
 
     void skip(int64_t count) {
-        rows.index[5] += count;
-        for (unsigned value = 0; value < 4; value++) rows.level[value][5] += count * rows.stride[value][5];
+        rows.index[Rows::OX] += count;
+        for (unsigned value = 0; value < Rows::VALUES; value++) rows.level[value][Rows::OX] += count * rows.stride[value][Rows::OX];
     }
 
     // Whether two addresses and all between them lie in one bank; never if they wrap.
@@ -226,8 +228,8 @@ private:
 
     // The requests for A of the next `count` rows, of which those in the padding ask for nothing.
     void mark_a(int64_t count, uint8_t value) {
-        const int64_t y_step = rows.stride[1][5], x_step = rows.stride[2][5];
-        const int64_t y = int16_t(rows.at(1) - 2 * y_step), x = int16_t(rows.at(2) - 2 * x_step);
+        const int64_t y_step = rows.stride[Rows::Y][Rows::OX], x_step = rows.stride[Rows::X][Rows::OX];
+        const int64_t y = int16_t(rows.at(Rows::Y) - 2 * y_step), x = int16_t(rows.at(Rows::X) - 2 * x_step);
         if (within(y, y + (count - 1) * y_step, h) && within(x, x + (count - 1) * x_step, w))
             asks_a.fill(until, until + Cycle(count), value);
         else
@@ -244,28 +246,21 @@ private:
 
     // Where the two loops over rows go on like one, let the inmost one be that.
     void flatten() {
-        const int64_t count = rows.count[5];
-        for (unsigned value = 0; value < 4; value++)
-            if (count > 1 && rows.stride[value][4] != count * rows.stride[value][5]) return;
+        const int64_t count = rows.count[Rows::OX];
+        for (unsigned value = 0; value < Rows::VALUES; value++)
+            if (count > 1 && rows.stride[value][Rows::OY] != count * rows.stride[value][Rows::OX]) return;
         if (count == 1)
-            for (unsigned value = 0; value < 4; value++) rows.stride[value][5] = rows.stride[value][4];
-        rows.count[5] *= rows.count[4], rows.count[4] = 1;
+            for (unsigned value = 0; value < Rows::VALUES; value++) rows.stride[value][Rows::OX] = rows.stride[value][Rows::OY];
+        rows.count[Rows::OX] *= rows.count[Rows::OY], rows.count[Rows::OY] = 1;
     }
 
     void load_weights(const Mm& op) {
-        const int64_t counts[5] = {op.nt, op.ky, op.kx, op.kc, n_};
-        std::copy(counts, counts + 5, tiles.count);
-        tiles.set(0, op.b, {op.b_nt, op.b_ky, op.b_kx, op.b_kc, op.b_row});
+        Tiles::take(tiles, *p_, op);
         tiles.start();
     }
 
     void load_rows(const Mm& op) {
-        const int64_t counts[6] = {op.nt, op.ky, op.kx, op.kc, op.oy, op.ox};
-        std::copy(counts, counts + 6, rows.count);
-        rows.set(0, op.a, {op.a_nt, op.a_ky, op.a_kx, op.a_kc, op.a_oy, op.a_ox});
-        rows.set(1, op.y, {0, op.y_ky, 0, 0, op.y_oy, 0});
-        rows.set(2, op.x, {0, 0, op.x_kx, 0, 0, op.x_ox});
-        rows.set(3, op.c, {op.c_nt, 0, 0, 0, op.c_oy, op.c_ox});
+        Rows::take(rows, *p_, op);
         flatten();
         h = uint16_t(op.h), w = uint16_t(op.w), signal = uint16_t(op.signal), accumulate = op.accumulate;
         rows.start();

@@ -31,17 +31,15 @@ struct Divider {
     }
 };
 
-struct VectorUnit {
+struct VectorUnit : VectorWalk {
     // The element to read, with what follows from its place in the loops.
     struct Element {
         uint8_t second = 0, source = 0, dst = 0;  // banks
         bool ask_second = false, ask_source = false, last = false, group_last = false, end = false, row = false;
     };
-    enum Loop { OB, OY, OX, G, RY, RX };
-    enum Value { SRC, Y, X, DST, B };
 
     const Parameters* p = nullptr;
-    Nest<6, 5> nest;
+    Nest<VectorWalk::LOOPS, VectorWalk::VALUES> nest;
     Slice<Element> ahead;
     Element element;
     bool valid = false, active = false;
@@ -180,41 +178,31 @@ private:
         mask = uint16_t(fields_of<Header>(instruction).signal);
         add = false, from_scratchpad = true, h = w = 1;
         rows = left = 0;
-        nest.count[RY] = nest.count[RX] = 1;
-        for (unsigned value = 0; value < 5; value++) nest.set(value, 0, {0, 0, 0, 0, 0, 0});
-        if (opcode == OP_TABLE) {
-            const Table& op = fields_of<Table>(instruction);
-            const int64_t counts[4] = {1, 1, op.vectors, p->n};
-            std::copy(counts, counts + 4, nest.count);
-            nest.set(SRC, op.src, {0, 0, 1, 0, 0, 0});
-        } else {
-            load_outputs(fields_of<VectorInstruction>(instruction));
-            if (opcode == OP_VEC) load_vec(fields_of<Vec>(instruction));
-            if (opcode == OP_SOFTMAX) {
-                const Softmax& op = fields_of<Softmax>(instruction);
-                left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(op.params);
-            }
-            if (opcode == OP_NORMALISE) divider.start(nest.count[OB] * nest.count[OY]);
+        if (opcode == OP_TABLE) load_table(fields_of<Table>(instruction));
+        else from_scratchpad = fields_of<VectorInstruction>(instruction).source;
+        if (opcode == OP_VEC) {
+            const Vec& op = fields_of<Vec>(instruction);
+            take(nest, *p, op);
+            add = op.add, h = uint16_t(op.h), w = uint16_t(op.w);
+            left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(op.params);
+        }
+        if (opcode == OP_SOFTMAX) {
+            const Softmax& op = fields_of<Softmax>(instruction);
+            take(nest, *p, op);
+            left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(op.params);
+        }
+        if (opcode == OP_NORMALISE) {
+            take(nest, *p, fields_of<Normalise>(instruction));
+            divider.start(nest.count[OB] * nest.count[OY]);
         }
         nest.start();
     }
 
-    void load_outputs(const VectorInstruction& op) {
-        from_scratchpad = op.source;
-        const int64_t counts[4] = {op.ob, op.oy, op.ox, p->groups};
-        std::copy(counts, counts + 4, nest.count);
-        nest.set(SRC, op.src, {op.src_ob, op.src_oy, op.src_ox, 0, 0, 0});
-        nest.set(DST, op.dst, {op.dst_ob, op.dst_oy, op.dst_ox, 0, 0, 0});
-    }
-
-    void load_vec(const Vec& op) {
-        add = op.add, h = uint16_t(op.h), w = uint16_t(op.w);
-        left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(op.params);
-        nest.count[RY] = op.ry, nest.count[RX] = op.rx;
-        nest.set(SRC, op.src, {op.src_ob, op.src_oy, op.src_ox, 0, op.src_ry, op.src_rx});
-        nest.set(Y, op.y, {0, op.y_oy, 0, 0, op.y_ry, 0});
-        nest.set(X, op.x, {0, 0, op.x_ox, 0, 0, op.x_rx});
-        nest.set(B, op.b, {op.b_ob, op.b_oy, op.b_ox, 0, 0, 0});
+    void load_table(const Table& op) {
+        for (unsigned loop = 0; loop < LOOPS; loop++) nest.count[loop] = 1;
+        for (unsigned value = 0; value < VALUES; value++) nest.set(value, 0, {0, 0, 0, 0, 0, 0});
+        nest.count[OX] = op.vectors, nest.count[G] = p->n;
+        nest.set(SRC, op.src, {0, 0, 1, 0, 0, 0});
     }
 };
 
