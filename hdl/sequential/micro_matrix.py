@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from weft.hdl.isa import Mm
+from weft.hdl.sequential.assembler import Micro, moved
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
-
-if TYPE_CHECKING:
-    from weft.hdl.sequential.microprogram import Micro
 
 
 def mm(m: Micro) -> None:
     """`weft.hdl.isa.Mm`: for every tile its weights, then runs of rows; with ``align`` a row at a time."""
+    operands = moved(Mm, "a", "b", "c")
     _mode(m)
     m.ld("f.x_ox", Out.X_STEP)
     m.ld("f.a_ox", Out.A_STEP)
@@ -26,10 +24,7 @@ def mm(m: Micro) -> None:
         m.out(Out.WEIGHT)
         m.jump(again, Condition.COLUMN_ZERO, unless=True)
         m.ld("f.a_ox", Out.A_STEP)
-        m.loop(
-            "f.oy", rows,
-            [("a.oy", "a.kc", "f.a_oy"), ("c.oy", "c.nt", "f.c_oy"), ("y.oy", "y.ky", "f.y_oy")],
-        )  # fmt: skip
+        m.walk("oy", rows, operands)
         # The next steps of the contraction add up.
         m.wait(Condition.ROWS_DONE)
         m.ld("mode", Out.MODE)
@@ -54,19 +49,12 @@ def mm(m: Micro) -> None:
         m.ld("mode.first", Out.MODE)
         if m.config.softmax:
             m.copy("alignment", "f.alignment")
-        m.loop(
-            "f.ky", ky, [("a.ky", "a.nt", "f.a_ky"), ("b.ky", "b.nt", "f.b_ky"), ("y.ky", "f.y", "f.y_ky")]
-        )
-
-    def ky() -> None:
-        m.loop(
-            "f.kx", kx, [("a.kx", "a.ky", "f.a_kx"), ("b.kx", "b.ky", "f.b_kx"), ("x.kx", "f.x", "f.x_kx")]
-        )
+        m.walk("ky", lambda: m.walk("kx", kx, operands), operands)
 
     def kx() -> None:
-        m.loop("f.kc", tile, [("a.kc", "a.kx", "f.a_kc"), ("b.kc", "b.kx", "f.b_kc")])
+        m.walk("kc", tile, operands)
 
-    m.loop("f.nt", nt, [("a.nt", "f.a", "f.a_nt"), ("b.nt", "f.b", "f.b_nt"), ("c.nt", "f.c", "f.c_nt")])
+    m.walk("nt", nt, operands)
     m.ld(0, Out.MODE)
     if m.config.softmax:
         m.jump("next")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from weft.hdl.sequential.assembler import Micro
 from weft.hdl.sequential.micro import Condition, MemoryOut, Out, Port
-
-if TYPE_CHECKING:
-    from weft.hdl.sequential.microprogram import Micro
 
 
 def load(m: Micro) -> None:

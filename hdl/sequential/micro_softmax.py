@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from weft.hdl.sequential.assembler import Micro
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
 from weft.hdl.sequential.micro_vector import LEAST, NORMALISE, SOFTMAX, push
-
-if TYPE_CHECKING:
-    from weft.hdl.sequential.microprogram import Micro
 
 _OCTAVE, _REACH, _LOWEST = 128, 2048, -256
 _SHIFT_MAX = 31

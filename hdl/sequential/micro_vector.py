@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from weft.hdl.isa import Reduce
+from weft.hdl.isa import Reduce, Vec
+from weft.hdl.sequential.assembler import Micro, moved
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
-
-if TYPE_CHECKING:
-    from weft.hdl.sequential.microprogram import Micro
 
 LEAST = -(1 << 31)
 VEC, SOFTMAX, NORMALISE = range(3)
@@ -83,20 +79,20 @@ def _parameters(m: Micro) -> None:
 
 def _outputs(m: Micro) -> None:
     """The loops over outputs, with addresses of source, destination, a second operand or alignment, and state."""
-    names = ["src", "dst", "b", *(["s"] if m.config.softmax else [])]
-
-    def moves(level: str, above: str, also: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
-        return [
-            (f"{name}.{level}", f"f.{name}" if above == "f" else f"{name}.{above}", f"f.{name}_{level}")
-            for name in (*names, *also)
-        ]
+    operands = moved(Vec, "src", "dst", "b")
+    if m.config.softmax:
+        # Softmax counts columns in the coordinates, which therefore move with groups, too.
+        operands = {name: operands[name] for name in ("src", "dst", "b")} | {
+            "s": ("ob", "oy", "ox"),
+            "y": ("ob", *operands["y"]),
+            "x": ("ob", *operands["x"]),
+        }
 
     def ob() -> None:
-        m.loop("f.oy", oy, [*moves("oy", "ob"), ("y.oy", "y.ob" if m.config.softmax else "f.y", "f.y_oy")])
+        m.walk("oy", oy, operands)
 
     def oy() -> None:
-        x = ("x.ox", "x.ob" if m.config.softmax else "f.x", "f.x_ox")
-        m.loop("f.ox", ox, [*moves("ox", "oy"), x])
+        m.walk("ox", ox, operands)
 
     def ox() -> None:
         m.copy("from", "src.ox")
@@ -113,7 +109,7 @@ def _outputs(m: Micro) -> None:
 
     m.label("outputs")
     m.ld("f.source", Out.SOURCE)
-    m.loop("f.ob", ob, moves("ob", "f", ("y", "x") if m.config.softmax else ()))
+    m.walk("ob", ob, operands)
     m.jump("next")
 
 
@@ -207,7 +203,7 @@ def _vec_many(m: Micro) -> None:
     m.ld(0)
     m.label(start)
     m.st("reduced")
-    m.loop("f.ry", lambda: _row(m), [("src.ry", "src.ox", "f.src_ry"), ("y.ry", "y.oy", "f.y_ry")])
+    m.walk("ry", lambda: _row(m), moved(Vec, "src"))
     m.ld("pair", Out.INDEX)
     m.ld("reduced")
     m.add(Index(), Out.MULTIPLICAND)
@@ -270,4 +266,4 @@ def _row(m: Micro) -> None:
         m.label(done)
         m.st("reduced")
 
-    m.loop("f.rx", element, [("src.rx", "src.ry", "f.src_rx"), ("x.rx", "x.ox", "f.x_rx")])
+    m.walk("rx", element, moved(Vec, "src"))

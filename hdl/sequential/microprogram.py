@@ -14,7 +14,6 @@ from weft.hdl.isa import (
     Load,
     Mm,
     Normalise,
-    Opcode,
     Queue,
     Softmax,
     Store,
@@ -24,63 +23,11 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import Config
 from weft.hdl.sequential import micro_matrix, micro_memory, micro_softmax, micro_vector
-from weft.hdl.sequential.control import BASE, PROGRAM
-from weft.hdl.sequential.micro import Assembler, Condition, Function, Index, MemoryOut, Out, Port
+from weft.hdl.sequential.assembler import Micro
+from weft.hdl.sequential.control import PROGRAM
+from weft.hdl.sequential.micro import Condition, Function, MemoryOut, Out, Port
 
 _LEAST_OPERAND = 11
-
-
-class Micro(Assembler):
-    """An assembler with what the parts of the microprogram share."""
-
-    def __init__(self, config: Config, operand_bits: int, groups_start: int = 1 << 12) -> None:
-        super().__init__(operand_bits, groups_start=groups_start)
-        self.config = config
-        self.constants: dict[int, int] = {}
-        self.blocks: dict[str, int] = {}
-
-    def constant(self, value: int) -> str:
-        """A variable that nobody writes, for a constant that no word holds."""
-        name = f"={value}"
-        self.constants[self.variable(name)] = value & 0xFFFFFFFF
-        return name
-
-    def index(self, name: str, words: int = 1) -> None:
-        """Point the index register to an entry of a block, `words` (1 or 2) each, by its number in the accumulator."""
-        entries = {"states": self.config.row_states, "alignments": self.config.alignments}[name]
-        self.op(Function.AND, self.constant(entries - 1))
-        if words == 2:
-            self.add(Port.ACCUMULATOR)
-        self.add(self.constant_block(name), Out.INDEX)
-
-    def constant_block(self, name: str) -> str:
-        """A variable that nobody writes, for the first word of a block of data memory."""
-        variable = f"@{name}"
-        self.constants[self.variable(variable)] = self.blocks.get(name, 0)
-        return variable
-
-    def base(self, field: str) -> None:
-        """Load the base register that a field names."""
-        self.ld(field)
-        self.add(BASE, Out.INDEX)
-        self.ld(Index())
-
-    def loop(self, count: str, body: Callable[[], None], moves: Sequence[tuple[str, str, str]] = ()) -> None:
-        """`body`, as often as variable `count` says; before, variables are set, and moved after each turn.
-
-        `moves` holds variable, what it is set to, and its stride.
-        """
-        left = f"{count}.left"
-        for name, start, _ in moves:
-            if name != start:
-                self.copy(name, start)
-        self.copy(left, count)
-        again = self.label()
-        body()
-        for name, _, stride in moves:
-            self.advance(name, stride)
-        self.advance(left, -1)
-        self.jump(again, Condition.ZERO, unless=True)
 
 
 _VECTOR_NAMES = {
@@ -88,6 +35,12 @@ _VECTOR_NAMES = {
     "state": "s", "state_ob": "s_ob", "state_oy": "s_oy", "state_ox": "s_ox",
 }  # fmt: skip
 """Names under which fields of the VEC queue share variables: a second address, and a third."""
+
+BODIES: dict[type[Instruction], Callable[[Micro], None]] = {
+    Load: micro_memory.load, Mm: micro_matrix.mm, Vec: micro_vector.vec, Store: micro_memory.store,
+    Softmax: micro_softmax.softmax, Normalise: micro_softmax.normalise, Table: micro_vector.table,
+}  # fmt: skip
+"""What each instruction does, in order of their opcodes."""
 
 _COMMON = len(dataclasses.fields(VectorInstruction))
 
@@ -139,31 +92,16 @@ def _blocks(config: Config, start: int) -> tuple[dict[str, int], int]:
 def _write(m: Micro) -> Micro:
     """The whole program, the fetch loop first."""
     _boot(m)
-    units: list[tuple[Opcode, Queue, str]] = [
-        (Opcode.LOAD, Queue.LOAD, "load"), (Opcode.MM, Queue.MM, "mm"), (Opcode.VEC, Queue.VEC, "vec"),
-        (Opcode.STORE, Queue.STORE, "store"),
-    ]  # fmt: skip
-    if m.config.softmax:
-        units += [
-            (Opcode.SOFTMAX, Queue.VEC, "softmax"), (Opcode.NORMALISE, Queue.VEC, "normalise"),
-            (Opcode.TABLE, Queue.VEC, "table"),
-        ]  # fmt: skip
+    kinds = [kind for kind in BODIES if kind.REQUIRES is None or not kind.REQUIRES.missing(m.config)]
     for name in ("error", "trash", "places", "whole"):
         m.variable(name)
-    _fetch(m, units)
-    groups: dict[Queue, dict[str, int]] = {queue: {} for _, queue, _ in units}
-    kinds: dict[str, tuple[type[Instruction], dict[str, str]]] = {
-        "load": (Load, {}), "mm": (Mm, {}), "vec": (Vec, {}), "store": (Store, {}),
-        "softmax": (Softmax, _VECTOR_NAMES), "normalise": (Normalise, _VECTOR_NAMES), "table": (Table, {}),
-    }  # fmt: skip
-    bodies: dict[str, Callable[[Micro], None]] = {
-        "load": micro_memory.load, "mm": micro_matrix.mm, "vec": micro_vector.vec, "store": micro_memory.store,
-        "softmax": micro_softmax.softmax, "normalise": micro_softmax.normalise, "table": micro_vector.table,
-    }  # fmt: skip
-    for _, queue, name in units:
-        m.group(groups[queue])
-        kind, names = kinds[name]
-        m.label(name)
+    _fetch(m, kinds)
+    groups: dict[Queue | None, dict[str, int]] = {kind.QUEUE: {} for kind in kinds}
+    for kind in kinds:
+        assert kind.QUEUE is not None
+        m.group(groups[kind.QUEUE])
+        m.label(_label(kind))
+        names = _VECTOR_NAMES if kind in (Softmax, Normalise) else {}
         if issubclass(kind, VectorInstruction):
             m.call("common")
             m.fields(kind, names, _COMMON)
@@ -171,9 +109,9 @@ def _write(m: Micro) -> Micro:
             m.fields(kind, names)
         m.call("rest")
         # Only now is the unit busy: what comes before waits for the fetch.
-        m.ld(1 << queue)
+        m.ld(1 << kind.QUEUE)
         m.memory(MemoryOut.EVENTS)
-        bodies[name](m)
+        BODIES[kind](m)
         m.jump("next")
     m.group(groups[Queue.VEC])
     m.label("common")
@@ -190,6 +128,10 @@ def _write(m: Micro) -> Micro:
     return m
 
 
+def _label(kind: type[Instruction]) -> str:
+    return kind.OPCODE.name.lower()
+
+
 def _boot(m: Micro) -> None:
     """Make the row of zeros, and wait for a program."""
     m.ld(0b100, Out.MODE)
@@ -202,7 +144,7 @@ def _boot(m: Micro) -> None:
     m.wait(Condition.STARTED)
 
 
-def _fetch(m: Micro, units: Sequence[tuple[Opcode, Queue, str]]) -> None:
+def _fetch(m: Micro, kinds: Sequence[type[Instruction]]) -> None:
     m.variables["program"] = PROGRAM
     m.copy("pc", "program")
     m.jump("fetch")
@@ -218,9 +160,9 @@ def _fetch(m: Micro, units: Sequence[tuple[Opcode, Queue, str]]) -> None:
     m.ld(Port.WORD, Out.BITS)
     m.take(8, "code")
     m.jump("end", Condition.ZERO)
-    for opcode, _, name in units:
-        m.sub(opcode if opcode is Opcode.LOAD else 1)
-        m.jump(name, Condition.ZERO)
+    for kind in kinds:  # in order of their opcodes, from 1 on
+        m.sub(1)
+        m.jump(_label(kind), Condition.ZERO)
     m.ld(1)
     m.jump("finish")
     m.label("end")
@@ -234,4 +176,4 @@ def _fetch(m: Micro, units: Sequence[tuple[Opcode, Queue, str]]) -> None:
     m.memory(MemoryOut.FINISH)
     m.ld(0)
     m.jump("ready")
-    assert [opcode for opcode, _, _ in units] == list(range(1, len(units) + 1))
+    assert [kind.OPCODE for kind in kinds] == list(range(1, len(kinds) + 1))

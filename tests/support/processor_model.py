@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from weft.hdl.sequential.assembler import Assembler
 from weft.hdl.sequential.micro import (
     FUNCTION_BITS,
     OPERAND_LOW,
     OUT_BITS,
     WIDTHS,
-    Assembler,
     Condition,
     Function,
     Index,

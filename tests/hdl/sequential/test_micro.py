@@ -6,10 +6,10 @@ import pytest
 
 from weft.hdl.isa import Store
 from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.sequential.assembler import Assembler
 from weft.hdl.sequential.micro import (
     OPERAND_LOW,
     WIDTHS,
-    Assembler,
     Condition,
     Function,
     Index,
