@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import random
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import (
+    INSTRUCTIONS,
     PARAMETER_VECTORS,
+    Bound,
     End,
     Instruction,
     Load,
+    Memory,
     Mm,
     Normalise,
     Opcode,
@@ -27,7 +31,9 @@ from weft.hdl.isa import (
     Source,
     Store,
     Table,
-    Vec,
+    VectorInstruction,
+    places,
+    required,
 )
 from weft.hdl.isa.config import Config
 from weft.sim.device import Device, DeviceError
@@ -39,13 +45,16 @@ INPUT, OUTPUT, PROGRAM, DUMP = 0, 0x8000, 0x10000, 0x18000  # regions of 32 KiB,
 PAGES, PAGE_COUNT = 0x7800, 64  # the page table, which no load of `Generator` meets otherwise
 SOFTMAX = {Opcode.SOFTMAX, Opcode.NORMALISE, Opcode.TABLE}
 FLAGS = {
-    (Load, "transpose"), (Load, "paged"), (Mm, "align"), (Mm, "zero"), (Softmax, "first"), (Softmax, "final"),
-    (Softmax, "causal"), (Softmax, "relative"), (Softmax, "source"), (Normalise, "scaled"), (Normalise, "v_zero"),
-    (Normalise, "source"),
-}  # fmt: skip
-"""Fields of softmax and attention that every comparison must have met."""
+    (kind, name)
+    for kind in INSTRUCTIONS.values()
+    for name, place in places(kind.OPCODE).items()
+    if place.width == 1 or name in required(kind.OPCODE)
+}
+"""Fields that switch something on: every comparison must have met all."""
 BLOCKS = 2  # parameter blocks at the end of the scratchpad that nothing overwrites
 ATTEMPTS = 1000
+SHARES = {Load: 2, Mm: 3, Softmax: 3, Normalise: 2}
+"""How often instructions are drawn, for each time that others are."""
 
 
 class Generator:
@@ -63,14 +72,62 @@ class Generator:
         self.pages = [self.random.getrandbits(32) for _ in range(PAGE_COUNT)]
         self.scratchpad = config.scratchpad_size - BLOCKS * PARAMETER_VECTORS
 
-    def loops(self, size: int, counts: list[int], *, steps: list[int] | None = None) -> tuple[int, list[int]]:
-        """A start and random strides for nested loops, outermost first, that stay within `size` addresses."""
+    def draw(self, kind: type[Instruction]) -> Instruction:
+        """An instruction: what the method of its name chooses, operands within their memories, and the rest at random.
+
+        A kind without a method has no rules beyond those of its fields and operands.
+        """
+        fields: dict[str, Any] = getattr(self, kind.__name__.lower(), dict)()
+        requires = required(kind.OPCODE)
+        starts = {operand.name for operand in kind.OPERANDS if operand.start is None}
+        for name, place in places(kind.OPCODE).items():
+            taken = name in fields or any(name == start or name.startswith(f"{start}_") for start in starts)
+            if name in requires and requires[name].missing(self.config):
+                fields[name] = 0
+            elif not taken:
+                fields[name] = self.random.randint(place.low, place.high)
+        fields |= {"wait": 0, "signal": 0}
+        for name in sorted(starts):
+            self.operand(kind, name, fields)
+        return kind(**fields)
+
+    def operand(self, kind: type[Instruction], name: str, fields: dict[str, Any]) -> None:
+        """Draw the first address of an operand and its strides, unless they are in `fields`."""
+        declared = [operand for operand in kind.OPERANDS if operand.name == name]
+        trial = kind(**fields)
+        operand = next((operand for operand in declared if operand.applies(trial)), declared[0])
+        if operand.register is not None:
+            return
+        counts = [loop.iterations(trial, self.config) for loop in operand.loops]
+        names = [loop.stride for loop in operand.loops]
+        fixed = [
+            loop.step(trial) if isinstance(loop.stride, int) or loop.stride in fields else None
+            for loop in operand.loops
+        ]
+        start, strides = self.loops(self.size(operand.memory), counts, fixed)
+        drawn = {str(stride): step for stride, step in zip(names, strides, strict=True)}
+        for stride in (loop.stride for other in declared for loop in other.loops):
+            drawn.setdefault(str(stride), self.random.randrange(-9, 9))
+        own = places(kind.OPCODE)
+        fields |= {name: start} | {key: step for key, step in drawn.items() if key in own} | fields
+        for bound in operand.bounds:
+            fields |= self.coordinates(bound)
+
+    def size(self, memory: Memory) -> int:
+        """Addresses of a memory that instructions may use."""
+        if memory is Memory.SCRATCHPAD:
+            return self.scratchpad
+        return min(memory.size(self.config), 64) if memory is Memory.STATES else memory.size(self.config)
+
+    def loops(self, size: int, counts: list[int], fixed: list[int | None]) -> tuple[int, list[int]]:
+        """A start and strides for nested loops, outermost first, that stay within `size` addresses: random where they
+        are not `fixed`."""
         while True:
             strides: list[int] = []
             span = 1
-            for count in reversed(counts):
+            for count, given in zip(reversed(counts), reversed(fixed), strict=True):
                 small = self.random.choice([0, 1, 2, 3, -1, -2])
-                stride = self.random.choice([small, span, span, -span, span + 1])
+                stride = self.random.choice([small, span, span, -span, span + 1]) if given is None else given
                 strides.insert(0, stride)
                 span = max(span, abs(stride) * count)
             low = sum(min(0, stride * (count - 1)) for stride, count in zip(strides, counts, strict=True))
@@ -78,125 +135,91 @@ class Generator:
             if high - low < size:
                 return self.random.randrange(-low, size - high), strides
 
-    def coordinates(self, counts: dict[str, int], axis: str) -> dict[str, int]:
+    def coordinates(self, bound: Bound) -> dict[str, int]:
         """A start, steps and a bound that leave some coordinates out of range, or none."""
-        steps = {f"{axis}_{name}": self.random.choice([0, 1, 1, 2, -1]) for name in counts}
+        steps = {f"{bound.name}_{name}": self.random.choice([0, 1, 1, 2, -1]) for name in bound.loops}
         if self.random.random() < 0.4:
-            return {f"{axis}_{name}": 0 for name in counts} | {axis: 0, "hw"[axis == "x"]: 1}
-        return steps | {axis: self.random.randrange(-3, 4), "hw"[axis == "x"]: self.random.randrange(1, 9)}
+            return dict.fromkeys(steps, 0) | {bound.name: 0, bound.limit: 1}
+        return steps | {bound.name: self.random.randrange(-3, 4), bound.limit: self.random.randrange(1, 9)}
 
-    def load(self) -> Load:
+    def load(self) -> dict[str, Any]:
         r, n = self.random, self.config.n
         transpose, paged = (int(self.config.softmax and r.random() < 0.3) for _ in range(2))
-        line, pixels, length = (
-            r.randrange(1, 5),
-            r.randrange(1, 7),
-            r.randrange(1, (n if transpose else 3 * n + 1) + 1),
-        )
-        rows = line * r.choice([1, 1, r.randrange(1, 4)])
-        if transpose:
-            dst, (dst_row, dst_vector) = self.loops(self.scratchpad, [-(-rows * pixels // n), n])
-            dst_pixel = r.randrange(-9, 9)
-        else:
-            dst, (dst_row, dst_pixel, dst_vector) = self.loops(
-                self.scratchpad, [rows, pixels, -(-length // n)]
-            )
+        line, pixels = r.randrange(1, 5), r.randrange(1, 7)
+        length = r.randrange(1, (n if transpose else 3 * n + 1) + 1)
         pitch = r.randrange(1, length + n + 1)
         needed = (pixels - 1) * pitch + length
         base = r.randrange(4 if paged else 5)
-        region = OUTPUT if base == 4 else INPUT
-        target = region + r.randrange(0x1000, 0x6000)
+        target = (OUTPUT if base == 4 else INPUT) + r.randrange(0x1000, 0x6000)
         page = r.randrange(PAGE_COUNT) if paged else 0
-        return Load(
-            base=base, offset=(target - self.bases[base] - paged * self.pages[page]) % (1 << 32), rows=rows,
-            row_pitch=r.randrange(-300, 300), line=line, skip=r.choice([0, r.randrange(-300, 300)]),
-            pixels=pixels, pitch=pitch, length=length, before=r.choice([0, 0, r.randrange(needed + 3)]),
-            run=r.randrange(1, needed + 9), fill=r.randrange(-128, 128), dst=dst, dst_vector=dst_vector,
-            dst_pixel=dst_pixel, dst_row=dst_row, transpose=transpose, paged=paged, table=5 * paged, page=page,
-        )  # fmt: skip
+        return {
+            "base": base, "offset": (target - self.bases[base] - paged * self.pages[page]) % (1 << 32),
+            "rows": line * r.choice([1, 1, r.randrange(1, 4)]), "row_pitch": r.randrange(-300, 300), "line": line,
+            "skip": r.choice([0, r.randrange(-300, 300)]), "pixels": pixels, "pitch": pitch, "length": length,
+            "before": r.choice([0, 0, r.randrange(needed + 3)]), "run": r.randrange(1, needed + 9),
+            "transpose": transpose, "paged": paged, "table": 5 * paged, "page": page,
+        }  # fmt: skip
 
-    def store(self) -> Store:
-        r, n = self.random, self.config.n
-        rows, pixels, length = r.randrange(1, 5), r.randrange(1, 7), r.randrange(1, 3 * n + 2)
-        src, (src_row, src_pixel, src_vector) = self.loops(self.scratchpad, [rows, pixels, -(-length // n)])
-        return Store(
-            base=4, offset=r.randrange(0x1000, 0x6000), rows=rows, row_pitch=r.randrange(-300, 300), pixels=pixels,
-            pitch=length + r.choice([0, 0, r.randrange(9)]), length=length, src=src, src_vector=src_vector,
-            src_pixel=src_pixel, src_row=src_row,
-        )  # fmt: skip
-
-    def mm(self) -> Mm:
+    def store(self) -> dict[str, Any]:
         r = self.random
-        nt, ky, kx, kc = (r.choice([1, 1, 2, 3]) for _ in range(4))
-        oy, ox = r.choice([1, 1, 2, 5]), r.choice([1, 2, 4, 9])
-        a, (a_nt, a_ky, a_kx, a_kc, a_oy, a_ox) = self.loops(self.scratchpad, [nt, ky, kx, kc, oy, ox])
-        b, (b_nt, b_ky, b_kx, b_kc, b_row) = self.loops(self.scratchpad, [nt, ky, kx, kc, self.config.n])
-        c, (c_nt, c_oy, c_ox) = self.loops(self.config.accumulator_size, [nt, oy, ox])
-        entries = ky * kx * kc * oy * ox
+        length = r.randrange(1, 3 * self.config.n + 2)
+        return {
+            "base": 4, "offset": r.randrange(0x1000, 0x6000), "rows": r.randrange(1, 5),
+            "row_pitch": r.randrange(-300, 300), "pixels": r.randrange(1, 7),
+            "pitch": length + r.choice([0, 0, r.randrange(9)]), "length": length,
+        }  # fmt: skip
+
+    def mm(self) -> dict[str, Any]:
+        r = self.random
+        counts = {name: r.choice([1, 1, 2, 3]) for name in ("nt", "ky", "kx", "kc")}
+        counts |= {"oy": r.choice([1, 1, 2, 5]), "ox": r.choice([1, 2, 4, 9])}
+        entries = math.prod(counts.values()) // counts["nt"]
         align = int(self.config.softmax and r.random() < 0.5 and entries <= self.config.alignments)
-        zero = r.choice([0, -128, r.randrange(-128, 128)]) if self.config.wide_activations else 0
-        return Mm(
-            accumulate=r.randrange(2), nt=nt, ky=ky, kx=kx, kc=kc, oy=oy, ox=ox, a=a, a_nt=a_nt, a_ky=a_ky, a_kx=a_kx,
-            a_kc=a_kc, a_oy=a_oy, a_ox=a_ox, pad=r.randrange(-128, 128), b=b, b_nt=b_nt, b_ky=b_ky, b_kx=b_kx,
-            b_kc=b_kc, b_row=b_row, c=c, c_nt=c_nt, c_oy=c_oy, c_ox=c_ox,
-            zero=zero, align=align, alignment=align * self.low(max(1, self.config.alignments - entries)),
-            **self.coordinates({"ky": ky, "oy": oy}, "y"), **self.coordinates({"kx": kx, "ox": ox}, "x"),
-        )  # fmt: skip
+        return counts | {
+            "zero": r.choice([0, -128, r.randrange(-128, 128)]), "align": align,
+            "alignment": align * self.low(max(1, self.config.alignments - entries)),
+        }  # fmt: skip
 
-    def vec(self) -> Vec:
+    def vec(self) -> dict[str, Any]:
         r = self.random
-        ob, oy, ox = r.choice([1, 1, 2]), r.choice([1, 2, 3]), r.choice([1, 2, 5, 9])
         reduce = r.choice(list(Reduce))
         ry, rx = (1, 1) if reduce == Reduce.NONE else (r.randrange(1, 4), r.randrange(1, 4))
-        source = r.choice([Source.ACCUMULATOR, Source.ACCUMULATOR, Source.SCRATCHPAD])
-        size = self.config.accumulator_size if source == Source.ACCUMULATOR else self.scratchpad
-        src, (src_ob, src_oy, src_ox, src_ry, src_rx) = self.loops(size, [ob, oy, ox, ry, rx])
-        dst, (dst_ob, dst_oy, dst_ox) = self.loops(self.scratchpad, [ob, oy, ox])
-        b, (b_ob, b_oy, b_ox) = self.loops(self.scratchpad, [ob, oy, ox])
-        low = r.choice([-128, -128, r.randrange(-128, 100)])
-        params = self.scratchpad + PARAMETER_VECTORS * r.randrange(BLOCKS)
-        if r.random() < 0.2:
-            params = r.randrange(self.scratchpad)
-        return Vec(
-            source=source, reduce=reduce, add=r.randrange(2), ob=ob, oy=oy, ox=ox, ry=ry, rx=rx, src=src,
-            src_ob=src_ob, src_oy=src_oy, src_ox=src_ox, src_ry=src_ry, src_rx=src_rx, pad=r.randrange(-128, 128),
-            dst=dst, dst_ob=dst_ob, dst_oy=dst_oy, dst_ox=dst_ox, b=b, b_ob=b_ob, b_oy=b_oy, b_ox=b_ox,
-            b_mantissa=r.randrange(1 << r.randrange(1, self.config.mantissa_bits + 1)), b_zero=r.randrange(-128, 128),
-            params=params, zero=r.randrange(-128, 128), low=low, high=r.choice([127, r.randrange(low, 128)]),
-            **self.coordinates({"oy": oy, "ry": ry}, "y"), **self.coordinates({"ox": ox, "rx": rx}, "x"),
-        )  # fmt: skip
+        bits = r.randrange(1, self.config.mantissa_bits + 1)
+        params = self.block() if r.random() < 0.8 else r.randrange(self.scratchpad)
+        return self.clamp() | {
+            "source": r.choice([Source.ACCUMULATOR, Source.ACCUMULATOR, Source.SCRATCHPAD]), "reduce": reduce,
+            "ob": r.choice([1, 1, 2]), "oy": r.choice([1, 2, 3]), "ox": r.choice([1, 2, 5, 9]), "ry": ry, "rx": rx,
+            "b_mantissa": r.randrange(1 << bits), "b_zero": r.randrange(-128, 128), "params": params,
+        }  # fmt: skip
+
+    def clamp(self) -> dict[str, int]:
+        """Limits of the output."""
+        low = self.random.choice([-128, -128, self.random.randrange(-128, 100)])
+        return {"low": low, "high": self.random.choice([127, self.random.randrange(low, 128)])}
+
+    def block(self) -> int:
+        """One of the parameter blocks that nothing overwrites."""
+        return self.scratchpad + PARAMETER_VECTORS * self.random.randrange(BLOCKS)
 
     def low(self, count: int) -> int:
         """An address below `count`, mostly a small one, so that instructions meet."""
         return self.random.randrange(self.random.choice([min(count, 8), min(count, 40), count]))
 
-    def states(self, names: tuple[str, str], counts: list[int]) -> dict[str, int]:
-        start, strides = self.loops(min(self.config.row_states, 64), counts)
-        return {"state": start} | {f"state_{name}": step for name, step in zip(names, strides, strict=True)}
-
-    def alignments(self, counts: list[int]) -> dict[str, int]:
-        start, strides = self.loops(self.config.alignments, counts)
-        if self.random.random() < 0.7:  # one after the other, as attention has them
-            start, strides = self.low(16), [counts[1] * counts[2], counts[2], 1]
-        names = ("alignment_ob", "alignment_oy", "alignment_ox")
-        return {"alignment": start} | dict(zip(names, strides, strict=True))
-
-    def outputs(self, counts: list[int]) -> dict[str, int]:
-        """Fields of `VectorInstruction`."""
-        source = self.random.choice([Source.ACCUMULATOR, Source.SCRATCHPAD])
-        size = self.config.accumulator_size if source == Source.ACCUMULATOR else self.scratchpad
-        src, from_ = self.loops(size, counts)
-        dst, to = self.loops(self.scratchpad, counts)
-        if source == Source.SCRATCHPAD and self.random.random() < 0.3:
-            dst, to = src, from_
-        fields = {"source": int(source), "src": src, "dst": dst}
-        for name, count, one, two in zip(("ob", "oy", "ox"), counts, from_, to, strict=True):
-            fields |= {name: count, f"src_{name}": one, f"dst_{name}": two}
+    def outputs(self, kind: type[VectorInstruction], *counts: int) -> dict[str, Any]:
+        """Loops over outputs; some in place, and most alignments one after the other, as attention has them."""
+        fields: dict[str, Any] = dict(zip(("ob", "oy", "ox"), counts, strict=True))
+        fields["source"] = self.random.choice([Source.ACCUMULATOR, Source.SCRATCHPAD])
+        if self.random.random() < 0.7:
+            steps = {"alignment_ob": counts[1] * counts[2], "alignment_oy": counts[2], "alignment_ox": 1}
+            fields |= {"alignment": self.low(16)} | steps
+        if fields["source"] == Source.SCRATCHPAD and self.random.random() < 0.3:
+            self.operand(kind, "dst", fields)
+            fields |= {name.replace("dst", "src"): value for name, value in fields.items() if "dst" in name}
         return fields
 
-    def softmax(self) -> Softmax:
+    def softmax(self) -> dict[str, Any]:
         r = self.random
-        counts = [r.choice([1, 2, 4]), r.choice([1, 2, 3]), r.choice([1, 2, 5, 9])]
+        counts = r.choice([1, 2, 4]), r.choice([1, 2, 3]), r.choice([1, 2, 5, 9])
         relative, register = r.randrange(2), r.randrange(8)
         start = relative * self.bases[register]
 
@@ -205,29 +228,22 @@ class Generator:
             return min(max(wanted - start, -(1 << 15)), (1 << 15) - 1)
 
         width = counts[0] * self.config.n
-        stage = r.choice([{"first": 1}, {"final": 1}, {}])
-        params = self.scratchpad + PARAMETER_VECTORS * r.randrange(BLOCKS)
-        return Softmax(
-            params=params if r.random() < 0.9 else r.randrange(self.scratchpad), causal=r.randrange(2),
-            relative=relative, register=register, length=bound(width), diagonal=bound(width),
-            **stage, **self.outputs(counts), **self.states(("oy", "ox"), counts[1:]), **self.alignments(counts),
-        )  # fmt: skip
+        return self.outputs(Softmax, *counts) | {
+            "params": self.block() if r.random() < 0.9 else r.randrange(self.scratchpad),
+            "relative": relative, "register": register, "length": bound(width), "diagonal": bound(width),
+            **r.choice([{"first": 1, "final": 0}, {"first": 0, "final": 1}, {"first": 0, "final": 0}]),
+        }  # fmt: skip
 
-    def normalise(self) -> Normalise:
+    def normalise(self) -> dict[str, Any]:
         r = self.random
-        counts = [r.choice([1, 1, 2]), r.choice([1, 2, 5, 9]), r.choice([1, 2, 4])]
-        low = r.choice([-128, -128, r.randrange(-128, 100)])
-        return Normalise(
-            scaled=r.randrange(2), scale=r.randrange(1 << 15, 1 << 16),
-            exponent=r.choice([r.randrange(-4, 10), r.randrange(-64, 64)]),
-            v_zero=r.choice([0, r.randrange(-128, 128)]), zero=r.randrange(-128, 128), low=low,
-            high=r.choice([127, r.randrange(low, 128)]),
-            **self.outputs(counts), **self.states(("ob", "oy"), counts[:2]), **self.alignments(counts),
-        )  # fmt: skip
+        counts = r.choice([1, 1, 2]), r.choice([1, 2, 5, 9]), r.choice([1, 2, 4])
+        return self.outputs(Normalise, *counts) | self.clamp() | {
+            "exponent": r.choice([r.randrange(-4, 10), r.randrange(-64, 64)]),
+            "v_zero": r.choice([0, r.randrange(-128, 128)]),
+        }  # fmt: skip
 
-    def table(self) -> Table:
-        vectors = min(self.random.choice([1, 2, 9]), self.config.table_depth // self.config.n)
-        return Table(src=self.random.randrange(self.scratchpad - vectors + 1), vectors=vectors)
+    def table(self) -> dict[str, Any]:
+        return {"vectors": min(self.random.choice([1, 2, 9]), self.config.table_depth // self.config.n)}
 
     def parameters(self) -> bytes:
         """A block whose results mostly lie inside int8."""
@@ -301,19 +317,10 @@ class Generator:
         assert self.append(
             Load(base=7, offset=DUMP - len(blocks), dst=self.scratchpad, dst_vector=1, **block)
         )
-        makers: list[Callable[[], Instruction]] = [
-            self.load,
-            self.load,
-            self.mm,
-            self.mm,
-            self.mm,
-            self.vec,
-            self.store,
-        ]
-        if self.config.softmax:
-            makers += [self.softmax, self.softmax, self.softmax, self.normalise, self.normalise, self.table]
+        kinds = [kind for kind in INSTRUCTIONS.values() for _ in range(SHARES.get(kind, 1))]
+        kinds = [kind for kind in kinds if kind.QUEUE is not None and not kind().unsupported(self.config)]
         for _ in range(count):
-            assert any(self.append(self.random.choice(makers)()) for _ in range(ATTEMPTS))
+            assert any(self.append(self.draw(self.random.choice(kinds))) for _ in range(ATTEMPTS))
         assert self.append(
             Store(base=6, row_pitch=size * n // rows, src_vector=1, src_row=size // rows, **whole)
         )
@@ -331,8 +338,8 @@ class Generator:
 class WithoutDivision(Generator):
     """Random programs whose time no data tells."""
 
-    def normalise(self) -> Softmax:  # type: ignore[override]
-        return self.softmax()
+    def draw(self, kind: type[Instruction]) -> Instruction:
+        return super().draw(Softmax if kind is Normalise else kind)
 
 
 def memory_of(config: Config, rng: np.random.Generator) -> dict[str, float | None]:
