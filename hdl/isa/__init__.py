@@ -26,17 +26,19 @@ from weft.hdl.isa.instructions import (
     End,
     Load,
     Mm,
+    Store,
+)
+from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand
+from weft.hdl.isa.parameters import PARAMETER_VECTORS
+from weft.hdl.isa.vector import (
     Normalise,
     Reduce,
     Softmax,
     Source,
-    Store,
     Table,
     Vec,
     VectorInstruction,
 )
-from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand
-from weft.hdl.isa.parameters import PARAMETER_VECTORS
 
 __all__ = [
     "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "PAGE_ENTRY", "PARAMETER_VECTORS", "SEMAPHORES",

@@ -99,7 +99,9 @@ class Instruction:
 
     def __init_subclass__(cls) -> None:
         if "OPCODE" in cls.__dict__:
-            INSTRUCTIONS[cls.OPCODE] = cls
+            known = sorted({**INSTRUCTIONS, cls.OPCODE: cls}.items())
+            INSTRUCTIONS.clear()
+            INSTRUCTIONS.update(known)
 
     wait: int = bits(SEMAPHORES, "semaphores to take before starting")
     signal: int = bits(SEMAPHORES, "semaphores to give when done")
@@ -162,7 +164,7 @@ class Instruction:
 
 
 INSTRUCTIONS: dict[Opcode, type[Instruction]] = {}
-"""The instructions by opcode: every class that has one."""
+"""The instructions by opcode, in that order: every class that has one."""
 
 
 class Place(NamedTuple):
