@@ -286,3 +286,17 @@ def moved(kind: type[Instruction], *names: str) -> dict[str, tuple[str, ...]]:
     operands = [next(operand for operand in kind.OPERANDS if operand.name == name) for name in names]
     found = {operand.name: tuple(loop.name for loop in operand.loops) for operand in operands}
     return found | {bound.name: bound.loops for operand in operands for bound in operand.bounds}
+
+
+BODIES: dict[type[Instruction], Callable[[Micro], None]] = {}
+"""What writes the words that carry out each instruction, whose fields are variables by then."""
+
+
+def carries_out(kind: type[Instruction]) -> Callable[[Callable[[Micro], None]], Callable[[Micro], None]]:
+    """Decorate the function that writes the words for instructions of a kind."""
+
+    def register(body: Callable[[Micro], None]) -> Callable[[Micro], None]:
+        BODIES[kind] = body
+        return body
+
+    return register

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from weft.hdl.isa import Mm
-from weft.hdl.sequential.assembler import Micro, moved
+from weft.hdl.sequential.assembler import Micro, carries_out, moved
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
 
 
+@carries_out(Mm)
 def mm(m: Micro) -> None:
     """`weft.hdl.isa.Mm`: for every tile its weights, then runs of rows; with ``align`` a row at a time."""
     operands = moved(Mm, "a", "b", "c")

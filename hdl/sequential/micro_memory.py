@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from weft.hdl.sequential.assembler import Micro
+from weft.hdl.isa import Load, Store
+from weft.hdl.sequential.assembler import Micro, carries_out
 from weft.hdl.sequential.micro import Condition, MemoryOut, Out, Port
 
 
+@carries_out(Load)
 def load(m: Micro) -> None:
     """`weft.hdl.isa.Load`: a vector is gathered from memory and fill bytes, then written."""
     m.base("f.base")
@@ -203,6 +205,7 @@ def _scatter(m: Micro) -> None:
     m.back()
 
 
+@carries_out(Store)
 def store(m: Micro) -> None:
     """`weft.hdl.isa.Store`: a vector is read, then its bytes go to memory; every pixel starts anew."""
     m.base("f.base")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.hdl.sequential.assembler import Micro
+from weft.hdl.isa import Normalise, Softmax
+from weft.hdl.sequential.assembler import Micro, carries_out
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
 from weft.hdl.sequential.micro_vector import LEAST, NORMALISE, SOFTMAX, push
 
@@ -12,6 +13,7 @@ _ANYWHERE = 1 << 24
 """More columns than a row of scores has."""
 
 
+@carries_out(Softmax)
 def softmax(m: Micro) -> None:
     """`weft.hdl.isa.Softmax`: ``y`` counts the columns up to the length, ``x`` those up to the diagonal."""
     m.call("parameters")
@@ -48,6 +50,7 @@ def softmax(m: Micro) -> None:
     m.jump("outputs")
 
 
+@carries_out(Normalise)
 def normalise(m: Micro) -> None:
     """`weft.hdl.isa.Normalise`."""
     m.copy("f.s_ox", 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.hdl.isa import Reduce, Vec
-from weft.hdl.sequential.assembler import Micro, moved
+from weft.hdl.isa import Reduce, Table, Vec
+from weft.hdl.sequential.assembler import Micro, carries_out, moved
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
 
 LEAST = -(1 << 31)
@@ -11,6 +11,7 @@ VEC, SOFTMAX, NORMALISE = range(3)
 """What ``body`` chooses."""
 
 
+@carries_out(Vec)
 def vec(m: Micro) -> None:
     """`weft.hdl.isa.Vec`."""
     m.call("parameters")
@@ -29,6 +30,7 @@ def vec(m: Micro) -> None:
     m.jump("outputs")
 
 
+@carries_out(Table)
 def table(m: Micro) -> None:
     """`weft.hdl.isa.Table`."""
     m.ld(0, Out.TABLE_ADDRESS)

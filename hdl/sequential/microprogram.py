@@ -6,24 +6,21 @@ Constants of the configuration are part of its words; fields of instructions are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from weft.hdl.isa import (
+    INSTRUCTIONS,
     WORD_BYTES,
     Instruction,
-    Load,
-    Mm,
     Normalise,
     Queue,
     Softmax,
-    Store,
-    Table,
     Vec,
     VectorInstruction,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.sequential import micro_matrix, micro_memory, micro_softmax, micro_vector
-from weft.hdl.sequential.assembler import Micro
+from weft.hdl.sequential import micro_matrix, micro_memory, micro_softmax, micro_vector  # noqa: F401 -- bodies
+from weft.hdl.sequential.assembler import BODIES, Micro
 from weft.hdl.sequential.control import PROGRAM
 from weft.hdl.sequential.micro import Condition, Function, MemoryOut, Out, Port
 
@@ -35,12 +32,6 @@ _VECTOR_NAMES = {
     "state": "s", "state_ob": "s_ob", "state_oy": "s_oy", "state_ox": "s_ox",
 }  # fmt: skip
 """Names under which fields of the VEC queue share variables: a second address, and a third."""
-
-BODIES: dict[type[Instruction], Callable[[Micro], None]] = {
-    Load: micro_memory.load, Mm: micro_matrix.mm, Vec: micro_vector.vec, Store: micro_memory.store,
-    Softmax: micro_softmax.softmax, Normalise: micro_softmax.normalise, Table: micro_vector.table,
-}  # fmt: skip
-"""What each instruction does, in order of their opcodes."""
 
 _COMMON = len(dataclasses.fields(VectorInstruction))
 
@@ -92,7 +83,7 @@ def _blocks(config: Config, start: int) -> tuple[dict[str, int], int]:
 def _write(m: Micro) -> Micro:
     """The whole program, the fetch loop first."""
     _boot(m)
-    kinds = [kind for kind in BODIES if kind.REQUIRES is None or not kind.REQUIRES.missing(m.config)]
+    kinds = [kind for kind in INSTRUCTIONS.values() if kind in BODIES and not kind().unsupported(m.config)]
     for name in ("error", "trash", "places", "whole"):
         m.variable(name)
     _fetch(m, kinds)

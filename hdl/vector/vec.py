@@ -4,11 +4,14 @@ arithmetic between is in `weft.hdl.vector.requantise`, and what there is with so
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Count, Normalise, Reduce, Source, Table, Vec
+from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Count, Reduce, Source, Table, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.lib import ports
@@ -17,7 +20,7 @@ from weft.hdl.lib.slice import RegisterSlice
 from weft.hdl.lib.walk import Walk
 from weft.hdl.vector.requantise import Requantise, settings_layout
 from weft.hdl.vector.requantise_serial import requantiser
-from weft.hdl.vector.vec_kinds import as_vec, is_kind
+from weft.hdl.vector.vec_kinds import as_vec, is_kind, without_parameters
 from weft.hdl.vector.vec_softmax import VecSoftmax, note_layout
 
 OVERHEAD = 23
@@ -194,7 +197,8 @@ class VecUnit(wiring.Component):
                 m.d.sync += pause.eq(0)
         payload, vectors = self.instruction.payload, PARAMETER_VECTORS
         if self.config.softmax:
-            vectors = Mux(is_kind(Normalise, payload) | is_kind(Table, payload), 0, PARAMETER_VECTORS)
+            without = (is_kind(kind, payload) for kind in without_parameters())
+            vectors = Mux(reduce(or_, without), 0, PARAMETER_VECTORS)
         with m.If(load):
             m.d.sync += [left.eq(vectors), address.eq(payload.params)]
         with m.Elif(granted.parameter):

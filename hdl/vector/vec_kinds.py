@@ -7,7 +7,7 @@ from typing import Any
 from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
-from weft.hdl.isa import Instruction, Normalise, Reduce, Softmax, Source, Table, Vec
+from weft.hdl.isa import INSTRUCTIONS, Instruction, Normalise, Queue, Reduce, Softmax, Source, Table, Vec
 
 _STRIDES = ("ob", "oy", "ox")
 
@@ -19,6 +19,12 @@ def view(kind: type[Instruction], payload: data.View) -> data.View:
 
 def is_kind(kind: type[Instruction], payload: data.View) -> Value:
     return payload.opcode == int(kind.OPCODE)
+
+
+def without_parameters() -> list[type[Instruction]]:
+    """The instructions of the queue that have no parameter block."""
+    kinds = [kind for kind in INSTRUCTIONS.values() if kind.QUEUE is Queue.VEC]
+    return [kind for kind in kinds if all(operand.name != "params" for operand in kind.OPERANDS)]
 
 
 def as_vec(m: Module, payload: data.View) -> data.View:

@@ -35,8 +35,9 @@ from weft.hdl.isa import (
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device, DeviceError, check_base, check_program
+from weft.sim.golden import units, vector  # noqa: F401 -- they register what they carry out
+from weft.sim.golden.execute import EXECUTE
 from weft.sim.golden.memories import Memories
-from weft.sim.golden.units import EXECUTE
 
 _decode = lru_cache(maxsize=1 << 16)(decode)
 
@@ -161,7 +162,7 @@ class GoldenDevice(Device):
         try:
             if reason := instruction.unsupported(self.config):
                 raise DeviceError(reason)
-            EXECUTE[instruction.OPCODE](self.memories, instruction)
+            EXECUTE[type(instruction)](self.memories, instruction)
         except DeviceError as error:
             raise DeviceError(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None
         for semaphore in _mask(instruction.signal):

@@ -6,21 +6,19 @@ twice, the last iteration of its loops wins. Those of the VEC queue are in `weft
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from weft.hdl.isa import PAGE_ENTRY, Load, Mm, Opcode, Operand, Store
+from weft.hdl.isa import PAGE_ENTRY, Load, Mm, Operand, Store
 from weft.sim.device import DeviceError
 from weft.sim.golden.arithmetic import rsh, wrap
+from weft.sim.golden.execute import executes
 from weft.sim.golden.memories import Memories, loops, within
-from weft.sim.golden.vector import normalise, softmax, table, vec
 
 _EXACT_TERMS = 1024
 """int8 products that float32 adds exactly in any order: 1024 * 2**14 = 2**24. Half as many of 9-bit activations."""
 
 
+@executes(Load)
 def load(memories: Memories, i: Load) -> None:
     """`Load`: bytes are copied. All ``run`` bytes of a row must lie in memory, even if pixels need fewer."""
     n = memories.config.n
@@ -59,6 +57,7 @@ def _page(memories: Memories, i: Load) -> int:
     return int.from_bytes(word.tobytes(), "little")
 
 
+@executes(Store)
 def store(memories: Memories, i: Store) -> None:
     """`Store`: rows in order, pixels in order within a row."""
     if i.pixels > 1 and i.pitch < i.length:
@@ -72,6 +71,7 @@ def store(memories: Memories, i: Store) -> None:
         pixels[:] = data[row, :, : i.length]
 
 
+@executes(Mm)
 def mm(memories: Memories, i: Mm) -> None:
     """`Mm`: products and sums are exact integers, the accumulator wraps modulo 2**32 (two's complement).
 
@@ -167,14 +167,3 @@ def _gather(
     data = memories.scratchpad[memories.check(operand, np.where(valid, address, 0))]
     data[~valid] = pad
     return data
-
-
-EXECUTE: dict[Opcode, Callable[[Memories, Any], None]] = {
-    Opcode.LOAD: load,
-    Opcode.MM: mm,
-    Opcode.VEC: vec,
-    Opcode.STORE: store,
-    Opcode.SOFTMAX: softmax,
-    Opcode.NORMALISE: normalise,
-    Opcode.TABLE: table,
-}

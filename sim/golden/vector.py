@@ -18,6 +18,7 @@ from weft.hdl.isa import (
 from weft.sim.device import DeviceError
 from weft.sim.golden import softmax as numerics
 from weft.sim.golden.arithmetic import round_half_even, wrap
+from weft.sim.golden.execute import executes
 from weft.sim.golden.memories import Memories, loops, within
 
 _INT32_MIN = -(1 << 31)
@@ -25,6 +26,7 @@ _CHUNK = 1 << 22
 """Elements that `vec` gathers at a time, to bound its memory."""
 
 
+@executes(Vec)
 def vec(memories: Memories, i: Vec) -> None:
     """`Vec`: see there for the formula. ``p`` needs 57 bits and is exact in int64; halves go to the even."""
     mantissa, shift, bias = _parameters(memories, i)
@@ -82,6 +84,7 @@ def _source(memories: Memories, i: VectorInstruction) -> np.ndarray:
     return memories.cells(i.operand("src"))[memories.addresses(i, "src")]
 
 
+@executes(Softmax)
 def softmax(memories: Memories, i: Softmax) -> None:
     """`Softmax`: everything but the row states is independent of the order of groups."""
     if i.first and i.final:
@@ -134,6 +137,7 @@ def _int16(value: int) -> int:
     return min(max(value, -(1 << 15)), (1 << 15) - 1)
 
 
+@executes(Normalise)
 def normalise(memories: Memories, i: Normalise) -> None:
     """`Normalise`: ``(e - z) * r`` needs 48 bits and is exact in int64; halves go to the even."""
     dst, states = memories.addresses(i, "dst"), memories.addresses(i, "state").ravel()
@@ -151,6 +155,7 @@ def normalise(memories: Memories, i: Normalise) -> None:
     memories.scratchpad[dst.reshape(states.size, i.ox)] = result
 
 
+@executes(Table)
 def table(memories: Memories, i: Table) -> None:
     """`Table`: bytes are copied."""
     vectors = memories.scratchpad[memories.addresses(i, "src")]

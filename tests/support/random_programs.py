@@ -37,8 +37,8 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import Config
 from weft.sim.device import Device, DeviceError
+from weft.sim.golden.execute import EXECUTE
 from weft.sim.golden.memories import Memories
-from weft.sim.golden.units import EXECUTE
 
 MEMORY = 1 << 18
 INPUT, OUTPUT, PROGRAM, DUMP = 0, 0x8000, 0x10000, 0x18000  # regions of 32 KiB, but for the dump
@@ -274,7 +274,7 @@ class Generator:
         try:
             check([instruction, End()], self.config)
             trial = copy.deepcopy(self.memories)
-            EXECUTE[instruction.OPCODE](trial, instruction)
+            EXECUTE[type(instruction)](trial, instruction)
             if trial.table.max() >> self.config.probability_bits:
                 return False  # tables of 7-bit probabilities hold no others
         except (ProgramError, DeviceError):
