@@ -14,10 +14,7 @@ from weft.hdl.isa import (
     WORD_BYTES,
     Instruction,
     Mm,
-    Normalise,
     Queue,
-    Softmax,
-    Vec,
     VectorInstruction,
     places,
 )
@@ -105,13 +102,15 @@ def _table(opcode: str, kind: type[Instruction]) -> str:
 
 
 def _kind(opcode: str, kind: type[Instruction]) -> str:
-    return f"{{FIELDS_{opcode}, {len(_names(kind))}, {str(kind.REQUIRES is not None).lower()}}}"
+    names = _names(kind)
+    parameters = names.index("params") if "params" in names else -1
+    return f"{{FIELDS_{opcode}, {len(names)}, {parameters}, {str(kind.REQUIRES is not None).lower()}}}"
 
 
-WALKS: dict[str, tuple[Walk, tuple[type[Instruction], ...]]] = {
-    "RowWalk": (mm_rows.WALK, (Mm,)),
-    "TileWalk": (mm_weights.WALK, (Mm,)),
-    "VectorWalk": (vec.WALK, (Vec, Softmax, Normalise)),
+WALKS: dict[str, tuple[Walk, list[type[Instruction]]]] = {
+    "RowWalk": (mm_rows.WALK, [Mm]),
+    "TileWalk": (mm_weights.WALK, [Mm]),
+    "VectorWalk": (vec.WALK, [kind for kind in INSTRUCTIONS.values() if issubclass(kind, VectorInstruction)]),
 }
 """The loop nests of units, by their names in C++, and the instructions that set them."""
 
@@ -131,7 +130,19 @@ def _walk(name: str, walk: Walk, kinds: Sequence[type[Instruction]]) -> str:
             *(f"        {line};" for line in _assignments(walk, kind)),
             "    }",
         ]
+    lines += [
+        "    // Of an instruction of any kind; those that have none of these loops leave the nest as it is.",
+        "    template <class Nest>",
+        "    static void take(Nest& nest, const Parameters& p, int opcode, const int64_t* fields) {",
+        *(f"        if (opcode == OP_{kind.OPCODE.name}) take(nest, p, {_cast(kind)});" for kind in kinds),
+        "    }",
+    ]
     return "\n".join([*lines, "};\n"])
+
+
+def _cast(kind: type[Instruction]) -> str:
+    """Fields as the struct of a kind."""
+    return f"*reinterpret_cast<const {kind.__name__}*>(fields)"
 
 
 def _assignments(walk: Walk, kind: type[Instruction]) -> Iterator[str]:
@@ -169,7 +180,7 @@ def header() -> str:
         *(_walk(name, *given) for name, given in WALKS.items()),
         "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
         *(_table(name, cls) for name, cls in kinds),
-        "struct Kind { const Field* fields; unsigned count; bool softmax; };\n",
+        "struct Kind { const Field* fields; unsigned count; int parameters; bool softmax; };\n",
         f"constexpr Kind KINDS[] = {{ {', '.join(_kind(name, cls) for name, cls in kinds)} }};\n",
         "}  // namespace weft\n",
     ])  # fmt: skip

@@ -178,23 +178,16 @@ private:
         mask = uint16_t(fields_of<Header>(instruction).signal);
         add = false, from_scratchpad = true, h = w = 1;
         rows = left = 0;
+        const int params = KINDS[opcode].parameters;
+        if (params >= 0) left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(instruction.fields[params]);
         if (opcode == OP_TABLE) load_table(fields_of<Table>(instruction));
         else from_scratchpad = fields_of<VectorInstruction>(instruction).source;
+        take(nest, *p, opcode, instruction.fields);
         if (opcode == OP_VEC) {
             const Vec& op = fields_of<Vec>(instruction);
-            take(nest, *p, op);
             add = op.add, h = uint16_t(op.h), w = uint16_t(op.w);
-            left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(op.params);
         }
-        if (opcode == OP_SOFTMAX) {
-            const Softmax& op = fields_of<Softmax>(instruction);
-            take(nest, *p, op);
-            left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(op.params);
-        }
-        if (opcode == OP_NORMALISE) {
-            take(nest, *p, fields_of<Normalise>(instruction));
-            divider.start(nest.count[OB] * nest.count[OY]);
-        }
+        if (opcode == OP_NORMALISE) divider.start(nest.count[OB] * nest.count[OY]);
         nest.start();
     }
 

@@ -31,7 +31,7 @@ inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t addre
         const bool inside = address + WORD_LENGTH <= size;
         if (inside) std::memcpy(word, memory + address, WORD_LENGTH);
         const bool known = inside && word[0] < sizeof KINDS / sizeof *KINDS && (softmax || !KINDS[word[0]].softmax);
-        const Kind kind = known ? KINDS[word[0]] : Kind{nullptr, 0, false};
+        const Kind kind = known ? KINDS[word[0]] : Kind{nullptr, 0, -1, false};
         places.push_back(program.values.size());
         opcodes.push_back(word[0]);
         for (unsigned k = 0; k < kind.count; k++) {
