@@ -79,13 +79,15 @@ class Generator:
         """
         fields: dict[str, Any] = getattr(self, kind.__name__.lower(), dict)()
         requires = required(kind.OPCODE)
+        counts = {loop.count for operand in kind.OPERANDS for loop in operand.loops}
         starts = {operand.name for operand in kind.OPERANDS if operand.start is None}
         for name, place in places(kind.OPCODE).items():
             taken = name in fields or any(name == start or name.startswith(f"{start}_") for start in starts)
             if name in requires and requires[name].missing(self.config):
                 fields[name] = 0
             elif not taken:
-                fields[name] = self.random.randint(place.low, place.high)
+                most = 5 if name in counts else place.high
+                fields[name] = self.random.randint(place.low, most)
         fields |= {"wait": 0, "signal": 0}
         for name in sorted(starts):
             self.operand(kind, name, fields)
