@@ -9,8 +9,8 @@ presets. LUT and FF are what nextpnr placed; LUT/MAC and DSP/MAC are those of th
 two comments in a file.
 Of several seeds, from the board's own on, the fastest counts. Builds are kept, so that the second time takes no time.
 
-``fit`` synthesises a number of configurations for each family and core (about a minute each) and fits the weights of
-`weft.boards.estimate` to what they need; it writes ``boards/estimates.json``.
+``fit`` synthesises a number of configurations for each family and core (about a minute each), on the first board that
+has them, fits the weights of `weft.boards.estimate` to what they need, and writes those into ``boards/families``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from weft.boards import estimate, flow
-from weft.boards.board import Board, BoardError
+from weft.boards.board import Board, BoardError, CoreKind
 from weft.boards.build import Built, build, elaborate, key
 from weft.boards.family import Resources
 from weft.boards.pll import PllError
-from weft.boards.registry import BOARDS, find
+from weft.boards.registry import BOARDS, FAMILIES, find
 from weft.boards.tools import ToolCrash, ToolError
 from weft.files import write_json
 from weft.hdl.files.cache import cache_root
@@ -47,7 +47,7 @@ BASE = Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulato
               alignments=256)  # fmt: skip
 SOFTMAX = {"probability_bits": 7}
 # One thing at a time, and some together.
-CHANGES: tuple[dict[str, int], ...] = (
+PIPELINED: tuple[dict[str, int], ...] = (
     {},
     {"n": 2},
     {"n": 8, "bus_bytes": 8},
@@ -62,7 +62,7 @@ CHANGES: tuple[dict[str, int], ...] = (
     {**SOFTMAX, "lanes": 4},
     {**SOFTMAX, "n": 8, "bus_bytes": 8, "lanes": 4, "mantissa_bits": 24},
 )
-SEQUENTIAL_CHANGES: tuple[dict[str, int], ...] = (
+SEQUENTIAL: tuple[dict[str, int], ...] = (
     {},
     {"n": 2},
     {"n": 8, "bus_bytes": 8},
@@ -73,8 +73,8 @@ SEQUENTIAL_CHANGES: tuple[dict[str, int], ...] = (
     {**SOFTMAX, "n": 2},
     {**SOFTMAX, "n": 8, "bus_bytes": 8},
 )
-FIT = {"ulx3s-85f": CHANGES, "icebreaker": SEQUENTIAL_CHANGES, "tang-nano-9k": SEQUENTIAL_CHANGES}
-"""A board for each family and core, and the configurations that are synthesised for it, as changes of `BASE`."""
+CHANGES = {CoreKind.PIPELINED: PIPELINED, CoreKind.SEQUENTIAL: SEQUENTIAL}
+"""The configurations that are synthesised to fit estimates, as changes of `BASE`."""
 
 
 def synthesise(board: Board, config: Config) -> Resources:
@@ -94,17 +94,20 @@ def synthesise(board: Board, config: Config) -> Resources:
 
 
 def fit() -> int:
-    samples = []
-    for name, changes in FIT.items():
-        board = find(name)
-        for change in changes:
-            config, began = BASE.replace(**change), time.monotonic()
-            samples.append((board, config, synthesise(board, config)))
-            print(f"{board.name} {change}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True)
-    weights = estimate.fit(samples)
-    estimate.WEIGHTS.write_text(estimate.text(weights), encoding="utf-8")
-    for machine, kinds in weights.items():
-        print(machine, {kind: f"within {fit.error:.0%}" for kind, fit in kinds.items()})
+    chosen = {(board.family, board.core): board for board in reversed(BOARDS.values())}
+    for family in FAMILIES.values():
+        cores = {}
+        for board in (board for (of, _), board in chosen.items() if of is family):
+            samples = []
+            for change in CHANGES[board.core]:
+                config, began = BASE.replace(**change), time.monotonic()
+                samples.append((board, config, synthesise(board, config)))
+                print(
+                    f"{board.name} {change}: {samples[-1][2]}, {time.monotonic() - began:.0f} s", flush=True
+                )
+            cores[board.core.value] = fits = estimate.fit(samples)
+            print(family.name, board.core, {kind: f"within {fit.error:.0%}" for kind, fit in fits.items()})
+        estimate.weights_file(family).write_text(estimate.text(cores), encoding="utf-8")
     return 0
 
 
@@ -161,7 +164,7 @@ def alike(boards: Iterable[Board]) -> list[list[Board]]:
 def likely(board: Board, config: Config) -> bool:
     """Whether the estimate itself, not only what it may be wrong by, lets `config` fit."""
     need = estimate.estimate(board, config)
-    return all(count <= getattr(board.available, kind) for kind, count in need.items())
+    return need is not None and all(count <= getattr(board.available, kind) for kind, count in need.items())
 
 
 def configurations(board: Board, names: list[str] | None, own: bool) -> dict[str, Config]:

@@ -1,18 +1,21 @@
-"""Memory inside the FPGA: block RAM, and the single-port RAM of the iCE40UP5K."""
+"""Memory inside the FPGA: block RAM, and large single-port RAMs."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, ClockSignal, Const, Instance, Module, Mux, Signal, Value
+from collections.abc import Callable
+
+from amaranth.hdl import Array, Cat, Const, Instance, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from weft.boards.family import RamPort
 from weft.boards.port import PAGE, memory_port, write_layout
 
 SPRAM_WORDS = 1 << 14
-"""Words of 16 bits in an ``SB_SPRAM256KA``."""
+"""Words of 16 bits in a single-port RAM."""
 SPRAM_BYTES = 4 * 2 * SPRAM_WORDS
-"""Bytes of the four in an iCE40UP5K."""
+"""Bytes of four of them."""
 
 
 class WordAccess(wiring.Component):
@@ -143,27 +146,27 @@ class BlockMemory(wiring.Component):
 
 
 class Spram(wiring.Component):
-    """A memory port on all four single-port RAMs of an iCE40UP5K, 128 KB: a word per cycle.
+    """A memory port on four single-port RAMs, 128 KB: a word per cycle.
 
     Parameters
     ----------
     bus_bytes : int
         4 or 8.
-    part : str
-        "ice40" for the RAMs of the part; anything else for memories that behave the same, for simulation.
+    make_ram : callable, optional
+        See `weft.boards.family.Fabric`; without, they are memories that behave the same, for simulation.
 
     Members
     -------
     bus : In(memory_port(bus_bytes))
     """
 
-    def __init__(self, bus_bytes: int, *, part: str = "generic") -> None:
+    def __init__(self, bus_bytes: int, make_ram: Callable[[RamPort], Instance] | None = None) -> None:
         if bus_bytes not in (4, 8):
             raise ValueError(
-                f"the iCE40UP5K's single-port RAM serves a bus of 4 or 8 bytes, not {bus_bytes}: choose "
+                f"single-port RAMs serve a bus of 4 or 8 bytes, not {bus_bytes}: choose "
                 "'bus_bytes' 4 or 8 in the configuration"
             )
-        self.bus_bytes, self.part = bus_bytes, part
+        self.bus_bytes, self.make_ram = bus_bytes, make_ram
         super().__init__({"bus": In(memory_port(bus_bytes))})
 
     size = SPRAM_BYTES
@@ -184,9 +187,7 @@ class Spram(wiring.Component):
             for lane in range(lanes):
                 word = Signal(16, name=f"word{index}_{lane}")
                 words.append(word)
-                self._ram(
-                    m,
-                    f"ram{index}_{lane}",
+                port = RamPort(
                     address=access.address[:within],
                     chosen=(access.read | access.write) & (bank == index),
                     write=access.write,
@@ -194,48 +195,25 @@ class Spram(wiring.Component):
                     strobe=access.word.strobe[2 * lane : 2 * lane + 2],
                     output=word,
                 )
+                self._ram(m, f"ram{index}_{lane}", port)
             outputs.append(Cat(*words))
         m.d.comb += access.data.eq(Array(outputs)[was] if banks > 1 else outputs[0])
         return m
 
-    def _ram(
-        self,
-        m: Module,
-        name: str,
-        *,
-        address: Value,
-        chosen: Value,
-        write: Value,
-        word: Value,
-        strobe: Value,
-        output: Signal,
-    ) -> None:
-        if self.part == "ice40":
-            m.submodules[name] = Instance(
-                "SB_SPRAM256KA",
-                i_CLOCK=ClockSignal(),
-                i_ADDRESS=address,
-                i_DATAIN=word,
-                i_MASKWREN=Cat(bit.replicate(2) for bit in strobe),  # a bit for four
-                i_WREN=write,
-                i_CHIPSELECT=chosen,
-                i_STANDBY=Const(0),
-                i_SLEEP=Const(0),
-                i_POWEROFF=Const(1),  # active low
-                o_DATAOUT=output,
-            )
+    def _ram(self, m: Module, name: str, port: RamPort) -> None:
+        if self.make_ram:
+            m.submodules[name] = self.make_ram(port)
             return
         memory = Memory(shape=16, depth=SPRAM_WORDS, init=[])
         m.submodules[name] = memory
         writing, reading = memory.write_port(granularity=8), memory.read_port()
         wrote = Signal(name=f"{name}_wrote")
-        # The part's output is unknown after a write.
-        m.d.sync += wrote.eq(chosen & write)
+        m.d.sync += wrote.eq(port.chosen & port.write)
         m.d.comb += [
-            writing.addr.eq(address),
-            writing.data.eq(word),
-            writing.en.eq(Mux(chosen & write, strobe, 0)),
-            reading.addr.eq(address),
-            reading.en.eq(chosen & ~write),
-            output.eq(Mux(wrote, 0xA55A, reading.data)),
+            writing.addr.eq(port.address),
+            writing.data.eq(port.word),
+            writing.en.eq(Mux(port.chosen & port.write, port.strobe, 0)),
+            reading.addr.eq(port.address),
+            reading.en.eq(port.chosen & ~port.write),
+            port.output.eq(Mux(wrote, 0xA55A, reading.data)),
         ]

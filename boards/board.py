@@ -1,14 +1,14 @@
-"""What a board is: its part, memory, clock and pads. Every board is one file that makes one `Board`."""
+"""What a board is: its FPGA, memory, clock and pads. Boards of a kind are one file in `weft.boards.targets`."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.boards.family import Family, Resources
-from weft.boards.sites import DspRows
 from weft.boards.uart import MIN_DIVISOR
 from weft.hdl.errors import WeftError
 from weft.hdl.isa.config import Config
@@ -62,9 +62,16 @@ class Line:
     divisor: int
 
 
+class DspSites(Protocol):
+    """Where the DSP blocks of an FPGA are, for arrays whose multipliers nextpnr places badly."""
+
+    def pin(self, netlist: Path, n: int) -> None:
+        """Write the places of the multipliers of an n x n array into a netlist of Yosys (JSON)."""
+
+
 @dataclass(frozen=True)
 class Board:
-    """One board with one part.
+    """One board with one FPGA.
 
     Parameters
     ----------
@@ -74,9 +81,9 @@ class Board:
         What its maker calls it.
     family : Family
     synthesis : str
-        The Yosys command for the part.
+        The Yosys command for the FPGA.
     place, pack : tuple of str
-        The part's options for nextpnr and for the bitstream writer.
+        The FPGA's options for nextpnr and for the bitstream writer.
     available : Resources
     memory : Memory
     clock : float
@@ -94,11 +101,10 @@ class Board:
     core : CoreKind
     seed : int
         Of nextpnr: a placement in which the default configuration meets its clock.
-    dsp : DspRows, optional
-        Where the multipliers of the part are, for arrays that take several rows of them.
+    dsp : DspSites, optional
     held : tuple of (str, str, int)
-        Pads that nothing here uses but that must not float: resource, its member, level. Not those for which the part's
-        own pull-ups and pull-downs will do, which all tools here leave on at unused pads.
+        Pads that nothing here uses but that must not float: resource, its member, level. Not those for which the
+        FPGA's own pull-ups and pull-downs will do, which all tools here leave on at unused pads.
     """
 
     name: str
@@ -117,7 +123,7 @@ class Board:
     pll: Callable[[float, float], Pll]
     core: CoreKind = CoreKind.PIPELINED
     seed: int = 1
-    dsp: DspRows | None = None
+    dsp: DspSites | None = None
     held: tuple[tuple[str, str, int], ...] = ()
 
     def line(self, clock: float) -> Line:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.boards import flow, sites
+from weft.boards import flow
 from weft.boards.board import Board, BoardError, Line, MemoryKind
 from weft.boards.estimate import check_estimate, too_large
 from weft.boards.family import Family, Resources
@@ -21,12 +21,10 @@ from weft.boards.pll import Pll, ShiftedPll
 from weft.boards.report import slower_line, timing, usage
 from weft.boards.sdram_eye import Eye, best_eye, eye_at
 from weft.boards.shell import Shell
-from weft.boards.sites import array_sites, pin
 from weft.boards.tools import require
 from weft.hdl.errors import WeftError
 from weft.hdl.files.cache import entry
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.parts import check_part
 
 BITSTREAM, REPORT, FLOORPLAN = "weft", "report.json", "floorplan.svg"
 """What `build` leaves in its folder; the bitstream has the family's suffix."""
@@ -71,9 +69,7 @@ def make_top(board: Board, config: Config, clock: float, divisor: int) -> Any:
     """The top component of every board."""
     from weft.boards.top import Top
 
-    return Top(
-        config, board.family.part, board.memory, divisor, board=board.name, clock=clock, core=board.core
-    )
+    return Top(board, config, clock, divisor, board.family.fabric)
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ def build(
     Raises
     ------
     weft.hdl.isa.config.ConfigError
-        If the configuration is none for the board's part.
+        If the family's multipliers cannot carry out the configuration.
     BoardError
         If it does not fit.
     TimingError
@@ -175,7 +171,7 @@ def build(
         If `cache` belongs to another user, or cannot be written.
     """
     began = time.monotonic()
-    check_part(config, board.family.part)
+    board.family.fabric.multipliers.check(config)
     if estimated:
         check_estimate(board, config)
     progress(f"generating the design for {board.title}")
@@ -208,7 +204,7 @@ def _run(
     need = flow.synthesised(board.family, folder)
     check_synthesised(board, config, need)
     if board.dsp is not None:
-        pin(folder / "top.json", array_sites(config.n, board.dsp))
+        board.dsp.pin(folder / "top.json", config.n)
     synthesis_seconds = time.monotonic() - began
     flow.place(board, folder, facts["clock_hz"], facts["seed"], progress)
     flow.pack(board, folder, progress)
@@ -250,10 +246,10 @@ def key(board: Board, design: Design, seed: int) -> str:
         f"{design.clock}",
         f"{seed}",
     ]
-    family = (Path(inspect.getfile(item)) for item in (Family, board.family.place))
-    sources = [Path(__file__), Path(flow.__file__), Path(sites.__file__), *family]
-    for part in (*files.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
-        digest.update(repr(part).encode())
+    described: list[Any] = [Family, board.family.place, *([type(board.dsp)] if board.dsp else [])]
+    sources = [Path(__file__), Path(flow.__file__), *(Path(inspect.getfile(item)) for item in described)]
+    for item in (*files.items(), *options, *flow.tool_versions(board.family), *map(Path.read_text, sources)):
+        digest.update(repr(item).encode())
     return digest.hexdigest()[:24]
 
 

@@ -1,7 +1,8 @@
 """What a configuration will need on a board, before it is synthesised: small formulas, fitted to what synthesis says.
 
-The weights are in ``estimates.json``, by part family and core, which ``benchmarks/boards.py fit`` writes. Their error
-is the greatest that is made on a configuration by weights that were fitted to all others.
+The weights are in a JSON file next to the family's own, which ``benchmarks/boards.py fit`` writes. Their error is the
+greatest that is made on a configuration by weights that were fitted to all others. Where there are none, nothing is
+estimated, and every configuration may fit.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from weft.boards.family import Family, Resources
 from weft.hdl.files import schema
 from weft.hdl.isa.config import Config
 
-WEIGHTS = Path(__file__).with_name("estimates.json")
-FORMAT = "weft estimates 1"
+FOLDER = Path(__file__).with_name("families")
+FORMAT = "weft estimates 2"
 
 
 def features(kind: str, board: Board, config: Config) -> dict[str, float]:
@@ -67,7 +68,7 @@ def _features_sequential(kind: str, family: Family, config: Config) -> dict[str,
 
 
 def memory_blocks(board: Board, config: Config) -> int:
-    """Block RAMs that the board's memory takes from the part."""
+    """Block RAMs of the FPGA that the board's memory takes."""
     if board.memory.kind is not MemoryKind.BLOCK:
         return 0
     return board.family.blocks(8 * config.bus_bytes, board.memory.size // config.bus_bytes)
@@ -83,47 +84,49 @@ class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: str
-    machines: dict[str, dict[str, Fit]]
+    cores: dict[str, dict[str, Fit]]
+
+
+def weights_file(family: Family) -> Path:
+    """The file with a family's weights, which need not be there."""
+    return FOLDER / f"{family.name}.json"
 
 
 @cache
-def weights() -> dict[str, dict[str, Fit]]:
-    """By `machine`: by resource. Raises `BoardError` if the file is damaged."""
+def _weights(path: Path) -> dict[str, dict[str, Fit]]:
+    """By core, by resource."""
+    if not path.exists():
+        return {}
     try:
-        found = schema.decode(schema.read_bytes(WEIGHTS), _File, format=FORMAT).machines
+        found = schema.decode(schema.read_bytes(path), _File, format=FORMAT).cores
     except schema.SchemaError as error:
-        raise BoardError(
-            f"{WEIGHTS}, which is part of weft, is damaged: {error}; install weft again"
-        ) from None
+        raise BoardError(f"{path}, which is part of weft, is damaged: {error}; install weft again") from None
     if any(kinds.keys() != Resources.NAMES.keys() for kinds in found.values()):
-        raise BoardError(f"{WEIGHTS}, which is part of weft, has not all resources; install weft again")
+        raise BoardError(f"{path}, which is part of weft, has not all resources; install weft again")
     return found
 
 
-def text(found: dict[str, dict[str, Fit]]) -> str:
-    """What `weights` reads."""
-    return schema.encode(_File(FORMAT, found))
+def weights(board: Board) -> dict[str, Fit]:
+    """By resource; none if the board's core was never fitted. Raises `BoardError` if the family's file is damaged."""
+    return _weights(weights_file(board.family)).get(board.core, {})
 
 
-def machine(board: Board) -> str:
-    """What is alike on boards: the part's family and the core."""
-    return f"{board.family.name}-{board.core}"
+def text(cores: dict[str, dict[str, Fit]]) -> str:
+    """What is in a family's file, from the weights by core and resource."""
+    return schema.encode(_File(FORMAT, cores))
 
 
-def estimate(board: Board, config: Config) -> Resources:
-    """What `config` will need on `board`, with its memory and its link; `error` says how good that is."""
+def estimate(board: Board, config: Config) -> Resources | None:
+    """What `config` will need on `board`, with its memory and its link; None if there are no weights."""
+    fitted = weights(board)
+    if not fitted:
+        return None
     totals = {}
     for kind in Resources.NAMES:
-        known = weights()[machine(board)][kind].weights
-        given = features(kind, board, config)
+        known, given = fitted[kind].weights, features(kind, board, config)
         totals[kind] = round(sum(known.get(name, 0.0) * value for name, value in given.items()))
     totals["ram"] += memory_blocks(board, config)
     return Resources(**totals)
-
-
-def error(board: Board, kind: str) -> float:
-    """The greatest relative error, of a configuration that the weights were not fitted to."""
-    return weights()[machine(board)][kind].error
 
 
 def fits(board: Board, config: Config) -> bool:
@@ -133,20 +136,20 @@ def fits(board: Board, config: Config) -> bool:
 
 def check_estimate(board: Board, config: Config) -> None:
     """Raises `BoardError` if `config` is sure not to fit `board`: beyond the error of the estimate."""
-    worst = max(_excess(board, config).items(), key=lambda item: item[1], default=None)
+    worst = max(_excess(board, config), default=None)
     if worst is not None:
-        kind = worst[0]
-        count = getattr(estimate(board, config), kind)
+        _, kind, count = worst
         raise BoardError(too_large(board, config, kind, count, "it is estimated to need"))
 
 
-def _excess(board: Board, config: Config) -> dict[str, float]:
+def _excess(board: Board, config: Config) -> list[tuple[float, str, int]]:
+    """Of each resource that is exceeded for sure: the share of what there is, the resource, and the count."""
     need = estimate(board, config)
-    shares = {
-        kind: count / getattr(board.available, kind) / (1 + error(board, kind))
-        for kind, count in need.items()
-    }
-    return {kind: share for kind, share in shares.items() if share > 1}
+    shares = [
+        (count / getattr(board.available, kind) / (1 + weights(board)[kind].error), kind, count)
+        for kind, count in (need.items() if need else ())
+    ]
+    return [item for item in shares if item[0] > 1]
 
 
 def too_large(board: Board, config: Config, kind: str, count: int, needs: str) -> str:
@@ -164,13 +167,12 @@ def too_large(board: Board, config: Config, kind: str, count: int, needs: str) -
     )
 
 
-def fit(samples: list[tuple[Board, Config, Resources]]) -> dict[str, dict[str, Fit]]:
-    """Weights for `weights` from what synthesis of some configurations said. No weight is negative."""
-    result: dict[str, dict[str, Fit]] = {}
-    for name in sorted({machine(board) for board, _, _ in samples}):
-        mine = [sample for sample in samples if machine(sample[0]) == name]
-        result[name] = {kind: _fit_one(kind, mine) for kind in Resources.NAMES}
-    return result
+def fit(samples: list[tuple[Board, Config, Resources]]) -> dict[str, Fit]:
+    """Weights by resource from what synthesis said of some configurations, all with the same core and family.
+
+    No weight is negative.
+    """
+    return {kind: _fit_one(kind, samples) for kind in Resources.NAMES}
 
 
 def _fit_one(kind: str, samples: list[tuple[Board, Config, Resources]]) -> Fit:

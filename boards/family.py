@@ -1,4 +1,4 @@
-"""What an FPGA family is to weft. Every family is one file in `weft.boards.families` that makes one `Family`."""
+"""What weft must know of an FPGA family. Every family is one file in `weft.boards.families` that makes one `Family`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from amaranth.hdl import Instance, Signal, Value
+
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
+
 
 @dataclass(frozen=True)
 class Resources:
-    """What a part has, or a design needs: LUTs with 4 inputs, flip-flops, DSP blocks, block RAMs.
+    """What an FPGA has, or a design needs: LUTs with 4 inputs, flip-flops, DSP blocks, block RAMs.
 
     DSP blocks and block RAMs count as the family's tools count them.
     """
@@ -48,15 +52,53 @@ def counted(cells: Cells) -> Callable[[Mapping[str, int], Path], Resources]:
 
 
 @dataclass(frozen=True)
+class RamPort:
+    """The port of a RAM of 16-bit words: if `chosen`, it reads the word at `address` to `output`, in the next cycle, or
+    with `write`, it writes the bytes of `word` that `strobe` says; `output` is unknown after that."""
+
+    address: Value
+    chosen: Value
+    write: Value
+    word: Value
+    strobe: Value
+    output: Signal
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What a board's hardware is made of where synthesis does not infer it.
+
+    Parameters
+    ----------
+    multipliers : Multipliers
+        Blocks of the array.
+    global_buffer : callable, optional
+        ``global_buffer(signal, everywhere)`` makes a cell that drives `everywhere` with `signal` through the network
+        that clocks have, for signals of thousands of flip-flops.
+    single_port_ram : callable, optional
+        Makes a RAM of 16K words of 16 bits at a port.
+    lut_ram : bool
+        Whether LUTs can be small memories.
+    """
+
+    multipliers: Multipliers = INFERRED
+    global_buffer: Callable[[Signal, Signal], Instance] | None = None
+    single_port_ram: Callable[[RamPort], Instance] | None = None
+    lut_ram: bool = True
+
+
+GENERIC = Fabric()
+"""Everything is inferred, as in simulation."""
+
+
+@dataclass(frozen=True)
 class Family:
-    """A family of parts, and the open tools for it.
+    """An FPGA family, and the open tools for it.
 
     Parameters
     ----------
     name : str
-        Under which its estimates are kept, and by which it is shown.
-    part : str
-        The `part` of `weft.hdl.core.Core`: one of `weft.hdl.lib.parts.PARTS`.
+        Of its file, and of that with its estimates.
     packages : tuple of str
         Distributions whose versions decide the result, beside those that all families use.
     modules : tuple of str
@@ -67,7 +109,7 @@ class Family:
         The command that places and routes ``top.json``, from nextpnr's options and the names of the pin constraints
         and of the result. It may leave ``placed.json`` as well.
     pack : callable
-        The command that writes the bitstream, from the part's options and the names of nextpnr's result and of the
+        The command that writes the bitstream, from the board's options and the names of nextpnr's result and of the
         bitstream.
     geometries : tuple of (int, int)
         (bits, words) that a block RAM can be with one port to read and one to write.
@@ -76,10 +118,14 @@ class Family:
     placed : mapping of str to str
         What nextpnr calls the places of each of `Resources.NAMES`; kinds that have no place of their own, or several,
         are counted in the netlist.
+    fabric : Fabric
+    models : tuple of str or Path
+        Verilog files with models of the family's cells for simulation: paths, or names within Yosys's ``share`` folder.
+        Of a cell that is in two of them, the last is taken.
     notes : tuple of str
         What a reader must know about the numbers of a build.
     derating : float
-        What part of nextpnr's maximal clock to believe.
+        The share of nextpnr's maximal clock to believe.
     unknown : float
         Seconds that a path may take longer than nextpnr says.
     clock_constraint : str
@@ -89,7 +135,6 @@ class Family:
     """
 
     name: str
-    part: str
     packages: tuple[str, ...]
     modules: tuple[str, ...]
     constraints: str
@@ -100,6 +145,8 @@ class Family:
     geometries: tuple[tuple[int, int], ...]
     needs: Callable[[Mapping[str, int], Path], Resources]
     placed: Mapping[str, str] = field(hash=False)
+    fabric: Fabric = GENERIC
+    models: tuple[str | Path, ...] = ()
     notes: tuple[str, ...] = ()
     derating: float = 1.0
     unknown: float = 0.0

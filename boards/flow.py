@@ -11,7 +11,6 @@ from pathlib import Path
 from weft.boards.board import Board
 from weft.boards.family import Family, Resources
 from weft.boards.tools import ToolError, run, versions
-from weft.hdl.lib.parts import synthesis
 from weft.hdl.verilog import yosys_command
 
 Progress = Callable[[str], None]
@@ -37,6 +36,16 @@ class _Pace:
         if said != self.said and now - self.last >= min(10.0, 1 + (now - self.began) / 20):
             self.last, self.said = now, said
             self.progress(said)
+
+
+def synthesis(command: str) -> list[str]:
+    """`command` (``synth_ecp5`` for example, with its options) as Yosys commands that succeed.
+
+    When ABC9 writes its netlist back, it makes up names for the bits of wide wires, and fails an assertion
+    (``count_id(wire->name) == 0``, Yosys issues 4349 and 4451) where a wire has that name already. There is no such
+    name if all wires are split before.
+    """
+    return [f"{command} -run begin:map_luts", "splitnets", f"{command} -run map_luts:"]
 
 
 def synthesis_commands(board: Board, *options: str) -> list[str]:

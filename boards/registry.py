@@ -1,4 +1,4 @@
-"""All boards by name: those of every file in `weft.boards.targets`."""
+"""All boards by name: those of every file in `weft.boards.targets`; and the FPGA families that they have."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from weft.boards import targets
 from weft.boards.board import RATES, Board, BoardError
 from weft.hdl.isa.config import Config
 
-BOARDS: dict[str, Board] = {
-    board.name: board
-    for found in pkgutil.iter_modules(targets.__path__)
-    for board in importlib.import_module(f"{targets.__name__}.{found.name}").BOARDS
-}
+
+def boards_of_files() -> dict[str, Board]:
+    """The boards in `weft.boards.targets`, by name, in the order of their files."""
+    return {
+        board.name: board
+        for found in pkgutil.iter_modules(targets.__path__)
+        for board in importlib.import_module(f"{targets.__name__}.{found.name}").BOARDS
+    }
+
+
+BOARDS = boards_of_files()
+FAMILIES = {board.family.name: board.family for board in BOARDS.values()}
 
 
 def find(name: str) -> Board:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import ClockDomain, Const, Elaboratable, Instance, Module, Signal
+from amaranth.hdl import ClockDomain, Elaboratable, Module, Signal
 from amaranth.lib import io
 from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 
 from weft.boards.board import Board, MemoryKind
+from weft.boards.family import Fabric
 from weft.boards.pll import ShiftedPll
 
 
-def spread(m: Module, part: str, signal: Signal) -> Signal:
-    """`signal` for thousands of flip-flops: where the part has a network for that, it takes no other wires.
+def spread(m: Module, fabric: Fabric, signal: Signal) -> Signal:
+    """`signal` for thousands of flip-flops: where the FPGA has a network for that, it takes no other wires.
 
     nextpnr moves clocks there by itself, resets not; and where such a net is in the way of another, its router takes
     all of it up again.
     """
-    if part != "ecp5":
+    if not fabric.global_buffer:
         return signal
     everywhere = Signal(name=f"{signal.name}_everywhere")
-    m.submodules += Instance("DCCA", i_CLKI=signal, i_CE=Const(1, 1), o_CLKO=everywhere)
+    m.submodules += fabric.global_buffer(signal, everywhere)
     return everywhere
 
 
@@ -75,7 +76,7 @@ class Shell(Elaboratable):
             pll.cell(m, port, sync.clk, locked)
         reset = Signal()
         m.submodules.reset_synchronizer = AsyncFFSynchronizer(~locked, reset)
-        m.d.comb += sync.rst.eq(spread(m, self.board.family.part, reset))
+        m.d.comb += sync.rst.eq(spread(m, self.board.family.fabric, reset))
 
     def _sdram(self, m: Module, pads: Any) -> None:
         sdram = self.top.sdram

@@ -11,8 +11,9 @@ from amaranth.lib.wiring import In, Out
 from weft.boards.arbiter import Arbiter
 from weft.boards.axi_bridge import AxiBridge
 from weft.boards.block_memory import BlockMemory, Spram
-from weft.boards.board import CoreKind, Memory, MemoryKind
+from weft.boards.board import Board, CoreKind, MemoryKind
 from weft.boards.direct import Direct
+from weft.boards.family import Fabric
 from weft.boards.gate import Gate
 from weft.boards.link import BUFFER, Link
 from weft.boards.sdram import SdramController
@@ -34,17 +35,14 @@ class Top(wiring.Component):
 
     Parameters
     ----------
+    board : Board
     config : Config
-    part : str
-        See `weft.hdl.core.Core`.
-    memory : Memory
-    divisor : int
-        Clock cycles a bit of the serial line.
-    board : str
-        Name of the board, for the host.
     clock : float
         Frequency of ``sync`` in Hz.
-    core : CoreKind
+    divisor : int
+        Clock cycles a bit of the serial line.
+    fabric : Fabric
+        That of the board's family, or `weft.boards.family.GENERIC` for simulation.
 
     Members
     -------
@@ -55,44 +53,34 @@ class Top(wiring.Component):
         `weft.boards.sdram_eye.best_eye`.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        part: str,
-        memory: Memory,
-        divisor: int,
-        *,
-        board: str,
-        clock: float,
-        core: CoreKind = CoreKind.PIPELINED,
-    ) -> None:
-        self.config, self.part, self.memory = config, part, memory
-        self.divisor, self.board, self.clock, self.core = divisor, board, clock, core
+    def __init__(self, board: Board, config: Config, clock: float, divisor: int, fabric: Fabric) -> None:
+        self.board, self.config, self.clock = board, config, clock
+        self.divisor, self.fabric = divisor, fabric
         members: dict[str, Any] = {"rx": In(1, init=1), "tx": Out(1, init=1)}
-        if memory.kind is MemoryKind.SDRAM:
+        if board.memory.kind is MemoryKind.SDRAM:
             members["sdram"] = Out(sdram_pads())
         super().__init__(members)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        config = self.config
-        sequential = self.core is CoreKind.SEQUENTIAL
+        config, board, multipliers = self.config, self.board, self.fabric.multipliers
+        sequential = board.core is CoreKind.SEQUENTIAL
         m.submodules.link = link = Link(
             config,
             self.divisor,
-            board=self.board,
-            memory_bytes=self.memory.size,
+            board=board.name,
+            memory_bytes=board.memory.size,
             clock=round(self.clock),
             buffer=BUFFER // 2 if sequential else BUFFER,
         )
-        # Shorter queues where they are made of flip-flops, and memory answers at once.
-        pieces, commands = (4, 2) if self.part == "ice40" else (16, 16)
+        # Queues are shorter where they are made of flip-flops.
+        pieces, commands = (16, 16) if self.fabric.lut_ram else (4, 2)
         # A register, as it goes everywhere; and so that the core has no other reset.
         reset = Signal(init=1)
         m.domains.core = domain = ClockDomain("core", local=True)
-        m.d.comb += [domain.clk.eq(ClockSignal()), domain.rst.eq(spread(m, self.part, reset))]
+        m.d.comb += [domain.clk.eq(ClockSignal()), domain.rst.eq(spread(m, self.fabric, reset))]
         in_domain = DomainRenamer("core")
-        inner = SequentialCore(config, self.part) if sequential else Core(config, self.part)
+        inner = SequentialCore(config, multipliers) if sequential else Core(config, multipliers)
         outer = Direct(config) if sequential else AxiBridge(config, pieces=pieces)
         m.submodules.core = core = in_domain(inner)
         m.submodules.bridge = bridge = in_domain(outer)
@@ -111,19 +99,19 @@ class Top(wiring.Component):
         wiring.connect(m, bridge.memory, gate.port)
         wiring.connect(m, gate.memory, arbiter.port[1])
         wiring.connect(m, arbiter.memory, memory.bus)
-        if self.memory.kind is MemoryKind.SDRAM:
+        if board.memory.kind is MemoryKind.SDRAM:
             wiring.connect(m, memory.pads, wiring.flipped(self.sdram))
         return m
 
     def _memory(self) -> Any:
         bus_bytes = self.config.bus_bytes
-        match self.memory.kind:
+        match self.board.memory.kind:
             case MemoryKind.SDRAM:
                 return SdramController(bus_bytes, self.clock, capture=best_eye(self.clock).capture)
             case MemoryKind.SPRAM:
-                return Spram(bus_bytes, part=self.part)
+                return Spram(bus_bytes, self.fabric.single_port_ram)
             case MemoryKind.BLOCK:
-                return BlockMemory(bus_bytes, self.memory.size)
+                return BlockMemory(bus_bytes, self.board.memory.size)
 
 
 def _join(m: Module, signature: wiring.Signature, core: Any, prefix: str, port: Any) -> None:

@@ -9,6 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import Board, MemoryKind
+from weft.boards.family import GENERIC
 from weft.boards.sdram_chip import SdramTiming, sdram_pads
 from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.sdram_model import Rule, SdramModel
@@ -85,15 +86,7 @@ class VirtualTop(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         board = self.board
-        m.submodules.top = top = Top(
-            self.config,
-            "generic",
-            board.memory,
-            self.divisor,
-            board=board.name,
-            clock=board.clock,
-            core=board.core,
-        )
+        m.submodules.top = top = Top(board, self.config, board.clock, self.divisor, GENERIC)
         m.d.comb += [top.rx.eq(self.rx), self.tx.eq(top.tx)]
         if board.memory.kind is MemoryKind.SDRAM:
             m.submodules.chip = chip = ChipBehindPads(board.clock)

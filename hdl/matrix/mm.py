@@ -10,6 +10,7 @@ from weft.hdl.isa import SEMAPHORES, Mm
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.delay import Delay
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.matrix.array import Array
 from weft.hdl.matrix.mm_rows import ROW_LATENCY, RowIssuer
 from weft.hdl.matrix.mm_weights import WeightLoader
@@ -29,7 +30,7 @@ class MmUnit(wiring.Component):
     Parameters
     ----------
     config : Config
-    part : str
+    multipliers : Multipliers
         See `weft.hdl.matrix.array.Array`.
 
     Members
@@ -51,9 +52,9 @@ class MmUnit(wiring.Component):
         A row of A waits for its tile's weights; for a grant, or for an earlier write to its row of C.
     """
 
-    def __init__(self, config: Config, part: str = "generic") -> None:
+    def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
         self.config = config
-        self.part = part
+        self.multipliers = multipliers
         members = {
             **ports.unit(Mm),
             "a": Out(ports.scratchpad_read(config)),
@@ -72,7 +73,7 @@ class MmUnit(wiring.Component):
         m = Module()
         m.submodules.weights = weights = WeightLoader(self.config)
         m.submodules.rows = rows = RowIssuer(self.config)
-        m.submodules.array = array = Array(self.config, self.part)
+        m.submodules.array = array = Array(self.config, self.multipliers)
         wiring.connect(m, wiring.flipped(self.a), rows.read)
         wiring.connect(m, wiring.flipped(self.b), weights.read)
         if self.config.softmax:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal, Value, signed, unsigned
+from collections.abc import Callable
+
+from amaranth.hdl import Cat, Instance, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
-
-from weft.hdl.lib.parts import MULT18X18D_REGISTERS
 
 SPLIT = 9
 """Bits from one weight to the other in a packed multiplication. With 10, an 18-bit operand would not hold two weights
@@ -27,6 +27,8 @@ class PairRow(wiring.Component):
         Even.
     activation_width : int
     psum_width : int
+    block : callable
+        Makes a multiplier block, see `weft.hdl.lib.multipliers`.
 
     Attributes
     ----------
@@ -47,10 +49,13 @@ class PairRow(wiring.Component):
     width = 2
     cycles: int
 
-    def __init__(self, columns: int, activation_width: int, psum_width: int) -> None:
+    def __init__(
+        self, columns: int, activation_width: int, psum_width: int, block: Callable[..., Instance]
+    ) -> None:
         self.groups = columns // 2
         self.activation_width = activation_width
         self.psum_width = psum_width
+        self.block = block
         super().__init__(
             {
                 "a": In(signed(activation_width)),
@@ -103,7 +108,7 @@ class PairRow(wiring.Component):
 
 
 class PackedRow(PairRow):
-    """For ECP5: a MULT18X18D multiplies both weights of a pair, ``w1 * 2**SPLIT + w0``, by the activation.
+    """For wide blocks: one multiplies both weights of a pair, ``w1 * 2**SPLIT + w0``, by the activation.
 
     The product p holds ``w0 * a`` modulo ``2**SPLIT``, and above it ``w1 * a + h``, h being the rest of ``w0 * a``:
     `_HIGH` bits and signed, so the low bits of ``w1 * a``, multiplied in logic, tell what it is. Exact for all bytes
@@ -131,7 +136,7 @@ class PackedRow(PairRow):
         product = Signal(SPLIT + 18, name=f"product{p}")
         packed = Signal(signed(18), name=f"packed{p}")
         m.d.comb += packed.eq((active[1] << SPLIT) + active[0])
-        m.submodules[f"multiplier{p}"] = mult18x18d(a.as_signed(), packed, product)
+        m.submodules[f"multiplier{p}"] = self.block(a.as_signed(), packed, product)
         low = self._low_product(m, a, active[1], p)
         high = Signal(signed(_HIGH), name=f"high{p}", reset_less=True)
         sums = Signal(self.passed, name=f"sums{p}", reset_less=True)
@@ -181,7 +186,7 @@ class PackedRow(PairRow):
 
 
 class DualRow(PairRow):
-    """For iCE40 UltraPlus: an SB_MAC16 multiplies bytes, two and two, and keeps activation, weights and products.
+    """For dual blocks: one multiplies both weights of a pair, and keeps activation, weights and products.
 
     Activations are 8 bits wide.
     """
@@ -194,7 +199,7 @@ class DualRow(PairRow):
 
     def _pair(self, m: Module, p: int, entering: Value, a: Value, weights: list[Signal], swap: Value) -> None:
         products = Signal(data.ArrayLayout(signed(16), 2), name=f"products{p}")
-        m.submodules[f"multiplier{p}"] = sb_mac16(entering, Cat(*weights), ~swap, products.as_value())
+        m.submodules[f"multiplier{p}"] = self.block(entering, Cat(*weights), ~swap, products.as_value())
         sums = Signal(self.passed, name=f"sums{p}", reset_less=True)
         m.d.sync += [
             sums.even.eq(self.above[p].even + products[0]),
@@ -204,58 +209,3 @@ class DualRow(PairRow):
 
     def sums(self, m: Module, group: int) -> list[Value]:
         return [self.below[group].even, self.below[group].odd]
-
-
-def mult18x18d(a: Value, b: Value, product: Signal) -> Instance:
-    """An ECP5 multiplier of two signed values of up to 18 bits; the product's low bits, three cycles later."""
-    operands = {"A": a, "B": b}
-    pins: dict[str, Value] = {
-        f"i_{name}{bit}": value[min(bit, len(value) - 1)]
-        for name, value in operands.items()
-        for bit in range(18)
-    }
-    pins |= {f"i_C{bit}": Const(0) for bit in range(18)}
-    pins |= {f"o_P{bit}": product[bit] for bit in range(len(product))}
-    pins |= {f"i_{name}{index}": Const(0) for name in ("CLK", "CE", "RST") for index in range(1, 4)}
-    return Instance(
-        "MULT18X18D",
-        **{f"p_{name}": value for name, value in MULT18X18D_REGISTERS.items()},
-        **pins,
-        i_SIGNEDA=Const(1),
-        i_SIGNEDB=Const(1),
-        i_SOURCEA=Const(0),
-        i_SOURCEB=Const(0),
-        i_CLK0=ClockSignal(),
-        i_CE0=Const(1),
-        i_RST0=Const(0),
-    )
-
-
-def sb_mac16(a: Value, b: Value, hold_b: Value, products: Value) -> Instance:
-    """An iCE40 multiplier as two of signed bytes: byte `a` by the two bytes of `b`, two products two cycles later.
-
-    Operands are registers inside; that of `b` keeps its content where `hold_b` is 1.
-    """
-    settings = {
-        "A_REG": 1, "B_REG": 1, "TOP_8x8_MULT_REG": 1, "BOT_8x8_MULT_REG": 1, "MODE_8x8": 1, "A_SIGNED": 1,
-        "B_SIGNED": 1,
-    }  # fmt: skip
-    zeros = (
-        "AHOLD", "CHOLD", "DHOLD", "IRSTTOP", "IRSTBOT", "ORSTTOP", "ORSTBOT", "OLOADTOP", "OLOADBOT", "ADDSUBTOP",
-        "ADDSUBBOT", "OHOLDTOP", "OHOLDBOT", "CI", "ACCUMCI", "SIGNEXTIN",
-    )  # fmt: skip
-    return Instance(
-        "SB_MAC16",
-        **{f"p_{name}": Const(value, unsigned(1)) for name, value in settings.items()},
-        p_TOPOUTPUT_SELECT=Const(2, unsigned(2)),  # the product's register
-        p_BOTOUTPUT_SELECT=Const(2, unsigned(2)),
-        **{f"i_{name}": Const(0) for name in zeros},
-        i_CLK=ClockSignal(),
-        i_CE=Const(1),
-        i_A=Cat(a, a),
-        i_B=b,
-        i_C=Const(0, 16),
-        i_D=Const(0, 16),
-        i_BHOLD=hold_b,
-        o_O=products,
-    )

@@ -15,7 +15,7 @@ from weft.hdl.control.counters import Counters
 from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.hdl.lib.parts import check_part
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.sequential.control import Control
 from weft.hdl.sequential.micro import Condition, MemoryOut, Port
 from weft.hdl.sequential.micro import Out as Target
@@ -43,7 +43,7 @@ class SequentialCore(wiring.Component):
     ----------
     config : Config
         `lanes` and `queue_depth` make no difference, nor does the number of banks.
-    part : str
+    multipliers : Multipliers
         See `weft.hdl.core.Core`.
 
     Members
@@ -53,10 +53,10 @@ class SequentialCore(wiring.Component):
         other counters of stalls, and ARRAY_WINDOW, stay 0.
     """
 
-    def __init__(self, config: Config, part: str = "generic") -> None:
-        check_part(config, part)
+    def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
+        multipliers.check(config)
         self.config = config
-        self.part = part
+        self.multipliers = multipliers
         manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}
         super().__init__({**manager, **AXI_LITE, "irq": Out(1)})
 
@@ -70,7 +70,7 @@ class SequentialCore(wiring.Component):
         m.submodules.multiplier = multiplier = Multiplier(config.mantissa_bits)
         m.submodules.mover = mover = Mover(config)
         m.submodules.scratchpad = scratchpad = Scratchpad(config)
-        m.submodules.rows = rows = Rows(config, self.part)
+        m.submodules.rows = rows = Rows(config, self.multipliers)
         self._ports(m, mover, control)
 
         result = processor.result

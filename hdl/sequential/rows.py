@@ -7,7 +7,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
-from weft.hdl.matrix.pe_pairs import sb_mac16
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
 
 STRIDE = 16
 
@@ -21,8 +21,7 @@ class Rows(wiring.Component):
     Parameters
     ----------
     config : Config
-    part : str
-        One of `weft.hdl.lib.parts.PARTS`.
+    multipliers : Multipliers
 
     Members
     -------
@@ -62,8 +61,8 @@ class Rows(wiring.Component):
         Nothing is under way.
     """
 
-    def __init__(self, config: Config, part: str = "generic") -> None:
-        self.config, self.part = config, part
+    def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
+        self.config, self.multipliers = config, multipliers
         n, widths = config.n, config.widths
         strobes = (
             "set_a", "set_a_step", "set_c", "set_c_step", "set_x", "set_x_step", "set_bound", "set_mode",
@@ -165,7 +164,7 @@ class Rows(wiring.Component):
         products = [
             [Signal(signed(17), name=f"product{j}_{k}", reset_less=True) for k in range(n)] for j in range(n)
         ]
-        if self.part == "ice40":
+        if self.multipliers.dual:
             first = Signal(8 * n, reset_less=True)
             with m.If(self.weight & ~self.weight_column[0]):
                 m.d.sync += first.eq(self.vector)
@@ -174,7 +173,7 @@ class Rows(wiring.Component):
                 for k in range(n):
                     both = Signal(data.ArrayLayout(signed(16), 2), name=f"both{pair}_{k}")
                     weights = Cat(first.word_select(k, 8), self.vector.word_select(k, 8))
-                    m.submodules[f"multiplier{pair}_{k}"] = sb_mac16(
+                    m.submodules[f"multiplier{pair}_{k}"] = self.multipliers.dual(
                         operands[k], weights, ~takes, both.as_value()
                     )
                     for odd in range(2):

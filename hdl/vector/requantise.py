@@ -16,8 +16,8 @@ LATENCY = 9
 """Cycles from an element that is the last of its reduction to its result."""
 
 _LOW = 17
-"""Low bits of a mantissa that go to hardware multipliers: 18 x 18 signed on every part that matters. The few bits
-above are added in logic, which halves the multipliers that a 24-bit mantissa would take."""
+"""Low bits of a mantissa that go to hardware multipliers: 18 x 18 signed on every FPGA family that matters. The few
+bits above are added in logic, which halves the multipliers that a 24-bit mantissa would take."""
 SCORE_BITS = 16
 """Bits of a result for softmax."""
 

@@ -1,19 +1,20 @@
-"""Requantisation without multipliers, a bit a cycle, for parts whose multipliers are all in the array."""
+"""Requantisation without multipliers, a bit a cycle, for FPGA families whose multipliers are all in the array."""
 
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Module, Mux, ShapeLike, Signal, Value, signed
 
 from weft.hdl.isa.config import Config
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.vector.requantise import Requantise
 
 _NARROW = 9
 """Bits that the quotient is saturated to: with any zero point, what does not fit is outside of int8."""
 
 
-def requantiser(config: Config, tag: ShapeLike, part: str = "generic") -> Requantise:
-    """What requantises on `part` (one of `weft.hdl.lib.parts.PARTS`): serial on iCE40, unless there is softmax."""
-    if part == "ice40" and not config.softmax:
+def requantiser(config: Config, tag: ShapeLike, multipliers: Multipliers = INFERRED) -> Requantise:
+    """What requantises beside an array of `multipliers`: serial if that takes all of them, unless there is softmax."""
+    if multipliers.dual and not config.softmax:
         return SerialRequantise(config, tag)
     return Requantise(config, tag)
 

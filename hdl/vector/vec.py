@@ -16,6 +16,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.lib.slice import RegisterSlice
 from weft.hdl.lib.walk import Walk
 from weft.hdl.vector.requantise import Requantise, settings_layout
@@ -71,7 +72,7 @@ class VecUnit(wiring.Component):
     Parameters
     ----------
     config : Config
-    part : str
+    multipliers : Multipliers
         See `weft.hdl.vector.requantise_serial.requantiser`.
 
     Members
@@ -91,9 +92,9 @@ class VecUnit(wiring.Component):
         Base registers. With softmax only.
     """
 
-    def __init__(self, config: Config, part: str = "generic") -> None:
+    def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
         self.config = config
-        self.part = part
+        self.multipliers = multipliers
         lane_group = {"index": range(max(config.groups, 2)), "last": 1, "end": 1}
         self._tag = data.StructLayout(lane_group | {"dst": config.widths.scratchpad_address})
         own = {"row": 1, "lane": range(max(config.lanes, 2))} if config.softmax else {}
@@ -130,7 +131,7 @@ class VecUnit(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.nest = nest = _nest(self.config)
-        m.submodules.requantise = requantise = requantiser(self.config, self._tag, self.part)
+        m.submodules.requantise = requantise = requantiser(self.config, self._tag, self.multipliers)
         settings = settings_layout(self.config)
         active, held = Signal(), Signal(data.StructLayout(_HELD | {"settings": settings}))
         instruction, groups = self.instruction.payload, self.config.groups

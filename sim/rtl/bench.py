@@ -16,7 +16,7 @@ from typing import Any
 from amaranth.lib import wiring
 
 from weft.hdl.verilog import generate
-from weft.sim.verilator.cells import without_cells
+from weft.sim.verilator.cells import Libraries, without_cells
 from weft.sim.verilator.verilate import build
 
 
@@ -27,15 +27,15 @@ def _ports(component: wiring.Component) -> list[str]:
     return names
 
 
-def build_bench(component: wiring.Component, *, part: str = "generic") -> Path:
+def build_bench(component: wiring.Component, *, models: Libraries = ()) -> Path:
     """The cocotb executable of `component` (top module ``dut``), from the cache if it was built before.
 
-    `part` is what `component` was made for; see `weft.hdl.lib.parts`.
+    `models` are those of the cells that `component` instantiates.
     """
     import cocotb_tools.config
 
     return build(
-        without_cells(generate(component, name="dut"), top="dut", part=part),
+        without_cells(generate(component, name="dut"), top="dut", models=models),
         top="dut",
         driver=cocotb_tools.config.share_dir / "lib" / "verilator" / "verilator.cpp",
         output="bench",
@@ -55,7 +55,7 @@ def run_bench(
     *,
     parameters: dict[str, Any] | None = None,
     only: str = "",
-    part: str = "generic",
+    models: Libraries = (),
 ) -> None:
     """Run the cocotb tests of the calling file against `component`; raises `AssertionError` if one fails.
 
@@ -67,8 +67,8 @@ def run_bench(
         JSON values that the cocotb tests read back with `bench_parameters`.
     only : str
         A regular expression; cocotb tests whose name does not match are left out.
-    part : str
-        What `component` was made for, see `weft.hdl.lib.parts`: models take the place of its cells.
+    models : sequence of str or Path
+        Models that take the place of cells that `component` instantiates, see `weft.sim.verilator.cells`.
 
     The random seed is printed, and can be set with ``COCOTB_RANDOM_SEED``.
     """
@@ -76,7 +76,7 @@ def run_bench(
     import find_libpython
 
     module = Path(inspect.stack()[1].filename)
-    executable = build_bench(component, part=part)
+    executable = build_bench(component, models=models)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         results = Path(folder) / "results.xml"
         seed = os.environ.get("COCOTB_RANDOM_SEED", str(secrets.randbits(32)))

@@ -10,6 +10,7 @@ import pytest
 from support.memory_driver import MemoryDriver, burst, random_bursts, reset
 
 from weft.boards.block_memory import SPRAM_BYTES, BlockMemory, Spram
+from weft.boards.families.ice40 import sb_spram256ka
 from weft.hdl.verilog import generate
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
@@ -76,15 +77,15 @@ def vendor_model() -> str:
 
 
 @pytest.mark.parametrize("bus", [4, 8])
-def test_spram_of_the_part(bus, monkeypatch):
-    """The part's RAMs, by their vendor-independent model, do the same."""
+def test_spram_of_the_family(bus, monkeypatch):
+    """The RAMs of an iCE40UP5K, by their model in Yosys, do the same."""
     model = vendor_model()
 
     def with_cells(component, *, name):
         return generate(component, name=name) + model
 
     monkeypatch.setattr("weft.sim.rtl.bench.generate", with_cells)
-    run_bench(Spram(bus, part="ice40"), parameters={"bus": bus, "size": SPRAM_BYTES})
+    run_bench(Spram(bus, sb_spram256ka), parameters={"bus": bus, "size": SPRAM_BYTES})
 
 
 def test_sizes_that_cannot_be():

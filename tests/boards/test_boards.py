@@ -25,7 +25,6 @@ from weft.boards.targets.ulx3s import pll
 from weft.boards.tools import run
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.parts import check_part
 from weft.hdl.verilog import yosys_command
 
 CONFIG = Config.load("tiny")
@@ -103,7 +102,7 @@ def test_the_controller_takes_words_when_the_phase_brings_them(
     clock: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.boards.top.SdramController", lambda bus_bytes, clock, capture: capture)
-    top: Any = SimpleNamespace(config=CONFIG, memory=BOARDS["ulx3s-85f"].memory, clock=clock)
+    top: Any = SimpleNamespace(config=CONFIG, board=BOARDS["ulx3s-85f"], clock=clock)
     assert Top._memory(top) == arrival(clock, pll(25e6, clock).phase) - CAS_LATENCY + 1
 
 
@@ -172,7 +171,7 @@ def test_rates_to_try_begin_with_the_boards_own() -> None:
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_a_board_can_do_what_it_says(board: Board) -> None:
-    check_part(board.config, board.family.part)
+    board.family.fabric.multipliers.check(board.config)
     source = board.platform().default_clk_frequency
     assert board.pll(source, board.clock).output == pytest.approx(board.clock, rel=0.005)
     assert board.line(board.clock).baud == board.baud

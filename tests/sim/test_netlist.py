@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.families import models, multipliers
 
+from weft.boards.flow import synthesis
 from weft.boards.registry import BOARDS
 from weft.hdl.core import Core
 from weft.hdl.files.cache import entry
 from weft.hdl.isa import End, Load, Mm, Store, Vec
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.lib.parts import synthesis
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate, run_yosys
 from weft.sim.device import Device
@@ -37,12 +38,12 @@ ROWS, STEPS = 12, 3
 """Rows of A, and vectors of the contraction."""
 
 
-def netlist(config: Config, part: str, kind: type[Core | SequentialCore]) -> str:
+def netlist(config: Config, family: str, kind: type[Core | SequentialCore]) -> str:
     """The synthesised core of `config`, without vendors' cells; kept in the cache."""
-    core = generate(kind(config, part), name=TOP)
+    core = generate(kind(config, multipliers(family)), name=TOP)
     commands = [
         "read_verilog core.v",
-        *synthesis(f"synth_{part} -top {TOP}"),
+        *synthesis(f"synth_{family} -top {TOP}"),
         "write_verilog -noattr netlist.v",
     ]
     text = "\n".join([core, *commands, version("pyosys")])
@@ -52,7 +53,7 @@ def netlist(config: Config, part: str, kind: type[Core | SequentialCore]) -> str
         run_yosys(*commands, cwd=folder)
 
     made = entry(f"netlist-{hashlib.sha256(text.encode()).hexdigest()[:24]}", make) / "netlist.v"
-    return without_cells(made.read_text(), top=TOP, part=part)
+    return without_cells(made.read_text(), top=TOP, models=models(family))
 
 
 def product(device: Device, config: Config, limit: int, shift: int) -> bytes:
@@ -82,7 +83,7 @@ def product(device: Device, config: Config, limit: int, shift: int) -> bytes:
 # A minute or two each to synthesise and compile, when the cache is empty.
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("config", "part"),
+    ("config", "family"),
     [
         (SMALLEST, "ecp5"),
         (SMALLEST, "ice40"),
@@ -90,8 +91,8 @@ def product(device: Device, config: Config, limit: int, shift: int) -> bytes:
         (PRESETS["tiny"].replace(probability_bits=0), "ice40"),
     ],
 )
-def test_netlist(config: Config, part: str) -> None:
-    compare(config, part, Core)
+def test_netlist(config: Config, family: str) -> None:
+    compare(config, family, Core)
 
 
 def test_netlist_of_a_sequential_core() -> None:
@@ -99,9 +100,9 @@ def test_netlist_of_a_sequential_core() -> None:
     compare(BOARDS["icebreaker"].config, "ice40", SequentialCore)
 
 
-def compare(config: Config, part: str, kind: type[Core | SequentialCore]) -> None:
+def compare(config: Config, family: str, kind: type[Core | SequentialCore]) -> None:
     golden = GoldenDevice(config, MEMORY)
-    with RtlDevice(config, MEMORY, verilog=netlist(config, part, kind), stall_probability=0.2) as device:
+    with RtlDevice(config, MEMORY, verilog=netlist(config, family, kind), stall_probability=0.2) as device:
         # Sums of any size, of which the result keeps the top, and small ones, of which it keeps every bit.
         for limit, shift in ((128, 24), (4, 15)):
             expected = product(golden, config, limit, shift)

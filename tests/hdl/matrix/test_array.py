@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
+from support.families import models, multipliers
 
 from weft.hdl.isa.config import Config
 from weft.hdl.matrix.array import Array
@@ -72,7 +73,7 @@ async def bench_array(dut):
 
 
 @pytest.mark.parametrize(
-    ("n", "probability_bits", "part"),
+    ("n", "probability_bits", "family"),
     [
         (2, 8, "generic"),
         (4, 8, "generic"),
@@ -84,10 +85,9 @@ async def bench_array(dut):
         pytest.param(16, 8, "ecp5", marks=pytest.mark.long),
         (2, 7, "ice40"),
         (4, 0, "ice40"),
-        (4, 8, "gowin"),
     ],
 )
-def test_array(n, probability_bits, part):
+def test_array(n, probability_bits, family):
     config = Config(n=n, lanes=1, probability_bits=probability_bits)
-    array = Array(config, part)
-    run_bench(array, parameters={"config": config.to_dict(), "latency": array.latency}, part=part)
+    array = Array(config, multipliers(family))
+    run_bench(array, parameters={"config": config.to_dict(), "latency": array.latency}, models=models(family))

@@ -8,6 +8,7 @@ from amaranth.lib.wiring import Out
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
 
+from weft.boards.families.ecp5 import ECP5, mult18x18d
 from weft.hdl.matrix.pe_pairs import SPLIT, PackedRow
 from weft.sim.rtl.bench import run_bench
 
@@ -57,7 +58,7 @@ class AllProducts(wiring.Component):
             late_a, late_valid = next_a, next_valid
         differ = []
         for pair in range(PAIRS):
-            m.submodules[f"pair{pair}"] = row = PackedRow(2, 9, 17)
+            m.submodules[f"pair{pair}"] = row = PackedRow(2, 9, 17, mult18x18d)
             weights = [Signal(signed(8), name=f"weight{pair}_{c}") for c in range(2)]
             m.d.comb += [
                 weights[0].eq(tile[:8]),
@@ -89,4 +90,4 @@ async def bench_all_products(dut):
 
 
 def test_packed_multiplier():
-    run_bench(AllProducts(), part="ecp5")
+    run_bench(AllProducts(), models=ECP5.models)

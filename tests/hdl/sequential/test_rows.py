@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
 from support.bench_start import start
+from support.families import models, multipliers
 
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.rows import Rows
@@ -229,9 +230,10 @@ async def bench_by_hand(dut: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "probability_bits", "part"),
+    ("n", "probability_bits", "family"),
     [(2, 8, "generic"), (4, 0, "generic"), (4, 7, "ice40")],
 )
-def test_rows(n: int, probability_bits: int, part: str) -> None:
+def test_rows(n: int, probability_bits: int, family: str) -> None:
     config = PRESETS["tiny"].replace(n=n, lanes=1, probability_bits=probability_bits)
-    run_bench(Rows(config, part), parameters={"config": config.to_dict()}, part=part)
+    rows = Rows(config, multipliers(family))
+    run_bench(rows, parameters={"config": config.to_dict()}, models=models(family))

@@ -8,6 +8,7 @@ from amaranth.hdl import unsigned
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
 from cocotb.utils import get_sim_time
+from support.families import multipliers
 
 from weft.hdl.isa import Reduce
 from weft.hdl.isa.config import PRESETS
@@ -252,11 +253,11 @@ async def bench_random(dut):
 
 
 @pytest.mark.parametrize(
-    ("mantissa_bits", "part"), [(24, "generic"), (16, "generic"), (24, "ice40"), (16, "ice40")]
+    ("mantissa_bits", "family"), [(24, "generic"), (16, "generic"), (24, "ice40"), (16, "ice40")]
 )
-def test_requantise(mantissa_bits, part):
+def test_requantise(mantissa_bits, family):
     config = CONFIG.replace(mantissa_bits=mantissa_bits)
-    if part == "ice40":
+    if family == "ice40":
         config = config.replace(probability_bits=0)
-    component = requantiser(config, unsigned(TAG_BITS), part)
+    component = requantiser(config, unsigned(TAG_BITS), multipliers(family))
     run_bench(component, parameters={"mantissa_bits": mantissa_bits, "serial": component.serial})

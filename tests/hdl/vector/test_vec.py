@@ -2,6 +2,7 @@
 
 import cocotb
 import pytest
+from support.families import multipliers
 from support.vec_bench import BLOCKS, Bench, Model
 
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source, Vec
@@ -148,4 +149,4 @@ def test_vec(name):
 def test_serial_vec(changes):
     config = TINY.replace(probability_bits=0, **changes)
     only = "bench_(random|bounds|queue)$"
-    run_bench(VecUnit(config, "ice40"), parameters={"config": config.to_dict()}, only=only, part="ice40")
+    run_bench(VecUnit(config, multipliers("ice40")), parameters={"config": config.to_dict()}, only=only)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from weft.boards.families.ecp5_dsp import DspRows
 from weft.boards.registry import find
-from weft.boards.sites import DspRows, array_sites, pin
 from weft.boards.targets.ulx3s import RESOURCES
 
 ULX3S_85F = find("ulx3s-85f").dsp
+assert isinstance(ULX3S_85F, DspRows)
 
 
 def position(place: str) -> tuple[int, int]:
@@ -23,21 +24,18 @@ def position(place: str) -> tuple[int, int]:
 
 
 def test_every_multiplier_has_a_place_of_its_own() -> None:
-    assert ULX3S_85F is not None
-    places = array_sites(16, ULX3S_85F)
+    places = ULX3S_85F.sites(16)
     assert set(places) == {(row, pair) for row in range(16) for pair in range(8)}
     assert len(set(places.values())) == 128
     assert {position(place)[1] for place in places.values()} == set(ULX3S_85F.rows)
 
 
-def test_the_part_has_as_many_as_its_resources_say() -> None:
-    assert ULX3S_85F is not None
+def test_the_fpga_has_as_many_as_its_resources_say() -> None:
     assert 4 * len(ULX3S_85F.groups) * len(ULX3S_85F.rows) == RESOURCES["85"].dsp
 
 
 def test_partial_sums_go_to_neighbours() -> None:
-    assert ULX3S_85F is not None
-    places = array_sites(16, ULX3S_85F)
+    places = ULX3S_85F.sites(16)
     turns = 0
     for pair in range(8):
         for row in range(1, 16):
@@ -61,10 +59,14 @@ def test_partial_sums_go_to_neighbours() -> None:
     ],
 )
 def test_none(n: int, dsp: DspRows) -> None:
-    assert array_sites(n, dsp) == {}
+    assert dsp.sites(n) == {}
 
 
-def test_the_netlist_says_where(tmp_path: Path) -> None:
+def test_the_netlist_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pin(netlist: Path, places: dict[tuple[int, int], str]) -> None:
+        monkeypatch.setattr(DspRows, "sites", lambda dsp, n: places)
+        DspRows((), ()).pin(netlist, 16)
+
     def cell(kind: str) -> dict[str, object]:
         return {"type": kind, "attributes": {"keep": "1"}}
 

@@ -1,12 +1,14 @@
-"""Parts: which cells multiply, and what is refused."""
+"""Multiplier blocks of FPGA families: which cells multiply, and what is refused."""
+
+from __future__ import annotations
 
 import re
 
 import pytest
 
+from weft.boards.registry import FAMILIES
 from weft.hdl.core import Core
-from weft.hdl.isa.config import PRESETS, ConfigError
-from weft.hdl.lib.parts import PARTS, check_part
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.hdl.verilog import generate
 
 TINY = PRESETS["tiny"]
@@ -14,25 +16,22 @@ PLAIN = TINY.replace(probability_bits=0)
 
 
 @pytest.mark.parametrize(
-    ("config", "part", "cell", "count"),
+    ("config", "family", "cell", "count"),
     [
         (TINY, "ecp5", "MULT18X18D", 8),
         (TINY.replace(n=8, bus_bytes=8), "ecp5", "MULT18X18D", 32),
         (PLAIN, "ice40", "SB_MAC16", 8),
-        (PLAIN, "generic", "MULT18X18D", 0),
         (PLAIN, "gowin", "MULT9X9", 0),
     ],
 )
-def test_cells(config, part, cell, count):
-    verilog = generate(Core(config, part), name="top")
+def test_cells(config: Config, family: str, cell: str, count: int) -> None:
+    verilog = generate(Core(config, FAMILIES[family].fabric.multipliers), name="top")
     assert verilog.count(f"  {cell} #(") == count
     # On iCE40 nothing is left to multiply but by constants, as the array takes all there is.
-    assert bool(re.search(r" \* (?!\d+'h)", verilog)) == (part != "ice40")
+    assert bool(re.search(r" \* (?!\d+'h)", verilog)) == (family != "ice40")
 
 
-def test_refused_parts():
-    with pytest.raises(ConfigError, match=rf"^unknown part 'ecp6'; choose {', '.join(PARTS)}$"):
-        check_part(TINY, "ecp6")
+def test_what_no_multiplier_can_carry_out_is_refused() -> None:
     message = r"^configuration field 'probability_bits' must be 7 or 0 for ice40, .* not 8$"
     with pytest.raises(ConfigError, match=message):
-        check_part(TINY, "ice40")
+        FAMILIES["ice40"].fabric.multipliers.check(TINY)

@@ -1,4 +1,4 @@
-"""Compiled programs on the RTL for parts, with models of their cells: every byte of memory is the golden device's."""
+"""Compiled programs on the RTL for FPGA families, with models of their cells: all memory is as the golden device's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from support.attention_cases import random_attention, random_inputs
+from support.families import models, multipliers
 from support.op_cases import random_chain
 
 from weft.compiler.backend import compile_segment
@@ -28,12 +29,14 @@ ICE40_SOFTMAX = ICE40.replace(probability_bits=7, row_states=16, alignments=64, 
 
 
 @cache
-def verilog(config: Config, part: str, kind: type[Core | SequentialCore]) -> str:
-    return without_cells(generate(kind(config, part), name=TOP), top=TOP, part=part)
+def verilog(config: Config, family: str, kind: type[Core | SequentialCore]) -> str:
+    return without_cells(
+        generate(kind(config, multipliers(family)), name=TOP), top=TOP, models=models(family)
+    )
 
 
 @pytest.mark.parametrize(
-    ("config", "part", "seed", "kind"),
+    ("config", "family", "seed", "kind"),
     [
         (TINY, "ecp5", 0, Core),
         (TINY, "ecp5", 1, Core),
@@ -44,7 +47,7 @@ def verilog(config: Config, part: str, kind: type[Core | SequentialCore]) -> str
         (ICE40_SOFTMAX, "ice40", 1, SequentialCore),
     ],
 )
-def test_parts(config: Config, part: str, seed: int, kind: type[Core | SequentialCore]) -> None:
+def test_families(config: Config, family: str, seed: int, kind: type[Core | SequentialCore]) -> None:
     rng = np.random.default_rng([seed, 5])
     if config.softmax:
         op = random_attention(rng, config)
@@ -55,7 +58,7 @@ def test_parts(config: Config, part: str, seed: int, kind: type[Core | Sequentia
     golden = GoldenDevice(config, image.memory_bytes)
     image.run(golden, inputs)
     memory = {"stall_probability": 0.2, "stall_seed": seed}
-    with RtlDevice(config, image.memory_bytes, verilog=verilog(config, part, kind), **memory) as rtl:
+    with RtlDevice(config, image.memory_bytes, verilog=verilog(config, family, kind), **memory) as rtl:
         image.run(rtl, inputs, timeout=20_000_000)
         got = np.frombuffer(rtl.read(0, image.memory_bytes), np.uint8)
     expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)

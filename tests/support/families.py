@@ -1,0 +1,16 @@
+"""What tests of hardware need of FPGA families, by name; "generic" stands for hardware that synthesis infers."""
+
+from __future__ import annotations
+
+from weft.boards.registry import FAMILIES
+from weft.hdl.lib.multipliers import INFERRED, Multipliers
+from weft.sim.verilator.cells import Libraries
+
+
+def multipliers(family: str) -> Multipliers:
+    return INFERRED if family == "generic" else FAMILIES[family].fabric.multipliers
+
+
+def models(family: str) -> Libraries:
+    """Models of the family's cells, for simulation."""
+    return () if family == "generic" else FAMILIES[family].models
