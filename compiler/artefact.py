@@ -15,6 +15,7 @@ import msgspec
 
 from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.ir.graph import Buffer, CompileError, HostSegment, Transfer
+from weft.compiler.ir.network_file import decode, encode
 from weft.compiler.plan.input_rows import Rows
 from weft.hdl.files import schema
 from weft.hdl.isa import IsaError
@@ -22,7 +23,7 @@ from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config, ConfigError
 
 MANIFEST = "program.json"
-FORMAT = "weft program 5"
+FORMAT = "weft program 6"
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -40,8 +41,8 @@ class _Segment(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"):
 
 
 class _Host(_Segment, tag="host"):
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    """`nodes` as in `HostSegment`; its file holds its network."""
+
     nodes: tuple[tuple[str, str, str], ...]
 
 
@@ -85,8 +86,7 @@ class Compiled:
         """Write manifest and blobs to `folder`, which must exist."""
         entries = []
         for index, segment in enumerate(self.segments):
-            host = isinstance(segment, HostSegment)
-            blob = segment.model if isinstance(segment, HostSegment) else segment.constants + segment.code
+            blob, host = _blob(segment), isinstance(segment, HostSegment)
             (folder / _file(index, host)).write_bytes(blob)
             entries.append(_entry(segment, blob))
         manifest = _Manifest(
@@ -102,13 +102,18 @@ def _hash(raw: bytes) -> str:
 
 
 def _file(index: int, host: bool) -> str:
-    return f"segment{index}.onnx" if host else f"segment{index}.bin"
+    return f"segment{index}.host" if host else f"segment{index}.bin"
+
+
+def _blob(segment: DeviceProgram | HostSegment) -> bytes:
+    """What the file of a segment holds."""
+    return encode(segment.network) if isinstance(segment, HostSegment) else segment.constants + segment.code
 
 
 def _entry(segment: DeviceProgram | HostSegment, blob: bytes) -> _Host | _Device:
     about = segment.name, len(blob), _hash(blob)
     if isinstance(segment, HostSegment):
-        return _Host(*about, segment.inputs, segment.outputs, segment.nodes)
+        return _Host(*about, segment.nodes)
     return _Device(
         *about, len(segment.constants), segment.layers, segment.offsets, segment.buffers, segment.rows
     )
@@ -175,7 +180,10 @@ def _segment(folder: Path, index: int, entry: _Host | _Device) -> DeviceProgram 
     if _hash(blob) != entry.sha256:
         raise ProgramFileError(f"{path} is damaged: its checksum does not match; compile the model again")
     if isinstance(entry, _Host):
-        return HostSegment(entry.name, blob, entry.inputs, entry.outputs, entry.nodes)
+        try:
+            return HostSegment(entry.name, decode(blob), entry.nodes)
+        except schema.SchemaError as error:
+            raise ProgramFileError(f"{path}: {error}; compile the model again") from None
     at = entry.constants
     if not 0 <= at <= len(blob):
         raise ProgramFileError(

@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import onnx
-from google.protobuf.message import DecodeError
 
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.host.onnx_model import NetworkError, check
 from weft.compiler.ir.graph import CompileError, HostSegment, Transfer
-from weft.compiler.onnx.evaluate import first_line
+from weft.compiler.ir.network import DTYPES, Network, dtype_of
 from weft.compiler.plan.input_rows import Rows
 from weft.hdl.files.schema import shown
 from weft.hdl.isa import Opcode, Queue
@@ -27,8 +26,8 @@ _LARGEST = 1 << 32
 _KINDS = ("temp", "input", "output")
 """Kinds of buffers that compiled models have."""
 
-Type = tuple[str, tuple[int, ...] | None]
-"""Of a value: its dtype's name, and its shape if that is known."""
+Type = tuple[str, tuple[int, ...]]
+"""Of a value: its dtype's name, and its shape."""
 
 
 def verify(compiled: Compiled) -> None:
@@ -49,15 +48,10 @@ def verify(compiled: Compiled) -> None:
 
 
 def _check_type(what: str, dtype: str, shape: Sequence[int]) -> None:
-    try:
-        known = np.dtype(dtype)
-        fits = known.name == dtype and known.fields is None
-    except (TypeError, ValueError, SyntaxError):
-        fits = False
-    if not fits:
+    if dtype not in DTYPES:
         raise CompileError(f"{what} has dtype {shown(dtype)}, which numpy does not know")
     _check_shape(what, shape)
-    if math.prod(shape) * known.itemsize > _LARGEST:
+    if math.prod(shape) * dtype_of(dtype).itemsize > _LARGEST:
         raise CompileError(f"{what} is {dtype} of shape {shown(shape)}, which is more than {_LARGEST} bytes")
 
 
@@ -151,14 +145,13 @@ def _check_flow(compiled: Compiled) -> None:
 def _check_known(what: str, name: str, wanted: Type, values: dict[str, Type]) -> None:
     if name not in values:
         raise CompileError(f"{what} is made by nothing")
-    for given, taken in zip(values[name], wanted, strict=True):
-        if given is not None and taken is not None and given != taken:
-            raise CompileError(f"{what} is {_said(values[name])}, where {_said(wanted)} is read")
+    if values[name] != wanted:
+        raise CompileError(f"{what} is {_said(values[name])}, where {_said(wanted)} is read")
 
 
 def _said(kind: Type) -> str:
     dtype, shape = kind
-    return dtype if shape is None else f"{dtype} of shape {shown(shape)}"
+    return f"{dtype} of shape {shown(shape)}"
 
 
 def _transfers(items: Iterable[Transfer], program: DeviceProgram, kind: str) -> list[Transfer]:
@@ -208,47 +201,27 @@ def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
 
 def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type]:
     """A part that the host evaluates; the types of what it makes."""
-    what = f"the host's part {shown(segment.name)}"
-    try:
-        model = onnx.load_from_string(segment.model)
-        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
-            raise CompileError(f"{what} keeps data in another file")
-        onnx.checker.check_model(model)
-    except (DecodeError, onnx.checker.ValidationError, UnicodeDecodeError) as error:
-        # The last for names that are no UTF-8, which the checker puts into its message.
-        raise CompileError(f"{what} is no valid ONNX model ({first_line(error)})") from None
-    graph = model.graph
-    for direction, named, given in (
-        ("reads", segment.inputs, graph.input),
-        ("makes", segment.outputs, graph.output),
-    ):
-        found = tuple(value.name for value in given)
-        if found != named:
-            raise CompileError(f"{what} {direction} {shown(named)}, but its model {shown(found)}")
-    for value in graph.input:
-        kind = _value_type(value)
-        if kind is not None:
-            _check_known(f"{shown(value.name)} of {what}", value.name, kind, values)
-        elif value.name not in values:
-            raise CompileError(f"{shown(value.name)} of {what} is made by nothing")
-    made: dict[str, Type] = {}
-    for value in graph.output:
-        kind = _value_type(value)
+    what, network = f"the host's part {shown(segment.name)}", segment.network
+    types: dict[str, Type] = {}
+    for name in (*network.inputs, *network.outputs):
+        kind = _fixed(network, name)
         if kind is None:
-            raise CompileError(f"{shown(value.name)} of {what} is no tensor")
-        made[value.name] = kind
-    return made
-
-
-def _value_type(value: onnx.ValueInfoProto) -> Type | None:
-    """The type that a model gives for a value, if it does."""
-    tensor = value.type.tensor_type
-    if not tensor.elem_type:
-        return None
+            raise CompileError(f"{shown(name)} of {what} has no type, or no shape")
+        _check_type(f"{shown(name)} of {what}", *kind)
+        types[name] = kind
+    for name in network.inputs:
+        _check_known(f"{shown(name)} of {what}", name, types[name], values)
     try:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    except (KeyError, ValueError):
-        raise CompileError(f"{shown(value.name)} has a type that ONNX does not have") from None
-    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
-    known = tensor.HasField("shape") and None not in sizes
-    return dtype, tuple(size for size in sizes if size is not None) if known else None
+        check(network)
+    except NetworkError as error:
+        raise CompileError(f"{what} is not valid ({error})") from None
+    return {name: types[name] for name in network.outputs}
+
+
+def _fixed(network: Network, name: str) -> Type | None:
+    """The type of a value in a network, if it is known with all sizes."""
+    kind = network.type_of(name)
+    if kind is None or kind.shape is None:
+        return None
+    shape = tuple(size for size in kind.shape if size is not None)
+    return (kind.dtype, shape) if len(shape) == len(kind.shape) else None

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 
-import onnx
-
+from weft.compiler.host.segments import prepare
 from weft.compiler.ir.graph import DeviceSegment, Graph, HostSegment
 from weft.compiler.ir.verify import verify
-from weft.compiler.onnx.host import prepare
-from weft.compiler.onnx.importer import load
 from weft.compiler.onnx.lowering import lower
+from weft.compiler.onnx.model import load
 from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
+from weft.compiler.onnx.reader import Source
 from weft.compiler.passes.fuse_pool import fuse_pool
 from weft.compiler.passes.fuse_then import fuse_then
 from weft.compiler.passes.write_views import write_views
@@ -27,15 +25,15 @@ PASSES: tuple[Callable[[DeviceSegment], DeviceSegment], ...] = (
 """Rewrites of device segments, in order; the graph is verified after each."""
 
 
-def import_model(source: str | os.PathLike[str] | onnx.ModelProto, *, softmax: bool = True) -> Graph:
-    """Read a quantised (QDQ) ONNX model from a file or a `ModelProto`, for devices with `softmax` unit or without.
+def import_model(source: Source, *, softmax: bool = True) -> Graph:
+    """Read a quantised (QDQ) ONNX model (a path, bytes or a `ModelProto`), for devices with `softmax` unit or without.
 
     What the device cannot do becomes host segments; `Graph.placement` gives the reason for every node.
 
     Raises
     ------
     CompileError
-        If the model cannot be read or run at all; see `weft.compiler.onnx.importer.load`.
+        If the model cannot be read or run at all; see `weft.compiler.onnx.model.load`.
     """
     model = load(source)
     model.softmax = softmax

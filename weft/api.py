@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.arguments import flag
 from weft.compiler.artefact import Compiled
@@ -15,6 +15,7 @@ from weft.compiler.artefact_verify import verify
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceSegment, Graph
+from weft.compiler.onnx.reader import Source
 from weft.compiler.plan.conv_plan import Chooser, plan
 from weft.configurations import configuration, sequential_boards
 from weft.errors import InputError
@@ -23,10 +24,6 @@ from weft.hdl.checker.program import check as check_program
 from weft.hdl.files.schema import printable
 from weft.hdl.isa.config import Config
 from weft.program import Program, folder_of
-
-if TYPE_CHECKING:
-    import onnx
-
 
 DESCRIPTION = "weft description 1"
 """Format of what `verilog` says of an accelerator."""
@@ -46,7 +43,7 @@ def _without_collection() -> Iterator[None]:
 
 @_without_collection()
 def compile(  # the public name, and what it does
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    model: Source,
     config: str | os.PathLike[str] | Config = "default",
     *,
     progress: Callable[[str], None] | None = None,
@@ -104,9 +101,11 @@ def compile(  # the public name, and what it does
     )
 
 
-def _graph(model: str | os.PathLike[str] | bytes | onnx.ModelProto, config: Config) -> Graph:
+def _graph(model: Source, config: Config) -> Graph:
     """The model as `config` runs it: what `compile` compiles, and what `check` tells of."""
-    return import_model(_parsed(model), softmax=config.softmax)
+    if not isinstance(model, Source):
+        raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
+    return import_model(model, softmax=config.softmax)
 
 
 def _checked(compiled: Compiled) -> Program:
@@ -119,22 +118,6 @@ def _checked(compiled: Compiled) -> Program:
             except ProgramError as error:
                 raise ProgramError(f"{printable(segment.name)}: {error}") from None
     return Program(compiled)
-
-
-def _parsed(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
-) -> str | os.PathLike[str] | onnx.ModelProto:
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    if isinstance(model, str | os.PathLike | onnx.ModelProto):
-        return model
-    if not isinstance(model, bytes):
-        raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
-    try:
-        return onnx.load_from_string(model)
-    except DecodeError:
-        raise CompileError(f"these {len(model)} bytes are no ONNX model") from None
 
 
 def load(folder: str | os.PathLike[str]) -> Program:
@@ -158,7 +141,7 @@ def load(folder: str | os.PathLike[str]) -> Program:
 
 
 def check(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    model: Source,
     config: str | os.PathLike[str] | Config = "default",
 ) -> list[tuple[str, str, str, str]]:
     """Tell where every node of a model runs, without compiling it.

@@ -17,8 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.onnx.evaluate import EvaluationError, Evaluator
+from weft.compiler.onnx.reader import network_of
 
 NATIVE = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
 """Operators that weft reads as they are."""
@@ -140,7 +141,7 @@ def _outputs(model: onnx.ModelProto) -> list[str]:
 def _evaluate(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     try:
         with np.errstate(all="ignore"):
-            return [np.asarray(value) for value in Evaluator(model).run(inputs)]
+            return [np.asarray(value) for value in Evaluator(network_of(model)).run(inputs)]
     except EvaluationError as error:
         raise NotExact(f"the host cannot evaluate it ({error}), so no scale is known") from None
 

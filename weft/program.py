@@ -13,8 +13,8 @@ import numpy as np
 from weft.arguments import flag
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.host.segments import from_buffer, run_host, to_buffer
 from weft.compiler.ir.graph import HostSegment
-from weft.compiler.onnx.host import from_buffer, run_host, to_buffer
 from weft.devices import Simulation, check_target, simulated
 from weft.errors import InputError
 from weft.files import whole_folder
@@ -95,7 +95,7 @@ class Program:
 
     @property
     def segments(self) -> tuple[DeviceProgram | HostSegment, ...]:
-        """The parts it runs in, in order: programs of the device, and models for the host."""
+        """The parts it runs in, in order: programs of the device, and networks for the host."""
         return self._compiled.segments
 
     @property

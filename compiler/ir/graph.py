@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.ir.network import Network
 from weft.hdl.errors import WeftError
 
 
@@ -319,25 +320,33 @@ class DeviceSegment:
 
 @dataclass(frozen=True, eq=False)
 class HostSegment:
-    """A part of the model that the host evaluates (`weft.compiler.onnx.evaluate`).
+    """A part of the model that the host evaluates (`weft.compiler.host`).
 
-    `model` is a serialised ONNX model whose inputs and outputs are the values named `inputs` and `outputs`;
     `nodes` are (node name, operator type, reason) for the report.
     """
 
     name: str
-    model: bytes
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    network: Network
     nodes: tuple[tuple[str, str, str], ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The values that it reads."""
+        return self.network.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The values that it makes."""
+        return self.network.outputs
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """How a value of the model and a device buffer are each other: value (model's dtype, shape and axis order).
+    """A value of the model that the host writes to a device buffer, or reads from one.
 
-    The value reshaped to `shape`, transposed by `perm` and reshaped to `nhwc` is the buffer; `unsigned` marks uint8
-    values, stored minus 128. `model_shape` is the value's own shape (None: it is `shape`).
+    The value, which has the model's shape and order of axes, is reshaped to `shape`, transposed by `perm` and reshaped
+    to `nhwc`: that is the content of the buffer. `unsigned` marks uint8 values, which are stored minus 128.
+    `model_shape` is the value's own shape (None: it is `shape`).
     """
 
     value: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.layout import Layout, Shape4
-from weft.compiler.onnx.importer import Model
+from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Activation, Tensor
 
 MASKED = -9999.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.compiler.onnx.importer import Model, Node
+from weft.compiler.ir.network import Node
+from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Symbol
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.windows import axes
 
-AUTO_PADS = (b"NOTSET", b"SAME_UPPER", b"SAME_LOWER", b"VALID")
+AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 GLOBAL_POOLS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 REDUCTIONS = tuple(
@@ -85,14 +85,13 @@ def _text(shape: tuple[int, ...]) -> str:
 
 def auto_pad(site: Site) -> str | None:
     """auto_pad is one of four words, and none but NOTSET stands next to pads."""
-    auto = site.attributes.get("auto_pad", b"NOTSET")
+    auto = site.attributes.get("auto_pad", "NOTSET")
     if auto not in AUTO_PADS:
-        known = ", ".join(word.decode() for word in AUTO_PADS)
-        return f"has auto_pad {auto.decode(errors='replace')!r}; ONNX defines {known}"
+        return f"has auto_pad {auto!r}; ONNX defines {', '.join(AUTO_PADS)}"
     pads = site.attributes.get("pads")
-    if auto == b"NOTSET" or pads is None or (auto == b"VALID" and not any(pads)):
+    if auto == "NOTSET" or pads is None or (auto == "VALID" and not any(pads)):
         return None
-    return f"has both auto_pad {auto.decode()!r} and pads {list(pads)}; ONNX allows one of them"
+    return f"has both auto_pad {auto!r} and pads {list(pads)}; ONNX allows one of them"
 
 
 def weights_agree(site: Site) -> str | None:
@@ -122,7 +121,7 @@ def bias_agrees(site: Site) -> str | None:
 def kernel_fits(site: Site) -> str | None:
     """The kernel is not larger than the image with its padding."""
     kernel, image = site.kernel, site.shape(0)
-    if kernel is None or image is None or site.attributes.get("auto_pad", b"NOTSET") in AUTO_PADS[1:3]:
+    if kernel is None or image is None or site.attributes.get("auto_pad", "NOTSET") in AUTO_PADS[1:3]:
         return None
     rank = len(kernel)
     pads = site.attributes.get("pads") or (0,) * 2 * rank
@@ -145,7 +144,7 @@ def windows_agree(site: Site) -> str | None:
                 f"has {output[2 + at]} windows along axis {2 + at} by ONNX's shape inference, of which {axis.count} "
                 "start in the input; runtimes leave out the others: change ceil_mode or pads"
             )
-        same = site.attributes.get("auto_pad", b"NOTSET") in AUTO_PADS[1:3]
+        same = site.attributes.get("auto_pad", "NOTSET") in AUTO_PADS[1:3]
         if same and (axis.count - 1) * axis.stride + axis.span < axis.size - 1:
             return (
                 f"has auto_pad with windows along axis {2 + at} that leave elements out (stride {axis.stride}, kernel "

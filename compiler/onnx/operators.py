@@ -259,14 +259,14 @@ def conv_window(case: Case, kernel: tuple[int, int]) -> Window:
     """The window of a Conv or pool node, with padding made explicit from auto_pad, ceil_mode and the output's shape."""
     stride, dilation = case.ints("strides", (1, 1)), case.ints("dilations", (1, 1))
     pads = list(case.ints("pads", (0, 0, 0, 0)))
-    auto = case.attribute("auto_pad", b"NOTSET")
+    auto = case.attribute("auto_pad", "NOTSET")
     for axis in range(2):
         size, out = case.shape()[2 + axis], case.output[2 + axis]
         span = (kernel[axis] - 1) * dilation[axis] + 1
         reach = (out - 1) * stride[axis] + span - size
-        if auto in (b"SAME_UPPER", b"SAME_LOWER"):
+        if auto in ("SAME_UPPER", "SAME_LOWER"):
             total = max(reach, 0)
-            pads[axis] = total // 2 if auto == b"SAME_UPPER" else (total + 1) // 2
+            pads[axis] = total // 2 if auto == "SAME_UPPER" else (total + 1) // 2
             pads[axis + 2] = total - pads[axis]
         elif (size + pads[axis] + pads[axis + 2] - span) // stride[axis] + 1 != out:
             pads[axis + 2] = reach - pads[axis]

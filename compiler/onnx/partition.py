@@ -1,4 +1,4 @@
-"""Placement: which nodes the host must run, and how host and device take turns."""
+"""Which nodes the host must run and which the device, and the subgraphs that alternate between the two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.compiler.ir.graph import IrError
-from weft.compiler.onnx.importer import Node, captured
+from weft.compiler.ir.network import Node
 from weft.compiler.onnx.patterns import Match
 from weft.compiler.onnx.qdq import Recipe, Tensor
 
@@ -17,12 +17,12 @@ BOUNDARY = "graph boundary: float values are {} on the host"
 class Plan:
     """What runs where.
 
-    `turns` alternate between lists of host nodes and lists of recipes, in an order that computes everything in time.
+    `subgraphs` are lists of host nodes or lists of recipes, in an order in which all that one reads is made before it.
     `leaving` are values that device segments make and the host reads; `entering` are host tensors that device
     segments read, by storage.
     """
 
-    turns: list[list[Node] | list[Recipe]] = field(default_factory=list)
+    subgraphs: list[list[Node] | list[Recipe]] = field(default_factory=list)
     leaving: dict[str, Tensor] = field(default_factory=dict)
     entering: dict[str, Tensor] = field(default_factory=dict)
     host: set[int] = field(default_factory=set)
@@ -57,7 +57,7 @@ def _demand(match: Match, made: Plan) -> list[Recipe]:
             continue
         node = producers[name]
         made.host.add(node.index)
-        stack.extend(inner for inner in (*node.inputs, *captured(node)) if inner)
+        stack.extend(node.reads)
     return list(needed.values())
 
 
@@ -79,7 +79,7 @@ def _need(match: Match, made: Plan, needed: dict[str, Recipe], storage: str) -> 
 
 
 def _schedule(match: Match, made: Plan, recipes: list[Recipe]) -> None:
-    """Greedy turns: the host runs all it can, then the device runs all it can, until nothing is left."""
+    """Greedy: the host runs all that it can, then the device all that it can, and so on until nothing is left."""
     model = match.model
     nodes = [node for node in model.nodes if node.index in made.host]
     waiting = sorted(recipes, key=lambda recipe: recipe.nodes[-1])
@@ -88,10 +88,10 @@ def _schedule(match: Match, made: Plan, recipes: list[Recipe]) -> None:
     while nodes or waiting:
         host = _ready_nodes(nodes, known)
         if host:
-            made.turns.append(host)
+            made.subgraphs.append(host)
         device = _ready_recipes(waiting, known, filled)
         if device:
-            made.turns.append(device)
+            made.subgraphs.append(device)
             known.update(name for name, tensor in made.leaving.items() if tensor.storage in filled)
         if not host and not device:
             raise IrError(f"nothing can run: {[node.name for node in nodes]}")
@@ -102,8 +102,7 @@ def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
     produced = {name for node in nodes for name in node.outputs}
     ready = []
     for node in list(nodes):
-        reads = {*node.inputs, *captured(node)}
-        if all(name in known for name in node.inputs) and not (reads & produced) - known:
+        if known.issuperset(node.inputs) and not produced.intersection(node.reads) - known:
             ready.append(node)
             nodes.remove(node)
             known.update(node.outputs)

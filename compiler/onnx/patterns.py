@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 
 from weft.compiler.ir.layout import natural, packed
+from weft.compiler.ir.network import Node
 from weft.compiler.onnx import support
 from weft.compiler.onnx.case import Case
-from weft.compiler.onnx.importer import Model, Node
+from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operators import HANDLERS, rescale
 from weft.compiler.onnx.operators_attention import PARTS
 from weft.compiler.onnx.qdq import (

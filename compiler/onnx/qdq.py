@@ -14,8 +14,9 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, View
 from weft.compiler.ir.layout import Layout, natural, packed
+from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
-from weft.compiler.onnx.importer import Model, Node
+from weft.compiler.onnx.model import Model
 
 RESULT = ""
 """Name of the buffer that an unfinished operator writes."""

@@ -7,10 +7,11 @@ import math
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import CLAMP
 from weft.compiler.onnx.attention import MASKED, Operand, Problem, mask_of, splits
 from weft.compiler.onnx.case import Case, Constraint
-from weft.compiler.onnx.importer import Model, Node
+from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Activation, Constant, Probabilities, Scores, Undefined
 from weft.compiler.onnx.support_rounding import (
     masked_apart,

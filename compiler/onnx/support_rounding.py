@@ -6,9 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import REACH, Bounds, Pair, clipping, followed
 from weft.compiler.onnx.case import Case
-from weft.compiler.onnx.importer import Model, Node
+from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Probabilities, Scores
 
 RANGES = {

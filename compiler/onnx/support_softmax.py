@@ -76,7 +76,7 @@ def softmax_rows(case: Case) -> tuple[Tensor, Layout] | None:
 def normalised_axis(case: Case) -> int | None:
     """The single axis a Softmax normalises over; before opset 13 it is all from `axis` on."""
     shape = case.shape()
-    if case.model.opset >= 13:
+    if case.model.network.opset >= 13:
         return int(case.node.attributes.get("axis", -1)) % len(shape) if shape else None
     axis = int(case.node.attributes.get("axis", 1))
     axes = [other for other in range(axis % len(shape), len(shape)) if shape[other] > 1]

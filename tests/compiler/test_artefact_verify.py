@@ -4,24 +4,26 @@ of code, which are refused or run the same everywhere."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from support.qdq_models import Builder, Quantised
 
 import weft
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir.graph import CompileError, HostSegment
+from weft.compiler.ir.network import Network, Node, Type
+from weft.compiler.ir.network_file import decode, encode
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.isa.config import PRESETS
 
@@ -235,10 +237,6 @@ def _two_segments(m: Any) -> None:
     device(m)["offsets"][name] = 1 << 20
 
 
-def _host_names(m: Any) -> None:
-    next(entry for entry in m["segments"] if entry["kind"] == "host")["outputs"] = ["other"]
-
-
 def _constants(m: Any) -> None:
     device(m)["constants"] = 1 << 40
 
@@ -297,7 +295,6 @@ CLASSES = {
     _no_place: "has no place, or its place no buffer",
     _pages: "is of kind 'pages', not temp, input, output",
     _two_segments: "two segments have a buffer ",
-    _host_names: " makes ('other',), but its model (",
     _constants: "so no 1099511627776 bytes of constants",
     _code_as_constants: "a program is a multiple of",
     _size: "is damaged: it has ",
@@ -317,58 +314,96 @@ def test_classes(folder: Path, change: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", ["null", "[]", "3", '"x"', "{}", "[" * 100_000, "9" * 5000, '{"format": "weft program 5"}']
+    "raw", ["null", "[]", "3", '"x"', "{}", "[" * 100_000, "9" * 5000, '{"format": "weft program 6"}']
 )
 def test_manifests_that_are_something_else(folder: Path, raw: str) -> None:
     (folder / MANIFEST).write_text(f"{raw}\n{hashlib.sha256(raw.encode()).hexdigest()}\n")
     assert MANIFEST in refusal(folder)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "letters", "sequence", "untyped", "external", "type", "unmade"])
-def test_models_for_the_host(folder: Path, kind: str) -> None:
+def _no_types(network: Network) -> Network:
+    return dataclasses.replace(network, types={})
+
+
+def _no_shape(network: Network) -> Network:
+    (name, *_), types = network.outputs, dict(network.types)
+    return dataclasses.replace(network, types=types | {name: Type(types[name].dtype, None)})
+
+
+def _huge_output(network: Network) -> Network:
+    (name, *_), types = network.outputs, dict(network.types)
+    return dataclasses.replace(network, types=types | {name: Type(types[name].dtype, (1 << 20, 1 << 20))})
+
+
+def _unmade_input(network: Network) -> Network:
+    types = {**network.types, "none": Type("float32", (1,))}
+    return dataclasses.replace(network, inputs=(*network.inputs, "none"), types=types)
+
+
+def _unmade_operand(network: Network) -> Network:
+    first, *rest = network.nodes
+    return _of_nodes(network, dataclasses.replace(first, inputs=("none", *first.inputs[1:])), *rest)
+
+
+def _of_nodes(network: Network, *nodes: Node) -> Network:
+    return dataclasses.replace(network, nodes=nodes)
+
+
+def _attribute(value: Any) -> Callable[[Network], Network]:
+    def change(network: Network) -> Network:
+        first, *rest = network.nodes
+        attributes = {**first.attributes, "axis": value}
+        return _of_nodes(network, dataclasses.replace(first, attributes=attributes), *rest)
+
+    return change
+
+
+def _opset(domain: str, version: int) -> Callable[[Network], Network]:
+    return lambda network: dataclasses.replace(network, opsets={domain: version})
+
+
+NETWORKS = {
+    "types": (_no_types, "of the host's part 'host0' has no type, or no shape"),
+    "shape": (_no_shape, "of the host's part 'host0' has no type, or no shape"),
+    "size": (_huge_output, "which is more than 4294967296 bytes"),
+    "input": (_unmade_input, "'none' of the host's part 'host0' is made by nothing"),
+    "operand": (
+        _unmade_operand,
+        "the host's part 'host0' is not valid (Nodes in a graph must be topologically",
+    ),
+    "large attribute": (_attribute((1 << 64) - 1), "the host's part 'host0' is not valid ("),
+    "mixed attribute": (_attribute((1, "a")), "the host's part 'host0' is not valid ("),
+    "another attribute": (_attribute("a"), "the host's part 'host0' is not valid ("),
+    "empty attribute": (_attribute(()), "the host's part 'host0' is not valid ("),
+    "large version": (_opset("", 1 << 40), "the host's part 'host0' is not valid ("),
+    "no version": (_opset("other", 1), "the host's part 'host0' is not valid ("),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_for_the_host(folder: Path, name: str) -> None:
+    change, wanted = NETWORKS[name]
     manifest = manifest_of(folder)
-    index = next(index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host")
-    path = folder / f"segment{index}.onnx"
-    model = onnx.load_from_string(path.read_bytes())
-    if kind == "sequence":
-        item = helper.make_tensor_sequence_value_info("none", onnx.TensorProto.FLOAT, [1])
-        model.graph.input.append(item)
-        manifest["segments"][index]["inputs"].append("none")
-    elif kind == "untyped":
-        model.graph.output[0].CopyFrom(
-            helper.make_tensor_sequence_value_info(model.graph.output[0].name, onnx.TensorProto.FLOAT, [1])
-        )
-    elif kind == "type":
-        model.graph.input[0].type.tensor_type.elem_type = 99
-    elif kind == "unmade":
-        model.graph.node[0].input[0] = "none"
-    elif kind == "letters":
-        model.graph.node[0].op_type = "Nonsense?"
-    elif kind == "external":
-        tensor = helper.make_tensor("secret", onnx.TensorProto.UINT8, [1], b"x", raw=True)
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        model.graph.initializer.append(tensor)
-    raw = model.SerializeToString().replace(b"Nonsense?", b"Nonsense\xb2")
-    raw = b"\xff\xff\xff" if kind == "bytes" else raw
+    path = folder / "segment0.host"
+    raw = encode(change(decode(path.read_bytes())))
     path.write_bytes(raw)
-    manifest["segments"][index] |= {"sha256": "new", "bytes": len(raw)}
+    manifest["segments"][0] |= {"sha256": "new", "bytes": len(raw)}
     write(folder, manifest)
-    wanted = {
-        "bytes": "is no valid ONNX model (",
-        "letters": "is no valid ONNX model (",  # onnx raises two errors here, by its build
-        "sequence": "'none' of the host's part 'host0' is made by nothing",
-        "untyped": "of the host's part 'host0' is no tensor",
-        "external": "keeps data in another file",
-        "type": "has a type that ONNX does not have",
-        "unmade": "is no valid ONNX model (Nodes in a graph must be topologically sorted",
-    }
-    assert wanted[kind] in refusal(folder)
+    assert wanted in refusal(folder)
+
+
+def test_bytes_that_are_no_network(folder: Path) -> None:
+    manifest = manifest_of(folder)
+    (folder / "segment0.host").write_bytes(b"\xff\xff\xff")
+    manifest["segments"][0] |= {"sha256": "new", "bytes": 3}
+    write(folder, manifest)
+    assert "segment0.host: " in refusal(folder)
 
 
 def test_a_pipe_instead_of_a_file(folder: Path) -> None:
-    (folder / "segment0.onnx").unlink()
-    os.mkfifo(folder / "segment0.onnx")
-    assert "segment0.onnx is not a regular file" in refusal(folder)
+    (folder / "segment0.host").unlink()
+    os.mkfifo(folder / "segment0.host")
+    assert "segment0.host is not a regular file" in refusal(folder)
 
 
 STRANGE = [

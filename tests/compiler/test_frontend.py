@@ -11,8 +11,8 @@ from support import qdq_models
 from support.graph_runs import device_ops, on_host, run_graph
 
 from weft.compiler.frontend import import_model
+from weft.compiler.host.segments import from_buffer, to_buffer
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, HostSegment, Pool, Rescale, dump
-from weft.compiler.onnx.host import from_buffer, to_buffer
 
 
 def run_onnxruntime(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -27,8 +27,9 @@ from oracle import layers, session
 
 import weft
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.host.segments import run_host
 from weft.compiler.ir.graph import CompileError, HostSegment
-from weft.compiler.onnx.host import run_host
+from weft.compiler.onnx.reader import network_of
 from weft.hdl.isa.config import Config
 
 NEAR = 2.0**-8
@@ -114,7 +115,7 @@ def _chained(
         name = layer.graph.output[0].name
         inputs = {item.name: values[item.name] for item in layer.graph.input}
         if layer.graph.node[-1].name in on_host:
-            segment = HostSegment(name, layer.SerializeToString(), tuple(inputs), (name,), ())
+            segment = HostSegment(name, network_of(layer), ())
             values[name] = run_host(segment, inputs)[name]
         else:
             values[name] = np.asarray(weft.compile(layer, config).run(inputs).outputs[name])

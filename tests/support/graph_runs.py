@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.host.segments import from_buffer, run_host, to_buffer
 from weft.compiler.ir.graph import DeviceSegment, Graph, HostSegment, sources
 from weft.compiler.ir.microops import run_ops
-from weft.compiler.onnx.host import from_buffer, run_host, to_buffer
 
 
 def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -82,6 +82,14 @@ def test_folders_of_a_room_have_no_cycle(room: str) -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+def test_onnx_ends_at_our_network() -> None:
+    """The reader knows ONNX's files, and what evaluates operators on the host writes models for others to run."""
+    paths = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "compiler"]
+    found = {path for path in paths if any(within(name, ("onnx",)) for name in imports(path.read_text()))}
+    host = {ROOT / f"compiler/host/{name}.py" for name in ("evaluate", "onnx_model", "reference")}
+    assert found == {ROOT / "compiler/onnx/reader.py", *host}
+
+
 def test_tests_import_rooms_through_weft() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         bare = {name for name in imports(path.read_text()) if name.split(".")[0] in ROOMS}

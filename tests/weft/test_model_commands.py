@@ -177,7 +177,7 @@ OVERWRITES = [
     ["trace", "program", "-o", "new", "--svg", "./new"],
     ["tune", "digits.onnx", "--config", "own.json", "-o", "own.json"],
     ["tune", "digits.onnx", "-o", "linked.onnx"],
-    ["compile", "segment0.onnx", "-o", "."],
+    ["compile", "segment0.host", "-o", "."],
     ["compile", "digits.onnx", "--config", "program.json", "-o", "."],
     ["verilog", "--config", "own.json", "-o", "own.v"],
     ["demo", "--config", "weft.json", "--keep", "."],
@@ -193,7 +193,7 @@ def test_what_is_read_is_never_overwritten(folder: Path, capsys: pytest.CaptureF
         Path(link).symlink_to("digit.npz")
     Path("hard.npz").hardlink_to("digit.npz")
     Path("linked.onnx").symlink_to("digits.onnx")
-    os.rename("attention.onnx", "segment0.onnx")
+    os.rename("attention.onnx", "segment0.host")
     Path("none.json").unlink()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     names = set(folder.rglob("*"))

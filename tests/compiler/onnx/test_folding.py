@@ -12,10 +12,11 @@ from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
+from weft.compiler.host import evaluate
+from weft.compiler.host.evaluate import EvaluationError
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.onnx import evaluate, folding
-from weft.compiler.onnx.evaluate import EvaluationError
-from weft.compiler.onnx.importer import load
+from weft.compiler.onnx import folding
+from weft.compiler.onnx.model import load
 
 
 def builder() -> Builder:

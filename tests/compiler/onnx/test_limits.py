@@ -7,7 +7,7 @@ import time
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from support import qdq_models
 
 import weft
@@ -23,56 +23,6 @@ def refused(model: onnx.ModelProto) -> str:
         import_model(model)
     assert time.monotonic() - began < 2
     return str(caught.value)
-
-
-def nested(depth: int, calls: int) -> onnx.ModelProto:
-    """A model of `depth` functions of which each calls the next several times."""
-    model = qdq_models.random_conv(np.random.default_rng(0))
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("local", 1)]
-    for index in range(depth):
-        last = index == depth - 1
-        nodes = [
-            helper.make_node(
-                "Relu" if last else f"f{index + 1}",
-                [f"a{at}"],
-                [f"a{at + 1}"],
-                domain="" if last else "local",
-            )
-            for at in range(calls)
-        ]
-        model.functions.append(
-            helper.make_function("local", f"f{index}", ["a0"], [f"a{calls}"], nodes, opsets)
-        )
-    model.opset_import.append(helper.make_opsetid("local", 1))
-    model.graph.node.append(helper.make_node("f0", [model.graph.output[0].name], ["end"], domain="local"))
-    model.graph.output[0].name = "end"
-    return model
-
-
-def test_functions_that_double() -> None:
-    assert import_model(nested(5, 2)).placement
-    assert refused(nested(30, 2)) == (
-        "the model has 1,073,741,832 nodes with its functions written out; weft takes up to 200,000"
-    )
-
-
-def test_functions_in_a_circle() -> None:
-    model = nested(3, 1)
-    model.functions[2].node[0].op_type, model.functions[2].node[0].domain = "f1", "local"
-    assert refused(model) == "the model's function 'f1' calls itself; ONNX does not allow that"
-
-
-def test_functions_in_a_circle_through_a_branch() -> None:
-    model = nested(2, 1)
-    call = helper.make_node("f0", ["a0"], ["b"], domain="local")
-    inner = helper.make_graph([call], "g", [], [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)])
-    node = helper.make_node("If", ["a0"], ["a1"], then_branch=inner, else_branch=inner)
-    model.functions[1].node[0].CopyFrom(node)
-    assert "calls itself" in refused(model)
-
-
-def test_functions_that_are_deep() -> None:
-    assert refused(nested(500, 1)) == "the model's functions call each other more than 100 deep"
 
 
 def image(shape: tuple[int, ...], op: str = "Relu", **attributes: object) -> onnx.ModelProto:

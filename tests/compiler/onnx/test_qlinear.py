@@ -11,7 +11,9 @@ from onnx import helper, numpy_helper
 
 import weft
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network_file import encode
 from weft.compiler.onnx.qlinear import expand_qlinear
+from weft.compiler.onnx.reader import network_of
 
 
 def model(
@@ -107,16 +109,16 @@ def test_report_keeps_the_nodes_name() -> None:
     assert {row[2] for row in rows} == {"device"}
 
 
-def test_model_is_left_alone_and_names_stay_unique() -> None:
+def test_network_is_left_alone_and_names_stay_unique() -> None:
     proto = model("QLinearConv", (1, 2, 3, 3), (1, 5, 1, 1), constants_1x1())
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "y/float"))
-    before = proto.SerializeToString()
-    expanded = expand_qlinear(proto)
-    assert proto.SerializeToString() == before
-    made = [name for node in expanded.graph.node for name in node.output]
-    made += [tensor.name for tensor in expanded.graph.initializer]
+    network = network_of(proto)
+    before = encode(network)
+    expanded = expand_qlinear(network)
+    assert encode(network) == before
+    made = [*(name for node in expanded.nodes for name in node.outputs), *expanded.constants]
     assert len(made) == len(set(made))
-    assert [node.op_type for node in expanded.graph.node] == [
+    assert [node.op for node in expanded.nodes] == [
         *["DequantizeLinear"] * 3,
         "Conv",
         "QuantizeLinear",
@@ -169,6 +171,6 @@ def test_what_cannot_be_written_in_qdq_form_stays(what: str) -> None:
         (given,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
         proto.graph.initializer.remove(given)
         proto.graph.input.append(helper.make_tensor_value_info(name, given.data_type, given.dims))
-    assert [node.op_type for node in expand_qlinear(proto).graph.node] == ["QLinearConv"]
+    assert [node.op for node in expand_qlinear(network_of(proto)).nodes] == ["QLinearConv"]
     with pytest.raises(CompileError, match=r"^the model uses QLinearConv; weft reads the QDQ format"):
         weft.compile(proto)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from weft.compiler.host import evaluate, segments
+from weft.compiler.host.segments import from_buffer, run_host, to_buffer
 from weft.compiler.ir.graph import Buffer, CompileError, HostSegment, Transfer
-from weft.compiler.onnx import evaluate, host
-from weft.compiler.onnx.host import from_buffer, prepare, run_host, to_buffer
+from weft.compiler.ir.network import Type
+from weft.compiler.onnx.reader import network_of
 
 
 def segment(op: str, shape: tuple[int, ...] = (2, 3)) -> HostSegment:
@@ -23,7 +24,7 @@ def segment(op: str, shape: tuple[int, ...] = (2, 3)) -> HostSegment:
         [value("y", TensorProto.FLOAT, shape)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return HostSegment("host0", model.SerializeToString(), ("x",), ("y",), (("only", op, "because"),))
+    return HostSegment("host0", network_of(model), (("only", op, "because"),))
 
 
 def test_run_host_takes_what_it_reads() -> None:
@@ -41,41 +42,33 @@ def test_failure_names_segment_and_operators() -> None:
     [
         (
             "Relu",
-            TensorProto.FLOAT,
+            "float32",
             (2, 4),
             "float32 of shape (2, 3); by the model it is float32 of shape (2, 4)",
         ),
         (
             "Relu",
-            TensorProto.FLOAT16,
+            "float16",
             (2, 3),
             "float32 of shape (2, 3); by the model it is float16 of shape (2, 3)",
         ),
-        ("Size", TensorProto.INT64, (1,), "int64 of shape (); by the model it is int64 of shape (1,)"),
+        ("Size", "int64", (1,), "int64 of shape (); by the model it is int64 of shape (1,)"),
     ],
 )
 @pytest.mark.parametrize("installed", [True, False])
 def test_what_is_not_as_the_model_says(
-    op: str, kind: int, shape: tuple[int, ...], wrong: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+    op: str, kind: str, shape: tuple[int, ...], wrong: str, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The evaluator is not trusted: what it returns is compared with the model's types and shapes."""
     part = segment(op)
-    proto = onnx.load_from_string(part.model)
-    del proto.graph.output[:]
-    proto.graph.output.append(helper.make_tensor_value_info("y", kind, shape))
-    part = dataclasses.replace(part, model=proto.SerializeToString())
+    types = {**part.network.types, "y": Type(kind, shape)}
+    part = dataclasses.replace(part, network=dataclasses.replace(part.network, types=types))
     if not installed:
         monkeypatch.setattr(evaluate, "runtime", lambda: None)
-        host._evaluator.cache_clear()
+        segments._evaluator.cache_clear()
     with pytest.raises(CompileError) as caught:
         run_host(part, {"x": np.ones((2, 3), np.float32)})
     assert str(caught.value) == f"host0 ({op}) gives 'y' on the host as {wrong}"
-
-
-def test_model_that_is_none() -> None:
-    part = dataclasses.replace(segment("Relu"), model=b"this is no model")
-    with pytest.raises(CompileError, match=r"^host0 \(Relu\) holds no ONNX model; compile the model again$"):
-        prepare(part)
 
 
 @pytest.mark.parametrize("opset", [10, 13, 18, 19, 21])
@@ -95,7 +88,7 @@ def test_dequantize_linear_of_every_opset(opset: int) -> None:
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    segment = HostSegment("host0", model.SerializeToString(), ("x",), ("y",), (("only", "D", "because"),))
+    segment = HostSegment("host0", network_of(model), (("only", "D", "because"),))
     y = run_host(segment, {"x": np.array([[-128, 1], [127, -2]], np.int8)})["y"]
     assert y.tolist() == [[-64.5, 0.0], [258.0, 0.0] if each else [63.0, -1.5]]
 

@@ -1,6 +1,6 @@
 """Operators that the ONNX reference implementation computes wrongly, or only for some versions or shapes.
 
-Each class takes the place of the reference implementation's; `tests/compiler/onnx/test_evaluate.py` compares both with
+Each class takes the place of the reference implementation's; `tests/compiler/host/test_evaluate.py` compares both with
 ONNX Runtime over random models.
 """
 
@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import onnx
-from onnx import helper
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_batch_normalization import BatchNormalization_14
 from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 from onnx.reference.ops.op_quantize_linear import QuantizeLinear_25
 
+from weft.compiler.ir.network import Node
 from weft.compiler.ir.windows import Axis, axes
 
 _NORMALISED_ALIKE = (7, 14)
@@ -246,16 +245,15 @@ def replacements(opset: int) -> list[type[OpRun]]:
     return given
 
 
-def mistaken(node: onnx.NodeProto, opset: int) -> bool:
+def mistaken(node: Node, opset: int) -> bool:
     """Whether the reference implementation is known to give wrong results for nodes like this one."""
-    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    if node.op_type in ("LSTM", "GRU", "RNN"):
-        return len(node.input) > 4 and bool(node.input[4])  # lengths of sequences
-    if node.op_type == "Resize":
-        mode = attributes.get("coordinate_transformation_mode", b"half_pixel")
-        return mode not in (b"half_pixel", b"asymmetric", b"align_corners")
-    if node.op_type == "BatchNormalization":
-        return opset < _NORMALISED_ALIKE[0] or attributes.get("spatial", 1) != 1
-    if node.op_type == "LpNormalization":
-        return attributes.get("p", 2) == 1  # of absolute values
-    return node.op_type in ("ConvTranspose", "RoiAlign")
+    if node.operator in ("LSTM", "GRU", "RNN"):
+        return bool(node.input(4))  # lengths of sequences
+    if node.operator == "Resize":
+        mode = node.attributes.get("coordinate_transformation_mode", "half_pixel")
+        return mode not in ("half_pixel", "asymmetric", "align_corners")
+    if node.operator == "BatchNormalization":
+        return opset < _NORMALISED_ALIKE[0] or node.attributes.get("spatial", 1) != 1
+    if node.operator == "LpNormalization":
+        return node.attributes.get("p", 2) == 1  # of absolute values
+    return node.operator in ("ConvTranspose", "RoiAlign")

@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import helper
 
+from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.graph import CompileError, HostSegment, Transfer
-from weft.compiler.onnx.evaluate import EvaluationError, Evaluator
+from weft.compiler.ir.network import dtype_of
 
-Signature = tuple[np.dtype[Any], tuple[int, ...]]
-"""Type and shape of a value."""
-
-
-@lru_cache(maxsize=64)
-def _evaluator(model: bytes) -> tuple[Evaluator, dict[str, Signature]]:
-    proto = onnx.load_from_string(model)
-    return Evaluator(proto), {value.name: _signature(value) for value in proto.graph.output}
+_evaluator = lru_cache(maxsize=64)(Evaluator)
+"""The evaluator of a network, kept for the next run."""
 
 
-def _signature(value: onnx.ValueInfoProto) -> Signature:
-    tensor = value.type.tensor_type
-    return helper.tensor_dtype_to_np_dtype(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
-
-
-def prepare(segment: HostSegment) -> tuple[Evaluator, dict[str, Signature]]:
-    """What evaluates a host segment, and the types and shapes of its outputs.
+def prepare(segment: HostSegment) -> Evaluator:
+    """What evaluates a host segment.
 
     Raises
     ------
     CompileError
-        If there is an operator that the host cannot evaluate, or no model. That of a file is the segment's:
-        `weft.compiler.artefact_verify` has seen to it.
+        If there is an operator that the host cannot evaluate.
     """
     try:
-        evaluator, signatures = _evaluator(segment.model)
+        return _evaluator(segment.network)
     except EvaluationError as error:
         raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
-    except (DecodeError, KeyError):
-        raise CompileError(f"{_what(segment)} holds no ONNX model; compile the model again") from None
-    return evaluator, signatures
 
 
 def _what(segment: HostSegment) -> str:
@@ -52,7 +34,7 @@ def _what(segment: HostSegment) -> str:
 
 
 def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Evaluate a host segment (`weft.compiler.onnx.evaluate`).
+    """Evaluate a host segment (`weft.compiler.host.evaluate`).
 
     `values` must hold at least the segment's inputs; the result holds its outputs.
 
@@ -62,14 +44,16 @@ def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, n
         If an operator fails, or gives another type or shape than the model says; the message names the segment's
         operators.
     """
-    evaluator, signatures = prepare(segment)
+    evaluator = prepare(segment)
     try:
         results = evaluator.run({name: values[name] for name in segment.inputs})
     except EvaluationError as error:
         raise CompileError(f"{_what(segment)} cannot be evaluated on the host: {error}") from None
     made = {name: np.asarray(value) for name, value in zip(segment.outputs, results, strict=True)}
     for name, value in made.items():
-        dtype, shape = signatures[name]
+        known = segment.network.type_of(name)
+        assert known is not None
+        dtype, shape = dtype_of(known.dtype), known.shape
         textual = value.dtype.kind in "OSU" and dtype.kind in "OSU"
         if value.shape != shape or not (value.dtype == dtype or textual):
             raise CompileError(

@@ -1,8 +1,6 @@
-"""Every way a model can be refused, with the whole message; and what loading simplifies."""
+"""What loading refuses of a model that could be read, with the whole message; and what it simplifies."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,33 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import qdq_models
 from support.graph_runs import run_graph
+from support.small_models import fails, float_model, small
 
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError
-from weft.compiler.onnx.importer import HOW_TO_QUANTISE, load
-
-
-def fails(source: str | Path | onnx.ModelProto) -> str:
-    with pytest.raises(CompileError) as caught:
-        import_model(source)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def small(seed: int = 0, channels: int = 3) -> onnx.ModelProto:
-    """input -> Q -> DQ -> Conv -> Q -> DQ -> output."""
-    builder = qdq_models.Builder(np.random.default_rng(seed))
-    return builder.finish(builder.conv(builder.input((1, channels, 6, 6)), 4))
-
-
-def float_model(op: str = "Relu", shape: tuple[int | str, ...] = (1, 4), **options: str) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [helper.make_node(op, ["x"], ["y"], name="only", **options)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+from weft.compiler.onnx.model import HOW_TO_QUANTISE, load
 
 
 def replace_constant(model: onnx.ModelProto, node: str, index: int, value: np.ndarray) -> onnx.ModelProto:
@@ -46,49 +21,6 @@ def replace_constant(model: onnx.ModelProto, node: str, index: int, value: np.nd
     model.graph.initializer.append(numpy_helper.from_array(value, "replaced"))
     target.input[index] = "replaced"
     return model
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    path = tmp_path / "none.onnx"
-    assert fails(path) == f"cannot read model {path}: No such file or directory"
-
-
-def test_directory(tmp_path: Path) -> None:
-    assert fails(tmp_path) == f"cannot read model {tmp_path}: it is a directory"
-
-
-def test_text_file(tmp_path: Path) -> None:
-    path = tmp_path / "text.onnx"
-    path.write_text("this is no model at all")
-    assert fails(str(path)).startswith(f"{path} is not an ONNX model or is truncated: ")
-
-
-def test_truncated_file(tmp_path: Path) -> None:
-    path = tmp_path / "cut.onnx"
-    payload = small().SerializeToString()
-    path.write_bytes(payload[: len(payload) // 2])
-    assert fails(path).startswith(f"{path} is not an ONNX model or is truncated: ")
-
-
-def test_empty_file(tmp_path: Path) -> None:
-    path = tmp_path / "empty.onnx"
-    path.write_bytes(b"")
-    assert fails(path) == "the model holds no graph with operators: the file is empty, truncated or not ONNX"
-
-
-def test_missing_external_data(tmp_path: Path) -> None:
-    path = tmp_path / "external.onnx"
-    onnx.save(small(channels=64), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    (tmp_path / "weights.bin").unlink()
-    message = fails(path)
-    assert str(path) in message
-    assert "weights.bin" in message
-
-
-def test_graph_without_outputs() -> None:
-    model = small()
-    del model.graph.output[:]
-    assert fails(model) == "the model's graph has no outputs"
 
 
 def test_float_model() -> None:
@@ -105,63 +37,6 @@ def test_qoperator_model() -> None:
         "the model uses DynamicQuantizeLinear; weft reads the QDQ format (QuantizeLinear and DequantizeLinear "
         f"around float operators): {HOW_TO_QUANTISE}"
     )
-
-
-@pytest.mark.parametrize(("dim", "what"), [("batch", "'batch'"), (None, "no fixed size")])
-def test_dynamic_dimension(dim: str | None, what: str) -> None:
-    assert fails(float_model(shape=(1, dim))) == (
-        f"input 'x' has a dynamic dimension 1 ({what}); fix it to a number, for example with "
-        "python -m onnxruntime.tools.make_dynamic_shape_fixed (--dim_param, --dim_value)"
-    )
-
-
-def test_input_without_shape() -> None:
-    model = float_model()
-    model.graph.input[0].type.tensor_type.ClearField("shape")
-    assert fails(model) == "input 'x' has no shape; export the model with static shapes"
-
-
-def test_input_that_is_no_tensor() -> None:
-    model = float_model()
-    model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
-    assert fails(model) == "input 'x' is not a tensor"
-
-
-def test_operator_unknown_to_onnx() -> None:
-    assert (
-        fails(float_model("Frobnicate"))
-        == "node 'only' uses operator 'Frobnicate', which ONNX opset 21 does not define"
-    )
-
-
-@pytest.mark.parametrize(
-    ("op", "name"), [("Relu", "alpha"), ("LayerNormalization", "alpha"), ("Gelu", "axis")]
-)
-def test_attribute_unknown_to_onnx(op: str, name: str) -> None:
-    assert fails(float_model(op, **{name: "1"})) == (
-        f"node 'only' has attribute {name!r}, which ONNX opset 21 does not define for {op}"
-    )
-
-
-def test_operator_of_a_later_opset() -> None:
-    model = float_model("Gelu")
-    model.opset_import[0].version = 19
-    assert fails(model) == "node 'only' uses operator 'Gelu', which ONNX opset 19 does not define"
-
-
-def test_invalid_model() -> None:
-    model = small()
-    model.graph.node[1].input[0] = "nobody"
-    message = fails(model)
-    assert message.startswith("the model is not valid ONNX: ")
-    assert "nobody" in message
-
-
-def test_output_without_a_type() -> None:
-    """Shape inference would fill it in."""
-    model = small()
-    model.graph.output[0].ClearField("type")
-    assert fails(model) == f"output {model.graph.output[0].name!r} has no type"
 
 
 def test_shape_that_depends_on_data() -> None:
@@ -331,55 +206,9 @@ def test_dead_nodes_are_dropped() -> None:
     assert "Relu" not in {node.op for node in load(model).nodes}
 
 
-def test_local_functions_are_inlined() -> None:
-    model = small()
-    last = model.graph.node[-1].output[0]
-    body = [helper.make_node("Relu", ["a"], ["b"])]
-    opset = [helper.make_opsetid("", 21)]
-    model.functions.append(helper.make_function("local", "Twice", ["a"], ["b"], body, opset))
-    model.opset_import.append(helper.make_opsetid("local", 1))
-    model.graph.node.append(helper.make_node("Twice", [last], ["final"], domain="local"))
-    model.graph.output[0].name = "final"
-    assert "Relu" in {node.op for node in load(model).nodes}
-
-
 def test_names_are_made_unique() -> None:
     model = small()
     for node in model.graph.node:
         node.name = "same"
     names = [node.name for node in load(model).nodes]
     assert len(set(names)) == len(names)
-
-
-def test_damaged_name(tmp_path: Path) -> None:
-    path = tmp_path / "damaged.onnx"
-    path.write_bytes(small().SerializeToString().replace(b"Conv", b"Con\xff"))
-    assert fails(path) == "the model is damaged: it holds the name b'Con\\xff', which is not UTF-8 text"
-
-
-def test_impossible_opset() -> None:
-    model = small()
-    model.opset_import[0].version = 1 << 40
-    newest = onnx.defs.onnx_opset_version()
-    assert fails(model) == (
-        f"the model asks for version 1099511627776 of operator set ''; versions 1 to {newest} are known"
-    )
-
-
-@pytest.mark.parametrize("seed", range(150))
-def test_damaged_file_is_refused_or_read(seed: int, tmp_path: Path) -> None:
-    """Whatever happens to a file, the answer is one sentence or a graph."""
-    rng = np.random.default_rng(seed)
-    payload = bytearray(small(seed % 7).SerializeToString())
-    if seed % 3 == 0:
-        del payload[int(rng.integers(len(payload))) :]
-    for _ in range(seed % 3):
-        payload[int(rng.integers(len(payload)))] = int(rng.integers(256))
-    path = tmp_path / "damaged.onnx"
-    path.write_bytes(payload)
-    message = ""
-    try:
-        import_model(path)
-    except CompileError as error:
-        message = str(error)
-    assert "\n" not in message

@@ -1,0 +1,248 @@
+"""Evaluating ONNX operators on the host: with ONNX Runtime where it is installed, else with the onnx package.
+
+The onnx package's reference implementation is wrong for a few operators. Some are mended in
+`weft.compiler.host.reference`; the others are refused where ONNX Runtime is not installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from weft.compiler.host.onnx_model import STANDARD, NetworkError, first_line, model_of
+from weft.compiler.host.reference import mistaken, replacements
+from weft.compiler.ir.network import Network, Node, Type
+from weft.hdl.errors import WeftError
+
+HOW_TO_INSTALL = "install ONNX Runtime (pip install 'weft[host]')"
+_NATIVE = frozenset({
+    "float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+})  # fmt: skip
+"""Types that ONNX Runtime takes from numpy and gives to it."""
+_OURS = ("MaxPool", "AveragePool", "LpPool", "LRN", "MaxUnpool")
+"""Operators that ONNX Runtime lets depart from ONNX: pools with dilations and auto_pad, LRN of even size, MaxUnpool."""
+
+Feeds = dict[str, np.ndarray]
+Run = Callable[[Feeds], list[Any]]
+
+
+class EvaluationError(WeftError, RuntimeError):
+    """An operator that cannot be evaluated on the host, or not for these values; one sentence."""
+
+
+@functools.cache
+def runtime() -> ModuleType | None:
+    """ONNX Runtime, None if it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    return onnxruntime
+
+
+Part = tuple[tuple[str, ...], tuple[str, ...], Run]
+"""What a part of a network reads, what it makes, and how."""
+
+
+class Evaluator:
+    """A network that the host runs.
+
+    Parameters
+    ----------
+    network : Network
+        The types of its inputs must be known, those of values in between should.
+
+    Raises
+    ------
+    EvaluationError
+        If there is an operator that nothing here computes, or not with certainty.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._outputs, self._constants = network.outputs, network.constants
+        groups = itertools.groupby(network.nodes, lambda node: _by_runtime(node, network))
+        self._parts = [part for kind, run in groups for part in _prepared(network, tuple(run), kind)]
+
+    def run(self, feeds: Feeds) -> list[Any]:
+        """The network's outputs in order, for its inputs by name.
+
+        Raises
+        ------
+        EvaluationError
+            If an operator fails on these values.
+        """
+        values = {**self._constants, **feeds}
+        for reads, gives, part in self._parts:
+            values.update(zip(gives, part({name: values[name] for name in reads}), strict=True))
+        return [values[name] for name in self._outputs]
+
+
+def _by_runtime(node: Node, network: Network) -> bool:
+    """Whether ONNX Runtime is to compute a node."""
+    if node.domain not in STANDARD:
+        return True
+    if runtime() is None or node.operator in _OURS or _departs(node):
+        return False
+    types = (network.type_of(name) for name in (*node.inputs, *node.outputs))
+    return all(known is None or known.dtype in _NATIVE for known in types)
+
+
+def _departs(node: Node) -> bool:
+    """Whether ONNX Runtime gives other values than ONNX's own tests of an operator ask for."""
+    if node.operator == "Attention":
+        return len(node.outputs) > 3  # the scores
+    mode = node.attributes.get("coordinate_transformation_mode")
+    return node.operator == "Resize" and mode == "align_corners"
+
+
+def _prepared(network: Network, run: tuple[Node, ...], by_runtime: bool) -> list[Part]:
+    """How a run of nodes is evaluated: as a whole, or in parts if ONNX Runtime does not have all of them."""
+    part = _part(network, run)
+    session = _session(part) if by_runtime else None
+    if by_runtime and session is None and len(run) > 1:
+        middle = len(run) // 2
+        return [*_prepared(network, run[:middle], True), *_prepared(network, run[middle:], True)]
+    return [(part.inputs, part.outputs, session or _reference(part))]
+
+
+def _part(network: Network, run: tuple[Node, ...]) -> Network:
+    """The nodes of a run with what others read of them; the network itself if these are all."""
+    if len(run) == len(network.nodes):
+        return network
+    inside = {id(node) for node in run}
+    rest = (name for node in network.nodes if id(node) not in inside for name in node.reads)
+    wanted = {*network.outputs, *rest}
+    return network.part(run, [name for node in run for name in node.outputs if name in wanted])
+
+
+def _open(model: onnx.ModelProto) -> Any:
+    """A session that computes what the model says and nothing else: no fused operators, no saturating products."""
+    onnxruntime = runtime()
+    assert onnxruntime is not None
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.log_severity_level = 4
+    # Without it products of uint8 and int8 saturate at 16 bits on processors without VNNI.
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def _session(network: Network) -> Run | None:
+    """A run by ONNX Runtime, None if it is not installed or does not have one of the operators."""
+    onnxruntime = runtime()
+    if onnxruntime is None:
+        return None
+    try:
+        session = _open(_model(network))
+    except EvaluationError:
+        raise
+    except Exception:  # of many types, none of which it documents
+        return None
+    quiet = onnxruntime.RunOptions()
+    quiet.log_severity_level = 4
+
+    def run(feeds: Feeds) -> list[Any]:
+        try:
+            return session.run(None, feeds, quiet)
+        except Exception as error:
+            return _second(network, error)(feeds)
+
+    return run
+
+
+def foreign_types(network: Network) -> dict[str, Type]:
+    """Types and shapes of what operators make that ONNX does not define, by ONNX Runtime.
+
+    Raises
+    ------
+    EvaluationError
+        If ONNX Runtime is not installed, or does not have one of them.
+    """
+    foreign = [node for node in network.nodes if node.domain not in STANDARD]
+    if not foreign:
+        return {}
+    what = f"node {foreign[0].name!r} uses operator {foreign[0].operator!r} of domain {foreign[0].domain!r}"
+    if runtime() is None:
+        raise EvaluationError(f"{what}, which is not part of ONNX: {HOW_TO_INSTALL}, which may have it")
+    asked = _model(network)
+    del asked.graph.output[:]
+    names = [name for node in foreign for name in node.outputs if name]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    try:
+        outputs = _open(asked).get_outputs()
+    except Exception as error:
+        raise EvaluationError(
+            f"{what}, which is not part of ONNX, and ONNX Runtime does not take it: {first_line(error)}"
+        ) from None
+    return {item.name: _type(item) for item in outputs if item.type in _NAMES}
+
+
+def _type(output: Any) -> Type:
+    return Type(_NAMES[output.type], tuple(size if isinstance(size, int) else None for size in output.shape))
+
+
+_NAMES = {
+    f"tensor({name})": dtype
+    for name, dtype in (
+        ("float", "float32"), ("double", "float64"), ("float16", "float16"), ("bool", "bool"), ("string", "object"),
+        ("int8", "int8"), ("int16", "int16"), ("int32", "int32"), ("int64", "int64"), ("uint8", "uint8"),
+        ("uint16", "uint16"), ("uint32", "uint32"), ("uint64", "uint64"), ("bfloat16", "bfloat16"),
+    )
+}  # fmt: skip
+"""Types by what ONNX Runtime calls them."""
+
+
+def _model(network: Network) -> onnx.ModelProto:
+    try:
+        return model_of(network)
+    except NetworkError as error:
+        raise EvaluationError(str(error)) from None
+
+
+def _second(network: Network, error: Exception) -> Run:
+    """What is left where ONNX Runtime fails; its own `error` is the better one to show."""
+    try:
+        return _reference(network)
+    except EvaluationError:
+        raise EvaluationError(first_line(error)) from None
+
+
+def _reference(network: Network) -> Run:
+    opset = network.opset
+    for node in network.nodes:
+        if node.domain not in STANDARD:
+            remedy = (
+                HOW_TO_INSTALL if runtime() is None else "ONNX Runtime does not have it; export without it"
+            )
+            raise EvaluationError(
+                f"operator {node.operator!r} of domain {node.domain!r} is not part of ONNX: {remedy}"
+            )
+        if mistaken(node, opset):
+            raise EvaluationError(
+                f"the onnx package's {node.operator} is not right in all cases: {HOW_TO_INSTALL}"
+            )
+    model = _model(network)
+    try:
+        evaluator = ReferenceEvaluator(model, new_ops=replacements(opset))
+    except Exception as error:  # it raises anything
+        raise EvaluationError(first_line(error)) from None
+
+    def run(feeds: Feeds) -> list[Any]:
+        try:
+            with np.errstate(all="ignore"):
+                return list(evaluator.run(None, feeds))
+        except Exception as error:
+            raise EvaluationError(first_line(error)) from None
+
+    return run

@@ -1,0 +1,131 @@
+"""A neural network as graph of operators, in no file format: what readers make, and what the front end works on.
+
+Operators have ONNX's names and meanings. Readers of other formats express theirs in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = (
+    "bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64",
+    "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+    "object",
+)  # fmt: skip
+"""Names of the element types that values may have, as numpy or ml_dtypes call them; "object" holds strings."""
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The element type of a name in `DTYPES`."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+class Type(NamedTuple):
+    """Of a value: its element type, one of `DTYPES`, and its shape; None stands for what is not known."""
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+def type_of(value: np.ndarray) -> Type:
+    return Type("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operator: `operator` of the operator set `domain`, of which "" is ONNX's own.
+
+    `inputs` has "" for inputs that are left out. `attributes` are what it is told beside them: int, float, str (bytes
+    for text that is not UTF-8), ndarray, `Network` for a subgraph, or a tuple of one of these. `index` is its place in
+    the whole model.
+    """
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    name: str = ""
+    index: int = 0
+
+    @property
+    def op(self) -> str:
+        """The operator with the domain in front if it is not ONNX's own: "com.microsoft.Attention" is another."""
+        return f"{self.domain}.{self.operator}" if self.domain else self.operator
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return f"node {self.name!r} ({self.op})"
+
+    def input(self, index: int) -> str:
+        """The name of an input, "" if it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All values that it reads, those that only its subgraphs read included; each once."""
+        inside = (name for graph in self.subgraphs for name in graph.captured)
+        return tuple(dict.fromkeys((*(name for name in self.inputs if name), *inside)))
+
+    @property
+    def subgraphs(self) -> Iterator[Network]:
+        """The bodies and branches of an operator of control flow."""
+        for value in self.attributes.values():
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, Network):
+                    yield item
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Operators in topological order.
+
+    `types` has those of values as far as they are known, constants left out, and `opsets` the version of each
+    operator set. Subgraphs have no `opsets`: they are those of the network around them.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: Mapping[str, Type]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    opsets: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators."""
+        return self.opsets.get("", 1)
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """Of a subgraph: the values that it reads from around it."""
+        own = {*self.inputs, *self.constants, *(name for node in self.nodes for name in node.outputs)}
+        read = (*(name for node in self.nodes for name in node.reads), *self.outputs)
+        return tuple(name for name in dict.fromkeys(read) if name not in own)
+
+    def type_of(self, name: str) -> Type | None:
+        """Of a value or a constant."""
+        constant = self.constants.get(name)
+        return self.types.get(name) if constant is None else type_of(constant)
+
+    def part(self, nodes: Iterable[Node], outputs: Iterable[str]) -> Network:
+        """Some of the nodes as a network of their own, which makes `outputs`; inputs are in the order of reading."""
+        nodes, outputs = tuple(nodes), tuple(outputs)
+        made = {name for node in nodes for name in node.outputs}
+        read = dict.fromkeys((*(name for node in nodes for name in node.reads), *outputs))
+        outer = [name for name in read if name not in made]
+        return Network(
+            nodes,
+            tuple(name for name in outer if name not in self.constants),
+            outputs,
+            {name: self.types[name] for name in (*outer, *made) if name in self.types},
+            {name: self.constants[name] for name in outer if name in self.constants},
+            self.opsets,
+        )

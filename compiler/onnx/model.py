@@ -1,0 +1,129 @@
+"""A model to compile: read, checked, with static shapes and folded constants."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network import Network, Node
+from weft.compiler.onnx.folding import Known, resolve
+from weft.compiler.onnx.limits import check_windows
+from weft.compiler.onnx.qlinear import expand_qlinear
+from weft.compiler.onnx.reader import Source, read
+
+HOW_TO_QUANTISE = (
+    "quantise it first, for example with "
+    "onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ)"
+)
+_QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+
+
+@dataclass(eq=False)
+class Model:
+    """A checked model with static shapes.
+
+    `network` has no nodes that were folded into constants, or that nobody reads; `folded` are the former. `shapes` and
+    `dtypes` (numpy names) cover every value, constants included. `softmax` tells whether the device has a softmax unit.
+    """
+
+    network: Network
+    folded: list[Node]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    softmax: bool = True
+    consumers: dict[str, list[Node]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                if name:
+                    self.consumers.setdefault(name, []).append(node)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """In topological order."""
+        return self.network.nodes
+
+    @property
+    def constants(self) -> Mapping[str, np.ndarray]:
+        return self.network.constants
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.network.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.network.outputs
+
+    def users(self, value: str) -> list[Node]:
+        return self.consumers.get(value, [])
+
+
+def load(source: Source) -> Model:
+    """Read, check and simplify a model.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be read (see `weft.compiler.onnx.reader.read`), is not valid, not quantised (no QuantizeLinear or
+        DequantizeLinear in it), or a shape is not known before running.
+    """
+    network = read(source)
+    check_windows(network)
+    network = expand_qlinear(network)
+    _check_quantised(network)
+    return _simplified(resolve(network))
+
+
+def _check_quantised(network: Network) -> None:
+    operators = {node.operator for node in network.nodes}
+    if operators & {"QuantizeLinear", "DequantizeLinear"}:
+        return
+    for name in _QOPERATORS:
+        if name in operators:
+            raise CompileError(
+                f"the model uses {name}; weft reads the QDQ format (QuantizeLinear and DequantizeLinear around "
+                f"float operators): {HOW_TO_QUANTISE}"
+            )
+    raise CompileError(
+        f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
+    )
+
+
+def _simplified(known: Known) -> Model:
+    """The model without nodes that nobody reads; all shapes must be known."""
+    network = known.network
+    alive = _alive(network)
+    for node in alive:
+        _check_static(node, known.shapes)
+    used = (node for name, nodes in known.moved.items() if name in network.constants for node in nodes[:-1])
+    folded = [*known.folded, *(node for node in dict.fromkeys(used) if node not in alive)]
+    inputs = tuple(name for name in network.inputs if name not in network.constants)
+    network = dataclasses.replace(network, nodes=tuple(alive), inputs=inputs)
+    return Model(network, folded, known.shapes, known.dtypes)
+
+
+def _check_static(node: Node, shapes: dict[str, tuple[int, ...]]) -> None:
+    for name in node.outputs:
+        if name and name not in shapes:
+            raise CompileError(
+                f"{node.label} has output {name!r} whose shape is not known before running; weft needs static shapes"
+            )
+        if name and 0 in shapes[name]:
+            raise CompileError(f"{node.label} has empty output {name!r} of shape {shapes[name]}")
+
+
+def _alive(network: Network) -> list[Node]:
+    """Nodes whose results reach an output."""
+    wanted = set(network.outputs)
+    alive = []
+    for node in reversed(network.nodes):
+        if wanted & set(node.outputs):
+            wanted.update(node.reads)
+            alive.append(node)
+    return alive[::-1]

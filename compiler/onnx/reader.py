@@ -1,0 +1,339 @@
+"""ONNX files: the only module that knows their form. It checks them and makes a `weft.compiler.ir.network` of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, helper, numpy_helper
+
+from weft.compiler.host.onnx_model import INVALID, STANDARD, NetworkError, first_line, types_of
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network import Network, Node, Type, type_of
+from weft.compiler.onnx.limits import NODES
+
+Source = str | os.PathLike | bytes | onnx.ModelProto
+"""A model as a path, serialised, or in memory."""
+
+_NEWEST = {
+    "": onnx.defs.onnx_opset_version(),
+    "ai.onnx": onnx.defs.onnx_opset_version(),
+    "ai.onnx.ml": onnx.defs.onnx_ml_opset_version(),
+}
+"""The last version of each operator set that the onnx package defines."""
+_DEPTH = 100
+"""Of calls of functions; each is several of Python's."""
+
+_Function = tuple[str, str, str]
+
+
+def read(source: Source) -> Network:
+    """Read and check a model; functions are written out.
+
+    Raises
+    ------
+    CompileError
+        If it is missing, truncated or not ONNX; not valid; has dynamic shapes; or uses operators that ONNX does not
+        define.
+    """
+    proto = _parsed(source)
+    _check_graph(proto)
+    _check_text(proto)
+    _check_functions(proto)
+    if proto.functions:
+        proto = _inlined(proto)
+    _check_operators(proto.graph.node, proto)
+    _check_inputs(proto)
+    _check_valid(proto)
+    return network_of(proto)
+
+
+def _parsed(source: Source) -> onnx.ModelProto:
+    if isinstance(source, onnx.ModelProto):
+        return source
+    if isinstance(source, bytes):
+        try:
+            return onnx.load_from_string(source)
+        except DecodeError:
+            raise CompileError(f"these {len(source)} bytes are no ONNX model") from None
+    path = Path(source)
+    try:
+        return onnx.load(path)
+    except (DecodeError, ValueError) as error:
+        raise CompileError(f"{path} is not an ONNX model or is truncated: {first_line(error)}") from None
+    except IsADirectoryError:
+        raise CompileError(f"cannot read model {path}: it is a directory") from None
+    except OSError as error:
+        raise CompileError(f"cannot read model {path}: {error.strerror or first_line(error)}") from None
+    except onnx.checker.ValidationError as error:
+        raise CompileError(f"cannot read the external data of model {path}: {first_line(error)}") from None
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise CompileError(f"the model's functions cannot be written out: {first_line(error)}") from None
+
+
+def _check_graph(proto: onnx.ModelProto) -> None:
+    if not proto.opset_import or not proto.graph.node:
+        raise CompileError(
+            "the model holds no graph with operators: the file is empty, truncated or not ONNX"
+        )
+    if not proto.graph.output:
+        raise CompileError("the model's graph has no outputs")
+    for value in proto.graph.output:
+        if value.type.WhichOneof("value") is None:
+            raise CompileError(f"output {value.name!r} has no type")
+    for graph in _graphs(proto.graph):
+        if graph.sparse_initializer:
+            name = graph.sparse_initializer[0].values.name
+            raise CompileError(f"initialiser {name!r} is sparse; export the model with dense ones")
+    for entry in proto.opset_import:
+        newest = _NEWEST.get(entry.domain, (1 << 31) - 1)
+        if not 1 <= entry.version <= newest:
+            raise CompileError(
+                f"the model asks for version {entry.version} of operator set {entry.domain!r}; "
+                f"versions 1 to {newest} are known"
+            )
+
+
+def _check_text(proto: onnx.ModelProto) -> None:
+    """Damaged names come out of protobuf as bytes, which nothing after this expects."""
+    for graph in _graphs(proto.graph):
+        values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+        names: list[str | bytes] = [value.name for value in values]
+        for node in graph.node:
+            names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+            names += [item.name for item in node.attribute]
+        for name in names:
+            if isinstance(name, bytes):
+                raise CompileError(
+                    f"the model is damaged: it holds the name {name!r}, which is not UTF-8 text"
+                )
+
+
+def _check_functions(model: onnx.ModelProto) -> None:
+    """Raise `CompileError` if local functions call each other in a circle, or make more than `NODES` nodes."""
+    bodies = {_key(function): function for function in model.functions}
+    sizes: dict[_Function, int] = {}
+    calls: list[_Function] = []
+
+    def written_out(nodes: Iterable[onnx.NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type, node.overload)
+            total += size(key) if key in bodies else 1
+            total += sum(written_out(graph.node) for graph in _subgraphs(node))
+        return total
+
+    def size(key: _Function) -> int:
+        if key in calls:
+            raise CompileError(f"the model's function {key[1]!r} calls itself; ONNX does not allow that")
+        if key not in sizes:
+            if len(calls) >= _DEPTH:
+                raise CompileError(f"the model's functions call each other more than {_DEPTH} deep")
+            calls.append(key)
+            sizes[key] = written_out(bodies[key].node)
+            calls.pop()
+        return sizes[key]
+
+    total = written_out(model.graph.node)
+    if total > NODES:
+        raise CompileError(
+            f"the model has {total:,} nodes with its functions written out; weft takes up to {NODES:,}"
+        )
+
+
+def _key(function: onnx.FunctionProto) -> _Function:
+    return function.domain, function.name, function.overload
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and the graphs inside it."""
+    yield graph
+    for node in graph.node:
+        for inner in _subgraphs(node):
+            yield from _graphs(inner)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _check_operators(nodes: Iterable[onnx.NodeProto], proto: onnx.ModelProto) -> None:
+    """Operators of ONNX's own domains must be known; those of others are for ONNX Runtime."""
+    versions = {entry.domain: entry.version for entry in proto.opset_import}
+    for index, node in enumerate(nodes):
+        label = f"node {_name(node, index)!r}"
+        domain = _domain(node.domain)
+        if domain not in STANDARD:
+            continue
+        version = versions.get(node.domain, versions.get("", versions.get("ai.onnx", 1)))
+        if not onnx.defs.has(node.op_type, version, domain):
+            raise CompileError(
+                f"{label} uses operator {node.op_type!r}, which ONNX opset {version} does not define"
+            )
+        known = onnx.defs.get_schema(node.op_type, version, domain).attributes
+        for attribute in node.attribute:
+            if attribute.name not in known:
+                raise CompileError(
+                    f"{label} has attribute {attribute.name!r}, which ONNX opset {version} does not define for "
+                    f"{node.op_type}"
+                )
+
+
+def _name(node: onnx.NodeProto, index: int) -> str:
+    return node.name or f"{node.op_type}_{index}"
+
+
+def _domain(name: str) -> str:
+    """ONNX's own operator set has two names."""
+    return "" if name == "ai.onnx" else name
+
+
+def _check_inputs(proto: onnx.ModelProto) -> None:
+    """Every input needs a static shape; initialisers that are listed as inputs (old IR versions) do not count."""
+    initialisers = {tensor.name for tensor in proto.graph.initializer}
+    for value in proto.graph.input:
+        if value.name in initialisers:
+            continue
+        if not value.type.HasField("tensor_type"):
+            raise CompileError(f"input {value.name!r} is not a tensor")
+        if value.type.tensor_type.elem_type == onnx.TensorProto.UNDEFINED:
+            raise CompileError(f"input {value.name!r} has no element type")
+        if not value.type.tensor_type.HasField("shape"):
+            raise CompileError(f"input {value.name!r} has no shape; export the model with static shapes")
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value") or dim.dim_value < 1:
+                what = repr(dim.dim_param) if dim.dim_param else "no fixed size"
+                raise CompileError(
+                    f"input {value.name!r} has a dynamic dimension {axis} ({what}); fix it to a number, for example "
+                    "with python -m onnxruntime.tools.make_dynamic_shape_fixed (--dim_param, --dim_value)"
+                )
+
+
+def _check_valid(proto: onnx.ModelProto) -> None:
+    """Check the model's form by the onnx package, which asks for types of outputs that shape inference will find."""
+    open_ends = [at for at, value in enumerate(proto.graph.output) if not _is_typed(value.type.tensor_type)]
+    if open_ends:
+        proto, given = onnx.ModelProto(), proto
+        proto.CopyFrom(given)
+        for at in open_ends:
+            proto.graph.output[at].type.CopyFrom(helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ()))
+    try:
+        onnx.checker.check_model(proto)
+    except INVALID as error:
+        raise CompileError(f"the model is not valid ONNX: {first_line(error)}") from None
+
+
+def _is_typed(tensor: onnx.TypeProto.Tensor) -> bool:
+    return tensor.HasField("shape") and tensor.elem_type != onnx.TensorProto.UNDEFINED
+
+
+def network_of(proto: onnx.ModelProto) -> Network:
+    """A valid model without functions as a network.
+
+    Raises
+    ------
+    CompileError
+        If a constant or an attribute cannot be read.
+    """
+    opsets: dict[str, int] = {}
+    for entry in proto.opset_import:
+        opsets.setdefault(_domain(entry.domain), int(entry.version))
+    return _network(proto.graph, opsets)
+
+
+def _network(graph: onnx.GraphProto, opsets: dict[str, int]) -> Network:
+    constants = {
+        item.name: _array(item, f"initialiser {item.name!r} cannot be read") for item in graph.initializer
+    }
+    try:
+        types = types_of((*graph.input, *graph.value_info, *graph.output))
+    except NetworkError as error:
+        raise CompileError(f"the model is not valid ONNX: {error}") from None
+    for name in types.keys() & constants.keys():
+        _check_declared(name, types.pop(name), constants[name])
+    return Network(
+        tuple(_node(node, index) for index, node in enumerate(graph.node)),
+        tuple(value.name for value in graph.input if value.name not in constants),
+        tuple(value.name for value in graph.output),
+        types,
+        constants,
+        opsets,
+    )
+
+
+def _check_declared(name: str, declared: Type, value: np.ndarray) -> None:
+    """An initialiser that is also an input, or has a type otherwise, must be of that type."""
+    dtype, shape = type_of(value)
+    assert shape is not None
+    sizes = shape if declared.shape is None else declared.shape
+    agree = len(sizes) == len(shape) and all(
+        one in (None, other) for one, other in zip(sizes, shape, strict=True)
+    )
+    if dtype != declared.dtype or not agree:
+        raise CompileError(
+            f"the model is not valid ONNX: initialiser {name!r} is {dtype} of shape {shape}, but declared as "
+            f"{declared.dtype} of shape {sizes}"
+        )
+
+
+def _node(node: onnx.NodeProto, index: int) -> Node:
+    label = f"node {_name(node, index)!r}"
+    return Node(
+        node.op_type,
+        tuple(node.input),
+        tuple(node.output),
+        {item.name: _attribute(item, label) for item in node.attribute},
+        _domain(node.domain),
+        node.name,
+        index,
+    )
+
+
+def _attribute(item: AttributeProto, label: str) -> Any:
+    if item.ref_attr_name:
+        raise CompileError(
+            f"{label} takes attribute {item.name!r} from {item.ref_attr_name!r} of a function, but is in none"
+        )
+    try:
+        value = helper.get_attribute_value(item)
+    except ValueError:
+        value = None
+    what = f"{label} has attribute {item.name!r}, which cannot be read"
+    return tuple(_plain(part, what) for part in value) if isinstance(value, list) else _plain(value, what)
+
+
+def _plain(value: Any, what: str) -> Any:
+    """One value of an attribute without the protobuf message around it."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, onnx.TensorProto):
+        return _array(value, what)
+    if isinstance(value, onnx.GraphProto):
+        return _network(value, {})
+    raise CompileError(f"{what}: weft reads numbers, text, dense tensors and graphs")
+
+
+def _array(tensor: onnx.TensorProto, what: str) -> np.ndarray:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise CompileError(f"{what}: {first_line(error)}") from None
