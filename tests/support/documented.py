@@ -1,8 +1,13 @@
-"""Files that docs/extending.md shows: Python blocks whose first line is a comment with the file's path."""
+"""What docs/extending.md shows: changes of files as diffs, and new files as Python blocks whose first line is a comment
+with the file's path."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
@@ -13,3 +18,54 @@ def documented(path: str) -> str:
     found = re.search(rf"^```python\n(# {re.escape(path)}\n.*?)^```$", PAGE.read_text(), re.M | re.S)
     assert found, f"{PAGE.name} shows no {path}"
     return found[1]
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the package's sources below `folder`, to be changed; returns what to put into PYTHONPATH."""
+    root = PAGE.parents[1]
+    for room in ("hdl", "compiler", "sim", "boards", "examples", "weft", "tests"):
+        shutil.copytree(root / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    package = folder / "path" / "weft"
+    package.mkdir(parents=True)
+    for file in (folder / "weft").iterdir():
+        (package / file.name).symlink_to(file)
+    for room in ("hdl", "compiler", "sim", "boards", "examples"):
+        (package / room).symlink_to(folder / room)
+    return package.parent
+
+
+def apply_diffs(folder: Path, heading: str) -> None:
+    """Change files below `folder` as the diffs in a section of the page say."""
+    section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = re.findall(r"^```diff\n(.*?)^```$", section, re.M | re.S)
+    assert found, f"{PAGE.name} shows no change in {heading!r}"
+    for text in found:
+        # Paths and contexts must fit exactly; hunks may have moved.
+        command = ["git", "apply", "--unidiff-zero", "--recount", "-C1", "-"]
+        subprocess.run(command, input=text, cwd=folder, text=True, check=True)
+
+
+def write_file(folder: Path, path: str) -> Path:
+    """Write the file `path` that the page shows below `folder`."""
+    target = folder / path
+    target.write_text(documented(path))
+    return target
+
+
+def run_tests(folder: Path, path: Path, *tests: Path) -> None:
+    """Run test files on the copy of the sources in `folder`; `path` is what `copied` returned."""
+    search = os.pathsep.join([str(path), str(folder / "tests")])
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        *map(str, tests),
+    ]
+    environment = os.environ | {"PYTHONPATH": search, "PYTEST_ADDOPTS": ""}
+    process = subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr

@@ -1,0 +1,13 @@
+"""What docs/extending.md tells to add to weft works as it is written there, and needs no more than that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.documented import apply_diffs, copied, run_tests, write_file
+
+
+def test_an_instruction(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    apply_diffs(tmp_path, "An instruction or a field")
+    run_tests(tmp_path, path, write_file(tmp_path, "tests/sim/test_fill.py"))
