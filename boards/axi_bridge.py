@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from weft.boards.port import PAGE, memory_port, write_layout
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 
 PIECE_BYTES = 256
 """Bytes that go to memory as one command: bursts are cut at multiples of this. Long enough for SDRAM, short enough that
@@ -129,7 +129,7 @@ class AxiBridge(wiring.Component):
         asks_read, grants_read, read = self._read(m)
         asks_write, grants_write, write = self._write(m)
         # A memory that does not answer must not reach back to the core in the same cycle.
-        m.submodules.commands = commands = RegisterSlice(self.memory.command.payload.shape())
+        m.submodules.commands = commands = SkidBuffer(self.memory.command.payload.shape())
         wiring.connect(m, commands.o, wiring.flipped(self.memory.command))
         command, free, wrote = commands.i, commands.i.ready, Signal()
         m.d.comb += [

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.ports import BusRequest, bus_read, bus_write
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 
 OKAY = 0
 
@@ -143,7 +143,7 @@ class AxiManager(wiring.Component):
 
     def _channel(self, m: Module, name: str, valid: Value, ready: Value, payload: Value) -> Any:
         """Drive a channel from registers in both directions; returns the stream to send to it."""
-        m.submodules[f"{name}_slice"] = registers = RegisterSlice(len(payload))
+        m.submodules[f"{name}_skid"] = registers = SkidBuffer(len(payload))
         m.d.comb += [valid.eq(registers.o.valid), registers.o.ready.eq(ready)]
         m.d.comb += payload.eq(registers.o.payload)
         return registers.i

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.ports import BusRequest
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 
 PAGE = 4096
 """Bytes that an AXI burst must not cross a multiple of."""
@@ -68,11 +68,11 @@ class BurstSplitter(wiring.Component):
         inside = (self.block - 1).bit_length()
         request = self.request.payload
         run = data.StructLayout({"word": 32 - align, "rest": 32, "tag": len(self.tag)})
-        m.submodules.slice = waiting = RegisterSlice(run)
+        m.submodules.skid = waiting = SkidBuffer(run)
         coming, following = waiting.i.payload, waiting.o.payload
         # A refused burst must not reach back to runs in the same cycle either.
         burst = data.StructLayout({"request": BusRequest, "last": 1, "tag": len(self.tag)})
-        m.submodules.bursts = bursts = RegisterSlice(burst)
+        m.submodules.bursts = bursts = SkidBuffer(burst)
         cut = bursts.i.payload
         active = Signal()
         tag = Signal.like(self.tag)

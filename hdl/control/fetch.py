@@ -11,7 +11,7 @@ from weft.hdl.isa import INSTRUCTIONS, WORD_BITS, Instruction, Opcode, Queue
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.block_fifo import BlockFifo
 from weft.hdl.lib.ports import bus_read, part_layout
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 
 BURST_BYTES = 128
 """Bytes of a burst at most (one bus word where that is more)."""
@@ -80,7 +80,7 @@ class Fetch(wiring.Component):
         m.submodules.parts = parts = _Parts(self._config)
         # A full queue must not reach back to the buffer in the same cycle.
         routed = data.StructLayout({"part": part_layout(self._config), "queue": len(self._kinds)})
-        m.submodules.slice = part = ResetInserter(self.start)(RegisterSlice(routed))
+        m.submodules.skid = part = ResetInserter(self.start)(SkidBuffer(routed))
         m.d.comb += [
             part.i.payload.part.eq(parts.part.payload),
             part.i.payload.queue.eq(self._queue_of(m, parts.part.payload)),

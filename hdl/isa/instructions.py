@@ -57,7 +57,7 @@ class Load(Instruction):
 
     A row is a run of bytes: ``before`` fill bytes, then ``run`` bytes from DRAM at ``base[base] + offset +
     row * row_pitch + row // line * skip``, then as many fill bytes as its pixels have, at most `FILL_MAX`. ``rows`` is
-    a multiple of ``line``. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch + length - 1``, carved into
+    a multiple of ``line``. Pixel ``p`` of a row is its bytes ``p*pitch .. p*pitch + length - 1``, unpacked into
     ``ceil(length / N)`` vectors; lanes past ``length`` hold the fill byte. Vector ``v`` goes to
     ``dst + row*dst_row + p*dst_pixel + v*dst_vector``; no vector may be written twice. With ``pitch < length`` pixels
     overlap: that is how windows of a convolution with few channels fill the contraction. Where not all channels of a

@@ -1,4 +1,4 @@
-"""The load unit: DRAM to scratchpad. Requests run ahead of carving, across instructions."""
+"""The load unit: DRAM to scratchpad. Requests run ahead of unpacking, across instructions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weft.hdl.isa import BASES, Load
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.block_fifo import register_or_fifo
 from weft.hdl.lib.ports import bus_read, scratchpad_write, unit
-from weft.hdl.load.carve import Carver, carve_layout
 from weft.hdl.load.pages import PageReader
 from weft.hdl.load.transpose import Transposer
+from weft.hdl.load.unpack import Unpacker, unpack_layout
 
 DESCRIPTORS = 4
 """Instructions whose data may be on its way, where queues are that deep."""
@@ -25,10 +25,10 @@ AHEAD_BEATS = 128
 
 
 class LoadRequests(wiring.Component):
-    """Turns load instructions into runs of bytes for the bus and descriptors for the carver.
+    """Turns load instructions into runs of bytes for the bus and descriptors for the unpacker.
 
-    When pixels of more than one vector overlap, the carver would have to go back in the run for each pixel. Instead
-    every row is read once per vector of a pixel, and carved with pixels as the inner loop.
+    When pixels of more than one vector overlap, the unpacker would have to go back in the run for each pixel. Instead
+    every row is read once per vector of a pixel, and unpacked with pixels as the inner loop.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class LoadRequests(wiring.Component):
     bases : In(32).array(8)
         Base registers, read when an instruction is accepted.
     run : Out(stream of run_layout())
-    carve : Out(stream of carve_layout(config))
+    unpack : Out(stream of unpack_layout(config))
     """
 
     def __init__(self, config: Config) -> None:
@@ -51,7 +51,7 @@ class LoadRequests(wiring.Component):
                 "instruction": In(stream.Signature(Load.layout())),
                 "bases": In(data.ArrayLayout(32, BASES)),
                 "run": Out(self.splitter.run.signature.flip()),
-                "carve": Out(stream.Signature(carve_layout(config))),
+                "unpack": Out(stream.Signature(unpack_layout(config))),
             }
         )
 
@@ -67,8 +67,8 @@ class LoadRequests(wiring.Component):
         passes = Signal(16)
         passes_reload = Signal(16)
         m.d.comb += [
-            self.instruction.ready.eq(~self.run.valid & self.carve.ready),
-            self.carve.valid.eq(~self.run.valid & self.instruction.valid),
+            self.instruction.ready.eq(~self.run.valid & self.unpack.ready),
+            self.unpack.valid.eq(~self.run.valid & self.instruction.valid),
             self.run.payload.address.eq(address),
         ]
         overlap = self._describe(m, first)
@@ -102,7 +102,7 @@ class LoadRequests(wiring.Component):
         return (self.config.n - 1).bit_length()
 
     def _describe(self, m: Module, first: Signal) -> Signal:
-        op, carve, n = self.instruction.payload, self.carve.payload, self.config.n
+        op, unpack, n = self.instruction.payload, self.unpack.payload, self.config.n
         shift = self._shift
         rest = Signal(16)  # bytes of a pixel in vectors before the last
         vectors = Signal(16)
@@ -111,30 +111,30 @@ class LoadRequests(wiring.Component):
             vectors.eq(((op.length - 1)[:16] >> shift) + 1),
             rest.eq(((op.length - 1)[:16] >> shift) << shift),
             overlap.eq((op.pitch < op.length) & (rest != 0) & (op.pixels != 1)),
-            carve.signal.eq(op.signal),
-            carve.align.eq(first),
-            carve.align_row.eq(op.row_pitch),
-            carve.align_line.eq(op.row_pitch + op.skip),
-            carve.line_last.eq(op.line - 1),
-            carve.before.eq(op.before),
-            carve.end.eq(op.before + op.run),
-            carve.run_last.eq(op.run - 1),
-            carve.fill.eq(op.fill),
-            carve.tail.eq((op.length - 1)[:shift] + 1),
-            carve.split.eq(overlap),
-            carve.split_last.eq(Mux(overlap, rest, 0)),
-            carve.step_inner.eq(Mux(overlap, op.pitch, n)),
-            carve.step_outer.eq(op.pitch - rest),
-            carve.rows.eq(op.rows),
-            carve.outer.eq(Mux(overlap, vectors, op.pixels)),
-            carve.inner.eq(Mux(overlap, op.pixels, vectors)),
-            carve.dst.eq(op.dst),
-            carve.dst_rows.eq(op.dst_row),
-            carve.dst_outer.eq(Mux(overlap, op.dst_vector, op.dst_pixel)),
-            carve.dst_inner.eq(Mux(overlap, op.dst_pixel, op.dst_vector)),
+            unpack.signal.eq(op.signal),
+            unpack.align.eq(first),
+            unpack.align_row.eq(op.row_pitch),
+            unpack.align_line.eq(op.row_pitch + op.skip),
+            unpack.line_last.eq(op.line - 1),
+            unpack.before.eq(op.before),
+            unpack.end.eq(op.before + op.run),
+            unpack.run_last.eq(op.run - 1),
+            unpack.fill.eq(op.fill),
+            unpack.tail.eq((op.length - 1)[:shift] + 1),
+            unpack.split.eq(overlap),
+            unpack.split_last.eq(Mux(overlap, rest, 0)),
+            unpack.step_inner.eq(Mux(overlap, op.pitch, n)),
+            unpack.step_outer.eq(op.pitch - rest),
+            unpack.rows.eq(op.rows),
+            unpack.outer.eq(Mux(overlap, vectors, op.pixels)),
+            unpack.inner.eq(Mux(overlap, op.pixels, vectors)),
+            unpack.dst.eq(op.dst),
+            unpack.dst_rows.eq(op.dst_row),
+            unpack.dst_outer.eq(Mux(overlap, op.dst_vector, op.dst_pixel)),
+            unpack.dst_inner.eq(Mux(overlap, op.dst_pixel, op.dst_vector)),
         ]
         if self.config.softmax:
-            m.d.comb += carve.transpose.eq(op.transpose)
+            m.d.comb += unpack.transpose.eq(op.transpose)
         return overlap
 
 
@@ -177,30 +177,30 @@ class LoadUnit(wiring.Component):
         m = Module()
         m.submodules.requests = requests = LoadRequests(self.config)
         m.submodules.splitter = splitter = requests.splitter
-        m.submodules.carver = carver = Carver(self.config)
+        m.submodules.unpacker = unpacker = Unpacker(self.config)
         depth = min(DESCRIPTORS, self.config.queue_depth)
-        m.submodules.queue = queue = register_or_fifo(carve_layout(self.config).size, depth)
-        # In distributed memory, where the carver's asking for a beat moves an index instead of a bus word.
+        m.submodules.queue = queue = register_or_fifo(unpack_layout(self.config).size, depth)
+        # In distributed memory, where the unpacker's asking for a beat moves an index instead of a bus word.
         m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
         wiring.connect(m, requests.run, splitter.run)
         waiting = self._instructions(m, requests)
-        leaving = self._vectors(m, carver.vector)
+        leaving = self._vectors(m, unpacker.vector)
         m.d.comb += [
             requests.bases.eq(self.bases),
-            queue.w_data.eq(requests.carve.payload),
-            queue.w_en.eq(requests.carve.valid),
-            requests.carve.ready.eq(queue.w_rdy),
-            carver.carve.payload.eq(queue.r_data),
-            carver.carve.valid.eq(queue.r_rdy),
-            queue.r_en.eq(carver.carve.ready),
-            self.busy.eq(waiting | requests.run.valid | queue.r_rdy | carver.busy | leaving),
+            queue.w_data.eq(requests.unpack.payload),
+            queue.w_en.eq(requests.unpack.valid),
+            requests.unpack.ready.eq(queue.w_rdy),
+            unpacker.unpack.payload.eq(queue.r_data),
+            unpacker.unpack.valid.eq(queue.r_rdy),
+            queue.r_en.eq(unpacker.unpack.ready),
+            self.busy.eq(waiting | requests.run.valid | queue.r_rdy | unpacker.busy | leaving),
             beats.w_data.eq(self.bus.beat.payload),
             beats.w_en.eq(self.bus.beat.valid),
             self.bus.beat.ready.eq(beats.w_rdy),
-            carver.beat.payload.eq(beats.r_data),
-            carver.beat.valid.eq(beats.r_rdy),
-            beats.r_en.eq(carver.beat.ready),
-            self.stall_memory.eq(carver.stall_memory),
+            unpacker.beat.payload.eq(beats.r_data),
+            unpacker.beat.valid.eq(beats.r_rdy),
+            beats.r_en.eq(unpacker.beat.ready),
+            self.stall_memory.eq(unpacker.stall_memory),
             self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
         ]
 

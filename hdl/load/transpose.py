@@ -1,4 +1,4 @@
-"""The transposer: groups of N vectors on their way from the carver to the scratchpad, rows to columns."""
+"""The transposer: groups of N vectors on their way from the unpacker to the scratchpad, rows to columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.isa import SEMAPHORES
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.ports import scratchpad_write
-from weft.hdl.load.carve import vector_layout
+from weft.hdl.load.unpack import vector_layout
 
 
 class Transposer(wiring.Component):

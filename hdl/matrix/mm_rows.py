@@ -10,7 +10,7 @@ from weft.hdl.isa import SEMAPHORES, Mm
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.lib.walk import Walk
 from weft.hdl.memory.accumulator import rmw_latency
 
@@ -47,7 +47,8 @@ def _row(config: Config) -> data.StructLayout:
 
 
 class RowIssuer(wiring.Component):
-    """Walks the rows of A, in two stages: the address generator, and behind a slice a register of the row to issue.
+    """Walks the rows of A in two stages: the address generator, and, behind a skid buffer, a register of the row to
+    issue.
 
     A row is issued in a cycle where its scratchpad read is granted (at once if it lies in the padding), the weights
     are ready if it is the first of a tile, and, if it adds to a row of C, the last `rmw_latency` - 1 cycles did not
@@ -118,7 +119,7 @@ class RowIssuer(wiring.Component):
             m.d.sync += [register.eq(self.instruction[name]) for name, register in held.items()]
 
         # A refused row must not reach back to the address generator in the same cycle.
-        m.submodules.slice = ahead = RegisterSlice(_row(self.config))
+        m.submodules.skid = ahead = SkidBuffer(_row(self.config))
         m.d.comb += [
             ahead.i.valid.eq(nest.active),
             nest.step.eq(nest.active & ahead.i.ready),
@@ -201,7 +202,7 @@ class RowIssuer(wiring.Component):
             vector = Cat(*elements)
         m.d.sync += self.a.eq(vector)
 
-    def _align(self, m: Module, nest: LoopNest, ahead: RegisterSlice, valid: Signal, row: data.View) -> None:
+    def _align(self, m: Module, nest: LoopNest, ahead: SkidBuffer, valid: Signal, row: data.View) -> None:
         """Read the alignment of the row to issue for as long as that stands, so that no grant is on the way.
 
         `entry` counts with the loop nest, and starts again for each output tile.

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.bus.burst import PAGE, block_beats
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.ports import bus_write_data
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 
 
 def vector_layout(config: Config) -> data.StructLayout:
@@ -65,7 +65,7 @@ class Packer(wiring.Component):
         offset = vector.pointer[:align]
 
         # First stage: the vector rotated to its place in the beat, around the end into the next one.
-        m.submodules.stage = stage = RegisterSlice(_rotated_layout(self.config))
+        m.submodules.stage = stage = SkidBuffer(_rotated_layout(self.config))
         wide = stage.i.payload
         mask = Cat(*(vector.count > lane for lane in range(self.config.n)))
         end = offset + vector.count

@@ -13,7 +13,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.lib.block_fifo import register_or_fifo
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.ports import READ_LATENCY, bus_write, scratchpad_read, unit
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.store.pack import Packer, vector_layout
 
 DESCRIPTORS = 4
@@ -188,7 +188,7 @@ class StoreReader(wiring.Component):
         m.d.sync += credits.eq(credits - granted + taken)
         # A refused read must not reach back to the address generator in the same cycle.
         request = data.StructLayout({"address": len(port.address), "vector": layout})
-        m.submodules.slice = ahead = RegisterSlice(request)
+        m.submodules.skid = ahead = SkidBuffer(request)
         stage = Signal(layout)
         go = Signal()  # take what is to be read; from a register, as many others hang on it
         m.d.comb += [
@@ -275,7 +275,7 @@ class StoreUnit(wiring.Component):
         wiring.connect(m, wiring.flipped(self.instruction), requests.instruction)
         wiring.connect(m, requests.run, splitter.run)
         wiring.connect(m, wiring.flipped(self.scratchpad), reader.scratchpad)
-        m.submodules.vectors = vectors = RegisterSlice(vector_layout(self.config))
+        m.submodules.vectors = vectors = SkidBuffer(vector_layout(self.config))
         wiring.connect(m, reader.vector, vectors.i)
         wiring.connect(m, vectors.o, packer.vector)
         finishing = self._bus(m, splitter, packer)

@@ -17,7 +17,7 @@ from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.lib.walk import Walk
 from weft.hdl.vector.requantise import Requantise, settings_layout
 from weft.hdl.vector.requantise_serial import requantiser
@@ -215,7 +215,7 @@ class VecUnit(wiring.Component):
         granted: data.View,
         softmax: VecSoftmax | None,
     ) -> None:
-        """Step the loop nest into `queue`, by way of a slice, whenever that is free."""
+        """Step the loop nest into `queue`, by way of a skid buffer, whenever that is free."""
         y, x, first, last = nest.values.y, nest.values.x, nest.first, nest.last
         config = self.config
         grouped = "g" in nest.loops
@@ -228,7 +228,7 @@ class VecUnit(wiring.Component):
             everywhere, hold = softmax.softmax | softmax.normalise | softmax.table, softmax.hold
             stride = Mux(softmax.table, 1, config.lanes)
         # A refused read must not reach back to the loop nest in the same cycle.
-        m.submodules.slice = ahead = RegisterSlice(self._queue)
+        m.submodules.skid = ahead = SkidBuffer(self._queue)
         coming = ahead.i.payload
         element = coming.element
         m.d.comb += [

@@ -20,10 +20,10 @@ inline unsigned log2_of(uint64_t value) {
     return bits;
 }
 
-// hdl/lib/slice.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before
+// hdl/lib/skid_buffer.py. `valid` and `full` are its registers, so a sender asks `ready` and a receiver `valid` before
 // `step`.
 template <class T>
-struct Slice {
+struct SkidBuffer {
     T out{}, kept{};
     bool valid = false, full = false;
 

@@ -22,7 +22,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib import divide, ports
 from weft.hdl.lib.walk import Walk
-from weft.hdl.load import carve, load
+from weft.hdl.load import load, unpack
 from weft.hdl.matrix import mm_rows, mm_weights
 from weft.hdl.matrix.array import array_latency
 from weft.hdl.memory.accumulator import rmw_latency
@@ -63,7 +63,7 @@ def parameters(config: Config) -> dict[str, int]:
         "load_block": burst.block_beats(config, load.BURST_BEATS),
         "load_descriptors": min(load.DESCRIPTORS, config.queue_depth),
         "load_ahead": load.AHEAD_BEATS,
-        "carve_vectors": carve.VECTORS,
+        "unpack_vectors": unpack.VECTORS,
         "store_block": burst.block_beats(config),
         "store_descriptors": min(store.DESCRIPTORS, config.queue_depth),
         "store_unconfirmed": min(store.UNCONFIRMED, 2 * config.queue_depth),

@@ -1,7 +1,7 @@
-// The load unit (hdl/load/load.py): page tables, requests that run ahead, beats, carver, scratchpad port.
+// The load unit (hdl/load/load.py): page tables, requests that run ahead, beats, unpacker, scratchpad port.
 #pragma once
 
-#include "carve.h"
+#include "unpack.h"
 #include "common.h"
 #include "memory.h"
 #include "queues.h"
@@ -51,9 +51,9 @@ struct LoadUnit {
     const uint32_t* bases = nullptr;
     PageReader pages;
     Splitter splitter;
-    Fifo<Carve, 4> queue;
-    Carver carver;
-    Slice<char> beats;
+    Fifo<Unpack, 4> queue;
+    Unpacker unpacker;
+    SkidBuffer<char> beats;
     Transposer transposer;
     PlainPort plain;
     // Runs that are still to be asked for.
@@ -69,19 +69,19 @@ struct LoadUnit {
     void configure(const Parameters& parameters) {
         p = &parameters;
         splitter.align = log2_of(uint64_t(p->bus_bytes)), splitter.block = uint32_t(p->load_block);
-        carver.configure(p->carve_vectors);
-        carver.align = splitter.align, carver.bus = p->bus_bytes, carver.n = transposer.n = p->n;
+        unpacker.configure(p->unpack_vectors);
+        unpacker.align = splitter.align, unpacker.bus = p->bus_bytes, unpacker.n = transposer.n = p->n;
         queue.depth = unsigned(p->load_descriptors);
         shift_ = log2_of(uint64_t(p->scratchpad_depth)), mask_ = uint32_t(p->scratchpad_size - 1);
     }
 
     bool busy() const {
-        return (p->softmax && pages.held) || run || queue.readable() || carver.busy() ||
+        return (p->softmax && pages.held) || run || queue.readable() || unpacker.busy() ||
                (p->softmax ? transposer.busy() : plain.signal != 0);
     }
     // Not even a signal or a request is left.
     bool quiet() const {
-        return !pages.held && !run && !queue.readable() && !carver.busy() && !beats.valid &&
+        return !pages.held && !run && !queue.readable() && !unpacker.busy() && !beats.valid &&
                splitter.idle() && transposer.quiet() && !plain.signal && plain.done < 0 && !pages.ask && allowed;
     }
     bool asks() const { return splitter.bursts.valid && allowed; }
@@ -97,7 +97,7 @@ struct LoadUnit {
         done = p->softmax ? transposer.done : plain.done;
         const bool ready = !run && queue.writable();
         const bool beat_taken = beat && beats.ready();
-        const bool carve_taken = carve(beat, vec_write);
+        const bool unpack_taken = unpack(beat, vec_write);
         const bool request_taken = load_taken && allowed;
         const int64_t asked = request_taken && asks() ? request().beats : 0, more = asked - int64_t(beat_taken);
         const bool located = p->softmax ? pages.held && !pages.lacks : op != nullptr, begins = ready && located;
@@ -108,7 +108,7 @@ struct LoadUnit {
             splitter.step(run, run ? splitter.in_words(address, uint64_t(bytes), -1) : Splitter::Run{}, request_taken);
         bool accepted = begins;
         if (p->softmax) accepted = locate(op, index, ready, page_taken, page_beat, memory, memory_bytes);
-        if (carve_taken) queue.pop();
+        if (unpack_taken) queue.pop();
         if (begins) begin(begun, entry);
         else if (run_taken) next_run();
         allowed = ahead < p->load_ahead;
@@ -123,11 +123,11 @@ private:
     unsigned bank(int64_t address_) const { return (uint32_t(address_) & mask_) >> shift_; }
 
     // From beats to the scratchpad; returns whether a descriptor is taken from the queue.
-    bool carve(bool beat, unsigned vec_write) {
+    bool unpack(bool beat, unsigned vec_write) {
         const bool vector_taken = write(vec_write);
-        const bool taken = carver.step(queue.readable() ? &queue.head() : nullptr, beats.valid, vector_taken);
-        stall_memory += carver.stalls;
-        if (beat || beats.valid) beats.step(beat, 0, carver.pops);
+        const bool taken = unpacker.step(queue.readable() ? &queue.head() : nullptr, beats.valid, vector_taken);
+        stall_memory += unpacker.stalls;
+        if (beat || beats.valid) beats.step(beat, 0, unpacker.pops);
         return taken;
     }
 
@@ -147,19 +147,19 @@ private:
     }
 
     // The vector at the port, and the way there, while the vector unit writes to bank `vec_write` - 1. Returns whether
-    // it is taken from the carver.
+    // it is taken from the unpacker.
     bool write(unsigned vec_write) {
         if (!p->softmax) {
-            const bool offered = carver.queue.readable();
-            const bool granted = offered && 1 + bank(carver.queue.head().address) != vec_write;
+            const bool offered = unpacker.queue.readable();
+            const bool granted = offered && 1 + bank(unpacker.queue.head().address) != vec_write;
             stall_port += offered && !granted;
-            plain.step(granted, carver.queue.head());
+            plain.step(granted, unpacker.queue.head());
             return granted;
         }
-        if (!carver.queue.readable() && transposer.quiet()) return false;
+        if (!unpacker.queue.readable() && transposer.quiet()) return false;
         const bool granted = transposer.port && 1 + bank(transposer.at_port.address) != vec_write;
         stall_port += transposer.port && !granted;
-        return transposer.step(carver.queue.readable(), carver.queue.head(), granted);
+        return transposer.step(unpacker.queue.readable(), unpacker.queue.head(), granted);
     }
 
     void next_run() {
@@ -183,22 +183,22 @@ private:
         bytes = op.run, address = first, pitch = uint32_t(op.row_pitch), rows = op.rows - 1;
         jump = pitch + uint32_t(op.skip), line = line_reload = op.line - 1;
         passes = passes_reload = overlap ? vectors_ - 1 : 0;
-        Carve carve;
-        carve.index = index;
-        carve.signal = uint16_t(op.signal);
-        carve.split = overlap, carve.transpose = op.transpose;
-        carve.align = first, carve.align_row = op.row_pitch;
-        carve.before = op.before, carve.run_last = op.run - 1;
-        carve.split_last = overlap ? rest : 0;
-        carve.step_inner = overlap ? op.pitch : n, carve.step_outer = (op.pitch - rest) & 0xFFFF;
-        carve.align &= p->bus_bytes - 1, carve.align_row &= p->bus_bytes - 1;
-        carve.align_line = (op.row_pitch + op.skip) & (p->bus_bytes - 1), carve.line_last = op.line - 1;
-        carve.rows = op.rows;
-        carve.outer = overlap ? vectors_ : op.pixels, carve.inner = overlap ? op.pixels : vectors_;
-        carve.dst = op.dst, carve.dst_rows = op.dst_row;
-        carve.dst_outer = overlap ? op.dst_vector : op.dst_pixel;
-        carve.dst_inner = overlap ? op.dst_pixel : op.dst_vector;
-        queue.push(carve);
+        Unpack unpack;
+        unpack.index = index;
+        unpack.signal = uint16_t(op.signal);
+        unpack.split = overlap, unpack.transpose = op.transpose;
+        unpack.align = first, unpack.align_row = op.row_pitch;
+        unpack.before = op.before, unpack.run_last = op.run - 1;
+        unpack.split_last = overlap ? rest : 0;
+        unpack.step_inner = overlap ? op.pitch : n, unpack.step_outer = (op.pitch - rest) & 0xFFFF;
+        unpack.align &= p->bus_bytes - 1, unpack.align_row &= p->bus_bytes - 1;
+        unpack.align_line = (op.row_pitch + op.skip) & (p->bus_bytes - 1), unpack.line_last = op.line - 1;
+        unpack.rows = op.rows;
+        unpack.outer = overlap ? vectors_ : op.pixels, unpack.inner = overlap ? op.pixels : vectors_;
+        unpack.dst = op.dst, unpack.dst_rows = op.dst_row;
+        unpack.dst_outer = overlap ? op.dst_vector : op.dst_pixel;
+        unpack.dst_inner = overlap ? op.dst_pixel : op.dst_vector;
+        queue.push(unpack);
     }
 };
 

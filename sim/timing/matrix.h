@@ -38,10 +38,10 @@ struct Matrix {
         bool inside = false, first = false, overwrite = false, last = false;
     };
 
-    // Rows: loop nest, slice, and the register of the row to issue, which may be issued from `clear` on.
+    // Rows: loop nest, skid buffer, and the register of the row to issue, which may be issued from `clear` on.
     Nest<RowWalk::LOOPS, RowWalk::VALUES> rows;
     Row row;
-    Slice<Row> ahead;
+    SkidBuffer<Row> ahead;
     bool valid = false;
     Cycle clear = 0;
     std::vector<Cycle> issued;  // per row of C, when it was last issued, plus 1
@@ -149,7 +149,7 @@ private:
         }
     }
 
-    // The next row moves to the register, and the nest's into the slice.
+    // The next row moves to the register, and the nest's into the skid buffer.
     void advance(bool issues, bool steps) {
         const bool moves = ahead.valid && (!valid || issues);
         if (moves) {
@@ -185,7 +185,7 @@ private:
     // Issue many rows at once: of the inmost loop, behind the start of a tile, one every cycle without anything that
     // could stop them. Returns whether there were any.
     bool bulk(const Mm* op, Cycle limit) {
-        // The two rows before the nest's are those in the register and in the slice.
+        // The two rows before the nest's are those in the register and in the skid buffer.
         if (!valid || !ahead.valid || ahead.full || !rows.active || rows.index[Rows::OX] < 3) return false;
         if (until < clear || until - swapped_ < visible_ || (op && !taken && !tiles.active)) return false;
         int64_t count = std::min<int64_t>(rows.count[Rows::OX] - 1 - rows.index[Rows::OX], int64_t(limit - until));

@@ -28,8 +28,8 @@ struct Memory {
     bool read_valid = false, response_valid = false, write_ready = false, read_ready_for_address = false,
          write_ready_for_address = false;
     uint8_t read_id = 0;
-    Slice<Burst> ar, aw;
-    Slice<WriteBeat> w;
+    SkidBuffer<Burst> ar, aw;
+    SkidBuffer<WriteBeat> w;
     uint64_t read_beats = 0, write_beats = 0, written = 0;
     std::vector<uint64_t> marks;
     std::vector<Cycle> marked;
@@ -111,10 +111,10 @@ struct Splitter {
 
     unsigned align = 4;
     uint32_t block = 64;
-    Slice<Run> waiting;
+    SkidBuffer<Run> waiting;
     bool active = false;
     Run run;
-    Slice<Cut> bursts;
+    SkidBuffer<Cut> bursts;
 
     bool idle() const { return !waiting.valid && !active && !bursts.valid; }
     // Whether anything changes that is already here.

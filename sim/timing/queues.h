@@ -72,8 +72,8 @@ struct Fetch {
     unsigned bus = 16, burst = 8, pending = 0, level = 0, left = 0;
     bool block = false, block_valid = false;  // the prefetch buffer is block memory, with a register behind it
     unsigned parts = 4, splits = 1;
-    uint32_t part = 0;  // the next one to enter `slice`
-    Slice<uint32_t> slice;
+    uint32_t part = 0;  // the next one to enter `skid`
+    SkidBuffer<uint32_t> skid;
 
     void configure(const Parameters& p) {
         bus = unsigned(p.bus_bytes);
@@ -97,31 +97,31 @@ struct Fetch {
     // Returns the instruction whose last part goes to its queue in this cycle, or -1.
     int32_t step(bool beat, bool request_taken, const Dispatcher (&queues)[UNITS]) {
         const bool buffered = block ? block_valid : level != 0;
-        const bool part_valid = left != 0, part_taken = part_valid && slice.ready();
+        const bool part_valid = left != 0, part_taken = part_valid && skid.ready();
         const bool beat_ready = left == 0 || (part_taken && left == 1);
         const bool popped = buffered && (beat_ready || !running);
         const bool beat_taken = buffered && running && beat_ready;
         const unsigned beats = burst - ((address >> bus_shift_) & (burst - 1));
         const bool drained = pending == 0, room = pending <= burst * (bursts_ - 1);
         const bool new_page = (address & (page_ - 1)) == 0;
-        const bool issue = running && !ask && room && (!new_page || (drained && !part_valid && !slice.valid));
+        const bool issue = running && !ask && room && (!new_page || (drained && !part_valid && !skid.valid));
 
         const bool ran = running;
         int32_t arrived = -1;
-        bool slice_taken = false;
+        bool skid_taken = false;
         blocked_by = -1;
-        if (running && slice.valid) {
-            const int32_t index = int32_t(slice.out >> part_shift_);
+        if (running && skid.valid) {
+            const int32_t index = int32_t(skid.out >> part_shift_);
             const int queue = OPCODE_QUEUE[(*program)[size_t(index)].opcode];
             if (queue < 0) running = false;
             else if (queues[queue].full) blocked_by = queue;
             else {
-                slice_taken = true;
-                if ((slice.out & (parts - 1)) == parts - 1) arrived = index;
+                skid_taken = true;
+                if ((skid.out & (parts - 1)) == parts - 1) arrived = index;
             }
         }
-        still = !beat && !popped && !issue && !ask && !slice_taken && !part_taken && running == ran && !moving();
-        slice.step(part_valid && slice.ready(), part, slice_taken);
+        still = !beat && !popped && !issue && !ask && !skid_taken && !part_taken && running == ran && !moving();
+        skid.step(part_valid && skid.ready(), part, skid_taken);
         part += part_taken;
         if (beat_taken) left = splits;
         else if (part_taken) left--;

@@ -14,9 +14,9 @@ struct Packed {
     bool last = false;
 };
 
-// hdl/store/pack.py: its second stage; the first is the slice.
+// hdl/store/pack.py: its second stage; the first is the skid buffer.
 struct Packer {
-    Slice<Packed> stage;
+    SkidBuffer<Packed> stage;
     bool flush = false;
     int32_t kept = 0;  // bytes of the beat under way
     int32_t bus = 16, block = 256;
@@ -80,16 +80,16 @@ struct StoreUnit {
     uint64_t bytes = 0;
     Splitter splitter;
     Fifo<Read, 4> queue;
-    // Reads: loop nest, slice, credits, latency, queue.
+    // Reads: loop nest, skid buffer, credits, latency, queue.
     Nest<3, 2> nest;
     bool go = false;  // it takes a descriptor in this cycle
     Read op;
-    Slice<Packed> ahead;
+    SkidBuffer<Packed> ahead;
     int64_t credits = 0;
     Packed flight[8];
     unsigned flying = 0;  // a bit for each cycle of the read latency
     Fifo<Packed, 16> vectors;
-    Slice<Packed> slice;
+    SkidBuffer<Packed> skid;
     Packer packer;
     // Bursts and confirmations.
     uint64_t asked = 0, confirmed = 0;
@@ -120,7 +120,7 @@ struct StoreUnit {
 
     // Whether vectors are read, or on their way to memory.
     bool reads() const {
-        return nest.active || queue.readable() || ahead.valid || flying || vectors.readable() || slice.valid ||
+        return nest.active || queue.readable() || ahead.valid || flying || vectors.readable() || skid.valid ||
                packer.stage.valid || packer.flush;
     }
 
@@ -173,14 +173,14 @@ private:
     bool read(Cycle now, bool granted, const Packer::Now& packed, bool beat_ready) {
         if (!reads()) return false;
         const unsigned latency = unsigned(p->read_latency);
-        const bool into_slice = vectors.readable() && slice.ready();
-        const bool into_packer = slice.valid && packer.stage.ready();
-        const Packed first = vectors.head(), second = slice.out;
+        const bool into_skid = vectors.readable() && skid.ready();
+        const bool into_packer = skid.valid && packer.stage.ready();
+        const Packed first = vectors.head(), second = skid.out;
         packer.step(packed, into_packer, second, beat_ready);
-        slice.step(into_slice, first, into_packer);
+        skid.step(into_skid, first, into_packer);
         const bool arrives = flying >> (latency - 1) & 1;
         const Packed arrived = flight[(now - latency) % 8];
-        vectors.step(arrives, arrived, into_slice);
+        vectors.step(arrives, arrived, into_skid);
         flying = (flying << 1 | unsigned(granted)) & ((1u << latency) - 1);
         if (granted) flight[now % 8] = ahead.out;
         const bool room = ahead.ready(), steps = nest.active && room;
@@ -188,7 +188,7 @@ private:
         const bool taken = go;
         go = !go && free && queue.readable();
         ahead.step(steps, steps ? made() : Packed{}, granted);
-        credits += int64_t(into_slice) - int64_t(granted);
+        credits += int64_t(into_skid) - int64_t(granted);
         if (steps) nest.step();
         if (taken) start(queue.head());
         return taken;

@@ -40,7 +40,7 @@ struct VectorUnit : VectorWalk {
 
     const Parameters* p = nullptr;
     Nest<VectorWalk::LOOPS, VectorWalk::VALUES> nest;
-    Slice<Element> ahead;
+    SkidBuffer<Element> ahead;
     Element element;
     bool valid = false, active = false;
     int opcode = 0;

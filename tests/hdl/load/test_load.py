@@ -24,7 +24,7 @@ def config() -> Config:
     return Config.from_dict(bench_parameters()["config"])
 
 
-def carved(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, list[bytes]]:
+def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, list[bytes]]:
     """For every scratchpad address the vectors that `op` writes there, in any order."""
     out: dict[int, list[bytes]] = {}
     vectors = []
@@ -161,7 +161,7 @@ class Bench:
                 if taken:
                     break
             dut.instruction__valid.value = 0
-        expected = [carved(op, self.memory, self.bases, n) for op in ops]
+        expected = [unpacked(op, self.memory, self.bases, n) for op in ops]
         vectors = sum(len(values) for each in expected for values in each.values())
         beats = sum(op.rows * -(-op.length // n) * (op.run // self.config.bus_bytes + 2) for op in ops)
         for _ in range(1000 + int(10 / (1.001 - self.stall)) * (vectors + beats)):

@@ -11,8 +11,8 @@ from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.load.carve import vector_layout
 from weft.hdl.load.transpose import Transposer
+from weft.hdl.load.unpack import vector_layout
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 

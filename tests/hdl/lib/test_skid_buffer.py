@@ -1,4 +1,4 @@
-"""The register slice against a list of at most two entries."""
+"""The skid buffer against a list of at most two entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cocotb
 from cocotb.triggers import FallingEdge, ReadOnly
 from support.bench_start import start
 
-from weft.hdl.lib.slice import RegisterSlice
+from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.sim.rtl.bench import run_bench
 
 WIDTH = 12
@@ -45,4 +45,4 @@ async def bench_stream(dut: Any) -> None:
 
 
 def test_slice() -> None:
-    run_bench(RegisterSlice(WIDTH))
+    run_bench(SkidBuffer(WIDTH))

@@ -1,4 +1,4 @@
-"""A register slice: a stream whose both directions come from registers."""
+"""A skid buffer: a stream whose both directions come from registers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 
-class RegisterSlice(wiring.Component):
-    """Two entries ("skid buffer"): one transfer a cycle, one cycle of latency, and no path from `o` to `i`.
+class SkidBuffer(wiring.Component):
+    """Two entries: one transfer a cycle, one cycle of latency, and no path from `o` to `i`.
 
     It stands where a refusal would otherwise go through several units in one cycle.
 

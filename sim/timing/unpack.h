@@ -1,4 +1,4 @@
-// Bus beats to vectors of the scratchpad: the carver (hdl/load/carve.py) and the transposer (hdl/load/transpose.py).
+// Bus beats to vectors of the scratchpad: the unpacker (hdl/load/unpack.py) and the transposer (hdl/load/transpose.py).
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace weft {
 
-// What the carver does for one LOAD; names as in hdl/load/carve.py.
-struct Carve {
+// What the unpacker does for one LOAD; names as in hdl/load/unpack.py.
+struct Unpack {
     int32_t index = -1;
     uint16_t signal = 0;
     bool split = false, transpose = false;
@@ -24,8 +24,8 @@ struct Vector {
     bool last = false, transpose = false;
 };
 
-struct Carver {
-    Carve op;
+struct Unpacker {
+    Unpack op;
     Nest<3, 1> nest;
     bool active = false, running = false, draining = false;
     unsigned wait = 0;
@@ -45,7 +45,7 @@ struct Carver {
     bool busy() const { return active || free != places; }
 
     // `next` is what the queue of descriptors offers; returns whether it is taken. `leaves`: the head of `queue` does.
-    bool step(const Carve* next, bool beat, bool leaves) {
+    bool step(const Unpack* next, bool beat, bool leaves) {
         pops = stalls = false;
         if (!next && !busy()) return false;
         const bool outside = front != 0 || !some, have = outside || beat, room = free != 0;
@@ -112,7 +112,7 @@ private:
         if (drained) draining = false;
     }
 
-    // The start of a pass, from hdl/load/carve.py's PassWalker, which has had it for at least two cycles.
+    // The start of a pass, from hdl/load/unpack.py's PassWalker, which has had it for at least two cycles.
     void begin_pass() {
         const int64_t origin = walk_align_ - op.before, ahead = (origin & (bus - 1)) + done_;
         front = -(origin >> align);
@@ -130,7 +130,7 @@ private:
         line_ = line_ ? line_ - 1 : op.line_last;
     }
 
-    void load(const Carve& next) {
+    void load(const Unpack& next) {
         op = next;
         active = true;
         walk_align_ = op.align & (bus - 1), done_ = 0, line_ = op.line_last;

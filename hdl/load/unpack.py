@@ -1,4 +1,4 @@
-"""The carver: a stream of bus beats into vectors of the scratchpad."""
+"""The unpacker: a stream of bus beats into vectors of the scratchpad."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from weft.hdl.isa.config import Config
 from weft.hdl.lib.loopnest import LoopNest
 
 VECTORS = 4
-"""Vectors on their way through the carver's last stages and its queue: the cycles from cutting one to knowing that it
+"""Vectors on their way through the unpacker's last stages and its queue: the cycles from cutting one to knowing that it
 left, so that a vector a cycle gets through."""
 
 
-def carve_layout(config: Config) -> data.StructLayout:
-    """What the carver does with the runs of one instruction.
+def unpack_layout(config: Config) -> data.StructLayout:
+    """What the unpacker does with the runs of one instruction.
 
-    A row is carved in one pass over its run, with loops ``outer`` (pixels) and ``inner`` (vectors of a pixel); or,
+    A row is unpacked in one pass over its run, with loops ``outer`` (pixels) and ``inner`` (vectors of a pixel); or,
     with ``split``, in one pass per vector of a pixel: ``outer`` counts vectors and passes, ``inner`` pixels.
 
     ``align``: the first row's address, modulo the bus width, as are ``align_row`` and ``align_line``: bytes from a row
@@ -90,7 +90,7 @@ def pass_layout(config: Config) -> data.StructLayout:
 
 
 class PassWalker(wiring.Component):
-    """Computes the start of every pass of an instruction, one ahead of the carver.
+    """Computes the start of every pass of an instruction, one ahead of the unpacker.
 
     Parameters
     ----------
@@ -99,8 +99,8 @@ class PassWalker(wiring.Component):
     Members
     -------
     start : In(1)
-        Take `carve`; `following` describes its first pass two cycles later.
-    carve : In(carve_layout(config))
+        Take `unpack`; `following` describes its first pass two cycles later.
+    unpack : In(unpack_layout(config))
     step : In(1)
         `following` is taken; it describes the pass after that two cycles later.
     following : Out(pass_layout(config))
@@ -111,7 +111,7 @@ class PassWalker(wiring.Component):
         super().__init__(
             {
                 "start": In(1),
-                "carve": In(carve_layout(config)),
+                "unpack": In(unpack_layout(config)),
                 "step": In(1),
                 "following": Out(pass_layout(config)),
             }
@@ -119,12 +119,12 @@ class PassWalker(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        op = Signal(carve_layout(self.config))
+        op = Signal(unpack_layout(self.config))
         align_bits = (self.config.bus_bytes - 1).bit_length()
-        done = Signal(16)  # bytes of a pixel that earlier passes have carved
+        done = Signal(16)  # bytes of a pixel that earlier passes have unpacked
         line = Signal(12)  # rows of the line after the current one
         with m.If(self.start):
-            m.d.sync += [op.eq(self.carve), done.eq(0), line.eq(self.carve.line_last)]
+            m.d.sync += [op.eq(self.unpack), done.eq(0), line.eq(self.unpack.line_last)]
         with m.Elif(self.step):
             with m.If(done == op.split_last):
                 m.d.sync += [
@@ -153,7 +153,7 @@ class PassWalker(wiring.Component):
         return m
 
 
-class Carver(wiring.Component):
+class Unpacker(wiring.Component):
     """Cuts vectors out of runs, a vector per cycle.
 
     The window is two beats wide: a register, and the beat that waits at the input. What to do with them is decided a
@@ -166,20 +166,20 @@ class Carver(wiring.Component):
 
     Members
     -------
-    carve : In(stream of carve_layout(config))
+    unpack : In(stream of unpack_layout(config))
     beat : In(stream of bus words)
         The beats of every run, exactly.
     vector : Out(stream of vector_layout(config))
     busy : Out(1)
     stall_memory : Out(1)
-        The carver waits for a beat.
+        The unpacker waits for a beat.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         super().__init__(
             {
-                "carve": In(stream.Signature(carve_layout(config))),
+                "unpack": In(stream.Signature(unpack_layout(config))),
                 "beat": In(stream.Signature(config.widths.bus)),
                 "vector": Out(stream.Signature(vector_layout(config))),
                 "busy": Out(1),
@@ -192,7 +192,7 @@ class Carver(wiring.Component):
         m.submodules.walker = walker = PassWalker(self.config)
         loops, width = {"rows": 12, "outer": 16, "inner": 16}, self.config.widths.scratchpad_address
         m.submodules.nest = nest = LoopNest(loops, {"dst": (width, dict.fromkeys(loops, width))})
-        op = Signal(carve_layout(self.config))
+        op = Signal(unpack_layout(self.config))
         at = Signal(pass_layout(self.config))
         align_bits = (self.config.bus_bytes - 1).bit_length()
 
@@ -286,14 +286,14 @@ class Carver(wiring.Component):
             with m.If(draining & empty):
                 m.d.sync += draining.eq(0)
         m.d.comb += [
-            self.carve.ready.eq(~active),
-            walker.start.eq(self.carve.valid & self.carve.ready),
-            walker.carve.eq(self.carve.payload),
+            self.unpack.ready.eq(~active),
+            walker.start.eq(self.unpack.valid & self.unpack.ready),
+            walker.unpack.eq(self.unpack.payload),
             nest.load.eq(walker.start),
-            *nest.take(self.carve.payload),
+            *nest.take(self.unpack.payload),
         ]
         with m.If(~active):
-            m.d.sync += [active.eq(self.carve.valid), op.eq(self.carve.payload)]
+            m.d.sync += [active.eq(self.unpack.valid), op.eq(self.unpack.payload)]
         with m.Elif(finish & ~follow):
             m.d.sync += active.eq(0)
         limit = Mux(Mux(op.split, nest.last.outer, nest.last.inner), op.tail, self.config.n)
