@@ -13,7 +13,6 @@ import time
 import numpy as np
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.frontend import PASSES
 from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
@@ -55,7 +54,7 @@ class _Builder:
 
 
 def resnet18() -> DeviceSegment:
-    """The network from its quantised input to its logits, as the front end rewrites it."""
+    """The network from its quantised input to its logits, as the front end gives it."""
     builder = _Builder()
     shape = (1, 224, 224, 3)
     x = builder.conv(View(Buffer("image", shape, "input"), shape), 64, 7, 2)
@@ -69,10 +68,7 @@ def resnet18() -> DeviceSegment:
     last = dataclasses.replace(
         builder.ops[-1], dst=View(Buffer("logits", logits.shape, "output"), logits.shape)
     )
-    segment = DeviceSegment("resnet18", (*builder.ops[:-1], last))
-    for rewrite in PASSES:
-        segment = rewrite(segment)
-    return segment
+    return DeviceSegment("resnet18", (*builder.ops[:-1], last))
 
 
 def main() -> int:

@@ -27,7 +27,6 @@ from weft.compiler.ir.graph import (
     Softmax,
     View,
     Window,
-    sources,
 )
 from weft.compiler.machine.memory import LENGTH
 from weft.examples import attention as attention_example
@@ -86,16 +85,19 @@ def _view(name: str, shape: Sequence[int], kind: str) -> View:
     return View(Buffer(name, (n, h, w, c), kind), (n, h, w, c))
 
 
-def _inputs(op: DeviceOp) -> Contents:
+def _inputs(*ops: DeviceOp) -> Contents:
     rng = np.random.default_rng(7)
     return {
         item.buffer.name: np.clip(np.rint(rng.normal(0, 40, item.buffer.shape)), -127, 127).astype(np.int8)
-        for item in sources(op)
+        for op in ops
+        for item in op.sources
+        if item.buffer.kind != "temp"
     }
 
 
-def _one(op: DeviceOp) -> Callable[[Config], Run]:
-    return lambda config: Run(compile_segment(DeviceSegment(op.name, (op,)), config), _inputs(op))
+def _one(*ops: DeviceOp) -> Callable[[Config], Run]:
+    """An operator, or a convolution and what the compiler may fuse with it."""
+    return lambda config: Run(compile_segment(DeviceSegment(ops[0].name, ops), config), _inputs(*ops))
 
 
 def shape(item: Shape) -> Callable[[Config], Run]:
@@ -117,18 +119,18 @@ def conv(
 ) -> Callable[[Config], Run]:
     """A convolution of an image of `size`, and perhaps an addition to its result."""
     rng = np.random.default_rng(3)
-    out = window.output(*size)
-    if pool is not None:
-        out = pool.output(*out)
+    middle = _view("m", (1, *window.output(*size), cout), "temp")
     weight = rng.integers(-127, 128, (cout, *window.kernel, cin // groups)).astype(np.int16)
     scale = np.full(cout, 1 / (127 * math.sqrt(weight[0].size)))
     bias = rng.integers(-1000, 1000, cout).astype(np.int32)
-    source, target = _view("x", (1, *size, cin), "input"), _view("y", (1, *out, cout), "output")
-    op = Conv("conv", source, target, weight, bias, scale, window, groups, pool=pool)
+    op = Conv("conv", _view("x", (1, *size, cin), "input"), middle, weight, bias, scale, window, groups)
+    if pool is not None:
+        target = _view("y", (1, *pool.output(*middle.shape[1:3]), cout), "output")
+        return _one(op, Pool("pool", middle, target, "max", pool))
+    target = _view("y", middle.shape, "output")
     if residual:
-        middle, other = _view("m", target.shape, "temp"), _view("r", target.shape, "input")
-        op = dataclasses.replace(op, then=Add("add", middle, other, target, 0.7, 0.6))
-    return _one(op)
+        return _one(op, Add("add", middle, _view("r", middle.shape, "input"), target, 0.7, 0.6))
+    return _one(dataclasses.replace(op, dst=target))
 
 
 def pool(size: tuple[int, int], channels: int, kind: str, window: Window) -> Callable[[Config], Run]:

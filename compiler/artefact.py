@@ -16,7 +16,7 @@ import msgspec
 from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.ir.graph import Buffer, CompileError, HostSegment, Transfer
 from weft.compiler.ir.network_file import decode, encode
-from weft.compiler.plan.input_rows import Rows
+from weft.compiler.ir.rows import Rows
 from weft.hdl.files import schema
 from weft.hdl.isa import IsaError
 from weft.hdl.isa.code import Code

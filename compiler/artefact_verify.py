@@ -17,7 +17,7 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.onnx_model import NetworkError, check
 from weft.compiler.ir.graph import CompileError, HostSegment, Transfer
 from weft.compiler.ir.network import DTYPES, Network, dtype_of
-from weft.compiler.plan.input_rows import Rows
+from weft.compiler.ir.rows import Rows
 from weft.hdl.files.schema import shown
 from weft.hdl.isa import Opcode, Queue
 

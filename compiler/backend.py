@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Attention,
-    Buffer,
-    CompileError,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Pool,
-    Softmax,
-    View,
-    Window,
-    readers,
-    sources,
-)
-from weft.compiler.lower.attention import lower_attention
-from weft.compiler.lower.conv import lower_conv
-from weft.compiler.lower.softmax import lower_softmax
-from weft.compiler.lower.vector import lower_vector, pointwise_cycles, pool_cycles
+from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment
+from weft.compiler.ir.rows import Rows
 from weft.compiler.machine.areas import Areas
-from weft.compiler.machine.limits import PITCH_MAX
+from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.memory import Constants, Placement
 from weft.compiler.machine.schedule import schedule
-from weft.compiler.machine.tasks import Task, Tasks
+from weft.compiler.machine.tasks import Tasks
 from weft.compiler.onnx.limits import check_memory
-from weft.compiler.passes import fuse_pool
-from weft.compiler.passes.fuse_then import separate
-from weft.compiler.plan.cascade import Cascade, cascade, planned
+from weft.compiler.operators.record import operator_of
+from weft.compiler.passes.gather_rows import gather_rows
+from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
 from weft.compiler.plan.conv_plan import Chooser, plan
-from weft.compiler.plan.conv_shape import Room
-from weft.compiler.plan.input_rows import Rows, gathered
+from weft.compiler.plan.site import Site
+from weft.compiler.planner import Planner
 from weft.hdl.isa import WORD_BYTES, Queue
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
@@ -119,11 +103,12 @@ def compile_segment(
     segment: DeviceSegment,
     config: Config,
     *,
+    passes: Sequence[Pass] = PIPELINE,
     reuse: bool = True,
     plain_inputs: bool = False,
     progress: Callable[[str], None] | None = None,
     choose: Chooser = plan,
-    kept: Cascade | None = None,
+    watch: Watch | None = None,
 ) -> DeviceProgram:
     """Compile one device segment.
 
@@ -133,6 +118,8 @@ def compile_segment(
         Operators in order.
     config : Config
         The accelerator to compile for.
+    passes : sequence of Pass
+        What is done to the segment before it is lowered. Behind them all operators must have plans.
     reuse : bool
         Let results stay on chip from convolution to convolution, and temporaries whose lifetimes do not meet share
         DRAM; without it every intermediate that is not part of an operator is left in DRAM to look at.
@@ -142,136 +129,34 @@ def compile_segment(
         Called with the name of each operator before it is lowered.
     choose : Chooser
         Plans convolutions; the best by estimate, if it is not given.
-    kept : Cascade
-        What stays on chip between operators; what is best by estimate, if it is not given.
+    watch : callable
+        Called with the name of each pass, and the segment behind it.
 
     Raises
     ------
     CompileError
         If an operator cannot be cut small enough for the configuration's memories.
     """
-    first, rows = (segment.ops, {}) if plain_inputs else _gather(segment.ops, config)
-    ops = tuple(part for op in first for part in _rewrite(op, config))
-    if kept is None:
-        kept = cascade(ops, config) if reuse else Cascade()
-    placement = Placement(ops, reuse=reuse, held=kept.held)
+    unwanted = ([] if reuse else [keep_resident]) + ([gather_rows] if plain_inputs else [])
+    wanted = [item for item in passes if item.run not in unwanted]
+    segment = run_passes(wanted, segment, Planner(config, choose), watch)
+    placement = Placement(segment.ops, reuse=reuse, held=segment.resident)
     constants = Constants()
     parts: list[Tasks] = []
-    for index, op in enumerate(ops):
+    for index, op in enumerate(segment.ops):
         if progress is not None:
             progress(op.name)
-        room = kept.rooms[index] if kept.rooms else None
-        lowered = _lower(op, placement, config, constants, index, choose, room)
-        if lowered is None:
-            raise CompileError(_too_large(op, config))
-        parts.append(Tasks.of(lowered))
+        site = Site.of(op, placement, config, segment.regions[index] if segment.regions else None)
+        parts.append(Tasks.of(operator_of(op).lower(op, site, Emitter(config, constants, index))))
     ordered, code = schedule(Tasks.joined(parts))
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
-    layers = _layers(ops, ordered)
-    program = DeviceProgram(segment.name, code, blob, layers, placement.offsets, placement.buffers, rows)
+    layers = _layers(segment.ops, ordered)
+    program = DeviceProgram(
+        segment.name, code, blob, layers, placement.offsets, placement.buffers, dict(segment.rows)
+    )
     check_memory(segment.name, program.areas.memory_bytes)
     return program
-
-
-def _lower(
-    op: DeviceOp,
-    placement: Placement,
-    config: Config,
-    constants: Constants,
-    layer: int,
-    choose: Chooser,
-    room: Room | None,
-) -> list[Task] | None:
-    dst = placement.source(op.dst)
-    read = tuple(placement.source(view) for view in sources(op))
-    if isinstance(op, Conv):
-        return lower_conv(op, read, dst, config, constants, layer, choose, room)
-    if isinstance(op, Attention | Softmax) and not config.softmax:
-        raise CompileError(
-            f"{op.name}: this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"
-        )
-    if isinstance(op, Attention):
-        return lower_attention(op, read, dst, config, constants, layer)
-    if isinstance(op, Softmax):
-        return lower_softmax(op, read[0], dst, config, constants, layer)
-    return lower_vector(op, read, dst, config, constants, layer)
-
-
-def _gather(ops: tuple[DeviceOp, ...], config: Config) -> tuple[tuple[DeviceOp, ...], dict[str, Rows]]:
-    """The operators with inputs laid out as is best for them, and how."""
-    reads, made, rows = readers(ops), list(ops), dict[str, Rows]()
-    for index, op in enumerate(ops):
-        if isinstance(op, Conv) and reads[op.src.buffer.name] == 1 and (found := _quicker(op, config)):
-            made[index], rows[op.src.buffer.name] = found
-    return tuple(made), rows
-
-
-def _quicker(op: Conv, config: Config) -> tuple[Conv, Rows] | None:
-    """A convolution of an input as it is with rows side by side, if that is a tenth quicker by estimate."""
-    kh, channels = op.window.kernel[0], op.src.shape[3]
-    if (
-        op.src.buffer.kind != "input"
-        or not op.src.contiguous
-        or op.groups > 1
-        or kh == 1
-        or kh * channels * op.window.stride[1] > PITCH_MAX
-    ):
-        return None
-    found = gathered(op)
-    before, after = planned(op, config), planned(found[0], config)
-    return found if before and after and after.cycles < 0.9 * before.cycles else None
-
-
-def _rewrite(op: DeviceOp, config: Config) -> tuple[DeviceOp, ...]:
-    """Fused operators as they are best on `config`; and pooling over more than the scratchpad holds, in forms that can
-    be cut: sums on the array, maxima by axis."""
-    if isinstance(op, Conv) and op.then is not None:
-        alone, then = separate(op)
-        if _stays_fused(op, alone, config, *pointwise_cycles(then, config)):
-            return (op,)
-        return (*_rewrite(alone, config), then)
-    if isinstance(op, Conv) and op.pool is not None:
-        alone, pool = fuse_pool.separate(op)
-        if not _stays_fused(op, alone, config, pool_cycles(pool, config)):
-            return (alone, *_rewrite(pool, config))
-    if not isinstance(op, Pool):
-        return (op,)
-    kh, kw = op.window.kernel
-    spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]
-    held = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
-    if held * 2 + 64 * 8 <= config.scratchpad_size or kh * kw == 1:
-        return (op,)
-    channels = op.src.shape[3]
-    if op.kind == "average" and op.window.pad == (0, 0, 0, 0):
-        return (
-            Conv(
-                op.name, op.src, op.dst, np.ones((channels, kh, kw, 1), np.int16), np.zeros(channels, np.int32),
-                np.full(channels, op.scale / (kh * kw)), op.window, channels, op.x_zero, op.y_zero, op.low, op.high,
-            ),
-        )  # fmt: skip
-    if op.kind == "max" and kh > 1 and kw > 1:
-        (sy, sx), (dy, dx), (top, left, bottom, right) = op.window.stride, op.window.dilation, op.window.pad
-        n, h, _, c = op.src.shape
-        between = Buffer(f"{op.name}/columns", (n, h, op.dst.shape[2], c))
-        view = View(between, between.shape)
-        columns = Window((1, kw), (1, sx), (1, dx), (0, left, 0, right))
-        rows = Window((kh, 1), (sy, 1), (dy, 1), (top, 0, bottom, 0))
-        return (
-            Pool(f"{op.name}/columns", op.src, view, "max", columns),
-            Pool(op.name, view, op.dst, "max", rows, op.scale, op.x_zero, op.y_zero, op.low, op.high),
-        )
-    return (op,)
-
-
-def _stays_fused(op: Conv, alone: Conv, config: Config, cycles: float, traffic: float = math.inf) -> bool:
-    """Whether a convolution with what comes then takes no longer, by estimate, than `alone` and that behind it, which
-    takes `cycles`, and moves no more data than both, `traffic` cycles of the bus: what it has on chip for a second
-    operand may cost it weights."""
-    fused, apart = planned(op, config), planned(alone, config)
-    if fused is None or apart is None:
-        return apart is None
-    return fused.cycles <= apart.cycles + cycles and fused.traffic <= apart.traffic + traffic
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:
@@ -287,14 +172,6 @@ def _joined(layers: Sequence[Layer]) -> Layer:
         sum(layer.read_bytes for layer in layers),
         sum(layer.written_bytes for layer in layers),
         {queue: sum(layer.queued[queue] for layer in layers) for queue in last.queued},
-    )
-
-
-def _too_large(op: DeviceOp, config: Config) -> str:
-    return (
-        f"{op.name}: not even one output of this {type(op).__name__.lower()} fits on chip "
-        f"(scratchpad {config.scratchpad_size} vectors of {config.n} bytes); "
-        "use a configuration with a larger scratchpad"
     )
 
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-
 from weft.compiler.host.segments import prepare
-from weft.compiler.ir.graph import DeviceSegment, Graph, HostSegment
-from weft.compiler.ir.verify import verify
+from weft.compiler.ir.graph import Graph, HostSegment
 from weft.compiler.onnx.lowering import lower
 from weft.compiler.onnx.model import load
 from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
-from weft.compiler.passes.fuse_pool import fuse_pool
-from weft.compiler.passes.fuse_then import fuse_then
-from weft.compiler.passes.write_views import write_views
-
-PASSES: tuple[Callable[[DeviceSegment], DeviceSegment], ...] = (
-    fuse_pool,
-    write_views,
-    fuse_then,
-)
-"""Rewrites of device segments, in order; the graph is verified after each."""
+from weft.compiler.verify import verify
 
 
 def import_model(source: Source, *, softmax: bool = True) -> Graph:
@@ -43,12 +30,4 @@ def import_model(source: Source, *, softmax: bool = True) -> Graph:
         if isinstance(segment, HostSegment):
             prepare(segment)
     verify(graph)
-    for rewrite in PASSES:
-        graph = _apply(graph, rewrite)
-        verify(graph)
     return graph
-
-
-def _apply(graph: Graph, rewrite: Callable[[DeviceSegment], DeviceSegment]) -> Graph:
-    segments = (rewrite(item) if isinstance(item, DeviceSegment) else item for item in graph.segments)
-    return dataclasses.replace(graph, segments=tuple(segments))

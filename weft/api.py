@@ -16,6 +16,7 @@ from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceSegment, Graph
 from weft.compiler.onnx.reader import Source
+from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan
 from weft.configurations import configuration, sequential_boards
 from weft.errors import InputError
@@ -50,6 +51,7 @@ def compile(  # the public name, and what it does
     reuse: bool = True,
     plain_inputs: bool = False,
     choose: Chooser = plan,
+    watch: Watch | None = None,
 ) -> Program:
     """Compile a quantised (QDQ) ONNX model.
 
@@ -69,6 +71,10 @@ def compile(  # the public name, and what it does
         makes a first convolution quicker, which takes up to as many times the memory as its kernel has rows.
     choose : Chooser
         Plans convolutions, for example `weft.tuning.Tuning.chooser`; the best by estimate if it is not given.
+        All decisions are by these plans.
+    watch : callable
+        Told the name of every pass of the compiler and the device segment that it made
+        (`weft.compiler.ir.dump.dump_segment` writes it as text).
 
     Raises
     ------
@@ -82,13 +88,19 @@ def compile(  # the public name, and what it does
     chosen = configuration(config)
     for name, value in (("reuse", reuse), ("plain_inputs", plain_inputs)):
         flag(name, value)
-    for name, function in (("progress", progress), ("choose", choose)):
+    for name, function in (("progress", progress), ("choose", choose), ("watch", watch)):
         if function is not None and not callable(function):
             raise InputError(f"{name!r} must be a function, not {type(function).__name__}")
     graph = _graph(model, chosen)
     segments = tuple(
         compile_segment(
-            segment, chosen, reuse=reuse, plain_inputs=plain_inputs, progress=progress, choose=choose
+            segment,
+            chosen,
+            reuse=reuse,
+            plain_inputs=plain_inputs,
+            progress=progress,
+            choose=choose,
+            watch=watch,
         )
         if isinstance(segment, DeviceSegment)
         else segment

@@ -11,10 +11,11 @@ import numpy as np
 import weft
 from weft.arguments import SEED, integer, memory
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, DeviceSegment, View, sources
-from weft.compiler.plan.cascade import Cascade
-from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, View
+from weft.compiler.pipeline import PIPELINE
+from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.planner import Planner
 from weft.configurations import check_timed
 from weft.errors import FileError
 from weft.hdl.files.cache import entry
@@ -63,7 +64,7 @@ def tune(
     Returns
     -------
     tuning, default, cycles : Tuning, int, int
-        The choices, and the cycles of the whole program without and with them. Layers overlap in a program: if it is
+        The tilings, and the cycles of the whole program without and with them. Layers overlap in a program: if it is
         not faster with them, the tuning has none.
 
     Raises
@@ -79,15 +80,7 @@ def tune(
     integer("trials", trials, 1, TRIALS)
     integer("seed", seed, *SEED)
     judge = _Memory(config, *memory(latency, bandwidth))
-    shapes: dict[str, ConvShape] = {}
-
-    def record(shape: ConvShape) -> ConvPlan | None:
-        shapes.setdefault(shape.key, shape)
-        return plan(shape)
-
-    default = judge.cycles_of(weft.compile(model, config, choose=record))
-    if not shapes:
-        raise FileError(f"{model.name} has no convolution or matrix product on the device: nothing to tune")
+    shapes, default = _convolutions(model, judge)
     layers = {}
     for index, (key, shape) in enumerate(shapes.items()):
         progress(f"layer {index + 1} of {len(shapes)}: {shape.op.name}")
@@ -99,6 +92,32 @@ def tune(
     if cycles >= default:
         return dataclasses.replace(tuning, layers={}), default, default
     return tuning, default, cycles
+
+
+def _convolutions(model: Path, judge: _Memory) -> tuple[dict[str, ConvShape], int]:
+    """The distinct convolutions of a model's program, and its cycles, as it is by default."""
+    shapes: dict[str, ConvShape] = {}
+
+    def watch(done: str, segment: DeviceSegment) -> None:
+        if done == PIPELINE[-1].name:
+            for shape in convolutions(segment, judge.config):
+                shapes.setdefault(shape.key, shape)
+
+    cycles = judge.cycles_of(weft.compile(model, judge.config, watch=watch))
+    if not shapes:
+        raise FileError(f"{model.name} has no convolution or matrix product on the device: nothing to tune")
+    return shapes, cycles
+
+
+def convolutions(segment: DeviceSegment, config: Config) -> list[ConvShape]:
+    """The convolutions of a segment behind all passes, with their operands where they are in the program."""
+    planner, whole = Planner(config), (0, config.scratchpad_size)
+    regions = segment.regions or (whole,) * len(segment.ops)
+    return [
+        ConvShape(op, planner.site(op, segment.resident, region))
+        for op, region in zip(segment.ops, regions, strict=True)
+        if isinstance(op, Conv)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,33 +135,26 @@ class _Memory:
 
     def cycles(self, shape: ConvShape, chosen: ConvPlan) -> int:
         """Of one layer by itself."""
-        op = shape.op
-        alone = dataclasses.replace(op, src=_as(op.src, "input"), dst=_as(op.dst, "output"))
-        if op.then is not None:
-            then = dataclasses.replace(op.then, dst=alone.dst)
-            if isinstance(then, Add):
-                then = dataclasses.replace(then, b=_as(then.b, "input"))
-            alone = dataclasses.replace(alone, then=then)
-        operands = zip(
-            (op.src, op.dst, *sources(op)[1:]), (shape.src, shape.dst, shape.residual), strict=False
-        )
-        kept = Cascade(
-            {view.buffer.name: at.held for view, at in operands if at is not None and at.held is not None},
-            (shape.room,),
-        )
-        program = compile_segment(
-            DeviceSegment(op.name, (alone,)),
-            self.config,
-            plain_inputs=True,
-            choose=lambda _: chosen,
-            kept=kept,
-        )
-        image = Image(program)
+        image = Image(compile_segment(_alone(shape, chosen), self.config, passes=()))
         device = TimingDevice(
             self.config, image.memory_bytes, latency=self.latency, bytes_per_cycle=self.bandwidth
         )
         image.run(device, {})
         return device.counters()[Counter.CYCLES]
+
+
+def _alone(shape: ConvShape, chosen: ConvPlan) -> DeviceSegment:
+    """A planned convolution by itself, with what is on chip in the program at the same place."""
+    op = shape.op
+    alone = dataclasses.replace(op, src=_as(op.src, "input"), dst=_as(op.dst, "output"), plan=chosen)
+    if op.epilogue is not None:
+        epilogue = dataclasses.replace(op.epilogue, dst=alone.dst)
+        if isinstance(epilogue, Add):
+            epilogue = dataclasses.replace(epilogue, b=_as(epilogue.b, "input"))
+        alone = dataclasses.replace(alone, epilogue=epilogue)
+    operands = zip((op.src, op.dst, *op.sources[1:]), (shape.src, shape.dst, shape.residual), strict=False)
+    resident = {view.buffer.name: at.held for view, at in operands if at is not None and at.held is not None}
+    return DeviceSegment(op.name, (alone,), resident=resident, regions=(shape.region,))
 
 
 def _as(view: View, kind: str) -> View:
@@ -161,7 +173,7 @@ def _kept(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLay
 
 
 def _search(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedLayer:
-    distinct = {found.choice: found for found in reversed(candidates(shape))}
+    distinct = {found.tiling: found for found in reversed(candidates(shape))}
     plans = list(reversed(distinct.values()))
     tried: dict[int, int] = {}
 
@@ -175,7 +187,7 @@ def _search(shape: ConvShape, memory: _Memory, trials: int, seed: int) -> TunedL
     if trials > RANKED and len(plans) > RANKED:
         _propose(plans, cycles, trials, seed)
     best = min(tried, key=lambda index: (tried[index], index))
-    return TunedLayer(shape.op.name, plans[best].choice, tried[0], tried[best])
+    return TunedLayer(shape.op.name, plans[best].tiling, tried[0], tried[best])
 
 
 def _propose(plans: Sequence[ConvPlan], cycles: Callable[[int], int], trials: int, seed: int) -> list[int]:
@@ -189,7 +201,7 @@ def _propose(plans: Sequence[ConvPlan], cycles: Callable[[int], int], trials: in
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     values = {
-        name: sorted({getattr(found.choice, name) for found in plans})
+        name: sorted({getattr(found.tiling, name) for found in plans})
         for name in ("tile", "zones", "block", "chunk", "group", "chunked")
     }
     space: dict[str, optuna.distributions.BaseDistribution] = {
@@ -197,7 +209,7 @@ def _propose(plans: Sequence[ConvPlan], cycles: Callable[[int], int], trials: in
     }
 
     def parameters(index: int) -> dict[str, int]:
-        return {name: found.index(getattr(plans[index].choice, name)) for name, found in values.items()}
+        return {name: found.index(getattr(plans[index].tiling, name)) for name, found in values.items()}
 
     for index in range(RANKED):
         study.add_trial(

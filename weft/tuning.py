@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 from functools import cache
@@ -11,27 +12,28 @@ from typing import Annotated, Any
 
 import msgspec
 
-from weft.compiler.plan.conv_plan import Choice, Chooser, ConvPlan, candidates, plan
+from weft.compiler.plan.conv_plan import Chooser, ConvPlan, Tiling, candidates, plan
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.errors import FileError
 from weft.hdl.files import schema
 from weft.hdl.isa.config import Config, ConfigError
 
-FORMAT = "weft tuning 2"
-KEPT = "weft tuned layer 1"
+FORMAT = "weft tuning 3"
+KEPT = "weft tuned layer 2"
 """Format of one layer in the cache."""
 TIMED = ("weft.compiler", "weft.hdl", "weft.sim.timing", "weft.runtime", "weft.tune")
 """Packages and modules of which a change may change cycles."""
+Cycles = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 
 @dataclass(frozen=True)
 class TunedLayer:
-    """A layer's choice, and its cycles on its own: with the default plan, and with this one."""
+    """A layer's tiling, and its cycles on its own: with the default plan, and with this one."""
 
     name: str
-    choice: Choice
-    default: int
-    cycles: int
+    tiling: Tiling
+    default: Cycles
+    cycles: Cycles
 
     def text(self) -> str:
         """As JSON, for the cache."""
@@ -62,7 +64,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Tuning:
-    """Choices for the convolutions of one configuration, by `ConvShape.key`.
+    """Tilings for the convolutions of one configuration, by `ConvShape.key`.
 
     Attributes
     ----------
@@ -78,11 +80,11 @@ class Tuning:
     layers: dict[str, TunedLayer]
 
     def chooser(self) -> Chooser:
-        """Plans layers as chosen, and those it does not know as usual."""
+        """Plans layers as tuned, and those it does not know as usual."""
 
         def choose(shape: ConvShape) -> ConvPlan | None:
-            layer = self.layers.get(shape.key)
-            return plan(shape) if layer is None else chosen(shape, layer.choice)
+            layer, usual = self.layers.get(shape.key), plan(shape)
+            return usual if layer is None or usual is None else tuned(shape, layer, usual)
 
         return choose
 
@@ -116,14 +118,20 @@ class Tuning:
         return cls(config, values.latency, values.bandwidth, values.layers)
 
 
-def chosen(shape: ConvShape, choice: Choice) -> ConvPlan | None:
-    """The plan of a choice; the usual one if there is no such plan."""
-    return next((found for found in candidates(shape) if found.choice == choice), None) or plan(shape)
+def tuned(shape: ConvShape, layer: TunedLayer, usual: ConvPlan) -> ConvPlan:
+    """The plan with a layer's tiling, or the usual one if there is no such plan.
+
+    Its cycles are those that the usual one is estimated to take, less the share that it took less when both were tried:
+    an estimate by which it is compared with plans of other layers, which were not.
+    """
+    found = (item for item in candidates(shape) if item.tiling == layer.tiling)
+    share = layer.cycles / layer.default
+    return next((dataclasses.replace(item, cycles=usual.cycles * share) for item in found), usual)
 
 
 @cache
 def sources_digest() -> str:
-    """A hash of all sources that decide what is made of a choice, and how many cycles that takes."""
+    """A hash of all sources that decide what is made of a tiling, and how many cycles that takes."""
     parts = [f"{source.name}\0".encode() + source.read_bytes() for source in timed_sources()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 

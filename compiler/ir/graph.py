@@ -7,14 +7,16 @@ the device is int8.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from weft.compiler.ir.network import Network
+from weft.compiler.ir.rows import Rows
 from weft.hdl.errors import WeftError
 
 
@@ -111,16 +113,59 @@ class Window:
         return sizes[0], sizes[1]
 
 
+ONE = Window()
+"""Windows of one element: outputs are elements of the input, one by one."""
+
+
+class _Operator:
+    """What all operators have: the output, its zero point, and the range that it is clamped to."""
+
+    name: str
+    dst: View
+    y_zero: int
+    low: int
+    high: int
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        """The views that it reads."""
+        return (self.src,)  # type: ignore[attr-defined]  # all but a few have one operand of this name
+
+    @property
+    def macs(self) -> int:
+        """Useful multiplications."""
+        return 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DeviceOp(_Operator):
+    """An operator of the device. Each kind is described by a record in `weft.compiler.operators`.
+
+    `plan` says how it is cut into instructions, as the kind's planner made it; None until it is planned.
+    """
+
+    plan: Any = None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other values of some fields."""
+        return dataclasses.replace(self, **changes)
+
+    def on(self, view: Callable[[View], View]) -> Self:
+        """The same with all operands and the output changed by `view`."""
+        views = {name: value for name, value in vars(self).items() if isinstance(value, View)}
+        return self.replace(**{name: view(value) for name, value in views.items()})
+
+
 @dataclass(frozen=True, eq=False)
-class Conv:
+class Conv(DeviceOp):
     """Convolution, or matrix product as 1x1 convolution, and requantisation; optionally max pooling of the result, and
-    then an addition to it or another requantisation.
+    then an epilogue: an addition to it or another requantisation.
 
     q = sat(round_half_even((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [low, high]; padding
     reads x_zero. `weight` is int16 of shape (out, kh, kw, in / groups), zero point already subtracted, |weight| <= 255;
     `bias` int32 (out,); `scale` float64 (out,), the exact quotient of the model's float32 scales.
     If `pool` is set, the maximum over its windows of q is the output (out-of-range elements are left out).
-    If `then` is set, its first operand stands for that output, whose buffer does not exist, and its `dst` is `dst`.
+    If `epilogue` is set, its first operand stands for that output, whose buffer does not exist, and its `dst` is `dst`.
     """
 
     name: str
@@ -136,18 +181,22 @@ class Conv:
     low: int = -128
     high: int = 127
     pool: Window | None = None
-    then: Add | Rescale | None = None
+    epilogue: Add | Rescale | None = None
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return (self.src,) if self.epilogue is None else (self.src, *self.epilogue.sources[1:])
 
     @property
     def macs(self) -> int:
-        """Useful multiplications: elements of the convolution's output times the contraction length."""
+        """Elements of the convolution's output times the contraction length."""
         n, h, w, _ = self.src.shape
         oh, ow = self.window.output(h, w)
         return n * oh * ow * int(self.weight.size)
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class Pool(DeviceOp):
     """Max or average pooling with requantisation.
 
     "max": q = the maximum of x over in-range elements. "average": the sum of (x - x_zero) over in-range elements
@@ -166,11 +215,10 @@ class Pool:
     low: int = -128
     high: int = 127
     include_pad: bool = False
-    macs: int = field(default=0, init=False)
 
 
 @dataclass(frozen=True, eq=False)
-class Add:
+class Add(DeviceOp):
     """q = sat(round_half_even((a - a_zero) * a_scale + (b - b_zero) * b_scale) + y_zero), clamped to [low, high].
 
     Scales are already divided by the output's. `a`, `b` and `dst` have one shape.
@@ -187,11 +235,14 @@ class Add:
     y_zero: int = 0
     low: int = -128
     high: int = 127
-    macs: int = field(default=0, init=False)
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return self.a, self.b
 
 
 @dataclass(frozen=True, eq=False)
-class Rescale:
+class Rescale(DeviceOp):
     """q = sat(round_half_even((x - x_zero) * scale) + y_zero), clamped to [low, high]: requantisation, or a copy."""
 
     name: str
@@ -202,7 +253,6 @@ class Rescale:
     y_zero: int = 0
     low: int = -128
     high: int = 127
-    macs: int = field(default=0, init=False)
 
 
 @dataclass(frozen=True)
@@ -216,7 +266,7 @@ class Rounding:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class Attention(DeviceOp):
     """Scaled dot product attention of whole heads, fused: softmax(Q K^T) V without the matrix between.
 
     For every image, query head h (reading key and value head ``h // (heads // kv_heads)``) and query row i::
@@ -262,6 +312,10 @@ class Attention:
     rounding: Rounding | None = None
 
     @property
+    def sources(self) -> tuple[View, ...]:
+        return (self.q, self.k, self.v) if self.table is None else (self.q, self.k, self.v, self.table)
+
+    @property
     def head_size(self) -> int:
         """Elements of a query and of a key."""
         return int(np.prod(self.q.shape)) // (self.images * self.heads * self.q.shape[2])
@@ -290,7 +344,7 @@ class Attention:
 
 
 @dataclass(frozen=True, eq=False)
-class Softmax:
+class Softmax(DeviceOp):
     """q = sat(round(softmax((x - x_zero) * score_scale) * scale) + y_zero), clamped, over the channels of pixels."""
 
     name: str
@@ -302,20 +356,27 @@ class Softmax:
     y_zero: int = 0
     low: int = -128
     high: int = 127
-    macs: int = field(default=0, init=False)
 
 
-DeviceOp = Conv | Pool | Add | Rescale | Attention | Softmax
+Region = tuple[int, int]
+"""A part of the scratchpad, from address to address."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceSegment:
     """Operators that run on the device in one program, in a valid order. The host writes every "input" buffer before
     and reads every "output" buffer after it.
+
+    What passes find out about buffers is kept here: `rows` has the inputs whose rows the host lays side by side,
+    `resident` the scratchpad address of each buffer that stays on chip and is never in DRAM, and `regions` what that
+    leaves of the scratchpad for each operator (all of it where there are none).
     """
 
     name: str
     ops: tuple[DeviceOp, ...]
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    resident: Mapping[str, int] = field(default_factory=dict)
+    regions: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,50 +435,6 @@ class Graph:
     """(node name, operator type, "device" or "host", reason) for every node of the model, in order."""
 
 
-def sources(op: DeviceOp) -> tuple[View, ...]:
-    """The views an operator reads."""
-    if isinstance(op, Attention):
-        return (op.q, op.k, op.v) if op.table is None else (op.q, op.k, op.v, op.table)
-    if isinstance(op, Conv) and op.then is not None:
-        return op.src, *sources(op.then)[1:]
-    return (op.a, op.b) if isinstance(op, Add) else (op.src,)
-
-
 def readers(ops: Iterable[DeviceOp]) -> Counter[str]:
     """How often each buffer is read, by name."""
-    return Counter(view.buffer.name for op in ops for view in sources(op))
-
-
-def dump(graph: Graph) -> str:
-    """The graph as text, one line an operator."""
-    lines: list[str] = []
-    for segment in graph.segments:
-        if isinstance(segment, HostSegment):
-            lines.append(f"host {segment.name}: {', '.join(segment.inputs)} -> {', '.join(segment.outputs)}")
-            continue
-        lines.append(f"device {segment.name}:")
-        for op in segment.ops:
-            read = ", ".join(_view(view) for view in sources(op))
-            lines.append(f"  {type(op).__name__.lower()} {op.name}: {read} -> {_view(op.dst)}{_details(op)}")
-    return "\n".join(lines) + "\n"
-
-
-def _view(view: View) -> str:
-    at = "" if view.contiguous else f"@{view.y},{view.x},{view.c}"
-    return f"{view.buffer.name}{at}[{'x'.join(map(str, view.shape))}]"
-
-
-def _details(op: Any) -> str:
-    parts = []
-    for key in ("window", "pool"):
-        window = getattr(op, key, None)
-        if window is not None:
-            parts.append(f"{key}(k{window.kernel} s{window.stride} d{window.dilation} p{window.pad})")
-    then = getattr(op, "then", None)
-    if then is not None:
-        parts.append(f"then({type(then).__name__.lower()} {then.name})")
-    if isinstance(op, Attention):
-        mask = f" causal{op.offset:+d}" if op.causal else ""
-        rounded = "" if op.rounding is None else f" scores[{op.rounding.low}, {op.rounding.high}]"
-        parts.append(f"heads({op.heads} on {op.kv_heads}) lengths{op.lengths}{mask}{rounded}")
-    return (" " + " ".join(parts)) if parts else ""
+    return Counter(view.buffer.name for op in ops for view in op.sources)

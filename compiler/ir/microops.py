@@ -1,4 +1,4 @@
-"""What every graph operator means: a few lines of micro-ops, and a small numpy interpreter that runs them.
+"""The micro-ops that say what device operators mean, and a small numpy interpreter that runs them.
 
 Values are integer arrays whose axes have names, like the letters of an einsum: ``n h w c`` for an image, ``y x`` for
 the rows and columns of a window, ``g`` for groups and ``o`` for outputs of a group. There are four micro-ops:
@@ -9,32 +9,17 @@ the rows and columns of a window, ``g`` for groups and ``o`` for outputs of a gr
 - `select` chooses by a condition.
 
 Requantisation is the fixed-point arithmetic of `weft.hdl.isa.Vec`, so the results equal the device's bit for bit.
-Attention and softmax are the exception: what the device computes depends on the size of its array, and the results
-here are the float64 reference of `weft.compiler.ir.reference` (`exact` tells).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import (
-    Add,
-    Attention,
-    Conv,
-    DeviceOp,
-    DeviceSegment,
-    Pool,
-    Rescale,
-    Softmax,
-    View,
-    Window,
-    sources,
-)
-from weft.compiler.ir.reference import attention, softmax
-from weft.compiler.ir.scales import quantise_pair, quantise_scale
+from weft.compiler.ir.graph import DeviceOp, Window
+from weft.compiler.ir.scales import quantise_scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +28,15 @@ class Value:
 
     array: np.ndarray
     axes: str
+
+    @classmethod
+    def image(cls, array: np.ndarray) -> Value:
+        """The contents of a view: (n, h, w, c)."""
+        return cls(array.astype(np.int64), "nhwc")
+
+    def int8(self) -> np.ndarray:
+        """The contents of a view, (n, h, w, c)."""
+        return self.spread("nhwc").astype(np.int8)
 
     def size(self, axis: str) -> int:
         return self.array.shape[self.axes.index(axis)]
@@ -151,100 +145,3 @@ def requantise(value: Value, scale: np.ndarray | float, axes: str, op: DeviceOp,
     mantissa = Value(np.array([pair[0] for pair in pairs], np.int64).reshape(shape), axes)
     shift = Value(np.array([pair[1] for pair in pairs], np.int64).reshape(shape), axes)
     return clamp(divide_half_even(elementwise(np.multiply, wrap32(value), mantissa), shift), op)
-
-
-def conv(op: Conv, values: Sequence[Value], bits: int) -> Value:
-    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, and
-    what comes then."""
-    x = values[0]
-    out, kh, kw, cin = op.weight.shape
-    _, h, w, _ = op.src.shape
-    weight = Value(op.weight.astype(np.int64).reshape(op.groups, out // op.groups, kh, kw, cin), "goyxi")
-    groups = elementwise(lambda g, i: g * cin + i, iota("g", op.groups), iota("i", cin))
-    centred = elementwise(lambda v: v - op.x_zero, x)
-    grouped = reindex(centred, "nhwgi", {"c": groups})
-    acc = product_sum(window_of(grouped, op.window, op.window.output(h, w), 0), weight, "yxi")
-    split = {"g": elementwise(lambda c: c // (out // op.groups), iota("c", out))}
-    split["o"] = elementwise(lambda c: c % (out // op.groups), iota("c", out))
-    acc = reindex(acc, "nhwc", split)
-    acc = elementwise(np.add, acc, Value(op.bias.astype(np.int64), "c"))
-    q = requantise(acc, op.scale, "c", op, bits)
-    if op.pool is not None:
-        q = reduce("maximum", window_of(q, op.pool, op.dst.shape[1:3], -128), "yx")
-    if isinstance(op.then, Add):
-        return add(op.then, q, values[1], bits)
-    return q if op.then is None else rescale(op.then, q, bits)
-
-
-def pool(op: Pool, x: Value, bits: int) -> Value:
-    """Maximum, or sum divided by the number of elements, over each window."""
-    out = (op.dst.shape[1], op.dst.shape[2])
-    if op.kind == "max":
-        most = reduce("maximum", window_of(x, op.window, out, -(1 << 31)), "yx")
-        return requantise(elementwise(lambda v: v - op.x_zero, most), op.scale, "", op, bits)
-    centred = elementwise(lambda v: v - op.x_zero, x)
-    total = reduce("add", window_of(centred, op.window, out, 0), "yx")
-    ones = elementwise(np.ones_like, centred)
-    counts = reduce("add", window_of(ones, op.window, out, int(op.include_pad)), "yx")
-    number = np.maximum(counts.array[0, :, :, 0], 1)  # a window may lie in the padding
-    return requantise(total, op.scale / number, "hw", op, bits)
-
-
-def add(op: Add, a: Value, b: Value, bits: int) -> Value:
-    """Both operands times their mantissas at a common shift."""
-    a_mantissa, b_mantissa, shift = quantise_pair(op.a_scale, op.b_scale, bits)
-    total = elementwise(lambda p, q: (p - op.a_zero) * a_mantissa + (q - op.b_zero) * b_mantissa, a, b)
-    return clamp(divide_half_even(total, scalar(shift)), op)
-
-
-def rescale(op: Rescale, x: Value, bits: int) -> Value:
-    return requantise(elementwise(lambda v: v - op.x_zero, x), op.scale, "", op, bits)
-
-
-def exact(segment: DeviceSegment) -> bool:
-    """Whether `run_ops` gives the device's bytes: not if there is attention or softmax, which it does in float64."""
-    return not any(isinstance(op, Attention | Softmax) for op in segment.ops)
-
-
-def evaluate(op: DeviceOp, given: tuple[np.ndarray, ...], bits: int = 24) -> np.ndarray:
-    """An operator's output (int8, shape of `op.dst`) for the contents of its source views.
-
-    `bits` is the width of requantisation mantissas (`weft.hdl.isa.config.Config.mantissa_bits`).
-    """
-    if isinstance(op, Attention):
-        return attention(op, *given)
-    if isinstance(op, Softmax):
-        return softmax(op, *given)
-    values = [Value(source.astype(np.int64), "nhwc") for source in given]
-    if isinstance(op, Conv):
-        value = conv(op, values, bits)
-    elif isinstance(op, Pool):
-        value = pool(op, values[0], bits)
-    elif isinstance(op, Add):
-        value = add(op, values[0], values[1], bits)
-    else:
-        value = rescale(op, values[0], bits)
-    return value.spread("nhwc").astype(np.int8)
-
-
-def run_ops(segment: DeviceSegment, inputs: dict[str, np.ndarray], bits: int = 24) -> dict[str, np.ndarray]:
-    """Run a device segment on the contents of its input buffers.
-
-    `inputs` maps buffer names to int8 arrays; the result maps the names of all buffers (those, "temp" and "output"
-    ones) to their contents, flat. They are the device's bytes if `exact` says so; otherwise attention and softmax may
-    be a few levels off, and what is computed from them more.
-    """
-    memory = {name: np.ascontiguousarray(value).reshape(-1).copy() for name, value in inputs.items()}
-    for op in segment.ops:
-        target = memory.setdefault(op.dst.buffer.name, np.zeros(op.dst.buffer.size, np.int8))
-        _box(target, op.dst)[...] = evaluate(
-            op, tuple(_box(memory[view.buffer.name], view) for view in sources(op)), bits
-        )
-    return memory
-
-
-def _box(memory: np.ndarray, view: View) -> np.ndarray:
-    """A view's elements, writable, in the flat contents of its buffer."""
-    _, h, w, c = view.shape
-    whole = memory.reshape(view.buffer.shape)
-    return whole[:, view.y : view.y + h, view.x : view.x + w, view.c : view.c + c]

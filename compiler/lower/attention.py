@@ -17,23 +17,18 @@ from weft.compiler.ir.graph import Attention, Rounding
 from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
-from weft.compiler.machine.memory import LENGTH, Constants, Ring, Source
+from weft.compiler.machine.memory import LENGTH, Ring, Source
 from weft.compiler.machine.tasks import Range, Task, accumulator, alignment_entries, scratchpad
 from weft.compiler.plan.attention_cost import PIECES
-from weft.compiler.plan.attention_plan import AttentionPlan, Step, Tile, plan, steps, tiles
+from weft.compiler.plan.attention_plan import AttentionPlan, Step, Tile, steps, tiles
+from weft.compiler.plan.site import Site
 from weft.hdl import isa
 from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec
-from weft.hdl.isa.config import Config
 
 
-def lower_attention(
-    op: Attention, sources: tuple[Source, ...], dst: Source, config: Config, constants: Constants, layer: int
-) -> list[Task] | None:
-    """Tasks of one attention in sequential order, or None if not even its smallest tile fits on chip."""
-    chosen = plan(op, config)
-    if chosen is None:
-        return None
-    return list(_AttentionLowering(op, sources, dst, chosen, config, constants, layer).tasks())
+def lower_attention(op: Attention, site: Site, plan: AttentionPlan, emit: Emitter) -> Iterator[Task]:
+    """Tasks of one attention in sequential order."""
+    return _AttentionLowering(op, site, plan, emit).tasks()
 
 
 def table_tasks(emit: Emitter, at: int) -> Iterator[Task]:
@@ -52,20 +47,17 @@ def _clip(value: int) -> int:
 
 
 class _AttentionLowering:
-    def __init__(
-        self, op: Attention, sources: tuple[Source, ...], dst: Source, chosen: AttentionPlan, config: Config,
-        constants: Constants, layer: int,
-    ) -> None:  # fmt: skip
-        self.op, self.plan, self.config, self.layer = op, chosen, config, layer
-        self.q, self.k, self.v = sources[:3]
-        self.table = sources[3] if op.page else None
-        self.dst = dst
-        self.emit = Emitter(config, constants, layer)
+    def __init__(self, op: Attention, site: Site, chosen: AttentionPlan, emit: Emitter) -> None:
+        self.op, self.plan, self.emit = op, chosen, emit
+        self.config, self.layer = site.config, emit.layer
+        self.q, self.k, self.v = site.sources[:3]
+        self.table = site.sources[3] if op.page else None
+        self.dst = site.dst
         self.rings = {
             name: Ring(*getattr(chosen, name))
             for name in ("q", "kv", "p", "out", "scores", "sums", "states", "alignments")
         }
-        self.k_vectors, self.v_vectors = ceil_div(op.head_size, config.n), ceil_div(op.v_size, config.n)
+        self.k_vectors, self.v_vectors = (ceil_div(size, site.config.n) for size in (op.head_size, op.v_size))
         self.octaves = op.score_scale * math.log2(math.e)
         self.pending: deque[tuple[int, Task]] = deque()
         self.loaded: set[tuple[str, object]] = set()

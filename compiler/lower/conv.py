@@ -8,34 +8,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Add, Conv
+from weft.compiler.ir.graph import Add
 from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.lower.vector import pointwise, second_operand
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters, taken, wrapped
-from weft.compiler.machine.memory import Constants, Ring, Source
+from weft.compiler.machine.memory import Ring, Source
 from weft.compiler.machine.tasks import Range, Task, accumulator, scratchpad
-from weft.compiler.plan.conv_plan import Chooser, ConvPlan, boxes
-from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece, Room, Tile
+from weft.compiler.plan.conv_plan import ConvPlan, boxes
+from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece, Tile
 from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
 from weft.hdl.isa import Source as VecSource
-from weft.hdl.isa.config import Config
 
 
-def lower_conv(
-    op: Conv,
-    sources: Sequence[Source],
-    dst: Source,
-    config: Config,
-    constants: Constants,
-    layer: int,
-    choose: Chooser,
-    room: Room | None = None,
-) -> list[Task] | None:
-    """Tasks of one convolution in sequential order, or None if not even its smallest tile fits on chip. `sources` are
-    its input and, if there is one, what is added, `room` what it may have of the scratchpad."""
-    shape = ConvShape(op, sources, dst, config, room)
-    chosen = choose(shape)
-    return None if chosen is None else list(_ConvLowering(shape, chosen, constants, layer).tasks())
+def lower_conv(shape: ConvShape, plan: ConvPlan, emit: Emitter) -> Iterator[Task]:
+    """Tasks of one convolution in sequential order."""
+    return _ConvLowering(shape, plan, emit).tasks()
 
 
 class _Place(NamedTuple):
@@ -55,18 +42,19 @@ class _Place(NamedTuple):
 
 
 class _ConvLowering:
-    def __init__(self, shape: ConvShape, chosen: ConvPlan, constants: Constants, layer: int) -> None:
-        self.shape, self.plan, self.layer = shape, chosen, layer
-        self.config = shape.config
-        self.emit = Emitter(shape.config, constants, layer)
+    def __init__(self, shape: ConvShape, chosen: ConvPlan, emit: Emitter) -> None:
+        self.shape, self.plan, self.emit = shape, chosen, emit
+        self.config, self.layer = shape.config, emit.layer
         zone = chosen.zones
-        assert shape.room[0] <= zone.a[0] <= sum(zone.o) <= shape.room[1], "the plan is for another room"
+        assert shape.region[0] <= zone.a[0] <= sum(zone.o) <= shape.region[1], (
+            "the plan is for another region"
+        )
         self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
         self.b = Ring(zone.b[0], chosen.b_slot, chosen.b_count)
         self.p = Ring(zone.o[0], PARAMETER_VECTORS, chosen.params)
         outputs = zone.o[0] + chosen.params * PARAMETER_VECTORS
-        if shape.op.then is not None:
-            self.then, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
+        if shape.op.epilogue is not None:
+            self.epilogue, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
         self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
         if shape.dst.held is None:
             outputs += chosen.o_count * chosen.o_slot
@@ -127,11 +115,11 @@ class _ConvLowering:
         shape, at = self.shape, index - part.start
         out = self._place(shape.dst, self.o, image, box, part.start, len(part))
         yield from self._drain(box, conv, index, rows, out.tile(at))
-        if shape.op.then is not None:
+        if shape.op.epilogue is not None:
             added = out
             if shape.residual is not None:
                 added = self._place(shape.residual, self.r, image, box, part.start, len(part))
-            yield from self._then(box, out.tile(at), added.tile(at))
+            yield from self._epilogue(box, out.tile(at), added.tile(at))
         if shape.dst.held is None and index == part.stop - 1:
             yield from self.emit.store_box(shape.dst, image, box, self._channels(part), out.start, len(part))
 
@@ -325,11 +313,11 @@ class _ConvLowering:
             h=h, w=w, dst_oy=taken(row, oy), dst_ox=pixel, zero=op.y_zero, low=op.low, high=op.high,
         )  # fmt: skip
 
-    def _then(self, box: Box, out: _Place, added: _Place) -> Iterator[Task]:
-        """What comes then, for the outputs of a tile, where they are: an output is read before it is written."""
-        op, config = self.shape.op.then, self.config
+    def _epilogue(self, box: Box, out: _Place, added: _Place) -> Iterator[Task]:
+        """The epilogue of the outputs of a tile, in place: an output is read before it is written."""
+        op, config = self.shape.op.epilogue, self.config
         assert op is not None
-        params, held = self.then.get("then")
+        params, held = self.epilogue.get("epilogue")
         if not held:
             yield self.emit.load_constant(pointwise(op, config), params)
         reads = [out.extent(box), scratchpad(params, PARAMETER_VECTORS)]

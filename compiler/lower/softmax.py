@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,70 +11,23 @@ from weft.compiler.ir.graph import Softmax
 from weft.compiler.ir.scales import normaliser, score_multiplier
 from weft.compiler.lower.attention import table_tasks
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
-from weft.compiler.machine.memory import Constants, Ring, Source
+from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task, scratchpad
+from weft.compiler.plan.site import Site
+from weft.compiler.plan.softmax_plan import SoftmaxPlan
 from weft.hdl import isa
-from weft.hdl.isa import COORDINATE_MAX, PARAMETER_VECTORS, Normalise
-from weft.hdl.isa.config import Config
+from weft.hdl.isa import PARAMETER_VECTORS, Normalise
 
 
-@dataclass(frozen=True)
-class _TileSize:
-    """Rows of a tile, vectors of a chunk of a row, and the rings' slots for chunks of the source and of the rest."""
-
-    rows: int
-    vectors: int
-    sources: int
-    slots: int
-
-
-def lower_softmax(
-    op: Softmax, src: Source, dst: Source, config: Config, constants: Constants, layer: int
-) -> list[Task] | None:
-    """Tasks of one softmax in sequential order, or None if not even one row of one vector fits on chip."""
-    if src.flattens and dst.flattens:
-        src, dst = src.flattened(), dst.flattened()
-    tile = _choose(src, config)
-    return (
-        None if tile is None else list(_SoftmaxLowering(op, src, dst, tile, config, constants, layer).tasks())
-    )
-
-
-def _choose(src: Source, config: Config) -> _TileSize | None:
-    """Whole rows if at least a few fit, else chunks that come twice; as many rows as there are states."""
-    room = config.scratchpad_size - PARAMETER_VECTORS
-    whole = ceil_div(src.c, config.n)
-    sizes = [whole] + [1 << k for k in reversed(range(12)) if 1 << k < whole]
-    for vectors in (size for size in sizes if size * config.n <= COORDINATE_MAX):
-        chunks = ceil_div(whole, vectors)
-        for slots in (2, 1):
-            sources = max(slots, chunks if chunks <= 4 else slots)
-            rows = min(
-                room // (vectors * (sources + 2 * slots)),
-                config.alignments // vectors,
-                config.row_states,
-                src.w,
-            )
-            if rows >= min(src.w, 8) or (rows >= 1 and vectors == 1):
-                return _TileSize(
-                    min(rows, ceil_div(src.w, 2) if src.w > 16 else rows), vectors, sources, slots
-                )
-    return None
+def lower_softmax(op: Softmax, site: Site, plan: SoftmaxPlan, emit: Emitter) -> Iterator[Task]:
+    """Tasks of one softmax in sequential order."""
+    return _SoftmaxLowering(op, site, plan, emit).tasks()
 
 
 class _SoftmaxLowering:
-    def __init__(
-        self,
-        op: Softmax,
-        src: Source,
-        dst: Source,
-        tile: _TileSize,
-        config: Config,
-        constants: Constants,
-        layer: int,
-    ) -> None:
-        self.op, self.src, self.dst, self.tile, self.config, self.layer = op, src, dst, tile, config, layer
-        self.emit = Emitter(config, constants, layer)
+    def __init__(self, op: Softmax, site: Site, tile: SoftmaxPlan, emit: Emitter) -> None:
+        self.op, self.tile, self.emit = op, tile, emit
+        self.src, self.dst, self.config, self.layer = site.sources[0], site.dst, site.config, emit.layer
         size = tile.rows * tile.vectors
         self.x = Ring(PARAMETER_VECTORS, size, tile.sources)
         self.p = Ring(PARAMETER_VECTORS + tile.sources * size, size, tile.slots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, View, sources
+from weft.compiler.ir.graph import Buffer, DeviceOp, View
 from weft.compiler.machine.limits import PIXELS_MAX
 
 CONSTANTS = 0
@@ -141,7 +141,7 @@ class Placement:
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for index, op in enumerate(ops):
-            for view in (*sources(op), op.dst):
+            for view in (*op.sources, op.dst):
                 name = view.buffer.name
                 if name in self.held:
                     continue

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from weft.compiler.ir.graph import (
-    Add,
-    Attention,
     Buffer,
     DeviceOp,
     DeviceSegment,
@@ -118,11 +116,7 @@ def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:
         name, kind = names[old.buffer.name]
         return dataclasses.replace(old, buffer=Buffer(name, old.buffer.shape, kind))
 
-    if isinstance(op, Add):
-        return dataclasses.replace(op, a=view(op.a), b=view(op.b), dst=view(op.dst))
-    if isinstance(op, Attention):
-        return dataclasses.replace(op, q=view(op.q), k=view(op.k), v=view(op.v), dst=view(op.dst))
-    return dataclasses.replace(op, src=view(op.src), dst=view(op.dst))
+    return op.on(view)
 
 
 def _host(match: Match, made: Plan, index: int) -> HostSegment:

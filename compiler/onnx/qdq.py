@@ -206,9 +206,7 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
             for field in ("scale", "a_scale", "b_scale")
             if hasattr(op, field)
         }
-        ops.append(
-            dataclasses.replace(op, dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales)
-        )
+        ops.append(op.replace(dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales))
     output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
     return Recipe(output, tuple(ops), pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Rescale, sources
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Rescale
+from weft.compiler.planner import Planner
 
 
-def write_views(segment: DeviceSegment) -> DeviceSegment:
-    """Drop every `Rescale` that copies unchanged bytes, if its source has no other reader and a single writer."""
+def write_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Copies of unchanged bytes disappear: who writes the source, and no other reads, writes the copy."""
     ops = list(segment.ops)
     for copy in segment.ops:
         if not isinstance(copy, Rescale) or not _plain(copy):
             continue
         name = copy.src.buffer.name
         writers = [op for op in ops if op.dst.buffer.name == name]
-        readers = [op for op in ops for view in sources(op) if view.buffer.name == name]
+        readers = [op for op in ops for view in op.sources if view.buffer.name == name]
         if len(writers) != 1 or len(readers) != 1 or copy.src.buffer.kind != "temp":
             continue
         writer = writers[0]
         if writer.dst == copy.src and writer.dst.contiguous and not _reads_destination(writer, copy):
-            ops[ops.index(writer)] = dataclasses.replace(writer, dst=copy.dst)
+            ops[ops.index(writer)] = writer.replace(dst=copy.dst)
             ops.remove(copy)
     return dataclasses.replace(segment, ops=tuple(ops))
 
@@ -31,4 +32,4 @@ def _plain(op: Rescale) -> bool:
 
 def _reads_destination(writer: DeviceOp, copy: Rescale) -> bool:
     """A writer must not write into the buffer it reads."""
-    return any(view.buffer.name == copy.dst.buffer.name for view in sources(writer))
+    return any(view.buffer.name == copy.dst.buffer.name for view in writer.sources)

@@ -139,7 +139,7 @@ class Parts:
         shape, groups = self.shape, self.config.groups
         reads = shape.pool.kernel[0] * shape.pool.kernel[1] * groups
         instructions = 1
-        if shape.op.then is not None:
+        if shape.op.epilogue is not None:
             reads, instructions = reads + groups + (shape.residual is not None), 2
         work = float(self.tiles * self.h * self.w * shape.src.n * reads)
         return work, self.tiles * instructions * self.spatial * _VEC_START
@@ -233,7 +233,7 @@ class Parts:
         if not self.inputs and shape.src.w * shape.vectors * steps > STRIDE_MAX:
             fits &= False
         tile, block, chunked = tile[fits], block[fits], chunked[fits]
-        size = shape.room[1] - shape.room[0]
+        size = shape.region[1] - shape.region[0]
         times = np.where(chunked & (vectors[tile] > size) & shape.shared, -(-self.tiles // block), 1)
         weights = shape.weight_bytes / self.bus
         again = np.where(block * self.depth * config.n > size, self.spatial[tile], 1.0)

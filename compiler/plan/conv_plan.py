@@ -1,6 +1,6 @@
 """Choosing the block sizes of a convolution: how SRAM is divided, and what stays resident.
 
-Every candidate is scored with a closed-form estimate of its cycles; the best one is taken, unless a `Choice` says
+Every candidate is scored with a closed-form estimate of its cycles; the best one is taken, unless a `Tiling` says
 which. The scratchpad, or what other layers leave of it, is divided by banks into three zones, so that the units do not
 meet in a bank: A (inputs; empty if they are on chip already), B (weights), O (parameters and outputs).
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
+from weft.compiler.ir.graph import Region
 from weft.compiler.machine.emit import Box
 from weft.compiler.plan.conv_parts import Zone
 from weft.compiler.plan.conv_search import Found, Search
-from weft.compiler.plan.conv_shape import ConvShape, Room
+from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa.config import Config
 
 _CANDIDATES = 512
@@ -35,11 +35,10 @@ def unit(config: Config) -> int:
     return config.scratchpad_size // max(config.scratchpad_banks, 4)
 
 
-@lru_cache
-def zones(config: Config, room: Room | None = None, *, inputs: bool = True) -> tuple[Zones, ...]:
+def zones(config: Config, region: Region | None = None, *, inputs: bool = True) -> tuple[Zones, ...]:
     """All ways to divide the scratchpad, or a part of it; without `inputs` zone A is empty."""
     size = unit(config)
-    first, last = room or (0, config.scratchpad_size)
+    first, last = region or (0, config.scratchpad_size)
     units = (last - first) // size
     found = []
     for a in range(1, units - 1) if inputs else (0,):
@@ -50,7 +49,7 @@ def zones(config: Config, room: Room | None = None, *, inputs: bool = True) -> t
 
 
 @dataclass(frozen=True)
-class Choice:
+class Tiling:
     """What is free in a `ConvPlan`; the rest of it follows. `zones` are the first vectors of zones B and O."""
 
     tile: tuple[int, int]
@@ -93,32 +92,30 @@ class ConvPlan:
     traffic: float
 
     @property
-    def choice(self) -> Choice:
+    def tiling(self) -> Tiling:
         zones = (self.zones.b[0], self.zones.o[0])
-        return Choice(self.tile, zones, self.block, self.b_limit, self.group, self.chunked)
+        return Tiling(self.tile, zones, self.block, self.b_limit, self.group, self.chunked)
 
 
 Chooser = Callable[[ConvShape], ConvPlan | None]
 """Gives the plan to compile a convolution by, or None if not even the smallest tile fits."""
 
 
-_PLANNED: dict[str, ConvPlan | None] = {}
-"""By `ConvShape.key`."""
-
-
 def plan(shape: ConvShape) -> ConvPlan | None:
-    """The best plan by estimate, or None if not even the smallest tile fits. Layers that are alike are planned once."""
-    if shape.key not in _PLANNED:
-        divided = zones(shape.config, shape.room, inputs=shape.src.held is None)
-        found = _search(shape, divided).best() if divided else None
-        _PLANNED[shape.key] = None if found is None else _plan(divided, found)
-    return _PLANNED[shape.key]
+    """The best plan by estimate, or None if not even the smallest tile fits."""
+    divided = _divided(shape)
+    found = _search(shape, divided).best() if divided else None
+    return None if found is None else _plan(divided, found)
 
 
 def candidates(shape: ConvShape) -> list[ConvPlan]:
     """Plans, the best by estimate first: at most 512, half of them the best, the others spread over all."""
-    divided = zones(shape.config, shape.room, inputs=shape.src.held is None)
-    return [_plan(divided, found) for found in _search(shape, divided).all(_CANDIDATES)]
+    divided = _divided(shape)
+    return [_plan(divided, found) for found in _search(shape, divided).all(_CANDIDATES)] if divided else []
+
+
+def _divided(shape: ConvShape) -> tuple[Zones, ...]:
+    return zones(shape.config, shape.region, inputs=shape.src.held is None)
 
 
 def _search(shape: ConvShape, divided: Sequence[Zones]) -> Search:

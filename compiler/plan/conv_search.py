@@ -160,8 +160,11 @@ class _Scored:
         height, width = (_frame(column) for column in self.parts.sizes[self.size].T)
         tiles = np.minimum(self.group * self.block, self.parts.tiles)
         self.params = np.minimum(tiles, np.maximum(4, self.zone_o // 4 // PARAMETER_VECTORS))
-        then, added = shape.op.then is not None, shape.residual is not None and shape.residual.held is None
-        room = self.zone_o - (self.params + then) * PARAMETER_VECTORS
+        epilogue, added = (
+            shape.op.epilogue is not None,
+            shape.residual is not None and shape.residual.held is None,
+        )
+        room = self.zone_o - (self.params + epilogue) * PARAMETER_VECTORS
         slots = height * width * ((shape.dst.held is None) + added)
         self.store = np.ones_like(tiles)
         if shape.uniform and (added or shape.dst.held is None):
@@ -198,7 +201,7 @@ class _Scored:
         instructions = (
             blocks * self.per_block * (spatial + b_times)
             + in_box * per_box * spatial * parts.inputs
-            + parts.tiles * (spatial * (1 + (shape.op.then is not None)) + p_times)
+            + parts.tiles * (spatial * (1 + (shape.op.epilogue is not None)) + p_times)
             + spatial * -(-parts.tiles // self.store) * (1 + (shape.residual is not None))
         ) * parts.instruction
         # Inputs of the next box come while this one's are used: as many slots more are needed as are to come.

@@ -6,7 +6,7 @@ Two mappings of the contraction onto vectors of N bytes:
 - *windows*: LOAD lays the bytes of a whole kernel row side by side (overlapping windows along x), so that kw * cin
   bytes fill the vectors. Chosen where it needs a tenth fewer vectors, i.e. where a pixel has few channels: LOAD reads
   a row once for each vector of a window. If the kernel's rows
-  lie side by side in DRAM (`weft.compiler.plan.input_rows`), a window is all of the contraction.
+  lie side by side in DRAM (`weft.compiler.passes.gather_rows`), a window is all of the contraction.
 
 Groups become block-diagonal tiles: as many groups as fit share one vector. Depthwise convolution is the extreme case,
 N groups of one channel, and uses 1/N of the array whatever the dataflow.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -26,15 +25,10 @@ import numpy as np
 from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX
-from weft.compiler.machine.memory import Source
-from weft.hdl.isa.config import Config
+from weft.compiler.plan.site import Site
 
 WEIGHT_LIMIT = 127
 """Largest magnitude of a weight in the array; wider ones are split over passes that add in the accumulator."""
-
-
-Room = tuple[int, int]
-"""A part of the scratchpad, from address to address."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +64,16 @@ class Chunk(NamedTuple):
 
 
 class ConvShape:
-    """Geometry of one `Conv` on one configuration. Sizes are in elements, vectors of N bytes, or rows.
+    """Geometry of one `Conv` where it runs. Sizes are in elements, vectors of N bytes, or rows.
 
-    `read` are its input and, if there is one, what is added. `room` is the part of the scratchpad that is free
-    for it: all, if it is not given.
+    `src` is its input, `residual` what is added to its outputs, if anything is; `region` the part of the scratchpad
+    that is free for it.
     """
 
-    def __init__(
-        self,
-        op: Conv,
-        read: Sequence[Source],
-        dst: Source,
-        config: Config,
-        room: Room | None = None,
-    ) -> None:
-        self.op, self.config, self.room = op, config, room or (0, config.scratchpad_size)
-        src, residual = read[0], read[1] if len(read) > 1 else None
+    def __init__(self, op: Conv, site: Site) -> None:
+        self.op, self.config = op, site.config
+        self.region = site.region or (0, site.config.scratchpad_size)
+        src, dst, residual = site.sources[0], site.dst, site.sources[1] if len(site.sources) > 1 else None
         window, pool = op.window, op.pool
         pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
         if pointwise and window.stride != (1, 1) and src.held is None:
@@ -182,8 +170,8 @@ class ConvShape:
         """A hash of all that plans depend on: equal for layers that are planned alike."""
         op = self.op
         known = (
-            self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes, type(op.then).__name__,
-            self.room,
+            self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes,
+            type(op.epilogue).__name__, self.region,
             *(dataclasses.replace(source, base=0, offset=0, held=None if source.held is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),
         )  # fmt: skip

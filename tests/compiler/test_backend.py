@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from support.golden_compare import compare
 from support.op_cases import (
+    apart,
     convolution,
     random_chain,
     random_conv,
@@ -19,8 +20,8 @@ from support.op_cases import (
     with_more,
 )
 
-from weft.compiler import backend
 from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import (
     Add,
     Buffer,
@@ -33,10 +34,12 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.ir.microops import run_ops
-from weft.compiler.machine.memory import Placement
+from weft.compiler.ir.rows import Rows
+from weft.compiler.passes.fuse_epilogue import fuse_epilogue
+from weft.compiler.passes.fuse_pool import fuse_pool
+from weft.compiler.pipeline import PIPELINE, Pass
 from weft.compiler.plan.conv_shape import ConvShape
-from weft.compiler.plan.input_rows import Rows
+from weft.compiler.planner import Planner
 from weft.hdl.checker.program import check
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import PRESETS, Config
@@ -46,9 +49,14 @@ from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.timing import TimingDevice
 
 
-def run_and_compare(segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config) -> None:
+def run_and_compare(
+    segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config, passes: Sequence[Pass] = PIPELINE
+) -> None:
     """With inputs as they are and as the compiler likes them best, compare with the micro-ops."""
-    made = [compile_segment(segment, config, reuse=False, plain_inputs=plain) for plain in (True, False)]
+    made = [
+        compile_segment(segment, config, passes=passes, reuse=False, plain_inputs=plain)
+        for plain in (True, False)
+    ]
     for program in made if made[1].rows else made[:1]:
         compare(program, segment, inputs, config)
 
@@ -62,32 +70,34 @@ def test_random_operators(preset: str, seed: int) -> None:
         run_and_compare(segment_of(op), random_inputs(rng, op), PRESETS[preset])
 
 
+FUSING = (fuse_pool, fuse_epilogue)
+AS_GIVEN = tuple(item for item in PIPELINE if item.run not in FUSING)
+
+
 @pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["default"]], ids=["tiny", "default"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_fused_and_one_after_the_other(fused: bool, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_and_one_after_the_other(fused: bool, config: Config) -> None:
     rng = np.random.default_rng([fused, config.n])
-    monkeypatch.setattr(
-        backend, "pointwise_cycles", lambda op, config: (math.inf if fused else -math.inf,) * 2
-    )
     for _ in range(12):
         op = with_more(rng, random_conv(rng))
-        program = compile_segment(segment_of(op), config)
-        assert len(program.layers) == (1 if fused else 2)
+        segment = segment_of(*(op,) if fused else apart(op))
+        program = compile_segment(segment, config, passes=AS_GIVEN)
+        assert [layer.name for layer in program.layers] == [item.name for item in segment.ops]
         assert ("m" in program.buffers) is not fused
-        run_and_compare(segment_of(op), random_inputs(rng, op), config)
+        run_and_compare(segment, random_inputs(rng, op), config, AS_GIVEN)
 
 
 @pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["small"]], ids=["tiny", "small"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_pooled_and_one_after_the_other(fused: bool, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooled_and_one_after_the_other(fused: bool, config: Config) -> None:
     rng = np.random.default_rng([fused, config.n])
-    monkeypatch.setattr(backend, "pool_cycles", lambda op, config: math.inf if fused else -math.inf)
     ops = [op for _ in range(60) if (op := random_conv(rng)).pool is not None]
     assert len(ops) > 5
     for op in ops:
-        program = compile_segment(segment_of(op), config)
+        segment = segment_of(*(op,) if fused else apart(op))
+        program = compile_segment(segment, config, passes=AS_GIVEN)
         assert [layer.kind for layer in program.layers] == (["conv"] if fused else ["conv", "pool"])
-        run_and_compare(segment_of(op), random_inputs(rng, op), config)
+        run_and_compare(segment, random_inputs(rng, op), config, AS_GIVEN)
 
 
 def test_a_pool_is_fused_where_that_is_faster() -> None:
@@ -100,18 +110,15 @@ def test_a_pool_is_fused_where_that_is_faster() -> None:
     ):
         op = convolution(whole("x", (1, 20, 28, channels), "input"), 80)
         op = dataclasses.replace(op, pool=pool, dst=whole("y", (1, *pool.output(20, 28), 80), "output"))
-        chosen = {}
-        for apart in (None, math.inf, -math.inf):
-            with pytest.MonkeyPatch.context() as patch:
-                if apart is not None:
-                    patch.setattr(backend, "pool_cycles", lambda op, config, value=apart: value)
-                program = compile_segment(segment_of(op), PRESETS[preset])
+        found = []
+        for ops, passes in ((apart(op), PIPELINE), (apart(op), AS_GIVEN), ((op,), AS_GIVEN)):
+            program = compile_segment(segment_of(*ops), PRESETS[preset], passes=passes)
             image = Image(program)
             device = TimingDevice(PRESETS[preset], image.memory_bytes, latency=30)
             image.run(device, {})
-            chosen[apart] = len(program.layers), device.counters()[Counter.CYCLES]
-        assert chosen[None][0] == layers
-        assert chosen[None][1] == min(cycles for _, cycles in chosen.values())
+            found.append((len(program.layers), device.counters()[Counter.CYCLES]))
+        assert found[0][0] == layers
+        assert found[0][1] == min(cycles for _, cycles in found)
 
 
 def convolution_and_addition(size: int, kernel: int, cin: int, out: int) -> tuple[Conv, Add]:
@@ -132,8 +139,7 @@ def test_a_result_stays_on_chip_where_that_is_faster() -> None:
         ("default", 8, 3, 32, 32, 1),
     ):
         conv, add = convolution_and_addition(size, kernel, cin, out)
-        op = dataclasses.replace(conv, dst=add.dst, then=add)
-        assert len(compile_segment(segment_of(op), PRESETS[preset]).layers) == layers, (preset, cin)
+        assert len(compile_segment(segment_of(conv, add), PRESETS[preset]).layers) == layers, (preset, cin)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +154,8 @@ def test_a_result_stays_on_chip_where_that_is_faster() -> None:
 )
 def test_what_stays_on_chip_moves_no_more_data(preset: str, size: int, kernel: int, channels: int) -> None:
     conv, add = convolution_and_addition(size, kernel, channels, channels)
-    apart = compile_segment(DeviceSegment("apart", (conv, add)), PRESETS[preset])
-    chosen = compile_segment(segment_of(dataclasses.replace(conv, dst=add.dst, then=add)), PRESETS[preset])
-    moved = [sum(layer.read_bytes + layer.written_bytes for layer in item.layers) for item in (apart, chosen)]
+    made = [compile_segment(segment_of(conv, add), PRESETS[preset], passes=by) for by in (AS_GIVEN, PIPELINE)]
+    moved = [sum(layer.read_bytes + layer.written_bytes for layer in item.layers) for item in made]
     assert moved[1] <= moved[0] * 1.01
 
 
@@ -334,8 +339,7 @@ def test_chunks_of_a_long_contraction_are_even() -> None:
     x, y = whole("x", (1, 1, 1, 18432), "input"), whole("y", (1, 1, 1, 16), "output")
     weight = np.ones((16, 1, 1, 18432), np.int16)
     op = Conv("fc", x, y, weight, np.zeros(16, np.int32), np.full(16, 0.001))
-    placement = Placement((op,))
-    shape = ConvShape(op, (placement.source(x),), placement.source(y), PRESETS["default"])
+    shape = ConvShape(op, Planner(PRESETS["default"]).site(op))
     for limit, sizes in ((5120, {288}), (6144, {384}), (5000, {288}), (3200, {192}), (18432, {1152})):
         chunks = shape.chunks(shape.pieces[0], limit)
         assert chunks is not None

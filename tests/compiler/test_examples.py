@@ -10,7 +10,7 @@ import pytest
 from support.graph_runs import on_host, run_graph
 
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import Attention, Conv, DeviceSegment
+from weft.compiler.ir.graph import Add, Attention, DeviceSegment
 from weft.examples import attention, digits
 
 
@@ -29,8 +29,8 @@ def test_attention_of_the_transformer() -> None:
     assert {(op.heads, op.head_size, op.q.shape, op.dst.shape) for op in found} == {
         (4, 16, (1, 1, 16, 64), (1, 1, 16, 64))
     }
-    added = sum(isinstance(op, Conv) and op.then is not None for op in segment.ops)
-    assert (len(segment.ops), added) == (18, 4), "every Reshape and Transpose is a view"
+    added = sum(isinstance(op, Add) for op in segment.ops)
+    assert (len(segment.ops), added) == (22, 5), "every Reshape and Transpose is a view"
 
 
 def test_transformer_reads_digits() -> None:

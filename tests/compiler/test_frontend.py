@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,13 +14,24 @@ from support.graph_runs import device_ops, on_host, run_graph
 
 from weft.compiler.frontend import import_model
 from weft.compiler.host.segments import from_buffer, to_buffer
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, HostSegment, Pool, Rescale, dump
+from weft.compiler.ir.dump import dump
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Graph, HostSegment, Pool, Rescale
+from weft.compiler.pipeline import PIPELINE, run_passes
+from weft.compiler.planner import Planner
+from weft.hdl.isa.config import PRESETS
 
 
 def run_onnxruntime(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, values)
+
+
+def fused(graph: Graph) -> list[Any]:
+    """The operators as they are planned for a small accelerator."""
+    planner = Planner(PRESETS["small"])
+    segments = [item for item in graph.segments if isinstance(item, DeviceSegment)]
+    return [op for segment in segments for op in run_passes(PIPELINE, segment, planner).ops]
 
 
 def output_scale(model: onnx.ModelProto) -> float:
@@ -72,7 +85,7 @@ def test_pool_joins_its_convolution() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.conv(builder.input((1, 3, 8, 8)), 4, pads=(1, 1, 1, 1))
     model = builder.finish(builder.pool(value, "MaxPool", kernel_shape=[2, 2], strides=[2, 2]))
-    (op,) = device_ops(import_model(model))
+    (op,) = fused(import_model(model))
     assert isinstance(op, Conv)
     assert op.pool is not None
     assert op.pool.kernel == (2, 2)
@@ -104,8 +117,8 @@ def test_concat_inputs_are_written_in_place() -> None:
         left,
     )
     graph = import_model(builder.finish(builder.concat([left, right], 1)))
-    ops = device_ops(graph)
-    assert [(type(op), type(op.then)) for op in ops] == [(Conv, type(None)), (Conv, Rescale)]
+    ops = fused(graph)
+    assert [type(op) for op in ops] == [Conv, Conv, Rescale]
     assert [op.dst.c for op in ops if op.dst.buffer.shape[3] == 9] == [0, 4]
     assert "@0,0,4" in dump(graph)
 
@@ -333,7 +346,7 @@ def test_sum_of_tensors_in_one_foreign_order() -> None:
     model = builder.finish(builder.dense(builder.add(*parts), 2, op="MatMul"))
     graph = import_model(model)
     assert not on_host(graph)
-    ops = [(type(op), type(op.then)) for op in device_ops(graph)]
+    ops = [(type(op), type(op.epilogue)) for op in fused(graph)]
     assert ops == [(Conv, type(None)), (Conv, Add), (Conv, type(None))]
     assert np.abs(levels(model, qdq_models.feeds(model, rng))).max() <= 1
 

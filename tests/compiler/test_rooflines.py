@@ -10,7 +10,7 @@ from collections import Counter as Tally
 
 import numpy as np
 import pytest
-from support.op_cases import convolution, whole
+from support.op_cases import apart, convolution, segment_of, whole
 from support.rooflines import LATENCY, bounds, ends, random_layer, reason, roofline
 
 from weft.boards.registry import BOARDS
@@ -26,7 +26,7 @@ CONFIGS = tuple(dict.fromkeys([*PRESETS.values(), *(board.config for board in BO
 
 
 def cycles_of(op: Conv, config: Config) -> int:
-    program = compile_segment(DeviceSegment("layer", (op,)), config)
+    program = compile_segment(segment_of(*apart(op)), config)
     image = Image(program)
     device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bytes_per_cycle=config.bus_bytes)
     image.run(device, {})

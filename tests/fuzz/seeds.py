@@ -100,7 +100,7 @@ def tuning() -> bytes:
     def record(shape: ConvShape) -> ConvPlan | None:
         found = plan(shape)
         if found is not None and len(layers) < 2:
-            layers[shape.key] = TunedLayer(shape.op.name, found.choice, 200, 100)
+            layers[shape.key] = TunedLayer(shape.op.name, found.tiling, 200, 100)
         return found
 
     weft.compile(models()["convolutions"], "tiny", choose=record)

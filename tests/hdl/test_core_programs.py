@@ -14,7 +14,7 @@ from support.axi_models import channels, pauses
 from support.op_cases import random_chain
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.microops import run_ops
+from weft.compiler.interpret import run_ops
 from weft.hdl.core import Core
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Reg, Status, base_register

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.attention_cases import random_attention
 from support.attention_cases import random_inputs as attention_inputs
-from support.op_cases import random_cascade, random_inputs, random_op, segment_of
+from support.op_cases import random_convolutions, random_inputs, random_op, segment_of
 from support.random_programs import MEMORY, Generator, WithoutDivision, memory_of
 
 from weft.compiler.backend import compile_segment
@@ -66,7 +66,7 @@ def test_layers(preset: str) -> None:
 def test_results_that_stay_on_chip(preset: str) -> None:
     config, rng = PRESETS[preset], np.random.default_rng([13, PRESETS[preset].n])
     for case in range(6):
-        segment, inputs = random_cascade(rng)
+        segment, inputs = random_convolutions(rng)
         memory = memory_of(config, rng)
         rtl, model = run_both(Image(compile_segment(segment, config)), config, inputs, memory)
         assert_close(rtl, model, 0.0, f"case {case}: {segment}, {memory}")

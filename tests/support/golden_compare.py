@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import DeviceSegment
-from weft.compiler.ir.microops import run_ops
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import Config
 from weft.runtime import Image

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
-from weft.compiler.ir.graph import DeviceSegment, Graph, HostSegment, sources
-from weft.compiler.ir.microops import run_ops
+from weft.compiler.interpret import run_ops
+from weft.compiler.ir.graph import DeviceSegment, Graph, HostSegment
 
 
 def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -18,7 +18,7 @@ def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarr
         if isinstance(segment, HostSegment):
             values |= run_host(segment, values)
             continue
-        read = {view.buffer.name for op in segment.ops for view in sources(op)}
+        read = {view.buffer.name for op in segment.ops for view in op.sources}
         made = {op.dst.buffer.name for op in segment.ops}
         entering = [item for item in graph.to_device if item.buffer.name in read]
         memory = run_ops(

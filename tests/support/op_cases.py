@@ -17,9 +17,8 @@ from weft.compiler.ir.graph import (
     Rescale,
     View,
     Window,
-    sources,
 )
-from weft.compiler.ir.verify import verify_op
+from weft.compiler.verify import verify_op
 
 Shape = tuple[int, int, int, int]
 
@@ -178,22 +177,36 @@ def with_more(rng: np.random.Generator, conv: Conv) -> Conv:
     if rng.random() < 0.3:
         rescale = Rescale("again", middle, conv.dst, rng.uniform(0.1, 1.5), conv.y_zero, draw(rng, -128, 127),
                           draw(rng, -128, 0), 127)  # fmt: skip
-        return dataclasses.replace(conv, then=rescale)
+        return dataclasses.replace(conv, epilogue=rescale)
     add = Add(
         "sum", middle, random_view(rng, "r", shape, "input"), conv.dst, rng.uniform(0.1, 1.5),
         rng.uniform(0.1, 1.5), conv.y_zero, draw(rng, -128, 127), draw(rng, -128, 127), draw(rng, -128, 0), 127,
     )  # fmt: skip
-    return dataclasses.replace(conv, then=add)
+    return dataclasses.replace(conv, epilogue=add)
 
 
-def segment_of(op: DeviceOp) -> DeviceSegment:
-    return DeviceSegment(op.name, (op,))
+def segment_of(*ops: DeviceOp) -> DeviceSegment:
+    return DeviceSegment(ops[0].name, ops)
+
+
+def apart(conv: Conv) -> tuple[DeviceOp, ...]:
+    """A convolution, its pooling and its epilogue, as operators of their own."""
+    if conv.epilogue is not None:
+        return *apart(conv.replace(dst=conv.epilogue.sources[0], epilogue=None)), conv.epilogue
+    if conv.pool is None:
+        return (conv,)
+    n, h, w, _ = conv.src.shape
+    between = whole("unpooled", (n, *conv.window.output(h, w), len(conv.weight)), "temp")
+    pool = Pool(
+        "pool", between, conv.dst, "max", conv.pool, 1.0, conv.y_zero, conv.y_zero, conv.low, conv.high
+    )
+    return conv.replace(dst=between, pool=None), pool
 
 
 def random_inputs(rng: np.random.Generator, op: DeviceOp) -> dict[str, np.ndarray]:
     """Full-range contents of the buffers that an operator reads."""
     return {
-        view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in sources(op)
+        view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in op.sources
     }
 
 
@@ -229,7 +242,7 @@ def random_chain(
     return DeviceSegment("chain", ops), {"x": rng.integers(-128, 128, shape).astype(np.int8)}
 
 
-def random_cascade(
+def random_convolutions(
     rng: np.random.Generator, side: int = 9, channels: int = 40
 ) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
     """Convolutions of all kinds that read each other's results, with additions of earlier ones: what may stay on chip.
@@ -245,14 +258,14 @@ def random_cascade(
         if alike and rng.random() < 0.7:
             earlier = alike[int(rng.integers(len(alike)))]
             middle = whole(f"m{index}", op.dst.shape, "temp")
-            then = Add("sum", middle, earlier, op.dst, 0.7, 0.6, op.y_zero, 3, -2)
-            op = dataclasses.replace(op, then=then)
+            epilogue = Add("sum", middle, earlier, op.dst, 0.7, 0.6, op.y_zero, 3, -2)
+            op = dataclasses.replace(op, epilogue=epilogue)
         ops.append(op)
         values.append(op.dst)
-    read = {view.buffer.name for op in ops for view in sources(op)}
+    read = {view.buffer.name for op in ops for view in op.sources}
     ops = [op if op.dst.buffer.name in read else _as_output(op) for op in ops]
     inputs = {"x": rng.integers(-128, 128, values[0].shape).astype(np.int8)}
-    return DeviceSegment("cascade", tuple(ops)), inputs
+    return DeviceSegment("convolutions", tuple(ops)), inputs
 
 
 def _follower(rng: np.random.Generator, name: str, src: View, channels: int) -> Conv:
@@ -279,5 +292,5 @@ def _follower(rng: np.random.Generator, name: str, src: View, channels: int) -> 
 
 def _as_output(op: Conv) -> Conv:
     dst = whole(op.dst.buffer.name, op.dst.shape, "output")
-    then = dataclasses.replace(op.then, dst=dst) if op.then is not None else None
-    return dataclasses.replace(op, dst=dst, then=then)
+    epilogue = dataclasses.replace(op.epilogue, dst=dst) if op.epilogue is not None else None
+    return dataclasses.replace(op, dst=dst, epilogue=epilogue)

@@ -20,8 +20,10 @@ from support import qdq_models
 import weft
 import weft.tune as tuner
 from weft import cli, tuning
-from weft.compiler.plan.conv_plan import Choice, ConvPlan, candidates
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.plan.conv_plan import ConvPlan, Tiling, candidates
 from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.site import Site
 from weft.errors import FileError
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS, Config
@@ -73,21 +75,21 @@ def test_every_plan_computes_the_same(index: int) -> None:
 def shapes_of(model: Path | bytes, config: Config) -> dict[str, ConvShape]:
     shapes: dict[str, ConvShape] = {}
 
-    def record(shape: ConvShape) -> ConvPlan | None:
-        shapes[shape.key] = shape
-        return ranked(0)(shape)
+    def watch(done: str, segment: DeviceSegment) -> None:
+        if done == "choose_plans":
+            shapes.update({shape.key: shape for shape in tuner.convolutions(segment, config)})
 
-    weft.compile(model, config, choose=record)
+    weft.compile(model, config, watch=watch)
     return shapes
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])
-def test_a_choice_says_all_of_a_plan(preset: str) -> None:
+def test_a_tiling_says_all_of_a_plan(preset: str) -> None:
     groups = set()
     for shape in shapes_of(digits.model(), PRESETS[preset]).values():
-        plans: dict[Choice, ConvPlan] = {}
+        plans: dict[Tiling, ConvPlan] = {}
         for plan in candidates(shape):
-            same = plans.setdefault(plan.choice, plan)
+            same = plans.setdefault(plan.tiling, plan)
             assert dataclasses.replace(same, cycles=0) == dataclasses.replace(plan, cycles=0)
             groups.add(plan.group)
     assert len(groups) > 2
@@ -98,7 +100,7 @@ def test_finds_what_an_exhaustive_search_finds(model: Path) -> None:
     shapes = shapes_of(model, TINY)
     memory = tuner._Memory(TINY, 30, None)
     plans = {
-        key: list({plan.choice: plan for plan in candidates(shape)}.values()) for key, shape in shapes.items()
+        key: list({plan.tiling: plan for plan in candidates(shape)}.values()) for key, shape in shapes.items()
     }
     key = min(plans, key=lambda key: len(plans[key]))
     cycles = [memory.cycles(shapes[key], plan) for plan in plans[key]]
@@ -121,6 +123,28 @@ def test_what_is_found_is_what_the_program_takes(model: Path) -> None:
     assert all(layer.cycles < layer.default for layer in tuning.layers.values())
 
 
+def test_every_decision_is_by_the_plans_of_the_tuning(tmp_path: Path) -> None:
+    """A layer that turned out to take twice as long beside what is on chip gives that up."""
+    model = three_layers(tmp_path, 9)
+    shapes = shapes_of(model, TINY).values()
+    (between,) = (shape for shape in shapes if shape.src.held is not None and shape.dst.held is not None)
+    tiling = candidates(between)[0].tiling
+
+    def resident(cycles: int) -> int:
+        tuning = Tuning(TINY, 30, None, {between.key: TunedLayer("layer", tiling, 100, cycles)})
+        found: dict[str, int] = {}
+        weft.compile(
+            model,
+            TINY,
+            choose=tuning.chooser(),
+            watch=lambda _, made: found.update({made.name: len(made.resident)}),
+        )
+        return sum(found.values())
+
+    assert resident(50) == resident(100) == 2
+    assert resident(200) < 2
+
+
 def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     """They are tried with their operands where they are in the program, and what else is there in the scratchpad."""
     model = three_layers(tmp_path, 9)
@@ -130,7 +154,7 @@ def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     memory = tuner._Memory(TINY, 30, None)
     last = list(shapes.values())[-1]
     moved = dataclasses.replace(last.src, held=None)
-    alone = ConvShape(last.op, (moved,), last.dst, TINY)
+    alone = ConvShape(last.op, Site((moved,), last.dst, TINY))
     assert min(memory.cycles(last, plan) for plan in candidates(last)) < memory.cycles(
         alone, candidates(alone)[0]
     )
@@ -161,7 +185,7 @@ def test_the_same_again_and_from_the_cache(
     for damaged in (
         "{",
         "[]",
-        whole.replace("weft tuned layer 1", "weft tuned layer 0"),
+        whole.replace("weft tuned layer 2", "weft tuned layer 0"),
         whole.replace('"tile"', '"t"'),
     ):
         layer.write_text(damaged)
@@ -185,7 +209,7 @@ def test_only_what_makes_the_program_faster(model: Path, monkeypatch: pytest.Mon
     worst = {}
 
     def search(shape: ConvShape, *_: object) -> TunedLayer:
-        worst[shape.key] = candidates(shape)[-1].choice
+        worst[shape.key] = candidates(shape)[-1].tiling
         return TunedLayer(shape.op.name, worst[shape.key], 2, 1)
 
     monkeypatch.setattr(tuner, "_search", search)
@@ -218,7 +242,7 @@ def saved(tmp_path: Path, changes: dict[str, object]) -> Path:
     return path
 
 
-LAYER = {"name": "a", "choice": {"tile": [1, 2], "zones": [3, 4], "block": 7, "chunk": 5, "group": 6, "chunked": True},
+LAYER = {"name": "a", "tiling": {"tile": [1, 2], "zones": [3, 4], "block": 7, "chunk": 5, "group": 6, "chunked": True},
          "default": 7, "cycles": 8}  # fmt: skip
 
 
@@ -235,17 +259,15 @@ LAYER = {"name": "a", "choice": {"tile": [1, 2], "zones": [3, 4], "block": 7, "c
     ({"bandwidth": "fast"}, r"bandwidth: expected float \| null, got str"),
     ({"layers": None}, "layers: expected object, got null"),
     ({"layers": {"key": None}}, r"layers\[...\]: expected object, got null"),
-    ({"layers": {"key": LAYER | {"choice": {"tile": 3}}}}, r"layers\[...\].choice.tile: expected array, got int"),
-    ({"layers": {"key": LAYER | {"cycles": 10**4000}}}, None),
+    ({"layers": {"key": LAYER | {"tiling": {"tile": 3}}}}, r"layers\[...\].tiling.tile: expected array, got int"),
+    ({"layers": {"key": LAYER | {"cycles": 10**4000}}}, r"layers\[...\].cycles: "),
+    ({"layers": {"key": LAYER | {"default": 0}}}, r"layers\[...\].default: expected int >= 1"),
     ({"layers": {"key": LAYER | {"cycles": 1.5}}}, r"layers\[...\].cycles: expected int, got float"),
     ({"spare": 1}, "object contains unknown field spare"),
-], ids=range(16))  # fmt: skip
-def test_files_that_are_refused(changes: dict[str, object], message: str | None, tmp_path: Path) -> None:
+], ids=range(17))  # fmt: skip
+def test_files_that_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     Tuning.load(saved(tmp_path, {"layers": {"key": LAYER}}), TINY)
     path = saved(tmp_path, changes)
-    if message is None:
-        Tuning.load(path, TINY)
-        return
     with pytest.raises(FileError, match=message) as caught:
         Tuning.load(path, TINY)
     assert "weft tune`" in str(caught.value)
@@ -306,8 +328,8 @@ def test_a_file_that_is_something_else(raw: bytes, tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    choice = Choice((1, 2), (3, 4), 7, 5, 6, True)
-    made = Tuning(TINY, 100, 2.5, {"key": TunedLayer("conv", choice, 20, 10)})
+    tiling = Tiling((1, 2), (3, 4), 7, 5, 6, True)
+    made = Tuning(TINY, 100, 2.5, {"key": TunedLayer("conv", tiling, 20, 10)})
     path = tmp_path / "tuning.json"
     path.write_text(made.text())
     assert Tuning.load(path, TINY) == made

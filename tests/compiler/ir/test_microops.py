@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from weft.compiler.interpret import evaluate, exact, run_ops
 from weft.compiler.ir.graph import (
     Add,
     Attention,
@@ -22,9 +23,9 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.ir.microops import Value, divide_half_even, elementwise, evaluate, exact, reindex, run_ops
+from weft.compiler.ir.microops import Value, divide_half_even, elementwise, reindex
 from weft.compiler.ir.scales import SHIFT_MAX, quantise_pair, quantise_scale
-from weft.compiler.ir.verify import verify_op
+from weft.compiler.verify import verify_op
 
 Shape = tuple[int, int, int, int]
 

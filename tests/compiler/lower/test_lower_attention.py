@@ -23,8 +23,8 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir import reference
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Rounding, Softmax
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
-from weft.compiler.ir.verify import verify_op
 from weft.compiler.plan.attention_plan import plan, steps, tiles
+from weft.compiler.verify import verify_op
 from weft.hdl.checker.program import check
 from weft.hdl.isa import PARAMETER_VECTORS, Mm
 from weft.hdl.isa.config import PRESETS, Config

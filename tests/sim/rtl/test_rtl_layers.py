@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.op_cases import random_cascade, random_inputs, random_op, segment_of
+from support.op_cases import random_convolutions, random_inputs, random_op, segment_of
 
 from weft.compiler.backend import compile_segment
 from weft.hdl.isa.config import PRESETS, Config
@@ -29,24 +29,24 @@ def test_random_layers_on_the_sequential_core(block: int) -> None:
 @pytest.mark.parametrize("block", range(3))
 @pytest.mark.parametrize("preset", ["tiny", "small", "default"])
 def test_results_that_stay_on_chip(preset: str, block: int) -> None:
-    compare(PRESETS[preset], block, cascades=True)
+    compare(PRESETS[preset], block, resident=True)
 
 
 def test_results_that_stay_on_chip_of_the_sequential_core() -> None:
-    compare(PRESETS["tiny"], 3, sequential=True, cascades=True)
+    compare(PRESETS["tiny"], 3, sequential=True, resident=True)
 
 
-def compare(config: Config, block: int, *, sequential: bool = False, cascades: bool = False) -> None:
-    """Ten layers of one seed, or cascades of layers; memory latency, bandwidth and stalls are random, too."""
+def compare(config: Config, block: int, *, sequential: bool = False, resident: bool = False) -> None:
+    """Ten layers of one seed, or convolutions of each other's results; memory and stalls are random."""
     rng = np.random.default_rng([block, config.n])
     held = 0
     for case in range(CASES):
-        if cascades:
-            segment, inputs = random_cascade(rng)
+        if resident:
+            segment, inputs = random_convolutions(rng)
         else:
             op = random_op(rng)
             segment, inputs = segment_of(op), random_inputs(rng, op)
-        program = compile_segment(segment, config, reuse=cascades, plain_inputs=case % 2 == 1)
+        program = compile_segment(segment, config, reuse=resident, plain_inputs=case % 2 == 1)
         held += len({op.dst.buffer.name for op in segment.ops} - set(program.buffers))
         image = Image(program)
         golden = GoldenDevice(config, image.memory_bytes)
@@ -65,4 +65,4 @@ def compare(config: Config, block: int, *, sequential: bool = False, cascades: b
         assert not wrong.size, (
             f"case {case}: {segment}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}"
         )
-    assert held >= (CASES // 3 if cascades else 0)
+    assert held >= (CASES // 3 if resident else 0)

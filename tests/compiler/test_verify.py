@@ -20,7 +20,7 @@ from weft.compiler.ir.graph import (
     Transfer,
     View,
 )
-from weft.compiler.ir.verify import verify
+from weft.compiler.verify import verify
 
 SHAPE = (1, 4, 4, 2)
 X = View(Buffer("x", SHAPE, "input"), SHAPE)
@@ -44,7 +44,7 @@ ADD = Add("add", MIDDLE, X, Y, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
-    "op", [COPY, CONV, Add("add", X, X, Y, 1.0, 1.0), dataclasses.replace(CONV, then=ADD)]
+    "op", [COPY, CONV, Add("add", X, X, Y, 1.0, 1.0), dataclasses.replace(CONV, epilogue=ADD)]
 )
 def test_good_graph(op: DeviceOp) -> None:
     verify(graph(op))
@@ -108,18 +108,20 @@ BROKEN = {
     ),
     "add: operands (1, 4, 4, 2) and (1, 4, 4, 3)": graph(
         dataclasses.replace(
-            CONV, then=dataclasses.replace(ADD, b=View(Buffer("b", (1, 4, 4, 3)), (1, 4, 4, 3)))
+            CONV, epilogue=dataclasses.replace(ADD, b=View(Buffer("b", (1, 4, 4, 3)), (1, 4, 4, 3)))
         )
     ),
-    "add: clamp 50 to -50": graph(dataclasses.replace(CONV, then=dataclasses.replace(ADD, low=50, high=-50))),
+    "add: clamp 50 to -50": graph(
+        dataclasses.replace(CONV, epilogue=dataclasses.replace(ADD, low=50, high=-50))
+    ),
     "conv: add makes 'm' of (1, 4, 4, 2), not 'y' of (1, 4, 4, 2)": graph(
-        dataclasses.replace(CONV, then=dataclasses.replace(ADD, dst=MIDDLE))
+        dataclasses.replace(CONV, epilogue=dataclasses.replace(ADD, dst=MIDDLE))
     ),
     "conv: what stays on chip is no temporary of its own, but 'x'": graph(
-        dataclasses.replace(CONV, then=dataclasses.replace(ADD, a=X))
+        dataclasses.replace(CONV, epilogue=dataclasses.replace(ADD, a=X))
     ),
     "buffer 'm' stays on chip in one operator and is used by another": graph(
-        dataclasses.replace(CONV, name="first", dst=MIDDLE), dataclasses.replace(CONV, then=ADD)
+        dataclasses.replace(CONV, name="first", dst=MIDDLE), dataclasses.replace(CONV, epilogue=ADD)
     ),
     "attention: 4 heads on 3, 2 lengths of 2 images": attention(kv_heads=3),
     "attention: 4 heads on 2, 1 lengths of 2 images": attention(lengths=(5,)),

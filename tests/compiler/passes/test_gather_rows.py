@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.op_cases import random_conv, random_inputs, segment_of
 
-from weft.compiler.ir.microops import run_ops
-from weft.compiler.ir.verify import verify_op
-from weft.compiler.plan.input_rows import Rows, gathered
+from weft.compiler.interpret import run_ops
+from weft.compiler.ir.rows import Rows
+from weft.compiler.passes.gather_rows import gathered
+from weft.compiler.verify import verify_op
 
 
 def by_definition(rows: Rows, array: np.ndarray) -> np.ndarray:

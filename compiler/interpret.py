@@ -1,0 +1,43 @@
+"""What device segments compute, without a device: operators by their meaning, on numpy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View
+from weft.compiler.operators.record import operator_of
+
+
+def exact(segment: DeviceSegment) -> bool:
+    """Whether `run_ops` gives the device's bytes: not if there is attention or softmax, which it does in float64."""
+    return all(operator_of(op).exact for op in segment.ops)
+
+
+def evaluate(op: DeviceOp, given: tuple[np.ndarray, ...], bits: int = 24) -> np.ndarray:
+    """An operator's output (int8, shape of `op.dst`) for the contents of its source views.
+
+    `bits` is the width of requantisation mantissas (`weft.hdl.isa.config.Config.mantissa_bits`).
+    """
+    return operator_of(op).evaluate(op, given, bits)
+
+
+def run_ops(segment: DeviceSegment, inputs: dict[str, np.ndarray], bits: int = 24) -> dict[str, np.ndarray]:
+    """Run a device segment on the contents of its input buffers.
+
+    `inputs` maps buffer names to int8 arrays; the result maps the names of all buffers (those, "temp" and "output"
+    ones) to their contents, flat. They are the device's bytes if `exact` says so; otherwise attention and softmax may
+    be a few levels off, and what is computed from them more.
+    """
+    memory = {name: np.ascontiguousarray(value).reshape(-1).copy() for name, value in inputs.items()}
+    for op in segment.ops:
+        target = memory.setdefault(op.dst.buffer.name, np.zeros(op.dst.buffer.size, np.int8))
+        given = tuple(_box(memory[view.buffer.name], view) for view in op.sources)
+        _box(target, op.dst)[...] = evaluate(op, given, bits)
+    return memory
+
+
+def _box(memory: np.ndarray, view: View) -> np.ndarray:
+    """A view's elements, writable, in the flat contents of its buffer."""
+    _, h, w, c = view.shape
+    whole = memory.reshape(view.buffer.shape)
+    return whole[:, view.y : view.y + h, view.x : view.x + w, view.c : view.c + c]

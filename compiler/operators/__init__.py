@@ -1,0 +1,1 @@
+"""The device operators: one file describes each, and is found by being here."""

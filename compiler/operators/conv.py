@@ -1,0 +1,96 @@
+"""Convolution, with what follows it on chip: pooling and an epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.compiler.ir.graph import Conv, IrError
+from weft.compiler.ir.microops import (
+    Value,
+    elementwise,
+    iota,
+    product_sum,
+    reduce,
+    reindex,
+    requantise,
+    window_of,
+)
+from weft.compiler.lower.conv import lower_conv
+from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.tasks import Task
+from weft.compiler.operators.record import Cost, Operator, Shape4, operator_of
+from weft.compiler.plan.conv_plan import Chooser, ConvPlan
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.site import Site
+from weft.hdl.isa.config import Config
+
+
+def _shape(op: Conv) -> Shape4:
+    n, h, w, c = op.src.shape
+    out, kh, kw, cin = op.weight.shape
+    if cin * op.groups != c or out % op.groups or (kh, kw) != op.window.kernel:
+        raise IrError(f"{op.name}: weight {op.weight.shape} with {op.groups} groups on input {op.src.shape}")
+    if op.bias.shape != (out,) or op.scale.shape != (out,):
+        raise IrError(f"{op.name}: bias {op.bias.shape} and scale {op.scale.shape} for {out} outputs")
+    oh, ow = op.window.output(h, w)
+    if op.pool is not None:
+        oh, ow = op.pool.output(oh, ow)
+    shape = (n, oh, ow, out)
+    if op.epilogue is not None:
+        _check_epilogue(op, shape)
+    return shape
+
+
+def _check_epilogue(op: Conv, shape: Shape4) -> None:
+    """The epilogue takes a result of `shape`, which has no buffer, and makes the output."""
+    assert op.epilogue is not None
+    operator_of(op.epilogue).verify(op.epilogue)
+    own, dst = op.epilogue.sources[0], op.epilogue.dst
+    if own.shape != shape or dst != op.dst:
+        raise IrError(
+            f"{op.name}: {op.epilogue.name} makes {dst.buffer.name!r} of {own.shape}, not {op.dst.buffer.name!r}"
+            f" of {shape}"
+        )
+    if not own.contiguous or own.buffer.kind != "temp":
+        raise IrError(f"{op.name}: what stays on chip is no temporary of its own, but {own.buffer.name!r}")
+
+
+def _evaluate(op: Conv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, and
+    the epilogue."""
+    out, kh, kw, cin = op.weight.shape
+    _, h, w, _ = op.src.shape
+    weight = Value(op.weight.astype(np.int64).reshape(op.groups, out // op.groups, kh, kw, cin), "goyxi")
+    groups = elementwise(lambda g, i: g * cin + i, iota("g", op.groups), iota("i", cin))
+    centred = elementwise(lambda v: v - op.x_zero, Value.image(given[0]))
+    grouped = reindex(centred, "nhwgi", {"c": groups})
+    acc = product_sum(window_of(grouped, op.window, op.window.output(h, w), 0), weight, "yxi")
+    split = {"g": elementwise(lambda c: c // (out // op.groups), iota("c", out))}
+    split["o"] = elementwise(lambda c: c % (out // op.groups), iota("c", out))
+    acc = reindex(acc, "nhwc", split)
+    acc = elementwise(np.add, acc, Value(op.bias.astype(np.int64), "c"))
+    q = requantise(acc, op.scale, "c", op, bits)
+    if op.pool is not None:
+        shape = op.dst.shape[1:3]
+        q = reduce("maximum", window_of(q, op.pool, shape, -128), "yx")
+    result = q.int8()
+    return result if op.epilogue is None else operator_of(op.epilogue).evaluate(
+        op.epilogue, (result, *given[1:]), bits
+    )  # fmt: skip
+
+
+def _plan(op: Conv, site: Site, choose: Chooser) -> ConvPlan | None:
+    return choose(ConvShape(op, site))
+
+
+def _lower(op: Conv, site: Site, emit: Emitter) -> Iterator[Task]:
+    return lower_conv(ConvShape(op, site), op.plan, emit)
+
+
+def _cost(op: Conv, plan: ConvPlan | None, config: Config) -> Cost | None:
+    return None if plan is None else Cost(plan.cycles, plan.traffic)
+
+
+OPERATOR = Operator(Conv, _shape, _evaluate, _plan, _lower, _cost)

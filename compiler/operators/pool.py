@@ -1,0 +1,76 @@
+"""Max and average pooling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.compiler.ir.graph import ONE, Pool
+from weft.compiler.ir.microops import Value, elementwise, reduce, requantise, window_of
+from weft.compiler.ir.scales import quantise_scale
+from weft.compiler.lower.vector import Job, lower_vector, uniform
+from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.tasks import Task
+from weft.compiler.operators.record import Cost, Operator, Shape4
+from weft.compiler.plan import vector_plan
+from weft.compiler.plan.conv_plan import Chooser
+from weft.compiler.plan.site import Site
+from weft.compiler.plan.vector_plan import VectorPlan
+from weft.hdl.isa import Reduce
+from weft.hdl.isa.config import Config
+
+
+def _shape(op: Pool) -> Shape4:
+    n, h, w, c = op.src.shape
+    return n, *op.window.output(h, w), c
+
+
+def _evaluate(op: Pool, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    """Maximum, or sum divided by the number of elements, over each window."""
+    x, out = Value.image(given[0]), op.dst.shape[1:3]
+    if op.kind == "max":
+        most = reduce("maximum", window_of(x, op.window, out, -(1 << 31)), "yx")
+        return requantise(elementwise(lambda v: v - op.x_zero, most), op.scale, "", op, bits).int8()
+    centred = elementwise(lambda v: v - op.x_zero, x)
+    total = reduce("add", window_of(centred, op.window, out, 0), "yx")
+    ones = elementwise(np.ones_like, centred)
+    counts = reduce("add", window_of(ones, op.window, out, int(op.include_pad)), "yx")
+    number = np.maximum(counts.array[0, :, :, 0], 1)  # a window may lie in the padding
+    return requantise(total, op.scale / number, "hw", op, bits).int8()
+
+
+def _site(op: Pool, site: Site) -> Site:
+    """A window of one pixel sees rows of pixels, however many of them are a row of the image."""
+    return site.flattened() if op.window == ONE else site
+
+
+def _plan(op: Pool, site: Site, choose: Chooser) -> VectorPlan | None:
+    return vector_plan.plan(_site(op, site), op.window)
+
+
+def _lower(op: Pool, site: Site, emit: Emitter) -> Iterator[Task]:
+    mean = op.kind == "average"
+
+    def parameters(count: int) -> bytes:
+        elements = math.prod(op.window.kernel) if mean else 1
+        bias = -op.x_zero * elements  # out of range reads x_zero, so every element is offset by it
+        return uniform(
+            site.config, bias, *quantise_scale(op.scale / max(count, 1), site.config.mantissa_bits)
+        )
+
+    reduction = Reduce.SUM if mean else Reduce.MAX
+    job = Job(parameters, op.x_zero, op.window, reduction, mean, op.include_pad)
+    return lower_vector(op, job, _site(op, site), op.plan, emit)
+
+
+def _cost(op: Pool, plan: VectorPlan | None, config: Config) -> Cost:
+    """Every element of a window is read, each tensor moved once."""
+    n, h, w, c = op.dst.shape
+    vectors = n * h * w * ceil_div(c, config.n) * math.prod(op.window.kernel)
+    moved = math.prod(op.src.shape) + math.prod(op.dst.shape)
+    return Cost(*vector_plan.cycles(config, vectors * config.groups, moved))
+
+
+OPERATOR = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost)

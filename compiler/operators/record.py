@@ -1,0 +1,98 @@
+"""What the compiler knows of a kind of device operator, and where it finds that."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.compiler.ir.graph import DeviceOp, IrError
+from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.tasks import Task
+from weft.compiler.plan.conv_plan import Chooser
+from weft.compiler.plan.site import Site
+from weft.hdl.isa.config import Config
+
+Shape4 = tuple[int, int, int, int]
+
+
+class Cost(NamedTuple):
+    """Estimates for an operator by itself: its cycles, and those in which the bus moves its data."""
+
+    cycles: float
+    traffic: float
+
+
+def supported(config: Config) -> str | None:
+    """Nothing is missing in any configuration."""
+    return None
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One kind of device operator.
+
+    Attributes
+    ----------
+    kind : type
+        Its dataclass in a graph.
+    shape : function
+        The shape (n, h, w, c) of an operator's output by its operands; raises `IrError` if these do not fit together.
+    evaluate : function
+        The output (int8) for the contents of the sources (int8) and the width of mantissas in bits: its meaning.
+    plan : function
+        The plan for a site, or None if not even the smallest part fits on chip. Convolutions are planned by the
+        function that is given.
+    lower : function
+        The tasks of a planned operator, in sequential order.
+    cost : function
+        By an operator, its plan and the configuration; None if it cannot be told without a plan.
+    unsupported : function
+        What a configuration lacks for it, as a sentence; None if nothing.
+    exact : bool
+        Whether `evaluate` gives the device's bytes.
+    """
+
+    kind: type[DeviceOp]
+    shape: Callable[[Any], Shape4]
+    evaluate: Callable[[Any, tuple[np.ndarray, ...], int], np.ndarray]
+    plan: Callable[[Any, Site, Chooser], Any]
+    lower: Callable[[Any, Site, Emitter], Iterator[Task]]
+    cost: Callable[[Any, Any, Config], Cost | None]
+    unsupported: Callable[[Config], str | None] = supported
+    exact: bool = True
+
+    def verify(self, op: DeviceOp) -> None:
+        """Raise `IrError` if shapes, ranges or dtypes of an operator disagree."""
+        for view in (*op.sources, op.dst):
+            n, h, w, c = view.buffer.shape
+            ends = (view.shape[0], view.y + view.shape[1], view.x + view.shape[2], view.c + view.shape[3])
+            if view.shape[0] != n or any(end > size for end, size in zip(ends, (n, h, w, c), strict=True)):
+                raise IrError(
+                    f"{op.name}: view {view.shape} leaves buffer {view.buffer.name!r} {view.buffer.shape}"
+                )
+            if min(view.shape) < 1:
+                raise IrError(f"{op.name}: empty view {view.shape}")
+        if not -128 <= op.low <= op.high <= 127:
+            raise IrError(f"{op.name}: clamp {op.low} to {op.high}")
+        expected = self.shape(op)
+        if op.dst.shape != expected:
+            raise IrError(f"{op.name}: output is {op.dst.shape}, not {expected}")
+
+
+@cache
+def _operators() -> dict[type[DeviceOp], Operator]:
+    package = import_module(__package__)
+    modules = (import_module(f"{__package__}.{item.name}") for item in pkgutil.iter_modules(package.__path__))
+    found = (getattr(module, "OPERATOR", None) for module in modules)
+    return {item.kind: item for item in found if item is not None}
+
+
+def operator_of(op: DeviceOp) -> Operator:
+    """The record of an operator's kind."""
+    return _operators()[type(op)]

@@ -1,0 +1,52 @@
+"""Pooling over more than the scratchpad holds, in forms that can be cut."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.planner import Planner
+from weft.hdl.isa.config import Config
+
+
+def split_pool(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Pooling over more than the scratchpad holds becomes sums on the array, and maxima of one axis after the other."""
+    parts = (_split(op, planner.config) if isinstance(op, Pool) else (op,) for op in segment.ops)
+    return dataclasses.replace(segment, ops=tuple(op for part in parts for op in part))
+
+
+def _split(op: Pool, config: Config) -> tuple[DeviceOp, ...]:
+    kh, kw = op.window.kernel
+    spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]
+    held = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
+    if held * 2 + 64 * 8 <= config.scratchpad_size or kh * kw == 1:
+        return (op,)
+    if op.kind == "average" and op.window.pad == (0, 0, 0, 0):
+        return (_sums(op),)
+    return _maxima(op) if op.kind == "max" and kh > 1 and kw > 1 else (op,)
+
+
+def _sums(op: Pool) -> Conv:
+    """An average without padding as a depthwise convolution with weights of one."""
+    (kh, kw), channels = op.window.kernel, op.src.shape[3]
+    return Conv(
+        op.name, op.src, op.dst, np.ones((channels, kh, kw, 1), np.int16), np.zeros(channels, np.int32),
+        np.full(channels, op.scale / (kh * kw)), op.window, channels, op.x_zero, op.y_zero, op.low, op.high,
+    )  # fmt: skip
+
+
+def _maxima(op: Pool) -> tuple[Pool, Pool]:
+    """The maximum over columns, and then that over rows."""
+    (kh, kw), (sy, sx), (dy, dx) = op.window.kernel, op.window.stride, op.window.dilation
+    top, left, bottom, right = op.window.pad
+    n, h, _, c = op.src.shape
+    between = Buffer(f"{op.name}/columns", (n, h, op.dst.shape[2], c))
+    view = View(between, between.shape)
+    columns = Window((1, kw), (1, sx), (1, dx), (0, left, 0, right))
+    rows = Window((kh, 1), (sy, 1), (dy, 1), (top, 0, bottom, 0))
+    return (
+        Pool(f"{op.name}/columns", op.src, view, "max", columns),
+        Pool(op.name, view, op.dst, "max", rows, op.scale, op.x_zero, op.y_zero, op.low, op.high),
+    )

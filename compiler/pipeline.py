@@ -1,0 +1,54 @@
+"""The passes between the front end and lowering, in order: all that decides how a device segment is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.passes.choose_plans import choose_plans
+from weft.compiler.passes.fuse_epilogue import fuse_epilogue
+from weft.compiler.passes.fuse_pool import fuse_pool
+from weft.compiler.passes.gather_rows import gather_rows
+from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.passes.split_pool import split_pool
+from weft.compiler.passes.write_views import write_views
+from weft.compiler.planner import Planner
+from weft.compiler.verify import verify_segment
+
+Watch = Callable[[str, DeviceSegment], None]
+"""Is called with the name of each pass and what it made of a segment."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A rewrite of device segments for one configuration, which the planner knows, and what plans cost there."""
+
+    run: Callable[[DeviceSegment, Planner], DeviceSegment]
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    @property
+    def doc(self) -> str:
+        """What it does, in a sentence."""
+        return (self.run.__doc__ or "").partition("\n\n")[0]
+
+
+PIPELINE = tuple(
+    map(Pass, (fuse_pool, write_views, fuse_epilogue, gather_rows, split_pool, keep_resident, choose_plans))
+)
+
+
+def run_passes(
+    passes: Iterable[Pass], segment: DeviceSegment, planner: Planner, watch: Watch | None = None
+) -> DeviceSegment:
+    """The segment after all `passes`, verified after each."""
+    verify_segment(segment)
+    for item in passes:
+        segment = item.run(segment, planner)
+        verify_segment(segment)
+        if watch is not None:
+            watch(item.name, segment)
+    return segment

@@ -1,0 +1,34 @@
+"""What an operator finds where it runs: its tensors, the configuration, and its part of the scratchpad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft.compiler.ir.graph import DeviceOp, Region
+from weft.compiler.machine.memory import Placement, Source
+from weft.hdl.isa.config import Config
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one operator is planned and lowered: `sources` and `dst` are the tensors that it reads and writes, `region`
+    the part of the scratchpad that is free for it (all if None).
+    """
+
+    sources: tuple[Source, ...]
+    dst: Source
+    config: Config
+    region: Region | None = None
+
+    @classmethod
+    def of(cls, op: DeviceOp, placement: Placement, config: Config, region: Region | None = None) -> Site:
+        """The site of an operator whose buffers lie as `placement` has them."""
+        return cls(tuple(map(placement.source, op.sources)), placement.source(op.dst), config, region)
+
+    def flattened(self) -> Site:
+        """The same with all tensors as single rows of pixels, if the rows of each of them join; else as it is."""
+        if not all(item.flattens for item in (*self.sources, self.dst)):
+            return self
+        return replace(
+            self, sources=tuple(item.flattened() for item in self.sources), dst=self.dst.flattened()
+        )

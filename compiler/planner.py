@@ -1,0 +1,55 @@
+"""Plans and costs of operators, for passes: what is known of them before they are lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from weft.compiler.ir.graph import DeviceOp, Region
+from weft.compiler.machine.memory import Placement
+from weft.compiler.operators.record import Cost, operator_of
+from weft.compiler.plan.conv_plan import Chooser, ConvPlan, plan
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.site import Site
+from weft.hdl.isa.config import Config
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class Planner:
+    """Plans operators for one configuration. Every decision of a compilation asks the same planner.
+
+    Parameters
+    ----------
+    config : Config
+    choose : Chooser
+        Plans convolutions: by default as is best by estimate. It is asked once for those that are alike.
+    """
+
+    def __init__(self, config: Config, choose: Chooser = plan) -> None:
+        self.config, self._choose = config, choose
+        self._convolutions: dict[str, ConvPlan | None] = {}
+
+    def plan(
+        self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None
+    ) -> Any | None:
+        """The plan of an operator; None if not even its smallest part fits.
+
+        `resident` has the buffers that are on chip, with their addresses, and `region` is what is left of the
+        scratchpad for the operator (all of it if None).
+        """
+        return operator_of(op).plan(op, self.site(op, resident, region), self._convolution)
+
+    def cost(self, op: DeviceOp) -> Cost | None:
+        """Estimates for an operator by itself; None if it cannot be planned."""
+        return operator_of(op).cost(op, self.plan(op), self.config)
+
+    def site(self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None) -> Site:
+        """The same operands as those of `plan`; their offsets in DRAM are not the program's, and decide nothing."""
+        return Site.of(op, Placement((op,), held=resident), self.config, region)
+
+    def _convolution(self, shape: ConvShape) -> ConvPlan | None:
+        if shape.key not in self._convolutions:
+            self._convolutions[shape.key] = self._choose(shape)
+        return self._convolutions[shape.key]

@@ -1,0 +1,59 @@
+"""Rules that every graph keeps: shapes that agree, buffers that are written before they are read."""
+
+from __future__ import annotations
+
+from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Graph, IrError
+from weft.compiler.operators.record import operator_of
+
+_BY_THE_HOST = ("input", "pages", "table")
+"""Kinds of buffers that the host writes."""
+
+
+def verify(graph: Graph) -> None:
+    """Raise `IrError` if a graph breaks a rule: shapes that disagree, buffers read before they are written."""
+    written = {transfer.buffer.name for transfer in graph.to_device}
+    buffers: dict[str, Buffer] = {}
+    for transfer in (*graph.to_device, *graph.from_device):
+        _verify_alias(transfer.buffer, buffers, f"value {transfer.value!r}")
+    for segment in graph.segments:
+        if isinstance(segment, DeviceSegment):
+            _verify_segment(segment, buffers, written)
+    for transfer in graph.from_device:
+        if transfer.buffer.name not in written:
+            raise IrError(f"output {transfer.value!r}: buffer {transfer.buffer.name!r} is never written")
+
+
+def verify_segment(segment: DeviceSegment) -> None:
+    """The same of a device segment by itself, for which the host writes all buffers that are its own to write."""
+    views = (view for op in segment.ops for view in op.sources)
+    _verify_segment(segment, {}, {view.buffer.name for view in views if view.buffer.kind in _BY_THE_HOST})
+
+
+def verify_op(op: DeviceOp) -> None:
+    """Raise `IrError` if shapes, ranges or dtypes of one operator disagree."""
+    operator_of(op).verify(op)
+
+
+def _verify_segment(segment: DeviceSegment, buffers: dict[str, Buffer], written: set[str]) -> None:
+    on_chip: set[str] = set()
+    for op in segment.ops:
+        verify_op(op)
+        if isinstance(op, Conv) and op.epilogue is not None:
+            on_chip.add(op.epilogue.sources[0].buffer.name)
+        for view in op.sources:
+            _verify_alias(view.buffer, buffers, op.name)
+            if view.buffer.name not in written:
+                raise IrError(f"{op.name}: reads buffer {view.buffer.name!r} before it is written")
+        _verify_alias(op.dst.buffer, buffers, op.name)
+        written.add(op.dst.buffer.name)
+    for name in on_chip & set(buffers):
+        raise IrError(f"buffer {name!r} stays on chip in one operator and is used by another")
+
+
+def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], where: str) -> None:
+    """Buffers of one name must agree in size and kind."""
+    first = buffers.setdefault(buffer.name, buffer)
+    if (first.size, first.kind) != (buffer.size, buffer.kind):
+        raise IrError(
+            f"{where}: buffer {buffer.name!r} is {buffer.shape} {buffer.kind}, not {first.shape} {first.kind}"
+        )
