@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -23,6 +25,30 @@ from weft.hdl.isa.config import Config
 
 BUFFER = 2048
 _REGISTER = 4
+
+
+class _Progress:
+    """The request that is carried out, and how far it is.
+
+    Bytes left and address are counted in its own fields. Its kind: it `writes`, and goes to `memory` or `registers`;
+    `effective` is 0 for a start that has been made before. A bus word, or in its last bytes a register, comes in and
+    goes out at `lane`; bytes that are not `inside` the request are passed over. `step` moves a byte, `issue` and `done`
+    are an access, `loaded` takes what it has read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.align = (config.bus_bytes - 1).bit_length()
+        self.request = Signal(data.StructLayout(REQUEST_FIELDS))
+        self.left = self.request.size[:9]
+        self.address = self.request.address[: (PAYLOAD - 1).bit_length()]
+        self.operation = Value.cast(self.request.operation)[:3]
+        self.starts = Signal(8)
+        self.writes, self.registers, self.memory, self.effective = Signal(), Signal(), Signal(), Signal()
+        self.word, self.strobe = Signal(config.widths.bus), Signal(config.bus_bytes, name="strobe")
+        self.lane = Signal(self.align)
+        self.first = Signal()
+        self.offset, self.last_lane, self.inside = Signal(self.align), Signal(), Signal(name="inside")
+        self.step, self.issue, self.loaded, self.done = Signal(), Signal(), Signal(), Signal()
 
 
 class Link(wiring.Component):
@@ -97,166 +123,173 @@ class Link(wiring.Component):
         return m
 
     def _requests(self, m: Module, deframer: Deframer, framer: Framer) -> None:
-        align = (self.config.bus_bytes - 1).bit_length()
-        request = Signal(data.StructLayout(REQUEST_FIELDS))
-        # Counted down and up in place.
-        left, at = request.size[:9], request.address[: (PAYLOAD - 1).bit_length()]
-        operation = Value.cast(request.operation)[:3]
-        index = Signal(range(REQUEST_BYTES))
-        starts = Signal(8)
-        writes, registers, memory, effective = Signal(), Signal(), Signal(), Signal()
-        # Registers: they hold from the cycle after CHECK on.
+        at = _Progress(self.config)
+        self._kind(m, at)
+        self._word(m, at, deframer.byte.payload)
+        out, answering, reads = framer.byte, Signal(name="answering"), Signal(name="reads")
+        m.d.comb += self.reset.eq(answering & (at.operation == Operation.RESET))
+        m.d.comb += reads.eq(~at.writes & (at.operation != Operation.RESET) & (at.left != 0))
+        identity = self._identity(m, at)
+        with m.FSM():
+            self._receive(m, at, deframer.byte)
+            self._write(m, at, deframer.byte)
+            self._answer(m, at, out, answering, reads)
+            self._read(m, at, out, identity)
+
+    @staticmethod
+    def _kind(m: Module, at: _Progress) -> None:
+        """What the request asks for, in registers: they hold from the cycle after CHECK on."""
+        operation = at.operation
         m.d.sync += [
-            writes.eq(carries(operation)),
-            memory.eq((operation == Operation.READ_MEMORY) | (operation == Operation.WRITE_MEMORY)),
-            registers.eq(
+            at.writes.eq(carries(operation)),
+            at.memory.eq((operation == Operation.READ_MEMORY) | (operation == Operation.WRITE_MEMORY)),
+            at.registers.eq(
                 (operation == Operation.READ_REGISTERS)
                 | (operation == Operation.WRITE_REGISTERS)
                 | (operation == Operation.START)
             ),
         ]
 
-        # A word of the bus, or a register in the bytes that come in last and go out first.
-        word, strobe = Signal(self.config.widths.bus), Signal(self.config.bus_bytes)
-        lane = Signal(align)
-        first = Signal()
-        offset, last_lane, inside = Signal(align), Signal(), Signal()
+    def _word(self, m: Module, at: _Progress, received: Value) -> None:
+        """The word that is taken from bytes, or gives them, and its access."""
+        registers = at.registers
         m.d.comb += [
-            offset.eq(Mux(registers, at[:2], at[:align])),
-            last_lane.eq(Mux(registers, lane == _REGISTER - 1, lane == self.config.bus_bytes - 1)),
-            inside.eq((left != 0) & ~(first & (lane < offset))),
+            at.offset.eq(Mux(registers, at.address[:2], at.address[: at.align])),
+            at.last_lane.eq(Mux(registers, at.lane == _REGISTER - 1, at.lane == self.config.bus_bytes - 1)),
+            at.inside.eq((at.left != 0) & ~(at.first & (at.lane < at.offset))),
         ]
-        step, issue, loaded, done = Signal(), Signal(), Signal(), Signal()
-        self._bus(m, request, word, strobe, issue=issue, memory=memory, writes=writes, done=done)
-        with m.If(step):
+        self._bus(m, at)
+        with m.If(at.step):
             m.d.sync += [
-                word.eq(Cat(word, deframer.byte.payload)[8:]),
-                strobe.eq(Cat(strobe, inside)[1:]),
-                lane.eq(Mux(last_lane, 0, lane + 1)),
-                left.eq(left - inside),
+                at.word.eq(Cat(at.word, received)[8:]),
+                at.strobe.eq(Cat(at.strobe, at.inside)[1:]),
+                at.lane.eq(Mux(at.last_lane, 0, at.lane + 1)),
+                at.left.eq(at.left - at.inside),
             ]
-        with m.Elif(loaded):
-            m.d.sync += word.eq(
-                Mux(registers, Cat(self.registers.s_axi_rdata, word[32:]), self.memory.read.payload)
+        with m.Elif(at.loaded):
+            m.d.sync += at.word.eq(
+                Mux(registers, Cat(self.registers.s_axi_rdata, at.word[32:]), self.memory.read.payload)
             )
-        following = [at.eq(at + Mux(registers, _REGISTER, self.config.bus_bytes)), first.eq(0)]
 
-        out, answering = framer.byte, Signal()
-        m.d.comb += self.reset.eq(answering & (operation == Operation.RESET))
-        reads = Signal()
-        m.d.comb += reads.eq(~writes & (operation != Operation.RESET) & (left != 0))
+    def _following(self, at: _Progress) -> list[Any]:
+        """Go on to the word behind this one."""
+        return [
+            at.address.eq(at.address + Mux(at.registers, _REGISTER, self.config.bus_bytes)),
+            at.first.eq(0),
+        ]
+
+    def _identity(self, m: Module, at: _Progress) -> Signal:
+        """The byte of `identity` that is due."""
         identity = Signal(8)
-        with m.Switch(Cat(lane, at[align:])):
+        with m.Switch(Cat(at.lane, at.address[at.align :])):
             for number, byte in enumerate(self.identity):
                 with m.Case(number):
                     m.d.comb += identity.eq(byte)
-        with m.FSM():
-            with m.State("REQUEST"):
-                m.d.comb += deframer.byte.ready.eq(1)
-                m.d.sync += [lane.eq(0), first.eq(1)]
-                with m.If(deframer.byte.valid):
-                    m.d.sync += [
-                        request.eq(Cat(request, deframer.byte.payload)[8:]),
-                        index.eq(index + 1),
-                    ]
-                    with m.If(index == REQUEST_BYTES - 1):
-                        m.next = "CHECK"
-            with m.State("CHECK"):
-                start = operation == Operation.START
-                same = request.address[24:] == starts
-                m.d.sync += effective.eq(~start | same)
-                with m.If(start & same):
-                    m.d.sync += starts.eq(starts + 1)
-                m.next = "SEQUENCE"
-                with m.If(carries(operation) & (left != 0)):
-                    m.next = "FILL"
+        return identity
 
-            with m.State("FILL"):
-                m.d.comb += [step.eq(~inside | deframer.byte.valid), deframer.byte.ready.eq(inside)]
-                with m.If(step & last_lane):
-                    m.next = "WRITE"
-            with m.State("WRITE"):
-                m.d.comb += issue.eq(effective)
-                m.next = "WRITING"
-            with m.State("WRITING"), m.If(done | ~effective):
-                m.d.sync += following
-                m.next = "SEQUENCE"
-                with m.If(left != 0):
-                    m.next = "FILL"
+    @staticmethod
+    def _receive(m: Module, at: _Progress, received: Any) -> None:
+        """States in which a request comes in, and is looked at."""
+        index = Signal(range(REQUEST_BYTES))
+        with m.State("REQUEST"):
+            m.d.comb += received.ready.eq(1)
+            m.d.sync += [at.lane.eq(0), at.first.eq(1)]
+            with m.If(received.valid):
+                m.d.sync += [at.request.eq(Cat(at.request, received.payload)[8:]), index.eq(index + 1)]
+                with m.If(index == REQUEST_BYTES - 1):
+                    m.next = "CHECK"
+        with m.State("CHECK"):
+            start = at.operation == Operation.START
+            same = at.request.address[24:] == at.starts
+            m.d.sync += at.effective.eq(~start | same)
+            with m.If(start & same):
+                m.d.sync += at.starts.eq(at.starts + 1)
+            m.next = "SEQUENCE"
+            with m.If(carries(at.operation) & (at.left != 0)):
+                m.next = "FILL"
 
-            with m.State("SEQUENCE"):
-                m.d.comb += answering.eq(1)
-                m.d.comb += [out.valid.eq(1), out.payload.data.eq(request.sequence)]
-                with m.If(out.ready):
-                    m.next = "OPERATION"
-            with m.State("OPERATION"):
-                m.d.comb += answering.eq(1)
-                m.d.comb += [out.valid.eq(1), out.payload.data.eq(Cat(operation, Const(ANSWER >> 3, 5)))]
-                with m.If(out.ready):
-                    m.next = "STARTS"
-            with m.State("STARTS"):
-                m.d.comb += answering.eq(1)
-                m.d.comb += [out.valid.eq(1), out.payload.data.eq(starts), out.payload.last.eq(~reads)]
-                with m.If(out.ready):
-                    m.next = "REQUEST"
-                    with m.If(reads):
-                        m.next = "READ"
+    def _write(self, m: Module, at: _Progress, received: Any) -> None:
+        """States in which words are written as their bytes come in."""
+        with m.State("FILL"):
+            m.d.comb += [at.step.eq(~at.inside | received.valid), received.ready.eq(at.inside)]
+            with m.If(at.step & at.last_lane):
+                m.next = "WRITE"
+        with m.State("WRITE"):
+            m.d.comb += at.issue.eq(at.effective)
+            m.next = "WRITING"
+        with m.State("WRITING"), m.If(at.done | ~at.effective):
+            m.d.sync += self._following(at)
+            m.next = "SEQUENCE"
+            with m.If(at.left != 0):
+                m.next = "FILL"
 
-            with m.State("READ"):
-                m.d.comb += issue.eq(memory | registers)
-                m.next = "READING"
-            with m.State("READING"), m.If(done | ~(memory | registers)):
-                m.d.comb += loaded.eq(1)
-                m.next = "DRAIN"
-            with m.State("DRAIN"):
-                identify = operation == Operation.IDENTIFY
-                m.d.comb += [
-                    out.valid.eq(inside),
-                    out.payload.data.eq(Mux(identify, identity, word[:8])),
-                    out.payload.last.eq(left == 1),
-                    step.eq(~inside | out.ready),
-                ]
-                with m.If(step & last_lane):
-                    m.d.sync += following
+    @staticmethod
+    def _answer(m: Module, at: _Progress, out: Any, answering: Signal, reads: Signal) -> None:
+        """States in which an answer begins; if nothing is read, that is all of it."""
+        with m.State("SEQUENCE"):
+            m.d.comb += answering.eq(1)
+            m.d.comb += [out.valid.eq(1), out.payload.data.eq(at.request.sequence)]
+            with m.If(out.ready):
+                m.next = "OPERATION"
+        with m.State("OPERATION"):
+            m.d.comb += answering.eq(1)
+            m.d.comb += [out.valid.eq(1), out.payload.data.eq(Cat(at.operation, Const(ANSWER >> 3, 5)))]
+            with m.If(out.ready):
+                m.next = "STARTS"
+        with m.State("STARTS"):
+            m.d.comb += answering.eq(1)
+            m.d.comb += [out.valid.eq(1), out.payload.data.eq(at.starts), out.payload.last.eq(~reads)]
+            with m.If(out.ready):
+                m.next = "REQUEST"
+                with m.If(reads):
                     m.next = "READ"
-                with m.If(step & inside & out.payload.last):
-                    m.next = "REQUEST"
 
-    def _bus(
-        self,
-        m: Module,
-        request: data.View,
-        word: Signal,
-        strobe: Signal,
-        *,
-        issue: Value,
-        memory: Value,
-        writes: Value,
-        done: Signal,
-    ) -> None:
+    def _read(self, m: Module, at: _Progress, out: Any, identity: Signal) -> None:
+        """States in which words are read, and their bytes go out."""
+        accesses = at.memory | at.registers
+        with m.State("READ"):
+            m.d.comb += at.issue.eq(accesses)
+            m.next = "READING"
+        with m.State("READING"), m.If(at.done | ~accesses):
+            m.d.comb += at.loaded.eq(1)
+            m.next = "DRAIN"
+        with m.State("DRAIN"):
+            identify = at.operation == Operation.IDENTIFY
+            m.d.comb += [
+                out.valid.eq(at.inside),
+                out.payload.data.eq(Mux(identify, identity, at.word[:8])),
+                out.payload.last.eq(at.left == 1),
+                at.step.eq(~at.inside | out.ready),
+            ]
+            with m.If(at.step & at.last_lane):
+                m.d.sync += self._following(at)
+                m.next = "READ"
+            with m.If(at.step & at.inside & out.payload.last):
+                m.next = "REQUEST"
+
+    def _bus(self, m: Module, at: _Progress) -> None:
         """One access to memory or registers, from `issue` to `done`; a word that was read stands with `done`."""
-        port, axi = self.memory, self.registers
-        align = (self.config.bus_bytes - 1).bit_length()
+        port, axi, request, issue = self.memory, self.registers, at.request, at.issue
         m.d.comb += [
-            port.command.payload.write.eq(writes),
-            port.command.payload.address.eq(Cat(Const(0, align), request.address[align:])),
+            port.command.payload.write.eq(at.writes),
+            port.command.payload.address.eq(Cat(Const(0, at.align), request.address[at.align :])),
             port.command.payload.beats.eq(1),
-            port.write.payload.data.eq(word),
-            port.write.payload.strobe.eq(strobe),
+            port.write.payload.data.eq(at.word),
+            port.write.payload.strobe.eq(at.strobe),
             port.read.ready.eq(1),
             axi.s_axi_awaddr.eq(request.address),
             axi.s_axi_araddr.eq(request.address),
-            axi.s_axi_wdata.eq(word[-8 * _REGISTER :]),
-            axi.s_axi_wstrb.eq(strobe[-_REGISTER:]),
+            axi.s_axi_wdata.eq(at.word[-8 * _REGISTER :]),
+            axi.s_axi_wstrb.eq(at.strobe[-_REGISTER:]),
             axi.s_axi_bready.eq(1),
             axi.s_axi_rready.eq(1),
-            done.eq(port.written | port.read.valid | axi.s_axi_bvalid | axi.s_axi_rvalid),
+            at.done.eq(port.written | port.read.valid | axi.s_axi_bvalid | axi.s_axi_rvalid),
         ]
         for valid, ready, asked in (
-            (port.command.valid, port.command.ready, memory),
-            (port.write.valid, port.write.ready, memory & writes),
-            (axi.s_axi_awvalid, axi.s_axi_awready, ~memory & writes),
-            (axi.s_axi_wvalid, axi.s_axi_wready, ~memory & writes),
-            (axi.s_axi_arvalid, axi.s_axi_arready, ~memory & ~writes),
+            (port.command.valid, port.command.ready, at.memory),
+            (port.write.valid, port.write.ready, at.memory & at.writes),
+            (axi.s_axi_awvalid, axi.s_axi_awready, ~at.memory & at.writes),
+            (axi.s_axi_wvalid, axi.s_axi_wready, ~at.memory & at.writes),
+            (axi.s_axi_arvalid, axi.s_axi_arready, ~at.memory & ~at.writes),
         ):
             m.d.sync += valid.eq(Mux(issue, asked, valid & ~ready))

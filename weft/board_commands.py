@@ -107,25 +107,37 @@ def _fits(board: Board, config: Config) -> bool:
 def build(
     board: Name,
     config: Annotated[
-        str | None, typer.Option("--config", help="Preset, board or JSON file; else the board's own.")
+        str | None,
+        typer.Option(
+            "--config", help="Preset, board or JSON file; the board's own configuration if not given."
+        ),
     ] = None,
     seed: Annotated[
         int | None,
         whole(
             "--seed",
-            "Of place and route; else the board's own. Another one, another clock.",
+            "Seed of place and route; the board's own if not given. Different seeds reach different clocks.",
             1,
             (1 << 31) - 1,
         ),
     ] = None,
     clock: Annotated[
-        float | None, real("--clock", "MHz of the core; else the board's own.", 1, 10_000)
+        float | None, real("--clock", "Clock of the core in MHz; the board's own if not given.", 1, 10_000)
     ] = None,
     allow_timing_fail: Annotated[
-        bool, typer.Option("--allow-timing-fail", help="Keep a bitstream that is too slow for its clock.")
+        bool,
+        typer.Option(
+            "--allow-timing-fail", help="Keep the bitstream even if the design does not reach its clock."
+        ),
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder, else build/BOARD.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder for the bitstream and its report; build/BOARD if not given.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Build a bitstream for a board, with a report of what it uses and how fast it is."""
@@ -197,7 +209,10 @@ def show(report: dict[str, Any], console: Console) -> None:
 def flash(
     board: Name,
     bitstream: Annotated[
-        Path | None, typer.Argument(help="Else what `weft build` left.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Bitstream file; if not given, the one that `weft build` wrote.", show_default=False
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
 ) -> None:

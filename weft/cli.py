@@ -92,14 +92,20 @@ def run(
     ] = None,
     waves_from: Annotated[int, whole("--waves-from", "First cycle of --waves.", 0, 1 << 40)] = 0,
     waves_cycles: Annotated[
-        int | None, whole("--waves-cycles", "Cycles in --waves, else all that follow.", 1, 1 << 40)
+        int | None,
+        whole("--waves-cycles", "Number of cycles in --waves; all that follow if not given.", 1, 1 << 40),
     ] = None,
     port: Annotated[
         str | None, typer.Option(help="Serial port of the board, or virtual:NAME to simulate one.")
     ] = None,
     baud: Annotated[
         int | None,
-        whole("--baud", "Bits a second on it, as `weft build` says; else found out.", 1, 1 << 31),
+        whole(
+            "--baud",
+            "Baud rate of the port, which `weft build` prints; found by trying if not given.",
+            1,
+            1 << 31,
+        ),
     ] = None,
 ) -> None:
     """Run a compiled program.
@@ -110,14 +116,7 @@ def run(
     _check_waves(on, waves, waves_from > 0 or waves_cycles is not None)
     if on is Target.TIMING:
         return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
-    if source is None:
-        raise FileError("--input is missing: say which file holds the model's inputs")
-    if (on is Target.BOARD) != (port is not None):
-        raise FileError("--on board and --port PORT go together: say both, or neither")
-    program, read = load(folder)
-    files.apart(_written(output, report, waves), [*read, source])
-    _check_device(on, program)
-    inputs = arrays.read_inputs(source, program.inputs)
+    program, inputs = _read(on, folder, source, port, _written(output, report, waves))
     if output is not None:
         arrays.check_outputs(program.outputs)
     from weft.waves import recording
@@ -130,15 +129,28 @@ def run(
             timing = {"latency": latency, "bandwidth": bandwidth, "stalls": stall_seed}
             result = program.run(inputs, on="rtl", trace=recorded, **timing)
         elif port is not None:
+            golden = dataclasses.replace(golden, memory=b"")  # a board's memory is not read back
             result = _on_board(program, inputs, port, baud, progress)
     _keep(result, output, report)
     if waves is not None:
         viewers = " and ".join(str(waves.with_suffix(suffix)) for suffix in VIEWERS)
         reports.say(f"{waves}: waveforms from cycle {waves_from:,} on; {viewers} open them")
-    if on is Target.RTL:
+    if on is not Target.GOLDEN:
         _compare(golden, result)
-    elif on is Target.BOARD:
-        _compare(dataclasses.replace(golden, memory=b""), result)
+
+
+def _read(
+    on: Target, folder: Path, source: Path | None, port: str | None, written: dict[str, Path | None]
+) -> tuple[Any, dict[str, Any]]:
+    """The program and its inputs, once the options of `run` go together."""
+    if source is None:
+        raise FileError("--input is missing: say which file holds the model's inputs")
+    if (on is Target.BOARD) != (port is not None):
+        raise FileError("--on board and --port PORT go together: say both, or neither")
+    program, read = load(folder)
+    files.apart(written, [*read, source])
+    _check_device(on, program)
+    return program, arrays.read_inputs(source, program.inputs)
 
 
 def _keep(result: Any, output: Path | None, report: Path | None) -> None:

@@ -25,7 +25,7 @@ class Example(enum.StrEnum):
 def example(
     name: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
     folder: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder to put it in.", show_default=False)
+        Path, typer.Option("--output", "-o", help="Folder to put the example in.", show_default=False)
     ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite files of these names.")] = False,
 ) -> None:
@@ -54,7 +54,9 @@ def example(
 def demo(
     example: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
     config: Configuration = "default",
-    images: Annotated[int | None, whole("--images", "Images on the RTL, else a minute's worth.", 1)] = None,
+    images: Annotated[
+        int | None, whole("--images", "Images to run on the RTL; as many as take a minute if not given.", 1)
+    ] = None,
     keep: Annotated[Path, typer.Option(help="Folder for Verilog, waveform and report.")] = Path("build/demo"),
 ) -> None:
     """Run a small network on the simulated accelerator and hold every byte against the golden interpreter."""

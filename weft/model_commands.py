@@ -31,7 +31,10 @@ def compile_model(
         Path | None, typer.Option("--tuning", help="File that `weft tune` wrote for this configuration.")
     ] = None,
     plain_inputs: Annotated[
-        bool, typer.Option(help="Have inputs in memory in NHWC order; a first convolution may be slower.")
+        bool,
+        typer.Option(
+            help="Keep inputs in memory in NHWC order, even if the first convolution is slower that way."
+        ),
     ] = False,
 ) -> None:
     """Compile a model for one configuration of the hardware."""

@@ -75,11 +75,19 @@ Configuration = Annotated[
 ]
 Board = Annotated[
     str,
-    typer.Option("--board", help="The board: see `weft boards`.", show_default=False, autocompletion=_boards),
+    typer.Option(
+        "--board",
+        help="Name of the board, one of those that `weft boards` lists.",
+        show_default=False,
+        autocompletion=_boards,
+    ),
 ]
 Latency = Annotated[int, whole("--latency", "Memory latency in cycles (rtl, timing).", *LATENCY)]
 Bandwidth = Annotated[float | None, real("--bandwidth", "Memory bytes per cycle (rtl, timing).", *BANDWIDTH)]
-StallSeed = Annotated[int | None, whole("--stall-seed", "Random pauses of the memory, by seed (rtl).", *SEED)]
+StallSeed = Annotated[
+    int | None,
+    whole("--stall-seed", "Seed of random pauses of the memory; no pauses if not given (rtl).", *SEED),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -29,11 +29,14 @@ def trace(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Write Trace Event JSON, for ui.perfetto.dev.", show_default=False
+            "--output",
+            "-o",
+            help="Write the trace as Trace Event JSON, for ui.perfetto.dev.",
+            show_default=False,
         ),
     ] = None,
     drawing: Annotated[
-        Path | None, typer.Option("--svg", help="Write a drawing of it.", show_default=False)
+        Path | None, typer.Option("--svg", help="Write the trace as an SVG drawing.", show_default=False)
     ] = None,
     on: Annotated[Simulation, typer.Option("--on", help="Where to run.")] = Simulation.TIMING,
     latency: Latency = 30,

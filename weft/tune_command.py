@@ -21,7 +21,9 @@ def tune(
     ],
     config: Configuration = "default",
     trials: Annotated[int, whole("--trials", "Plans to try for each distinct layer.", 1, 100_000)] = 32,
-    seed: Annotated[int, whole("--seed", "Another seed proposes other plans.", *SEED)] = 0,
+    seed: Annotated[
+        int, whole("--seed", "Seed of the search: different seeds propose different plans.", *SEED)
+    ] = 0,
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
 ) -> None:

@@ -22,7 +22,7 @@ from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
-from weft.sim.verilator.verilate import build
+from weft.sim.verilator.verilate import Model
 
 DIVISOR = 4
 """Clock cycles a bit: the fastest line that the link manages, so that most of the time goes into computing."""
@@ -63,13 +63,13 @@ def build_board(board: Board, config: Config) -> Path:
     weft.sim.verilator.verilate.BuildError
         If the Verilog does not pass Verilator or the C++ compiler.
     """
-    return build(
-        generate(VirtualTop(board, config, DIVISOR), name="board") + ARRAY_VERILOG,
+    return Model(
+        verilog=generate(VirtualTop(board, config, DIVISOR), name="board") + ARRAY_VERILOG,
         top="board",
         driver=Path(__file__).with_name("virtual_board.cpp"),
         output="board.so",
         link=["-Wl,-Bsymbolic"],
-    )
+    ).build()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from amaranth.lib import wiring
 
 from weft.hdl.verilog import generate
 from weft.sim.verilator.cells import Libraries, without_cells
-from weft.sim.verilator.verilate import build
+from weft.sim.verilator.verilate import Model
 
 
 def _ports(component: wiring.Component) -> list[str]:
@@ -34,8 +34,8 @@ def build_bench(component: wiring.Component, *, models: Libraries = ()) -> Path:
     """
     import cocotb_tools.config
 
-    return build(
-        without_cells(generate(component, name="dut"), top="dut", models=models),
+    return Model(
+        verilog=without_cells(generate(component, name="dut"), top="dut", models=models),
         top="dut",
         driver=cocotb_tools.config.share_dir / "lib" / "verilator" / "verilator.cpp",
         output="bench",
@@ -47,7 +47,7 @@ def build_bench(component: wiring.Component, *, models: Libraries = ()) -> Path:
             "-lcocotbvpi_verilator",
             "-ldl",
         ],
-    )
+    ).build()
 
 
 def run_bench(

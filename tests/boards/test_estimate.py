@@ -99,6 +99,35 @@ def test_the_error_is_that_of_a_configuration_left_out() -> None:
     assert estimate.fit(strange)["lut"].error == pytest.approx(0.5, abs=0.02)
 
 
+def test_what_samples_do_not_tell_apart_is_constant() -> None:
+    """Of as many samples as weights, each but one decides: what it alone has must not be put down to others."""
+    base = Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2, accumulator_depth=64,
+                  bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0)  # fmt: skip
+    wide = {"n": 8, "bus_bytes": 8}
+    full = {"lanes": 4, "mantissa_bits": 24}
+    flip_flops: list[tuple[dict[str, int], int]] = [
+        ({}, 12240),
+        ({"n": 2}, 10305),
+        ({**wide}, 18587),
+        ({**wide, **full}, 20795),
+        ({"lanes": 2}, 12743),
+        ({**full}, 14459),
+        ({"bus_bytes": 16}, 13565),
+        ({"queue_depth": 8}, 12273),
+        ({"scratchpad_banks": 8, "scratchpad_depth": 512}, 13148),
+        ({"accumulator_banks": 4, "accumulator_depth": 256}, 12846),
+        ({"probability_bits": 7}, 14974),
+        ({"probability_bits": 7, "lanes": 4}, 16970),
+        ({**wide, **full, "probability_bits": 7}, 24625),
+    ]
+    board = BOARDS["ulx3s-85f"]
+    samples = [
+        (board, base.replace(**change), Resources(lut=1, ff=count, dsp=1, ram=1))
+        for change, count in flip_flops
+    ]
+    assert estimate.fit(samples)["ff"].error < 0.1
+
+
 @pytest.mark.usefixtures("fitted")
 def test_what_is_sure_not_to_fit_is_refused_with_figures() -> None:
     board = BOARDS["ulx3s-25f"]

@@ -13,7 +13,7 @@ import pytest
 
 from weft.sim.timing.library import library
 from weft.sim.verilator import verilate
-from weft.sim.verilator.verilate import BuildError, Tools, build, compiler
+from weft.sim.verilator.verilate import BuildError, Model, Tools, compiler
 
 
 def script(path: Path, *lines: str) -> Path:
@@ -150,7 +150,7 @@ def test_a_damaged_model_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     def made() -> Path:
         verilog = "module top(input clk, output reg q); always @(posedge clk) q <= !q; endmodule\n"
-        return build(verilog, top="top", driver=driver, output="model.so")
+        return Model(verilog=verilog, top="top", driver=driver, output="model.so").build()
 
     path = made()
     assert path == made()
