@@ -147,7 +147,7 @@ def compile_segment(
         if progress is not None:
             progress(op.name)
         site = Site.of(op, placement, config, segment.regions[index] if segment.regions else None)
-        parts.append(Tasks.of(operator_of(op).lower(op, site, Emitter(config, constants, index))))
+        parts.append(Tasks.of(operator_of(op).lower(op, site, Emitter(config, constants, index)), config))
     ordered, code = schedule(Tasks.joined(parts))
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)

@@ -18,7 +18,7 @@ from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
 from weft.compiler.machine.memory import LENGTH, Ring, Source
-from weft.compiler.machine.tasks import Range, Task, accumulator, alignment_entries, scratchpad
+from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.attention_cost import PIECES
 from weft.compiler.plan.attention_plan import AttentionPlan, Step, Tile, steps, tiles
 from weft.compiler.plan.site import Site
@@ -38,7 +38,7 @@ def table_tasks(emit: Emitter, at: int) -> Iterator[Task]:
         return
     vectors = config.table_depth // config.n
     yield emit.load_constant(config.exp2_table, at)
-    yield Task(Table(src=at, vectors=vectors), (scratchpad(at, vectors),), (), emit.layer, config.table_depth)
+    yield Task(Table(src=at, vectors=vectors), emit.layer, config.table_depth)
 
 
 def _clip(value: int) -> int:
@@ -235,8 +235,7 @@ class _AttentionLowering:
             **common, kc=self.k_vectors, a_kc=1, zero=zero,
             b=k, b_nt=n * self.k_vectors, b_kc=1, b_row=self.k_vectors,
         )  # fmt: skip
-        yield self._mm(main, step, (scratchpad(kv, self.plan.block * self.k_vectors),), rows)
-        constants = scratchpad(self.plan.constants, 2)
+        yield self._mm(main, rows)
         if not self.config.wide_activations:
             # Minus the zero point times the keys: rows in the padding, in parts that fit a byte.
             for part in (-self.op.q_zero // 2, -self.op.q_zero - -self.op.q_zero // 2):
@@ -245,23 +244,20 @@ class _AttentionLowering:
                         **common | {"a": 0, "a_oy": 0, "a_ox": 0}, kc=self.k_vectors, accumulate=1, y=-1, pad=part,
                         b=k, b_nt=n * self.k_vectors, b_kc=1, b_row=self.k_vectors,
                     )  # fmt: skip
-                    yield self._mm(rest, step, (scratchpad(kv, self.plan.block * self.k_vectors),), rows)
+                    yield self._mm(rest, rows)
         for index, _ in enumerate(self._k_zero()):
             rest = Mm(
                 **common, kc=self.k_vectors, a_kc=1, zero=zero, accumulate=1, b=self.plan.constants + index
             )
-            yield self._mm(rest, step, (constants,), rows)
+            yield self._mm(rest, rows)
 
     def _kv(self, step: Step, tile: Tile) -> int:
         kv_head = tile.head // (self.op.heads // self.op.kv_heads)
         return self._slot("kv", (tile.image, kv_head, step.first // self.plan.block))
 
-    def _mm(self, instruction: Mm, step: Step, reads: tuple[Range, ...], rows: int) -> Task:
-        tile = self.tiles[step.tile]
-        q = scratchpad(self._slot("q", step.tile), tile.heads * tile.positions * self.k_vectors)
-        c = accumulator(self._slot("scores", step), rows * instruction.nt)
+    def _mm(self, instruction: Mm, rows: int) -> Task:
         cycles = instruction.nt * instruction.kc * max(rows, self.config.n)
-        return Task(instruction, (q, *reads), (c,), self.layer, cycles, paces=True)
+        return Task(instruction, self.layer, cycles, paces=True)
 
     def _sums(self, step: Step) -> Iterator[Task]:
         tile, n = self.tiles[step.tile], self.config.n
@@ -272,8 +268,6 @@ class _AttentionLowering:
         kv = self._kv(step, tile)
         v = kv + self.plan.block * self.k_vectors + step.first % self.plan.block
         sums = self._slot("sums", step.tile)
-        size = tile.heads * tile.positions * self.v_vectors
-        values = scratchpad(kv + self.plan.block * self.k_vectors, self.plan.block * self.v_vectors)
         yield Task(
             Mm(
                 accumulate=int(not step.start), nt=self.v_vectors, kc=groups, oy=tile.heads, ox=positions,
@@ -282,9 +276,6 @@ class _AttentionLowering:
                 c=sums + skipped, c_nt=tile.heads * tile.positions, c_oy=tile.positions, c_ox=1,
                 align=1, alignment=alignments,
             ),
-            (scratchpad(p, rows * groups), values,
-             alignment_entries(alignments, rows * groups)),
-            (accumulator(sums, size),),
             self.layer,
             self.v_vectors * groups * max(rows, n),
             paces=True,
@@ -301,11 +292,11 @@ class _AttentionLowering:
         rows, groups = tile.heads * positions, step.columns // n
         src, p = self._slot("scores", step), self._slot("p", step)
         alignments = self._slot("alignments", step)
-        source, scores = isa.Source.ACCUMULATOR, accumulator(src, rows * groups)
+        source = isa.Source.ACCUMULATOR
         if op.rounding is not None:
             rounded = self.plan.rounded[0]
             yield self._requantise(op.rounding, src, rounded, (groups, tile.heads, positions))
-            source, src, scores = isa.Source.SCRATCHPAD, rounded, scratchpad(rounded, rows * groups)
+            source, src = isa.Source.SCRATCHPAD, rounded
         # Behind the length of a page table, columns and rows are counted from the register.
         length = 0 if op.page else op.lengths[tile.image]
         yield Task(
@@ -318,8 +309,6 @@ class _AttentionLowering:
                 state=self._slot("states", step.tile) + skipped, state_oy=tile.positions, state_ox=1,
                 alignment=alignments, alignment_ob=rows, alignment_oy=positions, alignment_ox=1,
             ),
-            (scores, scratchpad(self.plan.params, PARAMETER_VECTORS)),
-            (scratchpad(p, rows * groups), alignment_entries(alignments, rows * groups)),
             self.layer,
             rows * groups * self.config.groups,
         )  # fmt: skip
@@ -336,8 +325,6 @@ class _AttentionLowering:
                 dst=dst, dst_ob=rows, dst_oy=positions, dst_ox=1, params=params,
                 zero=to.zero, low=to.low, high=to.high,
             ),
-            (accumulator(src, rows * groups), scratchpad(params, PARAMETER_VECTORS)),
-            (scratchpad(dst, rows * groups),),
             self.layer,
             rows * groups * self.config.groups,
         )  # fmt: skip
@@ -358,8 +345,6 @@ class _AttentionLowering:
                     scale=scale, exponent=exponent, v_zero=op.v_zero, state=states + first, state_oy=1,
                     zero=op.y_zero, low=op.low, high=op.high,
                 ),
-                (accumulator(sums + first, rows * (self.v_vectors - 1) + count),),
-                (scratchpad(out + first * self.v_vectors, count * self.v_vectors),),
                 self.layer,
                 count * max(16, self.v_vectors * self.config.groups),
             )))  # fmt: skip

@@ -13,7 +13,7 @@ from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.lower.vector import pointwise, second_operand
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters, taken, wrapped
 from weft.compiler.machine.memory import Ring, Source
-from weft.compiler.machine.tasks import Range, Task, accumulator, scratchpad
+from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
 from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece, Tile
 from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
@@ -35,10 +35,6 @@ class _Place(NamedTuple):
     def tile(self, index: int) -> _Place:
         """The same for vectors that lie `index` further."""
         return self._replace(start=self.start + index)
-
-    def extent(self, box: Box, vectors: int = 1) -> Range:
-        """From the first vector of a box to the last, of `vectors` of each pixel."""
-        return scratchpad(self.start, (box.h - 1) * self.row + (box.w - 1) * self.pixel + vectors)
 
 
 class _ConvLowering:
@@ -250,8 +246,6 @@ class _ConvLowering:
                 loaded.w,
                 columns,
             ),
-            (at.extent(loaded, vectors), scratchpad(b, count * steps * n)),
-            (accumulator(c, count * conv.h * conv.w),),
             self.layer,
             count * steps * max(conv.h * conv.w, n),
             paces=True,
@@ -291,8 +285,6 @@ class _ConvLowering:
         outputs = box.h * box.w
         yield Task(
             self._drained(box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel),
-            (accumulator(rows, conv.h * conv.w), scratchpad(params, PARAMETER_VECTORS)),
-            (out.extent(box),),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
             addresses=((rows + y * conv.w + x) % (1 << 16), out.start, params),
@@ -320,11 +312,9 @@ class _ConvLowering:
         params, held = self.epilogue.get("epilogue")
         if not held:
             yield self.emit.load_constant(pointwise(op, config), params)
-        reads = [out.extent(box), scratchpad(params, PARAMETER_VECTORS)]
         second: dict[str, int] = {}
         if isinstance(op, Add):
             second = second_operand(op, config, added.start, box.h, added.row, added.pixel)
-            reads.append(added.extent(box))
         rows = taken(out.row, box.h)
         yield Task(
             Vec(
@@ -333,8 +323,6 @@ class _ConvLowering:
                 dst=out.start, dst_oy=rows, dst_ox=out.pixel,
                 params=params, zero=op.y_zero, low=op.low, high=op.high, **second,
             ),
-            tuple(reads),
-            (out.extent(box),),
             self.layer,
             box.h * box.w * (config.groups + bool(second)),
         )  # fmt: skip

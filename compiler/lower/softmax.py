@@ -12,7 +12,7 @@ from weft.compiler.ir.scales import normaliser, score_multiplier
 from weft.compiler.lower.attention import table_tasks
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
 from weft.compiler.machine.memory import Ring
-from weft.compiler.machine.tasks import Task, scratchpad
+from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.softmax_plan import SoftmaxPlan
 from weft.hdl import isa
@@ -66,8 +66,6 @@ class _SoftmaxLowering:
                 dst=p, dst_ob=1, dst_ox=vectors, params=0, first=int(first == 0 and not final), final=final,
                 length=count, state_ox=1, alignment_ob=1, alignment_ox=vectors,
             ),
-            (scratchpad(x, size), scratchpad(0, PARAMETER_VECTORS)),
-            (scratchpad(p, size),),
             self.layer,
             size * self.config.groups,
             paces=True,
@@ -85,8 +83,6 @@ class _SoftmaxLowering:
                 dst=out, dst_oy=vectors, dst_ox=1, scaled=1, scale=scale, exponent=exponent, state_oy=1,
                 alignment_oy=vectors, alignment_ox=1, zero=op.y_zero, low=op.low, high=op.high,
             ),
-            (scratchpad(p, rows * vectors),),
-            (scratchpad(out, rows * vectors),),
             self.layer,
             rows * max(16, vectors * self.config.groups),
             paces=True,

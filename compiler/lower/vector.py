@@ -11,7 +11,7 @@ from weft.compiler.ir.graph import ONE, Add, DeviceOp, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters, taken
 from weft.compiler.machine.memory import Ring
-from weft.compiler.machine.tasks import Task, scratchpad
+from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec
@@ -137,11 +137,9 @@ class _VectorLowering:
         y = part.y * window.stride[0] - window.pad[0] - loaded.y
         x = part.x * window.stride[1] - window.pad[1] - loaded.x
         out = (part.y - box.y) * box.w * vectors + (part.x - box.x) * vectors
-        reads = [scratchpad(a, loaded.h * pitch), scratchpad(params, PARAMETER_VECTORS)]
         second: dict[str, int] = {}
         if job.added is not None:
             second = second_operand(job.added, self.config, b, part.h, pitch, vectors)
-            reads.append(scratchpad(b, loaded.h * pitch))
         return Task(
             Vec(
                 source=VecSource.SCRATCHPAD, reduce=job.reduce, ob=vectors, oy=part.h, ox=part.w,
@@ -155,8 +153,6 @@ class _VectorLowering:
                 dst=o + out, dst_ob=1, dst_oy=taken(box.w * vectors, part.h), dst_ox=vectors,
                 params=params, zero=op.y_zero, low=op.low, high=op.high, **second,
             ),
-            tuple(reads),
-            (scratchpad(o, box.h * box.w * vectors),),
             self.layer,
             part.h * part.w * vectors * window.kernel[0] * window.kernel[1] * self.config.groups,
             paces=True,

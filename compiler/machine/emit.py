@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
 from weft.compiler.machine.memory import CONSTANTS, Constants, Source
-from weft.compiler.machine.tasks import Range, Task, dram, scratchpad
+from weft.compiler.machine.tasks import Task
 from weft.hdl.isa import WORD_BYTES, Load, Store
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import block
@@ -119,8 +119,6 @@ class Emitter:
         offset = self.constants.add(payload)
         return Task(
             _vectors(vectors, n),
-            (dram(CONSTANTS, offset, len(payload)),),
-            (scratchpad(dst, vectors),),
             self.layer,
             self._bus_cycles(1, len(payload)),
             len(payload),
@@ -214,18 +212,13 @@ class Emitter:
         self, load: Load, page: tuple[Source, int] | None, size: int, cycles: int, addresses: tuple[int, int]
     ) -> Task:
         """The task of a LOAD that fills `size` vectors. Nothing on the device writes pages, so they need no order."""
-        last = load.rows - 1
-        span = last * load.row_pitch + last // load.line * load.skip + load.run
-        reads: tuple[Range, ...] = (dram(load.base, addresses[0], span),)
         if page is not None:
             table, index = page
             entry = table.offset // 4 + index
             load = dataclasses.replace(load, paged=1, table=table.base, page=entry)
-            reads = ()
         bus = self._bus_cycles(load.rows, load.run)
         return Task(
-            load, reads, (scratchpad(addresses[1], size),), self.layer, max(bus, cycles), load.rows * load.run,
-            addresses=addresses,
+            load, self.layer, max(bus, cycles), load.rows * load.run, addresses=addresses
         )  # fmt: skip
 
     def _load(
@@ -236,8 +229,6 @@ class Emitter:
         reads = rows * row_reads(self.config, pixels, pitch, length)
         return Task(
             _rows(src.base, rows, row_pitch, pixels, pitch, length, before, run, fill, vectors),
-            (dram(src.base, offset, (rows - 1) * row_pitch + run),),
-            (scratchpad(dst, size),),
             self.layer,
             max(self._bus_cycles(reads, run), rows * pixels * ceil_div(length, self.config.n)),
             reads * run,
@@ -267,12 +258,9 @@ class Emitter:
         offset += first
         row_pitch = taken(row_pitch, rows)
         pitch = pitch if pixels > 1 else max(count, 1)
-        span = (rows - 1) * row_pitch + (pixels - 1) * pitch + count
         runs, size = (rows, pixels * count) if count == pitch else (rows * pixels, count)
         return Task(
             _stored(dst.base, rows, row_pitch, pixels, pitch, count, vectors),
-            (scratchpad(src, rows * pixels * vectors),),
-            (dram(dst.base, offset, span),),
             self.layer,
             self._bus_cycles(runs, size),
             rows * pixels * count,

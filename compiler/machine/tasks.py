@@ -1,22 +1,20 @@
-"""Tasks: instructions with what they touch, before semaphores are assigned; one by one, and as columns of numbers."""
+"""Tasks: instructions before semaphores are assigned; one by one, and as columns of numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
+from weft.hdl.checker.accesses import ADDRESS_WRAP, extent
+from weft.hdl.checker.conflicts import DRAM, Uses, space_of
 from weft.hdl.isa import WORD_BYTES, Instruction, Opcode, places
 from weft.hdl.isa.code import Code, pack
-
-Range = tuple[int, int, int]
-"""Addresses that a task reads or writes: the space (those of `weft.hdl.checker.conflicts`), the first, one past the
-last."""
+from weft.hdl.isa.config import Config
 
 ADDRESSES = {
     Opcode.LOAD: ("offset", "dst"),
@@ -28,19 +26,16 @@ ADDRESSES = {
 
 
 class Task(NamedTuple):
-    """One instruction (its semaphores still empty), the ranges it touches and the layer it belongs to.
+    """One instruction (its semaphores still empty) and the layer it belongs to.
 
-    Ranges may be larger than what is touched, never smaller. `dram_bytes` is what crosses the bus for the task,
-    `cycles` its time in its unit without stalls, an estimate. Of a layer, the tasks with `paces` set are its
-    compute: what loads are scheduled against.
+    `dram_bytes` is what crosses the bus for the task, `cycles` its time in its unit without stalls, an estimate. Of a
+    layer, the tasks with `paces` set are its compute: what loads are scheduled against.
 
     `addresses`, if there are any, take the place of what the instruction has in its `ADDRESSES`: tasks that differ in
     nothing else share one instruction, as making instructions takes long.
     """
 
     instruction: Instruction
-    reads: Sequence[Range]
-    writes: Sequence[Range]
     layer: int
     cycles: int
     dram_bytes: int = 0
@@ -48,26 +43,11 @@ class Task(NamedTuple):
     addresses: tuple[int, ...] = ()
 
 
-def scratchpad(start: int, size: int) -> Range:
-    return SCRATCHPAD, start, start + size
-
-
-def accumulator(start: int, size: int) -> Range:
-    return ACCUMULATOR, start, start + size
-
-
-def alignment_entries(start: int, size: int) -> Range:
-    return ALIGNMENTS, start, start + size
-
-
-def dram(base: int, start: int, size: int) -> Range:
-    return DRAM + base, start, start + size
-
-
 @dataclass(frozen=True)
 class Tasks:
     """Tasks in order: the words of their instructions without semaphores, (count, 8) uint64, and a column each of
-    int64 (`paces`: bool) for what `Task` holds besides."""
+    int64 (`paces`: bool) for what `Task` holds besides. `uses` are the addresses that the instructions' operands touch,
+    as if each touched all between its first and its last."""
 
     words: np.ndarray
     queue: np.ndarray
@@ -81,8 +61,8 @@ class Tasks:
         return len(self.queue)
 
     @classmethod
-    def of(cls, tasks: Iterable[Task]) -> Tasks:
-        """The columns of `tasks`.
+    def of(cls, tasks: Iterable[Task], config: Config) -> Tasks:
+        """The columns of `tasks`, for a configuration.
 
         Raises
         ------
@@ -93,12 +73,17 @@ class Tasks:
         columns = dict(
             zip(Task._fields, zip(*given, strict=True) if given else [()] * len(Task._fields), strict=True)
         )
-        words = _words(columns["instruction"], columns["addresses"])
+        known: dict[int, int] = {}
+        form = np.array([known.setdefault(id(item), len(known)) for item in columns["instruction"]], np.int64)
+        first = np.unique(form, return_index=True)[1].tolist()
+        distinct = [columns["instruction"][index] for index in first]
+        moved = _moved(columns["addresses"])
+        words = _words(form, distinct, moved)
         queue = Code(words).queues.astype(np.int64)
+        uses = _uses(form, distinct, moved, config)
         layer, cycles, dram_bytes = (
             np.array(columns[name], np.int64) for name in ("layer", "cycles", "dram_bytes")
         )
-        uses = _uses(columns["reads"], columns["writes"])
         return cls(
             words, queue, layer, cycles, dram_bytes, np.array(columns["paces"], bool),
             dataclasses.replace(uses, kind=2 * queue[uses.task] + uses.kind),
@@ -129,11 +114,15 @@ class Tasks:
         )  # fmt: skip
 
 
-def _words(instructions: Sequence[Instruction], addresses: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """The words of `instructions`, with `addresses` in place of their own where there are any."""
-    known: dict[int, int] = {}
-    form = np.array([known.setdefault(id(item), len(known)) for item in instructions], np.int64)
-    distinct = [instructions[index] for index in np.unique(form, return_index=True)[1].tolist()]
+def _moved(addresses: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """What tasks have in place of their instructions' addresses, (tasks, most) int64; -1 is nothing."""
+    most = max(map(len, addresses), default=0)
+    rows = [item + (-1,) * (most - len(item)) for item in addresses]
+    return np.array(rows, np.int64).reshape(len(rows), most)
+
+
+def _words(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray) -> np.ndarray:
+    """The words of tasks whose instructions are `distinct` ones, with addresses of their own where they have any."""
     opcodes = np.array([int(item.OPCODE) for item in distinct], np.int64)
     words = np.zeros((len(form), WORD_BYTES // 8), "<u8")
     for opcode in map(Opcode, np.unique(opcodes).tolist()):
@@ -143,20 +132,35 @@ def _words(instructions: Sequence[Instruction], addresses: Sequence[tuple[int, .
         values = np.array([read(distinct[index]) for index in mine.tolist()], np.int64).T
         source = np.searchsorted(mine, form[rows])
         columns = {name: item[source] for name, item in zip(places(opcode), values, strict=True)}
-        names = ADDRESSES.get(opcode, ())
-        given = np.array([addresses[index] or (-1,) * len(names) for index in rows.tolist()], np.int64)
-        for name, own in zip(names, given.T, strict=True):
+        for name, own in zip(ADDRESSES.get(opcode, ()), moved[rows].T, strict=False):
             columns[name] = np.where(own < 0, columns[name], own)
         words[rows] = pack(opcode, columns, len(rows))
     return words
 
 
-def _uses(reads: Sequence[Sequence[Range]], writes: Sequence[Sequence[Range]]) -> Uses:
+def _uses(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray, config: Config) -> Uses:
     """What tasks touch; `kind` only tells writes."""
-    rows = [
-        (index, written, *item)
-        for written, side in enumerate((reads, writes))
-        for index, items in enumerate(side)
-        for item in items
-    ]
-    return Uses(*np.array(rows, np.int64).reshape(-1, 5).T)
+    known = [list(_spans(item, config)) for item in distinct]
+    counts = np.array([len(spans) for spans in known], np.int64)
+    flat = np.array([span for spans in known for span in spans], np.int64).reshape(-1, 6)
+    task = np.repeat(np.arange(len(form)), counts[form])
+    ahead = np.cumsum(counts[form]) - counts[form]
+    row = (np.cumsum(counts) - counts)[form][task] + np.arange(len(task)) - ahead[task]
+    write, space, place, first, low, size = flat[row].T
+    if moved.shape[1]:
+        own = np.where(place < 0, -1, moved[task, np.clip(place, 0, moved.shape[1] - 1)])
+        first = np.where((place < moved.shape[1]) & (own >= 0), own, first)
+    start = np.where(space < DRAM, (first + low) % ADDRESS_WRAP, first + low)
+    return Uses(task, write, space, start, start + size)
+
+
+def _spans(instruction: Instruction, config: Config) -> Iterator[tuple[int, ...]]:
+    """Of each operand in a memory that more than one queue uses: whether it is written, the space, the place of its
+    first address in `ADDRESSES` or -1, that address, and the lowest one and their number relative to it."""
+    places_of = ADDRESSES.get(instruction.OPCODE, ())
+    for operand in instruction.OPERANDS:
+        if operand.applies(instruction) and (space := space_of(operand, instruction)) is not None:
+            low, size = extent(operand, instruction, config)
+            place = places_of.index(operand.name) if operand.name in places_of else -1
+            if size:
+                yield int(operand.write), space, place, operand.first(instruction), low, size

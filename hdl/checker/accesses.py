@@ -13,7 +13,8 @@ from weft.hdl.errors import WeftError
 from weft.hdl.isa import Instruction, Memory, Operand, Queue
 from weft.hdl.isa.config import Config
 
-_WRAP = 1 << 16
+ADDRESS_WRAP = 1 << 16
+"""What addresses on the chip are counted modulo."""
 
 Loop = tuple[int, int]
 """(count, stride) of one loop."""
@@ -134,14 +135,25 @@ def _access(operand: Operand, i: Instruction, config: Config) -> OnChip:
     first, offsets, dense = _offsets(*_shape(operand, i, config))
     if not offsets.size:
         return OnChip(memory, field, write, slice(0, 0))
-    low = (operand.first(i) + first) % _WRAP
+    low = (operand.first(i) + first) % ADDRESS_WRAP
     high = low + int(offsets[-1])
     if high >= size:
-        cells = np.unique((low + offsets) % _WRAP)
+        cells = np.unique((low + offsets) % ADDRESS_WRAP)
         if cells[-1] >= size:
             raise ProgramError(f"{field!r} {verb(write)} {memory.value} {cells[-1]}, but there are {size}")
         return OnChip(memory, field, write, cells)
     return OnChip(memory, field, write, slice(low, high + 1) if dense else low + offsets)
+
+
+def extent(operand: Operand, i: Instruction, config: Config) -> tuple[int, int]:
+    """Where the addresses of an operand begin, relative to its first address (on the chip modulo 2**16), and how many
+    there are from there to the last one."""
+    if operand.register is not None:
+        spans = [(count - 1) * stride for count, stride in operand.nest(i, config)]
+        low = sum(min(0, span) for span in spans)
+        return low, sum(max(0, span) for span in spans) + 1 - low
+    first, offsets, _ = _offsets(*_shape(operand, i, config))
+    return first, int(offsets[-1]) + 1 if offsets.size else 0
 
 
 def _shape(
@@ -179,9 +191,9 @@ def _offsets(loops: tuple[Loop, ...], coordinates: tuple[Coordinate, ...]) -> tu
         offsets = _repeat(offsets, count, stride)
     if not offsets.size:
         return 0, offsets, False
-    gaps = np.diff(offsets, append=offsets[0] + _WRAP)
+    gaps = np.diff(offsets, append=offsets[0] + ADDRESS_WRAP)
     first = int(offsets[(int(np.argmax(gaps)) + 1) % offsets.size])
-    offsets = np.sort((offsets - first) % _WRAP)
+    offsets = np.sort((offsets - first) % ADDRESS_WRAP)
     return first, offsets, int(offsets[-1]) + 1 == offsets.size
 
 
@@ -190,7 +202,7 @@ def _repeat(offsets: np.ndarray, count: int, stride: int) -> np.ndarray:
     done = 1
     while done < count:
         step = min(done, count - done)
-        offsets = np.unique(np.concatenate([offsets, (offsets + step * stride) % _WRAP]))
+        offsets = np.unique(np.concatenate([offsets, (offsets + step * stride) % ADDRESS_WRAP]))
         done += step
     return offsets
 
@@ -199,17 +211,17 @@ def _sum(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """All sums of an element of each."""
     if left.size < right.size:
         left, right = right, left
-    present = np.zeros(_WRAP, bool)
+    present = np.zeros(ADDRESS_WRAP, bool)
     for low in range(0, right.size, 64):
-        present[(left[:, None] + right[low : low + 64]) % _WRAP] = True
+        present[(left[:, None] + right[low : low + 64]) % ADDRESS_WRAP] = True
     return np.flatnonzero(present)
 
 
 def _in_range(c: Coordinate) -> np.ndarray:
     """Address offsets of the pairs of iterations whose coordinate is in range."""
     outer, inner = (np.arange(count, dtype=np.int64) for count, _ in c.loops)
-    position = (c.start + outer[:, None] * c.steps[0] + inner * c.steps[1]) % _WRAP
-    address = (outer[:, None] * c.loops[0][1] + inner * c.loops[1][1]) % _WRAP
+    position = (c.start + outer[:, None] * c.steps[0] + inner * c.steps[1]) % ADDRESS_WRAP
+    address = (outer[:, None] * c.loops[0][1] + inner * c.loops[1][1]) % ADDRESS_WRAP
     return np.unique(address[position < c.bound])
 
 
@@ -219,7 +231,7 @@ def distinct(loops: tuple[Loop, ...]) -> bool:
     total = 1
     for count, _ in loops:
         total *= count
-    return total <= _WRAP and _offsets(loops, ())[1].size == total
+    return total <= ADDRESS_WRAP and _offsets(loops, ())[1].size == total
 
 
 def sequence(start: int, loops: Sequence[Loop]) -> np.ndarray:
@@ -227,4 +239,4 @@ def sequence(start: int, loops: Sequence[Loop]) -> np.ndarray:
     address = np.array([start], np.int64)
     for count, stride in loops:
         address = (address[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
-    return address % _WRAP
+    return address % ADDRESS_WRAP

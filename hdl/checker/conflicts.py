@@ -12,10 +12,12 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from weft.hdl.isa import Queue
+from weft.hdl.isa import Instruction, Memory, Operand, Queue
 
 SCRATCHPAD, ACCUMULATOR, ALIGNMENTS, DRAM = range(4)
 """Spaces of addresses; what is behind base register b is space ``DRAM + b``, in bytes."""
+SPACES = {Memory.SCRATCHPAD: SCRATCHPAD, Memory.ACCUMULATOR: ACCUMULATOR, Memory.ALIGNMENTS: ALIGNMENTS}
+"""Memories on the chip that more than one queue uses."""
 GRANULE = 64
 """DRAM bytes that count as one address; coarser only orders more than necessary."""
 
@@ -41,6 +43,13 @@ class Uses:
     def ordered(self, order: np.ndarray) -> Uses:
         """The same of tasks in another order: `order` has their numbers."""
         return replace(self, task=inverse(order)[self.task])
+
+
+def space_of(operand: Operand, instruction: Instruction) -> int | None:
+    """The space that an operand lies in; None for memories that only one queue uses."""
+    if operand.register is not None:
+        return DRAM + int(getattr(instruction, operand.register))
+    return SPACES.get(operand.memory)
 
 
 def inverse(order: np.ndarray) -> np.ndarray:

@@ -13,19 +13,12 @@ from functools import cache
 import numpy as np
 
 from weft.hdl.checker.accesses import Dram, OnChip, ProgramError, name
-from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD, Uses
+from weft.hdl.checker.conflicts import DRAM, SPACES, Uses
 from weft.hdl.checker.extents import Extents
 from weft.hdl.checker.rules import ADDRESSES, check_instruction
-from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Memory, Opcode, places
+from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places
 from weft.hdl.isa.code import Code, mask
 from weft.hdl.isa.config import Config
-
-SPACES = {
-    Memory.SCRATCHPAD: SCRATCHPAD,
-    Memory.ACCUMULATOR: ACCUMULATOR,
-    Memory.ALIGNMENTS: ALIGNMENTS,
-}
-"""Memories that more than one queue uses."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.hdl.checker.accesses import Cells, Dram, OnChip, ProgramError, name, verb
-from weft.hdl.checker.conflicts import DRAM, Uses, conflicts
-from weft.hdl.checker.forms import SPACES, Forms
+from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, conflicts
+from weft.hdl.checker.forms import Forms
 from weft.hdl.checker.order import Clock, Order
 from weft.hdl.isa import Queue
 from weft.hdl.isa.code import Code

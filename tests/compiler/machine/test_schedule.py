@@ -8,31 +8,33 @@ import numpy as np
 import pytest
 
 from weft.compiler.machine.schedule import schedule
-from weft.compiler.machine.tasks import Task, Tasks, accumulator, dram, scratchpad
+from weft.compiler.machine.tasks import Task, Tasks
 from weft.hdl.checker.conflicts import conflicts
 from weft.hdl.isa import End, Load, Mm, Queue, Store, Vec
 from weft.hdl.isa.code import Code
+from weft.hdl.isa.config import PRESETS
 
 QUEUES = len(Queue)
+
+
+TINY = PRESETS["tiny"]
 
 
 def drawn(rng: random.Random) -> Tasks:
     """Tasks on few addresses; `layer` tells them apart."""
     tasks = []
     for index in range(rng.randint(1, 60)):
-        instruction = rng.choice([Load(), Load(), Mm(), Vec(), Store()])
-        ranges = [
-            tuple(
-                rng.choice([scratchpad, accumulator, lambda start, size: dram(1, 64 * start, 64 * size)])(
-                    rng.randrange(12), rng.randint(0, 4)
-                )
-                for _ in range(rng.randint(0, 2))
-            )
-            for _ in range(2)
-        ]
+        count = rng.randint(1, 4)
+        instruction = rng.choice([
+            Load(base=1, offset=64 * rng.randrange(6), rows=count, row_pitch=64, dst=rng.randrange(12), dst_row=1),
+            Load(base=2, dst=rng.randrange(12)),
+            Mm(ox=count, a=rng.randrange(12), a_ox=1, w=9, b=rng.randrange(12), c=rng.randrange(12), c_ox=1),
+            Vec(ox=count, src=rng.randrange(12), src_ox=1, w=9, dst=rng.randrange(12), dst_ox=1, params=20),
+            Store(base=1, offset=64 * rng.randrange(6), rows=count, row_pitch=64, src=rng.randrange(12), src_row=1),
+        ])  # fmt: skip
         cycles = rng.choice([1, 50, 900])
-        tasks.append(Task(instruction, *ranges, index, cycles, paces=isinstance(instruction, Mm)))
-    return Tasks.of(tasks)
+        tasks.append(Task(instruction, index, cycles, paces=isinstance(instruction, Mm)))
+    return Tasks.of(tasks, TINY)
 
 
 def happened(code: Code) -> list[set[int]]:
@@ -80,12 +82,12 @@ def test_random_tasks(seed: int) -> None:
 
 def test_no_semaphores_without_need() -> None:
     chain = [
-        Task(Load(), (), (scratchpad(0, 4),), 0, 9),
-        Task(Mm(), (scratchpad(0, 4),), (accumulator(0, 4),), 0, 9, paces=True),
-        Task(Vec(), (accumulator(0, 4), scratchpad(0, 1)), (scratchpad(8, 4),), 0, 9),
-        Task(Store(), (scratchpad(8, 4),), (), 0, 9),
+        Task(Load(rows=12, dst_row=1), 0, 9),
+        Task(Mm(b=4, b_row=1), 0, 9, paces=True),
+        Task(Vec(params=4, dst=20), 0, 9),
+        Task(Store(src=20), 0, 9),
     ]
-    _, code = schedule(Tasks.of(chain))
+    _, code = schedule(Tasks.of(chain, TINY))
     # VEC reads what LOAD wrote, too: it waits for MM, which waited for LOAD.
     assert [bin(item.wait).count("1") for item in code] == [0, 1, 1, 1, 0]
     assert [bin(item.signal).count("1") for item in code] == [1, 1, 1, 0, 0]
@@ -95,10 +97,9 @@ def test_no_semaphores_without_need() -> None:
 def test_loads_run_ahead_of_compute(cycles: int) -> None:
     tasks = []
     for slot in range(8):
-        at = scratchpad(4 * slot, 4)
-        tasks.append(Task(Load(), (), (at,), 2 * slot, 9))
-        tasks.append(Task(Mm(), (at,), (accumulator(slot, 1),), 2 * slot + 1, cycles, paces=True))
-    order = schedule(Tasks.of(tasks))[0].layer.tolist()
+        tasks.append(Task(Load(rows=4, dst=4 * slot, dst_row=1), 2 * slot, 9))
+        tasks.append(Task(Mm(a=4 * slot, b=4 * slot, b_row=1, c=slot), 2 * slot + 1, cycles, paces=True))
+    order = schedule(Tasks.of(tasks, TINY))[0].layer.tolist()
     # Each LOAD stands right behind an MM: of long ones that of two slots before, of short ones the first of all.
     assert order[:4] == [0, 1, 2, 4]
     for slot in range(3, 8):

@@ -8,70 +8,78 @@ import random
 import numpy as np
 import pytest
 
-from weft.compiler.machine.tasks import (
-    ADDRESSES,
-    Range,
-    Task,
-    Tasks,
-    accumulator,
-    alignment_entries,
-    dram,
-    scratchpad,
-)
-from weft.hdl.isa import Instruction, IsaError, Load, Mm, Softmax, Store, Vec
+from weft.compiler.machine.tasks import ADDRESSES, Task, Tasks
+from weft.hdl.checker.accesses import dram, on_chip
+from weft.hdl.checker.conflicts import ACCUMULATOR, ALIGNMENTS, DRAM, SCRATCHPAD
+from weft.hdl.isa import Instruction, IsaError, Load, Memory, Mm, Softmax, Store, Vec
 from weft.hdl.isa.code import Code
+from weft.hdl.isa.config import PRESETS
 
-KINDS: tuple[type[Instruction], ...] = (Load, Mm, Vec, Store, Softmax)
+TINY = PRESETS["tiny"]
+SPACES = {Memory.SCRATCHPAD: SCRATCHPAD, Memory.ACCUMULATOR: ACCUMULATOR, Memory.ALIGNMENTS: ALIGNMENTS}
+
+
+def instruction(rng: random.Random) -> Instruction:
+    """One that is small, at addresses that may be all over memory."""
+    count, address = rng.randint(1, 3), rng.randrange(10, 99)
+    return rng.choice([
+        Load(base=1, offset=500, rows=count, row_pitch=rng.randint(-9, 9), dst=address, dst_row=rng.randint(1, 9)),
+        Load(rows=4, length=2, dst=address, dst_row=4, dst_vector=-1, transpose=1, paged=1, table=2, page=count),
+        Mm(kc=count, a=address, a_kc=2, ox=2, a_ox=-3, h=1, w=2, x_ox=1, b=2, b_row=1, c=address % 9, c_ox=1),
+        Mm(oy=count, c_oy=1, c=3, a=address, h=0, align=1, alignment=7),
+        Vec(src=address, oy=count, src_oy=rng.randint(-2, 2), dst=4, dst_oy=1, add=rng.randrange(2), b=9, params=40),
+        Store(base=3, offset=70, src=address, length=count, pixels=2, pitch=5),
+        Softmax(oy=count, src_oy=1, dst=address, dst_oy=1, state_oy=1, alignment=3, alignment_oy=2),
+    ])  # fmt: skip
 
 
 def drawn(rng: random.Random) -> list[Task]:
     """Tasks that share instructions, and have addresses of their own or not."""
-    shared = [rng.choice(KINDS)() for _ in range(3)]
+    shared = [instruction(rng) for _ in range(3)]
     tasks = []
     for layer in range(rng.randint(0, 30)):
-        instruction = rng.choice([*shared, Load(dst=rng.randrange(99)), Vec(src=7, params=rng.randrange(9))])
-        names = ADDRESSES.get(instruction.OPCODE, ())
-        ranges = [
-            [rng.choice([scratchpad, accumulator, alignment_entries])(rng.randrange(99), rng.randrange(5))
-             for _ in range(rng.randint(0, 2))] for _ in range(2)
-        ]  # fmt: skip
-        ranges[1] += [dram(rng.randrange(3), rng.randrange(1 << 30), 9)]
-        tasks.append(Task(
-            instruction, tuple(ranges[0]), ranges[1], layer, rng.randrange(99), rng.randrange(99), rng.random() < 0.3,
-            tuple(rng.randrange(999) for _ in names) if rng.random() < 0.5 else (),
-        ))  # fmt: skip
+        chosen = rng.choice([*shared, instruction(rng)])
+        names = ADDRESSES.get(chosen.OPCODE, ())
+        own = tuple(rng.choice([-1, rng.randrange(10, 99)]) for _ in names) if rng.random() < 0.5 else ()
+        tasks.append(
+            Task(chosen, layer, rng.randrange(99), rng.randrange(99), rng.random() < 0.3, addresses=own)
+        )
     return tasks
 
 
-def apart(task: Task) -> tuple[Instruction, list[tuple[bool, Range]], tuple[int, int, int, bool]]:
-    """The instruction with its addresses, ranges with whether they are written, and the rest."""
+def ranges(item: Instruction) -> list[tuple[bool, int, int, int]]:
+    """Whether it is written, the space, the first address and one past the last of what the program checker sees."""
+    found = []
+    for access in on_chip(item, TINY):
+        cells = np.arange(1 << 16)[access.cells]
+        if access.memory in SPACES and cells.size:
+            found.append((access.write, SPACES[access.memory], int(cells[0]), int(cells[-1]) + 1))
+    return found + [(run.write, DRAM + run.base, run.low, run.high) for run in dram(item, TINY)]
+
+
+def apart(task: Task) -> tuple[Instruction, tuple[int, int, int, bool]]:
+    """The instruction with its addresses, and the rest."""
     names = ADDRESSES.get(task.instruction.OPCODE, ())
-    instruction = (
-        dataclasses.replace(task.instruction, **dict(zip(names, task.addresses, strict=True)))
-        if task.addresses
-        else task.instruction
-    )
-    ranges = [
-        (written, item) for written, items in ((False, task.reads), (True, task.writes)) for item in items
-    ]
-    return instruction, ranges, (task.layer, task.cycles, task.dram_bytes, task.paces)
+    own = {name: value for name, value in zip(names, task.addresses, strict=False) if value >= 0}
+    rest = (task.layer, task.cycles, task.dram_bytes, task.paces)
+    return dataclasses.replace(task.instruction, **own), rest
 
 
 def compare(tasks: Tasks, wanted: list) -> None:
     assert len(tasks) == len(wanted)
-    assert list(Code(tasks.words)) == [instruction for instruction, _, _ in wanted]
-    assert tasks.queue.tolist() == [int(instruction.QUEUE) for instruction, _, _ in wanted]
+    assert list(Code(tasks.words)) == [item for item, _ in wanted]
+    assert tasks.queue.tolist() == [int(item.QUEUE) for item, _ in wanted]
     columns = (tasks.layer, tasks.cycles, tasks.dram_bytes, tasks.paces)
-    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [rest for _, _, rest in wanted]
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [rest for _, rest in wanted]
     uses = tasks.uses
     found = zip(
         *(column.tolist() for column in (uses.task, uses.kind, uses.space, uses.start, uses.stop)),
         strict=True,
     )
     assert sorted(found) == sorted(
-        (index, 2 * int(instruction.QUEUE) + written, *item)
-        for index, (instruction, ranges, _) in enumerate(wanted)
-        for written, item in ranges
+        (index, 2 * int(item.QUEUE) + written, *span)
+        for index, (item, _) in enumerate(wanted)
+        for written, *span in ranges(item)
     )
 
 
@@ -80,7 +88,7 @@ def test_columns(seed: int) -> None:
     rng = random.Random(seed)
     parts = [drawn(rng) for _ in range(rng.randint(1, 3))]
     wanted = [apart(task) for part in parts for task in part]
-    joined = Tasks.joined([Tasks.of(part) for part in parts])
+    joined = Tasks.joined([Tasks.of(part, TINY) for part in parts])
     compare(joined, wanted)
     order = list(range(len(wanted)))
     rng.shuffle(order)
@@ -90,12 +98,12 @@ def test_columns(seed: int) -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (Task(Load(dst=1 << 16), (), (), 0, 1), "LOAD field 'dst' is 65536, outside 0 to 65535"),
-        (Task(Load(), (), (), 0, 1, addresses=(5, 1 << 16)), "LOAD field 'dst' is 65536, outside 0 to 65535"),
-        (Task(Store(src=1 << 16), (), (), 0, 1), "STORE field 'src' is 65536, outside 0 to 65535"),
+        (Task(Load(dst=1 << 16), 0, 1), "LOAD field 'dst' is 65536, outside 0 to 65535"),
+        (Task(Load(), 0, 1, addresses=(5, 1 << 16)), "LOAD field 'dst' is 65536, outside 0 to 65535"),
+        (Task(Store(src=1 << 16), 0, 1), "STORE field 'src' is 65536, outside 0 to 65535"),
     ],
 )
 def test_values_that_do_not_fit(task: Task, message: str) -> None:
     with pytest.raises(IsaError) as caught:
-        Tasks.of([task])
+        Tasks.of([task], TINY)
     assert str(caught.value) == message
