@@ -1,6 +1,6 @@
-"""What the importer knows of a value: constants, int8 tensors, and float values that are quantised on either side.
+"""What is known of a value of the model: constants, int8 tensors, and float values that are quantised on either side.
 
-QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. The importer walks the model once and
+QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. One walk over the model
 gives every value one of these symbols; a QuantizeLinear that meets a `Pending` completes a device operator.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, View
+from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, natural, packed
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
@@ -192,6 +192,13 @@ class Recipe:
 def result(shape: tuple[int, int, int, int]) -> View:
     """Where an unfinished operator writes."""
     return View(Buffer(RESULT, shape), shape)
+
+
+def rescale(source: Activation, name: str) -> Pending:
+    """Requantisation of an activation, in whatever order its elements are."""
+    tensor, quant = source.tensor, source.quant
+    op = Rescale(name, tensor.view(), result(tensor.layout.nhwc), quant.scale, quant.zero)
+    return Pending((op,), tensor.layout, (tensor,), ())
 
 
 def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:

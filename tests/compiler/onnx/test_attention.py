@@ -19,7 +19,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Rescale, Softmax, dump
 from weft.compiler.ir.microops import exact
 from weft.compiler.onnx.attention import Mask, mask_of, recognise
-from weft.compiler.onnx.operators_attention import ROUNDING
+from weft.compiler.onnx.operators.attention_written_out import ROUNDING
 
 
 def ops_of(model: onnx.ModelProto) -> list[Any]:
