@@ -137,7 +137,7 @@ class Solution:
 
 
 def splits(lead: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """How leading dimensions can be images and heads: as (images, heads) if there are two, else in any way."""
+    """The ways in which leading dimensions can be images and heads: (images, heads) first if there are two."""
     count = math.prod(lead)
     images = [size for size in range(1, count + 1) if count % size == 0]
     if len(lead) == 2:

@@ -1,4 +1,4 @@
-"""What an Attention node and an attention that is written out in operators share: form, conditions, and result."""
+"""The common form of Attention nodes and of attention that a model writes out: conditions, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ from weft.hdl.isa import COORDINATE_MAX
 
 KEYS = COORDINATE_MAX
 """Largest number of keys: lengths are int16 in instructions, and sums of probabilities fit 32 bits."""
-
-
 SIZE = (1 << 15) - 1
 """Largest number of elements of a head: sums of products of two of its vectors fit 32 bits."""
 ROW = PITCH_MAX
 """Largest number of elements of all heads in a row."""
-
-
 SATURATES = (
     "scores beyond {reach:.0f} are clamped; queries and keys at the ends of their ranges make {most:.4g}"
 )
-"""What is said where the device's own range of scores can clip."""
+"""The note on scores that exceed the range that the device has for them."""
 
 
 def problem_of(context: NodeContext) -> Problem:
@@ -97,7 +93,7 @@ def _written_out(context: NodeContext) -> Problem:
 
 
 def score_factor(context: NodeContext) -> float:
-    """What an attention multiplies its products by, all in all."""
+    """The factor of the products of queries and keys."""
     symbol = context.symbol(0)
     if isinstance(symbol, Probabilities):
         return symbol.scores.factor
@@ -181,7 +177,7 @@ def fused(
 
 
 def _saturation(op: Attention) -> tuple[str, ...]:
-    """What to say of scores that the device may have to clamp."""
+    """The note on scores that the device may have to clamp, if there are any."""
     ends = product_ends(op.q_zero, op.k_zero)
     most = max(map(abs, ends)) * op.head_size * op.score_scale
     shift = k_zero_shift(op.k_zero, op.head_size, op.score_scale)

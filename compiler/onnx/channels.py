@@ -37,11 +37,7 @@ def scaling(context: NodeContext) -> float | None:
 
 def same_order(context: NodeContext) -> str | None:
     """Operands must have their elements in one order, and next to a constant in the order the device computes in."""
-    return (
-        None
-        if aligned(context) is not None
-        else f"inputs {' and '.join(repr(name) for name in context.node.inputs)}"
-    )
+    return None if aligned(context) is not None else f"inputs {context.inputs}"
 
 
 def aligned(context: NodeContext) -> tuple[Tensor, ...] | None:
@@ -62,10 +58,11 @@ def aligned(context: NodeContext) -> tuple[Tensor, ...] | None:
 
 
 def channel_operands(context: NodeContext) -> str | None:
+    """For conditions: None for a device value and a constant for each channel, else what is not like that."""
     for one, other in (context.symbols, context.symbols[::-1]):
         if takes_constants(one) and isinstance(other, Constant):
             return channel_constant(context, one, other)
-    return f"inputs are {' and '.join(repr(name) for name in context.node.inputs)}"
+    return f"inputs are {context.inputs}"
 
 
 def takes_constants(symbol: Symbol) -> bool:
@@ -74,6 +71,7 @@ def takes_constants(symbol: Symbol) -> bool:
 
 
 def channel_constant(context: NodeContext, operand: Symbol, value: Constant) -> str | None:
+    """None for a constant with a value for each channel of an operand, else what is not like that."""
     shape = context.output
     if not np.isfinite(value.floats).all():
         return "the constant is not finite"

@@ -30,6 +30,11 @@ class NodeContext:
     def output(self) -> tuple[int, ...]:
         return self.model.shapes[self.node.outputs[0]]
 
+    @property
+    def inputs(self) -> str:
+        """The names of all inputs for a message."""
+        return " and ".join(map(repr, self.node.inputs))
+
     def floats(self, index: int) -> np.ndarray | None:
         """The values of an input if it is a constant of floats."""
         symbol = self.symbol(index)

@@ -12,8 +12,6 @@ from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, result
 
 INT32 = np.iinfo(np.int32)
-
-
 ADD_WEIGHT = 64
 """Weight of the depthwise convolution that adds a constant: it is then exact to 1/64 of the input's scale."""
 
@@ -28,6 +26,7 @@ def product_of(
     window: Window,
     layout: Layout,
 ) -> Pending:
+    """The convolution of `view` with weights `values` (outputs, rows, columns, inputs), which are `weight` in order."""
     outputs = values.shape[0]
     scale = quant.scale * np.broadcast_to(weight.scale.reshape(-1), (outputs,))
     bias = np.zeros(outputs, np.int32)
@@ -71,13 +70,14 @@ def with_constant(context: NodeContext, operand: Symbol, value: Constant) -> Pen
 
 
 def convolution(context: NodeContext, operand: Symbol, weight: int) -> Pending:
-    """A result of a convolution, or the depthwise one that leaves an activation as it is."""
+    """The convolution that made a value; for an activation a depthwise one that leaves it as it is."""
     pending = _depthwise(context, operand, weight) if isinstance(operand, Activation) else operand
     assert isinstance(pending, Pending)
     return pending
 
 
 def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pending:
+    """A convolution times a factor for each channel, or one factor: signs go into the weights."""
     (op,) = operand.ops
     assert isinstance(op, Conv)
     values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
@@ -89,6 +89,7 @@ def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pendi
 
 
 def shifted(context: NodeContext, operand: Pending, offsets: np.ndarray) -> Pending:
+    """A convolution plus an offset for each channel, or one offset."""
     (op,) = operand.ops
     assert isinstance(op, Conv)
     values = np.broadcast_to(offsets.reshape(-1), op.scale.shape)

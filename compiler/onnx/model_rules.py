@@ -1,4 +1,4 @@
-"""What ONNX asks of operators, and neither its checker nor its shape inference looks at.
+"""Rules of ONNX for operators that neither its checker nor its shape inference enforces.
 
 A rule takes a `Site` and returns None if the node keeps it, else what is wrong: the words behind "node 'x' (Op)".
 """

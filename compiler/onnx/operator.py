@@ -1,4 +1,4 @@
-"""What the device can do with an operator of ONNX: one record, which is all that has to be said of it."""
+"""The record of an operator of ONNX that the device has: its conditions, and what becomes of it."""
 
 from __future__ import annotations
 

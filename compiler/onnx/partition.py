@@ -15,7 +15,7 @@ BOUNDARY = "graph boundary: float values are {} on the host"
 
 @dataclass(eq=False)
 class Plan:
-    """What runs where.
+    """Where every node runs.
 
     `subgraphs` are lists of host nodes or lists of recipes, in an order in which all that one reads is made before it.
     `leaving` are values that device segments make and the host reads; `entering` are host tensors that device

@@ -27,7 +27,7 @@ from weft.compiler.onnx.qdq import (
 
 @dataclasses.dataclass(eq=False)
 class Match:
-    """What the device can make of a model.
+    """What of a model the device can compute.
 
     `symbols` by value, `recipes` by the value they make, `unsupported` by node index: why the host must run it.
     """

@@ -149,7 +149,7 @@ class Scores:
 
     @property
     def unit(self) -> float:
-        """What one step of the product of integers stands for, before `factor`."""
+        """The score of which the product of integers is 1, before `factor`."""
         return self.q.quant.scale * self.k.quant.scale
 
     @property
@@ -169,13 +169,13 @@ class Probabilities:
 
 @dataclass(frozen=True, eq=False)
 class Undefined:
-    """Where probabilities are not a number: nowhere, since no query is without a key."""
+    """IsNaN of probabilities, which is nowhere true, as no query is without a key."""
 
     scores: Scores
 
 
 Symbol = Tensor | Activation | Constant | Pending | Scores | Probabilities | Undefined | None
-"""None: a value of which only the host knows."""
+"""What is known of a value; None for one that the host computes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +223,6 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
 
 def check_parameters(model: Model, node: Node) -> None:
     """Raise `CompileError` for scales of a Q or DQ node that make no sense."""
-    label = f"node {node.name!r} ({node.op})"
     scale = model.constants.get(node.input(1))
     if scale is None:
         return
@@ -231,7 +230,7 @@ def check_parameters(model: Model, node: Node) -> None:
     bad = values[~np.isfinite(values) | ((values == 0) & (node.op == "QuantizeLinear"))]
     if bad.size:
         raise CompileError(
-            f"{label} has scale {bad.flat[0]:g}; scales must be finite, and not zero to quantise"
+            f"{node.label} has scale {bad.flat[0]:g}; scales must be finite, and not zero to quantise"
         )
 
 

@@ -22,6 +22,7 @@ def addable(context: NodeContext) -> str | None:
 
 
 def add(context: NodeContext) -> Symbol:
+    """The device's Add, or a bias."""
     symbols = summands(context)
     for operand, value in (symbols, symbols[::-1]):
         if isinstance(value, Constant):

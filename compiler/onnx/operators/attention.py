@@ -19,7 +19,7 @@ from weft.compiler.onnx.qdq import Activation, Pending
 
 def check_attention(model: Model, node: Node) -> None:
     """Raise `CompileError` for an Attention node that contradicts itself."""
-    label = f"node {node.name!r} (Attention)"
+    label = node.label
     scale = node.attributes.get("scale")
     if scale is not None and not (math.isfinite(scale) and scale > 0):
         raise CompileError(f"{label} has scale {scale:g}; the scale of scores must be finite and above zero")
@@ -107,6 +107,7 @@ def mask_leaves_keys(context: NodeContext) -> str | None:
 
 
 def attention(context: NodeContext) -> Pending:
+    """The device's Attention."""
     problem = problem_of(context)
     rank = len(context.output)
     behind = rank == 3 or heads_move_behind_rows(context.model, context.node.outputs[0])

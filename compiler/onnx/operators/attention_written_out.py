@@ -32,13 +32,12 @@ ROUNDING = (
     "the model's rounding of scores and probabilities to 8 bits is not followed: "
     "the fused form is closer to float"
 )
-
-
+"""The note on Q/DQ pairs that cannot clip scores."""
 FOLLOWED = (
     "scores are rounded and clamped to [{low:.4g}, {high:.4g}] as the model does; "
     "its other roundings within attention are not followed"
 )
-"""What is said where the range of a Q/DQ pair of scores can clip."""
+"""The note on Q/DQ pairs whose range can clip scores."""
 
 
 def attended(context: NodeContext) -> str | None:
@@ -64,12 +63,12 @@ def scores_scale(context: NodeContext) -> str | None:
     factor = scores_factor(context)
     symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores))
     if factor is None:
-        return f"inputs are {' and '.join(repr(name) for name in context.node.inputs)}"
+        return f"inputs are {context.inputs}"
     return None if symbol.allowed is None else "the mask comes first"
 
 
 def scores_factor(context: NodeContext) -> float | None:
-    """What a Mul or Div node multiplies scores by."""
+    """The factor by which a Mul or Div node changes scores; None if it is not one positive number."""
     order = (1,) if context.node.op == "Div" else (0, 1)
     for index in order:
         floats = context.floats(index)
@@ -84,7 +83,7 @@ def scores_mask(context: NodeContext) -> str | None:
     """Masks of scores must be constant, 0 for keys that take part and -10000 or less for others, and leave some."""
     allowed = added_mask(context)
     if allowed is None:
-        return f"inputs are {' and '.join(repr(name) for name in context.node.inputs)}"
+        return f"inputs are {context.inputs}"
     return None if allowed.any(-1).all() else "some query has no keys"
 
 
@@ -142,10 +141,11 @@ def undefined_zero(context: NodeContext) -> str | None:
     good = (
         kinds == [Undefined, Probabilities] and floats is not None and floats.size == 1 and not floats.any()
     )
-    return None if good else f"inputs are {' and '.join(repr(name) for name in context.node.inputs)}"
+    return None if good else f"inputs are {context.inputs}"
 
 
 def scores(context: NodeContext) -> Scores:
+    """The product of queries and keys."""
     q, k = context.symbols
     assert isinstance(q, Activation)
     assert isinstance(k, Activation)
@@ -154,8 +154,8 @@ def scores(context: NodeContext) -> Scores:
     )
 
 
-def _scores(context: NodeContext) -> Scores:
-    """The scores a node reads, with the node among those they stand for."""
+def _extended(context: NodeContext) -> Scores:
+    """The scores that a node reads, directly or as probabilities, with the node among those that they stand for."""
     symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores | Probabilities))
     old = symbol.scores if isinstance(symbol, Probabilities) else symbol
     return dataclasses.replace(
@@ -164,22 +164,25 @@ def _scores(context: NodeContext) -> Scores:
 
 
 def scale(context: NodeContext) -> Scores:
-    found, factor = _scores(context), scores_factor(context)
+    """Scores times a number."""
+    found, factor = _extended(context), scores_factor(context)
     assert factor is not None
     return dataclasses.replace(found, factor=found.factor * factor)
 
 
 def mask(context: NodeContext) -> Scores:
-    return dataclasses.replace(_scores(context), allowed=added_mask(context))
+    """Scores of which some keys are left out."""
+    return dataclasses.replace(_extended(context), allowed=added_mask(context))
 
 
 def normalise(context: NodeContext) -> Probabilities:
-    return Probabilities(_scores(context))
+    """Softmax of scores."""
+    return Probabilities(_extended(context))
 
 
 def rounding(context: NodeContext) -> Scores | Probabilities:
     """One half of a Q/DQ pair, of scores or of probabilities; an Identity is neither."""
-    found, weights = _scores(context), isinstance(context.symbol(0), Probabilities)
+    found, weights = _extended(context), isinstance(context.symbol(0), Probabilities)
     if context.node.op == "QuantizeLinear":
         found = dataclasses.replace(found, quantised=pair(context))
     elif context.node.op == "DequantizeLinear" and weights:
@@ -193,18 +196,20 @@ def rounding(context: NodeContext) -> Scores | Probabilities:
 
 
 def undefined(context: NodeContext) -> Undefined:
-    return Undefined(_scores(context))
+    """IsNaN of probabilities."""
+    return Undefined(_extended(context))
 
 
 def defined(context: NodeContext) -> Probabilities:
-    """What is not a number replaced by 0, which changes nothing."""
-    guard, found = context.symbol(0), _scores(context)
+    """Where replaces probabilities that are not a number by 0: there are none, as every query has a key."""
+    guard, found = context.symbol(0), _extended(context)
     assert isinstance(guard, Undefined)
     nodes, names = dict.fromkeys((*found.nodes, *guard.scores.nodes)), (*found.values, *guard.scores.values)
     return Probabilities(dataclasses.replace(found, nodes=tuple(nodes), values=tuple(dict.fromkeys(names))))
 
 
 def values(context: NodeContext) -> Pending:
+    """The product of probabilities and values, which ends an attention."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Probabilities)
     found = symbol.scores
@@ -231,11 +236,13 @@ def _rounded(made: Pending, found: Scores, clipping: tuple[Pair, ...]) -> Pendin
 
 
 def _starts(context: NodeContext) -> bool:
+    """Whether a product may be the scores of an attention; products with a matrix of weights are not."""
     kinds = [type(symbol) for symbol in context.symbols]
     return kinds == [Activation, Activation] and (len(context.shape(1)) > 2 or len(context.shape()) == 2)
 
 
 def _ends(context: NodeContext) -> bool:
+    """Whether a product is one of probabilities and values."""
     return isinstance(context.symbol(0), Probabilities)
 
 

@@ -21,6 +21,7 @@ from weft.compiler.onnx.windows import window_of
 
 
 def conv(context: NodeContext) -> Symbol:
+    """The device's Conv, with weights as (outputs, rows, columns, inputs)."""
     source, quant = arranged(context)
     weight = context.symbol(1)
     assert isinstance(weight, Constant)

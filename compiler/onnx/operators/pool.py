@@ -18,7 +18,7 @@ from weft.compiler.onnx.qdq import Pending, Symbol, result
 from weft.compiler.onnx.windows import window_of
 
 ELEMENTS = 1 << 16
-"""Of a window that is worth computing on the device: sums are products with as many weights."""
+"""Most elements of a window on the device, which multiplies them with as many weights to add them up."""
 
 
 def pool_values(context: NodeContext) -> str | None:
@@ -76,6 +76,7 @@ def reduced_axes(context: NodeContext) -> tuple[int, ...] | None:
 
 
 def pool(context: NodeContext) -> Symbol:
+    """A pool with a window."""
     kernel = context.ints("kernel_shape", ())
     window = window_of(context, (kernel[0], kernel[1]))
     return _pool(context, window, bool(context.attribute("count_include_pad", 0)))

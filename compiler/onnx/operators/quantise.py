@@ -24,7 +24,7 @@ from weft.compiler.onnx.qdq import (
 )
 
 SCALE_LIMIT = 1 << 15
-"""What a 16-bit mantissa without a shift could not hold."""
+"""Scales from here on do not fit a mantissa of 16 bits without a shift."""
 
 
 def per_tensor(context: NodeContext) -> str | None:
@@ -75,6 +75,7 @@ def sums_fit(context: NodeContext) -> str | None:
 
 
 def dequantise(context: NodeContext) -> Symbol:
+    """An int8 or uint8 value as an activation."""
     node, tensor = context.node, context.symbol(0)
     quant = parameters(context.model, node, context.model.dtypes[node.inputs[0]])
     assert isinstance(tensor, Tensor)
@@ -83,6 +84,7 @@ def dequantise(context: NodeContext) -> Symbol:
 
 
 def _of_constant(context: NodeContext) -> bool:
+    """Whether it is a constant that is dequantised: weights, biases, tables."""
     return context.node.inputs[0] in context.model.constants
 
 

@@ -39,7 +39,7 @@ def softmax_range(context: NodeContext) -> str | None:
 
 
 def softmax_zero(context: NodeContext) -> int | None:
-    """What to subtract from Softmax's int8 input so that no logit is clamped, None if that cannot be.
+    """The number to subtract from Softmax's int8 input so that no logit is clamped, None if there is none.
 
     It is the zero point if possible; any number gives the same probabilities.
     """
