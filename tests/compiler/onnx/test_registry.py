@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import onnxruntime
 import pytest
-from support import qdq_models
-from support.graph_runs import on_host, run_graph
 
-from weft.compiler.frontend import import_model
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, STEP_MAX
 from weft.compiler.onnx import operators, registry
 from weft.compiler.onnx.attention_form import KEYS, ROW, SIZE, keys_fit, rows_fit
@@ -61,36 +53,3 @@ def test_table_is_made_of_sentences() -> None:
 def test_sentences_name_the_limits(constraint: Constraint, limits: tuple[int, ...]) -> None:
     """Those of the instruction set, where it has some."""
     assert all(f" {limit}" in sentence(constraint) for limit in limits)
-
-
-@pytest.fixture
-def negate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The operator of docs/extending.md, as a file beside the others."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "extending.md").read_text()
-    (text,) = (
-        found for found in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "OPERATORS = " in found
-    )
-    (tmp_path / "negate.py").write_text(text)
-    monkeypatch.setattr(operators, "__path__", [*operators.__path__, str(tmp_path)])
-    importlib.reload(registry)
-    yield
-    monkeypatch.undo()
-    importlib.reload(registry)
-
-
-@pytest.mark.usefixtures("negate")
-def test_a_new_operator_is_one_file() -> None:
-    assert "Neg" in dict(registry.table())
-    builder = qdq_models.Builder(np.random.default_rng(0))
-    source = builder.input((1, 3, 4, 5))
-    value = builder.node("Neg", [builder.dequantise(source)])
-    model = builder.finish(builder.quantise(value, source.shape, source.scale, 3, False))
-    feeds = qdq_models.feeds(model, np.random.default_rng(1))
-    graph = import_model(model)
-    assert not on_host(graph)
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
-    np.testing.assert_array_equal(run_graph(graph, feeds)[model.graph.output[0].name], wanted)
-
-
-def test_the_operator_of_the_page_is_not_there_otherwise() -> None:
-    assert "Neg" not in registry.NAMES
