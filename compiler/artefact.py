@@ -33,7 +33,7 @@ class ProgramFileError(CompileError):
 
 
 class _Segment(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"):
-    """What is known of each segment: its name, and its file's size and hash."""
+    """The name of a segment, and the size and hash of its file."""
 
     name: str
     bytes: int
@@ -106,7 +106,7 @@ def _file(index: int, host: bool) -> str:
 
 
 def _blob(segment: DeviceProgram | HostSegment) -> bytes:
-    """What the file of a segment holds."""
+    """The content of a segment's file."""
     return encode(segment.network) if isinstance(segment, HostSegment) else segment.constants + segment.code
 
 

@@ -27,7 +27,7 @@ _KINDS = ("temp", "input", "output")
 """Kinds of buffers that compiled models have."""
 
 Type = tuple[str, tuple[int, ...]]
-"""Of a value: its dtype's name, and its shape."""
+"""The type of a value: its dtype's name, and its shape."""
 
 
 def verify(compiled: Compiled) -> None:

@@ -14,7 +14,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from weft.compiler.onnx import support
+from weft.compiler.onnx import registry
 from weft.hdl import isa
 from weft.hdl.isa import encoding, instructions, memmap
 from weft.hdl.isa.config import PRESETS, Config
@@ -94,7 +94,7 @@ def _number(members: type[enum.Enum], value: int) -> str:
 
 def operators() -> str:
     """The support table of the compiler."""
-    lines = [NOTE.format("compiler/onnx/support.py"), "# Operators on the device\n\n"]
+    lines = [NOTE.format("compiler/onnx/operators"), "# Operators on the device\n\n"]
     lines.append(
         textwrap.fill(
             "An operator runs on the device if all of its conditions hold; otherwise the host evaluates it, and `weft "
@@ -103,7 +103,7 @@ def operators() -> str:
         )
         + "\n"
     )
-    for operator, sentences in support.table():
+    for operator, sentences in registry.table():
         lines.append(f"\n## {operator}\n\n")
         lines += [f"- {sentence}\n" for sentence in sentences]
     return "".join(lines)

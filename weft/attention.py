@@ -14,7 +14,7 @@ from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Attention, Buffer, CompileError, DeviceSegment, View
 from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT
 from weft.compiler.machine.memory import LENGTH
-from weft.compiler.onnx.support_attention import KEYS, ROW, SIZE
+from weft.compiler.onnx.attention_form import KEYS, ROW, SIZE
 from weft.configurations import configuration
 from weft.devices import Simulation, check_target, simulated
 from weft.errors import InputError

@@ -48,7 +48,7 @@ def runtime() -> ModuleType | None:
 
 
 Part = tuple[tuple[str, ...], tuple[str, ...], Run]
-"""What a part of a network reads, what it makes, and how."""
+"""The inputs and outputs of a part of a network, and the function that computes it."""
 
 
 class Evaluator:
@@ -103,7 +103,7 @@ def _departs(node: Node) -> bool:
 
 
 def _prepared(network: Network, run: tuple[Node, ...], by_runtime: bool) -> list[Part]:
-    """How a run of nodes is evaluated: as a whole, or in parts if ONNX Runtime does not have all of them."""
+    """A run of nodes ready to evaluate: as a whole, or in parts if ONNX Runtime does not have all of them."""
     part = _part(network, run)
     session = _session(part) if by_runtime else None
     if by_runtime and session is None and len(run) > 1:
@@ -211,7 +211,7 @@ def _model(network: Network) -> onnx.ModelProto:
 
 
 def _second(network: Network, error: Exception) -> Run:
-    """What is left where ONNX Runtime fails; its own `error` is the better one to show."""
+    """The reference implementation, where ONNX Runtime fails with `error`: that is the better one to show."""
     try:
         return _reference(network)
     except EvaluationError:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import AttributeProto, helper, numpy_helper
 
 from weft.compiler.ir.network import Network, Node, Type, dtype_of
@@ -16,7 +17,7 @@ from weft.hdl.files.schema import printable
 STANDARD = ("", "ai.onnx.ml")
 """Operator sets that the onnx package defines."""
 INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError)
-"""What the onnx package raises for a model that is not valid."""
+"""Exceptions of the onnx package for a model that is not valid."""
 _SHOWN = 400
 """Characters of a library's message; ONNX Runtime's name everything that is wrong behind each other."""
 _SMALL = 4096
@@ -42,12 +43,12 @@ def model_of(network: Network, *, weights: bool = True) -> onnx.ModelProto:
         version = max(_IR_VERSION, helper.find_min_ir_version_for(opsets, ignore_unknown=True))
         graph = _graph(network, network.opsets, _SMALL if not weights else None)
         return helper.make_model(graph, opset_imports=opsets, ir_version=version)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, DecodeError) as error:
         raise NetworkError(first_line(error)) from None
 
 
 def _graph(network: Network, opsets: Mapping[str, int], most: int | None = None) -> onnx.GraphProto:
-    """A network or a subgraph; constants of more than `most` elements are inputs."""
+    """A network or a body of control flow; constants of more than `most` elements are inputs."""
     large = [name for name, value in network.constants.items() if most is not None and value.size > most]
     own = {*network.inputs, *network.outputs}
     return helper.make_graph(

@@ -46,7 +46,7 @@ def _taps(along: Sequence[Axis]) -> Iterator[tuple[tuple[slice, ...], tuple[slic
 
 
 def _reduced(x: np.ndarray, along: Sequence[Axis], combine: np.ufunc, start: float) -> np.ndarray:
-    """What `combine` makes of the elements of each window inside the input, one axis after the other."""
+    """The elements of each window inside the input, combined one axis after the other."""
     for at, axis in enumerate(along, 2):
         shape = (*x.shape[:at], axis.count, *x.shape[at + 1 :])
         result = np.full(shape, start, x.dtype)
@@ -221,7 +221,7 @@ def _flat(name: str) -> type[OpRun]:
 
 
 def replacements(opset: int) -> list[type[OpRun]]:
-    """What a `ReferenceEvaluator` is given for models of a version of ONNX's operators.
+    """The operators to replace in a `ReferenceEvaluator` for models of a version of ONNX's operators.
 
     An operator from outside is given the attributes of its newest version.
     """

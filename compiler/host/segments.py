@@ -15,7 +15,7 @@ _evaluator = lru_cache(maxsize=64)(Evaluator)
 
 
 def prepare(segment: HostSegment) -> Evaluator:
-    """What evaluates a host segment.
+    """The evaluator of a host segment.
 
     Raises
     ------

@@ -27,13 +27,14 @@ def dtype_of(name: str) -> np.dtype:
 
 
 class Type(NamedTuple):
-    """Of a value: its element type, one of `DTYPES`, and its shape; None stands for what is not known."""
+    """The type of a value: its elements, one of `DTYPES`, and its shape; sizes, or the whole shape, may be unknown."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
 
 
 def type_of(value: np.ndarray) -> Type:
+    """The type of a constant."""
     return Type("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
 
 
@@ -42,8 +43,8 @@ class Node:
     """One operator: `operator` of the operator set `domain`, of which "" is ONNX's own.
 
     `inputs` has "" for inputs that are left out. `attributes` are what it is told beside them: int, float, str (bytes
-    for text that is not UTF-8), ndarray, `Network` for a subgraph, or a tuple of one of these. `index` is its place in
-    the whole model.
+    for text that is not UTF-8), ndarray, `Network` for a branch or the body of a loop, or a tuple of one of these.
+    `index` is its place in the whole model.
     """
 
     operator: str
@@ -61,7 +62,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return f"node {self.name!r} ({self.op})"
 
     def input(self, index: int) -> str:
@@ -70,13 +71,13 @@ class Node:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All values that it reads, those that only its subgraphs read included; each once."""
-        inside = (name for graph in self.subgraphs for name in graph.captured)
+        """All values that it reads, those that only its bodies read included; each once."""
+        inside = (name for graph in self.bodies for name in graph.captured)
         return tuple(dict.fromkeys((*(name for name in self.inputs if name), *inside)))
 
     @property
-    def subgraphs(self) -> Iterator[Network]:
-        """The bodies and branches of an operator of control flow."""
+    def bodies(self) -> Iterator[Network]:
+        """The networks inside an operator of control flow: bodies of loops, and branches."""
         for value in self.attributes.values():
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, Network):
@@ -88,7 +89,7 @@ class Network:
     """Operators in topological order.
 
     `types` has those of values as far as they are known, constants left out, and `opsets` the version of each
-    operator set. Subgraphs have no `opsets`: they are those of the network around them.
+    operator set. Bodies of control flow have no `opsets`: they are those of the network around them.
     """
 
     nodes: tuple[Node, ...]
@@ -105,13 +106,13 @@ class Network:
 
     @property
     def captured(self) -> tuple[str, ...]:
-        """Of a subgraph: the values that it reads from around it."""
+        """The values that a body of control flow reads from the networks around it."""
         own = {*self.inputs, *self.constants, *(name for node in self.nodes for name in node.outputs)}
         read = (*(name for node in self.nodes for name in node.reads), *self.outputs)
         return tuple(name for name in dict.fromkeys(read) if name not in own)
 
     def type_of(self, name: str) -> Type | None:
-        """Of a value or a constant."""
+        """The type of a value or a constant, None if it is not known."""
         constant = self.constants.get(name)
         return self.types.get(name) if constant is None else type_of(constant)
 

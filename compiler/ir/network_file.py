@@ -15,10 +15,10 @@ import numpy as np
 from weft.compiler.ir.network import DTYPES, Network, Node, Type, dtype_of
 from weft.hdl.files.schema import SchemaError, printable, shown
 
-_DEPTH = 30
-"""Of subgraphs inside each other."""
+_DEPTH = 32
+"""Largest depth of networks inside each other."""
 _SHOWN = 200
-"""Characters of a library's message."""
+"""Characters of a library's message that are shown."""
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True, array_like=True):

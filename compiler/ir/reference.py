@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.compiler.ir.graph import Attention, Softmax
+from weft.compiler.ir.masks import causal
 
 
 def attention(op: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -52,9 +53,9 @@ def split_heads(array: np.ndarray, images: int, heads: int) -> np.ndarray:
 
 def allowed(op: Attention) -> np.ndarray:
     """Which keys every query of every image sees: bool (images, queries, keys)."""
-    queries, keys = np.arange(op.q.shape[2])[:, None], np.arange(op.k.shape[2])
-    below = keys < np.array(op.lengths)[:, None, None]
-    return below & (keys <= queries + op.offset) if op.causal else below & (queries >= 0)
+    queries, keys = op.q.shape[2], op.k.shape[2]
+    below = np.arange(keys) < np.array(op.lengths)[:, None, None]
+    return below & (causal(queries, keys, op.offset) if op.causal else np.ones((queries, 1), bool))
 
 
 def probabilities(scores: np.ndarray, mask: np.ndarray) -> np.ndarray:

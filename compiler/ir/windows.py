@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 
 
+def span(kernel: int, dilation: int) -> int:
+    """Elements from the first to the last that a window reads along an axis."""
+    return (kernel - 1) * dilation + 1
+
+
 @dataclass(frozen=True)
 class Axis:
     """Windows along one spatial axis: `count` of them, the first starting `before` elements ahead of the input.
@@ -27,7 +32,15 @@ class Axis:
     @property
     def span(self) -> int:
         """Elements from the first to the last that a window reads."""
-        return (self.kernel - 1) * self.dilation + 1
+        return span(self.kernel, self.dilation)
+
+    @property
+    def behind(self) -> int:
+        """The padding behind the input with which there are `count` windows if none is cut off: `after`, or less or
+        more where ceil_mode adds a window."""
+        if (self.size + self.before + self.after - self.span) // self.stride + 1 == self.count:
+            return self.after
+        return (self.count - 1) * self.stride + self.span - self.size - self.before
 
     def tap(self, offset: int) -> tuple[int, int, int]:
         """Of element `offset` of the kernel: the windows [first, stop) that have it inside the input, and the input
@@ -59,7 +72,6 @@ def axes(sizes: Sequence[int], attributes: Mapping[str, Any]) -> tuple[Axis, ...
     strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
     pads = attributes.get("pads") or [0] * 2 * rank
     auto = attributes.get("auto_pad") or "NOTSET"
-    auto = auto.decode() if isinstance(auto, bytes) else auto
     return tuple(
         _axis(sizes[at], kernel[at], strides[at], dilations[at], (pads[at], pads[rank + at]), auto,
               bool(attributes.get("ceil_mode")))
@@ -70,14 +82,14 @@ def axes(sizes: Sequence[int], attributes: Mapping[str, Any]) -> tuple[Axis, ...
 def _axis(
     size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], auto: str, up: bool
 ) -> Axis:
-    span = (kernel - 1) * dilation + 1
+    reach = span(kernel, dilation)
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         count = -(-size // stride)
-        total = max((count - 1) * stride + span - size, 0)
+        total = max((count - 1) * stride + reach - size, 0)
         before = total // 2 if auto == "SAME_UPPER" else (total + 1) // 2
         return Axis(size, count, kernel, stride, dilation, before, total - before)
     before, after = (0, 0) if auto == "VALID" else pads
-    room = size + before + after - span
+    room = size + before + after - reach
     if room < 0:
         return Axis(size, 0, kernel, stride, dilation, before, after)
     count = (-(-room // stride) if up else room // stride) + 1

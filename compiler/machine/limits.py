@@ -35,6 +35,13 @@ STRIDE_MAX = _high(
     if name.startswith(("a_", "c_", "src_", "dst_"))
 )
 """Largest stride of an address on chip."""
+STEP_MAX = _high(
+    place
+    for opcode in (Opcode.MM, Opcode.VEC)
+    for name, place in places(opcode).items()
+    if name.startswith(("y_", "x_"))
+)
+"""Largest step of a coordinate: strides and dilations of windows."""
 LENGTH_MAX = _named("length", Opcode.LOAD, Opcode.STORE)
 """Bytes of a pixel that LOAD and STORE take."""
 PITCH_MAX = _named("pitch", Opcode.LOAD, Opcode.STORE)

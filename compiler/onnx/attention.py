@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.layout import Layout, Shape4
+from weft.compiler.ir.masks import causal
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Activation, Tensor
 
@@ -32,7 +33,7 @@ class Mask:
         below = np.broadcast_to(
             key < np.array(self.lengths)[:, None, None], (len(self.lengths), queries, keys)
         )
-        return below & (key <= np.arange(queries)[:, None] + self.offset) if self.causal else below
+        return below & causal(queries, keys, self.offset) if self.causal else below
 
 
 def mask_of(floats: np.ndarray) -> np.ndarray | None:
@@ -136,7 +137,7 @@ class Solution:
 
 
 def splits(lead: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """How leading dimensions can be images and heads: as (images, heads) if there are two, else in any way."""
+    """The ways in which leading dimensions can be images and heads: (images, heads) first if there are two."""
     count = math.prod(lead)
     images = [size for size in range(1, count + 1) if count % size == 0]
     if len(lead) == 2:

@@ -13,13 +13,13 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network
 
 ELEMENTS = 1 << 30
-"""Of one value."""
+"""Largest number of elements of one value."""
 NODES = 200_000
-"""Of a model, with all local functions written out."""
+"""Largest number of nodes of a model, with all local functions written out."""
 WINDOW = (1 << 16) - 1
-"""Kernels, strides, dilations and pads: coordinates have 16 bits."""
+"""Largest kernel, stride, dilation and pad: coordinates have 16 bits."""
 MEMORY = 1 << 32
-"""Bytes of one device program with its constants and buffers."""
+"""Largest number of bytes of one device program with its constants and buffers."""
 _WINDOWS = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
 
 
@@ -40,7 +40,7 @@ def check_windows(network: Network) -> None:
                 raise CompileError(
                     f"{node.label} has {name} {list(given)}; weft takes numbers of up to {WINDOW:,} there"
                 )
-        for graph in node.subgraphs:
+        for graph in node.bodies:
             check_windows(graph)
 
 

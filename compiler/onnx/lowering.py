@@ -28,10 +28,12 @@ def lower(match: Match, made: Plan) -> Graph:
     entering: list[Transfer] = []
     leaving: list[Transfer] = []
     for index, subgraph in enumerate(made.subgraphs):
-        if isinstance(subgraph[0], Node):
-            segments.append(_host(match, made, index))
+        nodes = [item for item in subgraph if isinstance(item, Node)]
+        recipes = [item for item in subgraph if isinstance(item, Recipe)]
+        if nodes:
+            segments.append(_host(match, made, index, nodes))
         else:
-            segments.append(_device(match, made, index, entering, leaving))
+            segments.append(_device(match, made, index, recipes, entering, leaving))
     constants = [name for name in model.outputs if name in model.constants]
     constants += [item.value for item in entering if item.value in model.constants]
     if constants:
@@ -48,12 +50,16 @@ def lower(match: Match, made: Plan) -> Graph:
 
 
 def _device(
-    match: Match, made: Plan, index: int, entering: list[Transfer], leaving: list[Transfer]
+    match: Match,
+    made: Plan,
+    index: int,
+    recipes: list[Recipe],
+    entering: list[Transfer],
+    leaving: list[Transfer],
 ) -> DeviceSegment:
     """One device segment; its transfers are added to `entering` and `leaving`."""
-    recipes: list[Recipe] = made.subgraphs[index]  # type: ignore[assignment]
     here = {recipe.output.storage for recipe in recipes}
-    sent = _read_elsewhere(made, index, here)
+    sent = _read_elsewhere(match, made, index, here)
     used = {transfer.buffer.name for transfer in (*entering, *leaving)}
     renamed: dict[str, tuple[str, str]] = {}
     for recipe in recipes:
@@ -73,29 +79,22 @@ def _device(
     return DeviceSegment(f"device{index}", tuple(ops))
 
 
-def _read_elsewhere(made: Plan, index: int, here: set[str]) -> dict[str, dict[str, Tensor]]:
+def _read_elsewhere(match: Match, made: Plan, index: int, here: set[str]) -> dict[str, dict[str, Tensor]]:
     """Storages filled `here` that others read: for each the values they hold."""
+    later = (
+        item for subgraph in made.subgraphs[index + 1 :] for item in subgraph if isinstance(item, Recipe)
+    )
+    read = (
+        match.recipes[tensor.storage].output
+        for item in later
+        for tensor in item.inputs
+        if tensor.storage in here
+    )
     sent: dict[str, dict[str, Tensor]] = {}
-    for value, tensor in made.leaving.items():
+    for value, tensor in (*made.leaving.items(), *((output.value, output) for output in read)):
         if tensor.storage in here:
             sent.setdefault(tensor.storage, {})[value] = tensor
-    for later in made.subgraphs[index + 1 :]:
-        for item in later:
-            if isinstance(item, Recipe):
-                for tensor in item.inputs:
-                    if tensor.storage in here:
-                        output = made_output(made, tensor.storage)
-                        sent.setdefault(tensor.storage, {})[output.value] = output
     return sent
-
-
-def made_output(made: Plan, storage: str) -> Tensor:
-    """The tensor that a recipe of the plan makes in `storage`."""
-    for subgraph in made.subgraphs:
-        for item in subgraph:
-            if isinstance(item, Recipe) and item.output.storage == storage:
-                return item.output
-    raise KeyError(storage)
 
 
 def _transfer(model: Model, value: str, layout: Layout, name: str, kind: str) -> Transfer:
@@ -119,9 +118,8 @@ def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:
     return op.on(view)
 
 
-def _host(match: Match, made: Plan, index: int) -> HostSegment:
+def _host(match: Match, made: Plan, index: int, nodes: list[Node]) -> HostSegment:
     """A part of the model: reads what others make, gives what others (or the user) read."""
-    nodes: list[Node] = made.subgraphs[index]  # type: ignore[assignment]
     wanted = set(match.model.outputs) | {tensor.value for tensor in made.entering.values()}
     for later in made.subgraphs[index + 1 :]:
         for item in later:

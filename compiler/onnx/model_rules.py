@@ -1,4 +1,4 @@
-"""What ONNX asks of operators, and neither its checker nor its shape inference looks at.
+"""Rules of ONNX for operators that neither its checker nor its shape inference enforces.
 
 A rule takes a `Site` and returns None if the node keeps it, else what is wrong: the words behind "node 'x' (Op)".
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.windows import axes
+from weft.compiler.ir.windows import axes, span
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 POOLS = ("MaxPool", "AveragePool", "LpPool")
@@ -127,9 +127,9 @@ def kernel_fits(site: Site) -> str | None:
     pads = site.attributes.get("pads") or (0,) * 2 * rank
     dilations = site.attributes.get("dilations") or (1,) * rank
     for axis, size in enumerate(image[2:]):
-        room, span = size + pads[axis] + pads[rank + axis], (kernel[axis] - 1) * dilations[axis] + 1
-        if span > room:
-            return f"has a kernel that covers {span} elements along axis {2 + axis}, of {room} with padding"
+        room, reach = size + pads[axis] + pads[rank + axis], span(kernel[axis], dilations[axis])
+        if reach > room:
+            return f"has a kernel that covers {reach} elements along axis {2 + axis}, of {room} with padding"
     return None
 
 

@@ -15,7 +15,7 @@ BOUNDARY = "graph boundary: float values are {} on the host"
 
 @dataclass(eq=False)
 class Plan:
-    """What runs where.
+    """Where every node runs.
 
     `subgraphs` are lists of host nodes or lists of recipes, in an order in which all that one reads is made before it.
     `leaving` are values that device segments make and the host reads; `entering` are host tensors that device
@@ -151,11 +151,11 @@ def reason(match: Match, node: Node) -> str:
         return BOUNDARY.format("quantised")
     if node.op == "DequantizeLinear" and node.outputs[0] in model.outputs:
         return BOUNDARY.format("dequantised")
-    if node.index in match.obstacles and node.op != "QuantizeLinear":
-        return match.obstacles[node.index]
-    if node.op == "QuantizeLinear" and node.index in match.obstacles:
+    if node.index in match.unsupported and node.op != "QuantizeLinear":
+        return match.unsupported[node.index]
+    if node.op == "QuantizeLinear" and node.index in match.unsupported:
         known = match.symbol(node.inputs[0]) is not None
-        return match.obstacles[node.index] if known else "its input is computed on the host"
+        return match.unsupported[node.index] if known else "its input is computed on the host"
     readers = [user.name for user in model.users(node.outputs[0])]
     if not readers or node.outputs[0] in model.outputs:
         return "its result is an output of the model in float"

@@ -8,11 +8,11 @@ import numpy as np
 
 from weft.compiler.ir.layout import natural, packed
 from weft.compiler.ir.network import Node
-from weft.compiler.onnx import support
-from weft.compiler.onnx.case import Case
+from weft.compiler.onnx import registry
+from weft.compiler.onnx.context import NodeContext, sentence
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.operators import HANDLERS, rescale
-from weft.compiler.onnx.operators_attention import PARTS
+from weft.compiler.onnx.operators.attention_written_out import attended
+from weft.compiler.onnx.operators.move import transposable
 from weft.compiler.onnx.qdq import (
     Activation,
     Constant,
@@ -21,29 +21,24 @@ from weft.compiler.onnx.qdq import (
     Recipe,
     Scores,
     Symbol,
-    check_parameters,
-    constant,
-    finish,
     hosted,
-    parameters,
 )
-from weft.compiler.onnx.support_attention import attended, check_attention
 
 
 @dataclasses.dataclass(eq=False)
 class Match:
-    """What the device can make of a model.
+    """What of a model the device can compute.
 
-    `symbols` by value, `recipes` by the value they make, `obstacles` by node index: why the host must run it.
+    `symbols` by value, `recipes` by the value they make, `unsupported` by node index: why the host must run it.
     """
 
     model: Model
     symbols: dict[str, Symbol]
     recipes: dict[str, Recipe]
-    obstacles: dict[int, str]
+    unsupported: dict[int, str]
 
-    def case(self, node: Node) -> Case:
-        return Case(self.model, node, tuple(self.symbol(name) for name in node.inputs))
+    def context(self, node: Node) -> NodeContext:
+        return NodeContext(self.model, node, tuple(self.symbol(name) for name in node.inputs))
 
     def symbol(self, name: str) -> Symbol:
         if name in self.symbols:
@@ -84,24 +79,17 @@ def match(model: Model) -> Match:
 def _walk(model: Model, refused: dict[int, str]) -> Match:
     found = Match(model, {}, {}, {})
     for node in model.nodes:
-        if node.op in ("QuantizeLinear", "DequantizeLinear"):
-            check_parameters(model, node)
-        if node.op == "Attention":
-            check_attention(model, node)
-        if node.op == "DequantizeLinear" and node.inputs[0] in model.constants:
-            found.symbols[node.outputs[0]] = constant(model, node)
+        registry.check(model, node)
+        context = found.context(node)
+        operator = refused.get(node.index) or registry.choose(context)
+        if isinstance(operator, str):
+            found.unsupported[node.index] = operator
             continue
-        case = found.case(node)
-        obstacle = refused.get(node.index) or support.obstacle(case)
-        role = support.part(case)
-        if obstacle is not None:
-            found.obstacles[node.index] = obstacle
-        elif role is not None:
-            found.symbols[node.outputs[0]] = PARTS[role](case)
-        elif node.op == "QuantizeLinear":
-            _quantise(found, case)
-        else:
-            found.symbols[node.outputs[0]] = HANDLERS[node.op](case)
+        made = operator.handler(context)
+        if isinstance(made, Recipe):
+            found.recipes[node.outputs[0]] = made
+            made = made.output
+        found.symbols[node.outputs[0]] = made
     return found
 
 
@@ -111,20 +99,20 @@ def _misplaced(found: Match) -> dict[int, str]:
     refused: dict[int, str] = {}
     blocked: dict[int, str] = {}
     for node in found.model.nodes:
-        if node.index not in found.obstacles:
+        if node.index not in found.unsupported:
             continue
         for name in node.inputs:
             symbol = found.symbol(name) if name else None
             if isinstance(symbol, Scores | Probabilities):
                 start = (symbol.scores if isinstance(symbol, Probabilities) else symbol).nodes[0]
-                blocked.setdefault(start, f"{node.name!r}: {found.obstacles[node.index]}")
+                blocked.setdefault(start, f"{node.name!r}: {found.unsupported[node.index]}")
             transpose = _strange_transpose(found, name, symbol)
-            if transpose is not None and node.op in support.CONSTRAINTS:
-                refused[transpose] = f"{support.sentence(support.transposable)} ({node.name!r} does not)"
+            if transpose is not None and registry.has(node.op):
+                refused[transpose] = f"{sentence(transposable)} ({node.name!r} does not)"
     for node in found.model.nodes:
         symbol = found.symbols.get(node.outputs[0])
         if isinstance(symbol, Scores) and symbol.nodes == (node.index,) and node.index not in done:
-            reason = support.sentence(attended)
+            reason = sentence(attended)
             refused[node.index] = reason + (f" ({blocked[node.index]})" if node.index in blocked else "")
     return refused
 
@@ -143,20 +131,3 @@ def _strange_transpose(found: Match, name: str, symbol: Symbol) -> int | None:
         return None
     moves = {node.index for node in found.model.nodes if node.op == "Transpose"}
     return max((index for index in nodes if index in moves), default=None)
-
-
-def _quantise(found: Match, case: Case) -> None:
-    """Complete a pending operator, requantise an activation, or recognise that nothing happens."""
-    model, node, source = case.model, case.node, case.symbol(0)
-    name = node.outputs[0]
-    quant = parameters(model, node, model.dtypes[name])
-    assert quant is not None
-    if isinstance(source, Activation):
-        if source.quant.same(quant):
-            found.symbols[name] = dataclasses.replace(source.tensor, via=(*source.tensor.via, node.index))
-            return
-        source = rescale(source, node.name)
-    assert isinstance(source, Pending)
-    recipe = finish(source, name, quant, node)
-    found.recipes[name] = recipe
-    found.symbols[name] = recipe.output

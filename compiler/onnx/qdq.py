@@ -1,6 +1,6 @@
-"""What the importer knows of a value: constants, int8 tensors, and float values that are quantised on either side.
+"""What is known of a value of the model: constants, int8 tensors, and float values that are quantised on either side.
 
-QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. The importer walks the model once and
+QDQ models compute in float between a DequantizeLinear and a QuantizeLinear. One walk over the model
 gives every value one of these symbols; a QuantizeLinear that meets a `Pending` completes a device operator.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, View
+from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, natural, packed
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
@@ -149,7 +149,7 @@ class Scores:
 
     @property
     def unit(self) -> float:
-        """What one step of the product of integers stands for, before `factor`."""
+        """The score of which the product of integers is 1, before `factor`."""
         return self.q.quant.scale * self.k.quant.scale
 
     @property
@@ -169,13 +169,13 @@ class Probabilities:
 
 @dataclass(frozen=True, eq=False)
 class Undefined:
-    """Where probabilities are not a number: nowhere, since no query is without a key."""
+    """IsNaN of probabilities, which is nowhere true, as no query is without a key."""
 
     scores: Scores
 
 
 Symbol = Tensor | Activation | Constant | Pending | Scores | Probabilities | Undefined | None
-"""None: a value of which only the host knows."""
+"""What is known of a value; None for one that the host computes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +192,13 @@ class Recipe:
 def result(shape: tuple[int, int, int, int]) -> View:
     """Where an unfinished operator writes."""
     return View(Buffer(RESULT, shape), shape)
+
+
+def rescale(source: Activation, name: str) -> Pending:
+    """Requantisation of an activation, in whatever order its elements are."""
+    tensor, quant = source.tensor, source.quant
+    op = Rescale(name, tensor.view(), result(tensor.layout.nhwc), quant.scale, quant.zero)
+    return Pending((op,), tensor.layout, (tensor,), ())
 
 
 def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
@@ -214,7 +221,6 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
 
 def check_parameters(model: Model, node: Node) -> None:
     """Raise `CompileError` for scales of a Q or DQ node that make no sense."""
-    label = f"node {node.name!r} ({node.op})"
     scale = model.constants.get(node.input(1))
     if scale is None:
         return
@@ -222,7 +228,7 @@ def check_parameters(model: Model, node: Node) -> None:
     bad = values[~np.isfinite(values) | ((values == 0) & (node.op == "QuantizeLinear"))]
     if bad.size:
         raise CompileError(
-            f"{label} has scale {bad.flat[0]:g}; scales must be finite, and not zero to quantise"
+            f"{node.label} has scale {bad.flat[0]:g}; scales must be finite, and not zero to quantise"
         )
 
 

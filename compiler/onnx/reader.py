@@ -28,7 +28,7 @@ _NEWEST = {
 }
 """The last version of each operator set that the onnx package defines."""
 _DEPTH = 100
-"""Of calls of functions; each is several of Python's."""
+"""Largest depth of calls of functions: each takes several of Python's."""
 
 _Function = tuple[str, str, str]
 

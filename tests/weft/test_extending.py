@@ -11,3 +11,10 @@ def test_an_instruction(tmp_path: Path) -> None:
     path = copied(tmp_path)
     apply_diffs(tmp_path, "An instruction or a field")
     run_tests(tmp_path, path, write_file(tmp_path, "tests/sim/test_fill.py"))
+
+
+def test_an_operator(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    write_file(tmp_path, "compiler/onnx/operators/negate.py")
+    test = write_file(tmp_path, "tests/compiler/onnx/operators/test_op_negate.py")
+    run_tests(tmp_path, path, test, tmp_path / "tests/compiler/onnx/test_registry.py")

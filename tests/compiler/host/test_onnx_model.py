@@ -34,7 +34,7 @@ def test_models_come_back(kind: str) -> None:
     assert encode(network_of(model_of(made))) == encode(made)
 
 
-def test_subgraphs_and_lists_come_back() -> None:
+def test_branches_and_lists_come_back() -> None:
     branch = Network((Node("Neg", ("x",), ("z",)),), (), ("z",), {"z": Type("float32", None)})
     attributes = {"then_branch": branch, "else_branch": branch}
     made = network(
@@ -76,6 +76,20 @@ def test_inference() -> None:
 def test_attributes_that_onnx_does_not_have(attribute: object) -> None:
     with pytest.raises(NetworkError):
         model_of(network(Node("Neg", ("x",), ("y",), {"odd": attribute})))
+
+
+def test_branches_inside_each_other() -> None:
+    """As deep as files of ONNX can be, and deeper."""
+    for depth, fits in ((31, True), (40, False)):
+        made = network(Node("Neg", ("x",), ("y",)))
+        for _ in range(depth):
+            made = dataclasses.replace(network(Node("If", ("x",), ("y",), {"then_branch": made})), inputs=())
+        made = dataclasses.replace(made, inputs=("x",))
+        if fits:
+            assert onnx.load_from_string(model_of(made).SerializeToString())
+        else:
+            with pytest.raises(NetworkError):
+                model_of(made)
 
 
 def test_contradictions() -> None:

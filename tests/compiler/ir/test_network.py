@@ -1,4 +1,4 @@
-"""Parts of networks, and what subgraphs read from around them."""
+"""Parts of networks, and what bodies of control flow read from around them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chain() -> Network:
     )  # fmt: skip
 
 
-def test_reads_of_subgraphs() -> None:
+def test_reads_of_bodies() -> None:
     assert chain().nodes[1].reads == ("c", "x", "a", "k")
 
 

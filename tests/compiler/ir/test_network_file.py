@@ -129,8 +129,8 @@ def nested(depth: int) -> bytes:
 
 
 def test_depth() -> None:
-    assert decode(nested(30)).nodes[0].operator == "If"
-    for depth in (31, 150):
+    assert decode(nested(32)).nodes[0].operator == "If"
+    for depth in (33, 150):
         with pytest.raises(SchemaError, match="nested too deeply"):
             decode(nested(depth))
     with pytest.raises(SchemaError):

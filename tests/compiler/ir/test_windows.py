@@ -48,8 +48,11 @@ def test_windows_of_attributes(seed: int) -> None:
     whole = down.count == 1 + (size + sum(pads) - span) / stride
     last = down.count - whole  # of those that start before the padding ends
     assert up.count == last + (last * stride - pads[0] < size)
-    for auto in (b"SAME_UPPER", b"SAME_LOWER"):
+    for auto in ("SAME_UPPER", "SAME_LOWER"):
         (same,) = axes((size,), given | {"auto_pad": auto, "pads": None})
         assert same.count == len(range(0, size, stride))
         assert same.before + same.after == max((same.count - 1) * stride + span - size, 0)
-        assert (same.after - same.before) * (1 if auto == b"SAME_UPPER" else -1) in (0, 1)
+        assert (same.after - same.before) * (1 if auto == "SAME_UPPER" else -1) in (0, 1)
+    for axis in (down, up, same):
+        assert (size + axis.before + axis.behind - axis.span) // stride + 1 == axis.count
+    assert (down.behind, same.behind) == (down.after, same.after)

@@ -12,6 +12,7 @@ FITS = {
     "stored rows": (Store, "rows", limits.COUNT_MAX), "loop of MM": (Mm, "kc", limits.COUNT_MAX),
     "loop of VEC": (Vec, "ob", limits.COUNT_MAX), "pixels": (Load, "pixels", limits.PIXELS_MAX),
     "stride of MM": (Mm, "a_oy", limits.STRIDE_MAX), "stride of VEC": (Vec, "dst_ox", limits.STRIDE_MAX),
+    "step of MM": (Mm, "x_kx", limits.STEP_MAX), "step of VEC": (Vec, "y_oy", limits.STEP_MAX),
     "length": (Load, "length", limits.LENGTH_MAX), "pitch": (Store, "pitch", limits.PITCH_MAX),
     "before": (Load, "before", limits.BEFORE_MAX), "run": (Load, "run", limits.RUN_MAX),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from weft.compiler.interpret import exact
 from weft.compiler.ir.dump import dump
 from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Rescale, Softmax
 from weft.compiler.onnx.attention import Mask, mask_of, recognise
-from weft.compiler.onnx.operators_attention import ROUNDING
+from weft.compiler.onnx.operators.attention_written_out import ROUNDING
 
 
 def ops_of(model: onnx.ModelProto) -> list[Any]:

@@ -1,17 +1,19 @@
-"""A node with what is known of its inputs: what constraints and handlers are given."""
+"""A node with what is known of its inputs: what the functions of an `Operator` are given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.qdq import Symbol
+from weft.compiler.onnx.qdq import Constant, Symbol
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class NodeContext:
     """A node with the symbols of its inputs (None for those left out)."""
 
     model: Model
@@ -28,6 +30,16 @@ class Case:
     def output(self) -> tuple[int, ...]:
         return self.model.shapes[self.node.outputs[0]]
 
+    @property
+    def inputs(self) -> str:
+        """The names of all inputs for a message."""
+        return " and ".join(map(repr, self.node.inputs))
+
+    def floats(self, index: int) -> np.ndarray | None:
+        """The values of an input if it is a constant of floats."""
+        symbol = self.symbol(index)
+        return symbol.floats if isinstance(symbol, Constant) else None
+
     def attribute(self, name: str, default: object = None) -> object:
         return self.node.attributes.get(name, default)
 
@@ -35,7 +47,7 @@ class Case:
         return tuple(self.node.attributes.get(name, default))
 
 
-Constraint = Callable[[Case], str | None]
+Constraint = Callable[[NodeContext], str | None]
 """None if the node satisfies it, else the value that does not ("" if there is none worth showing)."""
 
 

@@ -1,4 +1,4 @@
-"""Q/DQ pairs between the products of attention: constraints, as in `weft.compiler.onnx.support`."""
+"""Q/DQ pairs between the products of an attention that is written out in operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import REACH, Bounds, Pair, clipping, followed
-from weft.compiler.onnx.case import Case
+from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Probabilities, Scores
 
@@ -31,28 +31,28 @@ def pair_of(model: Model, node: Node, dtype: str) -> Pair | None:
     return Pair(float(np.float32(scale.reshape(-1)[0])), offset, lowest, highest)
 
 
-def pair(case: Case) -> Pair | None:
+def pair(context: NodeContext) -> Pair | None:
     """The pair that a Q or DQ node of scores is one half of; None if it has no constant parameters of one integer."""
-    node, symbol = case.node, case.symbol(0)
+    node, symbol = context.node, context.symbol(0)
     value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0]
-    found = pair_of(case.model, node, case.model.dtypes[value])
+    found = pair_of(context.model, node, context.model.dtypes[value])
     if found is None or not isinstance(symbol, Scores):
         return found
     return dataclasses.replace(found, factor=symbol.factor, masked=symbol.allowed is not None)
 
 
-def pairs_constant(case: Case) -> str | None:
+def pairs_constant(context: NodeContext) -> str | None:
     """Scores and probabilities are quantised to integers with one constant scale and zero point, and back with them."""
-    symbol = case.symbol(0)
-    if case.node.op == "Identity":
+    symbol = context.symbol(0)
+    if context.node.op == "Identity":
         return None
-    found = pair(case)
+    found = pair(context)
     if found is None:
-        return f"{case.node.name!r} has others"
+        return f"{context.node.name!r} has others"
     assert isinstance(symbol, Scores | Probabilities)
     before = (symbol.scores if isinstance(symbol, Probabilities) else symbol).quantised
-    same = case.node.op == "QuantizeLinear" or (before is not None and before.same(found))
-    return None if same else f"{case.node.name!r} has others than the QuantizeLinear before it"
+    same = context.node.op == "QuantizeLinear" or (before is not None and before.same(found))
+    return None if same else f"{context.node.name!r} has others than the QuantizeLinear before it"
 
 
 def clipping_pairs(scores: Scores) -> tuple[tuple[Pair, ...], Bounds]:
@@ -60,15 +60,15 @@ def clipping_pairs(scores: Scores) -> tuple[tuple[Pair, ...], Bounds]:
     return clipping(scores.pairs, scores.bounds)
 
 
-def _scores_of(case: Case) -> Scores:
-    symbol = case.symbol(0)
+def _scores_of(context: NodeContext) -> Scores:
+    symbol = context.symbol(0)
     assert isinstance(symbol, Probabilities)
     return symbol.scores
 
 
-def scores_clamped(case: Case) -> str | None:
+def scores_clamped(context: NodeContext) -> str | None:
     """Scores whose quantised range can clip them must have 8 bits, and steps fine enough for 177 to be all of them."""
-    scores = _scores_of(case)
+    scores = _scores_of(context)
     found, _ = clipping_pairs(scores)
     if not found or followed(found, scores.unit, scores.factor) is not None:
         return None
@@ -77,9 +77,9 @@ def scores_clamped(case: Case) -> str | None:
     return f"they reach from {first.low:.4g} to {first.high:.4g}, where {could} is possible"
 
 
-def masked_apart(case: Case) -> str | None:
+def masked_apart(context: NodeContext) -> str | None:
     """Quantised scores must leave masked keys without weight: at least 11.1 below the least of the others."""
-    scores = _scores_of(case)
+    scores = _scores_of(context)
     _, bounds = clipping_pairs(scores)
     if scores.allowed is None or scores.allowed.all():
         return None
@@ -87,7 +87,7 @@ def masked_apart(case: Case) -> str | None:
     return None if masked <= least - REACH else f"they become {masked:.4g}, others may be {least:.4g}"
 
 
-def probabilities_whole(case: Case) -> str | None:
+def probabilities_whole(context: NodeContext) -> str | None:
     """Quantised probabilities must reach from 0 to 1."""
-    short = next((item for item in _scores_of(case).weight_pairs if not item.whole), None)
+    short = next((item for item in _scores_of(context).weight_pairs if not item.whole), None)
     return None if short is None else f"they reach {short.high:.4g}"

@@ -14,8 +14,12 @@ from support.attention_models import Exploded, Sizes
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment
-from weft.compiler.onnx import support, support_attention, support_rounding, support_softmax
-from weft.compiler.onnx.case import Constraint
+from weft.compiler.onnx import attention_form, score_rounding
+from weft.compiler.onnx.conditions import softmax_unit
+from weft.compiler.onnx.context import Constraint, sentence
+from weft.compiler.onnx.operators import attention
+from weft.compiler.onnx.operators import attention_written_out as written_out
+from weft.compiler.onnx.operators.multiply import multipliable
 
 SIZES = Sizes(2, 2, 2, 4, 5, 4, 4)
 
@@ -167,83 +171,83 @@ BY_HEAD = np.arange(5) < np.array([2, 3]).reshape(1, 2, 1, 1)
 LOW_ROW = models.additive(np.arange(5) < np.array([3, 0, 3, 3])[:, None])
 
 OPERATOR: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
-    "float query": (float_query, support_attention.operands_quantised),
-    "past": (with_past, support_attention.attention_state),
-    "scores are an output": (with_scores_output, support_attention.attention_state),
-    "softcap": (lambda: operator(softcap=2.0), support_attention.attention_plain),
-    "mask from an input": (lambda: mask_from_an_input(3), support_attention.mask_constant),
-    "lengths from an input": (lambda: mask_from_an_input(6), support_attention.mask_constant),
+    "float query": (float_query, attention.operands_quantised),
+    "past": (with_past, attention.attention_state),
+    "scores are an output": (with_scores_output, attention.attention_state),
+    "softcap": (lambda: operator(softcap=2.0), attention.attention_plain),
+    "mask from an input": (lambda: mask_from_an_input(3), attention.mask_constant),
+    "lengths from an input": (lambda: mask_from_an_input(6), attention.mask_constant),
     "bias": (
         lambda: operator(mask=np.full((4, 5), -0.5, np.float32)),
-        support_attention.mask_constant,
+        attention.mask_constant,
     ),
-    "query without keys": (lambda: operator(mask=LOW_ROW), support_attention.mask_leaves_keys),
-    "window": (lambda: operator(mask=WINDOW), support_attention.mask_kind),
+    "query without keys": (lambda: operator(mask=LOW_ROW), attention.mask_leaves_keys),
+    "window": (lambda: operator(mask=WINDOW), attention_form.mask_kind),
     "mask by head": (
         lambda: operator(mask=np.broadcast_to(BY_HEAD, (2, 2, 4, 5))),
-        support_attention.mask_kind,
+        attention_form.mask_kind,
     ),
     "diagonals that differ": (
         lambda: operator(lengths=[4, 5], is_causal=1),
-        support_attention.mask_kind,
+        attention_form.mask_kind,
     ),
-    "large heads": (lambda: operator(Sizes(1, 1, 1, 1, 2, 32768, 1)), support_attention.rows_fit),
+    "large heads": (lambda: operator(Sizes(1, 1, 1, 1, 2, 32768, 1)), attention_form.rows_fit),
     "wide rows": (
         lambda: operator(Sizes(1, 1024, 1024, 1, 1, 64, 1), rank=3),
-        support_attention.rows_fit,
+        attention_form.rows_fit,
     ),
-    "scores of nothing but the clamp": (lambda: operator(scale=3e6), support_attention.scores_scale_fits),
+    "scores of nothing but the clamp": (lambda: operator(scale=3e6), attention_form.scores_scale_fits),
     "many keys": (
         lambda: operator(Sizes(1, 1, 1, 1, 32768, 1, 1)),
-        support_attention.keys_fit,
+        attention_form.keys_fit,
     ),
 }
 WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
-    "factor zero": (lambda: scaled(0.0), support_attention.scores_scale),
-    "factor of nothing but the clamp": (lambda: scaled(3e6), support_attention.scores_scale_fits),
-    "factor NaN": (lambda: scaled(np.nan), support_attention.scores_scale),
-    "factor by key": (lambda: scaled(np.ones(5)), support_attention.scores_scale),
-    "scale behind the mask": (lambda: scaled(0.5, mask=True), support_attention.scores_scale),
-    "bias added": (lambda: masked(np.full(5, -3.0)), support_attention.scores_mask),
-    "masked row": (lambda: masked(LOW_ROW), support_attention.scores_mask),
-    "window added": (lambda: masked(models.additive(WINDOW)), support_attention.mask_kind),
+    "factor zero": (lambda: scaled(0.0), written_out.scores_scale),
+    "factor of nothing but the clamp": (lambda: scaled(3e6), attention_form.scores_scale_fits),
+    "factor NaN": (lambda: scaled(np.nan), written_out.scores_scale),
+    "factor by key": (lambda: scaled(np.ones(5)), written_out.scores_scale),
+    "scale behind the mask": (lambda: scaled(0.5, mask=True), written_out.scores_scale),
+    "bias added": (lambda: masked(np.full(5, -3.0)), written_out.scores_mask),
+    "masked row": (lambda: masked(LOW_ROW), written_out.scores_mask),
+    "window added": (lambda: masked(models.additive(WINDOW)), attention_form.mask_kind),
     "probabilities replaced": (
         lambda: exploded(replaced, after=True),
-        support_attention.undefined_zero,
+        written_out.undefined_zero,
     ),
     "clipped to 16 bits": (
         lambda: exploded(lambda made, value: pair(made, value, 1e-4, np.int16)),
-        support_rounding.scores_clamped,
+        score_rounding.scores_clamped,
     ),
     "clipped in steps of 3": (
         lambda: exploded(lambda made, value: pair(made, made.scaled(value, 1e4), 3.0), scale=100.0),
-        support_rounding.scores_clamped,
+        score_rounding.scores_clamped,
     ),
-    "masked keys clipped": (lambda: masked_and(0.1), support_rounding.masked_apart),
+    "masked keys clipped": (lambda: masked_and(0.1), score_rounding.masked_apart),
     "half of the probabilities": (
         lambda: exploded(lambda made, value: pair(made, value, 0.5 / 127), after=True),
-        support_rounding.probabilities_whole,
+        score_rounding.probabilities_whole,
     ),
     "another scale back": (
         lambda: exploded(lambda made, value: pair(made, value, 0.1, back=(0.2, 0))),
-        support_rounding.pairs_constant,
+        score_rounding.pairs_constant,
     ),
     "another zero point back": (
         lambda: exploded(lambda made, value: pair(made, value, 1 / 127, back=(1 / 127, 3)), after=True),
-        support_rounding.pairs_constant,
+        score_rounding.pairs_constant,
     ),
-    "a scale for each key": (lambda: exploded(quantised_by_channel), support_rounding.pairs_constant),
-    "another axis": (other_axis, support_attention.scores_axis),
-    "float values": (float_values, support_attention.values_quantised),
-    "probabilities read twice": (read_twice, support_attention.private),
-    "heads in every other channel": (mixed_heads, support_attention.heads_order),
+    "a scale for each key": (lambda: exploded(quantised_by_channel), score_rounding.pairs_constant),
+    "another axis": (other_axis, written_out.scores_axis),
+    "float values": (float_values, written_out.values_quantised),
+    "probabilities read twice": (read_twice, written_out.private),
+    "heads in every other channel": (mixed_heads, attention_form.heads_order),
     "scaled probabilities": (
         lambda: exploded(lambda made, value: made.scaled(value, 2.0), after=True),
-        support.multipliable,
+        multipliable,
     ),
     "no attention": (
         lambda: exploded(lambda made, value: made.builder.node("Erf", [value])),
-        support_attention.attended,
+        written_out.attended,
     ),
 }
 
@@ -252,7 +256,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
 def test_operator_falls_back(name: str) -> None:
     build, constraint = OPERATOR[name]
     reasons = [why for _, op, _, why in import_model(build()).placement if op == "Attention"]
-    assert [why.startswith(support.sentence(constraint)) for why in reasons] == [True], reasons
+    assert [why.startswith(sentence(constraint)) for why in reasons] == [True], reasons
 
 
 @pytest.mark.parametrize("name", WRITTEN_OUT)
@@ -262,8 +266,8 @@ def test_written_out_falls_back(name: str) -> None:
     graph = import_model(build())
     products = [(place, why) for _, op, place, why in graph.placement if op == "MatMul" and why]
     reasons = [why for place, why in products if place == "host"]
-    assert any(support.sentence(support_attention.attended) in why for why in reasons), products
-    assert any(support.sentence(constraint) in why for why in reasons), reasons
+    assert any(sentence(written_out.attended) in why for why in reasons), products
+    assert any(sentence(constraint) in why for why in reasons), reasons
     for segment in graph.segments:
         assert not isinstance(segment, DeviceSegment) or not any(
             isinstance(op, Attention) for op in segment.ops
@@ -272,18 +276,15 @@ def test_written_out_falls_back(name: str) -> None:
 
 def test_shared_keys_are_no_heads() -> None:
     reasons = {why for _, op, place, why in import_model(broadcast_heads()).placement if op == "MatMul"}
-    assert any(why.startswith(support.sentence(support_attention.same_lead)) for why in reasons)
+    assert any(why.startswith(sentence(written_out.same_lead)) for why in reasons)
 
 
 def test_every_constraint_has_a_case() -> None:
     tried = {constraint for _, constraint in (*OPERATOR.values(), *WRITTEN_OUT.values())}
-    known = {
-        *support_attention.ATTENTION,
-        *(item for part in support_attention.PARTS.values() for item in part),
-    }
+    records = (*attention.OPERATORS, *written_out.OPERATORS)
+    known = {constraint for record in records for constraint in record.constraints}
     # Tried in other tests: configurations without the unit, shared keys.
-    others = {support_softmax.softmax_unit, support_attention.same_lead}
-    assert known - tried == others
+    assert known - tried == {softmax_unit, written_out.same_lead}
 
 
 def heads(q: int, kv: int, shape: tuple[int, int, int] = (1, 4, 12)) -> Callable[[], onnx.ModelProto]:

@@ -1,0 +1,99 @@
+"""Constants with a value for each channel, next to a value of the device: Add, Mul, Div and BatchNormalization."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from weft.compiler.ir.layout import natural, packed
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor, is_conv
+
+
+def summands(context: NodeContext) -> tuple[Symbol, ...]:
+    """The operands of Add; a constant with a value of 8 bits for each element counts as an activation."""
+    for index in range(2):
+        one, other = context.symbol(index), context.symbol(1 - index)
+        if isinstance(one, Activation) and isinstance(other, Constant) and other.activation is not None:
+            same = context.shape(index) == context.output and math.prod(
+                context.shape(1 - index)
+            ) == math.prod(context.output)
+            if same and channel_constant(context, one, other) is not None:
+                return (one, other.activation) if index == 0 else (other.activation, one)
+    return context.symbols
+
+
+def scaling(context: NodeContext) -> float | None:
+    """The positive constant that a Mul or Div node multiplies a whole activation by, if that is what it does."""
+    for index in {"Div": (1,), "Mul": (1, 0)}.get(context.node.op, ()):
+        one, constant = context.symbol(1 - index), context.symbol(index)
+        if isinstance(one, Activation) and isinstance(constant, Constant) and constant.values.size == 1:
+            factor = float(constant.floats.reshape(-1)[0])
+            if factor > 0 and math.isfinite(factor) and context.shape(1 - index) == context.output:
+                return 1 / factor if context.node.op == "Div" else factor
+    return None
+
+
+def same_order(context: NodeContext) -> str | None:
+    """Operands must have their elements in one order, and next to a constant in the order the device computes in."""
+    return None if aligned(context) is not None else f"inputs {context.inputs}"
+
+
+def aligned(context: NodeContext) -> tuple[Tensor, ...] | None:
+    """The activations among the operands in a common layout, if there is one."""
+    if scaling(context) is not None:
+        return ()
+    symbols = summands(context) if context.node.op == "Add" else context.symbols
+    tensors = [symbol.tensor for symbol in symbols if isinstance(symbol, Activation)]
+    layouts = [natural(context.output)]
+    if len(tensors) == 2:
+        layouts += [tensor.layout for tensor in tensors]
+    for layout in layouts:
+        arranged = [tensor.arranged(layout) for tensor in tensors]
+        found = tuple(tensor for tensor in arranged if tensor is not None)
+        if len(found) == len(tensors):
+            return found
+    return None
+
+
+def channel_operands(context: NodeContext) -> str | None:
+    """For conditions: None for a device value and a constant for each channel, else what is not like that."""
+    for one, other in (context.symbols, context.symbols[::-1]):
+        if takes_constants(one) and isinstance(other, Constant):
+            return channel_constant(context, one, other)
+    return f"inputs are {context.inputs}"
+
+
+def takes_constants(symbol: Symbol) -> bool:
+    """Whether a constant for each channel can go into the convolution that made a value, or into one of its own."""
+    return isinstance(symbol, Activation) or (isinstance(symbol, Pending) and is_conv(symbol))
+
+
+def channel_constant(context: NodeContext, operand: Symbol, value: Constant) -> str | None:
+    """None for a constant with a value for each channel of an operand, else what is not like that."""
+    shape = context.output
+    if not np.isfinite(value.floats).all():
+        return "the constant is not finite"
+    if shape not in (context.shape(0), context.shape(1)):
+        return f"the result has shape {shape}"
+    axis = channel_axis(shape, operand)
+    if axis is None:
+        return "the result was reshaped before"
+    wanted = [1] * len(shape)
+    wanted[axis] = shape[axis]
+    full = (1,) * (len(shape) - value.values.ndim) + value.values.shape
+    fits = len(full) == len(shape) and all(size in (1, most) for size, most in zip(full, wanted, strict=True))
+    return None if fits else f"the constant has shape {value.values.shape}"
+
+
+def channel_axis(shape: tuple[int, ...], operand: Symbol) -> int | None:
+    """The axis of a value of `shape` that is channels on the device; None if no single one is."""
+    axis = 1 if len(shape) == 4 else len(shape) - 1
+    if not isinstance(operand, Pending):
+        return axis
+    if operand.layout == packed(shape):
+        axis = len(shape) - 1
+    elif operand.layout != natural(shape):
+        return None
+    return axis if operand.ops[0].dst.shape[3] == shape[axis] else None

@@ -1,0 +1,107 @@
+"""Conditions that several operators share. A condition is a function; see `weft.compiler.onnx.operator`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from weft.compiler.ir.layout import natural
+from weft.compiler.machine.limits import STEP_MAX
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Tensor
+
+
+def input_quantised(context: NodeContext) -> str | None:
+    """The input must be an int8 or uint8 activation behind DequantizeLinear."""
+    return None if isinstance(context.symbol(0), Activation) else f"input {context.node.inputs[0]!r} is not"
+
+
+def input_quantisable(context: NodeContext) -> str | None:
+    """The input must be an int8 or uint8 activation behind DequantizeLinear, or the result of a device operator."""
+    return (
+        None
+        if isinstance(context.symbol(0), Activation | Pending)
+        else f"input {context.node.inputs[0]!r} is not"
+    )
+
+
+def image(context: NodeContext) -> str | None:
+    """Convolutions and pools must be two-dimensional: inputs of shape (N, C, H, W)."""
+    return None if len(context.shape()) == 4 else f"the input has shape {context.shape()}"
+
+
+def image_order(context: NodeContext) -> str | None:
+    """The input's elements must be in the order the device computes in (no reshape or transpose that mixes axes)."""
+    symbol = context.symbol(0)
+    assert isinstance(symbol, Activation)
+    return (
+        None
+        if symbol.tensor.arranged(natural(context.shape())) is not None
+        else f"input {context.node.inputs[0]!r}"
+    )
+
+
+def weights_constant(context: NodeContext) -> str | None:
+    """Weights must be constant int8 or uint8 values behind DequantizeLinear."""
+    symbol = context.symbol(1)
+    good = isinstance(symbol, Constant) and not symbol.exact and np.abs(symbol.values).max(initial=0) <= 255
+    return None if good else f"input {context.node.inputs[1]!r} is not"
+
+
+def weights_per_output(context: NodeContext) -> str | None:
+    """Weight scales must be per tensor or per output channel."""
+    symbol = context.symbol(1)
+    assert isinstance(symbol, Constant)
+    axis = 0 if context.node.op == "Conv" or context.attribute("transB", 0) else symbol.values.ndim - 1
+    inner = [size for index, size in enumerate(symbol.scale.shape) if index != axis]
+    return None if math.prod(inner) == 1 else f"scales have shape {symbol.scale.shape}"
+
+
+def bias_constant(context: NodeContext) -> str | None:
+    """The bias must be constant, with one value for each output channel."""
+    if not context.node.input(2):
+        return None
+    symbol = context.symbol(2)
+    if not isinstance(symbol, Constant):
+        return f"input {context.node.input(2)!r} is not"
+    channels = context.output[1] if context.node.op == "Conv" else context.output[-1]
+    size, last = symbol.values.size, symbol.values.shape[-1:]
+    return None if size == 1 or (size,) == last == (channels,) else f"it has shape {symbol.values.shape}"
+
+
+def window_steps(context: NodeContext) -> str | None:
+    """Strides and dilations must be at most 127, and pads must not be negative."""
+    for key in ("strides", "dilations"):
+        if max(context.ints(key, (1,))) > STEP_MAX:
+            return f"{key} is {context.ints(key, ())}"
+    return None if min(context.ints("pads", (0,))) >= 0 else f"pads is {context.ints('pads', ())}"
+
+
+def softmax_unit(context: NodeContext) -> str | None:
+    """The configuration must have a softmax unit ('probability_bits' 7 or 8)."""
+    return None if context.model.softmax else ""
+
+
+def normalised_axis(context: NodeContext) -> int | None:
+    """The single axis a Softmax normalises over; before opset 13 it is all from `axis` on."""
+    shape = context.shape()
+    if context.model.network.opset >= 13:
+        return int(context.node.attributes.get("axis", -1)) % len(shape) if shape else None
+    axis = int(context.node.attributes.get("axis", 1))
+    axes = [other for other in range(axis % len(shape), len(shape)) if shape[other] > 1]
+    return (axes or [len(shape) - 1])[0] if len(axes) <= 1 else None
+
+
+def activation(context: NodeContext, index: int = 0) -> Activation:
+    symbol = context.symbol(index)
+    assert isinstance(symbol, Activation)
+    return symbol
+
+
+def arranged(context: NodeContext, index: int = 0) -> tuple[Tensor, Quant]:
+    """An input in the order of its shape, which the constraints have checked to be possible."""
+    source = activation(context, index)
+    tensor = source.tensor.arranged(natural(context.shape(index)))
+    assert tensor is not None
+    return tensor, source.quant

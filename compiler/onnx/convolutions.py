@@ -1,0 +1,123 @@
+"""Convolutions of the device that model operators become: products, and constants for each channel."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from weft.compiler.ir.graph import Conv, View, Window
+from weft.compiler.ir.layout import Layout, natural
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, result
+
+INT32 = np.iinfo(np.int32)
+ADD_WEIGHT = 64
+"""Weight of the depthwise convolution that adds a constant: it is then exact to 1/64 of the input's scale."""
+
+
+def product_of(
+    context: NodeContext,
+    source: Tensor,
+    view: View,
+    quant: Quant,
+    values: np.ndarray,
+    weight: Constant,
+    window: Window,
+    layout: Layout,
+) -> Pending:
+    """The convolution of `view` with weights `values` (outputs, rows, columns, inputs), which are `weight` in order."""
+    outputs = values.shape[0]
+    scale = quant.scale * np.broadcast_to(weight.scale.reshape(-1), (outputs,))
+    bias = np.zeros(outputs, np.int32)
+    notes: tuple[str, ...] = ()
+    symbol = context.symbol(2)
+    if isinstance(symbol, Constant):
+        bias, notes = add_bias(bias, symbol, scale)
+    groups = int(context.node.attributes.get("group", 1))
+    op = Conv(
+        context.node.name,
+        view,
+        result(layout.nhwc),
+        values.astype(np.int16),
+        bias,
+        scale,
+        window,
+        groups,
+        quant.zero,
+    )
+    return Pending((op,), layout, (source,), (context.node.index,), notes=notes)
+
+
+def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """`bias` plus a constant of one value per channel at the accumulator's `scale`, with a note if that rounds."""
+    given = np.broadcast_to(np.broadcast_to(value.scale, value.values.shape).reshape(-1), scale.shape)
+    integers = np.broadcast_to(value.values.reshape(-1), scale.shape)
+    exact = integers * (1.0 if np.allclose(given, scale, rtol=1e-6, atol=0) else given / scale)
+    rounded = np.rint(exact)
+    notes = [] if np.array_equal(rounded, exact) else ["the bias was rounded to the accumulator's scale"]
+    total = rounded + bias
+    if (total < INT32.min).any() or (total > INT32.max).any():
+        notes.append("the bias was clamped to int32")
+    return np.clip(total, INT32.min, INT32.max).astype(np.int32), tuple(notes)
+
+
+def with_constant(context: NodeContext, operand: Symbol, value: Constant) -> Pending:
+    """Add or Mul of one constant a channel: into the convolution before it, else as a depthwise 1x1 convolution."""
+    if context.node.op == "Add":
+        return shifted(context, convolution(context, operand, ADD_WEIGHT), value.floats)
+    return scaled(context, convolution(context, operand, 1), value.floats)
+
+
+def convolution(context: NodeContext, operand: Symbol, weight: int) -> Pending:
+    """The convolution that made a value; for an activation a depthwise one that leaves it as it is."""
+    pending = _depthwise(context, operand, weight) if isinstance(operand, Activation) else operand
+    assert isinstance(pending, Pending)
+    return pending
+
+
+def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pending:
+    """A convolution times a factor for each channel, or one factor: signs go into the weights."""
+    (op,) = operand.ops
+    assert isinstance(op, Conv)
+    values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
+    sign = np.sign(values).astype(np.int16)
+    bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
+    scale = op.scale * np.where(sign, np.abs(values), 1)
+    op = dataclasses.replace(op, weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale)
+    return dataclasses.replace(operand, ops=(op,), nodes=_nodes(context, operand))
+
+
+def shifted(context: NodeContext, operand: Pending, offsets: np.ndarray) -> Pending:
+    """A convolution plus an offset for each channel, or one offset."""
+    (op,) = operand.ops
+    assert isinstance(op, Conv)
+    values = np.broadcast_to(offsets.reshape(-1), op.scale.shape)
+    bias, notes = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
+    op = dataclasses.replace(op, bias=bias)
+    return dataclasses.replace(
+        operand, ops=(op,), nodes=_nodes(context, operand), notes=(*operand.notes, *notes)
+    )
+
+
+def _nodes(context: NodeContext, operand: Pending) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*operand.nodes, context.node.index)))
+
+
+def _depthwise(context: NodeContext, source: Activation, weight: int) -> Pending:
+    """Every channel times `weight`, at a scale that makes it the identity."""
+    layout = natural(context.output)
+    tensor = source.tensor.arranged(layout)
+    assert tensor is not None
+    count = layout.nhwc[3]
+    op = Conv(
+        context.node.name,
+        tensor.view(),
+        result(layout.nhwc),
+        np.full((count, 1, 1, 1), weight, np.int16),
+        np.zeros(count, np.int32),
+        np.full(count, source.quant.scale / weight),
+        groups=count,
+        x_zero=source.quant.zero,
+    )
+    return Pending((op,), layout, (tensor,), (context.node.index,))

@@ -1,0 +1,275 @@
+"""Attention that a model writes out in operators: MatMul, Mul or Div, Add or Where, Softmax, MatMul.
+
+There may be Q/DQ pairs between them. The records here apply to nodes that read scores or probabilities of attention,
+and to products of two activations, which make scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from weft.compiler.ir.graph import Attention
+from weft.compiler.ir.score_pairs import Pair, followed
+from weft.compiler.onnx.attention import MASKED, heads_move_behind_rows, mask_of
+from weft.compiler.onnx.attention_form import FORM, fused, problem_of
+from weft.compiler.onnx.conditions import normalised_axis, softmax_unit
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Scores, Undefined
+from weft.compiler.onnx.score_rounding import (
+    clipping_pairs,
+    masked_apart,
+    pair,
+    pairs_constant,
+    probabilities_whole,
+    scores_clamped,
+)
+
+ROUNDING = (
+    "the model's rounding of scores and probabilities to 8 bits is not followed: "
+    "the fused form is closer to float"
+)
+"""The note on Q/DQ pairs that cannot clip scores."""
+FOLLOWED = (
+    "scores are rounded and clamped to [{low:.4g}, {high:.4g}] as the model does; "
+    "its other roundings within attention are not followed"
+)
+"""The note on Q/DQ pairs whose range can clip scores."""
+
+
+def attended(context: NodeContext) -> str | None:
+    """A product of two activations must be part of attention: scaled, masked, softmax, and times the values."""
+    return (
+        None
+        if len(context.shape(0)) >= 2 and len(context.shape(1)) >= 2
+        else f"shapes are {_shapes(context)}"
+    )
+
+
+def same_lead(context: NodeContext) -> str | None:
+    """The operands of products of attention must agree in their leading dimensions."""
+    return None if context.shape(0)[:-2] == context.shape(1)[:-2] else f"shapes are {_shapes(context)}"
+
+
+def _shapes(context: NodeContext) -> str:
+    return f"{context.shape(0)} and {context.shape(1)}"
+
+
+def scores_scale(context: NodeContext) -> str | None:
+    """Scores are multiplied or divided by one constant above zero, before they are masked."""
+    factor = scores_factor(context)
+    symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores))
+    if factor is None:
+        return f"inputs are {context.inputs}"
+    return None if symbol.allowed is None else "the mask comes first"
+
+
+def scores_factor(context: NodeContext) -> float | None:
+    """The factor by which a Mul or Div node changes scores; None if it is not one positive number."""
+    order = (1,) if context.node.op == "Div" else (0, 1)
+    for index in order:
+        floats = context.floats(index)
+        if floats is not None and floats.size == 1 and context.output == context.shape(1 - index):
+            factor = float(floats.reshape(-1)[0])
+            if math.isfinite(factor) and factor > 0:
+                return 1 / factor if context.node.op == "Div" else factor
+    return None
+
+
+def scores_mask(context: NodeContext) -> str | None:
+    """Masks of scores must be constant, 0 for keys that take part and -10000 or less for others, and leave some."""
+    allowed = added_mask(context)
+    if allowed is None:
+        return f"inputs are {context.inputs}"
+    return None if allowed.any(-1).all() else "some query has no keys"
+
+
+def added_mask(context: NodeContext) -> np.ndarray | None:
+    """The keys that scores still have after an Add or Where node; None if it is no mask. (..., queries, keys)"""
+    where = context.node.op == "Where"
+    index = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, Scores))
+    scores = context.symbols[index]
+    assert isinstance(scores, Scores)
+    if context.output != context.shape(index):
+        return None
+    if where:
+        chosen, floats = context.model.constants.get(context.node.inputs[0]), context.floats(3 - index)
+        if chosen is None or floats is None or not (floats <= MASKED).all():
+            return None
+        allowed: np.ndarray | None = chosen if index == 1 else ~chosen
+    else:
+        floats = context.floats(1 - index)
+        allowed = None if floats is None else mask_of(floats)
+    if allowed is None:
+        return None
+    allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, context.output[-2:]))
+    return allowed if scores.allowed is None else allowed & scores.allowed
+
+
+def scores_axis(context: NodeContext) -> str | None:
+    """Softmax of scores must be over the keys, the last axis."""
+    axis = normalised_axis(context)
+    return None if axis == len(context.shape()) - 1 else f"axis is {context.attribute('axis', 'the default')}"
+
+
+def values_quantised(context: NodeContext) -> str | None:
+    """The values of attention must be an int8 or uint8 activation behind DequantizeLinear."""
+    return None if isinstance(context.symbol(1), Activation) else f"input {context.node.inputs[1]!r} is not"
+
+
+def private(context: NodeContext) -> str | None:
+    """Scores and probabilities of attention must have no other reader, and be no outputs of the model."""
+    symbol = context.symbol(0)
+    assert isinstance(symbol, Probabilities)
+    inside = {*symbol.scores.nodes, context.node.index}
+    for name in symbol.scores.values:
+        if name in context.model.outputs:
+            return f"{name!r} is an output"
+        others = [node.name for node in context.model.users(name) if node.index not in inside]
+        if others:
+            return f"{name!r} is read by {' and '.join(map(repr, others))}"
+    return None
+
+
+def undefined_zero(context: NodeContext) -> str | None:
+    """Probabilities that are not a number may be replaced by 0."""
+    floats = context.floats(1)
+    kinds = [type(context.symbol(index)) for index in (0, 2)]
+    good = (
+        kinds == [Undefined, Probabilities] and floats is not None and floats.size == 1 and not floats.any()
+    )
+    return None if good else f"inputs are {context.inputs}"
+
+
+def scores(context: NodeContext) -> Scores:
+    """The product of queries and keys."""
+    q, k = context.symbols
+    assert isinstance(q, Activation)
+    assert isinstance(k, Activation)
+    return Scores(
+        q, k, context.shape(0), context.shape(1), 1.0, None, (context.node.index,), (context.node.outputs[0],)
+    )
+
+
+def _extended(context: NodeContext) -> Scores:
+    """The scores that a node reads, directly or as probabilities, with the node among those that they stand for."""
+    symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores | Probabilities))
+    old = symbol.scores if isinstance(symbol, Probabilities) else symbol
+    return dataclasses.replace(
+        old, nodes=(*old.nodes, context.node.index), values=(*old.values, context.node.outputs[0])
+    )
+
+
+def scale(context: NodeContext) -> Scores:
+    """Scores times a number."""
+    found, factor = _extended(context), scores_factor(context)
+    assert factor is not None
+    return dataclasses.replace(found, factor=found.factor * factor)
+
+
+def mask(context: NodeContext) -> Scores:
+    """Scores of which some keys are left out."""
+    return dataclasses.replace(_extended(context), allowed=added_mask(context))
+
+
+def normalise(context: NodeContext) -> Probabilities:
+    """Softmax of scores."""
+    return Probabilities(_extended(context))
+
+
+def rounding(context: NodeContext) -> Scores | Probabilities:
+    """One half of a Q/DQ pair, of scores or of probabilities; an Identity is neither."""
+    found, weights = _extended(context), isinstance(context.symbol(0), Probabilities)
+    if context.node.op == "QuantizeLinear":
+        found = dataclasses.replace(found, quantised=pair(context))
+    elif context.node.op == "DequantizeLinear" and weights:
+        assert found.quantised is not None
+        passed = (*found.weight_pairs, found.quantised)
+        found = dataclasses.replace(found, quantised=None, weight_pairs=passed)
+    elif context.node.op == "DequantizeLinear":
+        assert found.quantised is not None
+        found = dataclasses.replace(found, quantised=None, pairs=(*found.pairs, found.quantised))
+    return Probabilities(found) if weights else found
+
+
+def undefined(context: NodeContext) -> Undefined:
+    """IsNaN of probabilities."""
+    return Undefined(_extended(context))
+
+
+def defined(context: NodeContext) -> Probabilities:
+    """Where replaces probabilities that are not a number by 0: there are none, as every query has a key."""
+    guard, found = context.symbol(0), _extended(context)
+    assert isinstance(guard, Undefined)
+    nodes, names = dict.fromkeys((*found.nodes, *guard.scores.nodes)), (*found.values, *guard.scores.values)
+    return Probabilities(dataclasses.replace(found, nodes=tuple(nodes), values=tuple(dict.fromkeys(names))))
+
+
+def values(context: NodeContext) -> Pending:
+    """The product of probabilities and values, which ends an attention."""
+    symbol = context.symbol(0)
+    assert isinstance(symbol, Probabilities)
+    found = symbol.scores
+    behind = len(context.output) > 2 and heads_move_behind_rows(context.model, context.node.outputs[0])
+    clipping, _ = clipping_pairs(found)
+    notes = (ROUNDING,) if found.pairs or found.weight_pairs else ()
+    made = fused(
+        context, problem_of(context), found.factor, behind, (*found.nodes, context.node.index), notes
+    )
+    return _rounded(made, found, clipping) if clipping else made
+
+
+def _rounded(made: Pending, found: Scores, clipping: tuple[Pair, ...]) -> Pending:
+    """Attention whose scores are requantised as the Q/DQ pairs that can clip them say."""
+    known = followed(clipping, found.unit, found.factor)
+    assert known is not None
+    to, nats = known
+    (op,) = made.ops
+    assert isinstance(op, Attention)
+    note = FOLLOWED.format(low=(to.low - to.zero) * nats, high=(to.high - to.zero) * nats)
+    return dataclasses.replace(
+        made, ops=(dataclasses.replace(op, rounding=to, score_scale=nats),), notes=(note,)
+    )
+
+
+def _starts(context: NodeContext) -> bool:
+    """Whether a product may be the scores of an attention; products with a matrix of weights are not."""
+    kinds = [type(symbol) for symbol in context.symbols]
+    return kinds == [Activation, Activation] and (len(context.shape(1)) > 2 or len(context.shape()) == 2)
+
+
+def _ends(context: NodeContext) -> bool:
+    """Whether a product is one of probabilities and values."""
+    return isinstance(context.symbol(0), Probabilities)
+
+
+def _reads_scores(context: NodeContext) -> bool:
+    return any(isinstance(symbol, Scores) for symbol in context.symbols)
+
+
+def _reads_probabilities(context: NodeContext) -> bool:
+    return not _reads_scores(context) and any(isinstance(symbol, Probabilities) for symbol in context.symbols)
+
+
+def _reads_either(context: NodeContext) -> bool:
+    return _reads_scores(context) or _reads_probabilities(context)
+
+
+_VALUES = (values_quantised, same_lead, private, *FORM, scores_clamped, masked_apart, probabilities_whole)
+
+OPERATORS = tuple(
+    Operator(names, constraints, handler, applies=applies, title="Attention written out")
+    for names, constraints, handler, applies in (
+        (("MatMul",), (softmax_unit, attended, same_lead), scores, _starts),
+        (("Mul", "Div"), (scores_scale,), scale, _reads_scores),
+        (("Add", "Where"), (scores_mask,), mask, _reads_scores),
+        (("Softmax",), (scores_axis,), normalise, _reads_scores),
+        (("Identity", "QuantizeLinear", "DequantizeLinear"), (pairs_constant,), rounding, _reads_either),
+        (("IsNaN",), (), undefined, _reads_probabilities),
+        (("Where",), (undefined_zero,), defined, _reads_probabilities),
+        (("MatMul",), _VALUES, values, _ends),
+    )
+)

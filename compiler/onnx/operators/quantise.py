@@ -1,0 +1,118 @@
+"""QuantizeLinear and DequantizeLinear: where values of the device and constants begin and end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from weft.compiler.ir.graph import Conv
+from weft.compiler.onnx.conditions import input_quantisable
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.qdq import (
+    Activation,
+    Pending,
+    Recipe,
+    Symbol,
+    Tensor,
+    check_parameters,
+    constant,
+    finish,
+    parameters,
+    rescale,
+)
+
+SCALE_LIMIT = 1 << 15
+"""Scales from here on do not fit a mantissa of 16 bits without a shift."""
+
+
+def per_tensor(context: NodeContext) -> str | None:
+    """Activations must be int8 or uint8 with one constant scale above zero and zero point for the whole tensor."""
+    quantise = context.node.op == "QuantizeLinear"
+    value = context.node.outputs[0] if quantise else context.node.inputs[0]
+    dtype = context.model.dtypes[value]
+    if parameters(context.model, context.node, dtype) is not None:
+        return None
+    scale = context.model.constants.get(context.node.input(1))
+    each = f" and {scale.size} scales" if scale is not None and scale.size != 1 else ""
+    one = f" and scale {scale.reshape(-1)[0]:g}" if scale is not None and scale.size == 1 else ""
+    return f"{value!r} has type {dtype}{each or one}"
+
+
+def scales_fit(context: NodeContext) -> str | None:
+    """Requantisation scales must be below 32768."""
+    model, node, symbol = context.model, context.node, context.symbol(0)
+    quant = parameters(model, node, model.dtypes[node.outputs[0]])
+    assert quant is not None
+    if isinstance(symbol, Activation):
+        return (
+            None
+            if symbol.quant.scale / quant.scale < SCALE_LIMIT
+            else f"{symbol.quant.scale / quant.scale:g}"
+        )
+    assert isinstance(symbol, Pending)
+    for op in symbol.ops:
+        for name in ("scale", "a_scale", "b_scale"):
+            most = float(np.max(getattr(op, name, 0.0))) / quant.scale
+            if not most < SCALE_LIMIT:
+                return f"{op.name} has {most:g}"
+    return None
+
+
+def sums_fit(context: NodeContext) -> str | None:
+    """Sums of products must fit 32 bits for every possible input."""
+    symbol = context.symbol(0)
+    for op in symbol.ops if isinstance(symbol, Pending) else ():
+        if isinstance(op, Conv):
+            totals = np.abs(op.weight).sum(axis=(1, 2, 3), dtype=np.int64)
+            most = int(
+                (totals * max(127 - op.x_zero, op.x_zero + 128) + np.abs(op.bias.astype(np.int64))).max()
+            )
+            if most >= 1 << 31:
+                return f"{op.name} could reach {most}"
+    return None
+
+
+def dequantise(context: NodeContext) -> Symbol:
+    """An int8 or uint8 value as an activation."""
+    node, tensor = context.node, context.symbol(0)
+    quant = parameters(context.model, node, context.model.dtypes[node.inputs[0]])
+    assert isinstance(tensor, Tensor)
+    assert quant is not None
+    return Activation(dataclasses.replace(tensor, via=(*tensor.via, node.index)), quant)
+
+
+def _of_constant(context: NodeContext) -> bool:
+    """Whether it is a constant that is dequantised: weights, biases, tables."""
+    return context.node.inputs[0] in context.model.constants
+
+
+def _dequantise_constant(context: NodeContext) -> Symbol:
+    return constant(context.model, context.node)
+
+
+def quantise(context: NodeContext) -> Recipe | Tensor:
+    """Complete a pending operator, requantise an activation, or recognise that nothing happens."""
+    model, node, source = context.model, context.node, context.symbol(0)
+    name = node.outputs[0]
+    quant = parameters(model, node, model.dtypes[name])
+    assert quant is not None
+    if isinstance(source, Activation):
+        if source.quant.same(quant):
+            return dataclasses.replace(source.tensor, via=(*source.tensor.via, node.index))
+        source = rescale(source, node.name)
+    assert isinstance(source, Pending)
+    return finish(source, name, quant, node)
+
+
+OPERATORS = (
+    Operator(("DequantizeLinear",), (), _dequantise_constant, applies=_of_constant),
+    Operator(("DequantizeLinear",), (per_tensor,), dequantise, check=check_parameters),
+    Operator(
+        ("QuantizeLinear",),
+        (per_tensor, input_quantisable, scales_fit, sums_fit),
+        quantise,
+        check=check_parameters,
+    ),
+)

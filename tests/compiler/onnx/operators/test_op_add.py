@@ -1,0 +1,43 @@
+"""Add: every constraint broken once, and the reason that is given for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, two, untried, with_constant
+from support.qdq_models import Builder
+
+from weft.compiler.onnx.channels import same_order
+from weft.compiler.onnx.operators.add import OPERATORS, addable
+
+
+def reshaped_sum() -> onnx.ModelProto:
+    built = builder()
+    weight, _ = built.weight((4, 12), 1, per_channel=True, unsigned=False)
+    value = built.node("MatMul", [built.dequantise(source(built, (2, 4))), weight])
+    value = built.node("Reshape", [value, built.constant(np.array([2, 3, 2, 2], np.int64))])
+    return ended(built, built.node("Add", [value, built.constant(np.ones((3, 1, 1), np.float32))]))
+
+
+def summed(built: Builder, value: str) -> str:
+    other = built.conv(built.input((2, 2, 6, 6)), 2, (1, 1))
+    return built.node("Add", [value, built.dequantise(other)])
+
+
+CASES: dict[str, Case] = {
+    "constant after a reshape": (reshaped_sum, "Add", addable),
+    "broadcast": (lambda: two("Add", (1, 4, 6, 6), (1, 4, 1, 1)), "Add", addable),
+    "constant for each element": (lambda: with_constant("Add", (2, 4), (2, 4)), "Add", addable),
+    "constant that broadcasts the value": (lambda: with_constant("Add", (1, 4), (3, 1)), "Add", addable),
+    "sum of mixed axes": (lambda: mixed(summed, (2, 2, 6, 6)), "Add", same_order),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    assert untried(OPERATORS, CASES.values()) == set()

@@ -1,0 +1,38 @@
+"""Clip and Relu: every constraint broken once, and the reason that is given for it."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+
+from weft.compiler.onnx.conditions import input_quantisable
+from weft.compiler.onnx.operators.clamp import OPERATORS, bounds_constant
+
+
+def clipped() -> onnx.ModelProto:
+    built = builder()
+    bound = built.node("ReduceMin", [built.dequantise(source(built, (3,)))], keepdims=0)
+    return ended(built, built.node("Clip", [built.dequantise(source(built)), bound]))
+
+
+def float_input() -> onnx.ModelProto:
+    built = builder()
+    source = built.input((1, 4))
+    value = built.node("Erf", [built.dequantise(source)])
+    return ended(built, built.node("Relu", [value]))
+
+
+CASES: dict[str, Case] = {
+    "bound from an input": (lambda: clipped(), "Clip", bounds_constant),
+    "value from the host": (lambda: float_input(), "Relu", input_quantisable),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    assert untried(OPERATORS, CASES.values()) == set()

@@ -1,0 +1,55 @@
+"""Gemm and MatMul: every constraint broken once, and the reason that is given for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from support.fallbacks import Case, builder, check_fallback, dense, ended, mixed, source, untried
+from support.qdq_models import Builder
+
+from weft.compiler.onnx.conditions import bias_constant
+from weft.compiler.onnx.operators.matrix_product import OPERATORS, plain_product, product_input, row_order
+
+
+def biased(bias: str) -> onnx.ModelProto:
+    built = builder()
+    value = built.dequantise(source(built, (4, 4)))
+    weight, _ = built.weight((4, 4), 1, per_channel=True, unsigned=False)
+    name = (
+        built.dequantise(source(built, (4,)))
+        if bias == "input"
+        else built.constant(np.ones({"matrix": (4, 4), "column": (4, 1)}[bias], np.float32))
+    )
+    return ended(built, built.node("Gemm", [value, weight, name]))
+
+
+def product(built: Builder, value: str) -> str:
+    weight, _ = built.weight((3, 2), 0, per_channel=False, unsigned=False)
+    return built.node("MatMul", [value, weight])
+
+
+CASES: dict[str, Case] = {
+    "transA": (lambda: dense(shape=(4, 2), transA=1), "Gemm", plain_product),
+    "alpha": (lambda: dense(alpha=0.5), "Gemm", plain_product),
+    "bias from an input": (lambda: biased("input"), "Gemm", bias_constant),
+    "bias for each row": (lambda: biased("matrix"), "Gemm", bias_constant),
+    "bias in a column": (lambda: biased("column"), "Gemm", bias_constant),
+    "product of a vector": (lambda: dense("MatMul", (4,)), "MatMul", product_input),
+    "rows of mixed axes": (lambda: mixed(product, (48, 3)), "MatMul", row_order),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    # These are tried with another operator, or implied in any model that ONNX accepts.
+    assert untried(OPERATORS, CASES.values()) == {
+        "input_quantised",
+        "weights_constant",
+        "weights_matrix",
+        "weights_per_output",
+    }

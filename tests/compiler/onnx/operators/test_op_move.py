@@ -1,0 +1,57 @@
+"""Reshapes and transposes: every constraint broken once, and the reason that is given for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+
+from weft.compiler.onnx.operators.move import OPERATORS, transposable
+
+
+def convolution(
+    weight: np.ndarray | str, shape: tuple[int, ...] = (1, 4, 6, 6), **attributes: object
+) -> onnx.ModelProto:
+    """Conv with given float weights, or int8 ones quantised as `weight` says."""
+    built = builder()
+    value = built.dequantise(source(built, shape))
+    if isinstance(weight, str):
+        name = {
+            "input": lambda: built.dequantise(source(built, (2, 4, 1, 1))),
+            "other axis": lambda: built.weight((2, 4, 1, 1), 1, per_channel=True, unsigned=False)[0],
+        }[weight]()
+    else:
+        name = built.constant(weight.astype(np.float32))
+    return ended(built, built.node("Conv", [value, name], **attributes))
+
+
+def swapped() -> onnx.ModelProto:
+    """A transpose that a view could express, but no convolution reads."""
+    built = builder()
+    value = built.conv(source(built), 4, (1, 1))
+    moved = built.node("Transpose", [built.dequantise(value)], perm=[0, 1, 3, 2])
+    return built.finish(built.conv(built.like(moved, value.shape, value), 4, (1, 1)))
+
+
+def mixed_transpose() -> onnx.ModelProto:
+    built = builder()
+    flat = built.flatten(built.conv(source(built), 4, (1, 1)))
+    value = built.node("Reshape", [built.dequantise(flat), built.constant(np.array([1, 16, 9], np.int64))])
+    return ended(built, built.node("Transpose", [value], perm=[0, 2, 1]))
+
+
+CASES: dict[str, Case] = {
+    "transpose": (swapped, "Transpose", transposable),
+    "transpose of mixed axes": (mixed_transpose, "Transpose", transposable),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    # These are tried with another operator, or implied in any model that ONNX accepts.
+    assert untried(OPERATORS, CASES.values()) == {"movable"}

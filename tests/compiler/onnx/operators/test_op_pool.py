@@ -1,0 +1,88 @@
+"""Pools and ReduceMean: every constraint broken once, and the reason that is given for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from support.fallbacks import Case, builder, check_fallback, ended, mixed, one, source, untried
+from support.qdq_models import Builder
+
+from weft.compiler.frontend import import_model
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.onnx.conditions import image, image_order, window_steps
+from weft.compiler.onnx.operators.pool import OPERATORS, ceil_average, mean_axes, pool_values, window_size
+
+
+def indices() -> onnx.ModelProto:
+    built = builder()
+    value = built.dequantise(source(built))
+    node = onnx.helper.make_node("MaxPool", [value], ["kept", "where"], name="pool", kernel_shape=[2, 2])
+    built.nodes.append(node)
+    model = ended(built, "kept")
+    model.graph.output.append(onnx.helper.make_tensor_value_info("where", TensorProto.INT64, (1, 4, 5, 5)))
+    return model
+
+
+def pool3(built: Builder, value: str) -> str:
+    return built.node("MaxPool", [value], kernel_shape=[2, 2])
+
+
+def mean(axes: list[int], shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelProto:
+    built = builder()
+    axis = built.constant(np.array(axes, np.int64))
+    return ended(built, built.node("ReduceMean", [built.dequantise(source(built, shape)), axis]))
+
+
+CASES: dict[str, Case] = {
+    "stride of 128": (lambda: one("MaxPool", kernel_shape=[1, 1], strides=[128, 1]), "MaxPool", window_steps),
+    "1-d pool": (lambda: one("MaxPool", (1, 4, 6), kernel_shape=[2]), "MaxPool", image),
+    "pool of mixed axes": (lambda: mixed(pool3, (1, 6, 6, 4)), "MaxPool", image_order),
+    "indices": (lambda: indices(), "MaxPool", pool_values),
+    "pool of a tall image": (
+        lambda: one("MaxPool", (1, 1, 4096, 2), kernel_shape=[1, 1]),
+        "MaxPool",
+        window_size,
+    ),
+    "mean of a large image": (
+        lambda: one("GlobalAveragePool", (1, 1, 300, 300)),
+        "GlobalAveragePool",
+        window_size,
+    ),
+    "mean of many rows": (lambda: mean([1], (1, 4096, 2)), "ReduceMean", window_size),
+    "average past the padding": (
+        lambda: one(
+            "AveragePool",
+            kernel_shape=[2, 2],
+            strides=[3, 3],
+            ceil_mode=1,
+            count_include_pad=1,
+            pads=[1, 1, 0, 0],
+        ),
+        "AveragePool",
+        ceil_average,
+    ),
+    "mean over channels": (lambda: mean([1]), "ReduceMean", mean_axes),
+    "mean of a matrix": (lambda: mean([1], (2, 3)), "ReduceMean", mean_axes),
+    "mean over features": (lambda: mean([2], (2, 3, 4)), "ReduceMean", mean_axes),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    # These are tried with another operator, or implied in any model that ONNX accepts.
+    assert untried(OPERATORS, CASES.values()) == {"input_quantised", "windows_filled"}
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+def test_auto_pad(auto_pad: str) -> None:
+    model = one("MaxPool", (1, 4, 7, 6), kernel_shape=[4, 3], strides=[2, 1], auto_pad=auto_pad)
+    graph = import_model(model)
+    (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
+    wanted = {"SAME_UPPER": (1, 1, 2, 1), "SAME_LOWER": (2, 1, 1, 1), "VALID": (0, 0, 0, 0)}[auto_pad]
+    assert segment.ops[0].window.pad == wanted

@@ -1,0 +1,64 @@
+"""QuantizeLinear and DequantizeLinear: every constraint broken once, and the reason that is given for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+
+from weft.compiler.onnx.operators.quantise import OPERATORS, per_tensor, scales_fit, sums_fit
+
+
+def sixteen() -> onnx.ModelProto:
+    built = builder()
+    name = "input"
+    built.inputs.append(onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 4)))
+    pair = [built.constant(np.float32(0.1)), built.constant(np.array(0, np.int16))]
+    value = built.node(
+        "Relu", [built.node("DequantizeLinear", [built.node("QuantizeLinear", [name, *pair]), *pair])]
+    )
+    return ended(built, value)
+
+
+def long_sum() -> onnx.ModelProto:
+    built = builder()
+    weight = built.constant(np.full((70000, 1), -128, np.int8))
+    pair = [built.constant(np.float32(0.1)), built.constant(np.array(0, np.int8))]
+    name = built.node("DequantizeLinear", [weight, *pair])
+    source = dataclasses.replace(built.input((1, 70000), unsigned=False), zero=127)
+    value = built.dequantise(source)
+    return ended(built, built.node("MatMul", [value, name]))
+
+
+def requantised_input() -> onnx.ModelProto:
+    built = builder()
+    value = built.node("Relu", [built.dequantise(source(built, (1, 4)))])
+    return ended(built, value, scale=1e-9)
+
+
+def negative() -> onnx.ModelProto:
+    built = builder()
+    names = [source(built, (1, 4)).name, built.constant(np.float32(-0.1))]
+    return ended(built, built.node("Relu", [built.node("DequantizeLinear", names)]))
+
+
+CASES: dict[str, Case] = {
+    "scale below zero": (lambda: negative(), "DequantizeLinear", per_tensor),
+    "int16": (lambda: sixteen(), "DequantizeLinear", per_tensor),
+    "large scale": (lambda: requantised_input(), "QuantizeLinear", scales_fit),
+    "long sum": (lambda: long_sum(), "QuantizeLinear", sums_fit),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    # These are tried with another operator, or implied in any model that ONNX accepts.
+    assert untried(OPERATORS, CASES.values()) == {"input_quantisable"}

@@ -1,0 +1,55 @@
+"""The records of operators as a whole: found by being there, and what is said of them."""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, STEP_MAX
+from weft.compiler.onnx import operators, registry
+from weft.compiler.onnx.attention_form import KEYS, ROW, SIZE, keys_fit, rows_fit
+from weft.compiler.onnx.conditions import window_steps
+from weft.compiler.onnx.context import Constraint, sentence
+from weft.compiler.onnx.operators.pool import ELEMENTS, window_size
+from weft.compiler.onnx.operators.softmax import softmax_length
+
+
+def test_every_file_is_found_and_has_a_test() -> None:
+    files = [item.name for item in pkgutil.iter_modules(operators.__path__)]
+    modules = {operator.handler.__module__.rpartition(".")[2] for operator in registry.OPERATORS}
+    assert modules == set(files)
+    tested = [
+        path.stem.removeprefix("test_op_") for path in (Path(__file__).parent / "operators").glob("test_*")
+    ]
+    assert not [name for name in files if not any(name.startswith(start) for start in tested)]
+
+
+def test_records_do_not_overlap() -> None:
+    """One record at most is for all nodes of an operator."""
+    for name, records in registry.NAMES.items():
+        assert sum(record.applies is None for record in records) == registry.has(name)
+        assert [record.applies is None for record in records] == sorted(r.applies is None for r in records)
+
+
+def test_table_is_made_of_sentences() -> None:
+    table = dict(registry.table())
+    assert list(table) == sorted({*filter(registry.has, registry.NAMES), "Attention written out"})
+    for sentences in table.values():
+        assert all(line.endswith(".") and line[0].isupper() and len(line) < 130 for line in sentences)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "limits"),
+    [
+        (window_steps, (STEP_MAX,)),
+        (window_size, (COUNT_MAX, ELEMENTS)),
+        (softmax_length, (PITCH_MAX,)),
+        (keys_fit, (KEYS,)),
+        (rows_fit, (SIZE, ROW)),
+    ],
+)
+def test_sentences_name_the_limits(constraint: Constraint, limits: tuple[int, ...]) -> None:
+    """Those of the instruction set, where it has some."""
+    assert all(f" {limit}" in sentence(constraint) for limit in limits)

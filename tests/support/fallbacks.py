@@ -1,0 +1,78 @@
+"""Models of one operator that the device does not take, and the sentence that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import onnx
+
+from support.qdq_models import Builder, Quantised
+from weft.compiler.frontend import import_model
+from weft.compiler.onnx.context import Constraint, sentence
+from weft.compiler.onnx.operator import Operator
+
+Case = tuple[Callable[[], onnx.ModelProto], str, Constraint]
+"""Makes a model; which operator of it runs on the host; and the constraint that says why."""
+
+
+def builder() -> Builder:
+    return Builder(np.random.default_rng(0))
+
+
+def source(built: Builder, shape: tuple[int, ...] = (1, 4, 6, 6)) -> Quantised:
+    return built.input(shape)
+
+
+def ended(built: Builder, value: str, scale: float = 0.1) -> onnx.ModelProto:
+    """Quantise a float value and end the model."""
+    return built.finish(built.quantise(value, built.shape_of(value), scale, 0, False))
+
+
+def one(op: str, shape: tuple[int, ...] = (1, 4, 6, 6), **attributes: object) -> onnx.ModelProto:
+    built = builder()
+    return ended(built, built.node(op, [built.dequantise(source(built, shape))], **attributes))
+
+
+def dense(op: str = "Gemm", shape: tuple[int, ...] = (2, 4), **attributes: object) -> onnx.ModelProto:
+    built = builder()
+    weight, _ = built.weight((4, 4), 1, per_channel=False, unsigned=False)
+    return ended(built, built.node(op, [built.dequantise(source(built, shape)), weight], **attributes))
+
+
+def two(op: str, first: tuple[int, ...], second: tuple[int, ...], **attributes: object) -> onnx.ModelProto:
+    built = builder()
+    names = [built.dequantise(source(built, shape)) for shape in (first, second)]
+    return ended(built, built.node(op, names, **attributes))
+
+
+def with_constant(
+    op: str, shape: tuple[int, ...], constant: tuple[int, ...], value: float = 1.0
+) -> onnx.ModelProto:
+    built = builder()
+    name = built.constant(np.full(constant, value, np.float32))
+    return ended(built, built.node(op, [built.dequantise(source(built, shape)), name]))
+
+
+def mixed(then: Callable[[Builder, str], str], shape: tuple[int, ...]) -> onnx.ModelProto:
+    """A flattened convolution, reshaped so that axes mix, and an operator."""
+    built = builder()
+    flat = built.flatten(built.conv(source(built), 4, (1, 1)))
+    value = built.node("Reshape", [built.dequantise(flat), built.constant(np.array(shape, np.int64))])
+    return ended(built, then(built, value))
+
+
+def check_fallback(case: Case) -> None:
+    """The operator runs on the host, with the constraint's sentence and the value that breaks it."""
+    build, op, constraint = case
+    graph = import_model(build())
+    reasons = [reason for _, kind, place, reason in graph.placement if kind == op and place == "host"]
+    wanted = sentence(constraint)
+    assert any(reason.startswith(wanted) for reason in reasons), reasons
+    assert any(reason[len(wanted) :].startswith(" (") for reason in reasons), "shows the value"
+
+
+def untried(operators: Iterable[Operator], cases: Iterable[Case]) -> set[str]:
+    """Names of constraints of which no case is."""
+    known = {constraint for operator in operators for constraint in operator.constraints}
+    return {constraint.__name__ for constraint in known - {constraint for _, _, constraint in cases}}
