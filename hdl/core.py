@@ -111,7 +111,7 @@ class Core(wiring.Component):
     def _softmax(
         self, m: Module, control: Control, axi: AxiManager, load: LoadUnit, mm: MmUnit, vec: VecUnit
     ) -> None:
-        """What only softmax needs: alignments from vector to matrix unit, page tables, base registers for masks."""
+        """Connect the parts of softmax: alignments, page tables, and base registers for masks."""
         m.submodules.alignments = alignments = Alignments(self.config)
         wiring.connect(m, load.page, axi.page)
         wiring.connect(m, mm.alignments, alignments.mm)

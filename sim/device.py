@@ -1,4 +1,4 @@
-"""What every device that runs programs can do: the protocol between host code and golden, RTL or board."""
+"""The protocol between host code and every device that runs programs: golden, cycle model, RTL or board."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which addresses an instruction touches: the ground on which the program checker finds overlaps."""
+"""The addresses that an instruction reads and writes, from which the program checker finds overlaps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.hdl.isa import Instruction, Memory, Operand, Queue
 from weft.hdl.isa.config import Config
 
 ADDRESS_WRAP = 1 << 16
-"""What addresses on the chip are counted modulo."""
+"""Addresses on the chip are 16-bit, and wrap."""
 
 Loop = tuple[int, int]
 """(count, stride) of one loop."""
@@ -27,7 +27,7 @@ class ProgramError(WeftError, ValueError):
 
 
 def name(index: int, instruction: Instruction) -> str:
-    """How messages name an instruction."""
+    """The name of an instruction in messages."""
     return f"instruction {index} ({instruction.OPCODE.name})"
 
 
@@ -57,7 +57,7 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class OnChip:
-    """What an instruction reads or writes in a memory on the chip as its operand ``field``."""
+    """The addresses in a memory on the chip that an instruction reads or writes as its operand ``field``."""
 
     memory: Memory
     field: str

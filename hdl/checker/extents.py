@@ -1,4 +1,4 @@
-"""What memory holds while a program runs: pieces behind base registers, and what instructions may do with each."""
+"""Contents of DRAM while a program runs: pieces behind base registers, each of which may be read, written or both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.hdl.checker.accesses import Dram, ProgramError, verb
 from weft.hdl.isa import BASES
 
 _END = 1 << 32
-"""Where addresses end."""
+"""One past the last DRAM address."""
 
 
 @dataclass(frozen=True)

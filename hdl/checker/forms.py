@@ -23,7 +23,7 @@ from weft.hdl.isa.config import Config
 
 @dataclass(frozen=True)
 class _Form:
-    """What all instructions of a form touch; `memory` with offset 0 if it `moves` with the offset."""
+    """The accesses of all instructions of a form; those in `memory` are for offset 0 if they move (`moves`) with it."""
 
     chip: list[OnChip]
     memory: list[Dram]
@@ -92,7 +92,7 @@ class Forms:
             raise ProgramError(f"{name(index, instruction)}: {error}") from None
 
     def _check_offsets(self, count: int) -> Uses:
-        """Whether all of the first `count` instructions stay within what they may touch in DRAM; what they touch."""
+        """The accesses of the first `count` instructions; raises if one leaves the DRAM that it may access."""
         uses = self._uses(count)
         wrong = np.zeros(len(uses.task), bool)
         for space in np.unique(uses.space[uses.space >= DRAM]).tolist():
@@ -110,7 +110,7 @@ class Forms:
         return uses
 
     def _uses(self, count: int) -> Uses:
-        """What the first `count` instructions touch; `kind` only says whether they write."""
+        """The accesses of the first `count` instructions; `kind` only says whether they write."""
         known = [form.uses() for form in self._forms]
         counts = np.array([len(uses) for uses in known], np.int64)
         flat = np.array([use for uses in known for use in uses], np.int64).reshape(-1, 5)

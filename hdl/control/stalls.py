@@ -1,4 +1,4 @@
-"""What counters tell about a program that runs: whether it goes on, and what each unit waits for."""
+"""Progress of a running program by its counters: whether it hangs, and which unit waits for what."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Watch:
         self._worked: dict[Counter, int] = {}
 
     def hangs(self, now: dict[Counter, int]) -> bool:
-        """Whether the program gets nowhere any more, after another reading of its counters."""
+        """Whether the program hangs, after another reading of its counters."""
         if not self._moved or any(now[counter] != self._moved[counter] for counter in MOVES):
             self._moved = self._worked = now
         elif now[Counter.VEC_BUSY] > self._worked[Counter.VEC_BUSY] + SLACK:

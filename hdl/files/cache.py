@@ -1,4 +1,4 @@
-"""What is expensive to build, kept on disk by content: whole, checked when used, and made again if it is damaged.
+"""A cache on disk of expensive builds, keyed by content: entries are checked when used, and built anew if damaged.
 
 An entry is a folder. It is made under another name and moved into place at once, with a list of the sizes and hashes of
 its files, so that nobody sees half of it, and damage is found before anything is loaded or run. Whoever makes an entry
@@ -36,7 +36,7 @@ class CacheError(WeftError, RuntimeError):
 
 
 def cache_root() -> Path:
-    """Where builds are kept: ``$WEFT_CACHE``, else ``weft`` in the user's cache folder.
+    """The folder of all builds: ``$WEFT_CACHE``, else ``weft`` in the user's cache folder.
 
     Empty variables count as not set, and so does a relative ``$XDG_CACHE_HOME`` (XDG Base Directory Specification).
     Raises `CacheError` if nobody says where the user's home is.

@@ -27,7 +27,7 @@ class SchemaError(WeftError, ValueError):
 
 
 class _Head(msgspec.Struct):
-    """What is read first: other versions may have any fields behind it."""
+    """The version, which is read first: other versions may have any other fields."""
 
     format: str | msgspec.UnsetType = msgspec.UNSET
 

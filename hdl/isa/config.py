@@ -14,7 +14,7 @@ from weft.hdl.errors import WeftError
 from weft.hdl.files import schema
 
 FORMAT = "weft configuration 1"
-"""What the field `format` of a configuration file holds, if it is there."""
+"""The field `format` of a configuration file; it may be absent."""
 _FILE_BYTES = 1 << 20
 
 

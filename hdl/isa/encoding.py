@@ -1,4 +1,4 @@
-"""How instructions are encoded.
+"""The encoding of instructions.
 
 Every instruction is a frozen dataclass whose fields carry their width and sign. From that one definition come the
 checked `Instruction.encode` and `decode`, the Amaranth layout (`Instruction.layout`), columns of many instructions
@@ -79,7 +79,7 @@ def stride(doc: str, width: int = 16) -> Any:
 
 @dataclass(frozen=True)
 class Instruction:
-    """What all instructions share. Constructing one checks nothing; `check` and `encode` do.
+    """The base of all instructions. Constructing one checks nothing; `check` and `encode` do.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ INSTRUCTIONS: dict[Opcode, type[Instruction]] = {}
 
 
 class Place(NamedTuple):
-    """Where a field is in a word, and its smallest and largest value."""
+    """The bits of a field in a word, and its smallest and largest value."""
 
     position: int
     width: int

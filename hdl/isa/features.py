@@ -1,4 +1,4 @@
-"""What instructions and fields require that not every configuration has."""
+"""Optional parts of the hardware that instructions and fields require."""
 
 from __future__ import annotations
 

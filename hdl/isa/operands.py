@@ -1,4 +1,4 @@
-"""What instructions read and write, declared once beside their fields.
+"""Operands: the memory that instructions read and write, declared once beside their fields.
 
 An operand lies in one memory. Its first address is a field of the instruction, and each loop around it adds a stride
 per iteration. From these declarations come the addresses of the golden interpreter, the accesses of the program
@@ -116,7 +116,7 @@ class Bound:
     loops: tuple[str, str]
 
     def stride(self, loop: str) -> str | int:
-        """What is added per iteration of a loop: a field, or 0."""
+        """The step of the coordinate per iteration of a loop: a field, or 0."""
         return f"{self.name}_{loop}" if loop in self.loops else 0
 
     def nest(self, instruction: Any, *names: str) -> list[tuple[int, int]]:

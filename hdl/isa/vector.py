@@ -14,7 +14,7 @@ _OUTPUTS = ("ob", "oy", "ox")
 
 
 class Source(enum.IntEnum):
-    """Where instructions of the VEC queue read their (first) operand."""
+    """The memory from which instructions of the VEC queue read their first operand."""
 
     ACCUMULATOR = 0
     SCRATCHPAD = 1
@@ -30,7 +30,7 @@ class Reduce(enum.IntEnum):
 
 @dataclass(frozen=True)
 class VectorInstruction(Instruction):
-    """What instructions of the VEC queue with loops share; fields at the same bits in all of them."""
+    """The fields that instructions of the VEC queue with loops have in common, at the same bits in all of them."""
 
     QUEUE = Queue.VEC
 

@@ -39,7 +39,7 @@ class Walk:
         return next(item.count for operand in self._all() for item in operand.loops if item.name == loop)
 
     def values(self) -> Iterator[tuple[str, Operand | Bound]]:
-        """What the nest keeps, by the field with its first value."""
+        """The addresses and coordinates that the nest keeps, by the field with their first value."""
         for name in self.operands:
             operand = next(self._named(name))
             yield name, operand
@@ -51,7 +51,7 @@ class Walk:
         return {loop: self._count_width(self.count(loop), config) for loop in self.loops}
 
     def trackers(self, config: Config) -> dict[str, tuple[int, dict[str, int]]]:
-        """What the nest keeps with its width, and the width of the stride for each loop that moves it."""
+        """The addresses and coordinates with their widths, and the width of the stride for each loop that moves one."""
         return {name: self._tracker(name, value, config) for name, value in self.values()}
 
     def _tracker(self, name: str, value: Operand | Bound, config: Config) -> tuple[int, dict[str, int]]:

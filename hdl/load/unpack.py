@@ -17,7 +17,7 @@ left, so that a vector a cycle gets through."""
 
 
 def unpack_layout(config: Config) -> data.StructLayout:
-    """What the unpacker does with the runs of one instruction.
+    """A descriptor of one instruction for the unpacker.
 
     A row is unpacked in one pass over its run, with loops ``outer`` (pixels) and ``inner`` (vectors of a pixel); or,
     with ``split``, in one pass per vector of a pixel: ``outer`` counts vectors and passes, ``inner`` pixels.
@@ -73,7 +73,7 @@ def vector_layout(config: Config) -> data.StructLayout:
 
 
 def pass_layout(config: Config) -> data.StructLayout:
-    """Where a pass over a run starts, seen from beats: ``front`` beats before the run that hold only fill, then
+    """The start of a pass over a run, in beats: ``front`` beats before the run that hold only fill, then
     ``beats`` of the run. The next vector starts ``skip`` beats and ``position`` bytes after the window; fill ends
     ``lead`` bytes and the run ``left`` bytes after the vector's first byte."""
     align = (config.bus_bytes - 1).bit_length()

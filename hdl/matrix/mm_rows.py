@@ -22,7 +22,7 @@ WALK = Walk(Mm, ("nt", "ky", "kx", "kc", "oy", "ox"), ("a", "c"))
 
 
 def destination(config: Config) -> data.StructLayout:
-    """What becomes of a row: its accumulator row, whether it overwrites that, and, for the last row of an
+    """The destination of a row: its accumulator row, whether it overwrites that, and, for the last row of an
     instruction, `last` and the semaphores to give."""
     return data.StructLayout(
         {"address": config.widths.accumulator_address, "overwrite": 1, "last": 1, "signal": SEMAPHORES}

@@ -289,7 +289,7 @@ def moved(kind: type[Instruction], *names: str) -> dict[str, tuple[str, ...]]:
 
 
 BODIES: dict[type[Instruction], Callable[[Micro], None]] = {}
-"""What writes the words that carry out each instruction, whose fields are variables by then."""
+"""By instruction, the function that writes its words. Its fields are variables by then."""
 
 
 def carries_out(kind: type[Instruction]) -> Callable[[Callable[[Micro], None]], Callable[[Micro], None]]:

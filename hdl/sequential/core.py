@@ -34,7 +34,7 @@ COUNTED = (
 
 
 class SequentialCore(wiring.Component):
-    """What `weft.hdl.core.Core` does, an instruction at a time: much smaller, and slower.
+    """Runs the programs of `weft.hdl.core.Core` one instruction after the other: much smaller, and slower.
 
     Instructions run in the order in which they are fetched, and semaphores are not looked at. So a program must be
     in an order that its semaphores allow, as those of the compiler are.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 class Function(enum.IntEnum):
-    """What becomes of the accumulator ``a`` and the source ``b``."""
+    """Functions of the accumulator ``a`` and the source ``b``."""
 
     KEEP = 0  # a
     LOAD = 1  # b
@@ -35,7 +35,7 @@ class Source(enum.IntEnum):
 
 
 class Port(enum.IntEnum):
-    """What can be read of the units."""
+    """Ports of the units, which a word can read."""
 
     ACCUMULATOR = 0  # of the processor
     WORD = 1  # the next 32 bits from memory
@@ -49,7 +49,7 @@ class Port(enum.IntEnum):
 
 
 class Out(enum.IntEnum):
-    """What the result can be given to."""
+    """Inputs of the units, to which the result of a word can go."""
 
     NONE = 0
     INDEX = 1
@@ -86,7 +86,7 @@ class Out(enum.IntEnum):
 
 
 class MemoryOut(enum.IntEnum):
-    """What `Out.MEMORY` gives to, the operand of a KEEP with the source CONSTANT."""
+    """Inputs of the memory unit, for `Out.MEMORY`: the operand of a KEEP with the source CONSTANT."""
 
     ADDRESS = 0
     REMAIN = 1

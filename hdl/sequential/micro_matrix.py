@@ -1,4 +1,4 @@
-"""What MM does."""
+"""The microprogram of MM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What LOAD and STORE do."""
+"""The microprogram of LOAD and STORE."""
 
 from __future__ import annotations
 

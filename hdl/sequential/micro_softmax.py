@@ -1,4 +1,4 @@
-"""What `weft.hdl.isa.Softmax` and `weft.hdl.isa.Normalise` do."""
+"""The microprogram of SOFTMAX and NORMALISE."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def normalise(m: Micro) -> None:
 
 
 def shared(m: Micro) -> None:
-    """What `weft.hdl.sequential.micro_vector` jumps to from its loops."""
+    """Routines to which the loops of `weft.hdl.sequential.micro_vector` jump."""
     _softmax_body(m)
     _normalise_body(m)
     _halve(m)

@@ -1,4 +1,4 @@
-"""What `weft.hdl.isa.Vec` and `weft.hdl.isa.Table` do, and the loops that all instructions of the VEC queue share."""
+"""The microprogram of VEC and TABLE, and the loops that all instructions of the VEC queue share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
 
 LEAST = -(1 << 31)
 VEC, SOFTMAX, NORMALISE = range(3)
-"""What ``body`` chooses."""
+"""Values of the variable ``body``: the instruction whose vectors the loops compute."""
 
 
 @carries_out(Vec)

@@ -262,7 +262,7 @@ class Processor(wiring.Component):
     def _sequence(
         self, m: Module, fetch: Any, decoded: data.View, started: Signal, advance: Value, accumulator: Signal
     ) -> Value:
-        """What word comes next; returns whether it is decoded again as the memory unit is not done."""
+        """Choose the next word; returns whether the current one is decoded again, as the memory unit is not done."""
         bits = max((len(self.program) - 1).bit_length(), 1)
         pc, following = Signal(bits), Signal(bits)
         back = Signal(bits)

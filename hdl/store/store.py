@@ -29,8 +29,8 @@ _POINTER = (PAGE - 1).bit_length()
 
 
 def read_layout(config: Config) -> data.StructLayout:
-    """What the reader does for one instruction. ``merged``: a row is one run, not each pixel. ``tail``: lanes of a
-    pixel's last vector. ``pointer``: DRAM address modulo a page, by which vectors are aligned."""
+    """A descriptor of one instruction for the reader. ``merged``: a row is one run, not each pixel. ``tail``: lanes of
+    a pixel's last vector. ``pointer``: DRAM address modulo a page, by which vectors are aligned."""
     loops, address = ("rows", "pixels", "vectors"), config.widths.scratchpad_address
     return data.StructLayout(
         {

@@ -1,4 +1,4 @@
-"""Which columns of a row of scores softmax counts: those of the sequence, and of them those before the diagonal."""
+"""Masks of softmax: columns of a row of scores within the length of the sequence, and up to the causal diagonal."""
 
 from __future__ import annotations
 

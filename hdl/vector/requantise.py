@@ -29,7 +29,7 @@ def _narrow(config: Config) -> int:
 
 
 def settings_layout(config: Config) -> data.StructLayout:
-    """What is the same for all elements of an instruction; fields as in `weft.hdl.isa.Vec`."""
+    """Settings for all elements of an instruction; fields as in `weft.hdl.isa.Vec`."""
     return data.StructLayout(
         {
             "reduce": 2,

@@ -13,7 +13,7 @@ _NARROW = 9
 
 
 def requantiser(config: Config, tag: ShapeLike, multipliers: Multipliers = INFERRED) -> Requantise:
-    """What requantises beside an array of `multipliers`: serial if that takes all of them, unless there is softmax."""
+    """The requantiser beside an array of `multipliers`: serial if the array takes them all, unless there is softmax."""
     if multipliers.dual and not config.softmax:
         return SerialRequantise(config, tag)
     return Requantise(config, tag)

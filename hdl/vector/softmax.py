@@ -1,4 +1,4 @@
-"""What softmax does behind requantisation: probabilities, row states, alignments."""
+"""The pipeline of softmax behind requantisation: probabilities, row states, alignments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from weft.hdl.vector.row_states import ALIGNED, TOTAL, WRITTEN, RowStates
 
 
 def vector_layout(config: Config) -> data.StructLayout:
-    """What a vector of scores brings along: where its state is and whether to start it anew, where its results go, and
-    whether it is the last of its instruction."""
+    """Control that travels with a vector of scores: the address of its row state and whether to start that
+    anew, where its results go, and whether it is the last of its instruction."""
     return data.StructLayout(
         {
             "state": range(config.row_states),

@@ -1,4 +1,4 @@
-"""What softmax adds to the vector unit: its place in the sequence of reads, and what happens behind requantisation."""
+"""The parts of the vector unit for softmax: they follow its sequence of reads, and work on requantised scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNDER_WAY = 15
 PLACE = data.StructLayout(
     dict.fromkeys(("first_ob", "first_ox", "first_g", "last_oy", "last_ox", "last_g"), 1)
 )
-"""Where the unit's loop nest stands."""
+"""The position of the unit's loop nest."""
 
 
 def settings_layout(config: Config) -> data.StructLayout:
@@ -41,8 +41,8 @@ _GRANT = ("granted", "granted_note", "dst", "alignment", "first", "last", "end")
 
 
 def note_layout(config: Config) -> data.StructLayout:
-    """What a vector of scores is known to have when it is asked for: its row state, whether that is new, and how many
-    of its lanes each mask leaves."""
+    """Facts about a vector of scores, noted when its read is requested: its row state, whether that is new, and how
+    many of its lanes each mask leaves."""
     return data.StructLayout(
         {
             "state": range(config.row_states),
@@ -205,7 +205,7 @@ class VecSoftmax(wiring.Component):
     def _mask(
         self, m: Module, settings: data.View, rows: LoopNest, grant: data.View, pipe: SoftmaxPipe
     ) -> Value:
-        """What a vector brings along, noted at the step and used at the grant. Returns whether there are masks yet."""
+        """Note facts about a vector at its step, and use them at the grant. Returns whether masks are ready."""
         m.submodules.mask = mask = Mask(self.config)
         m.d.comb += [getattr(mask, name).eq(settings[name]) for name in _SOFTMAX_FIELDS[2:]]
         m.d.comb += [

@@ -1,4 +1,4 @@
-"""What carries out each instruction on the golden interpreter's memories."""
+"""The functions that carry out instructions on the golden interpreter's memories."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def update(
 
 
 def final_alignment(m: np.ndarray, e: np.ndarray) -> np.ndarray:
-    """What to shift a group with exponent `e` by, to the right, once the maximum `m` of its row is known: 0 to 31."""
+    """The shift to the right of a group with exponent `e`, once the maximum `m` of its row is known: 0 to 31."""
     return np.minimum(np.maximum(m - e, 0), SHIFT_MAX)
 
 

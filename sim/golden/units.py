@@ -1,4 +1,4 @@
-"""What each instruction computes, in numpy: one function an opcode, on the device's memories.
+"""The computation of each instruction in numpy: one function an opcode, on the device's memories.
 
 Instructions execute as a whole: all reads come before all writes. Where one instruction writes an address
 twice, the last iteration of its loops wins. Those of the VEC queue are in `weft.sim.golden.vector`.

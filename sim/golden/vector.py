@@ -1,4 +1,4 @@
-"""What the instructions of the VEC queue compute, in numpy: addresses and operands here, softmax's numerics in
+"""The computation of instructions of the VEC queue in numpy: addresses and operands here, softmax's numerics in
 `weft.sim.golden.softmax`."""
 
 from __future__ import annotations

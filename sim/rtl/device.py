@@ -360,7 +360,7 @@ class RtlDevice(Device):
         }
 
     def _diagnose(self, *, hangs: bool = False) -> str:
-        """What the units did in the last cycles, from the counters."""
+        """The activity of the units in the last cycles, from the counters."""
         before = self.counters()
         self._library.weft_run(self._handle, PROBE)
         return waits(before, self.counters(), hangs=hangs)

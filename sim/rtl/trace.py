@@ -88,7 +88,7 @@ class TracedRtl(RtlDevice):
 
 
 class _Watched:
-    """What was observed, bit by bit: an entry of an array for every cycle, that of cycle 1 first."""
+    """Observed signals, bit by bit: an entry of an array for every cycle, that of cycle 1 first."""
 
     def __init__(self, changes: np.ndarray) -> None:
         self._words = changes[:-1, 1]

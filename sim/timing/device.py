@@ -25,7 +25,7 @@ _KINDS = ("waits", "runs")
 
 @dataclass(frozen=True)
 class Interval:
-    """What an instruction did from cycle `start` to cycle `end` of the program, the latter not included.
+    """The state of an instruction from cycle `start` to cycle `end` of the program, the latter not included.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the cycle model knows of the hardware: numbers and layouts, each taken from where `weft.hdl` has it."""
+"""Facts about the hardware for the cycle model: numbers and layouts, each taken from where `weft.hdl` defines it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ MASKED = 5
 
 
 def parameters(config: Config) -> dict[str, int]:
-    """What the model has to know of a configuration, in cycles unless it is a field of `Config`; each from where the
-    hardware has it."""
+    """Parameters of the model for a configuration, in cycles unless they are fields of `Config`; each is taken from
+    where the hardware defines it."""
     chosen = vec_softmax.CHOSEN + requantise.LATENCY
     ends = chosen + probabilities.tree_stages(config) + 2 + config.groups
     state = ends + probabilities.sum_latency(config) - row_states.TOTAL
@@ -93,7 +93,7 @@ def _names(kind: type[Instruction]) -> list[str]:
 
 
 def _table(opcode: str, kind: type[Instruction]) -> str:
-    """Where the fields of an instruction lie in its word."""
+    """The places of an instruction's fields in its word."""
     rows = [
         f"{{{place.position}, {place.width}, {str(place.signed).lower()}, {place.low}}}"
         for place in places(kind.OPCODE).values()
@@ -146,7 +146,7 @@ def _cast(kind: type[Instruction]) -> str:
 
 
 def _assignments(walk: Walk, kind: type[Instruction]) -> Iterator[str]:
-    """What sets a nest to an instruction of this kind: loops that it does not have turn once, strides are 0."""
+    """Assignments that set a nest to an instruction of this kind; loops that it does not have turn once."""
     fields = _names(kind)
     for loop in walk.loops:
         count = walk.count(loop)

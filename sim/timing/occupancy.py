@@ -1,4 +1,4 @@
-"""How full the scratchpad is over time: what instructions write and read, on the intervals in which they ran."""
+"""Occupancy of the scratchpad over time, from the accesses of instructions and the intervals in which they ran."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ FORMATS = (".fst", ".vcd")
 
 @dataclass
 class Waves:
-    """What to write.
+    """Options of a waveform file.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Waves:
 
     @property
     def windowed(self) -> bool:
-        """Whether not everything is shown."""
+        """Whether something is left out."""
         return self.first > 0 or self.cycles is not None
 
     @property
