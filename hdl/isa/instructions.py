@@ -40,8 +40,11 @@ PAGE_ENTRY = 4
 """Bytes of an entry of a page table."""
 
 
-_VECTORS = Count(("length",), per="n")
-"""Vectors of a pixel."""
+def _pixels(name: str) -> tuple[Loop, ...]:
+    """Loops over the scratchpad vectors of pixels in rows; fields ``{name}_row`` and so on are the strides."""
+    vectors = Count(("length",), per="n")
+    counts = (("row", "rows"), ("pixel", "pixels"), ("vector", vectors))
+    return tuple(Loop(loop, count, f"{name}_{loop}") for loop, count in counts)
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,7 @@ class Load(Instruction):
         Operand(
             "dst",
             Memory.SCRATCHPAD,
-            (
-                Loop("row", "rows", "dst_row"),
-                Loop("pixel", "pixels", "dst_pixel"),
-                Loop("vector", _VECTORS, "dst_vector"),
-            ),
+            _pixels("dst"),
             write=True,
             when={"transpose": 0},
             distinct=("row", "pixel", "vector"),
@@ -251,11 +250,7 @@ class Store(Instruction):
         Operand(
             "src",
             Memory.SCRATCHPAD,
-            (
-                Loop("row", "rows", "src_row"),
-                Loop("pixel", "pixels", "src_pixel"),
-                Loop("vector", _VECTORS, "src_vector"),
-            ),
+            _pixels("src"),
         ),
         Operand(
             "offset",
