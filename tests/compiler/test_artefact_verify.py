@@ -3,6 +3,7 @@ of code, which are refused or run the same everywhere."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -383,20 +385,13 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_for_the_host(folder: Path, name: str) -> None:
     change, wanted = NETWORKS[name]
-    manifest = manifest_of(folder)
-    path = folder / "segment0.host"
-    raw = encode(change(decode(path.read_bytes())))
-    path.write_bytes(raw)
-    manifest["segments"][0] |= {"sha256": "new", "bytes": len(raw)}
-    write(folder, manifest)
+    raw = encode(change(decode((folder / "segment0.host").read_bytes())))
+    seal(folder, manifest_of(folder), 0, raw)
     assert wanted in refusal(folder)
 
 
 def test_bytes_that_are_no_network(folder: Path) -> None:
-    manifest = manifest_of(folder)
-    (folder / "segment0.host").write_bytes(b"\xff\xff\xff")
-    manifest["segments"][0] |= {"sha256": "new", "bytes": 3}
-    write(folder, manifest)
+    seal(folder, manifest_of(folder), 0, b"\xff\xff\xff")
     assert "segment0.host: " in refusal(folder)
 
 
@@ -471,6 +466,46 @@ def test_mutants_of_manifests(folder: Path) -> None:
             run(program, "timing")
             ran += 1
     assert 10 < ran < 100
+
+
+def seal(folder: Path, manifest: Any, index: int, raw: bytes) -> None:
+    """Another content of a segment's file, with the size and checksum that belong to it."""
+    made = copy.deepcopy(manifest)
+    made["segments"][index] |= {"sha256": "new", "bytes": len(raw)}
+    next(folder.glob(f"segment{index}.*")).write_bytes(raw)
+    write(folder, made)
+
+
+def mutants_of_networks(program: weft.Program, folder: Path, seed: int, count: int) -> None:
+    """They are refused when they are loaded, or fail in a sentence, or run."""
+    rng, manifest, ran = random.Random(seed), manifest_of(folder), 0
+    hosts = [index for index, entry in enumerate(manifest["segments"]) if entry["kind"] == "host"]
+    stored = {
+        index: msgspec.msgpack.decode((folder / f"segment{index}.host").read_bytes()) for index in hosts
+    }
+    for _ in range(count):
+        program.save(folder)
+        index = rng.choice(hosts)
+        try:
+            raw = msgspec.msgpack.encode(mutant(rng, stored[index]))
+        except OverflowError:  # integers of more than 64 bits
+            continue
+        seal(folder, manifest, index, raw)
+        if found := loaded(folder):
+            with contextlib.suppress(CompileError):
+                run(found, "golden")
+                ran += 1
+    assert count // 50 < ran < count
+
+
+def test_mutants_of_networks(program: weft.Program, folder: Path) -> None:
+    mutants_of_networks(program, folder, 0, 200)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_many_mutants_of_networks(program: weft.Program, folder: Path, seed: int) -> None:
+    mutants_of_networks(program, folder, seed, 2000)
 
 
 def mutate_code(rng: random.Random, folder: Path, manifest: Any) -> Any:
