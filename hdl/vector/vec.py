@@ -11,18 +11,18 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Count, Reduce, Source, Table, Vec
+from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Reduce, Source, Table, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.lib.skid_buffer import SkidBuffer
-from weft.hdl.lib.walk import Walk
 from weft.hdl.vector.requantise import Requantise, settings_layout
 from weft.hdl.vector.requantise_serial import requantiser
 from weft.hdl.vector.vec_kinds import as_vec, is_kind, without_parameters
-from weft.hdl.vector.vec_softmax import VecSoftmax, note_layout
+from weft.hdl.vector.vec_nest import layouts, loop_nest
+from weft.hdl.vector.vec_softmax import VecSoftmax
 
 OVERHEAD = 23
 """Cycles from accepting a `Vec` to accepting the next instruction, beyond one for each read that it issues and each
@@ -31,30 +31,6 @@ element that is out of range, when no read is refused."""
 _HELD = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES}
 """Fields of an instruction that are needed until its last write, settings of the arithmetic apart; the loop nest keeps
 the others."""
-
-
-def _second_width(config: Config) -> int:
-    """Width of addresses of the second operand, and of alignments."""
-    alignment = (config.alignments - 1).bit_length() if config.softmax else 0
-    return max(config.widths.scratchpad_address, alignment)
-
-
-WALK = Walk(
-    Vec,
-    ("ob", "oy", "ox", "g", "ry", "rx"),
-    ("src", "dst", "b"),
-    own={"g": Count(parameters=("groups",))},
-)
-"""Loop ``g`` is over lane groups."""
-
-
-def _nest(config: Config) -> LoopNest:
-    second = _second_width(config)
-    most = config.n if config.softmax else config.groups  # a table is read byte by byte
-    loops = WALK.counters(config) | {"g": most.bit_length()}
-    if most == 1:
-        del loops["g"]
-    return LoopNest(loops, WALK.trackers(config) | {"b": (second, dict.fromkeys(("ob", "oy", "ox"), second))})
 
 
 class VecUnit(wiring.Component):
@@ -95,23 +71,7 @@ class VecUnit(wiring.Component):
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
         self.config = config
         self.multipliers = multipliers
-        lane_group = {"index": range(max(config.groups, 2)), "last": 1, "end": 1}
-        self._tag = data.StructLayout(lane_group | {"dst": config.widths.scratchpad_address})
-        own = {"row": 1, "lane": range(max(config.lanes, 2))} if config.softmax else {}
-        self._element = data.StructLayout({"in_range": 1, "first": 1, "last": 1, "tag": self._tag} | own)
-        self._request = data.StructLayout({"parameter": 1, "second": 1, "valid": 1, "element": self._element})
-        source = max(config.widths.scratchpad_address, config.widths.accumulator_address)
-        self._queue = data.StructLayout(
-            {
-                "valid": 1,
-                "ask_second": 1,
-                "ask_source": 1,
-                "second": _second_width(config),
-                "source": source,
-                "element": self._element,
-            }
-            | ({"note": note_layout(config)} if config.softmax else {})
-        )
+        self._tag, self._element, self._request, self._queue = layouts(config)
         softmax = {
             "alignment_read": Out(ports.alignment_read(config)),
             "alignment_write": Out(ports.alignment_write(config)),
@@ -130,7 +90,7 @@ class VecUnit(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.nest = nest = _nest(self.config)
+        m.submodules.nest = nest = loop_nest(self.config)
         m.submodules.requantise = requantise = requantiser(self.config, self._tag, self.multipliers)
         settings = settings_layout(self.config)
         active, held = Signal(), Signal(data.StructLayout(_HELD | {"settings": settings}))

@@ -27,7 +27,7 @@ from weft.hdl.matrix import mm_rows, mm_weights
 from weft.hdl.matrix.array import array_latency
 from weft.hdl.memory.accumulator import rmw_latency
 from weft.hdl.store import store
-from weft.hdl.vector import probabilities, requantise, row_states, vec, vec_softmax
+from weft.hdl.vector import probabilities, requantise, row_states, vec_nest, vec_softmax
 
 _KEYWORDS = {"register"}
 """Names of fields that C++ keeps for itself."""
@@ -110,7 +110,10 @@ def _kind(opcode: str, kind: type[Instruction]) -> str:
 WALKS: dict[str, tuple[Walk, list[type[Instruction]]]] = {
     "RowWalk": (mm_rows.WALK, [Mm]),
     "TileWalk": (mm_weights.WALK, [Mm]),
-    "VectorWalk": (vec.WALK, [kind for kind in INSTRUCTIONS.values() if issubclass(kind, VectorInstruction)]),
+    "VectorWalk": (
+        vec_nest.WALK,
+        [kind for kind in INSTRUCTIONS.values() if issubclass(kind, VectorInstruction)],
+    ),
 }
 """The loop nests of units, by their names in C++, and the instructions that set them."""
 
