@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from weft import report as reports
 from weft.configurations import configuration
 from weft.errors import FileError
 from weft.options import Configuration, Folder, Json, Model, config_file, load, writes
+
+if TYPE_CHECKING:
+    from weft.compiler.ir.graph import DeviceSegment
 
 Placement = Sequence[tuple[str, str, str, str]]
 CHECK = "weft check 1"
@@ -36,6 +39,12 @@ def compile_model(
             help="Keep inputs in memory in NHWC order, even if the first convolution is slower that way."
         ),
     ] = False,
+    dump_passes: Annotated[
+        Path | None,
+        typer.Option(
+            "--dump-passes", help="Folder for the operators as text, behind every pass of the compiler."
+        ),
+    ] = None,
 ) -> None:
     """Compile a model for one configuration of the hardware."""
     import weft
@@ -43,6 +52,9 @@ def compile_model(
     chosen = configuration(config)
     files.existing(model)
     options: dict[str, Any] = {"plain_inputs": plain_inputs}
+    dumped: dict[str, str] = {}
+    if dump_passes is not None:
+        options["watch"] = _dumping(dumped)
     if tuning is not None:
         from weft.tuning import Tuning
 
@@ -54,6 +66,10 @@ def compile_model(
         progress(f"compiling {model.name}")
         program = weft.compile(model, config=chosen, progress=progress, **options)
         program.save(part)
+    if dump_passes is not None:
+        with files.whole_folder(dump_passes, reads=[model, tuning, config_file(config)]) as part:
+            for name, text in dumped.items():
+                (part / name).write_text(text, encoding="utf-8")
     nodes = program.placement
     host = [node for node in nodes if node[2] == "host"]
     reports.say(
@@ -63,6 +79,17 @@ def compile_model(
     if host:
         reports.show_placement(host, reports.summary())
     _warn(nodes)
+
+
+def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
+    """What puts the operators behind every pass into `texts`, by file name."""
+    from weft.compiler.ir.dump import dump_segment
+
+    def watch(done: str, segment: DeviceSegment) -> None:
+        step = 1 + sum(name.startswith(f"{segment.name}-") for name in texts)
+        texts[f"{segment.name}-{step}-{done}.txt"] = dump_segment(segment)
+
+    return watch
 
 
 def check(model: Model, config: Configuration = "default", as_json: Json = False) -> None:

@@ -18,6 +18,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader
 import weft
 from weft import __main__ as command
 from weft.boards.registry import BOARDS
+from weft.compiler.pipeline import PIPELINE
 from weft.examples import load
 from weft.hdl.isa.config import PRESETS
 
@@ -73,6 +74,17 @@ def test_attention_without_softmax_is_on_the_host() -> None:
     with_softmax, without = (weft.check("attention.onnx", config) for config in ("tiny", "none.json"))
     assert [sum(node[2] == "host" for node in nodes) for nodes in (with_softmax, without)] == [2, 49]
     assert list(weft.compile("attention.onnx", WITHOUT).placement) == without
+
+
+def test_compile_writes_what_every_pass_made() -> None:
+    assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny", "--dump-passes", "passes") == 0
+    found = {path.name: path.read_text() for path in Path("passes").iterdir()}
+    assert sorted(found) == sorted(
+        f"device1-{step}-{item.name}.txt" for step, item in enumerate(PIPELINE, start=1)
+    )
+    assert "ConvPlan(" in found["device1-7-choose_plans.txt"]
+    assert "ConvPlan(" not in found["device1-6-keep_resident.txt"]
+    assert all(text.startswith("device device1:\n") for text in found.values())
 
 
 class Reader(CalibrationDataReader):
