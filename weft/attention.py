@@ -16,13 +16,12 @@ from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT
 from weft.compiler.machine.memory import LENGTH
 from weft.compiler.onnx.attention_form import KEYS, ROW, SIZE
 from weft.configurations import configuration
-from weft.devices import Simulation, check_target, simulated
+from weft.devices import Simulation
 from weft.errors import InputError
+from weft.execution import Execution
 from weft.hdl.checker.program import check as check_program
 from weft.hdl.isa.config import Config
 from weft.program import Result
-from weft.run_report import report_of
-from weft.runtime import Image
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
@@ -192,8 +191,7 @@ class PagedAttention:
         InputError
             If an array has another dtype or shape, a page does not exist, or the table does not hold `length` keys.
         """
-        simulation = Simulation(latency, bandwidth, stalls)
-        check_target(on, self.config)
+        execution = Execution(on, self.config, Simulation(latency, bandwidth, stalls))
         pool = (self.pages, self.page, self.kv_heads, self.head_size)
         wanted = {"q": (self.rows, self.heads, self.head_size), "k": pool, "v": pool}
         for (name, shape), value in zip(wanted.items(), (q, k, v), strict=True):
@@ -204,14 +202,9 @@ class PagedAttention:
                     f"{name!r} is {value.dtype} of shape {value.shape}, not int8 of shape {shape}"
                 )
         contents = {"q": q, "k": k, "v": v, "table": self.entries(table, length)}
-        image = Image(self.program)
-        with simulated(on, self.config, image.memory_bytes, simulation) as device:
-            image.run(device, contents, registers={LENGTH: length})
-            report = report_of(self.program, device, self.config)
-            if not device.computes:
-                return Result({}, report, b"")
-            y = image.read(device, "y").reshape(wanted["q"])
-            return Result({"y": y}, report, device.read(0, image.memory_bytes))
+        read = execution.run(self.program, contents, ["y"], {LENGTH: length})
+        outputs = {name: value.reshape(wanted["q"]) for name, value in read.items()}
+        return Result(outputs, execution.report, execution.memory)
 
     def entries(self, table: Sequence[int], length: int) -> np.ndarray:
         """The page table in memory, as bytes (int8): a 32-bit offset a page. Pages behind the last are never seen.

@@ -15,14 +15,12 @@ from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
 from weft.compiler.ir.graph import HostSegment
-from weft.devices import Simulation, check_target, simulated
+from weft.devices import Simulation
 from weft.errors import InputError
+from weft.execution import Execution
 from weft.files import whole_folder
 from weft.hdl.files.schema import printable
 from weft.hdl.isa.config import Config
-from weft.run_report import Totals, layers_of
-from weft.run_report import report as report_of_run
-from weft.runtime import Image
 
 if TYPE_CHECKING:
     from weft.sim.device import Device
@@ -167,27 +165,17 @@ class Program:
             If a device fails.
         """
         simulation = Simulation(latency, bandwidth, stalls, trace)
-        check_target(on, self.config)
-        flag("memory", memory)
+        execution = Execution(on, self.config, simulation, keep=flag("memory", memory))
         values = self._check(inputs)
         if on == "timing" and not self.on_device:
             raise InputError("nothing of this program runs on the device, so there are no cycles to tell")
-        kept, totals, complete = b"", Totals(), True
-        layers: list[dict[str, Any]] = []
         for segment in self.segments:
-            if isinstance(segment, HostSegment):
-                values |= run_host(segment, values) if complete else {}
-                continue
-            image = Image(segment)
-            less = "; with `plain_inputs` it may need less" if segment.rows else ""
-            with simulated(on, self.config, image.memory_bytes, simulation, less) as device:
-                complete = complete and device.computes
-                self._run_image(image, device, values)
-                kept += device.read(0, image.memory_bytes) if memory and complete else b""
-                layers += layers_of(segment, device, self.config)
-                totals.add(device.counters(), self.config)
-        outputs = {name: np.asarray(values[name]) for name in self.outputs} if complete else {}
-        return Result(outputs, report_of_run(layers, totals, self.config), kept)
+            if isinstance(segment, DeviceProgram):
+                values |= self._run_device(execution, segment, values)
+            elif execution.complete:
+                values |= run_host(segment, values)
+        outputs = {name: np.asarray(values[name]) for name in self.outputs} if execution.complete else {}
+        return Result(outputs, execution.report, execution.memory)
 
     def _check(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if not isinstance(inputs, Mapping):
@@ -212,16 +200,21 @@ class Program:
                 )
         return values
 
-    def _run_image(self, image: Image, device: Device, values: dict[str, np.ndarray]) -> None:
-        """Run one device program; `values` gives what enters it, as far as it is known, and receives what leaves it."""
-        names = image.program.buffers
-        entering = [item for item in self._compiled.to_device if item.buffer.name in names]
-        known = [item for item in entering if device.computes or item.value in values]
-        contents = {item.buffer.name: to_buffer(item, values[item.value]) for item in known}
-        image.run(device, contents)
-        for item in self._compiled.from_device:
-            if item.buffer.name in names and device.computes:
-                values[item.value] = from_buffer(item, image.read(device, item.buffer.name))
+    def _run_device(
+        self, execution: Execution, program: DeviceProgram, values: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The values that a device program makes of those that enter it, as far as they are known."""
+        entering = [item for item in self._compiled.to_device if item.buffer.name in program.buffers]
+        leaving = [item for item in self._compiled.from_device if item.buffer.name in program.buffers]
+        contents = {
+            item.buffer.name: to_buffer(item, values[item.value]) for item in entering if item.value in values
+        }
+        read = execution.run(program, contents, {item.buffer.name for item in leaving})
+        return {
+            item.value: from_buffer(item, read[item.buffer.name])
+            for item in leaving
+            if item.buffer.name in read
+        }
 
 
 def _array(name: str, value: object) -> np.ndarray:

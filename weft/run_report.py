@@ -18,13 +18,6 @@ FORMAT = "weft report 2"
 """Version 1 had no format, and spelled its keys ``utilization``."""
 
 
-def report_of(program: DeviceProgram, device: Device, config: Config) -> dict[str, Any]:
-    """The report of `Result` for one program that has just run."""
-    totals = Totals()
-    totals.add(device.counters(), config)
-    return report(layers_of(program, device, config), totals, config)
-
-
 def layers_of(program: DeviceProgram, device: Device, config: Config) -> list[dict[str, Any]]:
     """One row a layer, or several of which only the last one writes to memory. Its cycles reach from the layer before
     it to its own last byte there.

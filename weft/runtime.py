@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
@@ -40,7 +42,7 @@ class Image:
         contents: dict[str, np.ndarray],
         timeout: int | None = None,
         *,
-        registers: dict[int, int] | None = None,
+        registers: Mapping[int, int] | None = None,
     ) -> None:
         """Load the program and the `contents` (int8, NHWC) of its input buffers, start it and wait for its end.
 
@@ -51,7 +53,7 @@ class Image:
         device.write(self.bases[CONSTANTS], program.constants + program.code)
         for name, array in contents.items():
             device.write(self.address(name), self.laid_out(name, array))
-        for base, value in (self.bases | (registers or {})).items():
+        for base, value in ({**self.bases, **(registers or {})}).items():
             device.set_base(base, value)
         device.mark_writes(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())
         device.start(self.bases[CONSTANTS] + program.entry)

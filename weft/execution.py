@@ -1,0 +1,83 @@
+"""Runs of device programs, one after the other, on a device by name or one that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.compiler.backend import DeviceProgram
+from weft.devices import Simulation, check_target, simulated
+from weft.hdl.isa.config import Config
+from weft.run_report import Totals, layers_of, report
+from weft.runtime import Image
+
+if TYPE_CHECKING:
+    from weft.sim.device import Device
+
+
+class Execution:
+    """A run: what `weft.Result` tells of the device programs in it.
+
+    Parameters
+    ----------
+    on : "golden", "rtl", "timing" or Device
+    config : Config
+        What the programs are compiled for.
+    simulation : Simulation
+    keep : bool
+        Keep what is in the device's memory.
+
+    Attributes
+    ----------
+    complete : bool
+        Whether all devices so far have computed what they ran.
+    memory : bytes
+        The whole memory after each program that was `complete`, one after the other.
+
+    Raises
+    ------
+    InputError
+        If such programs cannot run on that.
+    """
+
+    def __init__(
+        self, on: str | Device, config: Config, simulation: Simulation, *, keep: bool = True
+    ) -> None:
+        check_target(on, config)
+        self._on, self._config, self._simulation, self._keep = on, config, simulation, keep
+        self.complete, self.memory = True, b""
+        self._layers: list[dict[str, Any]] = []
+        self._totals = Totals()
+
+    def run(
+        self,
+        program: DeviceProgram,
+        contents: dict[str, np.ndarray],
+        read: Collection[str],
+        registers: Mapping[int, int] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Run a program on the `contents` of its input buffers; the contents of the buffers `read` after it, none from
+        a device that computes nothing. `registers` is as `weft.runtime.Image.run` has it.
+
+        Raises
+        ------
+        InputError
+            If the device has too little memory.
+        """
+        image, config = Image(program), self._config
+        less = "; with `plain_inputs` it may need less" if program.rows else ""
+        with simulated(self._on, config, image.memory_bytes, self._simulation, less) as device:
+            self.complete = self.complete and device.computes
+            image.run(device, contents, registers=registers)
+            found = {name: image.read(device, name) for name in read} if device.computes else {}
+            self.memory += device.read(0, image.memory_bytes) if self._keep and self.complete else b""
+            self._layers += layers_of(program, device, config)
+            self._totals.add(device.counters(), config)
+        return found
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """As in `weft.Result`."""
+        return report(self._layers, self._totals, self._config)
