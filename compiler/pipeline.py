@@ -36,8 +36,14 @@ class Pass:
         return (self.run.__doc__ or "").partition("\n\n")[0]
 
 
-PIPELINE = tuple(
-    map(Pass, (fuse_pool, write_views, fuse_epilogue, gather_rows, split_pool, keep_resident, choose_plans))
+PIPELINE = (
+    Pass(fuse_pool),
+    Pass(write_views),
+    Pass(fuse_epilogue),
+    Pass(gather_rows),
+    Pass(split_pool),
+    Pass(keep_resident),
+    Pass(choose_plans),
 )
 
 

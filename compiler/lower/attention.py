@@ -16,6 +16,7 @@ import numpy as np
 from weft.compiler.ir.graph import Attention, Rounding
 from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
+from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
 from weft.compiler.machine.memory import LENGTH, Ring, Source
 from weft.compiler.machine.tasks import Task
@@ -346,7 +347,7 @@ class _AttentionLowering:
                     zero=op.y_zero, low=op.low, high=op.high,
                 ),
                 self.layer,
-                count * max(16, self.v_vectors * self.config.groups),
+                count * max(overheads.DIVIDE, self.v_vectors * self.config.groups),
             )))  # fmt: skip
         for index in range(tile.heads):
             head = self._head(self.dst, tile.image, tile.head + index, op.heads, op.v_size)

@@ -10,6 +10,7 @@ import numpy as np
 from weft.compiler.ir.graph import Softmax
 from weft.compiler.ir.scales import normaliser, score_multiplier
 from weft.compiler.lower.attention import table_tasks
+from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
 from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
@@ -84,7 +85,7 @@ class _SoftmaxLowering:
                 alignment_oy=vectors, alignment_ox=1, zero=op.y_zero, low=op.low, high=op.high,
             ),
             self.layer,
-            rows * max(16, vectors * self.config.groups),
+            rows * max(overheads.DIVIDE, vectors * self.config.groups),
             paces=True,
         )  # fmt: skip
         yield from self.emit.store_box(self.dst, image, box, chunk, out, vectors)

@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
 from weft.compiler.machine.memory import CONSTANTS, Constants, Source
 from weft.compiler.machine.tasks import Task
 from weft.hdl.isa import WORD_BYTES, Load, Store
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import block
-
-RUN_CYCLES = 2
-"""What a run of bytes costs the bus beyond its beats, about."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -26,7 +24,7 @@ def ceil_div(a: int, b: int) -> int:
 
 def bus_cycles(config: Config, runs: int, size: int) -> int:
     """What `runs` runs of `size` bytes take the bus, an estimate."""
-    return runs * (ceil_div(size, config.bus_bytes) + RUN_CYCLES)
+    return runs * (ceil_div(size, config.bus_bytes) + overheads.RUN)
 
 
 def row_reads(config: Config, pixels: int, pitch: int, length: int) -> int:
@@ -139,7 +137,7 @@ class Emitter:
         more = (ceil_div(rows * pixels, COUNT_MAX) - 1) * WORD_BYTES / self.config.bus_bytes
         each = self._bus_cycles(1, count) * rows * pixels + more
         legal = (pixels == 1 or src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
-        if not (legal and rows * (run / self.config.bus_bytes + RUN_CYCLES) <= each):
+        if not (legal and rows * (run / self.config.bus_bytes + overheads.RUN) <= each):
             for y, x, h, w in _parts(box.h, box.w):
                 offset, at = src.address(image, box.y + y, box.x + x) + first, dst + (y * box.w + x) * vectors
                 yield self._load_each(src, offset, (h, w), count, at, vectors, fill)

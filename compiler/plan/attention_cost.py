@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.compiler.ir.graph import Attention
+from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.hdl.isa.config import Config
 
 PIECES = 4
 """Parts of a tile's last pass through the vector unit, so that the next tile's softmax comes in between."""
-_VEC_OVERHEAD = 60  # cycles of an instruction of the vector unit beside its elements
-_DIVIDE = 16  # cycles of a division
-_LATENCY = 16  # cycles from one unit's signal to another's start, and through the accumulator
-_SWAP = 2  # cycles of a tile of weights, on average, that are lost to others in a bank
-_BURST = 1  # cycles that a short burst costs beside its data
 _TILES = 8  # that are looked at, the others taken to be like them
 _BLOCKS = 12  # of a tile that are looked at, at most
 
@@ -37,21 +33,21 @@ class AttentionCost:
     def _scores(self, rows: int, columns: int) -> int:
         """Cycles of the array for the scores of a step."""
         n = self.config.n
-        return columns // n * ceil_div(self.op.head_size, n) * (max(rows, n) + _SWAP)
+        return columns // n * ceil_div(self.op.head_size, n) * (max(rows, n) + overheads.SWAP)
 
     def _sums(self, rows: int, columns: int) -> int:
         n = self.config.n
-        return columns // n * ceil_div(self.op.v_size, n) * (max(rows, n) + _SWAP)
+        return columns // n * ceil_div(self.op.v_size, n) * (max(rows, n) + overheads.SWAP)
 
     def _softmax(self, rows: int, columns: int) -> int:
         """Cycles of the vector unit for the probabilities of a step, and to requantise its scores before."""
         passes = 1 if self.op.rounding is None else 2
-        return passes * (rows * (columns // self.config.n) * self.config.groups + _VEC_OVERHEAD)
+        return passes * (rows * (columns // self.config.n) * self.config.groups + overheads.ATTENTION_VEC)
 
     @property
     def _normalise(self) -> int:
         vectors = ceil_div(self.op.v_size, self.config.n) * self.config.groups
-        return self._rows * max(_DIVIDE, vectors) + PIECES * _VEC_OVERHEAD
+        return self._rows * max(overheads.DIVIDE, vectors) + PIECES * overheads.ATTENTION_VEC
 
     def _steps(self, start: int) -> tuple[list[tuple[int, int]], int, int]:
         """(rows, columns) of the steps of the tile from position `start` on; blocks left out; columns altogether."""
@@ -77,7 +73,9 @@ class AttentionCost:
         groups = op.images * op.kv_heads * ceil_div(op.heads // op.kv_heads, self.heads)
         busy, columns = self._run([self._steps(start) for start in chosen])
         scale = groups * len(starts) / len(chosen)
-        bursts = sum(ceil_div(size, config.bus_bytes) + _BURST for size in (op.head_size, op.v_size))
+        bursts = sum(
+            ceil_div(size, config.bus_bytes) + overheads.ATTENTION_RUN for size in (op.head_size, op.v_size)
+        )
         loads = bursts * (op.keys * op.images * op.kv_heads if resident else columns * scale)
         first = (self._rows + self.block) * op.head_size / config.bus_bytes
         wait = (
@@ -94,7 +92,7 @@ class AttentionCost:
         as long as the slower of the two units.
         """
         array = vector = 0.0
-        way = 2 * self.config.n + _LATENCY
+        way = 2 * self.config.n + overheads.HANDOVER
         ready: list[float] = [0.0, 0.0]  # when the probabilities of the last two steps are there
         earlier: tuple[int, int] | None = None
         total = 0

@@ -12,13 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.machine.emit import RUN_CYCLES, ceil_div, row_reads
+from weft.compiler.machine import overheads
+from weft.compiler.machine.emit import ceil_div, row_reads
 from weft.compiler.machine.limits import COUNT_MAX, LENGTH_MAX, PITCH_MAX, RUN_MAX, STRIDE_MAX
 from weft.compiler.plan.conv_shape import ConvShape, cuts
 from weft.hdl.isa import WORD_BYTES
-
-_LEAST_TILE = (4, 6)  # cycles between uses of an accumulator row, without and with softmax (see the MM unit)
-_VEC_START = 24.0  # cycles from the start of a VEC to its first output, and a little for its semaphores
 
 Array = np.ndarray
 
@@ -127,7 +125,9 @@ class Parts:
                 ((inner, full), (np.maximum(inner - (size - rest), 1), (rest > 0).astype(np.int64)))
             )
         area = sum(
-            times_h * times_w * np.maximum(h * w, max(self.config.n, _LEAST_TILE[self.config.softmax]))
+            times_h
+            * times_w
+            * np.maximum(h * w, max(self.config.n, overheads.LEAST_TILE[self.config.softmax]))
             for h, times_h in totals[0]
             for w, times_w in totals[1]
         )
@@ -142,18 +142,18 @@ class Parts:
         if shape.op.epilogue is not None:
             reads, instructions = reads + groups + (shape.residual is not None), 2
         work = float(self.tiles * self.h * self.w * shape.src.n * reads)
-        return work, self.tiles * instructions * self.spatial * _VEC_START
+        return work, self.tiles * instructions * self.spatial * overheads.VEC_START
 
     def _load(self, h: Array, w: Array, count: Array | int, vectors: Array | int) -> Array:
         """Cycles that LOADs take for `count` bytes, `vectors` vectors, of every pixel of a box, as `Emitter` does."""
         src, bus = self.shape.src, self.bus
         joined = src.rows_join & (w == src.w)
         rows, pixels = np.where(joined, 1, h), np.where(joined, h * w, w)
-        whole = rows * (np.ceil(((pixels - 1) * float(src.pixel_pitch) + count) / bus) + RUN_CYCLES)
+        whole = rows * (np.ceil(((pixels - 1) * float(src.pixel_pitch) + count) / bus) + overheads.RUN)
         if src.pixel_pitch > PITCH_MAX:
             whole = np.where(pixels > 1, np.inf, whole)
         more = -(-rows * pixels // COUNT_MAX) - 1  # about
-        each = rows * pixels * (-(-count // bus) + RUN_CYCLES) + more * self.instruction
+        each = rows * pixels * (-(-count // bus) + overheads.RUN) + more * self.instruction
         return np.maximum(np.minimum(whole, each), h * w * vectors)
 
     @cached_property
@@ -167,7 +167,7 @@ class Parts:
             step = shape.window.stride[1] * src.pixel_pitch
             reads = np.where(w > 1, row_reads(self.config, 2, step, shape.span), 1)
             run = (w - 1) * step + shape.span
-            cycles = np.maximum(h * reads * (-(-run // self.bus) + RUN_CYCLES), h * w * shape.vectors)
+            cycles = np.maximum(h * reads * (-(-run // self.bus) + overheads.RUN), h * w * shape.vectors)
         elif shape.aligned:
             cycles = self._load(h, w, src.c, shape.vectors)
         else:
@@ -184,7 +184,7 @@ class Parts:
             pitch = shape.window.stride[1] * shape.src.pixel_pitch
             length = np.minimum(chunks.kc * self.config.n, shape.span)
             reads = np.where((w > 1) & (pitch < length), -(-length // self.config.n), 1)
-            cycles = h * reads * (-(-((w - 1) * pitch + length) // self.bus) + RUN_CYCLES)
+            cycles = h * reads * (-(-((w - 1) * pitch + length) // self.bus) + overheads.RUN)
             return h * w * chunks.kc, np.maximum(cycles, h * w * chunks.kc)
         count = np.minimum(chunks.kc * self.config.n, max(piece.count for piece in shape.pieces))
         return h * w * chunks.kc, self._load(h, w, count, chunks.kc)
@@ -194,7 +194,7 @@ class Parts:
         dst, n = self.shape.dst, self.config.n
         if dst.held is not None:
             return np.zeros_like(store, float)
-        part = -(-self.tiles // store) * (store * n / self.bus + RUN_CYCLES)
+        part = -(-self.tiles // store) * (store * n / self.bus + overheads.RUN)
         pixel = np.where(store * n < dst.pixel_pitch, part, dst.c / self.bus)
         return np.asarray(self.h * self.w * self.shape.src.n * pixel)
 
@@ -204,7 +204,7 @@ class Parts:
         if source is None or source.held is not None:
             return np.zeros_like(store, float)
         pixel = source.pixel_pitch / self.bus
-        each = -(-np.minimum(store * self.config.n, source.c) // self.bus) + RUN_CYCLES
+        each = -(-np.minimum(store * self.config.n, source.c) // self.bus) + overheads.RUN
         pixel = np.minimum(pixel, each)
         return source.n * source.h * source.w * pixel * -(-self.tiles // store)
 
@@ -241,7 +241,11 @@ class Parts:
         traffic = traffic + float(self.stored(np.int64(self.tiles)))
         work, starts = self.vector
         vec = work + starts[tile]
-        bound = np.maximum(np.maximum(self.compute[tile], traffic), vec) + near(traffic, vec, 0.0) + 200
+        bound = (
+            np.maximum(np.maximum(self.compute[tile], traffic), vec)
+            + near(traffic, vec, 0.0)
+            + 2 * overheads.ENDS
+        )
         order = np.argsort(bound, kind="stable")
         return tile[order], block[order], chunked[order], bound[order]
 

@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import LENGTH_MAX, STRIDE_MAX
 from weft.compiler.plan.conv_parts import Array, Parts, Zone, near
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa import PARAMETER_VECTORS
 
 _BATCH = 48
-_DRAIN = 60.0  # from a block's last product to the next block's first, where they share accumulator rows
-_LATENCY = 50.0  # from the end of a use of a slot to its next content
 _SLOTS_A, _SLOTS_B = (1, 2, 2, 3), (1, 2, 3, 3)  # that chunks are made for
 _KEPT = 64  # slots of a ring at most
 
@@ -216,21 +215,23 @@ class _Scored:
         penalty = penalty + np.where(
             b_held & (groups > 1) & (self.b_count < 2 * self.group * self.per_block), b_loads, 0.0
         )
-        penalty = penalty + np.where(self.c_count < 2, vec + _DRAIN * spatial * blocks, 0.0)
+        penalty = penalty + np.where(self.c_count < 2, vec + overheads.DRAIN * spatial * blocks, 0.0)
         penalty = penalty + np.where(self.o_count < 2, stores + added, 0.0)
-        start = self.a_load + shape.weight_bytes / parts.bus / blocks / self.per_block + 100
+        start = self.a_load + shape.weight_bytes / parts.bus / blocks / self.per_block + overheads.ENDS
         # The first block loads what the others use again.
         first = (
             self.a_load * self.count + shape.weight_bytes / parts.bus / blocks - compute / spatial / blocks
         )
         start = start + np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
-        tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial + 100
+        tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial + overheads.ENDS
         # Of two slots, one is free only when the other's use begins: nothing hides the latency then, nor uneven chunks.
         uneven = self.count * chunks.limit[self.chunk] / parts.config.n / parts.depth * shape.passes - 1
         close = ~(b_held & (groups == 1)) & (self.b_count == 2)
-        waits = np.where(close, _LATENCY * blocks * self.per_block * b_times + uneven * b_loads, 0.0)
+        waits = np.where(
+            close, overheads.SLOT_LATENCY * blocks * self.per_block * b_times + uneven * b_loads, 0.0
+        )
         waits = waits + np.where(
-            self.chunked & (self.a_count == 2), _LATENCY * in_slots * per_box * spatial, 0.0
+            self.chunked & (self.a_count == 2), overheads.SLOT_LATENCY * in_slots * per_box * spatial, 0.0
         )
         paced = np.maximum(np.maximum(compute, traffic + instructions + waits), vec)
         return paced + near(traffic, vec, instructions) + start + tail + penalty, traffic

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.compiler.ir.graph import Window
+from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import COUNT_MAX, STRIDE_MAX
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
-
-_START = 300
-"""Cycles from the start of an operator by itself to its first result, and from its last product to its end."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def cycles(config: Config, vector: int, moved: int) -> tuple[float, float]:
     `moved` bytes.
     """
     bus = moved / config.bus_bytes
-    return max(vector, bus) + _START, bus
+    return max(vector, bus) + overheads.ALONE, bus
 
 
 def _parameter_slots(config: Config) -> int:

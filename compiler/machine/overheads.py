@@ -1,0 +1,32 @@
+"""Cycles that estimates add to the work itself: for starting instructions, for runs of bytes, and for handing over.
+
+Those of the first part are the hardware's own: a test holds them against it. The others were fitted to programs on the
+cycle model, and stand for what a closed form cannot follow; where two of them are of the same thing in two estimates,
+each is right only beside the other terms of its own.
+"""
+
+VEC_START = 24.0
+"""From a VEC to the next instruction, beside its elements (23: `weft.hdl.vector.vec`), and one for its semaphores."""
+LEAST_TILE = (4, 6)
+"""Between uses of an accumulator row, without and with softmax: no tile of the array takes less, whatever its rows."""
+
+RUN = 2
+"""Of a run of bytes on the bus, beside its beats."""
+ATTENTION_RUN = 1
+"""The same, of rows of keys and values."""
+ATTENTION_VEC = 60
+"""Of an instruction of the vector unit in attention: `VEC_START`, and the wait for the array, as they take turns."""
+DIVIDE = 16
+"""The least that a row of Normalise is reckoned with. The divider takes 8 by itself (`weft.hdl.lib.divide.STEPS`)."""
+HANDOVER = 16
+"""From one unit's signal to another's start, and through the accumulator."""
+SWAP = 2
+"""Of a tile of weights of attention, on average, that are lost to other units in a bank."""
+SLOT_LATENCY = 50.0
+"""From the end of a use of a slot to its next content."""
+DRAIN = 60.0
+"""From a block's last product to the next block's first, where they share accumulator rows."""
+ENDS = 100
+"""At the start of a convolution, before anything overlaps, and again at its end."""
+ALONE = 300
+"""Of a pooling, addition or requantisation by itself: both of its ends."""
