@@ -18,3 +18,17 @@ def test_an_operator(tmp_path: Path) -> None:
     write_file(tmp_path, "compiler/onnx/operators/negate.py")
     test = write_file(tmp_path, "tests/compiler/onnx/operators/test_op_negate.py")
     run_tests(tmp_path, path, test, tmp_path / "tests/compiler/onnx/test_registry.py")
+
+
+def test_an_operator_of_the_device(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    write_file(tmp_path, "compiler/operators/double.py")
+    run_tests(tmp_path, path, write_file(tmp_path, "tests/compiler/test_double.py"))
+
+
+def test_a_pass(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    write_file(tmp_path, "compiler/passes/drop_unread.py")
+    apply_diffs(tmp_path, "A pass")
+    test = write_file(tmp_path, "tests/compiler/test_drop_unread.py")
+    run_tests(tmp_path, path, test, tmp_path / "tests/compiler/test_passes.py")
