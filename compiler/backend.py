@@ -12,7 +12,7 @@ from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment
 from weft.compiler.ir.rows import Rows
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.emit import Emitter
-from weft.compiler.machine.memory import Constants, Placement
+from weft.compiler.machine.memory import Allocation, Constants
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.tasks import Tasks
 from weft.compiler.onnx.limits import check_memory
@@ -140,20 +140,20 @@ def compile_segment(
     unwanted = ([] if reuse else [keep_resident]) + ([gather_rows] if plain_inputs else [])
     wanted = [item for item in passes if item.run not in unwanted]
     segment = run_passes(wanted, segment, Planner(config, choose), watch)
-    placement = Placement(segment.ops, reuse=reuse, held=segment.resident)
+    allocation = Allocation(segment.ops, reuse=reuse, resident=segment.resident)
     constants = Constants()
     parts: list[Tasks] = []
     for index, op in enumerate(segment.ops):
         if progress is not None:
             progress(op.name)
-        site = Site.of(op, placement, config, segment.regions[index] if segment.regions else None)
+        site = Site.of(op, allocation, config, segment.regions[index] if segment.regions else None)
         parts.append(Tasks.of(operator_of(op).lower(op, site, Emitter(config, constants, index)), config))
     ordered, code = schedule(Tasks.joined(parts))
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = _layers(segment.ops, ordered)
     program = DeviceProgram(
-        segment.name, code, blob, layers, placement.offsets, placement.buffers, dict(segment.rows)
+        segment.name, code, blob, layers, allocation.offsets, allocation.buffers, dict(segment.rows)
     )
     check_memory(segment.name, program.areas.memory_bytes)
     return program

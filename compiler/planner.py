@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.compiler.ir.graph import DeviceOp, Region
-from weft.compiler.machine.memory import Placement
+from weft.compiler.machine.memory import Allocation
 from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan, plan
 from weft.compiler.plan.conv_shape import ConvShape
@@ -47,7 +47,7 @@ class Planner:
 
     def site(self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None) -> Site:
         """The same operands as those of `plan`; their offsets in DRAM are not the program's, and decide nothing."""
-        return Site.of(op, Placement((op,), held=resident), self.config, region)
+        return Site.of(op, Allocation((op,), resident=resident), self.config, region)
 
     def _convolution(self, shape: ConvShape) -> ConvPlan | None:
         if shape.key not in self._convolutions:

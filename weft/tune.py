@@ -153,7 +153,9 @@ def _alone(shape: ConvShape, chosen: ConvPlan) -> DeviceSegment:
             epilogue = dataclasses.replace(epilogue, b=_as(epilogue.b, "input"))
         alone = dataclasses.replace(alone, epilogue=epilogue)
     operands = zip((op.src, op.dst, *op.sources[1:]), (shape.src, shape.dst, shape.residual), strict=False)
-    resident = {view.buffer.name: at.held for view, at in operands if at is not None and at.held is not None}
+    resident = {
+        view.buffer.name: at.resident for view, at in operands if at is not None and at.resident is not None
+    }
     return DeviceSegment(op.name, (alone,), resident=resident, regions=(shape.region,))
 
 

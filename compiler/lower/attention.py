@@ -18,7 +18,7 @@ from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
-from weft.compiler.machine.memory import LENGTH, Ring, Source
+from weft.compiler.machine.memory import LENGTH, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.attention_cost import PIECES
 from weft.compiler.plan.attention_plan import AttentionPlan, Step, Tile, steps, tiles
@@ -98,7 +98,7 @@ class _AttentionLowering:
 
     # --- loads
 
-    def _head(self, source: Source, image: int, head: int, heads: int, size: int) -> Source:
+    def _head(self, source: TensorRef, image: int, head: int, heads: int, size: int) -> TensorRef:
         """One head of an operand: its rows as the pixels of one row of an image."""
         beside = source.c == heads * size and (self.op.page or source.n == self.op.images)
         at = (
@@ -107,7 +107,7 @@ class _AttentionLowering:
             else source.address(image * heads + head, 0, 0)
         )
         pitch = source.pixel_pitch
-        return Source(source.base, at, 1, 1, source.w, size, source.w * pitch, source.w * pitch, pitch)
+        return TensorRef(source.base, at, 1, 1, source.w, size, source.w * pitch, source.w * pitch, pitch)
 
     def _load_parameters(self) -> Iterator[Task]:
         """LOAD the parameters of softmax, and behind them those by which scores are requantised before."""
@@ -187,7 +187,7 @@ class _AttentionLowering:
             yield from self._load_rows(what, head, row % op.page, part, slot, row // op.page, row - first)
 
     def _load_rows(
-        self, what: str, source: Source, first: int, count: int, slot: int, page: int | None, at: int = 0
+        self, what: str, source: TensorRef, first: int, count: int, slot: int, page: int | None, at: int = 0
     ) -> Iterator[Task]:
         """LOAD rows of one head to the places from row `at` of a block on; values transposed, N columns at a time."""
         n, block = self.config.n, self.plan.block

@@ -12,7 +12,7 @@ from weft.compiler.ir.graph import Add
 from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.lower.vector import pointwise, second_operand
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters, taken, wrapped
-from weft.compiler.machine.memory import Ring, Source
+from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
 from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece, Tile
@@ -52,7 +52,7 @@ class _ConvLowering:
         if shape.op.epilogue is not None:
             self.epilogue, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
         self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
-        if shape.dst.held is None:
+        if shape.dst.resident is None:
             outputs += chosen.o_count * chosen.o_slot
         self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
@@ -102,7 +102,7 @@ class _ConvLowering:
     def _load_added(self, image: int, box: Box, part: range) -> Iterator[Task]:
         """What is added to the outputs of tiles that leave together."""
         source = self.shape.residual
-        if source is not None and source.held is None:
+        if source is not None and source.resident is None:
             start = self._place(source, self.r, image, box, part.start, len(part)).start
             yield from self.emit.load_box(source, image, box, self._channels(part), start, len(part), 0)
 
@@ -116,22 +116,22 @@ class _ConvLowering:
             if shape.residual is not None:
                 added = self._place(shape.residual, self.r, image, box, part.start, len(part))
             yield from self._epilogue(box, out.tile(at), added.tile(at))
-        if shape.dst.held is None and index == part.stop - 1:
+        if shape.dst.resident is None and index == part.stop - 1:
             yield from self.emit.store_box(shape.dst, image, box, self._channels(part), out.start, len(part))
 
-    def _place(self, at: Source, ring: Ring, image: int, box: Box, first: int, tiles: int) -> _Place:
+    def _place(self, at: TensorRef, ring: Ring, image: int, box: Box, first: int, tiles: int) -> _Place:
         """Where a box of outputs is, or of what is added to them, from tile `first` on: in a slot, or held."""
-        if at.held is None:
+        if at.resident is None:
             start, _ = ring.get((image, box, first))
             return _Place(start, tiles, box.w * tiles)
         return self._on_chip(at, image, box).tile(first)
 
-    def _on_chip(self, at: Source, image: int, box: Box) -> _Place:
+    def _on_chip(self, at: TensorRef, image: int, box: Box) -> _Place:
         """Where a box of pixels is that are held."""
-        assert at.held is not None
+        assert at.resident is not None
         vectors = ceil_div(at.c, self.config.n)
         pixel = (image * at.h + box.y) * at.w + box.x
-        return _Place(at.held + pixel * vectors, vectors, at.w * vectors)
+        return _Place(at.resident + pixel * vectors, vectors, at.w * vectors)
 
     def _multiply(self, image: int, conv: Box, block: range, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan
@@ -142,7 +142,7 @@ class _ConvLowering:
         whole = None if plan_.chunked else shape.input_box(conv)
         for chunk in chunks:
             loaded = whole or self._box_of(conv, chunk)
-            if shape.src.held is not None:
+            if shape.src.resident is not None:
                 at = self._on_chip(shape.src, image, loaded)
             else:
                 at, tasks = self._inputs(image, conv, loaded, block, chunk)

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
-from weft.compiler.machine.memory import CONSTANTS, Constants, Source
+from weft.compiler.machine.memory import CONSTANTS, Constants, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.hdl.isa import WORD_BYTES, Load, Store
 from weft.hdl.isa.config import Config
@@ -124,7 +124,14 @@ class Emitter:
         )
 
     def load_box(
-        self, src: Source, image: int, box: Box, channels: tuple[int, int], dst: int, vectors: int, fill: int
+        self,
+        src: TensorRef,
+        image: int,
+        box: Box,
+        channels: tuple[int, int],
+        dst: int,
+        vectors: int,
+        fill: int,
     ) -> Iterator[Task]:
         """LOAD channels ``[first, first + count)`` of a box; pixels take `vectors` addresses each, without gaps.
 
@@ -147,7 +154,7 @@ class Emitter:
                          box.h * box.w * vectors)  # fmt: skip
 
     def load_windows(
-        self, src: Source, image: int, rows: tuple[int, int], first: int, step: int, count: int, length: int,
+        self, src: TensorRef, image: int, rows: tuple[int, int], first: int, step: int, count: int, length: int,
         dst: int, vectors: int, fill: int,
     ) -> Task:  # fmt: skip
         """LOAD windows of `length` bytes of every row ``[y, y + h)``: `count` windows, `step` bytes apart.
@@ -164,8 +171,8 @@ class Emitter:
                           h * count * vectors)  # fmt: skip
 
     def load_rows(
-        self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int, vectors: int, fill: int,
-        page: tuple[Source, int] | None = None,
+        self, src: TensorRef, rows: tuple[int, int], channels: tuple[int, int], dst: int, vectors: int, fill: int,
+        page: tuple[TensorRef, int] | None = None,
     ) -> Task:  # fmt: skip
         """LOAD channels of pixels ``[first, first + count)`` of a row, and nothing between them.
 
@@ -182,8 +189,8 @@ class Emitter:
         return self._load_each(src, offset, (1, count), length, dst, vectors, fill, page)
 
     def _load_each(
-        self, src: Source, offset: int, box: tuple[int, int], length: int, dst: int, vectors: int, fill: int,
-        page: tuple[Source, int] | None = None,
+        self, src: TensorRef, offset: int, box: tuple[int, int], length: int, dst: int, vectors: int, fill: int,
+        page: tuple[TensorRef, int] | None = None,
     ) -> Task:  # fmt: skip
         """LOAD `length` bytes of each pixel of a box (rows, pixels of a row) as a row of its own."""
         load = _pixels(src.base, box[0], src.row_pitch, box[1], src.pixel_pitch, length, fill, vectors)
@@ -193,8 +200,8 @@ class Emitter:
         )
 
     def load_transposed(
-        self, src: Source, rows: tuple[int, int], channels: tuple[int, int], dst: int,
-        page: tuple[Source, int] | None = None,
+        self, src: TensorRef, rows: tuple[int, int], channels: tuple[int, int], dst: int,
+        page: tuple[TensorRef, int] | None = None,
     ) -> Task:  # fmt: skip
         """LOAD at most N channels of pixels of a row: vector i of each N pixels holds their channel i."""
         (pixel, count), (first, length) = rows, channels
@@ -207,7 +214,12 @@ class Emitter:
         return self._task(load, page, size, size, (src.address(0, 0, pixel) + first, dst))
 
     def _task(
-        self, load: Load, page: tuple[Source, int] | None, size: int, cycles: int, addresses: tuple[int, int]
+        self,
+        load: Load,
+        page: tuple[TensorRef, int] | None,
+        size: int,
+        cycles: int,
+        addresses: tuple[int, int],
     ) -> Task:
         """The task of a LOAD that fills `size` vectors. Nothing on the device writes pages, so they need no order."""
         if page is not None:
@@ -220,7 +232,7 @@ class Emitter:
         )  # fmt: skip
 
     def _load(
-        self, src: Source, offset: int, rows: int, pixels: int, pitch: int, length: int, before: int, run: int,
+        self, src: TensorRef, offset: int, rows: int, pixels: int, pitch: int, length: int, before: int, run: int,
         dst: int, vectors: int, fill: int, size: int,
     ) -> Task:  # fmt: skip
         row_pitch = src.row_pitch if rows > 1 else 0
@@ -234,7 +246,7 @@ class Emitter:
         )
 
     def store_box(
-        self, dst: Source, image: int, box: Box, channels: tuple[int, int], src: int, vectors: int
+        self, dst: TensorRef, image: int, box: Box, channels: tuple[int, int], src: int, vectors: int
     ) -> Iterator[Task]:
         """STORE a box of channels ``[first, first + count)`` from consecutive pixels of `vectors` vectors at `src`."""
         rows, pixels = dst.joined(box.h, box.w)
@@ -249,7 +261,7 @@ class Emitter:
                 yield self._store(dst, offset, count, 1, 0, dst.pixel_pitch, channels, at, vectors)
 
     def _store(
-        self, dst: Source, offset: int, rows: int, pixels: int, pitch: int, row_pitch: int,
+        self, dst: TensorRef, offset: int, rows: int, pixels: int, pitch: int, row_pitch: int,
         channels: tuple[int, int], src: int, vectors: int,
     ) -> Task:  # fmt: skip
         first, count = channels

@@ -1,4 +1,4 @@
-"""On-chip and DRAM bookkeeping: slot rings, constants, placement of buffers."""
+"""On-chip and DRAM bookkeeping: slot rings, constants, allocation of buffers."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A view as the lowering sees it: in DRAM, with base register, byte offset, and pitches in bytes; or with `held`
-    in the scratchpad from that address on, pixel after pixel, each in whole vectors.
+class TensorRef:
+    """A view as the lowering sees it: in DRAM, with base register, byte offset, and pitches in bytes; or `resident` in
+    the scratchpad from that address on, pixel after pixel, each in whole vectors.
     """
 
     base: int
@@ -93,7 +93,7 @@ class Source:
     image_pitch: int
     row_pitch: int
     pixel_pitch: int
-    held: int | None = None
+    resident: int | None = None
 
     @property
     def rows_join(self) -> bool:
@@ -109,7 +109,7 @@ class Source:
         whole = pixels == self.w and self.rows_join and rows * pixels <= PIXELS_MAX
         return (1, rows * pixels) if whole else (rows, pixels)
 
-    def flattened(self) -> Source:
+    def flattened(self) -> TensorRef:
         """The same bytes as one row of pixels; only if rows and images join."""
         pixels = self.n * self.h * self.w
         span = pixels * self.pixel_pitch
@@ -119,31 +119,31 @@ class Source:
     def flattens(self) -> bool:
         return self.rows_join and (self.n == 1 or self.h * self.row_pitch == self.image_pitch)
 
-    def subsampled(self, stride: tuple[int, int], h: int, w: int) -> Source:
+    def subsampled(self, stride: tuple[int, int], h: int, w: int) -> TensorRef:
         """Every `stride`-th row and column."""
-        return Source(
+        return TensorRef(
             self.base, self.offset, self.n, h, w, self.c,
             self.image_pitch, self.row_pitch * stride[0], self.pixel_pitch * stride[1],
         )  # fmt: skip
 
 
-class Placement:
+class Allocation:
     """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space.
 
-    Those in `held` have none: they are in the scratchpad, at these addresses.
+    Those that are `resident` have none: they are in the scratchpad, at these addresses.
     """
 
     def __init__(
-        self, ops: Sequence[DeviceOp], *, reuse: bool = True, held: Mapping[str, int] | None = None
+        self, ops: Sequence[DeviceOp], *, reuse: bool = True, resident: Mapping[str, int] | None = None
     ) -> None:
-        self.held = held or {}
+        self.resident = resident or {}
         buffers: dict[str, Buffer] = {}
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for index, op in enumerate(ops):
             for view in (*op.sources, op.dst):
                 name = view.buffer.name
-                if name in self.held:
+                if name in self.resident:
                     continue
                 buffers.setdefault(name, view.buffer)
                 first.setdefault(name, index)
@@ -153,9 +153,9 @@ class Placement:
         for kind in BASE_OF_KIND:
             chosen = [buffer for buffer in buffers.values() if buffer.kind == kind]
             share = reuse and kind == "temp"
-            self._place(chosen, first if share else {}, last if share else {})
+            self._allocate(chosen, first if share else {}, last if share else {})
 
-    def _place(self, buffers: Iterable[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
+    def _allocate(self, buffers: Iterable[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
         """Greedy by size: each buffer at the lowest offset that is free over its lifetime."""
         placed: list[tuple[int, int, Buffer]] = []
         for buffer in sorted(buffers, key=lambda item: (-item.size, item.name)):
@@ -169,9 +169,9 @@ class Placement:
             placed.append((offset, offset + buffer.size, buffer))
             self.offsets[buffer.name] = offset
 
-    def source(self, view: View) -> Source:
+    def reference(self, view: View) -> TensorRef:
         name, pitches = view.buffer.name, (view.image_pitch, view.row_pitch, view.pixel_pitch)
-        if name in self.held:
-            return Source(TEMPS, 0, *view.shape, *pitches, self.held[name])
+        if name in self.resident:
+            return TensorRef(TEMPS, 0, *view.shape, *pitches, self.resident[name])
         base = BASE_OF_KIND[self.buffers[name].kind]
-        return Source(base, self.offsets[name] + view.offset, *view.shape, *pitches)
+        return TensorRef(base, self.offsets[name] + view.offset, *view.shape, *pitches)

@@ -88,10 +88,10 @@ def _until_read(ops: Sequence[DeviceOp], index: int) -> list[Conv]:
 def _fits(shape: ConvShape) -> bool:
     """Whether pieces of input channels and tiles of outputs are the vectors of resident pixels, one by one; and whether
     array and vector unit read different banks: a sum of a result and what is made of it keeps both there."""
-    outputs = [item for item in (shape.dst, shape.residual) if item is not None and item.held is not None]
-    if shape.src.held is None:
+    outputs = [item for item in (shape.dst, shape.residual) if item is not None and item.resident is not None]
+    if shape.src.resident is None:
         return not outputs or shape.uniform
-    apart = shape.residual is None or shape.residual.held != shape.src.held
+    apart = shape.residual is None or shape.residual.resident != shape.src.resident
     return shape.aligned and apart and (not outputs or shape.uniform)
 
 

@@ -50,7 +50,7 @@ class Parts:
         self.instruction = WORD_BYTES / self.bus
         self.h, self.w = shape.outputs
         self.tiles = len(shape.tiles)
-        self.inputs = shape.src.held is None
+        self.inputs = shape.src.resident is None
 
     # What there is to choose from.
 
@@ -192,7 +192,7 @@ class Parts:
     def stored(self, store: Array | np.int64) -> Array:
         """Cycles of the bus for all outputs, stored so many tiles at a time; 0 if they stay on chip."""
         dst, n = self.shape.dst, self.config.n
-        if dst.held is not None:
+        if dst.resident is not None:
             return np.zeros_like(store, float)
         part = -(-self.tiles // store) * (store * n / self.bus + overheads.RUN)
         pixel = np.where(store * n < dst.pixel_pitch, part, dst.c / self.bus)
@@ -201,7 +201,7 @@ class Parts:
     def added(self, store: Array) -> Array:
         """Cycles of the bus for what is added to the outputs, as `Emitter.load_box` reads it; 0 if nothing is."""
         source = self.shape.residual
-        if source is None or source.held is not None:
+        if source is None or source.resident is not None:
             return np.zeros_like(store, float)
         pixel = source.pixel_pitch / self.bus
         each = -(-np.minimum(store * self.config.n, source.c) // self.bus) + overheads.RUN

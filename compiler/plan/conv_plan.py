@@ -115,7 +115,7 @@ def candidates(shape: ConvShape) -> list[ConvPlan]:
 
 
 def _divided(shape: ConvShape) -> tuple[Zones, ...]:
-    return zones(shape.config, shape.region, inputs=shape.src.held is None)
+    return zones(shape.config, shape.region, inputs=shape.src.resident is None)
 
 
 def _search(shape: ConvShape, divided: Sequence[Zones]) -> Search:

@@ -76,7 +76,7 @@ class ConvShape:
         src, dst, residual = site.sources[0], site.dst, site.sources[1] if len(site.sources) > 1 else None
         window, pool = op.window, op.pool
         pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
-        if pointwise and window.stride != (1, 1) and src.held is None:
+        if pointwise and window.stride != (1, 1) and src.resident is None:
             oh, ow = window.output(src.h, src.w)
             src, window = src.subsampled(window.stride, oh, ow), Window()
         if (
@@ -121,7 +121,7 @@ class ConvShape:
 
     def _folds(self) -> bool:
         """Whether every row of windows touches the row in DRAM, which LOAD requires, and fits its fields."""
-        if self.src.held is not None:
+        if self.src.resident is not None:
             return False
         pad_left, (kw, sx, dx) = self.window.pad[1], self._x
         last = (self.w - 1) * sx - pad_left
@@ -172,7 +172,7 @@ class ConvShape:
         known = (
             self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes,
             type(op.epilogue).__name__, self.region,
-            *(dataclasses.replace(source, base=0, offset=0, held=None if source.held is None else 0)
+            *(dataclasses.replace(source, base=0, offset=0, resident=None if source.resident is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),
         )  # fmt: skip
         return hashlib.sha256(repr(known).encode()).hexdigest()[:24]

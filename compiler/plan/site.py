@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.compiler.ir.graph import DeviceOp, Region
-from weft.compiler.machine.memory import Placement, Source
+from weft.compiler.machine.memory import Allocation, TensorRef
 from weft.hdl.isa.config import Config
 
 
@@ -15,15 +15,15 @@ class Site:
     the part of the scratchpad that is free for it (all if None).
     """
 
-    sources: tuple[Source, ...]
-    dst: Source
+    sources: tuple[TensorRef, ...]
+    dst: TensorRef
     config: Config
     region: Region | None = None
 
     @classmethod
-    def of(cls, op: DeviceOp, placement: Placement, config: Config, region: Region | None = None) -> Site:
-        """The site of an operator whose buffers lie as `placement` has them."""
-        return cls(tuple(map(placement.source, op.sources)), placement.source(op.dst), config, region)
+    def of(cls, op: DeviceOp, allocation: Allocation, config: Config, region: Region | None = None) -> Site:
+        """The site of an operator whose buffers lie as `allocation` has them."""
+        return cls(tuple(map(allocation.reference, op.sources)), allocation.reference(op.dst), config, region)
 
     def flattened(self) -> Site:
         """The same with all tensors as single rows of pixels, if the rows of each of them join; else as it is."""

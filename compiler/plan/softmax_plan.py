@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.compiler.machine.emit import ceil_div
-from weft.compiler.machine.memory import Source
+from weft.compiler.machine.memory import TensorRef
 from weft.hdl.isa import COORDINATE_MAX, PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 
@@ -20,7 +20,7 @@ class SoftmaxPlan:
     slots: int
 
 
-def plan(src: Source, config: Config) -> SoftmaxPlan | None:
+def plan(src: TensorRef, config: Config) -> SoftmaxPlan | None:
     """Whole rows if at least a few fit, else chunks that come twice; as many rows as there are states.
 
     None if not even one row of one vector fits.

@@ -127,7 +127,9 @@ def test_every_decision_is_by_the_plans_of_the_tuning(tmp_path: Path) -> None:
     """A layer that turned out to take twice as long beside what is on chip gives that up."""
     model = three_layers(tmp_path, 9)
     shapes = shapes_of(model, TINY).values()
-    (between,) = (shape for shape in shapes if shape.src.held is not None and shape.dst.held is not None)
+    (between,) = (
+        shape for shape in shapes if shape.src.resident is not None and shape.dst.resident is not None
+    )
     tiling = candidates(between)[0].tiling
 
     def resident(cycles: int) -> int:
@@ -149,11 +151,11 @@ def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     """They are tried with their operands where they are in the program, and what else is there in the scratchpad."""
     model = three_layers(tmp_path, 9)
     shapes = shapes_of(model, TINY)
-    held = [(shape.src.held is not None, shape.dst.held is not None) for shape in shapes.values()]
+    held = [(shape.src.resident is not None, shape.dst.resident is not None) for shape in shapes.values()]
     assert held == [(False, True), (True, True), (True, False)]
     memory = tuner._Memory(TINY, 30, None)
     last = list(shapes.values())[-1]
-    moved = dataclasses.replace(last.src, held=None)
+    moved = dataclasses.replace(last.src, resident=None)
     alone = ConvShape(last.op, Site((moved,), last.dst, TINY))
     assert min(memory.cycles(last, plan) for plan in candidates(last)) < memory.cycles(
         alone, candidates(alone)[0]
