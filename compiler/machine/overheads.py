@@ -1,23 +1,22 @@
 """Cycles that estimates add to the work itself: for starting instructions, for runs of bytes, and for handing over.
 
-Those of the first part are the hardware's own: a test holds them against it. The others were fitted to programs on the
-cycle model, and stand for what a closed form cannot follow; where two of them are of the same thing in two estimates,
-each is right only beside the other terms of its own.
+Latencies of the hardware are in `weft.hdl.isa.latencies`. The numbers here were fitted to programs on the cycle model,
+and stand for what a closed form cannot follow; where two of them are of the same thing in two estimates, each is right
+only beside the other terms of its own.
 """
 
-VEC_START = 24.0
-"""From a VEC to the next instruction, beside its elements (23: `weft.hdl.vector.vec`), and one for its semaphores."""
-LEAST_TILE = (4, 6)
-"""Between uses of an accumulator row, without and with softmax: no tile of the array takes less, whatever its rows."""
+from weft.hdl.isa.latencies import DIVISION, VEC_OVERHEAD
 
+VEC_START = VEC_OVERHEAD + 1.0
+"""From a VEC to the next instruction, beside its elements, and one for its semaphores."""
 RUN = 2
 """Of a run of bytes on the bus, beside its beats."""
 ATTENTION_RUN = 1
 """The same, of rows of keys and values."""
 ATTENTION_VEC = 60
 """Of an instruction of the vector unit in attention: `VEC_START`, and the wait for the array, as they take turns."""
-DIVIDE = 16
-"""The least that a row of Normalise is reckoned with. The divider takes 8 by itself (`weft.hdl.lib.divide.STEPS`)."""
+DIVIDE = 2 * DIVISION
+"""The least that a row of Normalise is reckoned with. The divider takes half of that by itself."""
 HANDOVER = 16
 """From one unit's signal to another's start, and through the accumulator."""
 SWAP = 2

@@ -17,6 +17,7 @@ from weft.compiler.machine.emit import ceil_div, row_reads
 from weft.compiler.machine.limits import COUNT_MAX, LENGTH_MAX, PITCH_MAX, RUN_MAX, STRIDE_MAX
 from weft.compiler.plan.conv_shape import ConvShape, cuts
 from weft.hdl.isa import WORD_BYTES
+from weft.hdl.isa.latencies import rmw_latency
 
 Array = np.ndarray
 
@@ -125,9 +126,7 @@ class Parts:
                 ((inner, full), (np.maximum(inner - (size - rest), 1), (rest > 0).astype(np.int64)))
             )
         area = sum(
-            times_h
-            * times_w
-            * np.maximum(h * w, max(self.config.n, overheads.LEAST_TILE[self.config.softmax]))
+            times_h * times_w * np.maximum(h * w, max(self.config.n, rmw_latency(self.config)))
             for h, times_h in totals[0]
             for w, times_w in totals[1]
         )

@@ -6,11 +6,11 @@ from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
+from weft.hdl.isa.latencies import DIVISION
+
 LEAD = 3
 """Cycles from `Divider.issue` to `Divider.take`, at least."""
 QUOTIENT_BITS = 16
-STEPS = 8
-"""Cycles of a division: two bits of the quotient, one of the product."""
 _SUM_BITS = 32
 _READ = 2
 """Cycles from a row's address to its sum."""
@@ -66,7 +66,7 @@ class Divider(wiring.Component):
         operand, size = Signal(_SUM_BITS, reset_less=True), Signal(range(_SUM_BITS + 1), reset_less=True)
         normal = self._normalise(m, operand, size)
 
-        left, occupied, issued = Signal(range(STEPS + 1)), Signal(), Signal()
+        left, occupied, issued = Signal(range(DIVISION + 1)), Signal(), Signal()
         changes = Signal()
         m.d.comb += [
             self.step.eq(normal & (~occupied | self.take)),
@@ -77,7 +77,7 @@ class Divider(wiring.Component):
         with m.If(self.issue):
             m.d.sync += issued.eq(1)
         with m.If(self.step):
-            m.d.sync += [left.eq(STEPS), occupied.eq(1), issued.eq(0)]
+            m.d.sync += [left.eq(DIVISION), occupied.eq(1), issued.eq(0)]
         with m.Elif(left.any()):
             m.d.sync += left.eq(left - 1)
         with m.If(self.start):
@@ -137,4 +137,4 @@ class Divider(wiring.Component):
         with m.If(self.step):
             m.d.sync += [factor.eq(self.sum[8:] + self.sum[7]), zero.eq(self.v_zero), product.eq(0)]
         with m.Elif(left.any()):
-            m.d.sync += [zero.eq(zero << 1), product.eq(Mux(left == STEPS, term, (product << 1) - term))]
+            m.d.sync += [zero.eq(zero << 1), product.eq(Mux(left == DIVISION, term, (product << 1) - term))]

@@ -7,10 +7,6 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.isa import SEMAPHORES, WORD_BITS, Instruction
 from weft.hdl.isa.config import Config
 
-READ_LATENCY = 3
-"""Cycles from a granted read request to its data, for scratchpad and accumulator alike."""
-
-
 ALIGNMENT_BITS = 6
 """Width of an alignment, signed."""
 

@@ -8,13 +8,14 @@ from amaranth.lib.wiring import Out
 
 from weft.hdl.isa import SEMAPHORES, Mm
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
 from weft.hdl.lib import ports
 from weft.hdl.lib.delay import Delay
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.matrix.array import Array
 from weft.hdl.matrix.mm_rows import ROW_LATENCY, RowIssuer
 from weft.hdl.matrix.mm_weights import WeightLoader
-from weft.hdl.memory.accumulator import accumulator_write, rmw_latency
+from weft.hdl.memory.accumulator import accumulator_write
 
 IN_FLIGHT = 16
 """More instructions than can be between acceptance and signal: each takes at least N cycles to issue, and signals
@@ -124,7 +125,7 @@ class MmUnit(wiring.Component):
             self.c.psums.eq(array.c),
         ]
         if self.config.softmax:
-            m.submodules.alignment = alignment = Delay(len(rows.alignment), latency - ports.READ_LATENCY)
+            m.submodules.alignment = alignment = Delay(len(rows.alignment), latency - READ_LATENCY)
             m.d.comb += [alignment.i.eq(rows.alignment), self.c.alignment.eq(alignment.o)]
         visible = rmw_latency(self.config)
         writes, lasts = Signal(visible), Signal(visible)

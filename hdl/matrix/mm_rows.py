@@ -8,13 +8,13 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES, Mm
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.lib.walk import Walk
-from weft.hdl.memory.accumulator import rmw_latency
 
-ROW_LATENCY = ports.READ_LATENCY + 1
+ROW_LATENCY = READ_LATENCY + 1
 """Cycles from the issue of a row to its entry into the array: the scratchpad's, and one to put in the padding and
 subtract the zero point."""
 
@@ -190,7 +190,7 @@ class RowIssuer(wiring.Component):
         """Carry the issued row along with its read, replace it if it lies in the padding, and subtract ``zero``."""
         wide = self.config.wide_activations
         source: Value = Cat(self.issued, self.swap, row.inside, row.fill, row.zero if wide else Cat())
-        for stage in range(ports.READ_LATENCY):
+        for stage in range(READ_LATENCY):
             flight = Signal(len(source), name=f"flight{stage}")
             m.d.sync += flight.eq(source)
             source = flight
@@ -217,7 +217,7 @@ class RowIssuer(wiring.Component):
             ]
         with m.Elif(nest.step):
             m.d.sync += entry.eq(Mux(again, start, entry + 1))
-        flights = Signal(ports.READ_LATENCY)
+        flights = Signal(READ_LATENCY)
         m.d.sync += flights.eq(Cat(row.aligned, flights))
         m.d.comb += [
             Cat(ahead.i.payload.aligned, ahead.i.payload.alignment).eq(Cat(align, entry)),

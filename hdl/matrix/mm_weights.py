@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.walk import Walk
@@ -64,7 +65,7 @@ class WeightLoader(wiring.Component):
         n = self.config.n
         m.submodules.nest = nest = LoopNest(WALK.counters(self.config), WALK.trackers(self.config))
         loaded = Signal()  # a whole tile waits for its swap
-        latches = Signal(ports.READ_LATENCY)
+        latches = Signal(READ_LATENCY)
         last = Signal()
         m.d.comb += [
             *nest.take(self.instruction, row=n),

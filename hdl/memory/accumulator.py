@@ -7,19 +7,9 @@ from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY, aligning
 from weft.hdl.lib import ports
 from weft.hdl.lib.ports import ALIGNMENT_BITS
-
-
-def rmw_latency(config: Config) -> int:
-    """Cycles from a row at the `Accumulator.write` port until reads see it: a read granted then, or a row that adds
-    to it arriving then, finds the sum."""
-    return ports.READ_LATENCY + 1 + _aligning(config)
-
-
-def _aligning(config: Config) -> int:
-    """Cycles that it takes to choose what to shift, and to shift it."""
-    return 2 if config.softmax else 0
 
 
 def accumulator_write(config: Config) -> wiring.Signature:
@@ -105,7 +95,7 @@ class Accumulator(wiring.Component):
             ]
             # A register right behind the memory, as the memory alone takes half of a 100 MHz cycle.
             m.d.sync += output.eq(fetch.data)
-        read_banks = [Signal.like(read_bank, name=f"read_bank{stage}") for stage in range(ports.READ_LATENCY)]
+        read_banks = [Signal.like(read_bank, name=f"read_bank{stage}") for stage in range(READ_LATENCY)]
         m.d.sync += Cat(*read_banks).eq(Cat(read_bank, *read_banks))
         m.d.comb += self.read.data.eq(outputs[read_banks[-1]])
         return m
@@ -120,7 +110,7 @@ class Accumulator(wiring.Component):
         if config.softmax:
             alignment = self.write.alignment
             row = Cat(row, alignment[-1], Mux(alignment[-1], -alignment, alignment)[: ALIGNMENT_BITS - 1])
-        for stage in range(ports.READ_LATENCY):
+        for stage in range(READ_LATENCY):
             following_valid = Signal(name=f"valid{stage}")
             payload = Signal(len(row), name=f"payload{stage}", reset_less=True)
             m.d.sync += [following_valid.eq(valid), payload.eq(row)]
@@ -134,7 +124,7 @@ class Accumulator(wiring.Component):
         if config.softmax:
             small, amount = rest[-ALIGNMENT_BITS], rest[1 - ALIGNMENT_BITS :]
             sums = self._align(m, old, psums, small, amount)
-            for stage in range(_aligning(config)):
+            for stage in range(aligning(config)):
                 following_valid = Signal(name=f"aligned{stage}")
                 following_address = Signal.like(address, name=f"aligned_address{stage}", reset_less=True)
                 m.d.sync += [following_valid.eq(valid), following_address.eq(address)]

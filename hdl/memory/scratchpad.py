@@ -8,7 +8,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In
 
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.ports import READ_LATENCY, scratchpad_read, scratchpad_write
+from weft.hdl.isa.latencies import READ_LATENCY
+from weft.hdl.lib.ports import scratchpad_read, scratchpad_write
 
 
 def grants(valid: list[Value], bank: list[Value]) -> list[Value]:

@@ -10,9 +10,10 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.bus.burst import PAGE, BurstSplitter
 from weft.hdl.isa import BASES, SEMAPHORES, Store
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.lib.block_fifo import register_or_fifo
 from weft.hdl.lib.loopnest import LoopNest
-from weft.hdl.lib.ports import READ_LATENCY, bus_write, scratchpad_read, unit
+from weft.hdl.lib.ports import bus_write, scratchpad_read, unit
 from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.store.pack import Packer, vector_layout
 

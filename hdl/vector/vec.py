@@ -13,6 +13,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import BASES, PARAMETER_VECTORS, SEMAPHORES, Reduce, Source, Table, Vec
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
@@ -23,10 +24,6 @@ from weft.hdl.vector.requantise_serial import requantiser
 from weft.hdl.vector.vec_kinds import as_vec, is_kind, without_parameters
 from weft.hdl.vector.vec_nest import layouts, loop_nest
 from weft.hdl.vector.vec_softmax import VecSoftmax
-
-OVERHEAD = 23
-"""Cycles from accepting a `Vec` to accepting the next instruction, beyond one for each read that it issues and each
-element that is out of range, when no read is refused."""
 
 _HELD = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES}
 """Fields of an instruction that are needed until its last write, settings of the arithmetic apart; the loop nest keeps
@@ -116,7 +113,7 @@ class VecUnit(wiring.Component):
         granted = self._ask(m, held, queue, nest.load, requantise)
         self._fill(m, nest, held, queue, granted, softmax)
         arrival = granted
-        for stage in range(ports.READ_LATENCY):
+        for stage in range(READ_LATENCY):
             following = Signal(self._request, name=f"arrival_{stage}")
             m.d.sync += following.eq(arrival)
             arrival = following

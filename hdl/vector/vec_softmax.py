@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import BASES, Normalise, Softmax, Table, Vec
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.lib import ports
 from weft.hdl.lib.divide import RESULT, Divider
 from weft.hdl.lib.loopnest import LoopNest
@@ -18,7 +19,7 @@ from weft.hdl.vector.row_states import WRITTEN
 from weft.hdl.vector.softmax import SoftmaxPipe, vector_layout
 from weft.hdl.vector.vec_kinds import is_kind, row_strides, view
 
-CHOSEN = ports.READ_LATENCY + 2
+CHOSEN = READ_LATENCY + 2
 """Cycles from the grant of a read to the entry of requantisation."""
 _UNDER_WAY = 15
 """More vectors than can be between the loop nest and the write of their row state."""
@@ -275,7 +276,7 @@ class VecSoftmax(wiring.Component):
         ]
         m.d.comb += [getattr(divider, name).eq(settings[name]) for name in _NORMALISE_FIELDS[1:]]
         scaled = Mux(settings.scaled, self.alignment_read.data, 0)
-        m.d.comb += alignment.eq(delayed(m, scaled, CHOSEN - 1 - ports.READ_LATENCY))
+        m.d.comb += alignment.eq(delayed(m, scaled, CHOSEN - 1 - READ_LATENCY))
         with m.If(self.load):
             m.d.sync += row.eq(0)
         with m.Elif(divider.take):

@@ -19,13 +19,13 @@ from weft.hdl.isa import (
     places,
 )
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import DIVISION, READ_LATENCY, rmw_latency
 from weft.hdl.isa.memmap import Counter
-from weft.hdl.lib import divide, ports
+from weft.hdl.lib import divide
 from weft.hdl.lib.walk import Walk
 from weft.hdl.load import load, unpack
 from weft.hdl.matrix import mm_rows, mm_weights
 from weft.hdl.matrix.array import array_latency
-from weft.hdl.memory.accumulator import rmw_latency
 from weft.hdl.store import store
 from weft.hdl.vector import probabilities, requantise, row_states, vec_nest, vec_softmax
 
@@ -52,7 +52,7 @@ def parameters(config: Config) -> dict[str, int]:
         "scratchpad_size": config.scratchpad_size,
         "accumulator_size": config.accumulator_size,
         "word_bytes": WORD_BYTES,
-        "read_latency": ports.READ_LATENCY,
+        "read_latency": READ_LATENCY,
         "row_latency": mm_rows.ROW_LATENCY,
         "array_latency": array_latency(config),
         "rmw_latency": rmw_latency(config),
@@ -77,7 +77,7 @@ def parameters(config: Config) -> dict[str, int]:
         "under_way_most": vec_softmax._UNDER_WAY,
         "under_way_latency": vec_softmax.CHOSEN + max(row_states.WRITTEN + 1 - early, 0),
         "divider_lead": divide.LEAD,
-        "divider_steps": divide.STEPS,
+        "divider_steps": DIVISION,
         "divider_read": divide._READ,
         "divider_normalising": NORMALISING,
     }

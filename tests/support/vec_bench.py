@@ -14,7 +14,7 @@ from cocotb.utils import get_sim_time
 from support.softmax_model import half_even, wrap
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.ports import READ_LATENCY
+from weft.hdl.isa.latencies import READ_LATENCY
 from weft.sim.rtl.bench import bench_parameters
 
 BLOCKS = 8

@@ -7,7 +7,8 @@ from cocotb.triggers import FallingEdge
 from support.bench_start import start
 from support.softmax_model import divide, wrap
 
-from weft.hdl.lib.divide import LEAD, STEPS, Divider
+from weft.hdl.isa.latencies import DIVISION
+from weft.hdl.lib.divide import LEAD, Divider
 from weft.sim.rtl.bench import run_bench
 
 CORNERS = [
@@ -96,12 +97,12 @@ async def bench_random(dut):
 
 @cocotb.test()
 async def bench_throughput(dut):
-    """A division behind the other while sums need few shifts: STEPS cycles and one to start."""
+    """A division behind the other while sums need few shifts: DIVISION cycles and one to start."""
     bench = Bench(dut)
     await bench.begin()
     for size in (32, 31, 24):
         cycles = await bench.run([(1 << size) - 1] * 50, 40000, 3, -5, patience=0)
-        assert cycles <= 50 * (STEPS + 1) + 15
+        assert cycles <= 50 * (DIVISION + 1) + 15
 
 
 def test_divide():

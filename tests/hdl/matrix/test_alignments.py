@@ -9,7 +9,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
 
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.lib.ports import READ_LATENCY
+from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.matrix.alignments import Alignments
 from weft.sim.rtl.bench import bench_parameters, run_bench
 

@@ -18,10 +18,11 @@ from cocotb.triggers import FallingEdge, ReadOnly
 
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
 from weft.hdl.lib import ports
 from weft.hdl.matrix.alignments import Alignments
 from weft.hdl.matrix.mm import MmUnit
-from weft.hdl.memory.accumulator import Accumulator, rmw_latency
+from weft.hdl.memory.accumulator import Accumulator
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 LIMIT = 50_000
@@ -239,7 +240,7 @@ class Bench:
                 else [r for t in range(following.nt) for r in rows_of(following, config, t)]
             )
             expected.append((mm.signal, last, None if last in ahead else self.accumulator[last].copy()))
-        flying = {"a": deque([None] * ports.READ_LATENCY), "b": deque([None] * ports.READ_LATENCY)}
+        flying = {"a": deque([None] * READ_LATENCY), "b": deque([None] * READ_LATENCY)}
         events = {name: [] for name in ("row", "write", "stall_weights", "stall_port", "signal")}
         reads, waiting, cycle = {}, deque(program), 0
         while waiting or dut.busy.value:
@@ -267,7 +268,7 @@ class Bench:
                 dut.instruction__payload.value = int.from_bytes(waiting[0].encode(), "little")
             await ReadOnly()
             if mask and dut.read__ready.value and content is not None:
-                reads[cycle + ports.READ_LATENCY] = content
+                reads[cycle + READ_LATENCY] = content
             if offered and dut.instruction__ready.value:
                 waiting.popleft()
             for name in ("row", "write", "stall_weights", "stall_port"):
@@ -287,7 +288,7 @@ class Bench:
         self.dut.read__valid.value = 1
         for row in range(self.config.accumulator_size):
             self.dut.read__address.value = row
-            for _ in range(ports.READ_LATENCY):
+            for _ in range(READ_LATENCY):
                 await FallingEdge(self.dut.clk)
             rows.append(int(self.dut.read__data.value).to_bytes(4 * self.config.n, "little"))
         self.dut.read__valid.value = 0

@@ -11,8 +11,8 @@ from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
 
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.lib.ports import READ_LATENCY
-from weft.hdl.memory.accumulator import Accumulator, rmw_latency
+from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
+from weft.hdl.memory.accumulator import Accumulator
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 

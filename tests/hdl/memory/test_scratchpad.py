@@ -10,7 +10,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.lib.ports import READ_LATENCY
+from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.memory.scratchpad import Scratchpad
 from weft.sim.rtl.bench import run_bench
 

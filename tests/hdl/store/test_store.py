@@ -12,7 +12,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from weft.hdl.isa import Store
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.lib.ports import READ_LATENCY
+from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.store.store import StoreUnit
 from weft.sim.rtl.bench import bench_parameters, run_bench
 

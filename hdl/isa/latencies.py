@@ -1,0 +1,26 @@
+"""Latencies in cycles that more than one part of weft counts with: units keep them, tests hold the units to them, and
+the cycle model and the compiler's estimates are built on them.
+"""
+
+from __future__ import annotations
+
+from weft.hdl.isa.config import Config
+
+READ_LATENCY = 3
+"""From a granted read request to its data, for scratchpad and accumulator alike."""
+VEC_OVERHEAD = 23
+"""From accepting a `Vec` to accepting the next instruction of the queue, beyond one for each read that it issues and
+each element that is out of range, when no read is refused."""
+DIVISION = 8
+"""Of a division in the vector unit: two bits of the quotient, one of the product each."""
+
+
+def aligning(config: Config) -> int:
+    """Choosing which of a sum and a product to shift, and shifting it, on the way into the accumulator."""
+    return 2 if config.softmax else 0
+
+
+def rmw_latency(config: Config) -> int:
+    """From a row of products at the accumulator until reads see it: a read granted then, or a row that adds to it
+    arriving then, finds the sum. No tile of the array takes less, whatever its rows."""
+    return READ_LATENCY + 1 + aligning(config)
