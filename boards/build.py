@@ -108,7 +108,7 @@ def elaborate(board: Board, config: Config, clock: float, make: MakeTop = make_t
     plan = platform.prepare(Shell(board, make(board, config, actual, line.divisor), clock), "top")
     files = {name: plan.files[name] for name in ("top.il", f"top{family.constraints}")}
     if family.clock_constraint:
-        wanted = family.clock_constraint.format(family.wanted(actual) / 1e6)
+        wanted = family.clock_constraint.format(family.requested_clock(actual) / 1e6)
         files[f"top{family.constraints}"] += f"\n{wanted}\n"
     return Design(files, actual, line, sdram_eye(board, pll))
 
@@ -220,7 +220,7 @@ def _run(
         "macs_per_cycle": config.n * config.n,
         "peak_gops": 2 * config.n * config.n * facts["clock_hz"] / 1e9,
         "resources": usage(board, need, raw["utilization"]),
-        "timing": timing(raw, facts["clock_hz"], family.believed),
+        "timing": timing(raw, facts["clock_hz"], family.safe_clock),
         "notes": [*board.family.notes, *slower_line(board, facts["clock_hz"]), *notes],
         "seconds": {"synthesis": round(synthesis_seconds, 1), "total": round(time.monotonic() - began, 1)},
         "tools": flow.tool_versions(board.family),

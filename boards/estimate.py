@@ -1,4 +1,4 @@
-"""What a configuration will need on a board, before it is synthesised: small formulas, fitted to what synthesis says.
+"""What a configuration will need on a board, before it is synthesised: small formulas, fitted to synthesis results.
 
 The weights are in a JSON file next to the family's own, which ``benchmarks/boards.py fit`` writes. Their error is the
 greatest that is made on a configuration by weights that were fitted to all others. Where there are none, nothing is

@@ -98,7 +98,7 @@ class Family:
     Parameters
     ----------
     name : str
-        Of its file, and of that with its estimates.
+        Also the name of its file, and of the one with its estimates.
     packages : tuple of str
         Distributions whose versions decide the result, beside those that all families use.
     modules : tuple of str
@@ -125,9 +125,9 @@ class Family:
     notes : tuple of str
         What a reader must know about the numbers of a build.
     derating : float
-        The share of nextpnr's maximal clock to believe.
-    unknown : float
-        Seconds that a path may take longer than nextpnr says.
+        The share of nextpnr's maximal clock that a design is sure to reach.
+    extra_delay : float
+        Seconds that a path may take beyond what nextpnr says.
     clock_constraint : str
         A line for the constraints with a place for the clock in MHz, if nextpnr has to be told of it.
     falls_back : bool
@@ -149,17 +149,17 @@ class Family:
     models: tuple[str | Path, ...] = ()
     notes: tuple[str, ...] = ()
     derating: float = 1.0
-    unknown: float = 0.0
+    extra_delay: float = 0.0
     clock_constraint: str = ""
     falls_back: bool = True
 
-    def believed(self, reported: float) -> float:
+    def safe_clock(self, reported: float) -> float:
         """The clock in Hz that a design is sure to reach if nextpnr reports `reported`."""
-        return self.derating / (1 / reported + self.unknown)
+        return self.derating / (1 / reported + self.extra_delay)
 
-    def wanted(self, clock: float) -> float:
-        """What to ask nextpnr for, to get a clock in Hz."""
-        return 1 / (self.derating / clock - self.unknown)
+    def requested_clock(self, clock: float) -> float:
+        """The clock in Hz to ask nextpnr for, so that a design is sure to reach `clock`."""
+        return 1 / (self.derating / clock - self.extra_delay)
 
     def blocks(self, bits: int, words: int) -> int:
         """Block RAMs of a memory of `words` times `bits`."""

@@ -99,8 +99,9 @@ def place(board: Board, folder: Path, clock: float, seed: int, progress: Progres
             pace.tell(text.removeprefix("Info:").strip().rstrip("."))
 
     family = board.family
-    options = (*board.place, "--json", "top.json", "--seed", str(seed), "--freq", f"{family.wanted(clock) / 1e6:.3f}",
-               "--report", "timing.json", "--timing-allow-fail")  # fmt: skip
+    megahertz = f"{family.requested_clock(clock) / 1e6:.3f}"
+    options = (*board.place, "--json", "top.json", "--seed", str(seed), "--freq", megahertz, "--report", "timing.json",
+               "--timing-allow-fail")  # fmt: skip
     command = family.place(options, f"top{family.constraints}", f"top{family.routed}")
     run("nextpnr", command, folder, line)
 

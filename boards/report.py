@@ -38,16 +38,16 @@ def usage(board: Board, need: Resources, places: dict[str, dict[str, int]]) -> d
     return rows
 
 
-def timing(raw: dict[str, Any], clock: float, believed: Callable[[float], float]) -> dict[str, Any]:
+def timing(raw: dict[str, Any], clock: float, safe_clock: Callable[[float], float]) -> dict[str, Any]:
     """Clocks and critical path of nextpnr's report.
 
-    ``clocks``: the maximum of each in Hz as nextpnr says; ``fmax_hz``: what is `believed` of the slowest;
+    ``clocks``: the maximum of each in Hz as nextpnr says; ``fmax_hz``: `safe_clock` of the slowest;
     ``met``: whether that is at least `clock`; ``critical_path``: its steps.
     """
     clocks = {name.removeprefix("$glbnet$"): values["achieved"] * 1e6 for name, values in raw["fmax"].items()}
     # A design without a register to register path has no clock to speak of.
     slowest = min(raw["fmax"], key=lambda name: raw["fmax"][name]["achieved"], default=None)
-    fmax = believed(min(clocks.values())) if clocks else float("inf")
+    fmax = safe_clock(min(clocks.values())) if clocks else float("inf")
     paths = [
         path
         for path in raw["critical_paths"]

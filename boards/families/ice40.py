@@ -167,7 +167,7 @@ ICE40 = Family(
     # nextpnr takes 0.1 ns for set-up and for clock to output of DSP blocks. Project IceStorm's tables of the slow
     # corner (``timings_up5k.txt``, cell ``SB_MAC16_MUL_S_8X8_ALL_PIPELINE``) have 0.3 and 2.1 ns; inside, there are
     # registers on both sides.
-    unknown=2.4e-9,
+    extra_delay=2.4e-9,
     # Else nextpnr takes the PLL's clock, and stops where that is reached without what it does not know.
     clock_constraint="set_frequency clk {:.3f}",
     falls_back=False,

@@ -15,6 +15,7 @@ from cocotbext.axi import AxiLiteBus, AxiLiteRam
 from support.axi_models import channels, pauses
 from support.board_model import BoardModel
 from support.serial_models import CYCLE, Listener, disturb, send_bytes
+from support.unit_bench import stream_put
 
 from weft.boards.frames import END, ESC, PAYLOAD, Answer, Operation, Parser, Request, frame
 from weft.boards.framing import check_buffer
@@ -122,15 +123,8 @@ class Bench:
                 await RisingEdge(dut.clk)
                 dut.memory__written.value = 0
                 continue
-            dut.memory__read__valid.value = 1
-            dut.memory__read__payload.value = int.from_bytes(self.memory[address : address + width], "little")
-            while True:
-                await ReadOnly()
-                taken = bool(dut.memory__read__ready.value)
-                await RisingEdge(dut.clk)
-                if taken:
-                    break
-            dut.memory__read__valid.value = 0
+            word = int.from_bytes(self.memory[address : address + width], "little")
+            await stream_put(dut, "memory__read", word)
 
     async def send(self, payload: bytes) -> None:
         await send_bytes(self.dut.rx, disturb(payload, self.noise), self.bit)

@@ -15,6 +15,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, ReadOnly, RisingEdge, Timer
 from cocotb.utils import get_sim_time
 from support.serial_models import CYCLE, Listener, send_byte
+from support.unit_bench import stream_put
 
 from weft.boards.uart import Receiver, Transmitter, check_divisor
 from weft.sim.rtl.bench import bench_parameters, run_bench
@@ -125,15 +126,7 @@ async def bench_transmitter(dut: Any) -> None:
     for at, byte in enumerate(sent):
         if at > 50:
             await ClockCycles(dut.clk, random.randrange(30 * bench.divisor))
-        dut.send__valid.value = 1
-        dut.send__payload.value = byte
-        while True:
-            await ReadOnly()
-            ready = bool(dut.send__ready.value)
-            await RisingEdge(dut.clk)
-            if ready:
-                break
-        dut.send__valid.value = 0
+        await stream_put(dut, "send", byte)
     await Timer(12 * bench.bit, "ps")
     assert listener.bytes == sent
     assert listener.errors == 0

@@ -7,11 +7,11 @@ from collections import deque
 
 import cocotb
 import numpy as np
-from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
 from cocotb.utils import get_sim_time
 
 from support.softmax_model import half_even, wrap
+from support.unit_bench import PERIOD, start
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
@@ -19,7 +19,6 @@ from weft.sim.rtl.bench import bench_parameters
 
 BLOCKS = 8
 """Parameter blocks at the start of the scratchpad; the second half has shifts for scratchpad sources."""
-PERIOD = 2
 
 
 class Memory:
@@ -157,14 +156,7 @@ class Bench:
         self.stalls = 0
 
     async def start(self):
-        dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, PERIOD, "ns").start())
-        dut.instruction__valid.value = 0
-        dut.write__ready.value = 1
-        dut.rst.value = 1
-        for _ in range(3):
-            await RisingEdge(dut.clk)
-        dut.rst.value = 0
+        await start(self.dut, edge=RisingEdge, instruction__valid=0, write__ready=1)
         cocotb.start_soon(self.reads("accumulator", self.accumulator))
         cocotb.start_soon(self.reads("scratchpad", self.scratchpad))
         cocotb.start_soon(self.results())

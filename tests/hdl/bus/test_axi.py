@@ -6,10 +6,11 @@ import random
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam
-from support.axi_models import Steady, check_errors, pauses
+from support import unit_bench
+from support.axi_models import Steady, channels, check_errors, pauses
+from support.unit_bench import start, stream_get, stream_put
 
 from weft.hdl.bus.axi import AxiManager, readers
 from weft.hdl.isa.config import PRESETS, Config
@@ -18,42 +19,27 @@ from weft.sim.rtl.bench import bench_parameters, run_bench
 MEMORY_BYTES = 1 << 16
 
 
-class Bench:
+class Bench(unit_bench.Bench):
     """The memory behind `dut`, and drivers of its readers and its writer."""
 
     def __init__(self, dut, *, stall: float) -> None:
-        self.dut, self.stall = dut, stall
-        config = Config.from_dict(bench_parameters()["config"])
-        self.width, self.readers = config.bus_bytes, list(readers(config))
-        self.confirmed = self.read_beats = self.write_beats = self.errors = self.cycle = 0
+        super().__init__(dut, stall=stall)
+        self.width, self.readers = self.config.bus_bytes, list(readers(self.config))
+        self.confirmed = self.read_beats = self.write_beats = self.errors = 0
         self.first_beat: dict[str, int] = {}
         self.last_beat: dict[str, int] = {}
 
     async def start(self) -> None:
         dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        for name in self.readers:
-            getattr(dut, f"{name}__request__valid").value = 0
-            getattr(dut, f"{name}__beat__ready").value = 0
-        dut.store__request__valid.value = 0
-        dut.store__beat__valid.value = 0
         dut.rst.value = 1
         self.ram = AxiRam(AxiBus.from_prefix(dut, "axi_"), dut.clk, dut.rst, size=MEMORY_BYTES)
         self.contents = bytearray(random.randbytes(MEMORY_BYTES))
         self.ram.write(0, bytes(self.contents))
-        for _ in range(4):
-            await RisingEdge(dut.clk)
-        dut.rst.value = 0
+        silent = {f"{name}__{end}": 0 for name in self.readers for end in ("request__valid", "beat__ready")}
+        await super().start(store__request__valid=0, store__beat__valid=0, **silent)
         await RisingEdge(dut.clk)
         if self.stall:
-            write, read = self.ram.write_if, self.ram.read_if
-            for channel in (
-                write.aw_channel,
-                write.w_channel,
-                write.b_channel,
-                read.ar_channel,
-                read.r_channel,
-            ):
+            for channel in channels(self.ram):
                 channel.set_pause_generator(pauses(self.stall))
         cocotb.start_soon(self._watch())
 
@@ -69,52 +55,22 @@ class Bench:
             self.errors += int(dut.error.value)
             steady.check()
             await RisingEdge(dut.clk)
-            self.cycle += 1
-
-    def stalls(self) -> bool:
-        return random.random() < self.stall
-
-    async def send(self, port: str, payload: int) -> None:
-        """Transfer `payload` over the stream `port`."""
-        dut = self.dut
-        while self.stalls():
-            await RisingEdge(dut.clk)
-        getattr(dut, f"{port}__valid").value = 1
-        getattr(dut, f"{port}__payload").value = payload
-        while True:
-            await ReadOnly()
-            taken = bool(getattr(dut, f"{port}__ready").value)
-            await RisingEdge(dut.clk)
-            if taken:
-                break
-        getattr(dut, f"{port}__valid").value = 0
 
     async def read(self, name: str, requests: list[tuple[int, int]]) -> None:
         """Read all `requests` (address, beats) through reader `name` and compare with memory."""
         cocotb.start_soon(self._ask(name, requests))
-        dut = self.dut
-        for address, beats in requests:
-            for k in range(beats):
-                while True:
-                    getattr(dut, f"{name}__beat__ready").value = not self.stalls()
-                    await ReadOnly()
-                    taken = (
-                        getattr(dut, f"{name}__beat__valid").value
-                        and getattr(dut, f"{name}__beat__ready").value
-                    )
-                    value = int(getattr(dut, f"{name}__beat__payload").value) if taken else 0
-                    await RisingEdge(dut.clk)
-                    if taken:
-                        break
-                self.first_beat.setdefault(name, self.cycle)
-                self.last_beat[name] = self.cycle
-                start = address + k * self.width
-                assert value.to_bytes(self.width, "little") == self.contents[start : start + self.width]
-        getattr(dut, f"{name}__beat__ready").value = 0
+        words = stream_get(self.dut, f"{name}__beat", self.stalls)
+        for at in (address + k * self.width for address, beats in requests for k in range(beats)):
+            (value,) = await anext(words)
+            self.first_beat.setdefault(name, self.cycle)
+            self.last_beat[name] = self.cycle
+            assert value.to_bytes(self.width, "little") == self.contents[at : at + self.width]
+        await RisingEdge(self.dut.clk)
+        getattr(self.dut, f"{name}__beat__ready").value = 0
 
     async def _ask(self, name: str, requests: list[tuple[int, int]]) -> None:
         for address, beats in requests:
-            await self.send(f"{name}__request", address | beats << 32)
+            await stream_put(self.dut, f"{name}__request", address | beats << 32, self.stalls)
 
     async def write(self, requests: list[tuple[int, int]]) -> None:
         """Write random beats with random strobes, into the model of memory as well."""
@@ -127,7 +83,7 @@ class Bench:
                     if strobe >> byte & 1:
                         self.contents[address + k * width + byte] = data[byte]
                 payload = int.from_bytes(data, "little") | strobe << 8 * width | (k == beats - 1) << 9 * width
-                await self.send("store__beat", payload)
+                await stream_put(self.dut, "store__beat", payload, self.stalls)
 
 
 def random_requests(width: int, count: int, low: int, high: int) -> list[tuple[int, int]]:
@@ -204,10 +160,12 @@ async def bench_full_rate(dut):
 @cocotb.test()
 async def bench_errors(dut):
     """Every response other than OKAY is reported, once."""
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    for name in readers(Config.from_dict(bench_parameters()["config"])):
-        getattr(dut, f"{name}__request__valid").value = 0
-        getattr(dut, f"{name}__beat__ready").value = 1
+    names = readers(Config.from_dict(bench_parameters()["config"]))
+    await start(
+        dut,
+        **{f"{name}__request__valid": 0 for name in names},
+        **{f"{name}__beat__ready": 1 for name in names},
+    )
     await check_errors(dut)
 
 

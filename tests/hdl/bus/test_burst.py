@@ -6,8 +6,8 @@ import random
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
+from support.unit_bench import start
 
 from weft.hdl.bus.burst import BurstSplitter
 from weft.hdl.isa.config import PRESETS, Config
@@ -63,19 +63,15 @@ def expected(runs, width, block):
     return result
 
 
-async def start(dut):
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.run__valid.value = 0
-    dut.rst.value = 1
-    await RisingEdge(dut.clk)
-    dut.rst.value = 0
+async def begin(dut):
+    await start(dut, edge=RisingEdge, run__valid=0)
     values = bench_parameters()
     return Config.from_dict(values["config"]).bus_bytes, values["block"]
 
 
 @cocotb.test()
 async def bench_cover(dut):
-    width, block = await start(dut)
+    width, block = await begin(dut)
     page = block * width
     runs = [
         (0, 1),
@@ -100,7 +96,7 @@ async def bench_cover(dut):
 
 @cocotb.test()
 async def bench_a_burst_per_cycle(dut):
-    width, _ = await start(dut)
+    width, _ = await begin(dut)
     got, cycles = await split(dut, [(k * width, width) for k in range(64)], stall=0.0)
     assert len(got) == 64
     assert cycles <= 66

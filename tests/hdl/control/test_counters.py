@@ -7,7 +7,7 @@ from typing import Any
 
 import cocotb
 from cocotb.triggers import FallingEdge
-from support.bench_start import start
+from support.unit_bench import start
 
 from weft.hdl.control.counters import WORDS, Counters
 from weft.hdl.isa.memmap import Counter

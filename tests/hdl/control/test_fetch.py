@@ -8,7 +8,7 @@ from typing import Any
 import cocotb
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
-from support.bench_start import start
+from support.unit_bench import start
 
 from weft.hdl.control.fetch import Fetch, queue_kinds
 from weft.hdl.isa import INSTRUCTIONS, End, Opcode, Queue

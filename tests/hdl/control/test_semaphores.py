@@ -9,7 +9,7 @@ from typing import Any
 import cocotb
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
-from support.bench_start import start
+from support.unit_bench import start
 
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import (

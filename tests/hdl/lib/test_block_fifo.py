@@ -9,7 +9,7 @@ from typing import Any
 import cocotb
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
-from support.bench_start import start
+from support.unit_bench import start
 
 from weft.hdl.lib.block_fifo import BlockFifo
 from weft.sim.rtl.bench import bench_parameters, run_bench

@@ -4,8 +4,8 @@ import random
 
 import cocotb
 from cocotb.triggers import FallingEdge
-from support.bench_start import start
 from support.softmax_model import divide, wrap
+from support.unit_bench import start
 
 from weft.hdl.isa.latencies import DIVISION
 from weft.hdl.lib.divide import LEAD, Divider

@@ -8,8 +8,8 @@ import random
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
+from support.unit_bench import start
 
 from weft.hdl.lib.loopnest import LoopNest
 from weft.sim.rtl.bench import bench_parameters, run_bench
@@ -86,11 +86,7 @@ async def bench_closed_form(dut):
     trackers = {
         name: (width, {k: own[k] for k in loops if k in own}) for name, (width, own) in trackers.items()
     }
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.rst.value, dut.load.value, dut.step.value = 1, 0, 0
-    await FallingEdge(dut.clk)
-    dut.rst.value = 0
-    await FallingEdge(dut.clk)
+    await start(dut, load=0, step=0)
     assert not dut.active.value
     cases = [Case(loops, trackers) for _ in range(80)]
     cases[0].drive(dut)

@@ -7,7 +7,7 @@ from typing import Any
 
 import cocotb
 from cocotb.triggers import FallingEdge, ReadOnly
-from support.bench_start import start
+from support.unit_bench import start
 
 from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.sim.rtl.bench import run_bench

@@ -9,19 +9,16 @@ import struct
 import cocotb
 import numpy as np
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
+from support import unit_bench
+from support.unit_bench import stream_get, stream_put
 
 from weft.hdl.isa import Load
-from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS
 from weft.hdl.load.load import LoadUnit
-from weft.sim.rtl.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import run_bench
 
 MEMORY_BYTES = 1 << 17
-
-
-def config() -> Config:
-    return Config.from_dict(bench_parameters()["config"])
 
 
 def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, list[bytes]]:
@@ -56,11 +53,12 @@ def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int
     return out
 
 
-class Bench:
-    """Drives a `LoadUnit`: memory behind the bus, a scratchpad that records, and stalls with probability `stall`."""
+class Bench(unit_bench.Bench):
+    """A `LoadUnit` with memory behind the bus and a scratchpad that records."""
 
     def __init__(self, dut, *, stall: float, latency: int = 0) -> None:
-        self.dut, self.config, self.stall, self.latency = dut, config(), stall, latency
+        super().__init__(dut, stall=stall)
+        self.latency = latency
         self.memory = np.frombuffer(random.randbytes(MEMORY_BYTES), np.int8).copy()
         self.bases = [random.randrange(20000, 60000) for _ in range(8)]
         self.bases[4:] = [base & ~3 for base in self.bases[4:]]  # those of page tables
@@ -68,110 +66,54 @@ class Bench:
         self.signals: list[tuple[int, int]] = []  # cycle, mask
         # First cycle, address of beats to be returned.
         self.beats: dict[str, list[tuple[int, int]]] = {"bus": [], "page": []}
-        self.cycle = 0
 
     async def start(self) -> None:
-        dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        dut.bases.value = sum(base << 32 * index for index, base in enumerate(self.bases))
-        dut.instruction__valid.value = 0
-        dut.rst.value = 1
-        for _ in range(3):
-            await RisingEdge(dut.clk)
-        dut.rst.value = 0
-        for part in (self._time, self._scratchpad):
-            cocotb.start_soon(part())
+        bases = sum(base << 32 * index for index, base in enumerate(self.bases))
+        await super().start(bases=bases, instruction__valid=0)
+        for each in (self._signals(), self._scratchpad()):
+            cocotb.start_soon(each)
         for bus in ("bus", "page") if self.config.softmax else ("bus",):
             cocotb.start_soon(self._requests(bus))
             cocotb.start_soon(self._beats(bus))
 
-    def stalls(self) -> bool:
-        return random.random() < self.stall
-
-    async def _time(self) -> None:
-        while True:
-            await RisingEdge(self.dut.clk)
-            self.cycle += 1
-
     async def _requests(self, bus: str) -> None:
-        dut, width = self.dut, self.config.bus_bytes
-        valid, ready, payload = (
-            getattr(dut, f"{bus}__request__{name}") for name in ("valid", "ready", "payload")
-        )
-        while True:
-            ready.value = not self.stalls()
-            await ReadOnly()
-            if valid.value and ready.value:
-                word = int(payload.value)
-                address, beats = word & 0xFFFFFFFF, word >> 32
-                assert 1 <= beats <= 256
-                assert address % width == 0
-                assert address // 4096 == (address + beats * width - 1) // 4096
-                self.beats[bus] += [(self.cycle + self.latency, address + k * width) for k in range(beats)]
-            await RisingEdge(dut.clk)
+        width = self.config.bus_bytes
+        async for address, beats in self.requests(f"{bus}__request"):
+            self.beats[bus] += [(self.cycle + self.latency, address + k * width) for k in range(beats)]
 
     async def _beats(self, bus: str) -> None:
-        dut, width, waiting = self.dut, self.config.bus_bytes, self.beats[bus]
-        valid, ready, payload = (
-            getattr(dut, f"{bus}__beat__{name}") for name in ("valid", "ready", "payload")
-        )
+        width, waiting = self.config.bus_bytes, self.beats[bus]
         while True:
-            comes = bool(waiting) and waiting[0][0] < self.cycle and not self.stalls()
-            valid.value = comes
-            if comes:
-                address = waiting[0][1]
-                payload.value = int.from_bytes(self.memory[address : address + width].tobytes(), "little")
-                while True:
-                    await ReadOnly()
-                    taken = bool(ready.value)
-                    assert taken or bus == "bus", "an entry of a page table must not wait"
-                    await RisingEdge(dut.clk)
-                    if taken:
-                        break
-                waiting.pop(0)
-            else:
-                await RisingEdge(dut.clk)
+            if not waiting or waiting[0][0] >= self.cycle or self.stalls():
+                await RisingEdge(self.dut.clk)
+                continue
+            address, began = waiting[0][1], self.cycle
+            beat = int.from_bytes(self.memory[address : address + width].tobytes(), "little")
+            await stream_put(self.dut, f"{bus}__beat", beat)
+            assert bus == "bus" or self.cycle == began + 1, "an entry of a page table must not wait"
+            waiting.pop(0)
 
     async def _scratchpad(self) -> None:
-        dut = self.dut
+        async for address, data in stream_get(self.dut, "scratchpad", self.stalls, ("address", "data")):
+            self.writes.append((self.cycle, address, data.to_bytes(self.config.n, "little")))
+
+    async def _signals(self) -> None:
         while True:
-            dut.scratchpad__ready.value = not self.stalls()
             await ReadOnly()
-            if dut.scratchpad__valid.value and dut.scratchpad__ready.value:
-                vector = int(dut.scratchpad__data.value).to_bytes(self.config.n, "little")
-                self.writes.append((self.cycle, int(dut.scratchpad__address.value), vector))
-            if mask := int(dut.signal.value):
+            if mask := int(self.dut.signal.value):
                 self.signals.append((self.cycle, mask))
-            await RisingEdge(dut.clk)
+            await RisingEdge(self.dut.clk)
 
     async def run(self, ops: list[Load], *, pause: bool = False) -> None:
         """Issue `ops`, wait until the unit is idle, and check every vector and the signals in between."""
-        dut, n = self.dut, self.config.n
         self.writes.clear()
         self.signals.clear()
-        for op in ops:
-            while pause and self.stalls():
-                await RisingEdge(dut.clk)
-            dut.instruction__valid.value = 1
-            dut.instruction__payload.value = int.from_bytes(op.encode(), "little")
-            while True:
-                await ReadOnly()
-                taken = bool(dut.instruction__ready.value)
-                await RisingEdge(dut.clk)
-                if taken:
-                    break
-            dut.instruction__valid.value = 0
-        expected = [unpacked(op, self.memory, self.bases, n) for op in ops]
+        expected = [unpacked(op, self.memory, self.bases, self.config.n) for op in ops]
         vectors = sum(len(values) for each in expected for values in each.values())
-        beats = sum(op.rows * -(-op.length // n) * (op.run // self.config.bus_bytes + 2) for op in ops)
-        for _ in range(1000 + int(10 / (1.001 - self.stall)) * (vectors + beats)):
-            await RisingEdge(dut.clk)
-            await ReadOnly()
-            if not dut.busy.value:
-                break
-        else:
-            raise AssertionError("the unit does not become idle")
-        await RisingEdge(dut.clk)
+        beats = sum(
+            op.rows * -(-op.length // self.config.n) * (op.run // self.config.bus_bytes + 2) for op in ops
+        )
+        await self.execute(ops, 1000 + int(10 / (1.001 - self.stall)) * (vectors + beats), pause=pause)
         assert [mask for _, mask in self.signals] == [op.signal for op in ops]
         assert not any(self.beats.values()), "beats were left on the bus"
         begin = 0

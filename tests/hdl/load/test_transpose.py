@@ -7,8 +7,8 @@ import random
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly
+from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.load.transpose import Transposer
@@ -110,18 +110,10 @@ async def run(dut, config: Config, operations: list[Operation], *, pause: float,
     return cycles
 
 
-async def start(dut) -> Config:
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.vector__valid.value = dut.scratchpad__ready.value = 0
-    dut.rst.value = 1
-    await FallingEdge(dut.clk)
-    dut.rst.value = 0
-    return Config.from_dict(bench_parameters()["config"])
-
-
 @cocotb.test()
 async def bench_random(dut):
-    config = await start(dut)
+    config = Config.from_dict(bench_parameters()["config"])
+    await start(dut, vector__valid=0, scratchpad__ready=0)
     for _ in range(20):
         pause, refuse = random.choice([0, 0.3, 0.8]), random.choice([0, 0.3, 0.8])
         operations = [random_operation(config) for _ in range(10)]
@@ -131,7 +123,8 @@ async def bench_random(dut):
 @cocotb.test()
 async def bench_full_rate(dut):
     """A vector a cycle, from one group and from one instruction to the next; others leave a cycle after they come."""
-    config = await start(dut)
+    config = Config.from_dict(bench_parameters()["config"])
+    await start(dut, vector__valid=0, scratchpad__ready=0)
     n = config.n
     for transpose in (True, False):
         operations = [random_operation(config) for _ in range(8)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
+from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.latencies import READ_LATENCY
@@ -17,8 +17,7 @@ from weft.sim.rtl.bench import bench_parameters, run_bench
 @cocotb.test()
 async def bench_alignments(dut):
     size = bench_parameters()["size"]
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.rst.value = 0
+    await start(dut)
     model: dict[int, int] = {}
     expected: dict[tuple[int, str], int] = {}
     checks = 0

@@ -7,9 +7,9 @@ import random
 import cocotb
 import numpy as np
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
 from support.families import models, multipliers
+from support.unit_bench import start
 
 from weft.hdl.isa.config import Config
 from weft.hdl.matrix.array import Array
@@ -56,10 +56,7 @@ async def bench_array(dut):
     config = Config.from_dict(bench_parameters()["config"])
     n, latency, width = config.n, bench_parameters()["latency"], config.widths.activation
     low, high = (-255, 255) if config.wide_activations else (-128, 127)
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.rst.value = 1
-    await FallingEdge(dut.clk)
-    dut.rst.value = 0
+    await start(dut)
     rows, words, results, starts = schedule(n, 60, low, high)
     for cycle in range(max(rows) + latency + 1):
         dut.a.value = pack(rows[cycle], width) if cycle in rows else random.getrandbits(width * n)

@@ -13,8 +13,8 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly
+from support.unit_bench import start
 
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS, Config
@@ -200,12 +200,7 @@ class Bench:
 
     async def reset(self) -> None:
         dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        dut.instruction__valid.value = dut.a__ready.value = dut.read__valid.value = 0
-        dut.b__ready.value = dut.rst.value = 1
-        await FallingEdge(dut.clk)
-        dut.rst.value = 0
-        await FallingEdge(dut.clk)
+        await start(dut, instruction__valid=0, a__ready=0, read__valid=0, b__ready=1)
         self.accumulator = await self.contents()  # left over from the bench before
         if self.config.softmax:
             dut.write_alignment__valid.value = 1

@@ -5,8 +5,8 @@ import numpy as np
 from amaranth.hdl import Cat, Const, Module, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
-from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
+from support.unit_bench import start
 
 from weft.boards.families.ecp5 import ECP5, mult18x18d
 from weft.hdl.matrix.pe_pairs import SPLIT, PackedRow
@@ -79,11 +79,7 @@ class AllProducts(wiring.Component):
 
 @cocotb.test()
 async def bench_all_products(dut):
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.rst.value = 1
-    for _ in range(2):
-        await RisingEdge(dut.clk)
-    dut.rst.value = 0
+    await start(dut)
     await RisingEdge(dut.done)
     assert int(dut.checked.value) == TILES * ACTIVATIONS
     assert int(dut.wrong.value) == 0

@@ -7,8 +7,8 @@ import random
 import cocotb
 import numpy as np
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
+from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.latencies import READ_LATENCY, rmw_latency
@@ -22,12 +22,6 @@ class Model:
     def __init__(self, config: Config) -> None:
         self.rows = np.zeros((config.accumulator_size, config.n), np.int32)
         self.visible = [0] * config.accumulator_size
-
-
-def start(dut) -> Config:
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.write__valid.value = dut.read__valid.value = dut.rst.value = 0
-    return Config.from_dict(bench_parameters()["config"])
 
 
 def row(word: int, n: int) -> list[int]:
@@ -76,7 +70,8 @@ class Writer:
 
 @cocotb.test()
 async def bench_add_and_read(dut):
-    config = start(dut)
+    config = Config.from_dict(bench_parameters()["config"])
+    await start(dut, write__valid=0, read__valid=0)
     model = Model(config)
     writer = Writer(dut, config, model)
     size, depth = config.accumulator_size, config.accumulator_depth
@@ -119,7 +114,8 @@ async def bench_add_and_read(dut):
 @cocotb.test()
 async def bench_full_rate(dut):
     """A tile of rows every cycle, added to again and again, while the other bank is read without a refusal."""
-    config = start(dut)
+    config = Config.from_dict(bench_parameters()["config"])
+    await start(dut, write__valid=0, read__valid=0)
     latency = rmw_latency(config)
     model = Model(config)
     writer = Writer(dut, config, model)
@@ -153,7 +149,8 @@ async def bench_full_rate(dut):
 @cocotb.test()
 async def bench_shift_extremes(dut):
     """Contents at both ends of int32, where rounding must not overflow: reached by adding, the only way there is."""
-    config = start(dut)
+    config = Config.from_dict(bench_parameters()["config"])
+    await start(dut, write__valid=0, read__valid=0)
     if not config.softmax:
         return
     model = Model(config)

@@ -6,8 +6,8 @@ import random
 
 import cocotb
 import numpy as np
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
+from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.latencies import READ_LATENCY
@@ -36,8 +36,7 @@ def expected_grants(wants, banks):
 @cocotb.test()
 async def bench_random_clients(dut):
     """All clients at random on few addresses, so that banks and addresses collide often."""
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.rst.value = 0
+    await start(dut)
     memory = np.zeros(CONFIG.scratchpad_size, dtype=object)
     due: list[dict[int, tuple[int, set[int]]]] = [{} for _ in range(READERS)]
     refused = [0] * READERS

@@ -7,10 +7,10 @@ from typing import Any
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
-from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
+from cocotb.triggers import FallingEdge, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam
 from support.axi_models import Steady, channels, check_errors, pauses
+from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.mover import Mover
@@ -37,15 +37,11 @@ class Bench:
 
     async def start(self) -> None:
         dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        for name in (*STROBES, "word_taken", "value", "column_byte"):
-            getattr(dut, name).value = 0
         dut.rst.value = 1
         self.ram = AxiRam(AxiBus.from_prefix(dut, "axi_"), dut.clk, dut.rst, size=BYTES)
         self.contents = bytearray(random.randbytes(BYTES))
         self.ram.write(0, bytes(self.contents))
-        await ClockCycles(dut.clk, 3)
-        dut.rst.value = 0
+        await start(dut, **dict.fromkeys((*STROBES, "word_taken", "value", "column_byte"), 0))
         if self.stall:
             for channel in channels(self.ram):
                 channel.set_pause_generator(pauses(self.stall))
@@ -280,9 +276,7 @@ async def bench_writes(dut: Any, stall: float) -> None:
 
 @cocotb.test()
 async def bench_errors(dut: Any) -> None:
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    for name in STROBES:
-        getattr(dut, name).value = 0
+    await start(dut, **dict.fromkeys(STROBES, 0))
     await check_errors(dut)
 
 

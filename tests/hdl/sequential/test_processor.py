@@ -8,7 +8,6 @@ from typing import Any
 import cocotb
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
-from support.bench_start import start
 from support.processor_model import (
     CONSTANTS,
     EXTREMES,
@@ -20,6 +19,7 @@ from support.processor_model import (
     RandomProgram,
     Units,
 )
+from support.unit_bench import start
 
 from weft.hdl.sequential.micro import Condition, MemoryOut, Out, Port
 from weft.hdl.sequential.processor import Processor

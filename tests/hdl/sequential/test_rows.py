@@ -10,8 +10,8 @@ import cocotb
 import numpy as np
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
-from support.bench_start import start
 from support.families import models, multipliers
+from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.rows import Rows

@@ -7,8 +7,8 @@ from typing import Any
 
 import cocotb
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
+from support.unit_bench import start
 
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential.scratchpad import Scratchpad
@@ -22,8 +22,7 @@ async def bench_random(dut: Any) -> None:
     """Vectors are made, written whole or as columns, and read, in any order, on few addresses."""
     config = Config.from_dict(bench_parameters()["config"])
     n, size = config.n, config.scratchpad_size
-    cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-    dut.rst.value = 0
+    await start(dut)
     memory, made, vector = {}, bytes(n), None
     addresses = [0, 1, 2, size // 2 + 1, size - 1]
     for address in addresses:

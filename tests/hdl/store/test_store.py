@@ -7,14 +7,15 @@ import random
 import cocotb
 import numpy as np
 import pytest
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
+from support import unit_bench
+from support.unit_bench import stream_get
 
 from weft.hdl.isa import Store
-from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.store.store import StoreUnit
-from weft.sim.rtl.bench import bench_parameters, run_bench
+from weft.sim.rtl.bench import run_bench
 
 MEMORY_BYTES = 1 << 17
 
@@ -31,12 +32,12 @@ def stored(op: Store, memory: np.ndarray, scratchpad: np.ndarray, bases: list[in
             memory[start : start + op.length] = scratchpad[vectors % size].reshape(-1)[: op.length]
 
 
-class Bench:
-    """Drives a `StoreUnit`: memory behind the bus, a scratchpad, and stalls with probability `stall`."""
+class Bench(unit_bench.Bench):
+    """A `StoreUnit` with memory behind the bus, and a scratchpad."""
 
     def __init__(self, dut, *, stall: float, latency: int = 0) -> None:
-        self.dut, self.stall, self.latency = dut, stall, latency
-        self.config = Config.from_dict(bench_parameters()["config"])
+        super().__init__(dut, stall=stall)
+        self.latency = latency
         self.memory = np.frombuffer(random.randbytes(MEMORY_BYTES), np.int8).copy()
         shape = (self.config.scratchpad_size, self.config.n)
         self.scratchpad = np.frombuffer(random.randbytes(shape[0] * shape[1]), np.int8).reshape(shape)
@@ -46,56 +47,31 @@ class Bench:
         self.beats: list[int] = []  # cycles
         self.signals: list[int] = []
         self.unconfirmed: list[tuple[int, int]] = []  # signal, bursts not confirmed before it
-        self.requested = self.confirmed = self.cycle = 0
+        self.requested = self.confirmed = 0
 
     async def start(self) -> None:
-        dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        dut.bases.value = sum(base << 32 * index for index, base in enumerate(self.bases))
-        dut.instruction__valid.value = 0
-        dut.bus__confirmed.value = 0
-        dut.rst.value = 1
-        for _ in range(3):
-            await RisingEdge(dut.clk)
-        dut.rst.value = 0
-        for part in (self._requests, self._beats, self._confirms, self._scratchpad):
-            cocotb.start_soon(part())
-
-    def stalls(self) -> bool:
-        return random.random() < self.stall
+        bases = sum(base << 32 * index for index, base in enumerate(self.bases))
+        await super().start(bases=bases, instruction__valid=0, bus__confirmed=0)
+        for each in (self._requests(), self._beats(), self._confirms(), self._scratchpad()):
+            cocotb.start_soon(each)
 
     async def _requests(self) -> None:
-        dut, width = self.dut, self.config.bus_bytes
-        while True:
-            dut.bus__request__ready.value = not self.stalls()
-            await ReadOnly()
-            if dut.bus__request__valid.value and dut.bus__request__ready.value:
-                word = int(dut.bus__request__payload.value)
-                address, beats = word & 0xFFFFFFFF, word >> 32
-                assert 1 <= beats <= 256
-                assert address % width == 0
-                assert address // 4096 == (address + beats * width - 1) // 4096
-                self.bursts.append((address, beats))
-                self.requested += 1
-            await RisingEdge(dut.clk)
-            self.cycle += 1
+        async for burst in self.requests("bus__request"):
+            self.bursts.append(burst)
+            self.requested += 1
 
     async def _beats(self) -> None:
-        dut, width = self.dut, self.config.bus_bytes
+        width = self.config.bus_bytes
         address = left = 0
-        while True:
-            dut.bus__beat__ready.value = not self.stalls()
-            await ReadOnly()
-            if dut.bus__beat__valid.value and dut.bus__beat__ready.value:
-                if left == 0:
-                    assert self.bursts, "a beat came before its request"
-                    address, left = self.bursts.pop(0)
-                self._write(address, int(dut.bus__beat__payload.value), last=left == 1)
-                self.beats.append(self.cycle)
-                address, left = address + width, left - 1
-                if left == 0:
-                    self.confirms.append(self.cycle + self.latency)
-            await RisingEdge(dut.clk)
+        async for (beat,) in stream_get(self.dut, "bus__beat", self.stalls):
+            if left == 0:
+                assert self.bursts, "a beat came before its request"
+                address, left = self.bursts.pop(0)
+            self._write(address, beat, last=left == 1)
+            self.beats.append(self.cycle)
+            address, left = address + width, left - 1
+            if left == 0:
+                self.confirms.append(self.cycle + self.latency)
 
     def _write(self, address: int, beat: int, *, last: bool) -> None:
         width = self.config.bus_bytes
@@ -134,39 +110,20 @@ class Bench:
 
     async def run(self, ops: list[Store], *, pause: bool = False) -> None:
         """Issue `ops`, wait until the unit is idle, and check memory and signals."""
-        dut = self.dut
         self.signals.clear()
         self.beats.clear()
         self.unconfirmed.clear()
         expected = self.memory.copy()
         for op in ops:
             stored(op, expected, self.scratchpad, self.bases)
-        for op in ops:
-            while pause and self.stalls():
-                await RisingEdge(dut.clk)
-            dut.instruction__valid.value = 1
-            dut.instruction__payload.value = int.from_bytes(op.encode(), "little")
-            while True:
-                await ReadOnly()
-                taken = bool(dut.instruction__ready.value)
-                await RisingEdge(dut.clk)
-                if taken:
-                    break
-            dut.instruction__valid.value = 0
         beats = sum(op.rows * op.pixels * (op.length // self.config.n + 3) for op in ops)
-        for _ in range(1000 + int((10 + self.latency) / (1.001 - self.stall)) * beats):
-            await RisingEdge(dut.clk)
-            await ReadOnly()
-            if not dut.busy.value:
-                break
-        else:
-            raise AssertionError("the unit does not become idle")
+        limit = 1000 + int((10 + self.latency) / (1.001 - self.stall)) * beats
+        await self.execute(ops, limit, pause=pause)
         assert self.signals == [op.signal for op in ops]
         assert self.unconfirmed[-1][1] == 0, "signalled before memory confirmed all bursts"
         assert self.requested == self.confirmed, "idle before memory confirmed all bursts"
         wrong = np.flatnonzero(self.memory != expected)
         assert not len(wrong), f"{ops}: {len(wrong)} bytes differ, the first at {wrong[0]}"
-        await RisingEdge(dut.clk)
 
 
 CASES = {

@@ -5,10 +5,10 @@ import random
 import cocotb
 import pytest
 from amaranth.hdl import unsigned
-from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
 from cocotb.utils import get_sim_time
 from support.families import multipliers
+from support.unit_bench import PERIOD, start
 
 from weft.hdl.isa import Reduce
 from weft.hdl.isa.config import PRESETS
@@ -18,7 +18,6 @@ from weft.sim.rtl.bench import bench_parameters, run_bench
 
 CONFIG = PRESETS["small"].replace(lanes=4)
 TAG_BITS = 12
-PERIOD = 2
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -154,12 +153,7 @@ class Bench:
         self.serial = bench_parameters()["serial"]
 
     async def start(self):
-        cocotb.start_soon(Clock(self.dut.clk, PERIOD, "ns").start())
-        self.dut.valid.value = 0
-        self.dut.rst.value = 1
-        await RisingEdge(self.dut.clk)
-        await RisingEdge(self.dut.clk)
-        self.dut.rst.value = 0
+        await start(self.dut, edge=RisingEdge, valid=0)
         cocotb.start_soon(self.check())
 
     def pack(self, values, width):
