@@ -90,7 +90,7 @@ def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
     most_moved = plain.run(feeds, on="timing", bandwidth=config.bus_bytes).report["dram_bytes"]
     for output, value in plain.run(feeds).outputs.items():
         assert np.array_equal(outputs[output], value), f"{output} of {name} depends on what stays on chip"
-    placed = [place for _, kind, place, _ in program.placement if kind not in LINKS]
+    placed = [place for _, kind, place, _ in program.assignment if kind not in LINKS]
     total, wrong, most = differences(model, feeds, config, rtl)
     return (
         f"| {name} | {placed.count('device')} of {len(placed)} | {report['macs'] / 1e6:,.0f} M | {compiled:.1f} "

@@ -64,7 +64,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     segments: tuple[_Host | _Device, ...]
     to_device: tuple[Transfer, ...]
     from_device: tuple[Transfer, ...]
-    placement: tuple[tuple[str, str, str, str], ...]
+    assignment: tuple[tuple[str, str, str, str], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Compiled:
     from_device: tuple[Transfer, ...]
     inputs: Signature
     outputs: Signature
-    placement: tuple[tuple[str, str, str, str], ...]
+    assignment: tuple[tuple[str, str, str, str], ...]
 
     def save(self, folder: Path) -> None:
         """Write manifest and blobs to `folder`, which must exist."""
@@ -91,7 +91,7 @@ class Compiled:
             entries.append(_entry(segment, blob))
         manifest = _Manifest(
             FORMAT, self.config.to_dict(), self.inputs, self.outputs, tuple(entries), self.to_device,
-            self.from_device, self.placement,
+            self.from_device, self.assignment,
         )  # fmt: skip
         body = schema.encode(manifest).rstrip("\n").encode()
         (folder / MANIFEST).write_bytes(body + f"\n{_hash(body)}\n".encode())
@@ -140,7 +140,7 @@ def load(folder: Path) -> Compiled:
         manifest.from_device,
         manifest.inputs,
         manifest.outputs,
-        manifest.placement,
+        manifest.assignment,
     )
 
 

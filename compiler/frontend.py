@@ -15,7 +15,7 @@ from weft.compiler.verify import verify
 def import_model(source: Source, *, softmax: bool = True) -> Graph:
     """Read a quantised (QDQ) ONNX model (a path, bytes or a `ModelProto`), for devices with `softmax` unit or without.
 
-    What the device cannot do becomes host segments; `Graph.placement` gives the reason for every node.
+    What the device cannot do becomes host segments; `Graph.assignment` gives the reason for every node.
 
     Raises
     ------

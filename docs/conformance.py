@@ -98,7 +98,7 @@ def run(case: Any, device: str = "golden", config: str = "small") -> Outcome:
 def _class(rep: WeftRep) -> tuple[str, str]:
     """Where the node under test ran, from the compiler's report, and checked against what the device executed."""
     assert rep.compiled is not None
-    ((place, reason),) = [(row[2], row[3]) for row in rep.compiled.placement if row[0] == TESTED]
+    ((place, reason),) = [(row[2], row[3]) for row in rep.compiled.assignment if row[0] == TESTED]
     executed = TESTED in device_operators(rep.compiled)
     assert (place == "device") == executed, f"reported on the {place}, {executed=} on the device"
     if place == "host":

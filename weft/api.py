@@ -108,7 +108,13 @@ def compile(  # the public name, and what it does
     )
     return _checked(
         Compiled(
-            chosen, segments, graph.to_device, graph.from_device, graph.inputs, graph.outputs, graph.placement
+            chosen,
+            segments,
+            graph.to_device,
+            graph.from_device,
+            graph.inputs,
+            graph.outputs,
+            graph.assignment,
         )
     )
 
@@ -173,7 +179,7 @@ def check(
     CompileError, ConfigError, InputError
         As `compile`.
     """
-    return list(_graph(model, configuration(config)).placement)
+    return list(_graph(model, configuration(config)).assignment)
 
 
 def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from weft.options import Configuration, Folder, Json, Model, config_file, load, 
 if TYPE_CHECKING:
     from weft.compiler.ir.graph import DeviceSegment
 
-Placement = Sequence[tuple[str, str, str, str]]
+Assignment = Sequence[tuple[str, str, str, str]]
 CHECK = "weft check 1"
 """Format of what `weft check --json` prints."""
 
@@ -70,14 +70,14 @@ def compile_model(
         with files.whole_folder(dump_passes, reads=[model, tuning, config_file(config)]) as part:
             for name, text in dumped.items():
                 (part / name).write_text(text, encoding="utf-8")
-    nodes = program.placement
+    nodes = program.assignment
     host = [node for node in nodes if node[2] == "host"]
     reports.say(
         f"{output}: {model.name} for an array of {chosen.n} x {chosen.n}; "
         f"{len(nodes) - len(host)} of {len(nodes)} nodes run on the device"
     )
     if host:
-        reports.show_placement(host, reports.summary())
+        reports.show_assignment(host, reports.summary())
     _warn(nodes)
 
 
@@ -103,12 +103,12 @@ def check(model: Model, config: Configuration = "default", as_json: Json = False
         rows = [dict(zip(keys, node, strict=True)) for node in nodes]
         print(json.dumps({"format": CHECK, "nodes": rows, "on_device": len(nodes) - host}, indent=1))
     else:
-        reports.show_placement(nodes, reports.stdout())
+        reports.show_assignment(nodes, reports.stdout())
         print(f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host")
     _warn(nodes)
 
 
-def _warn(nodes: Placement) -> None:
+def _warn(nodes: Assignment) -> None:
     """Say what to do if nothing runs on the device."""
     if any(node[2] == "device" for node in nodes):
         return

@@ -43,11 +43,11 @@ class Skipped(Unsupported, unittest.SkipTest):
 class Compiled:
     """What a run executed: the program, where every node of it is placed, and the scales of a wrapped operator.
 
-    `placement` has the rows of `weft.check`. `scales` is None if the operator was quantised as it came.
+    `assignment` has the rows of `weft.check`. `scales` is None if the operator was quantised as it came.
     """
 
     program: Program
-    placement: tuple[tuple[str, str, str, str], ...]
+    assignment: tuple[tuple[str, str, str, str], ...]
     scales: dict[str, float] | None
 
 
@@ -115,7 +115,7 @@ class WeftRep(BackendRep):
     def _compile(self, model: onnx.ModelProto, scales: dict[str, float] | None) -> Compiled:
         try:
             program = weft.compile(model, self._config)
-            return Compiled(program, program.placement, scales)
+            return Compiled(program, program.assignment, scales)
         except CompileError as error:
             raise self._refusal(str(error)) from None
 

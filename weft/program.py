@@ -70,10 +70,10 @@ class Program:
         self._compiled = compiled
 
     def __repr__(self) -> str:
-        n, host = self.config.n, sum(node[2] == "host" for node in self.placement)
+        n, host = self.config.n, sum(node[2] == "host" for node in self.assignment)
         return (
             f"<weft.Program for an array of {n} x {n}: {_signature(self.inputs)} -> {_signature(self.outputs)}; "
-            f"{len(self.placement) - host} of {len(self.placement)} nodes on the device>"
+            f"{len(self.assignment) - host} of {len(self.assignment)} nodes on the device>"
         )
 
     @property
@@ -97,9 +97,9 @@ class Program:
         return self._compiled.segments
 
     @property
-    def placement(self) -> tuple[tuple[str, str, str, str], ...]:
+    def assignment(self) -> tuple[tuple[str, str, str, str], ...]:
         """(name, operator, "device" or "host", reason) of every node of the model, as `check` gives them."""
-        return self._compiled.placement
+        return self._compiled.assignment
 
     @property
     def on_device(self) -> bool:

@@ -155,7 +155,7 @@ def show_layers(report: dict[str, Any], console: Console) -> None:
     console.print(made)
 
 
-def show_placement(nodes: Iterable[tuple[str, str, str, str]], console: Console) -> None:
+def show_assignment(nodes: Iterable[tuple[str, str, str, str]], console: Console) -> None:
     """Print where every node of a model runs, and why there."""
     made = table("node", "operator", "runs on", "reason")
     for name, operator, place, reason in nodes:

@@ -431,7 +431,7 @@ class Graph:
     from_device: tuple[Transfer, ...]
     inputs: dict[str, tuple[str, tuple[int, ...]]]
     outputs: dict[str, tuple[str, tuple[int, ...]]]
-    placement: tuple[tuple[str, str, str, str], ...] = ()
+    assignment: tuple[tuple[str, str, str, str], ...] = ()
     """(node name, operator type, "device" or "host", reason) for every node of the model, in order."""
 
 

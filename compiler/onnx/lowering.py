@@ -16,7 +16,7 @@ from weft.compiler.ir.graph import (
 from weft.compiler.ir.layout import Layout
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.partition import Plan, placement, reason
+from weft.compiler.onnx.partition import Plan, assignment, reason
 from weft.compiler.onnx.patterns import Match
 from weft.compiler.onnx.qdq import Recipe, Tensor
 
@@ -45,7 +45,7 @@ def lower(match: Match, made: Plan) -> Graph:
         from_device=tuple(leaving),
         inputs={name: (model.dtypes[name], model.shapes[name]) for name in model.inputs},
         outputs={name: (model.dtypes[name], model.shapes[name]) for name in model.outputs},
-        placement=placement(match, made),
+        assignment=assignment(match, made),
     )
 
 

@@ -122,7 +122,7 @@ def _ready_recipes(waiting: list[Recipe], known: set[str], filled: set[str]) -> 
     return ready
 
 
-def placement(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...]:
+def assignment(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...]:
     """(name, operator, "device" or "host", reason) for every node, in the model's order."""
     rows = []
     model = match.model

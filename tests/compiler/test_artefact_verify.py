@@ -260,7 +260,7 @@ def _config_field(m: Any) -> None:
 
 
 def _order(m: Any) -> None:
-    m["placement"][0] = ["a", "b", "c"]
+    m["assignment"][0] = ["a", "b", "c"]
 
 
 def _spare(m: Any) -> None:
@@ -302,7 +302,7 @@ CLASSES = {
     _size: "is damaged: it has ",
     _config: "instruction ",
     _config_field: "configuration field 'n' must be a power of two from 2 to 128, not 5",
-    _order: "placement[0]: expected array of length 4; compile",
+    _order: "assignment[0]: expected array of length 4; compile",
     _spare: "object contains unknown field file",
 }
 

@@ -1,4 +1,4 @@
-"""From ONNX to integers: imported models against ONNX Runtime, and passes and placement in detail."""
+"""From ONNX to integers: imported models against ONNX Runtime, and passes and assignment in detail."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def test_every_node_is_placed() -> None:
     for op in ("Sigmoid", "Relu", "LeakyRelu", "Softmax"):
         model = sandwich(op)
         graph = import_model(model)
-        assert len(graph.placement) == len(model.graph.node)
-        assert all(reason for _, _, place, reason in graph.placement if place == "host")
+        assert len(graph.assignment) == len(model.graph.node)
+        assert all(reason for _, _, place, reason in graph.assignment if place == "host")
 
 
 def test_value_shared_by_host_and_device() -> None:

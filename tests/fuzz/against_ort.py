@@ -53,7 +53,7 @@ def compared(
     wanted = dict(zip(given, session(model).run(list(given), feeds), strict=True))
     if all(np.array_equal(given[name], wanted[name]) for name in given):
         return Outcome("done")
-    on_host = {node for node, _, place, _ in program._compiled.placement if place == "host"}
+    on_host = {node for node, _, place, _ in program._compiled.assignment if place == "host"}
     model = onnx.inliner.inline_local_functions(model) if model.functions else model
     try:
         values = _chained(model, feeds, config, on_host)

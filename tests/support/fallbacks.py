@@ -66,7 +66,7 @@ def check_fallback(case: Case) -> None:
     """The operator runs on the host, with the constraint's sentence and the value that breaks it."""
     build, op, constraint = case
     graph = import_model(build())
-    reasons = [reason for _, kind, place, reason in graph.placement if kind == op and place == "host"]
+    reasons = [reason for _, kind, place, reason in graph.assignment if kind == op and place == "host"]
     wanted = sentence(constraint)
     assert any(reason.startswith(wanted) for reason in reasons), reasons
     assert any(reason[len(wanted) :].startswith(" (") for reason in reasons), "shows the value"

@@ -38,6 +38,6 @@ def on_host(graph: Graph) -> dict[str, str]:
     """Reasons by node, without the graph's boundary."""
     return {
         name: reason
-        for name, _, place, reason in graph.placement
+        for name, _, place, reason in graph.assignment
         if place == "host" and not reason.startswith("graph boundary")
     }

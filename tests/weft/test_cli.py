@@ -65,7 +65,7 @@ class Program:
     compiled: list[dict[str, Any]] = field(default_factory=list)
 
     on_device = True
-    placement = tuple(NODES)
+    assignment = tuple(NODES)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

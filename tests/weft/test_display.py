@@ -63,7 +63,7 @@ def test_names_are_printed_as_they_are(name: str) -> None:
     assert shown.isprintable()
     assert printable(name) == shown
     for console in consoles():
-        reports.show_placement([(name, f"<{name}>", "host", f"({name})")], console)
+        reports.show_assignment([(name, f"<{name}>", "host", f"({name})")], console)
         reports.show_layers(layer("all") | {"layers": [layer(f"<{name}>")]}, console)
         lines = printed(console).splitlines()
         assert len(lines) == 5
@@ -98,7 +98,7 @@ def test_long_names_lose_their_middle_on_a_terminal_only() -> None:
     name = "".join(f"/block.{index}" for index in range(28)) + "/Conv_quant"
     terminal, log = consoles()
     for console in (terminal, log):
-        reports.show_placement([(name, "Conv", "device", "")], console)
+        reports.show_assignment([(name, "Conv", "device", "")], console)
         reports.show_layers(layer("all") | {"layers": [layer(name)]}, console)
     assert name not in printed(terminal)
     for line in (printed(terminal).splitlines()[index] for index in (1, 3)):
@@ -113,7 +113,7 @@ def test_long_names_lose_their_middle_on_a_terminal_only() -> None:
 
 def test_names_that_nobody_reads(capsys: pytest.CaptureFixture[str]) -> None:
     name, (_, log) = "n" * 20_000, consoles()
-    reports.show_placement([(name, name, "host", f"because of {name} and {name}")], log)
+    reports.show_assignment([(name, name, "host", f"because of {name} and {name}")], log)
     reports.show_layers(layer("all") | {"layers": [layer(name)]}, log)
     reports.say(f"output {name}: 1", "a b " * 20_000)
     reports.warn(name)

@@ -54,8 +54,8 @@ def test_compile_and_check_tell_where_the_program_runs(
     assert call("check", f"{model}.onnx", "--config", config, "--json") == 0
     listed = json.loads(capsys.readouterr().out)
     program = weft.load("program")
-    host = [node for node in program.placement if node[2] == "host"]
-    numbers = (str(len(program.placement) - len(host)), str(len(program.placement)))
+    host = [node for node in program.assignment if node[2] == "host"]
+    numbers = (str(len(program.assignment) - len(host)), str(len(program.assignment)))
     for text in (compiled, checked):
         found = PART.search(text)
         assert found is not None
@@ -64,16 +64,16 @@ def test_compile_and_check_tell_where_the_program_runs(
     inside = sum(len(part.nodes) for part in program.segments if hasattr(part, "nodes"))
     assert 0 <= len(host) - inside <= 2 * (len(program.inputs) + len(program.outputs))
     assert len(compiled.splitlines()) == 2 + len(host)
-    assert len(checked.splitlines()) == 2 + len(program.placement)
+    assert len(checked.splitlines()) == 2 + len(program.assignment)
     assert listed["format"] == "weft check 1"
-    assert [tuple(node.values()) for node in listed["nodes"]] == list(program.placement)
+    assert [tuple(node.values()) for node in listed["nodes"]] == list(program.assignment)
     assert listed["on_device"] == int(numbers[0])
 
 
 def test_attention_without_softmax_is_on_the_host() -> None:
     with_softmax, without = (weft.check("attention.onnx", config) for config in ("tiny", "none.json"))
     assert [sum(node[2] == "host" for node in nodes) for nodes in (with_softmax, without)] == [2, 49]
-    assert list(weft.compile("attention.onnx", WITHOUT).placement) == without
+    assert list(weft.compile("attention.onnx", WITHOUT).assignment) == without
 
 
 def test_compile_writes_what_every_pass_made() -> None:

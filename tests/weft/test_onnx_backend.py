@@ -40,7 +40,7 @@ def test_quantised_model_gives_what_the_api_gives() -> None:
         (found,) = rep.run(inputs)
         np.testing.assert_array_equal(found, expected)
     assert rep.compiled is not None
-    assert {row[2] for row in rep.compiled.placement} == {"device", "host"}
+    assert {row[2] for row in rep.compiled.assignment} == {"device", "host"}
 
 
 def test_float_operator_with_integers_runs_on_the_device() -> None:
@@ -48,7 +48,7 @@ def test_float_operator_with_integers_runs_on_the_device() -> None:
     (found,) = rep.run([np.array([[-3, 0, 5, 127]], np.float32)])
     assert (found.dtype, found.tolist()) == (np.float32, [[0, 0, 5, 127]])
     assert rep.compiled is not None
-    assert [row[2] for row in rep.compiled.placement if row[0] == "r"] == ["device"]
+    assert [row[2] for row in rep.compiled.assignment if row[0] == "r"] == ["device"]
     assert rep.compiled.scales == {"x": 1.0, "y": 1.0}
 
 

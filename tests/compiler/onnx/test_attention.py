@@ -67,7 +67,7 @@ def test_written_out_and_rounded_is_one_operator(seed: int) -> None:
     assert all(np.isfinite(scales))
     if mask is not None:
         assert list(op.lengths) == np.broadcast_to(allowed.sum(-1)[:, 0, 0], sizes.batch).tolist()
-    notes = [note for name, _, _, note in graph.placement if note]
+    notes = [note for name, _, _, note in graph.assignment if note]
     (note,) = [note for note in notes if note.startswith("scores are rounded and clamped to [-1")]
     assert note.endswith("its other roundings within attention are not followed")
     assert not exact(next(item for item in graph.segments if isinstance(item, DeviceSegment)))
@@ -86,7 +86,7 @@ def test_pairs_that_nothing_can_leave_only_round() -> None:
     graph = import_model(models.ended(made.builder, value, v_source))
     (op,) = device_ops(graph)
     assert op.rounding is None
-    assert ROUNDING in {note for _, _, _, note in graph.placement}
+    assert ROUNDING in {note for _, _, _, note in graph.assignment}
 
 
 @pytest.mark.parametrize(("scale", "note"), [
@@ -94,7 +94,7 @@ def test_pairs_that_nothing_can_leave_only_round() -> None:
 ])  # fmt: skip
 def test_what_may_be_clamped_is_said(scale: float, note: str) -> None:
     model = models.operator(np.random.default_rng(4), Sizes(1, 1, 1, 4, 4, 8, 8), scale=scale)
-    (said,) = [item[3] for item in import_model(model).placement if item[1] == "Attention"]
+    (said,) = [item[3] for item in import_model(model).assignment if item[1] == "Attention"]
     assert said.startswith(note)
     assert bool(said) == bool(note)
 

@@ -196,7 +196,7 @@ def test_weights_of_four_bits_in_blocks_with_scales_below_zero() -> None:
     weight = built.node("DequantizeLinear", ["four", built.constant(scales)], axis=0, block_size=4)
     value = built.node("MatMul", [built.dequantise(built.input((3, 8))), weight])
     assert "MatMul" in {
-        row[1] for row in import_model(ended(built, value, (3, 4))).placement if row[2] == "host"
+        row[1] for row in import_model(ended(built, value, (3, 4))).assignment if row[2] == "host"
     }
     agrees(ended(built, value, (3, 4)))
 
@@ -204,7 +204,7 @@ def test_weights_of_four_bits_in_blocks_with_scales_below_zero() -> None:
 def test_dead_nodes_may_have_any_shape() -> None:
     model = qdq_models.random_conv(np.random.default_rng(0))
     model.graph.node.append(helper.make_node("NonZero", [model.graph.output[0].name], ["unread"]))
-    assert import_model(model).placement
+    assert import_model(model).assignment
 
 
 def test_sparse_initialiser() -> None:

@@ -78,7 +78,7 @@ def test_constants_that_grow_by_a_size_that_only_folding_knows(monkeypatch: pyte
 
 def test_pool_of_a_large_image_is_for_the_host() -> None:
     """Its window has more elements than are worth so many weights."""
-    rows = import_model(image((1, 1, 600, 600), "GlobalAveragePool")).placement
+    rows = import_model(image((1, 1, 600, 600), "GlobalAveragePool")).assignment
     assert [row[2] for row in rows if row[1] == "GlobalAveragePool"] == ["host"]
 
 

@@ -167,8 +167,8 @@ def test_weights_that_are_quantised_again_are_constant(seed: int) -> None:
     """The head of a language model, whose weights are its table of embeddings transposed."""
     model = tied(seed)
     graph = import_model(model)
-    assert {op for _, op, place, _ in graph.placement if place == "device"} >= {"MatMul", "Transpose"}
-    assert len(graph.placement) == len(model.graph.node)
+    assert {op for _, op, place, _ in graph.assignment if place == "device"} >= {"MatMul", "Transpose"}
+    assert len(graph.assignment) == len(model.graph.node)
     given, wanted = run_graph(graph, {}), ReferenceEvaluator(model).run(None, {})[0]
     (result,) = given.values()
     step = numpy_helper.to_array(next(
@@ -196,7 +196,7 @@ def test_computed_weights_of_a_product_are_said_to_be_no_constant() -> None:
     states, weights = (builder.dequantise(builder.input(shape)) for shape in ((1, 4, 8), (8, 30)))
     result = builder.node("MatMul", [states, weights])
     model = builder.finish(builder.quantise(result, (1, 4, 30), 0.1, 0, False))
-    (reason,) = [reason for _, op, _, reason in import_model(model).placement if op == "MatMul"]
+    (reason,) = [reason for _, op, _, reason in import_model(model).assignment if op == "MatMul"]
     assert reason.startswith("Weights must be constant int8 or uint8 values behind DequantizeLinear (input")
 
 

@@ -190,7 +190,7 @@ def nested(depth: int, calls: int) -> onnx.ModelProto:
 
 
 def test_functions_that_double() -> None:
-    assert import_model(nested(5, 2)).placement
+    assert import_model(nested(5, 2)).assignment
     assert fails(nested(30, 2)) == (
         "the model has 1,073,741,832 nodes with its functions written out; weft takes up to 200,000"
     )

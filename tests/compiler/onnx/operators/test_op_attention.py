@@ -255,7 +255,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
 @pytest.mark.parametrize("name", OPERATOR)
 def test_operator_falls_back(name: str) -> None:
     build, constraint = OPERATOR[name]
-    reasons = [why for _, op, _, why in import_model(build()).placement if op == "Attention"]
+    reasons = [why for _, op, _, why in import_model(build()).assignment if op == "Attention"]
     assert [why.startswith(sentence(constraint)) for why in reasons] == [True], reasons
 
 
@@ -264,7 +264,7 @@ def test_written_out_falls_back(name: str) -> None:
     """The first product says what is wrong with the rest, and nothing is attention."""
     build, constraint = WRITTEN_OUT[name]
     graph = import_model(build())
-    products = [(place, why) for _, op, place, why in graph.placement if op == "MatMul" and why]
+    products = [(place, why) for _, op, place, why in graph.assignment if op == "MatMul" and why]
     reasons = [why for place, why in products if place == "host"]
     assert any(sentence(written_out.attended) in why for why in reasons), products
     assert any(sentence(constraint) in why for why in reasons), reasons
@@ -275,7 +275,7 @@ def test_written_out_falls_back(name: str) -> None:
 
 
 def test_shared_keys_are_no_heads() -> None:
-    reasons = {why for _, op, place, why in import_model(broadcast_heads()).placement if op == "MatMul"}
+    reasons = {why for _, op, place, why in import_model(broadcast_heads()).assignment if op == "MatMul"}
     assert any(why.startswith(sentence(written_out.same_lead)) for why in reasons)
 
 
