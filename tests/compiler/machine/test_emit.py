@@ -8,20 +8,20 @@ import pytest
 
 from weft.compiler.machine.emit import Box, Emitter
 from weft.compiler.machine.limits import COUNT_MAX
-from weft.compiler.machine.memory import INPUTS, Constants, Source
+from weft.compiler.machine.memory import INPUTS, Constants, TensorRef
 from weft.hdl.checker.accesses import Dram, dram
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
 
 
-def drawn(rng: random.Random) -> tuple[Config, Source, Box, tuple[int, int]]:
+def drawn(rng: random.Random) -> tuple[Config, TensorRef, Box, tuple[int, int]]:
     """A configuration, a view, a box of it, and some channels of a pixel."""
     config = rng.choice(list(PRESETS.values()))
     c = rng.choice([1, 3, config.n, rng.randint(1, 300)])
     pitch = rng.choice([c, c, 2 * c, c + rng.randint(1, 100), 70_000])
     h, w = rng.choice([(1, 1), (1, 5000), (70, 90), (500, 20), (rng.randint(1, 60), rng.randint(1, 60))])
     row_pitch = w * pitch + rng.choice([0, 0, rng.randint(1, 5000)])
-    source = Source(INPUTS, rng.randrange(1 << 20), 2, h, w, c, h * row_pitch, row_pitch, pitch)
+    source = TensorRef(INPUTS, rng.randrange(1 << 20), 2, h, w, c, h * row_pitch, row_pitch, pitch)
     tall, wide = rng.choice([(h, w), (h, rng.randint(1, w)), (rng.randint(1, h), rng.randint(1, w))])
     box = Box(rng.randint(0, h - tall), rng.randint(0, w - wide), tall, wide)
     first = rng.randrange(c)
