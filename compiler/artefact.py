@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from weft.compiler.backend import DeviceProgram, Layer
-from weft.compiler.ir.graph import Buffer, CompileError, HostSegment, Transfer
+from weft.compiler.ir.graph import Buffer, CompileError
+from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network_file import decode, encode
 from weft.compiler.ir.rows import Rows
 from weft.hdl.files import schema

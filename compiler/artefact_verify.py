@@ -15,7 +15,8 @@ import numpy as np
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.onnx_model import NetworkError, check
-from weft.compiler.ir.graph import CompileError, HostSegment, Transfer
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import DTYPES, Network, dtype_of
 from weft.compiler.ir.rows import Rows
 from weft.hdl.files.schema import shown

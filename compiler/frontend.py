@@ -1,9 +1,9 @@
-"""The front end: a QDQ ONNX model in, a verified `weft.compiler.ir.graph.Graph` out."""
+"""The front end: a QDQ ONNX model in, a verified `weft.compiler.ir.model.Graph` out."""
 
 from __future__ import annotations
 
 from weft.compiler.host.segments import prepare
-from weft.compiler.ir.graph import Graph, HostSegment
+from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.onnx.lowering import lower
 from weft.compiler.onnx.model import load
 from weft.compiler.onnx.partition import plan

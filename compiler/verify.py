@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Graph, IrError
+from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, IrError
+from weft.compiler.ir.model import Graph
 from weft.compiler.operators.record import operator_of
 
 _BY_THE_HOST = ("input", "pages", "table")

@@ -14,7 +14,8 @@ from weft.compiler.artefact import load as load_compiled
 from weft.compiler.artefact_verify import verify
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
-from weft.compiler.ir.graph import CompileError, DeviceSegment, Graph
+from weft.compiler.ir.graph import CompileError, DeviceSegment
+from weft.compiler.ir.model import Graph
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan

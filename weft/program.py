@@ -14,7 +14,7 @@ from weft.arguments import flag
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
-from weft.compiler.ir.graph import HostSegment
+from weft.compiler.ir.model import HostSegment
 from weft.devices import Simulation
 from weft.errors import InputError
 from weft.execution import Execution

@@ -7,7 +7,8 @@ from functools import lru_cache
 import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
-from weft.compiler.ir.graph import CompileError, HostSegment, Transfer
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import dtype_of
 
 _evaluator = lru_cache(maxsize=64)(Evaluator)

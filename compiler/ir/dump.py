@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.compiler.ir.graph import Attention, DeviceSegment, Graph, View
+from weft.compiler.ir.graph import Attention, DeviceSegment, View
+from weft.compiler.ir.model import Graph
 
 
 def dump(graph: Graph) -> str:

@@ -1,19 +1,12 @@
-"""From a placed model to `weft.compiler.ir.graph.Graph`: device buffers, transfers, and parts for the host."""
+"""From a placed model to `weft.compiler.ir.model.Graph`: device buffers, transfers, and parts for the host."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from weft.compiler.ir.graph import (
-    Buffer,
-    DeviceOp,
-    DeviceSegment,
-    Graph,
-    HostSegment,
-    Transfer,
-    View,
-)
+from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
 from weft.compiler.ir.layout import Layout
+from weft.compiler.ir.model import Graph, HostSegment, Transfer
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.partition import Plan, assignment, reason

@@ -23,7 +23,8 @@ from support.qdq_models import Builder, Quantised
 import weft
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir.graph import CompileError, HostSegment
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.model import HostSegment
 from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.ir.network_file import decode, encode
 from weft.hdl.checker.program import ProgramError

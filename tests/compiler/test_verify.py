@@ -14,12 +14,11 @@ from weft.compiler.ir.graph import (
     Conv,
     DeviceOp,
     DeviceSegment,
-    Graph,
     IrError,
     Rescale,
-    Transfer,
     View,
 )
+from weft.compiler.ir.model import Graph, Transfer
 from weft.compiler.verify import verify
 
 SHAPE = (1, 4, 4, 2)

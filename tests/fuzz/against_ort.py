@@ -28,7 +28,8 @@ from oracle import layers, session
 import weft
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import run_host
-from weft.compiler.ir.graph import CompileError, HostSegment
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.model import HostSegment
 from weft.compiler.onnx.reader import network_of
 from weft.hdl.isa.config import Config
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from weft.compiler.host.segments import from_buffer, run_host, to_buffer
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import DeviceSegment, Graph, HostSegment
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.model import Graph, HostSegment
 
 
 def run_graph(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,0 +1,64 @@
+"""A whole model for device and host: segments, and how values get from one to the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.compiler.ir.graph import Buffer, DeviceSegment
+from weft.compiler.ir.network import Network
+
+
+@dataclass(frozen=True, eq=False)
+class HostSegment:
+    """A part of the model that the host evaluates (`weft.compiler.host`).
+
+    `nodes` are (node name, operator type, reason) for the report.
+    """
+
+    name: str
+    network: Network
+    nodes: tuple[tuple[str, str, str], ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The values that it reads."""
+        return self.network.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The values that it makes."""
+        return self.network.outputs
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A value of the model that the host writes to a device buffer, or reads from one.
+
+    The value, which has the model's shape and order of axes, is reshaped to `shape`, transposed by `perm` and reshaped
+    to `nhwc`: that is the content of the buffer. `unsigned` marks uint8 values, which are stored minus 128.
+    `model_shape` is the value's own shape (None: it is `shape`).
+    """
+
+    value: str
+    buffer: Buffer
+    shape: tuple[int, ...]
+    nhwc: tuple[int, int, int, int]
+    perm: tuple[int, ...] | None
+    unsigned: bool
+    model_shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A whole model: segments in order, how values enter and leave device buffers, and the model's signature.
+
+    `inputs` and `outputs` map names to (numpy dtype name, shape).
+    """
+
+    segments: tuple[DeviceSegment | HostSegment, ...]
+    to_device: tuple[Transfer, ...]
+    from_device: tuple[Transfer, ...]
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+    assignment: tuple[tuple[str, str, str, str], ...] = ()
+    """(node name, operator type, "device" or "host", reason) for every node of the model, in order."""
