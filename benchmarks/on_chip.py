@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.machine.emit import parameters
-from weft.hdl.isa import PARAMETER_VECTORS, End, Instruction, Load, Mm, Store, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, End, Instruction, Load, Mm, Store, Vec, parameters
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device
@@ -75,7 +74,7 @@ def utilisation(side: int, config: Config) -> tuple[dict[Counter, int], bool]:
     rng = np.random.default_rng(side)
     code, start = image(side, config)
     operands = rng.integers(-127, 128, 2 * side * side).astype(np.int8).tobytes()
-    scale = parameters(config, np.zeros(config.n), np.full(config.n, 1 << 22), np.full(config.n, 36))
+    scale = parameters.block(np.zeros(config.n), np.full(config.n, 1 << 22), np.full(config.n, 36), config.n)
     size = start + len(code) + _PAGE
 
     def memory_of(device: Device) -> bytes:

@@ -17,14 +17,14 @@ from weft.compiler.ir.graph import Attention, Rounding
 from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.machine import overheads
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
+from weft.compiler.machine.emit import Box, Emitter, ceil_div
 from weft.compiler.machine.memory import LENGTH, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.attention_cost import PIECES
 from weft.compiler.plan.attention_plan import AttentionPlan, Step, Tile, steps, tiles
 from weft.compiler.plan.site import Site
 from weft.hdl import isa
-from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, Mm, Normalise, Softmax, Table, Vec, parameters
 
 
 def lower_attention(op: Attention, site: Site, plan: AttentionPlan, emit: Emitter) -> Iterator[Task]:
@@ -124,7 +124,7 @@ class _AttentionLowering:
 
     def _load_block_of(self, multiplier: tuple[int, int], bias: int, at: int) -> Task:
         (mantissa, shift), n = multiplier, self.config.n
-        block = parameters(self.config, np.full(n, bias), np.full(n, mantissa), np.full(n, shift))
+        block = parameters.block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
         return self.emit.load_constant(block, at)
 
     def _offset(self) -> int:

@@ -11,12 +11,12 @@ import numpy as np
 from weft.compiler.ir.graph import Add
 from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.lower.vector import pointwise, second_operand
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters, taken, wrapped
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
 from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
 from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece, Tile
-from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec, parameters
 from weft.hdl.isa import Source as VecSource
 
 
@@ -333,4 +333,4 @@ class _ConvLowering:
             quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]
         ]
         mantissa, shift = np.array(scales, np.int64).T
-        return parameters(self.config, self.shape.bias(tile), mantissa, shift)
+        return parameters.block(self.shape.bias(tile), mantissa, shift, self.config.n)

@@ -11,13 +11,13 @@ from weft.compiler.ir.graph import Softmax
 from weft.compiler.ir.scales import normaliser, score_multiplier
 from weft.compiler.lower.attention import table_tasks
 from weft.compiler.machine import overheads
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters
+from weft.compiler.machine.emit import Box, Emitter, ceil_div
 from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.softmax_plan import SoftmaxPlan
 from weft.hdl import isa
-from weft.hdl.isa import PARAMETER_VECTORS, Normalise
+from weft.hdl.isa import PARAMETER_VECTORS, Normalise, parameters
 
 
 def lower_softmax(op: Softmax, site: Site, plan: SoftmaxPlan, emit: Emitter) -> Iterator[Task]:
@@ -39,7 +39,7 @@ class _SoftmaxLowering:
         table = config.scratchpad_size - config.table_depth // n
         yield from table_tasks(self.emit, table)
         mantissa, shift = score_multiplier(op.score_scale * math.log2(math.e), config.mantissa_bits)
-        block = parameters(config, np.full(n, -op.x_zero), np.full(n, mantissa), np.full(n, shift))
+        block = parameters.block(np.full(n, -op.x_zero), np.full(n, mantissa), np.full(n, shift), n)
         yield self.emit.load_constant(block, 0)
         for image in range(self.src.n):
             for y in range(self.src.h):

@@ -9,12 +9,12 @@ import numpy as np
 
 from weft.compiler.ir.graph import ONE, Add, DeviceOp, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, parameters, taken
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken
 from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
-from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Vec, parameters
 from weft.hdl.isa import Source as VecSource
 from weft.hdl.isa.config import Config
 
@@ -52,7 +52,8 @@ def pointwise(op: Add | Rescale, config: Config) -> bytes:
 
 def uniform(config: Config, bias: int, mantissa: int, shift: int) -> bytes:
     """A parameter block that is the same for all columns."""
-    return parameters(config, *(np.full(config.n, value) for value in (bias, mantissa, shift)))
+    n = config.n
+    return parameters.block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
 
 
 def second_operand(op: Add, config: Config, b: int, rows: int, pitch: int, vectors: int) -> dict[str, int]:

@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
 from weft.compiler.machine.memory import CONSTANTS, Constants, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.hdl.isa import WORD_BYTES, Load, Store
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.parameters import block
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -49,11 +46,6 @@ class Box(NamedTuple):
     x: int
     h: int
     w: int
-
-
-def parameters(config: Config, bias: np.ndarray, mantissa: np.ndarray, shift: np.ndarray) -> bytes:
-    """A `Vec` parameter block for at most N columns (arrays of equal length; the rest is zero)."""
-    return block(bias, mantissa, shift, config.n)
 
 
 _KEPT = 1 << 12

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.hdl.checker.accesses import ADDRESS_WRAP, extent
-from weft.hdl.checker.conflicts import DRAM, Uses, space_of
+from weft.hdl.checker.conflicts import DRAM, Uses, of_forms, space_of
 from weft.hdl.isa import WORD_BYTES, Instruction, Opcode, places
 from weft.hdl.isa.code import Code, pack
 from weft.hdl.isa.config import Config
@@ -140,13 +140,8 @@ def _words(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray)
 
 def _uses(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray, config: Config) -> Uses:
     """What tasks touch; `kind` only tells writes."""
-    known = [list(_spans(item, config)) for item in distinct]
-    counts = np.array([len(spans) for spans in known], np.int64)
-    flat = np.array([span for spans in known for span in spans], np.int64).reshape(-1, 6)
-    task = np.repeat(np.arange(len(form)), counts[form])
-    ahead = np.cumsum(counts[form]) - counts[form]
-    row = (np.cumsum(counts) - counts)[form][task] + np.arange(len(task)) - ahead[task]
-    write, space, place, first, low, size = flat[row].T
+    task, rows = of_forms(form, [list(_spans(item, config)) for item in distinct], 6)
+    write, space, place, first, low, size = rows.T
     if moved.shape[1]:
         own = np.where(place < 0, -1, moved[task, np.clip(place, 0, moved.shape[1] - 1)])
         first = np.where((place < moved.shape[1]) & (own >= 0), own, first)

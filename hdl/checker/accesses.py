@@ -102,15 +102,16 @@ class Dram:
 def dram(instruction: Instruction, config: Config) -> list[Dram]:
     """The DRAM bytes of an instruction. Where a paged LOAD has its rows is not known; the page table's entry is."""
     return [
-        Dram(
-            getattr(instruction, operand.register),
-            operand.first(instruction),
-            tuple(operand.nest(instruction, config)),
-            operand.write,
-        )
+        _run(operand, instruction, config)
         for operand in instruction.OPERANDS
         if operand.register is not None and operand.applies(instruction)
     ]
+
+
+def _run(operand: Operand, i: Instruction, config: Config) -> Dram:
+    """The bytes of an operand in DRAM."""
+    base = getattr(i, str(operand.register))
+    return Dram(base, operand.first(i), tuple(operand.nest(i, config)), operand.write)
 
 
 def on_chip(instruction: Instruction, config: Config) -> list[OnChip]:
@@ -149,9 +150,8 @@ def extent(operand: Operand, i: Instruction, config: Config) -> tuple[int, int]:
     """Where the addresses of an operand begin, relative to its first address (on the chip modulo 2**16), and how many
     there are from there to the last one."""
     if operand.register is not None:
-        spans = [(count - 1) * stride for count, stride in operand.nest(i, config)]
-        low = sum(min(0, span) for span in spans)
-        return low, sum(max(0, span) for span in spans) + 1 - low
+        run = _run(operand, i, config)
+        return run.low - run.offset, run.high - run.low
     first, offsets, _ = _offsets(*_shape(operand, i, config))
     return first, int(offsets[-1]) + 1 if offsets.size else 0
 
@@ -170,7 +170,7 @@ def _shape(
         Coordinate(
             getattr(i, bound.name),
             getattr(i, bound.limit),
-            tuple(getattr(i, str(bound.stride(name))) for name in bound.loops),
+            tuple(step for _, step in bound.nest(i, *bound.loops)),
             tuple(operand.nest(i, config, *bound.loops)),
         )
         for bound in operand.bounds

@@ -7,7 +7,7 @@ table of all addresses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -43,6 +43,22 @@ class Uses:
     def ordered(self, order: np.ndarray) -> Uses:
         """The same of tasks in another order: `order` has their numbers."""
         return replace(self, task=inverse(order)[self.task])
+
+
+def of_forms(
+    form: np.ndarray, known: Sequence[Sequence[Sequence[int]]], width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of numbers for tasks, one task behind the other, from those of their forms.
+
+    `form` has the form of each task, and `known` the rows of `width` numbers of each form. The result is the task of
+    each row, and the rows, (count, width) int64.
+    """
+    counts = np.array([len(rows) for rows in known], np.int64)
+    flat = np.array([row for rows in known for row in rows], np.int64).reshape(-1, width)
+    task = np.repeat(np.arange(len(form)), counts[form])
+    ahead = np.cumsum(counts[form]) - counts[form]
+    row = (np.cumsum(counts) - counts)[form][task] + np.arange(len(task)) - ahead[task]
+    return task, flat[row]
 
 
 def space_of(operand: Operand, instruction: Instruction) -> int | None:

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from weft.hdl.checker.accesses import Dram, OnChip, ProgramError, name
-from weft.hdl.checker.conflicts import DRAM, SPACES, Uses
+from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, of_forms
 from weft.hdl.checker.extents import Extents
 from weft.hdl.checker.rules import ADDRESSES, check_instruction
 from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places
@@ -111,14 +111,8 @@ class Forms:
 
     def _uses(self, count: int) -> Uses:
         """The accesses of the first `count` instructions; `kind` only says whether they write."""
-        known = [form.uses() for form in self._forms]
-        counts = np.array([len(uses) for uses in known], np.int64)
-        flat = np.array([use for uses in known for use in uses], np.int64).reshape(-1, 5)
-        form = self._form[:count]
-        task = np.repeat(np.arange(count), counts[form])
-        ahead = np.cumsum(counts[form]) - counts[form]
-        row = (np.cumsum(counts) - counts)[form][task] + np.arange(len(task)) - ahead[task]
-        write, space, start, stop, moves = flat[row].T
+        task, rows = of_forms(self._form[:count], [form.uses() for form in self._forms], 5)
+        write, space, start, stop, moves = rows.T
         offset = moves * self._offsets[task]
         return Uses(task, write, space, start + offset, stop + offset)
 

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from weft.hdl.isa import Bound, Count, Instruction, Operand, places
 from weft.hdl.isa.config import Config
 
-COORDINATE_BITS = 16
-"""Width of coordinates with a bound."""
-
 
 @dataclass(frozen=True)
 class Walk:
@@ -58,7 +55,7 @@ class Walk:
         moved = {loop: stride for loop in self.loops if (stride := value.stride(loop)) != 0}
         if isinstance(value, Bound):
             fields = places(self.kind.OPCODE)
-            return COORDINATE_BITS, {loop: fields[str(stride)].width for loop, stride in moved.items()}
+            return fields[name].width, {loop: fields[str(stride)].width for loop, stride in moved.items()}
         width = max(operand.memory.width(config) for operand in self._named(name))
         return width, dict.fromkeys(moved, width)
 
