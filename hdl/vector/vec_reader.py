@@ -1,0 +1,255 @@
+"""The first stage of the vector unit: the sequence of an instruction's reads."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+from amaranth.hdl import Const, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa import PARAMETER_VECTORS, Source, Table, Vec
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import READ_LATENCY
+from weft.hdl.lib import ports
+from weft.hdl.lib.loopnest import LoopNest
+from weft.hdl.lib.skid_buffer import SkidBuffer
+from weft.hdl.vector.requantise import settings_layout
+from weft.hdl.vector.vec_kinds import as_vec, is_kind, without_parameters
+from weft.hdl.vector.vec_nest import loop_nest
+from weft.hdl.vector.vec_streams import (
+    Sequence,
+    arrival_layout,
+    element_layout,
+    instruction_layout,
+    note_layout,
+    second_width,
+)
+
+_TAKEN = ("source", "h", "w", "pad", "signal")
+
+
+def _request_layout(config: Config) -> data.StructLayout:
+    """The element to read next: what to ask for, where, and what travels with it."""
+    source = max(config.widths.scratchpad_address, config.widths.accumulator_address)
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "ask_second": 1,
+            "ask_source": 1,
+            "second": second_width(config),
+            "source": source,
+            "element": element_layout(config),
+        }
+        | ({"note": note_layout(config)} if config.softmax else {})
+    )
+
+
+class VecReader(wiring.Component):
+    """Takes an instruction, reads its parameter block, then one source row or vector a cycle; with ``add``, the second
+    operand once per output, ahead of them.
+
+    Parameters
+    ----------
+    config : Config
+    serial : bool
+        Whether nothing may be read behind the last element of a reduction until `resume`.
+
+    Members
+    -------
+    instruction : In(stream of instructions)
+        Accepted when there is none.
+    current : Out(instruction_layout(config))
+        The instruction, from the cycle after it is accepted.
+    active : Out(1)
+        There is an instruction.
+    finish : In(1)
+        There is none any more from the next cycle on.
+    resume : In(1)
+        The result of a reduction is there.
+    sequence : Out(Sequence(config))
+        For stages that follow the reads.
+    accumulator : Out(ports.accumulator_read(config))
+    scratchpad : Out(ports.scratchpad_read(config))
+        Parameters, second operand, and source vectors. The data of both ports is for the next stage.
+    stall_port : Out(1)
+        A read waits for its grant.
+    arrival : Out(arrival_layout(config))
+        What the data is that stands at the ports in this cycle.
+    """
+
+    def __init__(self, config: Config, serial: bool) -> None:
+        self.config = config
+        self.serial = serial
+        super().__init__(
+            {
+                "instruction": In(stream.Signature(Vec.layout())),
+                "current": Out(instruction_layout(config)),
+                "active": Out(1),
+                "finish": In(1),
+                "resume": In(1),
+                "sequence": Out(Sequence(config)),
+                "accumulator": Out(ports.accumulator_read(config)),
+                "scratchpad": Out(ports.scratchpad_read(config)),
+                "stall_port": Out(1),
+                "arrival": Out(arrival_layout(config)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.nest = nest = loop_nest(self.config)
+        self._accept(m, nest)
+        # The element to read next, so that neither address nor range check comes before or behind an arbiter.
+        request = Signal(_request_layout(self.config))
+        granted = self._ask(m, request, nest.load)
+        self._fill(m, nest, request, granted)
+        self._follow(m, nest, request, granted)
+        arrival = granted
+        for stage in range(READ_LATENCY):
+            following = Signal(granted.shape(), name=f"arrival_{stage}")
+            m.d.sync += following.eq(arrival)
+            arrival = following
+        m.d.comb += self.arrival.eq(arrival)
+        return m
+
+    def _accept(self, m: Module, nest: LoopNest) -> None:
+        payload, groups = self.instruction.payload, self.config.groups
+        instruction, bounded, bytewise = payload, Const(1), Const(0)
+        if self.config.softmax:
+            bounded, bytewise = is_kind(Vec, payload), is_kind(Table, payload)
+            groups = Mux(bytewise, self.config.n, groups)
+            instruction = as_vec(m, payload)
+        m.d.comb += [
+            self.instruction.ready.eq(~self.active),
+            nest.load.eq(self.instruction.valid & self.instruction.ready),
+            *nest.take(instruction, g=groups),
+        ]
+        with m.If(self.finish):
+            m.d.sync += self.active.eq(0)
+        with m.If(nest.load):
+            m.d.sync += [
+                self.active.eq(1),
+                self.current.bounded.eq(bounded),
+                self.current.bytewise.eq(bytewise),
+            ]
+            m.d.sync += [self.current[name].eq(instruction[name]) for name in _TAKEN]
+            m.d.sync += [
+                self.current.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
+            ]
+
+    def _ask(self, m: Module, request: data.View, load: Value) -> data.View:
+        """Ask for parameters and for what stands in `request`; returns what is granted in this cycle."""
+        scratchpad, accumulator = self.scratchpad, self.accumulator
+        left, address = Signal(range(PARAMETER_VECTORS + 1)), Signal.like(scratchpad.address)
+        loading, turn, from_scratchpad, pause = Signal(), Signal(), Signal(), Signal()
+        granted = Signal(arrival_layout(self.config))
+        source_ready = Mux(from_scratchpad, scratchpad.ready, accumulator.ready)
+        ask_source = request.ask_source & from_scratchpad & ~pause
+        m.d.comb += [
+            from_scratchpad.eq(self.current.source == Source.SCRATCHPAD),
+            loading.eq(left.any()),
+            turn.eq(request.valid & ~loading & ~request.ask_second & ~pause),
+            scratchpad.valid.eq(loading | request.valid & (request.ask_second | ask_source)),
+            scratchpad.address.eq(
+                Mux(loading, address, Mux(request.ask_second, request.second, request.source))
+            ),
+            accumulator.valid.eq(turn & request.ask_source & ~from_scratchpad),
+            accumulator.address.eq(request.source),
+            self.stall_port.eq(scratchpad.valid & ~scratchpad.ready | accumulator.valid & ~accumulator.ready),
+            granted.parameter.eq(loading & scratchpad.ready),
+            granted.second.eq(request.valid & ~loading & request.ask_second & scratchpad.ready),
+            granted.valid.eq(turn & (~request.ask_source | source_ready)),
+            granted.element.eq(request.element),
+        ]
+        if self.serial:
+            with m.If(granted.valid & request.element.last):
+                m.d.sync += pause.eq(1)
+            with m.Elif(self.resume):
+                m.d.sync += pause.eq(0)
+        payload, vectors = self.instruction.payload, PARAMETER_VECTORS
+        if self.config.softmax:
+            without = (is_kind(kind, payload) for kind in without_parameters())
+            vectors = Mux(reduce(or_, without), 0, PARAMETER_VECTORS)
+        with m.If(load):
+            m.d.sync += [left.eq(vectors), address.eq(payload.params)]
+        with m.Elif(granted.parameter):
+            m.d.sync += [left.eq(left - 1), address.eq(address + 1)]
+        return granted
+
+    def _fill(self, m: Module, nest: LoopNest, request: data.View, granted: data.View) -> None:
+        """Step the loop nest into `request`, by way of a skid buffer, whenever that is free."""
+        # A refused read must not reach back to the loop nest in the same cycle.
+        m.submodules.skid = ahead = SkidBuffer(request.shape())
+        m.d.comb += [
+            ahead.i.valid.eq(nest.active & ~self.sequence.hold),
+            nest.step.eq(ahead.i.valid & ahead.i.ready),
+            self.sequence.may_step.eq(nest.active & ahead.i.ready),
+            ahead.o.ready.eq(~request.valid | granted.valid),
+        ]
+        self._element(m, nest, ahead.i.payload)
+        with m.If(granted.second):
+            m.d.sync += request.ask_second.eq(0)
+        with m.If(ahead.o.ready):
+            m.d.sync += request.valid.eq(ahead.o.valid)
+        with m.If(ahead.o.valid & ahead.o.ready):
+            m.d.sync += request.eq(ahead.o.payload)
+
+    def _element(self, m: Module, nest: LoopNest, coming: data.View) -> None:
+        """The request for the element that the loop nest stands on."""
+        y, x, first, last = nest.values.y, nest.values.x, nest.first, nest.last
+        config, current, element = self.config, self.current, coming.element
+        grouped = "g" in nest.loops
+        in_range, starts, ends = Signal(), Signal(), Signal()
+        # The lane group that the nest stands on, with softmax preceded by the lane; ends where it began.
+        lane_bits = (config.lanes - 1).bit_length() if config.softmax else 0
+        index = Signal(lane_bits + (config.groups - 1).bit_length())
+        stride = Mux(current.bytewise, 1, config.lanes) if config.softmax else 1
+        m.d.comb += [
+            in_range.eq(~y[-1] & (y < current.h) & ~x[-1] & (x < current.w)),
+            starts.eq(first.ry & first.rx),
+            ends.eq(last.ry & last.rx),
+            coming.valid.eq(1),
+            coming.ask_second.eq(current.settings.add & starts & (first.g if grouped else 1)),
+            coming.ask_source.eq(element.in_range),
+            coming.source.eq(nest.values.src),
+            coming.second.eq(nest.values.b),
+            element.in_range.eq(in_range | ~current.bounded),
+            element.first.eq(starts),
+            element.last.eq(ends),
+            element.tag.index.eq(index[lane_bits:]),
+            element.tag.last.eq(last.g if grouped else 1),
+            element.tag.end.eq(nest.last_all),
+            element.tag.dst.eq(nest.values.dst),
+        ]
+        if config.softmax:
+            m.d.comb += [
+                coming.note.eq(self.sequence.note),
+                element.row.eq(first.ox & (first.g if grouped else 1)),
+                element.lane.eq(index[:lane_bits]),
+            ]
+        if grouped:
+            with m.If(nest.step):
+                m.d.sync += index.eq(index + Mux(ends, stride, 0))
+
+    def _follow(self, m: Module, nest: LoopNest, request: data.View, granted: data.View) -> None:
+        """Tell the sequence to stages that follow it."""
+        sequence, tag = self.sequence, request.element.tag
+        place, grant = sequence.place, sequence.grant
+        m.d.comb += [
+            sequence.load.eq(nest.load),
+            sequence.payload.eq(self.instruction.payload),
+            sequence.step.eq(nest.step),
+            *(place[f"first_{loop}"].eq(nest.first[loop]) for loop in ("ob", "ox")),
+            *(place[f"last_{loop}"].eq(nest.last[loop]) for loop in ("oy", "ox")),
+            place.first_g.eq(nest.first.g if "g" in nest.loops else 1),
+            place.last_g.eq(nest.last.g if "g" in nest.loops else 1),
+            grant.granted.eq(granted.valid),
+            grant.dst.eq(tag.dst),
+            grant.first.eq(tag.index == 0),
+            grant.last.eq(tag.last),
+            grant.end.eq(tag.end),
+        ]
+        if self.config.softmax:
+            m.d.comb += [grant.note.eq(request.note), grant.alignment.eq(request.second)]
