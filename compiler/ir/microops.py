@@ -122,6 +122,12 @@ def clamp(value: Value, op: DeviceOp) -> Value:
     return elementwise(lambda q: np.clip(q + op.y_zero, op.low, op.high), value)
 
 
+def looked_up(value: Value, op: DeviceOp) -> Value:
+    """Results behind the operator's table, if it has one."""
+    table = op.table
+    return value if table is None else elementwise(lambda q: table[q + 128].astype(np.int64), value)
+
+
 def window_of(x: Value, window: Window, out: tuple[int, int], fill: int) -> Value:
     """The elements of each window: axes ``n h w y x`` and the channel axes of `x`."""
     rows = elementwise(

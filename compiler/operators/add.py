@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from weft.compiler.ir.graph import ONE, Add, IrError
-from weft.compiler.ir.microops import Value, clamp, divide_half_even, elementwise, scalar
+from weft.compiler.ir.microops import Value, clamp, divide_half_even, elementwise, looked_up, scalar
 from weft.compiler.ir.scales import quantise_pair
 from weft.compiler.lower.vector import Job, lower_vector, pointwise
 from weft.compiler.machine.emit import Emitter, ceil_div
@@ -33,7 +33,7 @@ def _evaluate(op: Add, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
     total = elementwise(
         lambda p, q: (p - op.a_zero) * a_mantissa + (q - op.b_zero) * b_mantissa, *map(Value.image, given)
     )
-    return clamp(divide_half_even(total, scalar(shift)), op).int8()
+    return looked_up(clamp(divide_half_even(total, scalar(shift)), op), op).int8()
 
 
 def _plan(op: Add, site: Site, choose: Chooser) -> VectorPlan | None:

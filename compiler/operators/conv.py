@@ -11,6 +11,7 @@ from weft.compiler.ir.microops import (
     Value,
     elementwise,
     iota,
+    looked_up,
     product_sum,
     reduce,
     reindex,
@@ -58,8 +59,8 @@ def _check_epilogue(op: Conv, shape: Shape4) -> None:
 
 
 def _evaluate(op: Conv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, and
-    the epilogue."""
+    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, the
+    table, and the epilogue."""
     out, kh, kw, cin = op.weight.shape
     _, h, w, _ = op.src.shape
     weight = Value(op.weight.astype(np.int64).reshape(op.groups, out // op.groups, kh, kw, cin), "goyxi")
@@ -75,7 +76,7 @@ def _evaluate(op: Conv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
     if op.pool is not None:
         shape = op.dst.shape[1:3]
         q = reduce("maximum", window_of(q, op.pool, shape, -128), "yx")
-    result = q.int8()
+    result = looked_up(q, op).int8()
     return result if op.epilogue is None else operator_of(op.epilogue).evaluate(
         op.epilogue, (result, *given[1:]), bits
     )  # fmt: skip

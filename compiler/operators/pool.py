@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.compiler.ir.graph import ONE, Pool
-from weft.compiler.ir.microops import Value, elementwise, reduce, requantise, window_of
+from weft.compiler.ir.microops import Value, elementwise, looked_up, reduce, requantise, window_of
 from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.lower.vector import Job, lower_vector, uniform
 from weft.compiler.machine.emit import Emitter, ceil_div
@@ -32,13 +32,14 @@ def _evaluate(op: Pool, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
     x, out = Value.image(given[0]), op.dst.shape[1:3]
     if op.kind == "max":
         most = reduce("maximum", window_of(x, op.window, out, -(1 << 31)), "yx")
-        return requantise(elementwise(lambda v: v - op.x_zero, most), op.scale, "", op, bits).int8()
+        centred = elementwise(lambda v: v - op.x_zero, most)
+        return looked_up(requantise(centred, op.scale, "", op, bits), op).int8()
     centred = elementwise(lambda v: v - op.x_zero, x)
     total = reduce("add", window_of(centred, op.window, out, 0), "yx")
     ones = elementwise(np.ones_like, centred)
     counts = reduce("add", window_of(ones, op.window, out, int(op.include_pad)), "yx")
     number = np.maximum(counts.array[0, :, :, 0], 1)  # a window may lie in the padding
-    return requantise(total, op.scale / number, "hw", op, bits).int8()
+    return looked_up(requantise(total, op.scale / number, "hw", op, bits), op).int8()
 
 
 def _site(op: Pool, site: Site) -> Site:

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from weft.compiler.ir.graph import ONE, Rescale
-from weft.compiler.ir.microops import Value, elementwise, requantise
+from weft.compiler.ir.microops import Value, elementwise, looked_up, requantise
 from weft.compiler.lower.vector import Job, lower_vector, pointwise
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.tasks import Task
@@ -26,7 +26,7 @@ def _shape(op: Rescale) -> Shape4:
 
 def _evaluate(op: Rescale, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
     centred = elementwise(lambda v: v - op.x_zero, Value.image(given[0]))
-    return requantise(centred, op.scale, "", op, bits).int8()
+    return looked_up(requantise(centred, op.scale, "", op, bits), op).int8()
 
 
 def _plan(op: Rescale, site: Site, choose: Chooser) -> VectorPlan | None:

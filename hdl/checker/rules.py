@@ -21,6 +21,7 @@ from weft.hdl.isa import (
     FILL_MAX,
     Instruction,
     Load,
+    Lookup,
     Memory,
     Operand,
     Reduce,
@@ -30,7 +31,7 @@ from weft.hdl.isa import (
     Vec,
     VectorInstruction,
 )
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 
 ADDRESSES = 1 << 32
 """Bytes behind a base register of which no more is known."""
@@ -60,6 +61,11 @@ def check_instruction(
     elif isinstance(i, Table) and config.n * i.vectors > config.table_depth:
         entries = config.n * i.vectors
         raise ProgramError(f"'vectors' {i.vectors} has {entries} entries, but the table {config.table_depth}")
+    elif isinstance(i, Lookup) and i.entry + config.n * i.vectors > LOOKUP_ENTRIES:
+        last = i.entry + config.n * i.vectors
+        raise ProgramError(
+            f"'entry' and 'vectors' reach entry {last - 1}, but a look-up table has {LOOKUP_ENTRIES}"
+        )
     operands = [operand for operand in i.OPERANDS if operand.applies(i)]
     for operand in operands:
         _check_operand(operand, i, config)

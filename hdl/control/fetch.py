@@ -22,14 +22,12 @@ BLOCK_DEPTH = 64
 PAGE = 4096
 """Memory is a whole number of pages, so that reading on to the end of END's page never leaves it."""
 
-_SOFTMAX = (Opcode.SOFTMAX, Opcode.NORMALISE, Opcode.TABLE)
-
 
 def queue_kinds(config: Config) -> dict[Queue, tuple[type[Instruction], ...]]:
     """The instructions that go to each queue of an accelerator."""
     kinds: dict[Queue, tuple[type[Instruction], ...]] = dict.fromkeys(Queue, ())
-    for opcode, cls in INSTRUCTIONS.items():
-        if cls.QUEUE is not None and (config.softmax or opcode not in _SOFTMAX):
+    for cls in INSTRUCTIONS.values():
+        if cls.QUEUE is not None and not (cls.REQUIRES and cls.REQUIRES.missing(config)):
             kinds[cls.QUEUE] += (cls,)
     return kinds
 

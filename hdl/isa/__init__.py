@@ -31,6 +31,7 @@ from weft.hdl.isa.instructions import (
 from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand
 from weft.hdl.isa.parameters import PARAMETER_VECTORS
 from weft.hdl.isa.vector import (
+    Lookup,
     Normalise,
     Reduce,
     Softmax,
@@ -43,6 +44,6 @@ from weft.hdl.isa.vector import (
 __all__ = [
     "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "PAGE_ENTRY", "PARAMETER_VECTORS", "SEMAPHORES",
     "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature", "Instruction", "IsaError", "Load",
-    "Loop", "Memory", "Mm", "Normalise", "Opcode", "Operand", "Place", "Queue", "Reduce", "Softmax", "Source", "Store",
-    "Table", "Vec", "VectorInstruction", "decode", "limits", "places", "required", "used_bits",
+    "Lookup", "Loop", "Memory", "Mm", "Normalise", "Opcode", "Operand", "Place", "Queue", "Reduce", "Softmax", "Source",
+    "Store", "Table", "Vec", "VectorInstruction", "decode", "limits", "places", "required", "used_bits",
 ]  # fmt: skip

@@ -16,6 +16,10 @@ from weft.hdl.files import schema
 FORMAT = "weft configuration 1"
 """The field `format` of a configuration file; it may be absent."""
 _FILE_BYTES = 1 << 20
+LOOKUP_TABLES = 8
+"""Look-up tables at most."""
+LOOKUP_ENTRIES = 256
+"""Entries of a look-up table: one for each int8."""
 
 
 class ConfigError(WeftError, ValueError):
@@ -56,6 +60,9 @@ class Config:
         Vectors of probabilities that can be under way. A power of two from 16 to 4096.
     table_depth : int
         Entries of the table for powers of two. A power of two from 256 to 2048.
+    lookup_tables : int
+        Look-up tables of `LOOKUP_ENTRIES` bytes that the vector unit can put results through: 1, 2, 4 or 8, or 0 for an
+        accelerator without, which then cost nothing. Up to 8 take a block RAM for every two lanes.
 
     Raises
     ------
@@ -76,6 +83,7 @@ class Config:
     row_states: int = 256
     alignments: int = 2048
     table_depth: int = 2048
+    lookup_tables: int = 4
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -104,16 +112,19 @@ class Config:
         self._power("row_states", 4, 4096)
         self._power("alignments", 16, 4096)
         self._power("table_depth", 256, 2048)
+        if self.lookup_tables != 0:
+            self._power("lookup_tables", 1, LOOKUP_TABLES, " or 0")
         for memory in ("scratchpad", "accumulator"):
             size = getattr(self, f"{memory}_banks") * getattr(self, f"{memory}_depth")
             if size > 1 << 16:
                 raise ConfigError(f"the {memory} has {size} rows, but addresses are 16 bits: at most 65536")
 
-    def _power(self, name: str, low: int, high: int) -> None:
+    def _power(self, name: str, low: int, high: int, otherwise: str = "") -> None:
         value = getattr(self, name)
         if not (low <= value <= high and _is_power_of_two(value)):
             raise ConfigError(
-                f"configuration field {name!r} must be a power of two from {low} to {high}, not {schema.shown(value)}"
+                f"configuration field {name!r} must be a power of two from {low} to {high}{otherwise}, "
+                f"not {schema.shown(value)}"
             )
 
     @cached_property

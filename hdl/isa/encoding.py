@@ -52,6 +52,7 @@ class Opcode(enum.IntEnum):
     SOFTMAX = 5
     NORMALISE = 6
     TABLE = 7
+    LOOKUP = 8
 
 
 def bits(

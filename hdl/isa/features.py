@@ -6,15 +6,20 @@ import enum
 
 from weft.hdl.isa.config import Config
 
+_NO_TABLES = "the configuration has no look-up tables ('lookup_tables' is 0)"
+
 
 class Feature(enum.Enum):
     """Something optional, by what documentation calls it."""
 
     SOFTMAX = "softmax only"
     WIDE_ACTIVATIONS = "softmax with 8-bit probabilities only"
+    LOOKUP = "look-up tables only"
 
     def missing(self, config: Config) -> str | None:
         """Why a configuration does not have it, as a clause; None if it has."""
+        if self is Feature.LOOKUP:
+            return None if config.lookup_tables else _NO_TABLES
         if not config.softmax:
             return "the configuration has no softmax ('probability_bits' is 0)"
         if self is Feature.WIDE_ACTIVATIONS and not config.wide_activations:

@@ -11,7 +11,9 @@ number of iterations, at least 1.
 Configurations with softmax (``probability_bits`` above 0) have three more memories: *row states* (a maximum ``m`` and
 a sum ``l`` for each row of scores under way, addressed by ``state``), *alignments* (a shift from -31 to 31 for each
 vector of probabilities, addressed by ``alignment``), and the *table* of ``table_depth`` bytes. Without softmax the
-opcodes SOFTMAX, NORMALISE and TABLE do not exist, and fields marked "softmax only" must be 0. ``rsh(x, s)`` stands
+opcodes SOFTMAX, NORMALISE and TABLE do not exist, and fields marked "softmax only" must be 0. Configurations with
+`lookup_tables` have so many *look-up tables* of 256 bytes; without them the opcode LOOKUP does not exist, and fields
+marked "look-up tables only" must be 0. ``rsh(x, s)`` stands
 for ``(x + 2**(s-1)) >> s``, arithmetic, and for ``x`` where ``s = 0``.
 """
 

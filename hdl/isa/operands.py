@@ -24,6 +24,7 @@ class Memory(enum.Enum):
     ALIGNMENTS = "alignment"
     STATES = "row state"
     TABLE = "table entry"
+    LOOKUP = "look-up table"
     DRAM = "byte"
 
     __hash__ = object.__hash__  # members are unique; that of `Enum` hashes their names
@@ -43,6 +44,7 @@ _SIZES = {
     Memory.ALIGNMENTS: "alignments",
     Memory.STATES: "row_states",
     Memory.TABLE: "table_depth",
+    Memory.LOOKUP: "lookup_tables",
 }
 
 

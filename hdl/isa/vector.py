@@ -78,6 +78,7 @@ class Vec(VectorInstruction):
         p     = v * mantissa[j] + (B[j] - b_zero) * b_mantissa        (second term only with `add`)
         q     = round_half_even(p / 2**shift[j])
         out   = min(max(q + zero, low), high)                          as int8
+        out   = entry out + 128 of look-up table `table`               with `lookup`
 
     Reduce.NONE reads only the last element of the reduction loops, so they should have count 1.
     The parameter block is `PARAMETER_VECTORS` vectors from ``params`` on; vector i holds byte i of every column's
@@ -92,6 +93,7 @@ class Vec(VectorInstruction):
         ),
         _PARAMETERS,
         Operand("b", Memory.SCRATCHPAD, over("b", *_OUTPUTS), when={"add": 1}),
+        Operand("table", Memory.LOOKUP, (), when={"lookup": 1}),
         _DESTINATION,
     )
 
@@ -120,6 +122,8 @@ class Vec(VectorInstruction):
     zero: int = bits(8, "zero point of the output", signed=True)
     low: int = bits(8, "smallest output", signed=True, default=-128)
     high: int = bits(8, "largest output", signed=True, default=127)
+    lookup: int = bits(1, "put outputs through a look-up table", requires=Feature.LOOKUP)
+    table: int = bits(3, "look-up table", requires=Feature.LOOKUP)
 
 
 @dataclass(frozen=True)
@@ -255,3 +259,25 @@ class Table(Instruction):
 
     src: int = bits(16, "first vector")
     vectors: int = count("vectors")
+
+
+@dataclass(frozen=True)
+class Lookup(Instruction):
+    """Fill look-up table `table` from entry `entry` on with the bytes of the vectors ``src`` to ``src + vectors - 1``.
+
+    The other entries keep their content; ``entry + N * vectors`` is at most `LOOKUP_ENTRIES`. Entry i is what `Vec`
+    makes of the output ``i - 128``.
+    """
+
+    OPCODE = Opcode.LOOKUP
+    QUEUE = Queue.VEC
+    REQUIRES = Feature.LOOKUP
+    OPERANDS = (
+        Operand("src", Memory.SCRATCHPAD, (Loop("vector", "vectors", 1),)),
+        Operand("table", Memory.LOOKUP, (), write=True),
+    )
+
+    src: int = bits(16, "first vector")
+    vectors: int = count("vectors")
+    table: int = bits(3, "look-up table")
+    entry: int = bits(8, "first entry")

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from weft.hdl.isa import BASES, Bound, Instruction, Memory, Operand
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.sim.device import DeviceError
 
 
@@ -28,6 +28,7 @@ class Memories:
     alignments : int32 (``config.alignments``)
         -31 to 31.
     table : uint8 (``config.table_depth``)
+    lookup : int8 (``config.lookup_tables``, `LOOKUP_ENTRIES`)
     """
 
     def __init__(self, config: Config, memory_bytes: int) -> None:
@@ -40,6 +41,7 @@ class Memories:
         self.sums = np.zeros(config.row_states, np.int64)
         self.alignments = np.zeros(config.alignments, np.int32)
         self.table = np.zeros(config.table_depth, np.uint8)
+        self.lookup = np.zeros((config.lookup_tables, LOOKUP_ENTRIES), np.int8)
 
     def dram_range(self, address: int, size: int) -> np.ndarray:
         """A view of DRAM bytes. Raises `DeviceError` if they do not lie inside memory."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.hdl.isa import (
+    Lookup,
     Normalise,
     Reduce,
     Softmax,
@@ -15,6 +16,7 @@ from weft.hdl.isa import (
     VectorInstruction,
     parameters,
 )
+from weft.hdl.isa.config import LOOKUP_ENTRIES
 from weft.sim.device import DeviceError
 from weft.sim.golden import softmax as numerics
 from weft.sim.golden.arithmetic import round_half_even, wrap
@@ -43,6 +45,8 @@ def vec(memories: Memories, i: Vec) -> None:
         if second is not None:
             p += (second[part].astype(np.int64) - i.b_zero) * i.b_mantissa
         results[part] = np.minimum(np.maximum(round_half_even(p, shift) + i.zero, i.low), i.high)
+    if i.lookup:
+        results = memories.lookup[int(memories.addresses(i, "table"))][results.astype(np.int64) + 128]
     memories.scratchpad[dst] = results
 
 
@@ -162,3 +166,12 @@ def table(memories: Memories, i: Table) -> None:
     if vectors.size > memories.table.size:
         raise DeviceError(f"{vectors.size} entries do not fit the table of {memories.table.size}")
     memories.table[: vectors.size] = vectors.view(np.uint8).ravel()
+
+
+@executes(Lookup)
+def lookup(memories: Memories, i: Lookup) -> None:
+    """`Lookup`: bytes are copied."""
+    entries = memories.scratchpad[memories.addresses(i, "src")].ravel()
+    if i.entry + entries.size > LOOKUP_ENTRIES:
+        raise DeviceError(f"{entries.size} entries from {i.entry} on do not fit a look-up table")
+    memories.lookup[int(memories.addresses(i, "table"))][i.entry : i.entry + entries.size] = entries

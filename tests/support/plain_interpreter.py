@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from fractions import Fraction
 
-from weft.hdl.isa import Load, Mm, Normalise, Reduce, Softmax, Store, Table, Vec
+from weft.hdl.isa import Load, Lookup, Mm, Normalise, Reduce, Softmax, Store, Table, Vec
 from weft.sim.golden.interpreter import GoldenDevice
 
 
@@ -31,6 +31,7 @@ class Slow:
         self.m, self.l = device.memories.maxima.tolist(), device.memories.sums.tolist()
         self.alignments = device.memories.alignments.tolist()
         self.entries = device.memories.table.tolist()
+        self.lookups = device.memories.lookup.tolist()
 
     def load(self, i: Load) -> None:
         self.page = 0
@@ -120,7 +121,12 @@ class Slow:
         bias, mantissa, shift = self.parameters(i.params, j)
         p = signed(r + bias, 32) * mantissa + ((b - i.b_zero) * i.b_mantissa if i.add else 0)
         q = round(Fraction(p, 1 << shift))
-        return min(max(q + i.zero, i.low), i.high)
+        out = min(max(q + i.zero, i.low), i.high)
+        return self.lookups[i.table][out + 128] if i.lookup else out
+
+    def lookup(self, i: Lookup) -> None:
+        for vector, lane in itertools.product(range(i.vectors), range(self.n)):
+            self.lookups[i.table][i.entry + vector * self.n + lane] = self.scratchpad[i.src + vector][lane]
 
     def parameters(self, params: int, j: int) -> tuple[int, int, int]:
         """Bias, mantissa and shift of column j."""

@@ -21,6 +21,7 @@ from weft.hdl.isa import (
     End,
     Instruction,
     Load,
+    Lookup,
     Memory,
     Mm,
     Normalise,
@@ -35,9 +36,9 @@ from weft.hdl.isa import (
     places,
     required,
 )
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.sim.device import Device, DeviceError
-from weft.sim.golden.execute import EXECUTE
+from weft.sim.golden.interpreter import EXECUTE
 from weft.sim.golden.memories import Memories
 
 MEMORY = 1 << 18
@@ -80,7 +81,11 @@ class Generator:
         fields: dict[str, Any] = getattr(self, kind.__name__.lower(), dict)()
         requires = required(kind.OPCODE)
         counts = {loop.count for operand in kind.OPERANDS for loop in operand.loops}
-        starts = {operand.name for operand in kind.OPERANDS if operand.start is None}
+        starts = {
+            operand.name
+            for operand in kind.OPERANDS
+            if operand.start is None and (operand.register or operand.memory.size(self.config))
+        }
         for name, place in places(kind.OPCODE).items():
             taken = name in fields or any(name == start or name.startswith(f"{start}_") for start in starts)
             if name in requires and requires[name].missing(self.config):
@@ -247,6 +252,10 @@ class Generator:
     def table(self) -> dict[str, Any]:
         return {"vectors": min(self.random.choice([1, 2, 9]), self.config.table_depth // self.config.n)}
 
+    def lookup(self) -> dict[str, Any]:
+        vectors = self.random.randrange(1, LOOKUP_ENTRIES // self.config.n + 1)
+        return {"vectors": vectors, "entry": self.low(LOOKUP_ENTRIES - vectors * self.config.n + 1)}
+
     def parameters(self) -> bytes:
         """A block whose results mostly lie inside int8."""
         r = self.random
@@ -321,6 +330,11 @@ class Generator:
         )
         kinds = [kind for kind in INSTRUCTIONS.values() for _ in range(SHARES.get(kind, 1))]
         kinds = [kind for kind in kinds if kind.QUEUE is not None and not kind().unsupported(self.config)]
+        for table in range(self.config.lookup_tables):
+            vectors = LOOKUP_ENTRIES // n
+            assert self.append(
+                Lookup(src=self.random.randrange(size - vectors), vectors=vectors, table=table)
+            )
         for _ in range(count):
             assert any(self.append(self.draw(self.random.choice(kinds))) for _ in range(ATTEMPTS))
         assert self.append(
