@@ -140,12 +140,12 @@ class _Operator:
 class DeviceOp(_Operator):
     """An operator of the device. Each kind is described by a record in `weft.compiler.operators`.
 
-    `table` is what becomes of each result q, int8 (256,): ``table[q + 128]``; None for q itself. It comes behind the
+    `lookup` is what becomes of each result q, int8 (256,): ``lookup[q + 128]``; None for q itself. It comes behind the
     clamp, and behind the pool of a convolution, but ahead of its epilogue. Attention and Softmax have none.
     `plan` says how it is cut into instructions, as the kind's planner made it; None until it is planned.
     """
 
-    table: np.ndarray | None = None
+    lookup: np.ndarray | None = None
     plan: Any = None
 
     def replace(self, **changes: Any) -> Self:

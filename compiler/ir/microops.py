@@ -123,8 +123,8 @@ def clamp(value: Value, op: DeviceOp) -> Value:
 
 
 def looked_up(value: Value, op: DeviceOp) -> Value:
-    """Results behind the operator's table, if it has one."""
-    table = op.table
+    """Results behind the look-up table of the operator, if it has one."""
+    table = op.lookup
     return value if table is None else elementwise(lambda q: table[q + 128].astype(np.int64), value)
 
 

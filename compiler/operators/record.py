@@ -80,8 +80,8 @@ class Operator:
                 raise IrError(f"{op.name}: empty view {view.shape}")
         if not -128 <= op.low <= op.high <= 127:
             raise IrError(f"{op.name}: clamp {op.low} to {op.high}")
-        if op.table is not None and (op.table.shape, op.table.dtype) != ((256,), np.int8):
-            raise IrError(f"{op.name}: the table is {op.table.dtype} {op.table.shape}, not int8 (256,)")
+        if op.lookup is not None and (op.lookup.shape, op.lookup.dtype) != ((256,), np.int8):
+            raise IrError(f"{op.name}: the look-up table is {op.lookup.dtype} {op.lookup.shape}, not int8 (256,)")
         expected = self.shape(op)
         if op.dst.shape != expected:
             raise IrError(f"{op.name}: output is {op.dst.shape}, not {expected}")

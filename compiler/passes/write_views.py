@@ -28,7 +28,7 @@ def write_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 
 def _plain(op: Rescale) -> bool:
     unchanged = op.scale == 1.0 and op.x_zero == op.y_zero and (op.low, op.high) == (-128, 127)
-    return unchanged and op.table is None
+    return unchanged and op.lookup is None
 
 
 def _reads_destination(writer: DeviceOp, copy: Rescale) -> bool:
