@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
+from weft.compiler.passes.fuse_lookup import fuse_lookup
 from weft.compiler.passes.fuse_pool import fuse_pool
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
@@ -37,6 +38,7 @@ class Pass:
 
 
 PIPELINE = (
+    Pass(fuse_lookup),
     Pass(fuse_pool),
     Pass(write_views),
     Pass(fuse_epilogue),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from weft.compiler.ir.graph import Attention, DeviceSegment, View
@@ -45,6 +46,8 @@ def _details(op: Any) -> str:
         window = getattr(op, key, None)
         if window is not None:
             parts.append(f"{key}(k{window.kernel} s{window.stride} d{window.dilation} p{window.pad})")
+    if op.lookup is not None:
+        parts.append(f"lookup({zlib.crc32(op.lookup.tobytes()):08x})")
     epilogue = getattr(op, "epilogue", None)
     if epilogue is not None:
         parts.append(f"epilogue({type(epilogue).__name__.lower()} {epilogue.name})")

@@ -277,6 +277,7 @@ class _ConvLowering:
 
     def _drain(self, box: Box, conv: Box, index: int, rows: int, out: _Place) -> Iterator[Task]:
         shape, pool = self.shape, self.shape.pool
+        lookup = yield from self.emit.lookup(shape.op.lookup, self.p)
         params, held = self.p.get(("p", index))
         if not held:
             yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
@@ -284,16 +285,18 @@ class _ConvLowering:
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
         outputs = box.h * box.w
         yield Task(
-            self._drained(box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel),
+            self._drained(box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel, *lookup.items()),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
             addresses=((rows + y * conv.w + x) % (1 << 16), out.start, params),
         )
 
-    def _requantisation(self, oy: int, ox: int, h: int, w: int, y: int, x: int, row: int, pixel: int) -> Vec:
+    def _requantisation(
+        self, oy: int, ox: int, h: int, w: int, y: int, x: int, row: int, pixel: int, *lookup: tuple[str, int]
+    ) -> Vec:
         """A VEC without its addresses: (oy, ox) outputs of (h, w) rows of sums, the first at (y, x).
 
-        Results are `pixel` and `row` vectors apart.
+        Results are `pixel` and `row` vectors apart. `lookup` are its fields for a look-up table.
         """
         shape, op, pool = self.shape, self.shape.op, self.shape.pool
         return Vec(
@@ -303,6 +306,7 @@ class _ConvLowering:
             src_ry=taken(pool.dilation[0] * w, pool.kernel[0]), src_rx=pool.dilation[1],
             y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
             h=h, w=w, dst_oy=taken(row, oy), dst_ox=pixel, zero=op.y_zero, low=op.low, high=op.high,
+            **dict(lookup),
         )  # fmt: skip
 
     def _epilogue(self, box: Box, out: _Place, added: _Place) -> Iterator[Task]:
@@ -315,13 +319,14 @@ class _ConvLowering:
         second: dict[str, int] = {}
         if isinstance(op, Add):
             second = second_operand(op, config, added.start, box.h, added.row, added.pixel)
+        lookup = yield from self.emit.lookup(op.lookup, self.p)
         rows = taken(out.row, box.h)
         yield Task(
             Vec(
                 source=VecSource.SCRATCHPAD, oy=box.h, ox=box.w,
                 src=out.start, src_oy=rows, src_ox=out.pixel, h=1, w=1,
                 dst=out.start, dst_oy=rows, dst_ox=out.pixel,
-                params=params, zero=op.y_zero, low=op.low, high=op.high, **second,
+                params=params, zero=op.y_zero, low=op.low, high=op.high, **second, **lookup,
             ),
             self.layer,
             box.h * box.w * (config.groups + bool(second)),

@@ -98,10 +98,11 @@ class _VectorLowering:
             b, _ = self.b.get(key)
             yield from self.emit.load_box(self.other, image, loaded, channels, b, vectors, 0)
         for part, count in self._parts(box):
+            lookup = yield from self.emit.lookup(self.op.lookup, self.p)
             params, held = self.p.get(count)
             if not held:
                 yield self.emit.load_constant(job.parameters(count), params)
-            yield self._vec(box, part, loaded, vectors, (a, b, o, params))
+            yield self._vec(box, part, loaded, vectors, (a, b, o, params), lookup)
         yield from self.emit.store_box(self.dst, image, box, channels, o, vectors)
 
     def _input_box(self, box: Box) -> Box:
@@ -131,7 +132,15 @@ class _VectorLowering:
                 runs.append((index, 1, taps))
         return runs
 
-    def _vec(self, box: Box, part: Box, loaded: Box, vectors: int, slots: tuple[int, int, int, int]) -> Task:
+    def _vec(
+        self,
+        box: Box,
+        part: Box,
+        loaded: Box,
+        vectors: int,
+        slots: tuple[int, int, int, int],
+        lookup: dict[str, int],
+    ) -> Task:
         job, window, op = self.job, self.job.window, self.op
         a, b, o, params = slots
         pitch = loaded.w * vectors
@@ -152,7 +161,7 @@ class _VectorLowering:
                 x_ox=window.stride[1], x_rx=window.dilation[1],
                 h=loaded.h, w=loaded.w, pad=job.pad,
                 dst=o + out, dst_ob=1, dst_oy=taken(box.w * vectors, part.h), dst_ox=vectors,
-                params=params, zero=op.y_zero, low=op.low, high=op.high, **second,
+                params=params, zero=op.y_zero, low=op.low, high=op.high, **second, **lookup,
             ),
             self.layer,
             part.h * part.w * vectors * window.kernel[0] * window.kernel[1] * self.config.groups,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
-from weft.compiler.machine.memory import CONSTANTS, Constants, TensorRef
+from weft.compiler.machine.memory import CONSTANTS, Constants, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
-from weft.hdl.isa import WORD_BYTES, Load, Store
-from weft.hdl.isa.config import Config
+from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Lookup, Store
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -92,12 +94,16 @@ def _stored(
 
 
 class Emitter:
-    """Builds LOAD and STORE tasks of one layer for one configuration."""
+    """Builds LOAD and STORE tasks of one layer for one configuration, and those that fill look-up tables.
 
-    def __init__(self, config: Config, constants: Constants, layer: int) -> None:
+    `constants` and `tables`, the hardware's look-up tables by their content, are those of the whole program.
+    """
+
+    def __init__(self, config: Config, constants: Constants, layer: int, tables: Ring | None = None) -> None:
         self.config = config
         self.constants = constants
         self.layer = layer
+        self.tables = Ring(0, 1, config.lookup_tables) if tables is None else tables
 
     def _bus_cycles(self, runs: int, size: int) -> int:
         return bus_cycles(self.config, runs, size)
@@ -114,6 +120,25 @@ class Emitter:
             len(payload),
             addresses=(offset, dst),
         )
+
+    def lookup(self, lookup: np.ndarray | None, blocks: Ring) -> Generator[Task, None, dict[str, int]]:
+        """Fill a look-up table with int8 (256,), unless one has this content; returns the fields of the `Vec` that
+        uses it, none for None. The bytes pass slots of `blocks`, those of parameter
+        blocks, of which none may be in use.
+        """
+        if lookup is None:
+            return {}
+        content = lookup.tobytes()
+        table, held = self.tables.get(content)
+        if held:
+            return {"lookup": 1, "table": table}
+        size = min(PARAMETER_VECTORS * self.config.n, LOOKUP_ENTRIES)
+        for entry in range(0, LOOKUP_ENTRIES, size):
+            block, _ = blocks.get((content, entry))
+            yield self.load_constant(content[entry : entry + size], block)
+            filling = Lookup(src=block, vectors=size // self.config.n, table=table, entry=entry)
+            yield Task(filling, self.layer, size)
+        return {"lookup": 1, "table": table}
 
     def load_box(
         self,

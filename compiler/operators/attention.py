@@ -63,4 +63,6 @@ def _cost(op: Attention, plan: AttentionPlan | None, config: Config) -> Cost | N
     return None if plan is None else Cost(plan.cycles, moved / config.bus_bytes)
 
 
-OPERATOR = Operator(Attention, _shape, _evaluate, _plan, _lower, _cost, no_softmax_unit, exact=False)
+OPERATOR = Operator(
+    Attention, _shape, _evaluate, _plan, _lower, _cost, no_softmax_unit, exact=False, looked_up=False
+)

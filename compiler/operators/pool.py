@@ -71,7 +71,7 @@ def _cost(op: Pool, plan: VectorPlan | None, config: Config) -> Cost:
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n) * math.prod(op.window.kernel)
     moved = math.prod(op.src.shape) + math.prod(op.dst.shape)
-    return Cost(*vector_plan.cycles(config, vectors * config.groups, moved))
+    return Cost(*vector_plan.cycles(op, config, vectors * config.groups, moved))
 
 
 OPERATOR = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost)

@@ -56,6 +56,8 @@ class Operator:
         What a configuration lacks for it, as a sentence; None if nothing.
     exact : bool
         Whether `evaluate` gives the device's bytes.
+    looked_up : bool
+        Whether results may pass a look-up table.
     """
 
     kind: type[DeviceOp]
@@ -66,6 +68,7 @@ class Operator:
     cost: Callable[[Any, Any, Config], Cost | None]
     unsupported: Callable[[Config], str | None] = supported
     exact: bool = True
+    looked_up: bool = True
 
     def verify(self, op: DeviceOp) -> None:
         """Raise `IrError` if shapes, ranges or dtypes of an operator disagree."""
@@ -81,7 +84,11 @@ class Operator:
         if not -128 <= op.low <= op.high <= 127:
             raise IrError(f"{op.name}: clamp {op.low} to {op.high}")
         if op.lookup is not None and (op.lookup.shape, op.lookup.dtype) != ((256,), np.int8):
-            raise IrError(f"{op.name}: the look-up table is {op.lookup.dtype} {op.lookup.shape}, not int8 (256,)")
+            raise IrError(
+                f"{op.name}: the look-up table is {op.lookup.dtype} {op.lookup.shape}, not int8 (256,)"
+            )
+        if op.lookup is not None and not self.looked_up:
+            raise IrError(f"{op.name}: results of this operator pass no look-up table")
         expected = self.shape(op)
         if op.dst.shape != expected:
             raise IrError(f"{op.name}: output is {op.dst.shape}, not {expected}")

@@ -42,7 +42,7 @@ def _cost(op: Rescale, plan: VectorPlan | None, config: Config) -> Cost:
     """Each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n)
-    return Cost(*vector_plan.cycles(config, vectors * config.groups, 2 * prod(op.dst.shape)))
+    return Cost(*vector_plan.cycles(op, config, vectors * config.groups, 2 * prod(op.dst.shape)))
 
 
 OPERATOR = Operator(Rescale, _shape, _evaluate, _plan, _lower, _cost)

@@ -40,7 +40,7 @@ def _cost(op: Softmax, plan: SoftmaxPlan | None, config: Config) -> Cost:
     """Two passes over the scores, and one that normalises; each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n)
-    return Cost(*vector_plan.cycles(config, 3 * vectors * config.groups, 2 * prod(op.dst.shape)))
+    return Cost(*vector_plan.cycles(op, config, 3 * vectors * config.groups, 2 * prod(op.dst.shape)))
 
 
 def no_softmax_unit(config: Config) -> str | None:
@@ -50,4 +50,6 @@ def no_softmax_unit(config: Config) -> str | None:
     return "this configuration has no softmax unit; set 'probability_bits' to 8, or to 7 for small parts"
 
 
-OPERATOR = Operator(Softmax, _shape, _evaluate, _plan, _lower, _cost, no_softmax_unit, exact=False)
+OPERATOR = Operator(
+    Softmax, _shape, _evaluate, _plan, _lower, _cost, no_softmax_unit, exact=False, looked_up=False
+)

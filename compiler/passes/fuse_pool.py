@@ -9,7 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+import numpy as np
+
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pool, View, readers
+from weft.compiler.passes.fuse_lookup import composed
 from weft.compiler.passes.fusion import fused_or_apart
 from weft.compiler.planner import Planner
 
@@ -36,9 +39,16 @@ def _joined(conv: Conv, pool: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
     name, low, high = f"{conv.name}+{pool.name}", max(conv.low, pool.low), min(conv.high, pool.high)
     between = View(dataclasses.replace(conv.dst.buffer, name=f"{name}/unpooled"), conv.dst.shape)
     alone = dataclasses.replace(conv, name=name, dst=between, low=low, high=high)
-    fused = dataclasses.replace(alone, dst=pool.dst, pool=pool.window)
+    fused = dataclasses.replace(
+        alone, dst=pool.dst, pool=pool.window, lookup=composed(conv.lookup, pool.lookup)
+    )
     behind = dataclasses.replace(pool, name=f"{name}/pool", src=between, low=low, high=high)
     return fused_or_apart(fused, alone, behind, planner, traffic=False)
+
+
+def _rises(lookup: np.ndarray) -> bool:
+    """Whether the maximum of what a table gives is what it gives for the maximum."""
+    return bool((lookup[1:] >= lookup[:-1]).all())
 
 
 def _fusible(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
@@ -47,6 +57,8 @@ def _fusible(conv: Conv, pool: Pool, reads: Counter[str]) -> bool:
     if pool.kind != "max" or pool.scale != 1.0 or pool.x_zero != pool.y_zero:
         return False
     if max(conv.low, pool.low) > min(conv.high, pool.high):
+        return False
+    if conv.lookup is not None and ((pool.low, pool.high) != (-128, 127) or not _rises(conv.lookup)):
         return False
     name = conv.dst.buffer.name
     whole = conv.dst.contiguous and pool.src == View(conv.dst.buffer, conv.dst.shape)

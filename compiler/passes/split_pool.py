@@ -34,6 +34,7 @@ def _sums(op: Pool) -> Conv:
     return Conv(
         op.name, op.src, op.dst, np.ones((channels, kh, kw, 1), np.int16), np.zeros(channels, np.int32),
         np.full(channels, op.scale / (kh * kw)), op.window, channels, op.x_zero, op.y_zero, op.low, op.high,
+        lookup=op.lookup,
     )  # fmt: skip
 
 
@@ -48,5 +49,5 @@ def _maxima(op: Pool) -> tuple[Pool, Pool]:
     rows = Window((kh, 1), (sy, 1), (dy, 1), (top, 0, bottom, 0))
     return (
         Pool(f"{op.name}/columns", op.src, view, "max", columns),
-        Pool(op.name, view, op.dst, "max", rows, op.scale, op.x_zero, op.y_zero, op.low, op.high),
+        op.replace(src=view, window=rows),
     )

@@ -17,6 +17,7 @@ from weft.compiler.machine.emit import ceil_div, row_reads
 from weft.compiler.machine.limits import COUNT_MAX, LENGTH_MAX, PITCH_MAX, RUN_MAX, STRIDE_MAX
 from weft.compiler.plan.conv_shape import ConvShape, cuts
 from weft.hdl.isa import WORD_BYTES
+from weft.hdl.isa.config import LOOKUP_ENTRIES
 from weft.hdl.isa.latencies import rmw_latency
 
 Array = np.ndarray
@@ -140,7 +141,7 @@ class Parts:
         instructions = 1
         if shape.op.epilogue is not None:
             reads, instructions = reads + groups + (shape.residual is not None), 2
-        work = float(self.tiles * self.h * self.w * shape.src.n * reads)
+        work = float(self.tiles * self.h * self.w * shape.src.n * reads) + shape.lookups * LOOKUP_ENTRIES
         return work, self.tiles * instructions * self.spatial * overheads.VEC_START
 
     def _load(self, h: Array, w: Array, count: Array | int, vectors: Array | int) -> Array:

@@ -165,13 +165,18 @@ class ConvShape:
         kernel = self.kernel[0] * self.kernel[1]
         return self.passes * kernel * self.config.n * sum(t.count * t.piece.vectors for t in self.tiles)
 
+    @property
+    def lookups(self) -> int:
+        """Look-up tables that it uses."""
+        return sum(op is not None and op.lookup is not None for op in (self.op, self.op.epilogue))
+
     @cached_property
     def key(self) -> str:
         """A hash of all that plans depend on: equal for layers that are planned alike."""
         op = self.op
         known = (
             self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes,
-            type(op.epilogue).__name__, self.region,
+            type(op.epilogue).__name__, self.lookups, self.region,
             *(dataclasses.replace(source, base=0, offset=0, resident=None if source.resident is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),
         )  # fmt: skip

@@ -160,12 +160,23 @@ def random_rescale(rng: np.random.Generator) -> Rescale:
                    draw(rng, -128, 127), draw(rng, -128, 127))  # fmt: skip
 
 
+def random_lookup(rng: np.random.Generator) -> np.ndarray:
+    """A look-up table: any bytes, or some that rise."""
+    table = rng.integers(-128, 128, 256).astype(np.int8)
+    return np.sort(table) if rng.random() < 0.4 else table
+
+
 def random_op(rng: np.random.Generator) -> DeviceOp:
+    """Any operator, some with a look-up table, two if there is an epilogue."""
     makers = (random_conv, random_matmul, random_pool, random_add, random_rescale)
     maker = makers[int(rng.choice(len(makers), p=[0.5, 0.15, 0.15, 0.1, 0.1]))]
     op = maker(rng)
     if isinstance(op, Conv) and rng.random() < 0.3:
         op = with_more(rng, op)
+        if op.epilogue is not None and rng.random() < 0.3:
+            op = op.replace(epilogue=op.epilogue.replace(lookup=random_lookup(rng)))
+    if rng.random() < 0.3:
+        op = op.replace(lookup=random_lookup(rng))
     verify_op(op)
     return op
 
@@ -198,9 +209,10 @@ def apart(conv: Conv) -> tuple[DeviceOp, ...]:
     n, h, w, _ = conv.src.shape
     between = whole("unpooled", (n, *conv.window.output(h, w), len(conv.weight)), "temp")
     pool = Pool(
-        "pool", between, conv.dst, "max", conv.pool, 1.0, conv.y_zero, conv.y_zero, conv.low, conv.high
-    )
-    return conv.replace(dst=between, pool=None), pool
+        "pool", between, conv.dst, "max", conv.pool, 1.0, conv.y_zero, conv.y_zero, conv.low, conv.high,
+        lookup=conv.lookup,
+    )  # fmt: skip
+    return conv.replace(dst=between, pool=None, lookup=None), pool
 
 
 def random_inputs(rng: np.random.Generator, op: DeviceOp) -> dict[str, np.ndarray]:

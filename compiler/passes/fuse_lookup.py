@@ -1,0 +1,78 @@
+"""Requantisations and look-up tables become the look-up table of the operator before them, at no cost in cycles."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from weft.compiler.ir.graph import DeviceOp, DeviceSegment, Rescale, readers
+from weft.compiler.operators.record import operator_of
+from weft.compiler.passes.fusion import fused_or_apart
+from weft.compiler.planner import Planner
+
+BYTES = np.arange(-128, 128, dtype=np.int8)
+"""What a look-up table has entries for, in order."""
+
+
+def composed(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    """One look-up table for two, the second of which takes results of the first."""
+    if first is None or second is None:
+        return second if first is None else first
+    return second[first.astype(np.int64) + 128]
+
+
+def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Requantisations, and functions of single values, become a look-up table of the operator before them, where that
+    takes no longer.
+
+    Nobody else may read that operator's result.
+    """
+    if not planner.config.lookup_tables:
+        return segment
+    reads = readers(segment.ops)
+    ops: list[DeviceOp] = []
+    for op in segment.ops:
+        writers = [at for at, item in enumerate(ops) if item.dst.buffer.name == op.sources[0].buffer.name]
+        before = ops[writers[0]] if len(writers) == 1 and isinstance(op, Rescale) else None
+        if before is not None and isinstance(op, Rescale) and _fusible(before, op, reads[op.src.buffer.name]):
+            joined = _joined(before, op, planner)
+            if joined is not None:
+                ops[writers[0]] = joined
+                continue
+        ops.append(op)
+    return dataclasses.replace(segment, ops=tuple(ops))
+
+
+def _joined(before: DeviceOp, op: Rescale, planner: Planner) -> DeviceOp | None:
+    """Both as one operator; None if they are better apart."""
+    name = f"{before.name}+{op.name}"
+    if before.lookup is None and op.lookup is None and _keeps(op):
+        low, high = max(before.low, op.low), min(before.high, op.high)
+        if low <= high:  # nothing but a clamp
+            return before.replace(name=name, dst=op.dst, low=low, high=high)
+    table = operator_of(op).evaluate(
+        _on_bytes(op), (BYTES.reshape(1, 1, 1, 256),), planner.config.mantissa_bits
+    )
+    fused = before.replace(name=name, dst=op.dst, lookup=composed(before.lookup, table.reshape(256)))
+    return fused if fused_or_apart(fused, before, op, planner, traffic=False) == (fused,) else None
+
+
+def _on_bytes(op: Rescale) -> Rescale:
+    """The same of an image of all bytes."""
+    view = dataclasses.replace(op.src, shape=(1, 1, 1, 256))
+    return op.replace(src=view, dst=view)
+
+
+def _keeps(op: Rescale) -> bool:
+    """Whether it leaves what is in its range as it is."""
+    return op.scale == 1.0 and op.x_zero == op.y_zero
+
+
+def _fusible(before: DeviceOp, op: Rescale, reads: int) -> bool:
+    if _keeps(op) and op.lookup is None and (op.low, op.high) == (-128, 127):
+        return False  # a copy, which `write_views` takes away
+    whole = before.dst.contiguous and op.src == before.dst and before.dst.buffer.kind == "temp"
+    apart = op.dst.buffer.name not in {view.buffer.name for view in before.sources}
+    alone = getattr(before, "epilogue", None) is None
+    return operator_of(before).looked_up and whole and apart and alone and reads == 1
