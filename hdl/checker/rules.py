@@ -26,6 +26,7 @@ from weft.hdl.isa import (
     Operand,
     Reduce,
     Softmax,
+    Source,
     Store,
     Table,
     Vec,
@@ -119,6 +120,10 @@ def _check_vec(i: Vec, config: Config) -> None:
         raise ProgramError(f"'reduce' is {i.reduce}, outside 0 to {max(Reduce)}")
     if i.reduce == Reduce.NONE and (i.ry, i.rx) != (1, 1):
         raise ProgramError(f"'ry' and 'rx' are {i.ry} and {i.rx}, but without a reduction they must be 1")
+    if i.multiply and not (i.add and i.source == Source.SCRATCHPAD and i.reduce == Reduce.NONE):
+        raise ProgramError(
+            f"'multiply' needs 'add' 1, 'source' 1 and 'reduce' 0, which are {i.add}, {i.source} and {i.reduce}"
+        )
     if i.b_mantissa >> config.mantissa_bits:
         raise ProgramError(f"'b_mantissa' is {i.b_mantissa}, but mantissas have {config.mantissa_bits} bits")
 

@@ -63,6 +63,9 @@ class Config:
     lookup_tables : int
         Look-up tables of `LOOKUP_ENTRIES` bytes that the vector unit can put results through: 1, 2, 4 or 8, or 0 for an
         accelerator without, which then cost nothing. Up to 8 take a block RAM for every two lanes.
+    multiply : int
+        1 if the vector unit can multiply and subtract two tensors element by element: a small multiplier for each lane.
+        0 for an accelerator that only adds.
 
     Raises
     ------
@@ -84,6 +87,7 @@ class Config:
     alignments: int = 2048
     table_depth: int = 2048
     lookup_tables: int = 4
+    multiply: int = 1
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -112,6 +116,10 @@ class Config:
         self._power("row_states", 4, 4096)
         self._power("alignments", 16, 4096)
         self._power("table_depth", 256, 2048)
+        if self.multiply not in (0, 1):
+            raise ConfigError(
+                f"configuration field 'multiply' must be 0 or 1, not {schema.shown(self.multiply)}"
+            )
         if self.lookup_tables != 0:
             self._power("lookup_tables", 1, LOOKUP_TABLES, " or 0")
         for memory in ("scratchpad", "accumulator"):

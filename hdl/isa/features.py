@@ -6,6 +6,7 @@ import enum
 
 from weft.hdl.isa.config import Config
 
+_NO_MULTIPLIERS = "the configuration has no products of elements ('multiply' is 0)"
 _NO_TABLES = "the configuration has no look-up tables ('lookup_tables' is 0)"
 
 
@@ -15,11 +16,14 @@ class Feature(enum.Enum):
     SOFTMAX = "softmax only"
     WIDE_ACTIVATIONS = "softmax with 8-bit probabilities only"
     LOOKUP = "look-up tables only"
+    MULTIPLY = "products of elements only"
 
     def missing(self, config: Config) -> str | None:
         """Why a configuration does not have it, as a clause; None if it has."""
         if self is Feature.LOOKUP:
             return None if config.lookup_tables else _NO_TABLES
+        if self is Feature.MULTIPLY:
+            return None if config.multiply else _NO_MULTIPLIERS
         if not config.softmax:
             return "the configuration has no softmax ('probability_bits' is 0)"
         if self is Feature.WIDE_ACTIVATIONS and not config.wide_activations:

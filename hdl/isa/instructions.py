@@ -13,8 +13,8 @@ a sum ``l`` for each row of scores under way, addressed by ``state``), *alignmen
 vector of probabilities, addressed by ``alignment``), and the *table* of ``table_depth`` bytes. Without softmax the
 opcodes SOFTMAX, NORMALISE and TABLE do not exist, and fields marked "softmax only" must be 0. Configurations with
 `lookup_tables` have so many *look-up tables* of 256 bytes; without them the opcode LOOKUP does not exist, and fields
-marked "look-up tables only" must be 0. ``rsh(x, s)`` stands
-for ``(x + 2**(s-1)) >> s``, arithmetic, and for ``x`` where ``s = 0``.
+marked "look-up tables only" must be 0. Fields marked "products of elements only" must be 0 without `multiply`.
+``rsh(x, s)`` stands for ``(x + 2**(s-1)) >> s``, arithmetic, and for ``x`` where ``s = 0``.
 """
 
 from __future__ import annotations

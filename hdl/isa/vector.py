@@ -73,14 +73,18 @@ class Vec(VectorInstruction):
 
         e     = source element at (ob, oy, ox, ry, rx), sign extended to int32;
                 out of range (0 <= y < h, 0 <= x < w fails; 16-bit, wrapping): `pad`, or -2**31 under MAX
+        e     = (e - pad) * (B[j] - b_zero)                            with `multiply`
         r     = e of the only element, the maximum, or the sum (modulo 2**32) over (ry, rx)
         v     = (r + bias[j]) modulo 2**32, as int32
-        p     = v * mantissa[j] + (B[j] - b_zero) * b_mantissa        (second term only with `add`)
+        p     = v * mantissa[j] + (B[j] - b_zero) * b_mantissa        (second term only with `add`, without `multiply`;
+                                                                       it is subtracted with `subtract`)
         q     = round_half_even(p / 2**shift[j])
         out   = min(max(q + zero, low), high)                          as int8
         out   = entry out + 128 of look-up table `table`               with `lookup`
 
-    Reduce.NONE reads only the last element of the reduction loops, so they should have count 1.
+    B is the vector at (ob, oy, ox) of the second operand, which is read with `add`; `multiply` needs that, a source in
+    the scratchpad, and no reduction. Reduce.NONE reads only the last element of the reduction loops, so they should
+    have count 1.
     The parameter block is `PARAMETER_VECTORS` vectors from ``params`` on; vector i holds byte i of every column's
     64-bit parameter word, which is bias (int32, bits 0-31), mantissa (uint24, bits 32-55), shift (uint6, bits 56-61),
     all little endian. With ``mantissa_bits`` 16 the upper byte of mantissas, `b_mantissa` included, must be 0.
@@ -124,6 +128,8 @@ class Vec(VectorInstruction):
     high: int = bits(8, "largest output", signed=True, default=127)
     lookup: int = bits(1, "put outputs through a look-up table", requires=Feature.LOOKUP)
     table: int = bits(3, "look-up table", requires=Feature.LOOKUP)
+    multiply: int = bits(1, "multiply by the second operand instead of adding it", requires=Feature.MULTIPLY)
+    subtract: int = bits(1, "subtract the second operand", requires=Feature.MULTIPLY)
 
 
 @dataclass(frozen=True)

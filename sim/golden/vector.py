@@ -34,6 +34,8 @@ def vec(memories: Memories, i: Vec) -> None:
     mantissa, shift, bias = _parameters(memories, i)
     if i.b_mantissa >> memories.config.mantissa_bits:
         raise DeviceError(f"b_mantissa {i.b_mantissa} has more than {memories.config.mantissa_bits} bits")
+    if i.multiply and not (i.add and i.source == Source.SCRATCHPAD and i.reduce == Reduce.NONE):
+        raise DeviceError("'multiply' needs a second operand, a source in the scratchpad, and no reduction")
     dst = memories.addresses(i, "dst").ravel()
     second = memories.scratchpad[memories.addresses(i, "b").reshape(-1)] if i.add else None
     results = np.empty((dst.size, memories.config.n), np.int8)
@@ -41,9 +43,13 @@ def vec(memories: Memories, i: Vec) -> None:
     chunk = max(1, _CHUNK // (reduction * memories.config.n))
     for low in range(0, dst.size, chunk):
         part = slice(low, low + chunk)
-        p = wrap(_reduced(memories, i, part) + bias) * mantissa
-        if second is not None:
-            p += (second[part].astype(np.int64) - i.b_zero) * i.b_mantissa
+        value = _reduced(memories, i, part)
+        other = 0 if second is None else second[part].astype(np.int64) - i.b_zero
+        if i.multiply:
+            value = (value - i.pad) * other
+        p = wrap(value + bias) * mantissa
+        if not i.multiply:
+            p += (-other if i.subtract else other) * i.b_mantissa
         results[part] = np.minimum(np.maximum(round_half_even(p, shift) + i.zero, i.low), i.high)
     if i.lookup:
         results = memories.lookup[int(memories.addresses(i, "table"))][results.astype(np.int64) + 128]

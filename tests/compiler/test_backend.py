@@ -36,6 +36,7 @@ from weft.compiler.ir.graph import (
 )
 from weft.compiler.ir.rows import Rows
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
+from weft.compiler.passes.fuse_lookup import fuse_lookup
 from weft.compiler.passes.fuse_pool import fuse_pool
 from weft.compiler.pipeline import PIPELINE, Pass
 from weft.compiler.plan.conv_shape import ConvShape
@@ -70,7 +71,7 @@ def test_random_operators(preset: str, seed: int) -> None:
         run_and_compare(segment_of(op), random_inputs(rng, op), PRESETS[preset])
 
 
-FUSING = (fuse_pool, fuse_epilogue)
+FUSING = (fuse_lookup, fuse_pool, fuse_epilogue)
 AS_GIVEN = tuple(item for item in PIPELINE if item.run not in FUSING)
 
 

@@ -116,10 +116,14 @@ class Slow:
                 elements.append((self.scratchpad if i.source else self.accumulator)[address % 65536][j])
             else:
                 elements.append(-(2**31) if i.reduce == Reduce.MAX else i.pad)
+        if i.multiply:
+            elements = [(element - i.pad) * (b - i.b_zero) for element in elements]
         combined = {Reduce.NONE: elements[-1], Reduce.MAX: max(elements), Reduce.SUM: sum(elements)}
         r = combined[Reduce(i.reduce)]
         bias, mantissa, shift = self.parameters(i.params, j)
-        p = signed(r + bias, 32) * mantissa + ((b - i.b_zero) * i.b_mantissa if i.add else 0)
+        p = signed(r + bias, 32) * mantissa
+        if i.add and not i.multiply:
+            p += (b - i.b_zero) * i.b_mantissa * (-1 if i.subtract else 1)
         q = round(Fraction(p, 1 << shift))
         out = min(max(q + i.zero, i.low), i.high)
         return self.lookups[i.table][out + 128] if i.lookup else out

@@ -189,12 +189,14 @@ class Generator:
 
     def vec(self) -> dict[str, Any]:
         r = self.random
-        reduce = r.choice(list(Reduce))
+        multiply = self.config.multiply and r.random() < 0.3
+        reduce = Reduce.NONE if multiply else r.choice(list(Reduce))
         ry, rx = (1, 1) if reduce == Reduce.NONE else (r.randrange(1, 4), r.randrange(1, 4))
         bits = r.randrange(1, self.config.mantissa_bits + 1)
         params = self.block() if r.random() < 0.8 else r.randrange(self.scratchpad)
         return self.clamp() | {
-            "source": r.choice([Source.ACCUMULATOR, Source.ACCUMULATOR, Source.SCRATCHPAD]), "reduce": reduce,
+            "source": Source.SCRATCHPAD if multiply or r.random() < 0.3 else Source.ACCUMULATOR, "reduce": reduce,
+            "multiply": int(multiply), "add": int(multiply) or r.randrange(2),
             "ob": r.choice([1, 1, 2]), "oy": r.choice([1, 2, 3]), "ox": r.choice([1, 2, 5, 9]), "ry": ry, "rx": rx,
             "b_mantissa": r.randrange(1 << bits), "b_zero": r.randrange(-128, 128), "params": params,
         }  # fmt: skip
