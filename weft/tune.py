@@ -11,7 +11,7 @@ import numpy as np
 import weft
 from weft.arguments import SEED, integer, memory
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, View
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Multiply, View
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_shape import ConvShape
@@ -149,7 +149,7 @@ def _alone(shape: ConvShape, chosen: ConvPlan) -> DeviceSegment:
     alone = dataclasses.replace(op, src=_as(op.src, "input"), dst=_as(op.dst, "output"), plan=chosen)
     if op.epilogue is not None:
         epilogue = dataclasses.replace(op.epilogue, dst=alone.dst)
-        if isinstance(epilogue, Add):
+        if isinstance(epilogue, Add | Multiply):
             epilogue = dataclasses.replace(epilogue, b=_as(epilogue.b, "input"))
         alone = dataclasses.replace(alone, epilogue=epilogue)
     operands = zip((op.src, op.dst, *op.sources[1:]), (shape.src, shape.dst, shape.residual), strict=False)

@@ -183,7 +183,7 @@ class Conv(DeviceOp):
     low: int = -128
     high: int = 127
     pool: Window | None = None
-    epilogue: Add | Rescale | None = None
+    epilogue: Add | Multiply | Rescale | None = None
 
     @property
     def sources(self) -> tuple[View, ...]:
@@ -219,11 +219,24 @@ class Pool(DeviceOp):
     include_pad: bool = False
 
 
+class _Pairwise(DeviceOp):
+    """An operator of two operands, element by element. `b` may have one image, one row or one column for all of `a`,
+    whose shape is that of `dst`.
+    """
+
+    a: View
+    b: View
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return self.a, self.b
+
+
 @dataclass(frozen=True, eq=False)
-class Add(DeviceOp):
+class Add(_Pairwise):
     """q = sat(round_half_even((a - a_zero) * a_scale + (b - b_zero) * b_scale) + y_zero), clamped to [low, high].
 
-    Scales are already divided by the output's. `a`, `b` and `dst` have one shape.
+    Scales are already divided by the output's. `b_scale` may be negative.
     """
 
     name: str
@@ -238,9 +251,21 @@ class Add(DeviceOp):
     low: int = -128
     high: int = 127
 
-    @property
-    def sources(self) -> tuple[View, ...]:
-        return self.a, self.b
+
+@dataclass(frozen=True, eq=False)
+class Multiply(_Pairwise):
+    """q = sat(round_half_even((a - a_zero) * (b - b_zero) * scale) + y_zero), clamped to [low, high]."""
+
+    name: str
+    a: View
+    b: View
+    dst: View
+    scale: float
+    a_zero: int = 0
+    b_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
 
 
 @dataclass(frozen=True, eq=False)

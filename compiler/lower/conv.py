@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Add
+from weft.compiler.ir.graph import Add, Multiply
 from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.lower.vector import pointwise, second_operand
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
@@ -317,7 +317,7 @@ class _ConvLowering:
         if not held:
             yield self.emit.load_constant(pointwise(op, config), params)
         second: dict[str, int] = {}
-        if isinstance(op, Add):
+        if isinstance(op, Add | Multiply):
             second = second_operand(op, config, added.start, box.h, added.row, added.pixel)
         lookup = yield from self.emit.lookup(op.lookup, self.p)
         rows = taken(out.row, box.h)

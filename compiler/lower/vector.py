@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, Add, DeviceOp, Rescale, Window
+from weft.compiler.ir.graph import ONE, Add, DeviceOp, Multiply, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken
-from weft.compiler.machine.memory import Ring
+from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
@@ -24,8 +24,8 @@ class Job:
     """What the vector unit does for an operator: a reduction over windows of the first source, and requantisation.
 
     `pad` is what it reads outside the source. `parameters` gives the parameter block for windows of so many elements;
-    elements are counted only for a mean, in the input or, with `include_pad`, in the padding as well. `added` is the
-    addition whose second operand the second source is.
+    elements are counted only for a mean, in the input or, with `include_pad`, in the padding as well. `pairwise` is the
+    operator whose second operand the second source is.
     """
 
     parameters: Callable[[int], bytes]
@@ -34,7 +34,7 @@ class Job:
     reduce: Reduce = Reduce.NONE
     mean: bool = False
     include_pad: bool = False
-    added: Add | None = None
+    pairwise: Add | Multiply | None = None
 
 
 def lower_vector(op: DeviceOp, job: Job, site: Site, plan: VectorPlan, emit: Emitter) -> Iterator[Task]:
@@ -42,11 +42,13 @@ def lower_vector(op: DeviceOp, job: Job, site: Site, plan: VectorPlan, emit: Emi
     return _VectorLowering(op, job, site, plan, emit).tasks()
 
 
-def pointwise(op: Add | Rescale, config: Config) -> bytes:
-    """The parameter block of an addition or a requantisation."""
+def pointwise(op: Add | Multiply | Rescale, config: Config) -> bytes:
+    """The parameter block of a sum, a product or a requantisation."""
     if isinstance(op, Rescale):
         return uniform(config, -op.x_zero, *quantise_scale(op.scale, config.mantissa_bits))
-    mantissa, _, shift = quantise_pair(op.a_scale, op.b_scale, config.mantissa_bits)
+    if isinstance(op, Multiply):
+        return uniform(config, 0, *quantise_scale(op.scale, config.mantissa_bits))
+    mantissa, _, shift = quantise_pair(op.a_scale, abs(op.b_scale), config.mantissa_bits)
     return uniform(config, -op.a_zero, mantissa, shift)
 
 
@@ -56,11 +58,15 @@ def uniform(config: Config, bias: int, mantissa: int, shift: int) -> bytes:
     return parameters.block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
 
 
-def second_operand(op: Add, config: Config, b: int, rows: int, pitch: int, vectors: int) -> dict[str, int]:
-    """Fields of the `Vec` of an addition: its second operand, from `b` on, in `rows` rows of `pitch` vectors."""
-    _, mantissa, _ = quantise_pair(op.a_scale, op.b_scale, config.mantissa_bits)
-    return {"add": 1, "b": b, "b_ob": 1, "b_oy": taken(pitch, rows), "b_ox": vectors,
-            "b_mantissa": mantissa, "b_zero": op.b_zero}  # fmt: skip
+def second_operand(
+    op: Add | Multiply, config: Config, b: int, rows: int, pitch: int, vectors: int
+) -> dict[str, int]:
+    """Fields of the `Vec` of a sum or a product: its second operand, from `b` on, in `rows` rows of `pitch` vectors."""
+    place = {"add": 1, "b": b, "b_ob": 1, "b_oy": taken(pitch, rows), "b_ox": vectors, "b_zero": op.b_zero}
+    if isinstance(op, Multiply):
+        return place | {"multiply": 1, "pad": op.a_zero}
+    _, mantissa, _ = quantise_pair(op.a_scale, abs(op.b_scale), config.mantissa_bits)
+    return place | {"b_mantissa": mantissa, "subtract": int(op.b_scale < 0)}
 
 
 class _VectorLowering:
@@ -96,7 +102,8 @@ class _VectorLowering:
         b = 0
         if self.other is not None:
             b, _ = self.b.get(key)
-            yield from self.emit.load_box(self.other, image, loaded, channels, b, vectors, 0)
+            around = self._around(self.other, loaded)
+            yield from self.emit.load_box(self.other, image % self.other.n, around, channels, b, vectors, 0)
         for part, count in self._parts(box):
             lookup = yield from self.emit.lookup(self.op.lookup, self.p)
             params, held = self.p.get(count)
@@ -109,6 +116,12 @@ class _VectorLowering:
         window, src = self.job.window, self.src
         y, h = window.reach(0, box.y, box.h, src.h)
         x, w = window.reach(1, box.x, box.w, src.w)
+        return Box(y, x, h, w)
+
+    def _around(self, other: TensorRef, box: Box) -> Box:
+        """What of the second operand belongs to a box of the first; it may have one row or column for all."""
+        y, h = (box.y, box.h) if other.h == self.src.h else (0, 1)
+        x, w = (box.x, box.w) if other.w == self.src.w else (0, 1)
         return Box(y, x, h, w)
 
     def _parts(self, box: Box) -> list[tuple[Box, int]]:
@@ -148,8 +161,11 @@ class _VectorLowering:
         x = part.x * window.stride[1] - window.pad[1] - loaded.x
         out = (part.y - box.y) * box.w * vectors + (part.x - box.x) * vectors
         second: dict[str, int] = {}
-        if job.added is not None:
-            second = second_operand(job.added, self.config, b, part.h, pitch, vectors)
+        if job.pairwise is not None:
+            assert self.other is not None
+            around = self._around(self.other, loaded)
+            rows, columns = around.w * vectors * (around.h > 1), vectors * (around.w > 1)
+            second = second_operand(job.pairwise, self.config, b, part.h, rows, columns)
         return Task(
             Vec(
                 source=VecSource.SCRATCHPAD, reduce=job.reduce, ob=vectors, oy=part.h, ox=part.w,
@@ -159,9 +175,9 @@ class _VectorLowering:
                 src_ry=taken(window.dilation[0] * pitch, window.kernel[0]), src_rx=window.dilation[1] * vectors,
                 y=y, x=x, y_oy=window.stride[0], y_ry=window.dilation[0],
                 x_ox=window.stride[1], x_rx=window.dilation[1],
-                h=loaded.h, w=loaded.w, pad=job.pad,
+                h=loaded.h, w=loaded.w,
                 dst=o + out, dst_ob=1, dst_oy=taken(box.w * vectors, part.h), dst_ox=vectors,
-                params=params, zero=op.y_zero, low=op.low, high=op.high, **second, **lookup,
+                params=params, zero=op.y_zero, low=op.low, high=op.high, **{"pad": job.pad, **second, **lookup},
             ),
             self.layer,
             part.h * part.w * vectors * window.kernel[0] * window.kernel[1] * self.config.groups,

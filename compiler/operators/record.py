@@ -28,7 +28,7 @@ class Cost(NamedTuple):
     traffic: float
 
 
-def supported(config: Config) -> str | None:
+def supported(op: DeviceOp, config: Config) -> str | None:
     """Nothing is missing in any configuration."""
     return None
 
@@ -53,7 +53,7 @@ class Operator:
     cost : function
         By an operator, its plan and the configuration; None if it cannot be told without a plan.
     unsupported : function
-        What a configuration lacks for it, as a sentence; None if nothing.
+        What a configuration lacks for an operator, as a sentence; None if nothing.
     exact : bool
         Whether `evaluate` gives the device's bytes.
     looked_up : bool
@@ -66,7 +66,7 @@ class Operator:
     plan: Callable[[Any, Site, Chooser], Any]
     lower: Callable[[Any, Site, Emitter], Iterator[Task]]
     cost: Callable[[Any, Any, Config], Cost | None]
-    unsupported: Callable[[Config], str | None] = supported
+    unsupported: Callable[[Any, Config], str | None] = supported
     exact: bool = True
     looked_up: bool = True
 

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from weft.compiler.ir import reference
-from weft.compiler.ir.graph import Softmax
+from weft.compiler.ir.graph import DeviceOp, Softmax
 from weft.compiler.lower.softmax import lower_softmax
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.tasks import Task
@@ -43,7 +43,7 @@ def _cost(op: Softmax, plan: SoftmaxPlan | None, config: Config) -> Cost:
     return Cost(*vector_plan.cycles(op, config, 3 * vectors * config.groups, 2 * prod(op.dst.shape)))
 
 
-def no_softmax_unit(config: Config) -> str | None:
+def no_softmax_unit(op: DeviceOp, config: Config) -> str | None:
     """What a configuration without the unit says to all who need it."""
     if config.softmax:
         return None

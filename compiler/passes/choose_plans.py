@@ -24,7 +24,7 @@ def choose_plans(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 
 
 def _planned(op: DeviceOp, segment: DeviceSegment, planner: Planner, region: Region | None) -> DeviceOp:
-    unsupported = operator_of(op).unsupported(planner.config)
+    unsupported = operator_of(op).unsupported(op, planner.config)
     if op.lookup is not None and not planner.config.lookup_tables:
         unsupported = "this configuration has no look-up tables; set 'lookup_tables' to 1, 2, 4 or 8"
     if unsupported is not None:

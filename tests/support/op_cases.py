@@ -13,6 +13,7 @@ from weft.compiler.ir.graph import (
     Conv,
     DeviceOp,
     DeviceSegment,
+    Multiply,
     Pool,
     Rescale,
     View,
@@ -153,6 +154,26 @@ def random_add(rng: np.random.Generator) -> Add:
     )  # fmt: skip
 
 
+def random_repeated(rng: np.random.Generator, shape: Shape) -> Shape:
+    """A shape that repeats to `shape`, as often as not the same."""
+    if rng.random() < 0.5:
+        return shape
+    n, h, w = (1 if rng.random() < 0.5 else size for size in shape[:3])
+    return (n, h, w, shape[3])
+
+
+def random_pairwise(rng: np.random.Generator) -> Add | Multiply:
+    shape = (draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40))
+    a = random_view(rng, "a", shape, "input")
+    b = random_view(rng, "b", random_repeated(rng, shape), "input")
+    y, zeros = random_view(rng, "y", shape, "output"), [draw(rng, -128, 127) for _ in range(3)]
+    if rng.random() < 0.3:
+        return Add("subtract", a, b, y, rng.uniform(0.01, 2), -rng.uniform(0.01, 2), *zeros)
+    if rng.random() < 0.3:
+        return Add("add", a, b, y, rng.uniform(0.01, 2), rng.uniform(0.01, 2), *zeros)
+    return Multiply("multiply", a, b, y, 10 ** rng.uniform(-4, -1), *zeros)
+
+
 def random_rescale(rng: np.random.Generator) -> Rescale:
     shape = (draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40))
     scale = 1.0 if rng.random() < 0.3 else rng.uniform(0.1, 3)
@@ -168,8 +189,8 @@ def random_lookup(rng: np.random.Generator) -> np.ndarray:
 
 def random_op(rng: np.random.Generator) -> DeviceOp:
     """Any operator, some with a look-up table, two if there is an epilogue."""
-    makers = (random_conv, random_matmul, random_pool, random_add, random_rescale)
-    maker = makers[int(rng.choice(len(makers), p=[0.5, 0.15, 0.15, 0.1, 0.1]))]
+    makers = (random_conv, random_matmul, random_pool, random_add, random_pairwise, random_rescale)
+    maker = makers[int(rng.choice(len(makers), p=[0.45, 0.15, 0.1, 0.05, 0.15, 0.1]))]
     op = maker(rng)
     if isinstance(op, Conv) and rng.random() < 0.3:
         op = with_more(rng, op)
@@ -189,9 +210,14 @@ def with_more(rng: np.random.Generator, conv: Conv) -> Conv:
         rescale = Rescale("again", middle, conv.dst, rng.uniform(0.1, 1.5), conv.y_zero, draw(rng, -128, 127),
                           draw(rng, -128, 0), 127)  # fmt: skip
         return dataclasses.replace(conv, epilogue=rescale)
+    if rng.random() < 0.3:
+        factor = random_view(rng, "r", shape, "input")
+        zeros = conv.y_zero, draw(rng, -128, 127), draw(rng, -128, 127)
+        return dataclasses.replace(conv, epilogue=Multiply("product", middle, factor, conv.dst, 0.01, *zeros))
+    added, sign = random_view(rng, "r", shape, "input"), int(rng.choice([1, 1, -1]))
     add = Add(
-        "sum", middle, random_view(rng, "r", shape, "input"), conv.dst, rng.uniform(0.1, 1.5),
-        rng.uniform(0.1, 1.5), conv.y_zero, draw(rng, -128, 127), draw(rng, -128, 127), draw(rng, -128, 0), 127,
+        "sum", middle, added, conv.dst, rng.uniform(0.1, 1.5), sign * rng.uniform(0.1, 1.5), conv.y_zero,
+        draw(rng, -128, 127), draw(rng, -128, 127), draw(rng, -128, 0), 127,
     )  # fmt: skip
     return dataclasses.replace(conv, epilogue=add)
 

@@ -1,0 +1,56 @@
+"""What operators of two operands, element by element, have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from weft.compiler.ir.graph import ONE, Add, IrError, Multiply
+from weft.compiler.lower.vector import Job, lower_vector, pointwise
+from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.tasks import Task
+from weft.compiler.operators.record import Cost, Shape4
+from weft.compiler.plan import vector_plan
+from weft.compiler.plan.conv_plan import Chooser
+from weft.compiler.plan.site import Site
+from weft.compiler.plan.vector_plan import VectorPlan
+from weft.hdl.isa.config import Config
+
+Pairwise = Add | Multiply
+
+
+def shape(op: Pairwise) -> Shape4:
+    a, b = op.a.shape, op.b.shape
+    if b[3] != a[3] or any(one not in (1, other) for one, other in zip(b, a, strict=True)):
+        raise IrError(f"{op.name}: operands {a} and {b}")
+    return a
+
+
+def _site(op: Pairwise, site: Site) -> Site:
+    """Rows of pixels, unless the second operand repeats in some way that these have not."""
+    alike = op.b.shape in (op.a.shape, (1, 1, 1, op.a.shape[3]))
+    return site.flattened() if alike else site
+
+
+def plan(op: Pairwise, site: Site, choose: Chooser) -> VectorPlan | None:
+    return vector_plan.plan(_site(op, site), ONE)
+
+
+def lower(op: Pairwise, site: Site, emit: Emitter) -> Iterator[Task]:
+    job = Job(lambda _: pointwise(op, site.config), op.a_zero, pairwise=op)
+    return lower_vector(op, job, _site(op, site), op.plan, emit)
+
+
+def cost(op: Pairwise, plan: VectorPlan | None, config: Config) -> Cost:
+    """Each tensor is moved once."""
+    n, h, w, c = op.dst.shape
+    vectors = n * h * w * ceil_div(c, config.n)
+    moved = 2 * prod(op.dst.shape) + prod(op.b.shape)
+    return Cost(*vector_plan.cycles(op, config, vectors * (config.groups + 1), moved))
+
+
+def no_products(config: Config) -> str | None:
+    """What a configuration lacks for products and differences."""
+    if config.multiply:
+        return None
+    return "this configuration cannot multiply or subtract elements; set 'multiply' to 1"
