@@ -7,7 +7,7 @@ from support.vec_bench import BLOCKS, Bench, Model
 
 from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source, Vec
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.latencies import VEC_OVERHEAD
+from weft.hdl.isa.latencies import vec_overhead
 from weft.hdl.vector.vec import VecUnit
 from weft.sim.rtl.bench import run_bench
 
@@ -135,8 +135,9 @@ async def bench_throughput(dut):
             groups = bench.config.groups
             cycles = vec.ox * vec.oy * (groups * reads if reads else groups + 1)
             assert models[0].steps == cycles
-            assert bench.accepted[1] - bench.accepted[0] == cycles + VEC_OVERHEAD
-            assert bench.finished - bench.accepted[1] <= cycles + VEC_OVERHEAD + 3
+            constant = vec_overhead(bench.config)
+            assert bench.accepted[1] - bench.accepted[0] == cycles + constant
+            assert bench.finished - bench.accepted[1] <= cycles + constant + 3
     assert not bench.stalls
 
 
