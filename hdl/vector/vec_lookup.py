@@ -66,7 +66,7 @@ class VecLookup(wiring.Component):
 
         # Entry 0 is that of -128.
         indices = [Cat(result[:7], ~result[7], table) for result in self.i.bytes]
-        found = lane_tables(m, depth, indices, fill, entry, byte)
+        found = lane_tables(m, depth, indices, fill, entry, byte, exclusive=True)
         passed = delayed(m, self.i.as_value(), LOOKUP)
         m.d.comb += self.o.eq(data.View(results_layout(self.config), passed))
         with m.If(looks_up):
