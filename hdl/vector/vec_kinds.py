@@ -65,14 +65,8 @@ def as_vec(m: Module, payload: data.View, config: Config) -> data.View:
         _override(m, kind, payload, vec, given)
     for kind in bytewise(config):
         fields = view(kind, payload)
-        bytes_of = {
-            "source": int(Source.SCRATCHPAD),
-            "ob": 1,
-            "oy": 1,
-            "ox": fields.vectors,
-            "src": fields.src,
-        }
-        _override(m, kind, payload, vec, once | bytes_of | {"src_ox": 1})
+        one_by_one = {"source": int(Source.SCRATCHPAD), "ob": 1, "oy": 1, "src_ox": 1}
+        _override(m, kind, payload, vec, once | one_by_one | {"ox": fields.vectors, "src": fields.src})
     return vec
 
 

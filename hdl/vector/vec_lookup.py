@@ -50,7 +50,7 @@ class VecLookup(wiring.Component):
         m = Module()
         depth = LOOKUP_ENTRIES * self.config.lookup_tables
         looks_up, fills = Signal(), Signal()
-        table, entry = Signal(range(self.config.lookup_tables)), Signal(range(depth))
+        table, entry = Signal(range(max(self.config.lookup_tables, 2))), Signal(range(depth))
         byte, fill = Signal(8, reset_less=True), Signal()
         m.d.sync += [byte.eq(self.byte), fill.eq(fills & self.byte_valid)]
         filling = view(Lookup, self.payload)
@@ -64,7 +64,7 @@ class VecLookup(wiring.Component):
         with m.Elif(fill):
             m.d.sync += entry.eq(entry + 1)
 
-        # Entry 0 is that of -128.
+        # Entry 0 is that of -128. A single table leaves nothing of its number.
         indices = [Cat(result[:7], ~result[7], table) for result in self.i.bytes]
         found = lane_tables(m, depth, indices, fill, entry, byte, exclusive=True)
         passed = delayed(m, self.i.as_value(), LOOKUP)
