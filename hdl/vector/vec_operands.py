@@ -10,6 +10,7 @@ from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.vector.requantise import column_layout
+from weft.hdl.vector.vec_kinds import bytewise
 from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, operands_layout
 
 _PARTS = {"bias": BIAS, "mantissa": MANTISSA, "shift": SHIFT}
@@ -39,7 +40,7 @@ class VecOperands(wiring.Component):
     row : Out(1)
         The first element of a row enters requantisation in the next cycle; from a register. With softmax only.
     byte : Out(8)
-        The element's lane of `operands`. With softmax only.
+        The element's lane of `operands`. With tables of any kind only.
     """
 
     def __init__(self, config: Config) -> None:
@@ -49,7 +50,6 @@ class VecOperands(wiring.Component):
             "normalising": In(1),
             "scale": In(column_layout(config)),
             "row": Out(1),
-            "byte": Out(8),
         }
         super().__init__(
             {
@@ -59,6 +59,7 @@ class VecOperands(wiring.Component):
                 "accumulator": In(config.widths.row),
                 "operands": Out(operands_layout(config)),
                 **(softmax if config.softmax else {}),
+                **({"byte": Out(8)} if bytewise(config) else {}),
             }
         )
 
@@ -94,6 +95,7 @@ class VecOperands(wiring.Component):
             with m.If(self.clear):
                 m.d.sync += planes.eq(0)
             m.d.sync += self.row.eq(arrival.valid & element.row)
+        if bytewise(self.config):
             m.d.comb += self.byte.eq(operands.elements[chosen.lane][:8])
         return m
 

@@ -169,7 +169,7 @@ private:
             if (element.end) schedule.at(now + Cycle(p->softmax_end)).vec_end = true;
             return;
         }
-        if (opcode != OP_TABLE) schedule.at(now + Cycle(p->vec_latency) + 1).vec_write = uint8_t(1 + element.dst);
+        if (!bytewise()) schedule.at(now + Cycle(p->vec_latency) + 1).vec_write = uint8_t(1 + element.dst);
         if (element.end) schedule.at(now + Cycle(p->vec_latency)).vec_end = true;
     }
 
@@ -181,6 +181,7 @@ private:
         const int params = KINDS[opcode].parameters;
         if (params >= 0) left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(instruction.fields[params]);
         if (opcode == OP_TABLE) load_table(fields_of<Table>(instruction));
+        else if (opcode == OP_LOOKUP) load_table(fields_of<Lookup>(instruction));
         else from_scratchpad = fields_of<VectorInstruction>(instruction).source;
         take(nest, *p, opcode, instruction.fields);
         if (opcode == OP_VEC) {
@@ -191,7 +192,10 @@ private:
         nest.start();
     }
 
-    void load_table(const Table& op) {
+    bool bytewise() const { return opcode == OP_TABLE || opcode == OP_LOOKUP; }
+
+    template <class Fields>
+    void load_table(const Fields& op) {
         for (unsigned loop = 0; loop < LOOPS; loop++) nest.count[loop] = 1;
         for (unsigned value = 0; value < VALUES; value++) nest.set(value, 0, {0, 0, 0, 0, 0, 0});
         nest.count[OX] = op.vectors, nest.count[G] = p->n;
