@@ -12,9 +12,10 @@ from weft.compiler.onnx.reader import Source
 from weft.compiler.verify import verify
 
 
-def import_model(source: Source, *, softmax: bool = True) -> Graph:
-    """Read a quantised (QDQ) ONNX model (a path, bytes or a `ModelProto`), for devices with `softmax` unit or without.
+def import_model(source: Source, *, softmax: bool = True, lookup_tables: bool = True) -> Graph:
+    """Read a quantised (QDQ) ONNX model (a path, bytes or a `ModelProto`).
 
+    It is for devices with `softmax` unit or without, and with `lookup_tables` or without.
     What the device cannot do becomes host segments; `Graph.assignment` gives the reason for every node.
 
     Raises
@@ -23,7 +24,7 @@ def import_model(source: Source, *, softmax: bool = True) -> Graph:
         If the model cannot be read or run at all; see `weft.compiler.onnx.model.load`.
     """
     model = load(source)
-    model.softmax = softmax
+    model.softmax, model.lookup_tables = softmax, lookup_tables
     found = match(model)
     graph = lower(found, plan(found))
     for segment in graph.segments:

@@ -27,7 +27,8 @@ class Model:
     """A checked model with static shapes.
 
     `network` has no nodes that were folded into constants, or that nobody reads; `folded` are the former. `shapes` and
-    `dtypes` (numpy names) cover every value, constants included. `softmax` tells whether the device has a softmax unit.
+    `dtypes` (numpy names) cover every value, constants included. `softmax` tells whether the device has a softmax unit,
+    `lookup_tables` whether it has look-up tables.
     """
 
     network: Network
@@ -35,6 +36,7 @@ class Model:
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
     softmax: bool = True
+    lookup_tables: bool = True
     consumers: dict[str, list[Node]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
