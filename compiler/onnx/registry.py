@@ -51,7 +51,7 @@ def choose(context: NodeContext) -> Operator | str:
         broken = _broken(operator, context)
         if broken is None:
             return operator
-        refusal = broken
+        refusal = broken if context.functions or operator in own or not own else refusal
     return refusal
 
 
