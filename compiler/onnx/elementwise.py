@@ -28,8 +28,8 @@ _RESULTS = {
 }
 _FLOATS = ("float16", "float32", "float64", "bool")
 """Types of the results of other operators."""
-ROOTS = 4
-"""Most roots that are kept of a value."""
+ROOTS = 16
+"""Most roots that are kept of a value: branches that join may have a Q/DQ pair behind every operator."""
 LENGTH = 128
 """Most nodes between a root and a value."""
 

@@ -53,11 +53,14 @@ def _chosen(context: NodeContext) -> Function | None:
     source = _requantised(context)
     if source is not None and not source.looked_up:
         return None
-    usable = [function for function in context.functions if function.entries.defined]
-    if not usable:
-        return None
-    found = next((function for function in usable if not _private(context, function)), usable[-1])
-    return None if source is not None and found is usable[0] else found
+    usable = (function for function in context.functions if function.entries.defined)
+    nearest = found = next(usable, None)
+    while found is not None and _private(context, found):
+        older = next(usable, None)
+        if older is None:
+            break
+        found = older
+    return None if source is not None and found is nearest else found
 
 
 def _requantised(context: NodeContext) -> Tensor | None:
