@@ -29,8 +29,8 @@ def _narrow(config: Config) -> int:
 
 
 def settings_layout(config: Config) -> data.StructLayout:
-    """Settings for all elements of an instruction; fields as in `weft.hdl.isa.Vec`, but for ``add``, which is 0 where the
-    second operand is a factor."""
+    """Settings for all elements of an instruction; fields as in `weft.hdl.isa.Vec`, but ``add`` is 0 where the second
+    operand is a factor."""
     own = {"subtract": 1} if config.multiply else {}
     return data.StructLayout(
         own
