@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from amaranth.hdl import Module, Signal, Value
@@ -21,10 +24,21 @@ def is_kind(kind: type[Instruction], payload: data.View) -> Value:
     return payload.opcode == int(kind.OPCODE)
 
 
+def is_one_of(kinds: Iterable[type[Instruction]], payload: data.View) -> Value:
+    return reduce(or_, (is_kind(kind, payload) for kind in kinds))
+
+
 def without_parameters() -> list[type[Instruction]]:
     """The instructions of the queue that have no parameter block."""
     kinds = [kind for kind in INSTRUCTIONS.values() if kind.QUEUE is Queue.VEC]
     return [kind for kind in kinds if all(operand.name != "params" for operand in kind.OPERANDS)]
+
+
+def unbounded() -> list[type[Instruction]]:
+    """The instructions of the queue that read all elements of their source, wherever those are."""
+    kinds = [kind for kind in INSTRUCTIONS.values() if kind.QUEUE is Queue.VEC]
+    sources = {kind: [operand for operand in kind.OPERANDS if operand.name == "src"] for kind in kinds}
+    return [kind for kind, found in sources.items() if found and not any(item.bounds for item in found)]
 
 
 def as_vec(m: Module, payload: data.View) -> data.View:

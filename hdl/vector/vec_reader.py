@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -16,7 +13,7 @@ from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.vector.requantise import settings_layout
-from weft.hdl.vector.vec_kinds import as_vec, is_kind, without_parameters
+from weft.hdl.vector.vec_kinds import as_vec, is_kind, is_one_of, unbounded, without_parameters
 from weft.hdl.vector.vec_nest import loop_nest
 from weft.hdl.vector.vec_streams import (
     Sequence,
@@ -118,7 +115,7 @@ class VecReader(wiring.Component):
         payload, groups = self.instruction.payload, self.config.groups
         instruction, bounded, bytewise = payload, Const(1), Const(0)
         if self.config.softmax:
-            bounded, bytewise = is_kind(Vec, payload), is_kind(Table, payload)
+            bounded, bytewise = ~is_one_of(unbounded(), payload), is_kind(Table, payload)
             groups = Mux(bytewise, self.config.n, groups)
             instruction = as_vec(m, payload)
         m.d.comb += [
@@ -170,8 +167,7 @@ class VecReader(wiring.Component):
                 m.d.sync += pause.eq(0)
         payload, vectors = self.instruction.payload, PARAMETER_VECTORS
         if self.config.softmax:
-            without = (is_kind(kind, payload) for kind in without_parameters())
-            vectors = Mux(reduce(or_, without), 0, PARAMETER_VECTORS)
+            vectors = Mux(is_one_of(without_parameters(), payload), 0, PARAMETER_VECTORS)
         with m.If(load):
             m.d.sync += [left.eq(vectors), address.eq(payload.params)]
         with m.Elif(granted.parameter):

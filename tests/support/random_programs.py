@@ -37,7 +37,7 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import Config
 from weft.sim.device import Device, DeviceError
-from weft.sim.golden.execute import EXECUTE
+from weft.sim.golden.interpreter import EXECUTE
 from weft.sim.golden.memories import Memories
 
 MEMORY = 1 << 18
