@@ -39,6 +39,13 @@ def without_parameters(config: Config) -> list[type[Instruction]]:
     return [kind for kind in kinds if all(operand.name != "params" for operand in kind.OPERANDS)]
 
 
+def unbounded(config: Config) -> list[type[Instruction]]:
+    """Those that read all elements of their source, wherever those are."""
+    kinds = vector_kinds(config)
+    sources = {kind: [operand for operand in kind.OPERANDS if operand.name == "src"] for kind in kinds}
+    return [kind for kind, found in sources.items() if found and not any(item.bounds for item in found)]
+
+
 def bytewise(config: Config) -> list[type[Instruction]]:
     """Those that fill a table with the bytes of vectors, and write no vectors."""
 

@@ -13,7 +13,7 @@ from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.vector.requantise import settings_layout
-from weft.hdl.vector.vec_kinds import as_vec, bytewise, is_kind, is_one_of, vector_kinds, without_parameters
+from weft.hdl.vector.vec_kinds import as_vec, bytewise, is_one_of, unbounded, vector_kinds, without_parameters
 from weft.hdl.vector.vec_nest import loop_nest
 from weft.hdl.vector.vec_streams import (
     Sequence,
@@ -115,7 +115,8 @@ class VecReader(wiring.Component):
         payload, groups = self.instruction.payload, self.config.groups
         instruction, bounded, by_bytes = payload, Const(1), Const(0)
         if vector_kinds(self.config) != [Vec]:
-            bounded, by_bytes = is_kind(Vec, payload), is_one_of(bytewise(self.config), payload)
+            bounded = ~is_one_of(unbounded(self.config), payload)
+            by_bytes = is_one_of(bytewise(self.config), payload)
             groups = Mux(by_bytes, self.config.n, groups)
             instruction = as_vec(m, payload, self.config)
         m.d.comb += [
