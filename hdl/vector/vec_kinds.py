@@ -60,7 +60,7 @@ def as_vec(m: Module, payload: data.View, config: Config) -> data.View:
     stands where the alignments do, but is not added. Coordinates and parameters of the others have no meaning."""
     vec = Signal(Vec.layout())
     m.d.comb += vec.eq(payload)
-    once = {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0}
+    once = {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0, "multiply": 0}
     for kind in (Softmax, Normalise) if config.softmax else ():
         fields = view(kind, payload)
         given: dict[str, Any] = once | {"b": fields.alignment}
@@ -70,10 +70,10 @@ def as_vec(m: Module, payload: data.View, config: Config) -> data.View:
         else:
             given |= {name: fields[name] for name in ("zero", "low", "high")}
         _override(m, kind, payload, vec, given)
-    for kind in bytewise(config):
-        fields = view(kind, payload)
+    for filling in bytewise(config):
+        fields = view(filling, payload)
         one_by_one = {"source": int(Source.SCRATCHPAD), "ob": 1, "oy": 1, "src_ox": 1}
-        _override(m, kind, payload, vec, once | one_by_one | {"ox": fields.vectors, "src": fields.src})
+        _override(m, filling, payload, vec, once | one_by_one | {"ox": fields.vectors, "src": fields.src})
     return vec
 
 

@@ -136,6 +136,12 @@ class VecReader(wiring.Component):
             m.d.sync += [
                 self.current.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
             ]
+            m.d.sync += self.current.second.eq(instruction.add)
+            if self.config.multiply:
+                m.d.sync += [
+                    self.current.multiply.eq(instruction.multiply),
+                    self.current.settings.add.eq(instruction.add & ~instruction.multiply),
+                ]
 
     def _ask(self, m: Module, request: data.View, load: Value) -> data.View:
         """Ask for parameters and for what stands in `request`; returns what is granted in this cycle."""
@@ -209,7 +215,7 @@ class VecReader(wiring.Component):
             starts.eq(first.ry & first.rx),
             ends.eq(last.ry & last.rx),
             coming.valid.eq(1),
-            coming.ask_second.eq(current.settings.add & starts & (first.g if grouped else 1)),
+            coming.ask_second.eq(current.second & starts & (first.g if grouped else 1)),
             coming.ask_source.eq(element.in_range),
             coming.source.eq(nest.values.src),
             coming.second.eq(nest.values.b),

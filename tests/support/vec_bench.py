@@ -125,8 +125,12 @@ class Model:
         reduced = {Reduce.NONE: elements[-1], Reduce.MAX: max(elements), Reduce.SUM: sum(elements)}[
             vec.reduce
         ]
+        other = second - vec.b_zero
+        if vec.multiply:
+            reduced = (reduced - vec.pad) * other
         value = wrap(reduced + bias, 32)
-        product = value * mantissa + (second - vec.b_zero) * vec.b_mantissa * vec.add
+        added = vec.add and not vec.multiply
+        product = value * mantissa + added * (-other if vec.subtract else other) * vec.b_mantissa
         result = min(max(half_even(product, shift) + vec.zero, vec.low), vec.high)
         return self.memory.lookups[vec.table][result + 128] if vec.lookup else result
 

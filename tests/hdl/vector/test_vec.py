@@ -31,11 +31,13 @@ def random_vec(rng, config, **given):
     def stride(*dense):
         return rng.choice(dense) if rng.random() < 0.7 else rng.randrange(-(1 << 15), 1 << 15)
 
-    source = rng.randrange(2)
-    reduce = rng.choice(list(Reduce))
+    multiply = config.multiply and not given and rng.random() < 0.25
+    source = Source.SCRATCHPAD if multiply else rng.randrange(2)
+    reduce = Reduce.NONE if multiply else rng.choice(list(Reduce))
     block = rng.randrange(BLOCKS // 2) + (BLOCKS // 2 if source == Source.SCRATCHPAD else 0)
     fields = {
-        "source": source, "reduce": reduce, "add": rng.randrange(2),
+        "source": source, "reduce": reduce, "add": int(multiply) or rng.randrange(2),
+        "multiply": int(multiply), "subtract": config.multiply and rng.randrange(2),
         "ob": rng.choice((1, 1, 2, 3)), "oy": rng.randrange(1, 5), "ox": rng.randrange(1, 5),
         "ry": rng.choice((1, 1, 2, 3)), "rx": rng.choice((1, 1, 2, 3)),
         "src": rng.randrange(1 << 16), "src_ob": stride(16, 25), "src_oy": stride(4, 5), "src_ox": stride(1, 2),
