@@ -63,10 +63,10 @@ def as_vec(m: Module, payload: data.View, config: Config) -> data.View:
         else:
             given |= {name: fields[name] for name in ("zero", "low", "high")}
         _override(m, kind, payload, vec, given)
-    for kind in bytewise(config):
-        fields = view(kind, payload)
+    for filler in bytewise(config):
+        fields = view(filler, payload)
         one_by_one = {"source": int(Source.SCRATCHPAD), "ob": 1, "oy": 1, "src_ox": 1}
-        _override(m, kind, payload, vec, once | one_by_one | {"ox": fields.vectors, "src": fields.src})
+        _override(m, filler, payload, vec, once | one_by_one | {"ox": fields.vectors, "src": fields.src})
     return vec
 
 
