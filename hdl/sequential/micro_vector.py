@@ -244,12 +244,16 @@ def _vec_many(m: Micro) -> None:
     m.label(start)
     m.st("reduced")
     m.walk("ry", lambda: _row(m), moved(Vec, "src"))
+    if m.config.multiply:
+        _multiply(m)
     m.ld("pair", Out.INDEX)
     m.ld("reduced")
     m.add(Index(), Out.MULTIPLICAND)
     m.st("value")
     plain, finish = m.fresh(), m.fresh()
     m.ld("f.add")
+    if m.config.multiply:
+        m.sub("f.multiply")
     m.jump(plain, Condition.ZERO)
     m.ld("b.ox", Out.SCRATCHPAD_READ)
     _add(m)
@@ -283,12 +287,47 @@ def _add(m: Micro) -> None:
     """Multiply the second operand, then ``value``."""
     m.ld(Port.BYTE)
     m.sub("f.b_zero", Out.MULTIPLICAND)
+    if m.config.multiply:
+        _negate(m)
     m.ld(0, Out.SHIFT)
     m.ld("f.b_mantissa", Out.MULTIPLY)
     m.ld(Port.PRODUCT)
     m.ld("value", Out.MULTIPLICAND)
     m.ld(Index(1), Out.PARAMETER_SHIFT)
     m.out(Out.MULTIPLY_ADD)
+
+
+def _negate(m: Micro) -> None:
+    """With ``subtract``, the second operand less its zero point, which is the multiplicand, counts negative."""
+    done = m.fresh()
+    m.st("element")
+    m.ld("f.subtract")
+    m.jump(done, Condition.ZERO)
+    m.ld(0)
+    m.sub("element", Out.MULTIPLICAND)
+    m.label(done)
+
+
+def _multiply(m: Micro) -> None:
+    """With ``multiply``, the product of the element and the second operand, as a b = a (b + 256) - 256 a: multipliers
+    are unsigned."""
+    done = m.fresh()
+    m.ld("f.multiply")
+    m.jump(done, Condition.ZERO)
+    m.ld("b.ox", Out.SCRATCHPAD_READ)
+    m.ld("reduced")
+    m.sub("f.pad", Out.MULTIPLICAND)
+    m.st("element")
+    m.ld(0, Out.SHIFT)
+    m.ld(Port.BYTE)
+    m.sub("f.b_zero")
+    m.add(m.constant(256), Out.MULTIPLY)
+    m.ld(Port.PRODUCT)
+    m.ld(0)
+    m.sub("element", Out.MULTIPLICAND)
+    m.ld(m.constant(256), Out.MULTIPLY_ADD)
+    m.copy("reduced", Port.PRODUCT)
+    m.label(done)
 
 
 def _row(m: Micro) -> None:

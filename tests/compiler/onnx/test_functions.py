@@ -19,8 +19,8 @@ from weft.hdl.isa.config import Config
 UNARY: dict[str, dict[str, Any]] = {
     "Abs": {}, "Atan": {}, "Asinh": {}, "Ceil": {}, "Celu": {"alpha": 0.7}, "Cos": {}, "Cosh": {},
     "Elu": {"alpha": 1.3}, "Erf": {}, "Exp": {}, "Floor": {}, "Gelu": {"approximate": "tanh"},
-    "HardSigmoid": {"alpha": 0.3}, "HardSwish": {}, "LeakyRelu": {"alpha": 0.1}, "Mish": {}, "Neg": {}, "Reciprocal": {},
-    "Round": {}, "Selu": {},
+    "HardSigmoid": {"alpha": 0.3}, "HardSwish": {}, "LeakyRelu": {"alpha": 0.1}, "Mish": {}, "Neg": {},
+    "Reciprocal": {}, "Round": {}, "Selu": {},
     "Shrink": {"lambd": 0.4, "bias": 0.1}, "Sigmoid": {}, "Sign": {}, "Sin": {}, "Sinh": {}, "Softplus": {},
     "Softsign": {}, "Swish": {"alpha": 1.2}, "Tan": {}, "Tanh": {}, "ThresholdedRelu": {"alpha": 0.6},
     "com.microsoft.Gelu": {}, "com.microsoft.FastGelu": {}, "com.microsoft.QuickGelu": {"alpha": 1.5},
