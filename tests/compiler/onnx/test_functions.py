@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
-from support.function_models import WRITTEN_OUT, Chain, check, one_table, silu
+from support.function_models import KINDS, WRITTEN_OUT, Chain, check, one_table, silu
 from support.graph_runs import device_ops, on_host, run_graph
+from support.qdq_models import Quantised
 
 from weft.compiler.frontend import import_model
 from weft.compiler.host import evaluate
@@ -20,9 +22,9 @@ UNARY: dict[str, dict[str, Any]] = {
     "Abs": {}, "Atan": {}, "Asinh": {}, "Ceil": {}, "Celu": {"alpha": 0.7}, "Cos": {}, "Cosh": {},
     "Elu": {"alpha": 1.3}, "Erf": {}, "Exp": {}, "Floor": {}, "Gelu": {"approximate": "tanh"},
     "HardSigmoid": {"alpha": 0.3}, "HardSwish": {}, "LeakyRelu": {"alpha": 0.1}, "Mish": {}, "Neg": {},
-    "Reciprocal": {}, "Round": {}, "Selu": {},
-    "Shrink": {"lambd": 0.4, "bias": 0.1}, "Sigmoid": {}, "Sign": {}, "Sin": {}, "Sinh": {}, "Softplus": {},
-    "Softsign": {}, "Swish": {"alpha": 1.2}, "Tan": {}, "Tanh": {}, "ThresholdedRelu": {"alpha": 0.6},
+    "Reciprocal": {}, "Round": {}, "Selu": {}, "Shrink": {"lambd": 0.4, "bias": 0.1}, "Sigmoid": {}, "Sign": {},
+    "Sin": {}, "Sinh": {}, "Softplus": {}, "Softsign": {}, "Swish": {"alpha": 1.2}, "Tan": {}, "Tanh": {},
+    "ThresholdedRelu": {"alpha": 0.6},
     "com.microsoft.Gelu": {}, "com.microsoft.FastGelu": {}, "com.microsoft.QuickGelu": {"alpha": 1.5},
 }  # fmt: skip
 OF_PART = {"Acos": 1 / 128, "Asin": 1 / 128, "Atanh": 1 / 128, "Acosh": 1.0, "Log": 0.1, "Sqrt": 0.1}
@@ -32,6 +34,7 @@ WITH_NUMBER = {
     "Max": (0.4, -7.0), "Pow": (2.0, 3.0), "PRelu": (0.2, -0.5), "Sum": (0.3, 4.0), "Mean": (0.3, 4.0),
     "Mod": (0.7, 1.1),
 }  # fmt: skip
+COMMUTATIVE = ("Add", "Mul", "Min", "Max", "Sum", "Mean")
 
 
 def unary(chain: Chain, op: str, value: str) -> str:
@@ -58,11 +61,12 @@ def test_unary_of_numbers_for_which_it_is_defined(op: str) -> None:
     one_table(chain.ended(unary(chain, op, value), 0.03), chain.feeds)
 
 
-@pytest.mark.parametrize("op", WITH_NUMBER)
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("op", "first"),
+    [*((op, False) for op in WITH_NUMBER), *((op, True) for op in (*COMMUTATIVE, "Sub"))],
+)
 def test_with_a_number(op: str, first: bool) -> None:
-    if first and op in ("PRelu", "Pow", "Mod", "Div"):
-        pytest.skip("not defined for all numbers, or tried elsewhere")
+    """Behind the value and, where that is defined for all numbers, in front of it."""
     for number in WITH_NUMBER[op]:
         for shape in ((), (1,), (1, 1, 1)):
             chain = Chain(zero=-3)
@@ -181,15 +185,16 @@ def test_random_chains(seed: int) -> None:
 
 
 @pytest.mark.parametrize("host", [False, True])
-def test_a_value_in_the_middle_that_others_read(host: bool) -> None:
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_a_value_in_the_middle_that_others_read(host: bool, dtype: type[np.integer]) -> None:
     """The later table starts from it, so that the older value need not be kept."""
     chain = Chain()
-    first = chain.quantised(silu(chain, chain.value), 0.03, -90)
-    again = chain.dequantised(first, 0.03, -90)
+    first = chain.quantised(silu(chain, chain.value), 0.03, 40, dtype)
+    again = chain.dequantised(first, 0.03, 40, dtype)
     if host:
         chain.give(chain.apply("LogSoftmax", again), TensorProto.FLOAT)
     else:
-        chain.give(first, TensorProto.INT8)
+        chain.give(first, KINDS[dtype])
     graph = check(chain.ended(chain.apply("Tanh", again)), chain.feeds)
     one, other = device_ops(graph)
     assert other.src.buffer.name == one.dst.buffer.name
@@ -219,9 +224,17 @@ def test_plain_requantisation_stays_what_it_was() -> None:
     for op, given in (("Relu", ()), ("Clip", (-1.0, 2.0)), ("Mul", (0.7,)), ("Identity", ())):
         chain = Chain()
         model = chain.ended(chain.apply(op, chain.value, *given), 0.07)
-        (op_,) = device_ops(import_model(model))
-        assert isinstance(op_, Rescale)
-        assert op_.lookup is None
+        assert plain(model) == 1
+    chain = Chain()
+    value = chain.rounded(chain.apply("Relu", chain.value))
+    assert plain(chain.ended(chain.apply("Clip", value, -1.0, 2.0), 0.07)) == 2
+
+
+def plain(model: onnx.ModelProto) -> int:
+    """The number of device operators, all of which are requantisations without a table."""
+    ops = device_ops(import_model(model))
+    assert all(isinstance(op, Rescale) and op.lookup is None for op in ops)
+    return len(ops)
 
 
 def test_requantisation_of_a_table_that_others_read_stays() -> None:
@@ -283,11 +296,54 @@ def test_an_operand_that_makes_the_value_larger_is_none() -> None:
     assert not device_ops(check(chain.model(), chain.feeds))
 
 
-def test_transposed_operand_is_another() -> None:
+@pytest.mark.parametrize("inner", [False, True])
+def test_transposed_operand_is_another(inner: bool) -> None:
     chain = Chain(shape=(16, 16))
-    turned = chain.node("Transpose", [chain.value])
-    graph = check(chain.ended(chain.apply("Max", chain.value, turned)), chain.feeds)
-    assert not device_ops(graph)
+    value = of_device(chain) if inner else chain.value
+    turned = chain.node("Transpose", [value])
+    graph = check(chain.ended(chain.apply("Max", value, turned)), chain.feeds)
+    assert len(device_ops(graph)) == inner
+
+
+def of_device(chain: Chain) -> str:
+    """A value that the device makes of one that the host makes."""
+    value = chain.rounded(chain.apply("LogSoftmax", chain.value))
+    return chain.rounded(chain.apply("Tanh", value), 0.01)
+
+
+def test_transposed_for_a_convolution() -> None:
+    """What comes from the host is laid out as the convolution behind the table wants it."""
+    chain = Chain(0.02, 3, np.uint8, shape=(1, 8, 8, 4))
+    value = chain.apply("Sigmoid", chain.node("Transpose", [chain.value], perm=(0, 3, 1, 2)))
+    middle = chain.quantised(value, 1 / 200, -100)
+    made = chain.conv(Quantised(middle, (1, 4, 8, 8), 1 / 200, -100, unsigned=False), 3, (1, 1))
+    chain.give(made.name, TensorProto.UINT8 if made.unsigned else TensorProto.INT8, made.shape)
+    graph = check(chain.model(), chain.feeds)
+    assert [type(op) for op in device_ops(graph)] == [Rescale, Conv]
+    assert not on_host(graph)
+
+
+def test_transposed_into_an_order_that_few_operators_take() -> None:
+    """Also in front of nodes that only a table has."""
+    chain = Chain(shape=(2, 2, 64))
+    turned = chain.node("Transpose", [of_device(chain)], perm=(1, 2, 0))
+    pair = [chain.number(0.001), chain.constant(np.array(0, np.int16))]
+    fine = chain.node("DequantizeLinear", [chain.node("QuantizeLinear", [turned, *pair]), *pair])
+    chain.give(chain.quantised(chain.apply("Sin", fine), 0.01), TensorProto.INT8, (2, 64, 2))
+    graph = check(chain.model(), chain.feeds)
+    assert not [name for name in on_host(graph) if name.startswith("transpose")]
+    assert len(device_ops(graph)) == 1
+
+
+def test_reshaped_in_front() -> None:
+    chain = Chain()
+    shape = (4, 64)
+    chain.nodes.clear()
+    moved = chain.node("Reshape", ["source", chain.constant(np.array(shape, np.int64))])
+    value = chain.apply("Sigmoid", chain.dequantised(moved, 0.05))
+    chain.give(chain.quantised(value, 1 / 256), TensorProto.INT8, shape)
+    graph = one_table(chain.model(), chain.feeds)
+    assert {reason for _, _, _, reason in graph.assignment} == {""}
 
 
 @pytest.mark.parametrize("shape", [(4, 64), (1, 4, 8, 8), (2, 2, 64)])
@@ -298,8 +354,7 @@ def test_transposed_on_the_way(shape: tuple[int, ...], at: int) -> None:
         chain = Chain(shape=shape)
         value = chain.value
         if inner:
-            value = chain.rounded(chain.apply("LogSoftmax", value))
-            value = chain.rounded(chain.apply("Tanh", value), 0.01)
+            value = of_device(chain)
         perm = (0, 2, 3, 1) if len(shape) == 4 else tuple(reversed(range(len(shape))))
         for step in range(3):
             value = chain.node("Transpose", [value], perm=perm) if step == at else value
