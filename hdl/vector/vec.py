@@ -27,8 +27,8 @@ class VecUnit(wiring.Component):
 
     An instruction first reads its parameter block. Then it reads one source row or vector a cycle: all elements of an
     output's reduction for the first `lanes` columns, again for the next ones, and so on; with ``add``, the second
-    operand is read once per output, ahead of them. An instruction starts reading when the one before it has written
-    its last output, so it may read what that one wrote.
+    operand is read ahead of them, once per output or where it moves. An instruction starts reading when the one before
+    it has written its last output, so it may read what that one wrote.
 
     With softmax, Softmax and Normalise run through the same sequence and the same arithmetic. Normalise has no
     parameter block: what it multiplies by comes from a divider, which works a row ahead. Scores do not pass the look-up

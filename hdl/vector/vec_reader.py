@@ -45,7 +45,7 @@ def _request_layout(config: Config) -> data.StructLayout:
 
 class VecReader(wiring.Component):
     """Takes an instruction, reads its parameter block, then one source row or vector a cycle; with ``add``, the second
-    operand once per output, ahead of them.
+    operand ahead of them: once per output, or where it moves.
 
     Parameters
     ----------
@@ -136,7 +136,11 @@ class VecReader(wiring.Component):
             m.d.sync += [
                 self.current.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
             ]
-            m.d.sync += self.current.second.eq(instruction.add)
+            m.d.sync += [
+                self.current.second.eq(instruction.add),
+                self.current.same_row.eq(instruction.b_oy == 0),
+                self.current.same_column.eq(instruction.b_ox == 0),
+            ]
             if self.config.multiply:
                 m.d.sync += [
                     self.current.multiply.eq(instruction.multiply),
@@ -204,7 +208,7 @@ class VecReader(wiring.Component):
         y, x, first, last = nest.values.y, nest.values.x, nest.first, nest.last
         config, current, element = self.config, self.current, coming.element
         grouped = "g" in nest.loops
-        in_range, starts, ends = Signal(), Signal(), Signal()
+        in_range, starts, ends, moved = Signal(), Signal(), Signal(), Signal()
         # The lane group that the nest stands on, preceded by the lane if that may count; ends where it began.
         by_bytes = bool(bytewise(config))
         lane_bits = (config.lanes - 1).bit_length() if by_bytes else 0
@@ -215,7 +219,8 @@ class VecReader(wiring.Component):
             starts.eq(first.ry & first.rx),
             ends.eq(last.ry & last.rx),
             coming.valid.eq(1),
-            coming.ask_second.eq(current.second & starts & (first.g if grouped else 1)),
+            moved.eq(~current.same_column | first.ox & (~current.same_row | first.oy)),
+            coming.ask_second.eq(current.second & moved & starts & (first.g if grouped else 1)),
             coming.ask_source.eq(element.in_range),
             coming.source.eq(nest.values.src),
             coming.second.eq(nest.values.b),

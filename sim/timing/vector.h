@@ -44,7 +44,7 @@ struct VectorUnit : VectorWalk {
     Element element;
     bool valid = false, active = false;
     int opcode = 0;
-    bool from_scratchpad = false, add = false;
+    bool from_scratchpad = false, add = false, same_row = false, same_column = false;
     uint16_t h = 1, w = 1, mask = 0, ended_mask = 0;  // the last: of the instruction that ended last
     int64_t left = 0;
     uint32_t parameter = 0;
@@ -147,7 +147,8 @@ private:
         const uint16_t y = uint16_t(nest.at(Y)), x = uint16_t(nest.at(X));
         const bool inside = opcode != OP_VEC || (y < 0x8000 && y < h && x < 0x8000 && x < w);
         const bool starts = nest.first(RY) && nest.first(RX);
-        made.ask_second = add && starts && nest.first(G);
+        const bool moved = !same_column || (nest.first(OX) && (!same_row || nest.first(OY)));
+        made.ask_second = add && moved && starts && nest.first(G);
         made.ask_source = inside;
         made.source = uint8_t(source_bank(nest.at(SRC)));
         made.second = uint8_t(bank(nest.at(B)));
@@ -187,6 +188,7 @@ private:
         if (opcode == OP_VEC) {
             const Vec& op = fields_of<Vec>(instruction);
             add = op.add, h = uint16_t(op.h), w = uint16_t(op.w);
+            same_row = op.b_oy == 0, same_column = op.b_ox == 0;
         }
         if (opcode == OP_NORMALISE) divider.start(nest.count[OB] * nest.count[OY]);
         nest.start();

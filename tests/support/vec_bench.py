@@ -100,7 +100,8 @@ class Model:
         second = [vec.b_zero] * n
         if vec.add:
             second = self._fetch("s", vec.b + ob * vec.b_ob + oy * vec.b_oy + ox * vec.b_ox)
-            self.steps += 1
+            # It is not read again where it must be the same as that of the output before.
+            self.steps += bool(vec.b_ox or (ox == 0 and (vec.b_oy or oy == 0)))
         elements = []
         for ry in range(vec.ry):
             for rx in range(vec.rx):
