@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.hdl.isa import End, Instruction, Load, Mm, Store, Vec
+from weft.hdl.isa import INSTRUCTIONS, End, Instruction, Load, Mm, Store, Vec
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device, DeviceError
@@ -132,7 +132,7 @@ def failing(program: bytes, timeout: int | None = 5000) -> str:
     [
         (assemble(Load(offset=MEMORY)), "a read at 0x8000 is outside memory"),
         (assemble(Store(offset=0x123450)), "a write at 0x123450 is outside memory"),
-        (b"\x08" + bytes(63), "the program holds a word that is no instruction"),
+        (bytes([max(INSTRUCTIONS) + 1]) + bytes(63), "the program holds a word that is no instruction"),
         (
             assemble(Load(wait=1), Store(wait=2), Vec(wait=4), Mm(wait=8)),
             "the program is not done after 5000 cycles: LOAD waits for semaphore, MM waits for semaphore, "
