@@ -139,6 +139,8 @@ class Generator:
             high = sum(max(0, stride * (count - 1)) for stride, count in zip(strides, counts, strict=True))
             if high - low < size:
                 return self.random.randrange(-low, size - high), strides
+            if None not in fixed:
+                return 0, strides  # it does not fit, and the program checker will say so
 
     def coordinates(self, bound: Bound) -> dict[str, int]:
         """A start, steps and a bound that leave some coordinates out of range, or none."""
