@@ -292,6 +292,31 @@ class Rescale(DeviceOp):
     low: int = -128
     high: int = 127
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is a copy: every byte as it is."""
+        keeps = self.scale == 1.0 and self.x_zero == self.y_zero and (self.low, self.high) == (-128, 127)
+        return keeps and self.lookup is None
+
+
+@dataclass(frozen=True, eq=False)
+class Pad(DeviceOp):
+    """Rows and columns around an image, and requantisation: as `Rescale`, of x with bytes `fill` around it.
+
+    `window` has one element, and the padding: (top, left, bottom, right).
+    """
+
+    name: str
+    src: View
+    dst: View
+    window: Window
+    fill: int
+    scale: float = 1.0
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+
 
 @dataclass(frozen=True)
 class Rounding:

@@ -236,7 +236,7 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
     if why == "another reader":
         ops.append(Rescale("copy", x, whole("z", size, "output")))
     if why == "a temporary":
-        ops.insert(0, Rescale("copy", whole("i", size, "input"), x))
+        ops.insert(0, Rescale("half", whole("i", size, "input"), x, 0.5))
     segment = DeviceSegment("conv", tuple(ops))
     inputs = random_inputs(np.random.default_rng(1), ops[0])  # all read what the first one reads
     assert bool(compile_segment(segment, PRESETS["default"]).rows) is (why == "")

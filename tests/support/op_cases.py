@@ -14,6 +14,7 @@ from weft.compiler.ir.graph import (
     DeviceOp,
     DeviceSegment,
     Multiply,
+    Pad,
     Pool,
     Rescale,
     View,
@@ -194,6 +195,17 @@ def random_rescale(rng: np.random.Generator) -> Rescale:
                    draw(rng, -128, 127), draw(rng, -128, 127))  # fmt: skip
 
 
+def random_pad(rng: np.random.Generator) -> Pad:
+    """Rows and columns around an image, some more of them than the image has."""
+    n, h, w, c = draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40)
+    most = 20 if rng.random() < 0.2 else 3
+    window = Window(pad=(draw(rng, 0, most), draw(rng, 0, most), draw(rng, 0, most), draw(rng, 0, most)))
+    target = random_view(rng, "y", (n, *window.output(h, w), c), "output")
+    scale = 1.0 if rng.random() < 0.5 else rng.uniform(0.1, 3)
+    fill, *zeros = (draw(rng, -128, 127) for _ in range(3))
+    return Pad("pad", random_source(rng, "x", (n, h, w, c)), target, window, fill, scale, *zeros)
+
+
 def random_lookup(rng: np.random.Generator) -> np.ndarray:
     """A look-up table: any bytes, or some that rise."""
     table = rng.integers(-128, 128, 256).astype(np.int8)
@@ -202,8 +214,16 @@ def random_lookup(rng: np.random.Generator) -> np.ndarray:
 
 def random_op(rng: np.random.Generator) -> DeviceOp:
     """Any operator, some with a look-up table, two if there is an epilogue."""
-    makers = (random_conv, random_matmul, random_pool, random_add, random_pairwise, random_rescale)
-    maker = makers[int(rng.choice(len(makers), p=[0.45, 0.15, 0.1, 0.05, 0.15, 0.1]))]
+    makers = (
+        random_conv,
+        random_matmul,
+        random_pool,
+        random_add,
+        random_pairwise,
+        random_rescale,
+        random_pad,
+    )
+    maker = makers[int(rng.choice(len(makers), p=[0.42, 0.13, 0.1, 0.05, 0.15, 0.08, 0.07]))]
     op = maker(rng)
     if isinstance(op, Conv) and rng.random() < 0.3:
         op = with_more(rng, op)
