@@ -66,12 +66,12 @@ def test_the_view_is_read_itself() -> None:
 
 
 def test_steps_and_places_add_up() -> None:
-    part = dataclasses.replace(COPY, shape=(1, 2, 2, 2), y=1, x=0, c=3, step=(2, 2))
+    part = dataclasses.replace(COPY, shape=(1, 2, 2, 2), y=1, x=1, c=3, step=(2, 1))
     before = segment_of(
         Rescale("copy", X, COPY), Rescale("part", part, whole("y", part.shape, "output"), 0.5)
     )
     (op,) = read_views(before, PLANNER).ops
-    assert op.sources == (View(X.buffer, part.shape, 3, 2, 9, (4, 4)),)
+    assert op.sources == (View(X.buffer, part.shape, 3, 4, 9, (4, 2)),)
     same(before, segment_of(op))
 
 
@@ -172,6 +172,17 @@ STAYS: dict[str, tuple[DeviceOp, ...]] = {
     "a part of what is read": (
         Rescale("copy", X, View(Buffer("copy", (1, 4, 3, 9)), X.shape, c=2)),
         Rescale("reader", View(Buffer("copy", (1, 4, 3, 9)), X.shape, c=1), Y, 0.5)),
+    "the end of what is read": (
+        Rescale("other", X, View(Buffer("copy", (1, 4, 3, 10)), X.shape, c=5), 0.5),
+        Rescale("copy", X, View(Buffer("copy", (1, 4, 3, 10)), X.shape)),
+        Rescale("reader", View(Buffer("copy", (1, 4, 3, 10)), X.shape, c=2), Y, 0.5)),
+    "rows that end between two pixels": (
+        Rescale("copy", View(Buffer("x", (1, 6, 10, 12), "input"), (1, 5, 4, 5), step=(1, 3)),
+                whole("copy", (1, 5, 4, 5), "temp")),
+        Rescale("reader", whole("copy", (1, 1, 20, 5), "temp"), whole("y", (1, 1, 20, 5), "output"), 0.5)),
+    "half as many channels": (
+        Rescale("copy", View(Buffer("x", (1, 4, 3, 12), "input"), (1, 2, 3, 6)), whole("copy", (1, 2, 3, 6), "temp")),
+        Rescale("reader", whole("copy", (1, 1, 12, 3), "temp"), whole("y", (1, 1, 12, 3), "output"), 0.5)),
     "every other row of what is read": (
         Rescale("copy", X, View(Buffer("copy", (1, 8, 3, 5)), X.shape, step=(2, 1))),
         Rescale("reader", View(Buffer("copy", (1, 8, 3, 5)), X.shape, step=(2, 1)), Y, 0.5)),
