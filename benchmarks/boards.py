@@ -44,7 +44,7 @@ SPARE = 2
 """Seeds to try beyond those that were asked for, if a tool crashes."""
 BASE = Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2, accumulator_depth=64,
               bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0, row_states=64,
-              alignments=256)  # fmt: skip
+              alignments=256, lookup_tables=0)  # fmt: skip
 SOFTMAX = {"probability_bits": 7}
 # One thing at a time, and some together.
 PIPELINED: tuple[dict[str, int], ...] = (

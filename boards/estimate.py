@@ -16,7 +16,7 @@ import numpy as np
 from weft.boards.board import Board, BoardError, CoreKind, MemoryKind
 from weft.boards.family import Family, Resources
 from weft.hdl.files import schema
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 
 FOLDER = Path(__file__).with_name("families")
 FORMAT = "weft estimates 2"
@@ -76,6 +76,20 @@ def memory_blocks(board: Board, config: Config) -> int:
     return board.family.blocks(8 * config.bus_bytes, board.memory.size // config.bus_bytes)
 
 
+def lookup_blocks(board: Board, config: Config) -> int:
+    """Block RAMs of the FPGA that look-up tables take: two lanes share a memory, or all of the sequential core."""
+    entries = LOOKUP_ENTRIES * config.lookup_tables
+    if board.core is CoreKind.SEQUENTIAL:
+        others = config.table_depth if config.softmax else 0
+        return board.family.blocks(8, others + entries) - board.family.blocks(8, others)
+    return -(-config.lanes // 2) * board.family.blocks(8, entries)
+
+
+def _exact_blocks(board: Board, config: Config) -> int:
+    """Block RAMs that no weight is needed for."""
+    return memory_blocks(board, config) + lookup_blocks(board, config)
+
+
 class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Of one resource: weights by feature, the greatest relative error, and from how many configurations they are."""
 
@@ -127,7 +141,7 @@ def estimate(board: Board, config: Config) -> Resources | None:
     for kind in Resources.NAMES:
         known, given = fitted[kind].weights, features(kind, board, config)
         totals[kind] = round(sum(known.get(name, 0.0) * value for name, value in given.items()))
-    totals["ram"] += memory_blocks(board, config)
+    totals["ram"] += _exact_blocks(board, config)
     return Resources(**totals)
 
 
@@ -182,7 +196,7 @@ def _fit_one(kind: str, samples: list[tuple[Board, Config, Resources]]) -> Fit:
     rows = np.array([list(features(kind, board, config).values()) for board, config, _ in samples], float)
     counts = np.array(
         [
-            getattr(need, kind) - (memory_blocks(board, config) if kind == "ram" else 0)
+            getattr(need, kind) - (_exact_blocks(board, config) if kind == "ram" else 0)
             for board, config, need in samples
         ],
         float,

@@ -5,15 +5,16 @@ from __future__ import annotations
 from weft.compiler.host.segments import prepare
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.onnx.lowering import lower
-from weft.compiler.onnx.model import load
+from weft.compiler.onnx.model import COMPLETE, load
 from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
 from weft.compiler.verify import verify
+from weft.hdl.isa.config import Config
 
 
-def import_model(source: Source, *, softmax: bool = True) -> Graph:
-    """Read a quantised (QDQ) ONNX model (a path, bytes or a `ModelProto`), for devices with `softmax` unit or without.
+def import_model(source: Source, *, config: Config = COMPLETE) -> Graph:
+    """Read a quantised (QDQ) ONNX model (a path, bytes or a `ModelProto`), for devices with the units of `config`.
 
     What the device cannot do becomes host segments; `Graph.assignment` gives the reason for every node.
 
@@ -23,7 +24,7 @@ def import_model(source: Source, *, softmax: bool = True) -> Graph:
         If the model cannot be read or run at all; see `weft.compiler.onnx.model.load`.
     """
     model = load(source)
-    model.softmax = softmax
+    model.config = config
     found = match(model)
     graph = lower(found, plan(found))
     for segment in graph.segments:

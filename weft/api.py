@@ -124,7 +124,7 @@ def _graph(model: Source, config: Config) -> Graph:
     """The model as `config` runs it: what `compile` compiles, and what `check` tells of."""
     if not isinstance(model, Source):
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
-    return import_model(model, softmax=config.softmax)
+    return import_model(model, config=config)
 
 
 def _checked(compiled: Compiled) -> Program:

@@ -45,7 +45,7 @@ def attention_errors(
     Intermediate values are kept apart in memory, read from the golden interpreter, and put through
     `weft.compiler.ir.reference`.
     """
-    graph = import_model(model, softmax=config.softmax)
+    graph = import_model(model, config=config)
     segments = [segment for segment in graph.segments if isinstance(segment, DeviceSegment)]
     ops = [op for segment in segments for op in segment.ops if isinstance(op, Attention)]
     if len(segments) != 1 or not ops:

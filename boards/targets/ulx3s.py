@@ -20,14 +20,15 @@ RESOURCES = {
 }
 # With softmax, but few lanes and short queues.
 _SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2, table_depth=512, row_states=32,
-                                        alignments=128)  # fmt: skip
+                                        alignments=128, lookup_tables=0, multiply=0)  # fmt: skip
 # SDRAM brings two bytes a cycle: one lane keeps up with that.
 _LARGEST = Config.load("default").replace(lanes=1, queue_depth=2, scratchpad_banks=4, scratchpad_depth=2048,
-                                          accumulator_banks=2, row_states=128, alignments=1024)  # fmt: skip
+                                          accumulator_banks=2, row_states=128, alignments=1024,
+                                          lookup_tables=0, multiply=0)  # fmt: skip
 CONFIGS = {
     "12": (_SMALLEST, 80e6, 1),
     "25": (_SMALLEST, 80e6, 1),
-    "45": (Config.load("small"), 70e6, 1),
+    "45": (Config.load("small").replace(lookup_tables=0, multiply=0), 70e6, 1),
     "85": (_LARGEST, 80e6, 5),
 }
 """Configuration, clock and seed by size."""

@@ -5,16 +5,15 @@ and stand for what a closed form cannot follow; where two of them are of the sam
 only beside the other terms of its own.
 """
 
-from weft.hdl.isa.latencies import DIVISION, VEC_OVERHEAD
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import DIVISION, vec_overhead
 
-VEC_START = VEC_OVERHEAD + 1.0
-"""From a VEC to the next instruction, beside its elements, and one for its semaphores."""
 RUN = 2
 """Of a run of bytes on the bus, beside its beats."""
 ATTENTION_RUN = 1
 """The same, of rows of keys and values."""
 ATTENTION_VEC = 60
-"""Of an instruction of the vector unit in attention: `VEC_START`, and the wait for the array, as they take turns."""
+"""Of an instruction of the vector unit in attention: `vec_start`, and the wait for the array, as they take turns."""
 DIVIDE = 2 * DIVISION
 """The least that a row of Normalise is reckoned with. The divider takes half of that by itself."""
 HANDOVER = 16
@@ -29,3 +28,8 @@ ENDS = 100
 """At the start of a convolution, before anything overlaps, and again at its end."""
 ALONE = 300
 """Of a pooling, addition or requantisation by itself: both of its ends."""
+
+
+def vec_start(config: Config) -> float:
+    """From a VEC to the next instruction, beside its elements, and one for its semaphores."""
+    return vec_overhead(config) + 1.0

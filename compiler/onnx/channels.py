@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.compiler.ir.layout import natural, packed
 from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor, is_conv
+from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, is_conv
 
 
 def summands(context: NodeContext) -> tuple[Symbol, ...]:
@@ -36,25 +36,12 @@ def scaling(context: NodeContext) -> float | None:
 
 
 def same_order(context: NodeContext) -> str | None:
-    """Operands must have their elements in one order, and next to a constant in the order the device computes in."""
-    return None if aligned(context) is not None else f"inputs {context.inputs}"
-
-
-def aligned(context: NodeContext) -> tuple[Tensor, ...] | None:
-    """The activations among the operands in a common layout, if there is one."""
+    """Next to a constant the elements of a device value must be in the order the device computes in."""
     if scaling(context) is not None:
-        return ()
-    symbols = summands(context) if context.node.op == "Add" else context.symbols
-    tensors = [symbol.tensor for symbol in symbols if isinstance(symbol, Activation)]
-    layouts = [natural(context.output)]
-    if len(tensors) == 2:
-        layouts += [tensor.layout for tensor in tensors]
-    for layout in layouts:
-        arranged = [tensor.arranged(layout) for tensor in tensors]
-        found = tuple(tensor for tensor in arranged if tensor is not None)
-        if len(found) == len(tensors):
-            return found
-    return None
+        return None
+    tensors = (symbol.tensor for symbol in context.symbols if isinstance(symbol, Activation))
+    layout = natural(context.output)
+    return None if all(tensor.arranged(layout) for tensor in tensors) else f"inputs {context.inputs}"
 
 
 def channel_operands(context: NodeContext) -> str | None:

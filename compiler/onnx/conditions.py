@@ -80,7 +80,12 @@ def window_steps(context: NodeContext) -> str | None:
 
 def softmax_unit(context: NodeContext) -> str | None:
     """The configuration must have a softmax unit ('probability_bits' 7 or 8)."""
-    return None if context.model.softmax else ""
+    return None if context.model.config.softmax else ""
+
+
+def multipliers(context: NodeContext) -> str | None:
+    """The configuration must multiply and subtract elements ('multiply' 1)."""
+    return None if context.model.config.multiply else ""
 
 
 def normalised_axis(context: NodeContext) -> int | None:

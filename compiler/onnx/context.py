@@ -8,17 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.network import Node
+from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Constant, Symbol
 
 
 @dataclass(frozen=True, eq=False)
 class NodeContext:
-    """A node with the symbols of its inputs (None for those left out)."""
+    """A node with the symbols of its inputs (None for those left out).
+
+    `arguments` has for each input the functions of int8 tensors that it is, `functions` those that the result is, the
+    nearest root first.
+    """
 
     model: Model
     node: Node
     symbols: tuple[Symbol, ...]
+    arguments: tuple[tuple[Function, ...], ...] = ()
+    functions: tuple[Function, ...] = ()
 
     def symbol(self, index: int) -> Symbol:
         return self.symbols[index] if index < len(self.symbols) else None

@@ -14,11 +14,14 @@ from weft.compiler.onnx.folding import Known, resolve
 from weft.compiler.onnx.limits import check_windows
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import Source, read
+from weft.hdl.isa.config import Config
 
 HOW_TO_QUANTISE = (
     "quantise it first, for example with "
     "onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ)"
 )
+COMPLETE = Config()
+"""A device with everything that operators may need."""
 _QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 
 
@@ -27,14 +30,14 @@ class Model:
     """A checked model with static shapes.
 
     `network` has no nodes that were folded into constants, or that nobody reads; `folded` are the former. `shapes` and
-    `dtypes` (numpy names) cover every value, constants included. `softmax` tells whether the device has a softmax unit.
+    `dtypes` (numpy names) cover every value, constants included. `config` tells what units the device has.
     """
 
     network: Network
     folded: list[Node]
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
-    softmax: bool = True
+    config: Config = COMPLETE
     consumers: dict[str, list[Node]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

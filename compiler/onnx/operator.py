@@ -29,6 +29,9 @@ class Operator:
         Makes operators of the device.
     applies : callable
         Which nodes of these names the record is for; such records come before those for all nodes.
+    elementwise : bool
+        Whether each element is computed of the elements in the same place, in whatever order they are. Such a record
+        is for nodes that no other takes, and its conditions are then the ones that are told of.
     check : callable
         Raises `CompileError` for a node of these names that contradicts itself, wherever it runs.
     title : str
@@ -39,5 +42,6 @@ class Operator:
     constraints: tuple[Constraint, ...]
     handler: Handler
     applies: Callable[[NodeContext], bool] | None = None
+    elementwise: bool = False
     check: Callable[[Model, Node], None] | None = None
     title: str = ""

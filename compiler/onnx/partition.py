@@ -154,7 +154,8 @@ def reason(match: Match, node: Node) -> str:
     if node.index in match.unsupported and node.op != "QuantizeLinear":
         return match.unsupported[node.index]
     if node.op == "QuantizeLinear" and node.index in match.unsupported:
-        known = match.symbol(node.inputs[0]) is not None
+        source = node.inputs[0]
+        known = match.symbol(source) is not None or bool(match.functions.get(source))
         return match.unsupported[node.index] if known else "its input is computed on the host"
     readers = [user.name for user in model.users(node.outputs[0])]
     if not readers or node.outputs[0] in model.outputs:

@@ -8,8 +8,9 @@ import numpy as np
 
 from weft.compiler.ir.layout import natural, packed
 from weft.compiler.ir.network import Node
-from weft.compiler.onnx import registry
+from weft.compiler.onnx import elementwise, registry
 from weft.compiler.onnx.context import NodeContext, sentence
+from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operators.attention_written_out import attended
 from weft.compiler.onnx.operators.move import transposable
@@ -31,15 +32,23 @@ class Match:
     """What of a model the device can compute.
 
     `symbols` by value, `recipes` by the value they make, `unsupported` by node index: why the host must run it.
+    `functions` by value: as which functions of int8 tensors it has been computed.
     """
 
     model: Model
     symbols: dict[str, Symbol]
     recipes: dict[str, Recipe]
     unsupported: dict[int, str]
+    functions: dict[str, tuple[Function, ...]]
 
     def context(self, node: Node) -> NodeContext:
-        return NodeContext(self.model, node, tuple(self.symbol(name) for name in node.inputs))
+        symbols = tuple(self.symbol(name) for name in node.inputs)
+        arguments = tuple(
+            elementwise.of_value(name, symbol, self.functions.get(name, ()))
+            for name, symbol in zip(node.inputs, symbols, strict=True)
+        )
+        context = NodeContext(self.model, node, symbols, arguments)
+        return dataclasses.replace(context, functions=elementwise.of_result(context))
 
     def symbol(self, name: str) -> Symbol:
         if name in self.symbols:
@@ -78,11 +87,13 @@ def match(model: Model) -> Match:
 
 
 def _walk(model: Model, refused: dict[int, str]) -> Match:
-    found = Match(model, {}, {}, {})
+    found = Match(model, {}, {}, {}, {})
     for node in model.nodes:
         registry.check(model, node)
         context = found.context(node)
         operator = refused.get(node.index) or registry.choose(context)
+        if node.index not in refused:
+            found.functions[node.outputs[0]] = context.functions
         if isinstance(operator, str):
             found.unsupported[node.index] = operator
             continue
@@ -104,7 +115,7 @@ def _misplaced(found: Match) -> dict[int, str]:
     refused: dict[int, str] = {}
     blocked: dict[int, str] = {}
     for node in found.model.nodes:
-        if node.index not in found.unsupported:
+        if node.index not in found.unsupported or node.index in done:
             continue
         for name in node.inputs:
             symbol = found.symbol(name) if name else None

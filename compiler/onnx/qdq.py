@@ -50,7 +50,7 @@ class Tensor:
     `storage` names the device buffer, `value` the model's value that is in it, laid out as `source`; `layout` is that
     of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
     `hosted` tensors come from the host, which can lay them out in any way: `order` is the layout of this tensor whose
-    buffer is `value` in row-major order, None if there is none.
+    buffer is `value` in row-major order, None if there is none. `looked_up` tells that a table of its own made it.
     """
 
     storage: str
@@ -61,6 +61,7 @@ class Tensor:
     hosted: bool
     via: tuple[int, ...] = ()
     order: Layout | None = None
+    looked_up: bool = False
 
     def arranged(self, layout: Layout) -> Tensor | None:
         """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
@@ -199,7 +200,12 @@ class Results:
 
 def result(shape: tuple[int, int, int, int]) -> View:
     """Where an unfinished operator writes."""
-    return View(Buffer(RESULT, shape), shape)
+    return result_of(RESULT, shape)
+
+
+def result_of(name: str, shape: tuple[int, int, int, int]) -> View:
+    """The whole of a new buffer."""
+    return View(Buffer(name, shape), shape)
 
 
 def rescale(source: Activation, name: str) -> Pending:

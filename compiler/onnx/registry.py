@@ -21,16 +21,16 @@ OPERATORS: tuple[Operator, ...] = tuple(
 
 def _named(name: str) -> list[Operator]:
     found = [operator for operator in OPERATORS if name in operator.names]
-    return sorted(found, key=lambda operator: operator.applies is None)
+    return sorted(found, key=lambda operator: (operator.elementwise, operator.applies is None))
 
 
 NAMES = {name: _named(name) for operator in OPERATORS for name in operator.names}
-"""The records of each operator, those for some nodes only in front."""
+"""The records of each operator, those for some nodes only in front, and those of elements one by one at the end."""
 
 
 def has(name: str) -> bool:
-    """Whether there is a record for all nodes of an operator."""
-    return any(operator.applies is None for operator in NAMES.get(name, ()))
+    """Whether there is a record for all nodes of an operator, to which the order of elements matters."""
+    return any(operator.applies is None and not operator.elementwise for operator in NAMES.get(name, ()))
 
 
 def check(model: Model, node: Node) -> None:
@@ -42,15 +42,26 @@ def check(model: Model, node: Node) -> None:
 
 def choose(context: NodeContext) -> Operator | str:
     """The record whose constraints a node keeps, or why the device cannot run it."""
-    records = NAMES.get(context.node.op, ())
-    operator = next((item for item in records if item.applies is None or item.applies(context)), None)
-    if operator is None:
-        return f"the device has no operator {context.node.op}"
+    refusal = f"the device has no operator {context.node.op}"
+    records = [
+        item for item in NAMES.get(context.node.op, ()) if item.applies is None or item.applies(context)
+    ]
+    own = [item for item in records if not item.elementwise][:1]
+    for operator in (*own, *(item for item in records if item.elementwise)):
+        broken = _broken(operator, context)
+        if broken is None:
+            return operator
+        refusal = broken if context.functions or operator in own or not own else refusal
+    return refusal
+
+
+def _broken(operator: Operator, context: NodeContext) -> str | None:
+    """The first constraint of a record that a node breaks, with the value that does; None if it keeps all."""
     for constraint in operator.constraints:
         found = constraint(context)
         if found is not None:
             return sentence(constraint) + (f" ({found})" if found else "")
-    return operator
+    return None
 
 
 def table() -> Iterator[tuple[str, tuple[str, ...]]]:

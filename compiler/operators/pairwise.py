@@ -42,11 +42,12 @@ def lower(op: Pairwise, site: Site, emit: Emitter) -> Iterator[Task]:
 
 
 def cost(op: Pairwise, plan: VectorPlan | None, config: Config) -> Cost:
-    """Each tensor is moved once."""
+    """Each tensor is moved once; a second operand that is one column for all is read no more often than that."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n)
+    second = 1 if op.b.shape[2] == w else 0
     moved = 2 * prod(op.dst.shape) + prod(op.b.shape)
-    return Cost(*vector_plan.cycles(op, config, vectors * (config.groups + 1), moved))
+    return Cost(*vector_plan.cycles(op, config, vectors * (config.groups + second), moved))
 
 
 def no_products(config: Config) -> str | None:

@@ -142,7 +142,7 @@ class Parts:
         if shape.op.epilogue is not None:
             reads, instructions = reads + groups + (shape.residual is not None), 2
         work = float(self.tiles * self.h * self.w * shape.src.n * reads) + shape.lookups * LOOKUP_ENTRIES
-        return work, self.tiles * instructions * self.spatial * overheads.VEC_START
+        return work, self.tiles * instructions * self.spatial * overheads.vec_start(self.config)
 
     def _load(self, h: Array, w: Array, count: Array | int, vectors: Array | int) -> Array:
         """Cycles that LOADs take for `count` bytes, `vectors` vectors, of every pixel of a box, as `Emitter` does."""

@@ -8,11 +8,21 @@ from weft.hdl.isa.config import Config
 
 READ_LATENCY = 3
 """From a granted read request to its data, for scratchpad and accumulator alike."""
-VEC_OVERHEAD = 23
-"""From accepting a `Vec` to accepting the next instruction of the queue, beyond one for each read that it issues and
-each element that is out of range, when no read is refused."""
+LOOKUP = 2
+"""Of look-up tables behind the vector unit's results, whether an instruction uses them or not."""
 DIVISION = 8
 """Of a division in the vector unit: two bits of the quotient, one of the product each."""
+
+
+def lookup_latency(config: Config) -> int:
+    """What look-up tables add to the way of results."""
+    return LOOKUP if config.lookup_tables else 0
+
+
+def vec_overhead(config: Config) -> int:
+    """From accepting a `Vec` to accepting the next instruction of the queue, beyond one for each read that it issues
+    and each element that is out of range, when no read is refused."""
+    return 23 + lookup_latency(config)
 
 
 def aligning(config: Config) -> int:

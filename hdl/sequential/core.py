@@ -16,6 +16,7 @@ from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
+from weft.hdl.sequential import tables
 from weft.hdl.sequential.control import Control
 from weft.hdl.sequential.micro import Condition, MemoryOut, Port
 from weft.hdl.sequential.micro import Out as Target
@@ -102,7 +103,7 @@ class SequentialCore(wiring.Component):
             scratchpad.column.eq(column),
         ]
         self._mover(m, mover, movers, processor, scratchpad)
-        table = self._table(m, strobes, result) if config.softmax else Const(0, 8)
+        table = self._table(m, strobes, result) if tables.entries(config) else Const(0, 8)
         self._read_ports(
             m, processor, multiplier, mover, rows, strobes, (scratchpad.vector, row, column, table)
         )
@@ -176,18 +177,17 @@ class SequentialCore(wiring.Component):
         ]
 
     def _table(self, m: Module, strobes: dict[Target, Signal], result: Signal) -> Signal:
-        """The table of softmax; returns the entry at the address given last."""
-        depth = self.config.table_depth
+        """The tables; returns the entry at the address given last."""
+        depth, step = tables.entries(self.config), tables.address_step(self.config)
         m.submodules.table = memory = Memory(shape=8, depth=depth, init=[])
         reader, writer = memory.read_port(), memory.write_port()
         at = Signal(range(depth))
-        distance = 2048 // depth
         with m.If(strobes[Target.TABLE_ADDRESS]):
-            m.d.sync += at.eq(result >> (distance.bit_length() - 1))
+            m.d.sync += at.eq(result >> (step.bit_length() - 1))
         with m.If(strobes[Target.TABLE_WRITE]):
             m.d.sync += at.eq(at + 1)
         m.d.comb += [
-            reader.addr.eq(result >> (distance.bit_length() - 1)),
+            reader.addr.eq(result >> (step.bit_length() - 1)),
             reader.en.eq(strobes[Target.TABLE_ADDRESS]),
             writer.addr.eq(at),
             writer.data.eq(result),

@@ -1,10 +1,12 @@
-"""The microprogram of VEC and TABLE, and the loops that all instructions of the VEC queue share."""
+"""The microprogram of VEC, TABLE and LOOKUP, and the loops that all instructions of the VEC queue share."""
 
 from __future__ import annotations
 
-from weft.hdl.isa import Reduce, Table, Vec
+from weft.hdl.isa import Lookup, Reduce, Table, Vec
+from weft.hdl.isa.config import LOOKUP_ENTRIES
 from weft.hdl.sequential.assembler import Micro, carries_out, moved
-from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
+from weft.hdl.sequential.micro import Condition, Function, Index, Operand, Out, Port
+from weft.hdl.sequential.tables import address_step, first_lookup
 
 LEAST = -(1 << 31)
 VEC, SOFTMAX, NORMALISE = range(3)
@@ -27,6 +29,9 @@ def vec(m: Micro) -> None:
         m.copy("body", VEC)
         m.copy("f.y_ob", 0)
         m.st("f.x_ob")
+    if m.config.lookup_tables:
+        _lookup_table(m, LOOKUP_ENTRIES // 2)  # an output of 0 has the entry in the middle
+        m.st("entries")
     m.jump("outputs")
 
 
@@ -34,6 +39,35 @@ def vec(m: Micro) -> None:
 def table(m: Micro) -> None:
     """`weft.hdl.isa.Table`."""
     m.ld(0, Out.TABLE_ADDRESS)
+    _fill(m)
+
+
+@carries_out(Lookup)
+def lookup(m: Micro) -> None:
+    """`weft.hdl.isa.Lookup`."""
+    _lookup_table(m, "f.entry")
+    m.out(Out.TABLE_ADDRESS)
+    _fill(m)
+
+
+def _lookup_table(m: Micro, entry: Operand) -> None:
+    """The address of an entry of look-up table ``f.table`` to the accumulator."""
+    m.ld("f.table")
+    m.ld(Port.APPEND)
+    m.op(Function.AND, -LOOKUP_ENTRIES)
+    m.add(entry)
+    _times(m, address_step(m.config))
+    m.add(m.constant(first_lookup(m.config) * address_step(m.config)))
+
+
+def _times(m: Micro, factor: int) -> None:
+    """Multiply the accumulator by a power of two."""
+    for _ in range(factor.bit_length() - 1):
+        m.add(Port.ACCUMULATOR)
+
+
+def _fill(m: Micro) -> None:
+    """Bytes of the vectors that `Table` or `Lookup` names, from the table's address on."""
 
     def vector() -> None:
         m.ld("from", Out.SCRATCHPAD_READ)
@@ -53,6 +87,8 @@ def shared(m: Micro) -> None:
     _outputs(m)
     _read(m)
     _vec_body(m)
+    if m.config.lookup_tables:
+        _looked_up(m)
 
 
 def _parameters(m: Micro) -> None:
@@ -146,6 +182,7 @@ def push(m: Micro) -> None:
 
 def _vec_body(m: Micro) -> None:
     """An output vector, a column after the other."""
+    done = "vec.output" if m.config.lookup_tables else "output"
     m.label("vec.body")
     m.copy("pair", m.constant_block("parameters"))
     m.ld(0, Out.COLUMN)
@@ -166,7 +203,7 @@ def _vec_body(m: Micro) -> None:
     m.op(Function.ADD, "pair", out=Out.INDEX, write=True)
     push(m)
     m.jump(again, Condition.COLUMN_ZERO, unless=True)
-    m.jump("output")
+    m.jump(done)
     m.label(adds)
     m.ld("b.ox", Out.SCRATCHPAD_READ)
     again = m.label()
@@ -178,9 +215,10 @@ def _vec_body(m: Micro) -> None:
     m.op(Function.ADD, "pair", out=Out.INDEX, write=True)
     push(m)
     m.jump(again, Condition.COLUMN_ZERO, unless=True)
-    m.jump("output")
+    m.jump(done)
     m.label("vec.many")
     _vec_many(m)
+    m.jump(done)
 
 
 def _vec_many(m: Micro) -> None:
@@ -206,12 +244,16 @@ def _vec_many(m: Micro) -> None:
     m.label(start)
     m.st("reduced")
     m.walk("ry", lambda: _row(m), moved(Vec, "src"))
+    if m.config.multiply:
+        _multiply(m)
     m.ld("pair", Out.INDEX)
     m.ld("reduced")
     m.add(Index(), Out.MULTIPLICAND)
     m.st("value")
     plain, finish = m.fresh(), m.fresh()
     m.ld("f.add")
+    if m.config.multiply:
+        m.sub("f.multiply")
     m.jump(plain, Condition.ZERO)
     m.ld("b.ox", Out.SCRATCHPAD_READ)
     _add(m)
@@ -223,6 +265,21 @@ def _vec_many(m: Micro) -> None:
     m.advance("pair", 2)
     push(m)
     m.jump(one, Condition.COLUMN_ZERO, unless=True)
+
+
+def _looked_up(m: Micro) -> None:
+    """With ``lookup``, the output goes through its table: it is written, read back, and made anew."""
+    m.label("vec.output")
+    m.ld("f.lookup")
+    m.jump("output", Condition.ZERO)
+    m.ld("dst.ox", Out.SCRATCHPAD_WRITE)
+    m.ld("dst.ox", Out.SCRATCHPAD_READ)
+    again = m.label()
+    m.ld(Port.BYTE)
+    _times(m, address_step(m.config))
+    m.add("entries", Out.TABLE_ADDRESS)
+    m.ld(Port.TABLE, Out.PUSH)
+    m.jump(again, Condition.COLUMN_ZERO, unless=True)
     m.jump("output")
 
 
@@ -230,12 +287,47 @@ def _add(m: Micro) -> None:
     """Multiply the second operand, then ``value``."""
     m.ld(Port.BYTE)
     m.sub("f.b_zero", Out.MULTIPLICAND)
+    if m.config.multiply:
+        _negate(m)
     m.ld(0, Out.SHIFT)
     m.ld("f.b_mantissa", Out.MULTIPLY)
     m.ld(Port.PRODUCT)
     m.ld("value", Out.MULTIPLICAND)
     m.ld(Index(1), Out.PARAMETER_SHIFT)
     m.out(Out.MULTIPLY_ADD)
+
+
+def _negate(m: Micro) -> None:
+    """With ``subtract``, the second operand less its zero point, which is the multiplicand, counts negative."""
+    done = m.fresh()
+    m.st("element")
+    m.ld("f.subtract")
+    m.jump(done, Condition.ZERO)
+    m.ld(0)
+    m.sub("element", Out.MULTIPLICAND)
+    m.label(done)
+
+
+def _multiply(m: Micro) -> None:
+    """With ``multiply``, the product of the element and the second operand, as a b = a (b + 256) - 256 a: multipliers
+    are unsigned."""
+    done = m.fresh()
+    m.ld("f.multiply")
+    m.jump(done, Condition.ZERO)
+    m.ld("b.ox", Out.SCRATCHPAD_READ)
+    m.ld("reduced")
+    m.sub("f.pad", Out.MULTIPLICAND)
+    m.st("element")
+    m.ld(0, Out.SHIFT)
+    m.ld(Port.BYTE)
+    m.sub("f.b_zero")
+    m.add(m.constant(256), Out.MULTIPLY)
+    m.ld(Port.PRODUCT)
+    m.ld(0)
+    m.sub("element", Out.MULTIPLICAND)
+    m.ld(m.constant(256), Out.MULTIPLY_ADD)
+    m.copy("reduced", Port.PRODUCT)
+    m.label(done)
 
 
 def _row(m: Micro) -> None:

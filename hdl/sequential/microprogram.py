@@ -17,6 +17,7 @@ from weft.hdl.isa import (
     Softmax,
     Vec,
     VectorInstruction,
+    required,
 )
 from weft.hdl.isa.config import Config
 from weft.hdl.sequential import micro_matrix, micro_memory, micro_softmax, micro_vector  # noqa: F401 -- bodies
@@ -95,9 +96,9 @@ def _write(m: Micro) -> Micro:
         names = _VECTOR_NAMES if kind in (Softmax, Normalise) else {}
         if issubclass(kind, VectorInstruction):
             m.call("common")
-            m.fields(kind, names, _COMMON)
+            m.fields(kind, names, _COMMON, _taken(kind, m.config))
         else:
-            m.fields(kind, names)
+            m.fields(kind, names, 0, _taken(kind, m.config))
         m.call("rest")
         # Only now is the unit busy: what comes before waits for the fetch.
         m.ld(1 << kind.QUEUE)
@@ -117,6 +118,13 @@ def _write(m: Micro) -> Micro:
     if m.config.softmax:
         micro_softmax.shared(m)
     return m
+
+
+def _taken(kind: type[Instruction], config: Config) -> int:
+    """How many fields are taken: behind the last one that a configuration has, all are 0."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    lacking = {name for name, feature in required(kind.OPCODE).items() if feature.missing(config)}
+    return max(count for count, name in enumerate(names, 1) if name not in lacking)
 
 
 def _label(kind: type[Instruction]) -> str:
@@ -151,9 +159,11 @@ def _fetch(m: Micro, kinds: Sequence[type[Instruction]]) -> None:
     m.ld(Port.WORD, Out.BITS)
     m.take(8, "code")
     m.jump("end", Condition.ZERO)
-    for kind in kinds:  # in order of their opcodes, from 1 on
-        m.sub(1)
+    before = 0
+    for kind in kinds:  # in order of their opcodes
+        m.sub(kind.OPCODE - before)
         m.jump(_label(kind), Condition.ZERO)
+        before = kind.OPCODE
     m.ld(1)
     m.jump("finish")
     m.label("end")
@@ -167,4 +177,3 @@ def _fetch(m: Micro, kinds: Sequence[type[Instruction]]) -> None:
     m.memory(MemoryOut.FINISH)
     m.ld(0)
     m.jump("ready")
-    assert [kind.OPCODE for kind in kinds] == list(range(1, len(kinds) + 1))

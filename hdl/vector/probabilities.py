@@ -9,6 +9,7 @@ from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
+from weft.hdl.vector.lane_tables import lane_tables
 from weft.hdl.vector.requantise import SCORE_BITS
 
 PROBABILITY = 6
@@ -35,8 +36,7 @@ def sum_width(config: Config) -> int:
 
 
 class Exp2Table(wiring.Component):
-    """The table of `weft.hdl.isa.Table`, with a read port for every lane. Two lanes share a copy, which is written
-    through the port of one of them.
+    """The table of `weft.hdl.isa.Table`, with a read port for every lane.
 
     Members
     -------
@@ -69,24 +69,8 @@ class Exp2Table(wiring.Component):
             m.d.sync += entry.eq(0)
         with m.Elif(self.fill):
             m.d.sync += entry.eq(entry + 1)
-        for pair in range(0, self.config.lanes, 2):
-            m.submodules[f"copy_{pair}"] = ram = memory.Memory(
-                shape=8, depth=self.config.table_depth, init=[]
-            )
-            store = ram.write_port()
-            m.d.comb += [store.en.eq(self.fill), store.data.eq(self.byte)]
-            for lane in range(pair, min(pair + 2, self.config.lanes)):
-                fetch = ram.read_port()
-                m.d.comb += [fetch.en.eq(1), fetch.addr.eq(self.index[lane])]
-                if lane == pair:
-                    m.d.comb += [
-                        fetch.addr.eq(Mux(self.fill, entry, self.index[lane])),
-                        store.addr.eq(fetch.addr),
-                        fetch.en.eq(~self.fill),
-                    ]
-                output = Signal(8, name=f"output_{lane}", reset_less=True)
-                m.d.sync += output.eq(fetch.data)
-                m.d.comb += self.p[lane].eq(output)
+        outputs = lane_tables(m, self.config.table_depth, list(self.index), self.fill, entry, self.byte)
+        m.d.comb += [p.eq(output) for p, output in zip(self.p, outputs, strict=True)]
         return m
 
 

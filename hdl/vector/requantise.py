@@ -29,9 +29,12 @@ def _narrow(config: Config) -> int:
 
 
 def settings_layout(config: Config) -> data.StructLayout:
-    """Settings for all elements of an instruction; fields as in `weft.hdl.isa.Vec`."""
+    """Settings for all elements of an instruction; fields as in `weft.hdl.isa.Vec`, but ``add`` is 0 where the second
+    operand is a factor."""
+    own = {"subtract": 1} if config.multiply else {}
     return data.StructLayout(
-        {
+        own
+        | {
             "reduce": 2,
             "add": 1,
             "b_mantissa": config.mantissa_bits,
@@ -133,7 +136,7 @@ class Requantise(wiring.Component):
         shift = register(column.shift, "shift_1")
 
         value = register((reduced + bias)[:32].as_signed(), "value")  # 2
-        other = register(Mux(settings.add, second - settings.b_zero, 0), "other")
+        other = register(Mux(settings.add, self._difference(second), 0), "other")
         mantissa = register(mantissa, "mantissa_2")
 
         product = self._multiply(m, lane, value, mantissa, other)  # 3, 4, 5
@@ -148,6 +151,13 @@ class Requantise(wiring.Component):
             score = Mux(fits, total[:SCORE_BITS], limit)
             m.d.comb += self.scores[lane].eq(register(score, "score"))
         return register(self._clamp(total), "result")  # 9
+
+    def _difference(self, second: Value) -> Value:
+        """The second operand less its zero point, or the negative of that, which has as many bits."""
+        other = second - self.settings.b_zero
+        if not self.config.multiply:
+            return other
+        return Mux(self.settings.subtract, self.settings.b_zero - second, other)
 
     def _clamp(self, total: Signal) -> Value:
         """`total` within ``low`` and ``high``, as a byte; signs of differences are sooner than comparisons."""

@@ -92,7 +92,7 @@ class SerialRequantise(Requantise):
         with m.If(accept):
             m.d.sync += [
                 value.eq(column.bias),
-                other.eq(self.second[lane] - settings.b_zero),
+                other.eq(self._difference(self.second[lane])),
                 low.eq(column.mantissa),
                 Cat(bits_left, bytes_left).eq(column.shift),
                 Cat(guard, sticky).eq(0),

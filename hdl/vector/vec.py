@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,6 +12,7 @@ from weft.hdl.lib import ports
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.vector.requantise import Requantise
 from weft.hdl.vector.requantise_serial import requantiser
+from weft.hdl.vector.vec_lookup import VecLookup
 from weft.hdl.vector.vec_operands import VecOperands
 from weft.hdl.vector.vec_reader import VecReader
 from weft.hdl.vector.vec_softmax import VecSoftmax
@@ -22,16 +23,16 @@ from weft.hdl.vector.vec_writer import VecWriter
 class VecUnit(wiring.Component):
     """A reader, and stages behind it that never wait once a read is granted::
 
-        reader -> operands -> requantise -> (softmax) -> writer
+        reader -> operands -> requantise -> (look-up tables) -> (softmax) -> writer
 
     An instruction first reads its parameter block. Then it reads one source row or vector a cycle: all elements of an
     output's reduction for the first `lanes` columns, again for the next ones, and so on; with ``add``, the second
-    operand is read once per output, ahead of them. An instruction starts reading when the one before it has written
-    its last output, so it may read what that one wrote.
+    operand is read ahead of them, once per output or where it moves. An instruction starts reading when the one before
+    it has written its last output, so it may read what that one wrote.
 
     With softmax, Softmax and Normalise run through the same sequence and the same arithmetic. Normalise has no
-    parameter block: what it multiplies by comes from a divider, which works a row ahead. Table reads every vector as
-    often as it has bytes, and takes another one each time.
+    parameter block: what it multiplies by comes from a divider, which works a row ahead. Scores do not pass the look-up
+    tables. Table and Lookup read every vector as often as it has bytes, and take another one each time.
 
     Parameters
     ----------
@@ -112,6 +113,8 @@ class VecUnit(wiring.Component):
         """The stages between requantisation and the writer."""
         tag, valid = requantise.result_tag, requantise.result_valid
         results = data.View(results_layout(self.config), writer.results)
+        last = Signal()
+        m.d.comb += last.eq(valid & tag.last)
         if self.config.softmax:
             m.submodules.softmax = softmax = VecSoftmax(self.config)
             wiring.connect(m, reader.sequence, softmax.sequence)
@@ -123,6 +126,8 @@ class VecUnit(wiring.Component):
                 softmax.byte_valid.eq(operands.operands.valid),
                 softmax.byte.eq(operands.byte),
                 softmax.scores_valid.eq(valid),
+                softmax.scores_last.eq(last),
+                softmax.scores_index.eq(tag.index),
                 softmax.scores.eq(requantise.scores),
                 operands.clear.eq(reader.sequence.load),
                 operands.normalising.eq(softmax.normalise),
@@ -130,8 +135,18 @@ class VecUnit(wiring.Component):
                 writer.results.eq(softmax.o),
             ]
             results = softmax.i
+        if self.config.lookup_tables:
+            m.submodules.lookup = lookup = VecLookup(self.config)
+            m.d.comb += [
+                lookup.load.eq(reader.sequence.load),
+                lookup.payload.eq(reader.sequence.payload),
+                lookup.byte_valid.eq(operands.operands.valid),
+                lookup.byte.eq(operands.byte),
+                results.eq(lookup.o),
+            ]
+            results = lookup.i
         m.d.comb += [
-            results.write.eq(valid & tag.last),
+            results.write.eq(last & ~reader.current.bytewise),
             results.end.eq(valid & tag.end),
             results.index.eq(tag.index),
             results.dst.eq(tag.dst),

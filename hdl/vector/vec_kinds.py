@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from amaranth.hdl import Module, Signal, Value
+from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import data
 
-from weft.hdl.isa import INSTRUCTIONS, Instruction, Normalise, Queue, Reduce, Softmax, Source, Table, Vec
+from weft.hdl.isa import INSTRUCTIONS, Instruction, Memory, Normalise, Queue, Reduce, Softmax, Source, Vec
+from weft.hdl.isa.config import Config
 
 _STRIDES = ("ob", "oy", "ox")
 
@@ -21,19 +23,45 @@ def is_kind(kind: type[Instruction], payload: data.View) -> Value:
     return payload.opcode == int(kind.OPCODE)
 
 
-def without_parameters() -> list[type[Instruction]]:
-    """The instructions of the queue that have no parameter block."""
-    kinds = [kind for kind in INSTRUCTIONS.values() if kind.QUEUE is Queue.VEC]
+def is_one_of(kinds: Sequence[type[Instruction]], payload: data.View) -> Value:
+    return Cat(is_kind(kind, payload) for kind in kinds).any()
+
+
+def vector_kinds(config: Config) -> list[type[Instruction]]:
+    """The instructions of the queue that an accelerator has."""
+    kinds = (kind for kind in INSTRUCTIONS.values() if kind.QUEUE is Queue.VEC)
+    return [kind for kind in kinds if not kind().unsupported(config)]
+
+
+def without_parameters(config: Config) -> list[type[Instruction]]:
+    """Those that have no parameter block."""
+    kinds = vector_kinds(config)
     return [kind for kind in kinds if all(operand.name != "params" for operand in kind.OPERANDS)]
 
 
-def as_vec(m: Module, payload: data.View) -> data.View:
+def unbounded(config: Config) -> list[type[Instruction]]:
+    """Those that read all elements of their source, wherever those are."""
+    kinds = vector_kinds(config)
+    sources = {kind: [operand for operand in kind.OPERANDS if operand.name == "src"] for kind in kinds}
+    return [kind for kind, found in sources.items() if found and not any(item.bounds for item in found)]
+
+
+def bytewise(config: Config) -> list[type[Instruction]]:
+    """Those that fill a table with the bytes of vectors, and write no vectors."""
+
+    def writes(kind: type[Instruction]) -> bool:
+        return any(operand.write and operand.memory is Memory.SCRATCHPAD for operand in kind.OPERANDS)
+
+    return [kind for kind in vector_kinds(config) if not writes(kind)]
+
+
+def as_vec(m: Module, payload: data.View, config: Config) -> data.View:
     """A `Vec` whose loops, source and destination are those of the instruction in `payload`, and whose second operand
     stands where the alignments do, but is not added. Coordinates and parameters of the others have no meaning."""
     vec = Signal(Vec.layout())
     m.d.comb += vec.eq(payload)
-    once = {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0}
-    for kind in (Softmax, Normalise):
+    once = {"ry": 1, "rx": 1, "reduce": int(Reduce.NONE), "add": 0, "multiply": 0}
+    for kind in (Softmax, Normalise) if config.softmax else ():
         fields = view(kind, payload)
         given: dict[str, Any] = once | {"b": fields.alignment}
         given |= {f"b_{loop}": fields[f"alignment_{loop}"] for loop in _STRIDES}
@@ -42,9 +70,10 @@ def as_vec(m: Module, payload: data.View) -> data.View:
         else:
             given |= {name: fields[name] for name in ("zero", "low", "high")}
         _override(m, kind, payload, vec, given)
-    table = view(Table, payload)
-    bytes_of = {"source": int(Source.SCRATCHPAD), "ob": 1, "oy": 1, "ox": table.vectors, "src": table.src}
-    _override(m, Table, payload, vec, once | bytes_of | {"src_ox": 1})
+    for filling in bytewise(config):
+        fields = view(filling, payload)
+        one_by_one = {"source": int(Source.SCRATCHPAD), "ob": 1, "oy": 1, "src_ox": 1}
+        _override(m, filling, payload, vec, once | one_by_one | {"ox": fields.vectors, "src": fields.src})
     return vec
 
 

@@ -6,6 +6,7 @@ from weft.hdl.isa import Count, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.walk import Walk
+from weft.hdl.vector.vec_kinds import bytewise
 from weft.hdl.vector.vec_streams import second_width
 
 WALK = Walk(
@@ -20,7 +21,7 @@ WALK = Walk(
 def loop_nest(config: Config) -> LoopNest:
     """The nest of `WALK`; alignments share the tracker of the second operand."""
     second = second_width(config)
-    most = config.n if config.softmax else config.groups  # a table is read byte by byte
+    most = config.n if bytewise(config) else config.groups
     loops = WALK.counters(config) | {"g": most.bit_length()}
     if most == 1:
         del loops["g"]

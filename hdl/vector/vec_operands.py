@@ -10,6 +10,7 @@ from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.vector.requantise import column_layout
+from weft.hdl.vector.vec_kinds import bytewise
 from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, operands_layout
 
 _PARTS = {"bias": BIAS, "mantissa": MANTISSA, "shift": SHIFT}
@@ -39,7 +40,7 @@ class VecOperands(wiring.Component):
     row : Out(1)
         The first element of a row enters requantisation in the next cycle; from a register. With softmax only.
     byte : Out(8)
-        The element's lane of `operands`. With softmax only.
+        The element's lane of `operands`. With tables of any kind only.
     """
 
     def __init__(self, config: Config) -> None:
@@ -49,7 +50,6 @@ class VecOperands(wiring.Component):
             "normalising": In(1),
             "scale": In(column_layout(config)),
             "row": Out(1),
-            "byte": Out(8),
         }
         super().__init__(
             {
@@ -59,6 +59,7 @@ class VecOperands(wiring.Component):
                 "accumulator": In(config.widths.row),
                 "operands": Out(operands_layout(config)),
                 **(softmax if config.softmax else {}),
+                **({"byte": Out(8)} if bytewise(config) else {}),
             }
         )
 
@@ -78,15 +79,16 @@ class VecOperands(wiring.Component):
         nearer_second = Signal(8 * self.config.lanes, reset_less=True)
         chosen_second = Signal.like(nearer_second, reset_less=True)
         near, valid = Signal(), Signal()
+        second_lanes = self._lanes(m, second, element.tag.index)
         m.d.sync += [
             near.eq(arrival.valid),
             nearer.eq(element),
-            nearer_second.eq(self._lanes(m, second, element.tag.index)),
+            nearer_second.eq(second_lanes),
             valid.eq(near),
             chosen.eq(nearer),
             chosen_second.eq(nearer_second),
         ]
-        self._elements(m, nearer.in_range)
+        self._elements(m, nearer.in_range, second_lanes)
         m.d.comb += [operands.valid.eq(valid), operands.second.as_value().eq(chosen_second)]
         m.d.comb += [operands[name].eq(chosen[name]) for name in ("first", "last", "tag")]
         self._columns(m, planes, chosen.tag.index)
@@ -94,20 +96,19 @@ class VecOperands(wiring.Component):
             with m.If(self.clear):
                 m.d.sync += planes.eq(0)
             m.d.sync += self.row.eq(arrival.valid & element.row)
+        if bytewise(self.config):
             m.d.comb += self.byte.eq(operands.elements[chosen.lane][:8])
         return m
 
-    def _elements(self, m: Module, in_range: Value) -> None:
-        """The lane group of what arrives, two cycles later."""
-        current, index = self.current, self.arrival.element.tag.index
+    def _elements(self, m: Module, in_range: Value, second: Value) -> None:
+        """The lane group of what arrives, two cycles later; `second` is that of the second operand."""
+        current, index, arriving = self.current, self.arrival.element.tag.index, self.arrival.element.in_range
         rows, vectors = (
             Signal(bits * self.config.lanes, name=name, reset_less=True)
             for bits, name in ((32, "rows"), (8, "vectors"))
         )
-        m.d.sync += [
-            rows.eq(self._lanes(m, self.accumulator, index)),
-            vectors.eq(self._lanes(m, self.scratchpad, index)),
-        ]
+        lanes = self._lanes(m, self.scratchpad, index)
+        m.d.sync += [rows.eq(self._lanes(m, self.accumulator, index)), vectors.eq(lanes)]
         pad = Signal(signed(32))
         m.d.comb += pad.eq(Mux(current.settings.reduce == Reduce.MAX, -(1 << 31), current.pad))
         elements = Signal.like(self.operands.elements, name="elements", reset_less=True)
@@ -116,7 +117,25 @@ class VecOperands(wiring.Component):
             row = rows.word_select(lane, 32).as_signed()
             read = Mux(current.source == Source.SCRATCHPAD, vector, row)
             m.d.sync += elements[lane].eq(Mux(in_range, read, pad))
-        m.d.comb += self.operands.elements.eq(elements)
+        for lane in range(self.config.lanes):
+            element: Value = elements[lane]
+            if self.config.multiply:
+                element = Mux(current.multiply, self._product(m, lane, lanes, second, arriving), element)
+            m.d.comb += self.operands.elements[lane].eq(element)
+
+    def _product(self, m: Module, lane: int, vector: Value, second: Value, in_range: Value) -> Value:
+        """An element of what arrives times that of the second operand, two cycles later: zero points are taken off in
+        the first, and there is nothing but a register behind the multiplier."""
+        factors = [
+            Signal(signed(9), name=f"{name}_{lane}", reset_less=True) for name in ("factor", "second_factor")
+        ]
+        product = Signal(signed(18), name=f"product_{lane}", reset_less=True)
+        bytes_ = (value.word_select(lane, 8).as_signed() for value in (vector, second))
+        zeros = self.current.pad, self.current.settings.b_zero
+        for factor, byte, zero in zip(factors, bytes_, zeros, strict=True):
+            m.d.sync += factor.eq(Mux(in_range, byte - zero, 0))
+        m.d.sync += product.eq(factors[0] * factors[1])
+        return product
 
     def _columns(self, m: Module, planes: data.View, index: Value) -> None:
         """Parameters of the lane group `index`, or `scale`."""

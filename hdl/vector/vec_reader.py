@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import PARAMETER_VECTORS, Source, Table, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, Source, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.vector.requantise import settings_layout
-from weft.hdl.vector.vec_kinds import as_vec, is_kind, without_parameters
+from weft.hdl.vector.vec_kinds import as_vec, bytewise, is_one_of, unbounded, vector_kinds, without_parameters
 from weft.hdl.vector.vec_nest import loop_nest
 from weft.hdl.vector.vec_streams import (
     Sequence,
@@ -48,7 +45,7 @@ def _request_layout(config: Config) -> data.StructLayout:
 
 class VecReader(wiring.Component):
     """Takes an instruction, reads its parameter block, then one source row or vector a cycle; with ``add``, the second
-    operand once per output, ahead of them.
+    operand ahead of them: once per output, or where it moves.
 
     Parameters
     ----------
@@ -116,11 +113,12 @@ class VecReader(wiring.Component):
 
     def _accept(self, m: Module, nest: LoopNest) -> None:
         payload, groups = self.instruction.payload, self.config.groups
-        instruction, bounded, bytewise = payload, Const(1), Const(0)
-        if self.config.softmax:
-            bounded, bytewise = is_kind(Vec, payload), is_kind(Table, payload)
-            groups = Mux(bytewise, self.config.n, groups)
-            instruction = as_vec(m, payload)
+        instruction, bounded, by_bytes = payload, Const(1), Const(0)
+        if vector_kinds(self.config) != [Vec]:
+            bounded = ~is_one_of(unbounded(self.config), payload)
+            by_bytes = is_one_of(bytewise(self.config), payload)
+            groups = Mux(by_bytes, self.config.n, groups)
+            instruction = as_vec(m, payload, self.config)
         m.d.comb += [
             self.instruction.ready.eq(~self.active),
             nest.load.eq(self.instruction.valid & self.instruction.ready),
@@ -132,12 +130,22 @@ class VecReader(wiring.Component):
             m.d.sync += [
                 self.active.eq(1),
                 self.current.bounded.eq(bounded),
-                self.current.bytewise.eq(bytewise),
+                self.current.bytewise.eq(by_bytes),
             ]
             m.d.sync += [self.current[name].eq(instruction[name]) for name in _TAKEN]
             m.d.sync += [
                 self.current.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
             ]
+            m.d.sync += [
+                self.current.second.eq(instruction.add),
+                self.current.same_row.eq(instruction.b_oy == 0),
+                self.current.same_column.eq(instruction.b_ox == 0),
+            ]
+            if self.config.multiply:
+                m.d.sync += [
+                    self.current.multiply.eq(instruction.multiply),
+                    self.current.settings.add.eq(instruction.add & ~instruction.multiply),
+                ]
 
     def _ask(self, m: Module, request: data.View, load: Value) -> data.View:
         """Ask for parameters and for what stands in `request`; returns what is granted in this cycle."""
@@ -169,9 +177,8 @@ class VecReader(wiring.Component):
             with m.Elif(self.resume):
                 m.d.sync += pause.eq(0)
         payload, vectors = self.instruction.payload, PARAMETER_VECTORS
-        if self.config.softmax:
-            without = (is_kind(kind, payload) for kind in without_parameters())
-            vectors = Mux(reduce(or_, without), 0, PARAMETER_VECTORS)
+        if without := without_parameters(self.config):
+            vectors = Mux(is_one_of(without, payload), 0, PARAMETER_VECTORS)
         with m.If(load):
             m.d.sync += [left.eq(vectors), address.eq(payload.params)]
         with m.Elif(granted.parameter):
@@ -201,17 +208,19 @@ class VecReader(wiring.Component):
         y, x, first, last = nest.values.y, nest.values.x, nest.first, nest.last
         config, current, element = self.config, self.current, coming.element
         grouped = "g" in nest.loops
-        in_range, starts, ends = Signal(), Signal(), Signal()
-        # The lane group that the nest stands on, with softmax preceded by the lane; ends where it began.
-        lane_bits = (config.lanes - 1).bit_length() if config.softmax else 0
+        in_range, starts, ends, moved = Signal(), Signal(), Signal(), Signal()
+        # The lane group that the nest stands on, preceded by the lane if that may count; ends where it began.
+        by_bytes = bool(bytewise(config))
+        lane_bits = (config.lanes - 1).bit_length() if by_bytes else 0
         index = Signal(lane_bits + (config.groups - 1).bit_length())
-        stride = Mux(current.bytewise, 1, config.lanes) if config.softmax else 1
+        stride = Mux(current.bytewise, 1, config.lanes) if by_bytes else 1
         m.d.comb += [
             in_range.eq(~y[-1] & (y < current.h) & ~x[-1] & (x < current.w)),
             starts.eq(first.ry & first.rx),
             ends.eq(last.ry & last.rx),
             coming.valid.eq(1),
-            coming.ask_second.eq(current.settings.add & starts & (first.g if grouped else 1)),
+            moved.eq(~current.same_column | first.ox & (~current.same_row | first.oy)),
+            coming.ask_second.eq(current.second & moved & starts & (first.g if grouped else 1)),
             coming.ask_source.eq(element.in_range),
             coming.source.eq(nest.values.src),
             coming.second.eq(nest.values.b),
@@ -227,8 +236,9 @@ class VecReader(wiring.Component):
             m.d.comb += [
                 coming.note.eq(self.sequence.note),
                 element.row.eq(first.ox & (first.g if grouped else 1)),
-                element.lane.eq(index[:lane_bits]),
             ]
+        if by_bytes:
+            m.d.comb += element.lane.eq(index[:lane_bits])
         if grouped:
             with m.If(nest.step):
                 m.d.sync += index.eq(index + Mux(ends, stride, 0))

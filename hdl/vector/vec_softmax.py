@@ -18,7 +18,7 @@ from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
 from weft.hdl.vector.row_states import WRITTEN
 from weft.hdl.vector.softmax import SoftmaxPipe, vector_layout
 from weft.hdl.vector.vec_kinds import is_kind, row_strides, view
-from weft.hdl.vector.vec_streams import Sequence, grant_layout, results_layout
+from weft.hdl.vector.vec_streams import Sequence, grant_layout, index_range, results_layout
 
 CHOSEN = READ_LATENCY + 2
 """Cycles from the grant of a read to the entry of requantisation."""
@@ -57,10 +57,10 @@ class VecSoftmax(wiring.Component):
         What Normalise has for parameters, in the cycle in which an element enters requantisation. 0 for others.
     byte_valid, byte : In(1), In(8)
         An element, which `Table` stores.
-    scores_valid, scores : In(1), In(lanes x int16)
-        From requantisation, with the results at `i`.
+    scores_valid, scores_last, scores_index, scores : In(1), In(1), In(index_range(config)), In(lanes x int16)
+        From requantisation: scores of a lane group, which is the last of its vector.
     i, o : In(results_layout(config)), Out(results_layout(config))
-        Results of requantisation, and what is to be written: probabilities for Softmax, nothing for Table.
+        Results, and what is to be written: probabilities for Softmax.
     alignment_read, alignment_write
         See `weft.hdl.lib.ports`.
     """
@@ -77,6 +77,8 @@ class VecSoftmax(wiring.Component):
                 "byte_valid": In(1),
                 "byte": In(8),
                 "scores_valid": In(1),
+                "scores_last": In(1),
+                "scores_index": In(index_range(config)),
                 "scores": In(data.ArrayLayout(signed(SCORE_BITS), config.lanes)),
                 "i": In(results_layout(config)),
                 "o": Out(results_layout(config)),
@@ -104,7 +106,7 @@ class VecSoftmax(wiring.Component):
         m.submodules.rows = rows = self._rows(m)
         m.submodules.pipe = pipe = SoftmaxPipe(self.config, CHOSEN - 1 + LATENCY)
         self._scores(m, settings, rows, pipe, softmax, table)
-        self._results(m, pipe, softmax, table)
+        self._results(m, pipe, softmax)
         m.submodules.divider = divider = Divider()
         self._divide(m, settings, grant, pipe, divider)
         m.d.comb += divider.row.eq(self.normalise & rows.active)
@@ -212,8 +214,8 @@ class VecSoftmax(wiring.Component):
         m.d.sync += [byte.eq(self.byte), fill.eq(table & self.byte_valid)]
         m.d.comb += [
             pipe.valid.eq(softmax & self.scores_valid),
-            pipe.last.eq(self.i.write),
-            pipe.index.eq(self.i.index),
+            pipe.last.eq(self.scores_last),
+            pipe.index.eq(self.scores_index),
             pipe.scores.eq(self.scores),
             pipe.final.eq(settings.final),
             pipe.table_start.eq(self.sequence.load),
@@ -226,7 +228,7 @@ class VecSoftmax(wiring.Component):
             self.alignment_write.data.eq(pipe.alignment_write.data),
         ]
 
-    def _results(self, m: Module, pipe: SoftmaxPipe, softmax: Signal, table: Signal) -> None:
+    def _results(self, m: Module, pipe: SoftmaxPipe, softmax: Signal) -> None:
         """Probabilities instead of results, if the instruction is Softmax."""
         # With 8 bits, probabilities are stored less 128.
         offset = 0x80 if self.config.probability_bits == 8 else 0
@@ -240,7 +242,7 @@ class VecSoftmax(wiring.Component):
                 *(self.o.bytes[lane].eq(p ^ offset) for lane, p in enumerate(pipe.p)),
             ]
         with m.Else():
-            m.d.comb += [self.o.eq(self.i), self.o.write.eq(self.i.write & ~table)]
+            m.d.comb += self.o.eq(self.i)
 
     def _divide(
         self, m: Module, settings: data.View, grant: data.View, pipe: SoftmaxPipe, divider: Divider

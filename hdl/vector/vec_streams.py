@@ -6,13 +6,14 @@ own bits say what of it is valid.
 
 from __future__ import annotations
 
-from amaranth.hdl import signed
+from amaranth.hdl import ShapeLike, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.vector.requantise import column_layout, settings_layout
+from weft.hdl.vector.vec_kinds import bytewise
 
 
 def second_width(config: Config) -> int:
@@ -29,9 +30,12 @@ def index_range(config: Config) -> range:
 def instruction_layout(config: Config) -> data.StructLayout:
     """Fields of an instruction that are needed until its last write, apart from those of loops and addresses:
     ``bounded`` and ``bytewise`` tell whether coordinates have to be in range, and whether vectors are read once for
-    each of their bytes."""
+    each of their bytes, which then go to a table: nothing is written; ``second`` whether there is a second operand, and
+    ``same_row`` and ``same_column`` whether that is the same for all rows and for all columns of outputs."""
     own = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES}
-    kinds = {"bounded": 1, "bytewise": 1}
+    kinds = {"bounded": 1, "bytewise": 1, "second": 1, "same_row": 1, "same_column": 1} | (
+        {"multiply": 1} if config.multiply else {}
+    )
     return data.StructLayout(own | kinds | {"settings": settings_layout(config)})
 
 
@@ -45,8 +49,10 @@ def tag_layout(config: Config) -> data.StructLayout:
 
 def element_layout(config: Config) -> data.StructLayout:
     """An element on its way: whether it is in range, the first and the last of its reduction. With softmax also
-    whether it is the first of a row, and its lane if vectors are read bytewise."""
-    own = {"row": 1, "lane": range(max(config.lanes, 2))} if config.softmax else {}
+    whether it is the first of a row; with tables of any kind its lane, if vectors are read bytewise."""
+    own: dict[str, ShapeLike] = {"row": 1} if config.softmax else {}
+    if bytewise(config):
+        own |= {"lane": range(max(config.lanes, 2))}
     return data.StructLayout({"in_range": 1, "first": 1, "last": 1, "tag": tag_layout(config)} | own)
 
 

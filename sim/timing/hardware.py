@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from weft.hdl.bus import burst
 from weft.hdl.control import fetch
@@ -19,7 +19,8 @@ from weft.hdl.isa import (
     places,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import DIVISION, READ_LATENCY, rmw_latency
+from weft.hdl.isa.features import Feature
+from weft.hdl.isa.latencies import DIVISION, READ_LATENCY, lookup_latency, rmw_latency
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib import divide
 from weft.hdl.lib.walk import Walk
@@ -49,6 +50,7 @@ def parameters(config: Config) -> dict[str, int]:
         **config.to_dict(),
         "groups": config.groups,
         "softmax": int(config.softmax),
+        "features": _features(feature for feature in Feature if not feature.missing(config)),
         "scratchpad_size": config.scratchpad_size,
         "accumulator_size": config.accumulator_size,
         "word_bytes": WORD_BYTES,
@@ -70,7 +72,7 @@ def parameters(config: Config) -> dict[str, int]:
         "store_bursts": store.BURSTS,
         "store_reads": store.READS,
         "burst_page": burst.PAGE,
-        "vec_latency": chosen,
+        "vec_latency": chosen + lookup_latency(config),
         "softmax_write": ends + probabilities.PROBABILITY + 1,
         "softmax_end": state + row_states.ALIGNED,
         "mask_ready": MASKED,
@@ -81,6 +83,11 @@ def parameters(config: Config) -> dict[str, int]:
         "divider_read": divide._READ,
         "divider_normalising": NORMALISING,
     }
+
+
+def _features(features: Iterable[Feature]) -> int:
+    """A bit for each feature."""
+    return sum(1 << list(Feature).index(feature) for feature in features)
 
 
 def _struct(name: str, fields: list[str]) -> str:
@@ -104,7 +111,8 @@ def _table(opcode: str, kind: type[Instruction]) -> str:
 def _kind(opcode: str, kind: type[Instruction]) -> str:
     names = _names(kind)
     parameters = names.index("params") if "params" in names else -1
-    return f"{{FIELDS_{opcode}, {len(names)}, {parameters}, {str(kind.REQUIRES is not None).lower()}}}"
+    requires = _features([kind.REQUIRES] if kind.REQUIRES else [])
+    return f"{{FIELDS_{opcode}, {len(names)}, {parameters}, {requires}}}"
 
 
 WALKS: dict[str, tuple[Walk, list[type[Instruction]]]] = {
@@ -183,7 +191,7 @@ def header() -> str:
         *(_walk(name, *given) for name, given in WALKS.items()),
         "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
         *(_table(name, cls) for name, cls in kinds),
-        "struct Kind { const Field* fields; unsigned count; int parameters; bool softmax; };\n",
+        "struct Kind { const Field* fields; unsigned count; int parameters; int64_t features; };\n",
         f"constexpr Kind KINDS[] = {{ {', '.join(_kind(name, cls) for name, cls in kinds)} }};\n",
         "}  // namespace weft\n",
     ])  # fmt: skip

@@ -279,7 +279,7 @@ static void run(const Request* request, int64_t* outcome, Machine* machine) {
     machine->memory.tokens = request->tokens;
     machine->memory.marks.assign(request->marks, request->marks + request->mark_count);
     machine->traced = machine->memory.sampled = request->traced;
-    machine->code = weft::read_program(request->dram, request->dram_bytes, request->entry, machine->p.softmax);
+    machine->code = weft::read_program(request->dram, request->dram_bytes, request->entry, machine->p.features);
     *outcome = -1 - machine->code.faulty;
     if (machine->code.faulty < 0) {
         machine->configure();

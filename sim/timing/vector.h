@@ -44,7 +44,7 @@ struct VectorUnit : VectorWalk {
     Element element;
     bool valid = false, active = false;
     int opcode = 0;
-    bool from_scratchpad = false, add = false;
+    bool from_scratchpad = false, add = false, same_row = false, same_column = false;
     uint16_t h = 1, w = 1, mask = 0, ended_mask = 0;  // the last: of the instruction that ended last
     int64_t left = 0;
     uint32_t parameter = 0;
@@ -147,7 +147,8 @@ private:
         const uint16_t y = uint16_t(nest.at(Y)), x = uint16_t(nest.at(X));
         const bool inside = opcode != OP_VEC || (y < 0x8000 && y < h && x < 0x8000 && x < w);
         const bool starts = nest.first(RY) && nest.first(RX);
-        made.ask_second = add && starts && nest.first(G);
+        const bool moved = !same_column || (nest.first(OX) && (!same_row || nest.first(OY)));
+        made.ask_second = add && moved && starts && nest.first(G);
         made.ask_source = inside;
         made.source = uint8_t(source_bank(nest.at(SRC)));
         made.second = uint8_t(bank(nest.at(B)));
@@ -169,7 +170,7 @@ private:
             if (element.end) schedule.at(now + Cycle(p->softmax_end)).vec_end = true;
             return;
         }
-        if (opcode != OP_TABLE) schedule.at(now + Cycle(p->vec_latency) + 1).vec_write = uint8_t(1 + element.dst);
+        if (!bytewise()) schedule.at(now + Cycle(p->vec_latency) + 1).vec_write = uint8_t(1 + element.dst);
         if (element.end) schedule.at(now + Cycle(p->vec_latency)).vec_end = true;
     }
 
@@ -181,17 +182,22 @@ private:
         const int params = KINDS[opcode].parameters;
         if (params >= 0) left = PARAMETER_VECTOR_COUNT, parameter = uint32_t(instruction.fields[params]);
         if (opcode == OP_TABLE) load_table(fields_of<Table>(instruction));
+        else if (opcode == OP_LOOKUP) load_table(fields_of<Lookup>(instruction));
         else from_scratchpad = fields_of<VectorInstruction>(instruction).source;
         take(nest, *p, opcode, instruction.fields);
         if (opcode == OP_VEC) {
             const Vec& op = fields_of<Vec>(instruction);
             add = op.add, h = uint16_t(op.h), w = uint16_t(op.w);
+            same_row = op.b_oy == 0, same_column = op.b_ox == 0;
         }
         if (opcode == OP_NORMALISE) divider.start(nest.count[OB] * nest.count[OY]);
         nest.start();
     }
 
-    void load_table(const Table& op) {
+    bool bytewise() const { return opcode == OP_TABLE || opcode == OP_LOOKUP; }
+
+    template <class Fields>
+    void load_table(const Fields& op) {
         for (unsigned loop = 0; loop < LOOPS; loop++) nest.count[loop] = 1;
         for (unsigned value = 0; value < VALUES; value++) nest.set(value, 0, {0, 0, 0, 0, 0, 0});
         nest.count[OX] = op.vectors, nest.count[G] = p->n;

@@ -21,8 +21,8 @@ inline int64_t field_of(const uint8_t* word, const Field& field) {
     return int64_t(value) - (negative ? int64_t(1) << field.width : 0);
 }
 
-// `softmax`: whether the configuration has all instructions.
-inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t address, bool softmax) {
+// `features`: what the configuration has, a bit each; see `Kind`.
+inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t address, int64_t features) {
     Program program;
     std::vector<size_t> places;
     std::vector<int> opcodes;
@@ -30,8 +30,8 @@ inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t addre
         uint8_t word[WORD_LENGTH + 8]{};
         const bool inside = address + WORD_LENGTH <= size;
         if (inside) std::memcpy(word, memory + address, WORD_LENGTH);
-        const bool known = inside && word[0] < sizeof KINDS / sizeof *KINDS && (softmax || !KINDS[word[0]].softmax);
-        const Kind kind = known ? KINDS[word[0]] : Kind{nullptr, 0, -1, false};
+        const bool known = inside && word[0] < sizeof KINDS / sizeof *KINDS && !(KINDS[word[0]].features & ~features);
+        const Kind kind = known ? KINDS[word[0]] : Kind{nullptr, 0, -1, 0};
         places.push_back(program.values.size());
         opcodes.push_back(word[0]);
         for (unsigned k = 0; k < kind.count; k++) {

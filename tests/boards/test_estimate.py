@@ -46,14 +46,14 @@ def needs(board: Board, config: Config) -> Resources:
             lut=4000 + 20 * config.n**2,
             ff=1500 + 30 * config.n,
             dsp=2 + config.n**2 // 2,
-            ram=10 + memories + estimate.memory_blocks(board, config),
+            ram=10 + memories + estimate.memory_blocks(board, config) + estimate.lookup_blocks(board, config),
         )
     ram = config.scratchpad_banks * board.family.blocks(8 * config.n, config.scratchpad_depth)
     return Resources(
         lut=1000 + 100 * config.n**2 + 200 * config.lanes,
         ff=500 + 50 * config.n**2 + 70 * config.n,
         dsp=config.n**2 // 2 + 3 * config.lanes,
-        ram=3 + ram + estimate.memory_blocks(board, config),
+        ram=3 + ram + estimate.memory_blocks(board, config) + estimate.lookup_blocks(board, config),
     )
 
 
@@ -87,6 +87,32 @@ def test_a_fit_finds_the_formulas(name: str) -> None:
         assert got is not None
         for kind, count in got.items():
             assert count == pytest.approx(getattr(wanted, kind), rel=0.06, abs=2), kind
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "blocks"),
+    [
+        ("ulx3s-85f", {"lanes": 1}, 1),
+        ("ulx3s-85f", {"lanes": 4}, 2),
+        ("ulx3s-85f", {"lanes": 4, "lookup_tables": 8}, 2),
+        ("ulx3s-85f", {"lanes": 4, "lookup_tables": 0}, 0),
+        # 1024 entries behind 2048 of softmax, and by themselves, in blocks of 512.
+        ("icebreaker", {}, 2),
+        ("icebreaker", {"probability_bits": 0}, 2),
+        # Some room is left behind 512 entries.
+        ("tang-nano-9k", {"table_depth": 512}, 0),
+        ("tang-nano-9k", {"table_depth": 512, "probability_bits": 0}, 1),
+        ("tang-nano-9k", {"table_depth": 512, "lookup_tables": 8}, 1),
+    ],
+)
+def test_look_up_tables_are_counted(name: str, changes: dict[str, int], blocks: int) -> None:
+    board, config = BOARDS[name], TINY.replace(**changes)
+    with_tables, without = (
+        estimate.estimate(board, each) for each in (config, config.replace(lookup_tables=0))
+    )
+    assert with_tables is not None
+    assert without is not None
+    assert with_tables.ram - without.ram == blocks
 
 
 def test_the_error_is_that_of_a_configuration_left_out() -> None:

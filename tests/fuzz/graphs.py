@@ -287,6 +287,15 @@ def _host(graph: Graph) -> None:
     source = graph.pick(lambda value: True)
     if source is not None:
         builder = graph.builder
+        value = builder.node("LogSoftmax", [builder.dequantise(source)])
+        graph.add(builder.quantise(value, source.shape, *builder.parameters()))
+
+
+def _function(graph: Graph) -> None:
+    """A function of each element."""
+    source = graph.pick(lambda value: True)
+    if source is not None:
+        builder = graph.builder
         op = str(builder.rng.choice(["Sigmoid", "Abs", "Neg", "HardSwish"]))
         value = builder.node(op, [builder.dequantise(source)])
         _, zero, unsigned = builder.parameters()
@@ -325,8 +334,8 @@ def _attention(graph: Graph) -> None:
 
 STEPS: dict[str, Callable[[Graph], None]] = {
     "input": _input, "conv": _conv, "dense": _dense, "pool": _pool, "mean": _mean, "add": _add, "concat": _concat,
-    "softmax": _softmax, "view": _view, "clamp": _clamp, "host": _host, "attention": _attention,
+    "softmax": _softmax, "view": _view, "clamp": _clamp, "host": _host, "function": _function, "attention": _attention,
 }  # fmt: skip
 """What adds to a graph, by name."""
-_WEIGHTS = np.array([1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 1.5])
+_WEIGHTS = np.array([1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 2, 1.5])
 _CHANCES = _WEIGHTS / _WEIGHTS.sum()

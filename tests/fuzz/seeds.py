@@ -24,7 +24,7 @@ def _convolutions() -> onnx.ModelProto:
     value = builder.conv(builder.input((1, 3, 7, 6)), 5, pads=(1, 1, 1, 1), relu=True)
     inner = builder.conv(value, 5, pads=(1, 1, 1, 1), per_channel=False)
     value = builder.add(inner, value)
-    value = builder.like(builder.node("Sigmoid", [builder.dequantise(value)]), value.shape, value)
+    value = builder.like(builder.node("LogSoftmax", [builder.dequantise(value)]), value.shape, value)
     value = builder.pool(value, "MaxPool", kernel_shape=[2, 2], strides=[2, 2])
     return builder.finish(builder.dense(builder.flatten(value), 4))
 

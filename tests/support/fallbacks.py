@@ -11,6 +11,7 @@ from support.qdq_models import Builder, Quantised
 from weft.compiler.frontend import import_model
 from weft.compiler.onnx.context import Constraint, sentence
 from weft.compiler.onnx.operator import Operator
+from weft.hdl.isa.config import Config
 
 Case = tuple[Callable[[], onnx.ModelProto], str, Constraint]
 """Makes a model; which operator of it runs on the host; and the constraint that says why."""
@@ -62,14 +63,17 @@ def mixed(then: Callable[[Builder, str], str], shape: tuple[int, ...]) -> onnx.M
     return ended(built, then(built, value))
 
 
-def check_fallback(case: Case) -> None:
-    """The operator runs on the host, with the constraint's sentence and the value that breaks it."""
+def check_fallback(case: Case, **units: int) -> None:
+    """The operator runs on the host, with the constraint's sentence and the value that breaks it.
+
+    `units` are fields of the configuration.
+    """
     build, op, constraint = case
-    graph = import_model(build())
+    graph = import_model(build(), config=Config(**units))
     reasons = [reason for _, kind, place, reason in graph.assignment if kind == op and place == "host"]
     wanted = sentence(constraint)
     assert any(reason.startswith(wanted) for reason in reasons), reasons
-    assert any(reason[len(wanted) :].startswith(" (") for reason in reasons), "shows the value"
+    assert units or any(reason[len(wanted) :].startswith(" (") for reason in reasons), "shows the value"
 
 
 def untried(operators: Iterable[Operator], cases: Iterable[Case]) -> set[str]:

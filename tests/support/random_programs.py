@@ -25,7 +25,6 @@ from weft.hdl.isa import (
     Memory,
     Mm,
     Normalise,
-    Opcode,
     Queue,
     Reduce,
     Softmax,
@@ -44,7 +43,6 @@ from weft.sim.golden.memories import Memories
 MEMORY = 1 << 18
 INPUT, OUTPUT, PROGRAM, DUMP = 0, 0x8000, 0x10000, 0x18000  # regions of 32 KiB, but for the dump
 PAGES, PAGE_COUNT = 0x7800, 64  # the page table, which no load of `Generator` meets otherwise
-SOFTMAX = {Opcode.SOFTMAX, Opcode.NORMALISE, Opcode.TABLE}
 FLAGS = {
     (kind, name)
     for kind in INSTRUCTIONS.values()

@@ -1,4 +1,4 @@
-"""Memories and ports around the vector unit, and a model of `Vec` written from its docstring."""
+"""Memories and ports around the vector unit, and models of `Vec` and `Lookup` written from their docstrings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cocotb.utils import get_sim_time
 
 from support.softmax_model import half_even, wrap
 from support.unit_bench import PERIOD, start
-from weft.hdl.isa import PARAMETER_VECTORS, Reduce, Source
-from weft.hdl.isa.config import Config
+from weft.hdl.isa import PARAMETER_VECTORS, Lookup, Reduce, Source, Vec
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.sim.rtl.bench import bench_parameters
 
@@ -22,7 +22,7 @@ BLOCKS = 8
 
 
 class Memory:
-    """Scratchpad and accumulator as arrays of int8 and int32."""
+    """Scratchpad and accumulator as arrays of int8 and int32, and the entries of look-up tables, unknown at first."""
 
     reserved = BLOCKS * PARAMETER_VECTORS
     """Vectors at the start of the scratchpad that instructions must not write."""
@@ -34,6 +34,7 @@ class Memory:
         rows = source.integers(-(1 << 20), 1 << 20, (config.accumulator_size, config.n))
         wild = source.integers(-(1 << 31), 1 << 31, rows.shape)
         self.accumulator = np.where(source.random(rows.shape) < 0.1, wild, rows).astype(np.int32)
+        self.lookups = [[None] * LOOKUP_ENTRIES for _ in range(config.lookup_tables)]
         for block in range(BLOCKS):
             self.block(rng, block, 0 if block >= BLOCKS // 2 else 13)
 
@@ -99,7 +100,8 @@ class Model:
         second = [vec.b_zero] * n
         if vec.add:
             second = self._fetch("s", vec.b + ob * vec.b_ob + oy * vec.b_oy + ox * vec.b_ox)
-            self.steps += 1
+            # It is not read again where it must be the same as that of the output before.
+            self.steps += bool(vec.b_ox or (ox == 0 and (vec.b_oy or oy == 0)))
         elements = []
         for ry in range(vec.ry):
             for rx in range(vec.rx):
@@ -124,9 +126,54 @@ class Model:
         reduced = {Reduce.NONE: elements[-1], Reduce.MAX: max(elements), Reduce.SUM: sum(elements)}[
             vec.reduce
         ]
+        other = second - vec.b_zero
+        if vec.multiply:
+            reduced = (reduced - vec.pad) * other
         value = wrap(reduced + bias, 32)
-        product = value * mantissa + (second - vec.b_zero) * vec.b_mantissa * vec.add
-        return min(max(half_even(product, shift) + vec.zero, vec.low), vec.high)
+        added = vec.add and not vec.multiply
+        product = value * mantissa + added * (-other if vec.subtract else other) * vec.b_mantissa
+        result = min(max(half_even(product, shift) + vec.zero, vec.low), vec.high)
+        return self.memory.lookups[vec.table][result + 128] if vec.lookup else result
+
+
+class LookupModel:
+    """Like `Model`; it writes to a table."""
+
+    def __init__(self, memory, lookup):
+        self.memory, self.lookup = memory, lookup
+        addresses = [(lookup.src + k) % memory.config.scratchpad_size for k in range(lookup.vectors)]
+        self.read = {("s", address) for address in addresses}
+        self.entries = [int(value) for address in addresses for value in memory.scratchpad[address]]
+        self.writes = []
+        self.steps = len(self.entries)
+
+    def safe(self):
+        return True
+
+    def apply(self):
+        entry = self.lookup.entry
+        self.memory.lookups[self.lookup.table][entry : entry + len(self.entries)] = self.entries
+
+
+def model(memory, instruction):
+    """The model of an instruction that needs no softmax."""
+    return {Vec: Model, Lookup: LookupModel}[type(instruction)](memory, instruction)
+
+
+def random_use(rng, config):
+    """Fields of a `Vec` that may pass a look-up table."""
+    if not config.lookup_tables:
+        return {}
+    return {"lookup": rng.randrange(2), "table": rng.randrange(config.lookup_tables)}
+
+
+def random_lookup(rng, config):
+    """Some entries of any table."""
+    vectors = rng.randrange(1, min(LOOKUP_ENTRIES // config.n, 8) + 1)
+    return Lookup(
+        src=rng.randrange(1 << 16), vectors=vectors, table=rng.randrange(config.lookup_tables),
+        entry=rng.randrange(LOOKUP_ENTRIES - vectors * config.n + 1), signal=rng.randrange(1, 1 << 16),
+    )  # fmt: skip
 
 
 def no_reads():
@@ -152,7 +199,7 @@ class Bench:
         self.memory = Memory(self.config, self.rng)
         self.scratchpad, self.accumulator = self.memory.scratchpad.copy(), self.memory.accumulator.copy()
         self.writes, self.signals, self.accepted = [], [], []
-        self.model = Model
+        self.model = model
         self.stalls = 0
 
     async def start(self):
@@ -160,6 +207,10 @@ class Bench:
         cocotb.start_soon(self.reads("accumulator", self.accumulator))
         cocotb.start_soon(self.reads("scratchpad", self.scratchpad))
         cocotb.start_soon(self.results())
+        for table in range(self.config.lookup_tables):
+            vectors = LOOKUP_ENTRIES // self.config.n
+            src = self.rng.randrange(1 << 16)
+            await self.run([Lookup(src=src, vectors=vectors, table=table, signal=1)])
 
     async def reads(self, name, memory):
         """A memory port that refuses at random, and shows data in one cycle only."""

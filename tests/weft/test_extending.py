@@ -15,8 +15,8 @@ def test_an_instruction(tmp_path: Path) -> None:
 
 def test_an_operator(tmp_path: Path) -> None:
     path = copied(tmp_path)
-    write_file(tmp_path, "compiler/onnx/operators/negate.py")
-    test = write_file(tmp_path, "tests/compiler/onnx/operators/test_op_negate.py")
+    write_file(tmp_path, "compiler/onnx/operators/summation.py")
+    test = write_file(tmp_path, "tests/compiler/onnx/operators/test_op_summation.py")
     run_tests(tmp_path, path, test, tmp_path / "tests/compiler/onnx/test_registry.py")
 
 

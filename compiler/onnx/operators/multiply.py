@@ -1,4 +1,4 @@
-"""Mul and Div of an activation and a constant for each channel."""
+"""Mul of two activations; Mul and Div of an activation and a constant for each channel."""
 
 from __future__ import annotations
 
@@ -6,16 +6,38 @@ import dataclasses
 
 import numpy as np
 
+from weft.compiler.ir.graph import Multiply
 from weft.compiler.onnx.channels import channel_operands, same_order, scaling
+from weft.compiler.onnx.conditions import multipliers
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.convolutions import with_constant
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Activation, Constant, Symbol
+from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, result
+from weft.compiler.onnx.repeats import Operands, operands
 
 
 def multipliable(context: NodeContext) -> str | None:
-    """Mul takes a device value and one constant for each channel."""
+    """Mul and Div take a device value and one constant for each channel."""
     return None if scaling(context) is not None else channel_operands(context)
+
+
+def _two(context: NodeContext) -> bool:
+    return all(isinstance(symbol, Activation) for symbol in context.symbols)
+
+
+def pairs(context: NodeContext) -> str | None:
+    """Of two int8 or uint8 activations that Mul takes, one may repeat."""
+    found = operands(context)
+    return found if isinstance(found, str) else None
+
+
+def product(context: NodeContext) -> Symbol:
+    """The device's Multiply."""
+    found = operands(context)
+    assert isinstance(found, Operands)
+    a, b = found.quants
+    op = Multiply(context.node.name, *found.views, result(found.shape), a.scale * b.scale, a.zero, b.zero)
+    return Pending((op,), found.layout, found.tensors, (context.node.index,))
 
 
 def divisible(context: NodeContext) -> str | None:
@@ -44,6 +66,7 @@ def multiply(context: NodeContext) -> Symbol:
 
 
 OPERATORS = (
+    Operator(("Mul",), (pairs, multipliers), product, applies=_two),
     Operator(("Div",), (divisible, same_order), multiply),
     Operator(("Mul",), (multipliable, same_order), multiply),
 )

@@ -54,7 +54,7 @@ def scales_fit(context: NodeContext) -> str | None:
     assert isinstance(symbol, Pending)
     for op in symbol.ops:
         for name in ("scale", "a_scale", "b_scale"):
-            most = float(np.max(getattr(op, name, 0.0))) / quant.scale
+            most = float(np.max(np.abs(getattr(op, name, 0.0)))) / quant.scale
             if not most < SCALE_LIMIT:
                 return f"{op.name} has {most:g}"
     return None

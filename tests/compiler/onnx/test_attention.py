@@ -21,6 +21,7 @@ from weft.compiler.ir.dump import dump
 from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Rescale, Softmax
 from weft.compiler.onnx.attention import Mask, mask_of, recognise
 from weft.compiler.onnx.operators.attention_written_out import ROUNDING
+from weft.hdl.isa.config import Config
 
 
 def ops_of(model: onnx.ModelProto) -> list[Any]:
@@ -337,10 +338,12 @@ def test_softmax_of_convolution_over_channels() -> None:
 
 def test_device_without_softmax_unit() -> None:
     model = models.operator(np.random.default_rng(0), Sizes())
-    graph = import_model(model, softmax=False)
+    graph = import_model(model, config=Config(probability_bits=0))
     assert not device_ops(graph)
     assert "The configuration must have a softmax unit ('probability_bits' 7 or 8)" in on_host(graph).values()
-    graph = import_model(models.written_out(np.random.default_rng(0), Sizes()), softmax=False)
+    graph = import_model(
+        models.written_out(np.random.default_rng(0), Sizes()), config=Config(probability_bits=0)
+    )
     assert not [op for op in device_ops(graph) if isinstance(op, Attention | Softmax)]
 
 

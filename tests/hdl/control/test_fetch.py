@@ -16,6 +16,8 @@ from weft.hdl.isa.config import PRESETS
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 PLAIN = (Opcode.LOAD, Opcode.MM, Opcode.VEC, Opcode.STORE)
+SOFTMAX = (Opcode.SOFTMAX, Opcode.NORMALISE, Opcode.TABLE)
+LOOKUP = (Opcode.LOOKUP,)
 MEMORY = 1 << 16
 
 
@@ -170,16 +172,19 @@ async def bench_unknown_opcode(dut: Any) -> None:
         assert bench.errors == 0
 
 
-@pytest.mark.parametrize(("bus_bytes", "bits"), [(4, 8), (16, 0), (64, 7), (128, 0)])
-def test_fetch(bus_bytes: int, bits: int) -> None:
-    config = PRESETS["tiny"].replace(bus_bytes=bus_bytes, probability_bits=bits)
-    opcodes = [*PLAIN, *((Opcode.SOFTMAX, Opcode.NORMALISE, Opcode.TABLE) if bits else ())]
+@pytest.mark.parametrize(("bus_bytes", "bits", "tables"), [(4, 8, 4), (16, 0, 1), (64, 7, 0), (128, 0, 0)])
+def test_fetch(bus_bytes: int, bits: int, tables: int) -> None:
+    config = PRESETS["tiny"].replace(bus_bytes=bus_bytes, probability_bits=bits, lookup_tables=tables)
+    opcodes = [*PLAIN, *(SOFTMAX if bits else ()), *(LOOKUP if tables else ())]
     run_bench(Fetch(config), parameters={"bus_bytes": bus_bytes, "opcodes": opcodes})
 
 
 def test_kinds() -> None:
-    """Every instruction but END has a queue; those of softmax only with softmax."""
-    for bits, known in ((8, set(INSTRUCTIONS) - {Opcode.END}), (0, set(PLAIN))):
-        kinds = queue_kinds(PRESETS["tiny"].replace(probability_bits=bits))
+    """Every instruction but END has a queue; those of softmax only with softmax, those of look-up tables with them."""
+    every = set(INSTRUCTIONS) - {Opcode.END}
+    for bits, tables, known in (
+        (8, 4, every), (0, 0, set(PLAIN)), (8, 0, every - set(LOOKUP)), (0, 4, every - set(SOFTMAX)),
+    ):  # fmt: skip
+        kinds = queue_kinds(PRESETS["tiny"].replace(probability_bits=bits, lookup_tables=tables))
         assert list(kinds) == list(Queue)
         assert {kind.OPCODE for group in kinds.values() for kind in group} == known

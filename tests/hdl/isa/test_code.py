@@ -114,7 +114,7 @@ def test_programs_that_are_cut() -> None:
     assert len(Code.from_bytes(b"")) == 0
     with pytest.raises(IsaError, match=r"^a program is a multiple of 64 bytes, not 191$"):
         Code.from_bytes(words[:-1])
-    with pytest.raises(IsaError, match=r"^instruction 3: unknown opcode 9; the opcodes are 0 to 7$"):
+    with pytest.raises(IsaError, match=r"^instruction 3: unknown opcode 9; the opcodes are 0 to 8$"):
         Code.from_bytes(words + b"\x09" + b"\0" * 63)
 
 

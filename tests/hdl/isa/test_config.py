@@ -61,6 +61,16 @@ def test_limits_that_join_fields() -> None:
     )
 
 
+def test_look_up_tables() -> None:
+    for tables in (0, 1, 2, 4, 8):
+        assert Config(lookup_tables=tables).lookup_tables == tables
+    for tables in (-1, 3, 16):
+        refuse(
+            f"configuration field 'lookup_tables' must be a power of two from 1 to 8 or 0, not {tables}",
+            lookup_tables=tables,
+        )
+
+
 def test_derived_values() -> None:
     config = Config()
     assert (config.scratchpad_size, config.accumulator_size, config.groups) == (16384, 2048, 2)

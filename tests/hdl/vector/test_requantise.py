@@ -41,7 +41,8 @@ def expected(settings, elements, second, column):
     value = wrap(wrap(reduced[settings["reduce"]]()) + column["bias"])
     product = value * column["mantissa"]
     if settings["add"]:
-        product += (second - settings["b_zero"]) * settings["b_mantissa"]
+        other = (second - settings["b_zero"]) * settings["b_mantissa"]
+        product += -other if settings["subtract"] else other
     result = half_even(product, column["shift"]) + settings["zero"]
     return min(max(result, settings["low"]), settings["high"])
 
@@ -67,7 +68,7 @@ def random_settings(rng, mantissa_bits):
     elif rng.random() < 0.1:
         low, high = high, low
     return {
-        "reduce": rng.choice(list(Reduce)), "add": rng.randrange(2),
+        "reduce": rng.choice(list(Reduce)), "add": rng.randrange(2), "subtract": rng.randrange(2),
         "b_mantissa": edge(rng, 0, (1 << mantissa_bits) - 1),
         "b_zero": edge(rng, -128, 127), "zero": edge(rng, -128, 127), "low": low, "high": high,
     }  # fmt: skip
@@ -104,6 +105,7 @@ def directed(mantissa_bits):
     plain = {
         "reduce": Reduce.NONE,
         "add": 0,
+        "subtract": 0,
         "b_mantissa": 0,
         "b_zero": 0,
         "zero": 0,
@@ -131,10 +133,11 @@ def directed(mantissa_bits):
         yield plain | {"zero": zero}, lanes(-255, -256, -254, -257)
         yield plain | {"zero": zero}, lanes(511, 509, -513, -511, shift=1)
     for zero, second in ((-128, 127), (127, -128)):
-        both = plain | {"add": 1, "b_mantissa": top, "b_zero": zero}
-        yield both, lanes(*INT32, 0, 1, mantissa=top, shift=mantissa_bits + 24, second=second)
-        yield both, lanes(*INT32, 0, 1, mantissa=top, second=second)
-        yield both, lanes(0, 1, 2, 3, mantissa=0, shift=25, second=second)
+        for subtract in range(2):
+            both = plain | {"add": 1, "subtract": subtract, "b_mantissa": top, "b_zero": zero}
+            yield both, lanes(*INT32, 0, 1, mantissa=top, shift=mantissa_bits + 24, second=second)
+            yield both, lanes(*INT32, 0, 1, mantissa=top, second=second)
+            yield both, lanes(0, 1, 2, 3, mantissa=0, shift=25, second=second)
     wraps = [([INT32[1], 1], 0, {"bias": 5, "mantissa": 1, "shift": s}) for s in (0, 24, 30, 31)]
     yield plain | {"reduce": Reduce.SUM}, wraps
     yield plain | {"reduce": Reduce.MAX}, [([*INT32], 0, c) for _, _, c in wraps]

@@ -1,5 +1,7 @@
 """Softmax, Normalise and Table in the vector unit, mixed with Vec, against `softmax_model`."""
 
+from functools import partial
+
 import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
@@ -14,9 +16,9 @@ from support.softmax_model import (
     score,
     wrap,
 )
-from support.vec_bench import BLOCKS, Bench, Memory
+from support.vec_bench import BLOCKS, Bench, Memory, random_lookup, random_use
 
-from weft.hdl.isa import BASES, PARAMETER_VECTORS, Normalise, Softmax, Source, Table, Vec
+from weft.hdl.isa import BASES, PARAMETER_VECTORS, Lookup, Normalise, Softmax, Source, Table, Vec
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.lib.ports import ALIGNMENT_BITS
 from weft.hdl.vector.vec import VecUnit
@@ -26,9 +28,13 @@ TINY = PRESETS["tiny"].replace(scratchpad_depth=512)
 CONFIGS = {
     "two lanes of four": TINY.replace(table_depth=2048),
     "all lanes, 7 bits": TINY.replace(lanes=4, probability_bits=7, table_depth=512),
-    "smallest": TINY.replace(n=2, lanes=1, mantissa_bits=16, row_states=4, alignments=16, table_depth=256),
-    "two lanes of eight": TINY.replace(n=8, lanes=2, bus_bytes=8, table_depth=256, alignments=4096),
-    "all lanes of eight": TINY.replace(n=8, lanes=8, bus_bytes=8, table_depth=1024),
+    "smallest": TINY.replace(
+        lookup_tables=1, n=2, lanes=1, mantissa_bits=16, row_states=4, alignments=16, table_depth=256
+    ),
+    "two lanes of eight": TINY.replace(
+        n=8, lanes=2, bus_bytes=8, table_depth=256, alignments=4096, lookup_tables=0
+    ),
+    "all lanes of eight": TINY.replace(n=8, lanes=8, bus_bytes=8, table_depth=1024, lookup_tables=8),
     "one lane of thirty-two": TINY.replace(n=32, lanes=1, bus_bytes=32, table_depth=1024),
 }
 EXTRA = {"fine": BLOCKS, "coarse": BLOCKS + 2, "equal": BLOCKS + 4}
@@ -164,7 +170,9 @@ class SoftmaxModel:
 
 
 def model(memory, instruction):
-    return (vec_bench.Model if isinstance(instruction, Vec) else SoftmaxModel)(memory, instruction)
+    if isinstance(instruction, Vec | Lookup):
+        return vec_bench.model(memory, instruction)
+    return SoftmaxModel(memory, instruction)
 
 
 class SoftmaxBench(Bench):
@@ -264,7 +272,10 @@ class SoftmaxBench(Bench):
         """A random instruction that is safe, in the state of memory now."""
         while True:
             kind = self.rng.choice(kinds)
-            make = {Softmax: self.softmax, Normalise: self.normalise, Vec: self.vec, Table: self.table}[kind]
+            make = {
+                Softmax: self.softmax, Normalise: self.normalise, Vec: self.vec, Table: self.table,
+                Lookup: partial(random_lookup, self.rng, self.config),
+            }[kind]  # fmt: skip
             instruction = make(**given)
             if model(self.memory, instruction).safe():
                 return instruction
@@ -323,7 +334,7 @@ class SoftmaxBench(Bench):
         block = self.rng.randrange(BLOCKS // 2) + (BLOCKS // 2 if shared["source"] else 0)
         add = {"add": 1, "b": self.rng.randrange(1 << 16), "b_mantissa": 1 << 13, "b_ox": 1}
         fields = shared | {"params": block * PARAMETER_VECTORS} | (add if self.rng.random() < 0.5 else {})
-        return Vec(**(fields | given))
+        return Vec(**(fields | random_use(self.rng, self.config) | given))
 
     def table(self, **given):
         rng = self.rng
@@ -339,7 +350,8 @@ async def bench_random(dut):
     for _ in range(150):
         bench.refuse = bench.rng.choice((0.0, 0.0, 0.3, 0.7))
         bench.registers()
-        kinds = bench.rng.choice(((Softmax,), (Normalise,), (Vec,), (Softmax, Normalise, Vec, Table)))
+        tables = (Table, Lookup) if bench.config.lookup_tables else (Table,)
+        kinds = bench.rng.choice(((Softmax,), (Normalise,), (Vec,), (Softmax, Normalise, Vec, *tables)))
         await bench.run([bench.draw(kinds)])
     assert bench.stalls
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.plain_interpreter import Slow, signed
 
-from weft.hdl.isa import End, Instruction, Load, Mm, Reduce, Store, Vec
-from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa import End, Instruction, Load, Lookup, Mm, Reduce, Store, Vec
+from weft.hdl.isa.config import LOOKUP_ENTRIES, PRESETS, Config
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.arithmetic import round_half_even
 from weft.sim.golden.interpreter import GoldenDevice
@@ -22,8 +22,8 @@ PROGRAM = 0x3000
 CONFIGS = {
     "tiny": PRESETS["tiny"],
     "n2": Config(n=2, lanes=2, scratchpad_banks=2, scratchpad_depth=512,
-                 accumulator_banks=2, accumulator_depth=64, bus_bytes=4),
-    "small": PRESETS["small"].replace(mantissa_bits=16),
+                 accumulator_banks=2, accumulator_depth=64, bus_bytes=4, lookup_tables=2),
+    "small": PRESETS["small"].replace(mantissa_bits=16, lookup_tables=8),
 }  # fmt: skip
 
 
@@ -34,6 +34,8 @@ def fresh(config: Config, rng: random.Random) -> GoldenDevice:
     device.scratchpad[:] = np.frombuffer(rng.randbytes(device.scratchpad.size), np.int8).reshape(-1, config.n)
     words = np.frombuffer(rng.randbytes(4 * device.accumulator.size), np.int32)
     device.accumulator[:] = words.reshape(-1, config.n) >> rng.choice([0, 8, 16])
+    lookup = device.memories.lookup
+    lookup[:] = np.frombuffer(rng.randbytes(lookup.size), np.int8).reshape(lookup.shape)
     return device
 
 
@@ -110,11 +112,22 @@ def random_vec(rng: random.Random) -> Vec:
         w=rng.choice([1, 4, 60000]), pad=small(128 - 1), dst=rng.randrange(300, 400), dst_ob=small(20),
         dst_oy=small(9), dst_ox=small(), b=rng.randrange(300, 400), b_ob=small(), b_oy=small(), b_ox=small(),
         b_mantissa=rng.getrandbits(16), b_zero=rng.randint(-128, 127), params=200, zero=rng.randint(-128, 127),
-        low=low, high=rng.randint(low, 127),
+        low=low, high=rng.randint(low, 127), lookup=rng.randrange(2), table=rng.randrange(2),
     )  # fmt: skip
 
 
-RANDOM = {"load": random_load, "store": random_store, "mm": random_mm, "vec": random_vec}
+def random_lookup(rng: random.Random) -> Lookup:
+    vectors = rng.randint(1, 9)
+    last = LOOKUP_ENTRIES - vectors * max(config.n for config in CONFIGS.values())
+    return Lookup(
+        src=rng.randrange(300, 400), vectors=vectors, table=rng.randrange(2),
+        entry=rng.choice([0, last, rng.randint(0, last)]),
+    )  # fmt: skip
+
+
+RANDOM = {
+    "load": random_load, "store": random_store, "mm": random_mm, "vec": random_vec, "lookup": random_lookup,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -135,6 +148,7 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
         run(device, instruction)
         assert np.array_equal(device.scratchpad, slow.scratchpad), instruction
         assert np.array_equal(device.accumulator, slow.accumulator), instruction
+        assert np.array_equal(device.memories.lookup, slow.lookups), instruction
         assert device.read(0, MEMORY) == bytes(slow.dram), instruction
 
 
@@ -161,6 +175,22 @@ def test_round_half_even_is_exact(shift: int) -> None:
     values = [value for value in values if abs(value) < 1 << 57] + [0, -1, 1]
     got = round_half_even(np.array(values, np.int64), np.full(len(values), shift, np.int64))
     assert got.tolist() == [round(Fraction(value, 1 << shift)) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "tables", "message"),
+    [
+        (Lookup(vectors=64, entry=1), 4, "256 entries from 1 on do not fit a look-up table"),
+        (Lookup(table=4), 4, "look-up table 4 is outside the 4 of its memory"),
+        (Vec(lookup=1, table=2), 2, "look-up table 2 is outside the 2 of its memory"),
+        (Lookup(), 0, "the configuration has no look-up tables ('lookup_tables' is 0)"),
+        (Vec(lookup=1), 0, "'lookup' must be 0, as the configuration has no look-up tables ('lookup_tables' is 0)"),
+    ],
+)  # fmt: skip
+def test_look_up_tables_that_are_not_there(instruction: Instruction, tables: int, message: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        run(GoldenDevice(PRESETS["tiny"].replace(lookup_tables=tables), MEMORY), instruction)
+    assert str(caught.value) == f"instruction 0 ({instruction.OPCODE.name}): {message}"
 
 
 def test_queues_run_as_far_as_semaphores_allow() -> None:
@@ -252,7 +282,7 @@ def test_words_that_are_no_instruction_are_named() -> None:
     device = GoldenDevice(PRESETS["tiny"], MEMORY)
     device.write(0, Load().encode() + b"\xff" * 64)
     device.start(0)
-    with pytest.raises(DeviceError, match=r"^instruction 1: unknown opcode 255; the opcodes are 0 to 7$"):
+    with pytest.raises(DeviceError, match=r"^instruction 1: unknown opcode 255; the opcodes are 0 to 8$"):
         device.wait()
     device.start(MEMORY - 32)
     with pytest.raises(

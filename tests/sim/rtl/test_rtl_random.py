@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from support.random_programs import FLAGS, MEMORY, SOFTMAX, Generator
+from support.random_programs import FLAGS, MEMORY, Generator
 
 from weft.hdl.isa import (
     INSTRUCTIONS,
@@ -50,7 +50,8 @@ def compare(config: Config, seeds: range, instructions: int, *, sequential: bool
                 assert not wrong.size, (
                     f"seed {seed}, {turn} run: {wrong.size} bytes differ, the first at {wrong[0]:#x}"
                 )
-    assert used == set(INSTRUCTIONS) - {Opcode.END} - (set() if config.softmax else SOFTMAX)
+    known = {opcode for opcode, kind in INSTRUCTIONS.items() if not kind().unsupported(config)}
+    assert used == known - {Opcode.END}
     assert flags == {(kind, name) for kind, name in FLAGS if not kind(**{name: 1}).unsupported(config)}
 
 
@@ -60,11 +61,13 @@ def test_tiny() -> None:
 
 VARIANTS = {
     "smallest": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2,
-                       accumulator_depth=16, bus_bytes=4, queue_depth=1, row_states=4, alignments=16, table_depth=256),
-    "no softmax": PRESETS["tiny"].replace(probability_bits=0),
+                       accumulator_depth=16, bus_bytes=4, queue_depth=1, row_states=4, alignments=16, table_depth=256,
+                       lookup_tables=1),
+    "no softmax": PRESETS["tiny"].replace(probability_bits=0, lookup_tables=2),
     "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512),
-    "wide bus": PRESETS["tiny"].replace(bus_bytes=32, lanes=4, mantissa_bits=16),
-    "small": PRESETS["small"].replace(lanes=1),
+    "wide bus": PRESETS["tiny"].replace(bus_bytes=32, lanes=4, mantissa_bits=16, lookup_tables=8),
+    "small": PRESETS["small"].replace(lanes=1, lookup_tables=0),
+    "plain": PRESETS["tiny"].replace(probability_bits=0, lookup_tables=0),
     "default": PRESETS["default"].replace(scratchpad_depth=512),
 }  # fmt: skip
 

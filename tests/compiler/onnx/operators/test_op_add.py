@@ -1,4 +1,4 @@
-"""Add: every constraint broken once, and the reason that is given for it."""
+"""Add and Sub: every constraint broken once, and the reason that is given for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, two, untried, with_constant
 from support.qdq_models import Builder
 
-from weft.compiler.onnx.channels import same_order
-from weft.compiler.onnx.operators.add import OPERATORS, addable
+from weft.compiler.onnx.operators.add import OPERATORS, addable, in_order, subtractable
 
 
 def reshaped_sum() -> onnx.ModelProto:
@@ -25,12 +24,18 @@ def summed(built: Builder, value: str) -> str:
     return built.node("Add", [value, built.dequantise(other)])
 
 
+def shifted(built: Builder, value: str) -> str:
+    return built.node("Add", [value, built.constant(np.array([[[1.5]], [[2]]], np.float32))])
+
+
 CASES: dict[str, Case] = {
     "constant after a reshape": (reshaped_sum, "Add", addable),
-    "broadcast": (lambda: two("Add", (1, 4, 6, 6), (1, 4, 1, 1)), "Add", addable),
+    "channels that repeat": (lambda: two("Add", (1, 4, 6, 6), (1, 1, 6, 6)), "Add", addable),
+    "both repeat": (lambda: two("Sub", (1, 4), (3, 1)), "Sub", subtractable),
     "constant for each element": (lambda: with_constant("Add", (2, 4), (2, 4)), "Add", addable),
     "constant that broadcasts the value": (lambda: with_constant("Add", (1, 4), (3, 1)), "Add", addable),
-    "sum of mixed axes": (lambda: mixed(summed, (2, 2, 6, 6)), "Add", same_order),
+    "sum of mixed axes": (lambda: mixed(summed, (2, 2, 6, 6)), "Add", addable),
+    "constant and mixed axes": (lambda: mixed(shifted, (2, 2, 6, 6)), "Add", in_order),
 }
 
 
@@ -40,4 +45,5 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == set()
+    # Whether the device multiplies is tried with Mul.
+    assert untried(OPERATORS, CASES.values()) == {"multipliers"}

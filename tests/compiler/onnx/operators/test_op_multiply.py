@@ -7,7 +7,8 @@ import onnx
 import pytest
 from support.fallbacks import Case, builder, check_fallback, ended, source, two, untried, with_constant
 
-from weft.compiler.onnx.operators.multiply import OPERATORS, divisible, multipliable
+from weft.compiler.onnx.conditions import multipliers
+from weft.compiler.onnx.operators.multiply import OPERATORS, divisible, multipliable, pairs
 
 
 def divided(divisor: str) -> onnx.ModelProto:
@@ -20,12 +21,30 @@ def divided(divisor: str) -> onnx.ModelProto:
     return ended(built, built.node("Div", [value, name]))
 
 
+def unquantised() -> onnx.ModelProto:
+    built = builder()
+    other = built.node("Cos", [built.node("Softmax", [built.dequantise(source(built))], axis=2)])
+    return ended(built, built.node("Mul", [built.dequantise(source(built)), other]))
+
+
 CASES: dict[str, Case] = {
     "constant that is not finite": (lambda: with_constant("Mul", (1, 4), (4,), np.nan), "Mul", multipliable),
     "division by zero": (lambda: divided("zero"), "Div", divisible),
     "division by an input": (lambda: divided("input"), "Div", divisible),
-    "product of two activations": (lambda: two("Mul", (2, 4), (2, 4)), "Mul", multipliable),
+    "product of a value and an input": (unquantised, "Mul", multipliable),
+    "channels that repeat": (lambda: two("Mul", (2, 4), (2, 1)), "Mul", pairs),
 }
+
+
+NEEDY = {
+    "product": (lambda: two("Mul", (2, 4), (2, 4)), "Mul", multipliers),
+    "difference": (lambda: two("Sub", (2, 4), (2, 4)), "Sub", multipliers),
+}
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_without_products_of_elements(name: str) -> None:
+    check_fallback(NEEDY[name], multiply=0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -35,4 +54,4 @@ def test_fallback(name: str) -> None:
 
 def test_every_constraint_has_a_case() -> None:
     # These are tried with another operator, or implied in any model that ONNX accepts.
-    assert untried(OPERATORS, CASES.values()) == {"same_order"}
+    assert untried(OPERATORS, [*CASES.values(), *NEEDY.values()]) == {"same_order"}

@@ -1,0 +1,125 @@
+"""Functions of one int8 or uint8 value: whatever a model computes of it, element by element, is a table of 256 entries.
+
+A function is the nodes between an int8 tensor, its *root*, and a value; its entries are what those nodes make of the
+256 values that an element of the root can have. So they are the model's own to the last bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.compiler.host.evaluate import EvaluationError, Evaluator
+from weft.compiler.ir.network import Network, Node, type_of
+from weft.compiler.onnx.qdq import Tensor
+
+ENTRIES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """A function's value for each stored byte of its root, from -128 on: `values` (256,), in the model's type.
+
+    Where `undefined` is set, something that the value depends on is not a number; `cause` tells what.
+    """
+
+    values: np.ndarray
+    undefined: np.ndarray
+    cause: str = ""
+
+    @property
+    def defined(self) -> bool:
+        return not self.undefined.any()
+
+    @property
+    def stored(self) -> np.ndarray:
+        """Entries of type int8 or uint8 as the device stores them."""
+        if self.values.dtype == np.uint8:
+            return (self.values.astype(np.int16) - 128).astype(np.int8)
+        return self.values
+
+
+def key_of(root: Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same bytes in the same order."""
+    return root.storage, root.layout.canonical
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A value of the model as function of the tensor `root`, element by element and in the order of its elements.
+
+    `node` computes it of `arguments`: functions of the same root, scalar constants, and None for inputs left out. It
+    is None where the value is the root, or has only been moved since. `nodes` are all nodes from the root to the value,
+    and `sources` the names of the root on the way: values that are in its buffer.
+    """
+
+    root: Tensor
+    sources: frozenset[str]
+    nodes: tuple[int, ...] = ()
+    node: Node | None = None
+    arguments: tuple[Function | np.ndarray | None, ...] = ()
+    opsets: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for functions whose roots are the same bytes in the same order."""
+        return key_of(self.root)
+
+    def moved(self, root: Tensor, node: Node) -> Function:
+        """The same behind a node that moves elements, as it does those of the root."""
+        return dataclasses.replace(self, root=root, nodes=(*self.nodes, node.index))
+
+    @functools.cached_property
+    def entries(self) -> Entries:
+        """What the model's nodes give for all 256 values."""
+        if self.node is None:
+            dtype, low = (np.uint8, 0) if self.root.unsigned else (np.int8, -128)
+            return Entries(np.arange(low, low + ENTRIES).astype(dtype), np.zeros(ENTRIES, bool))
+        arguments = tuple(item.entries if isinstance(item, Function) else item for item in self.arguments)
+        try:
+            values = _evaluated(self.node, arguments, self.opsets)
+        except EvaluationError as error:
+            return Entries(np.zeros(ENTRIES, np.float32), np.ones(ENTRIES, bool), str(error))
+        return _checked(self.node, arguments, values)
+
+
+def _evaluated(
+    node: Node, arguments: tuple[Entries | np.ndarray | None, ...], opsets: Mapping[str, int]
+) -> np.ndarray:
+    """The result of a node for all entries at once."""
+    given = [item.values if isinstance(item, Entries) else item for item in arguments]
+    names = tuple("" if item is None else f"x{index}" for index, item in enumerate(given))
+    feeds = {name: item for name, item in zip(names, given, strict=True) if item is not None}
+    node = dataclasses.replace(node, inputs=names, outputs=("y",))
+    types = {name: type_of(value) for name, value in feeds.items()}
+    (result,) = Evaluator(Network((node,), tuple(feeds), ("y",), types, {}, opsets)).run(feeds)
+    return np.broadcast_to(np.asarray(result).reshape(-1), ENTRIES)
+
+
+def _checked(node: Node, arguments: tuple[Entries | np.ndarray | None, ...], values: np.ndarray) -> Entries:
+    """The entries that a node made, with those that are undefined from here on."""
+    entries = [item for item in arguments if isinstance(item, Entries)]
+    inherited = _inherited(node, arguments)
+    causes = [item.cause for item in entries if item.cause]
+    fresh = np.isnan(values) & ~inherited if values.dtype.kind == "f" else np.zeros(ENTRIES, bool)
+    if fresh.any():
+        bytes_ = np.flatnonzero(fresh)
+        first, last = (float(entries[0].values[index]) for index in (bytes_[0], bytes_[-1]))
+        causes.append(f"{node.name!r} makes no number of {first:.6g} to {last:.6g}")
+    return Entries(values, inherited | fresh, causes[0] if causes else "")
+
+
+def _inherited(node: Node, arguments: tuple[Entries | np.ndarray | None, ...]) -> np.ndarray:
+    """Entries that are undefined because an argument is; Where reads one of two, and IsNaN is there to ask."""
+    masks = [item.undefined if isinstance(item, Entries) else np.zeros(ENTRIES, bool) for item in arguments]
+    if node.op == "IsNaN":
+        return np.zeros(ENTRIES, bool)
+    if node.op == "Where":
+        condition = arguments[0]
+        chosen = condition.values if isinstance(condition, Entries) else condition
+        return masks[0] | np.where(np.asarray(chosen, bool), masks[1], masks[2])
+    return np.logical_or.reduce(masks)

@@ -1,0 +1,74 @@
+"""The look-up tables of the vector unit, through which results pass on their way to the writer."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa import Lookup, Vec
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.latencies import LOOKUP
+from weft.hdl.vector.lane_tables import lane_tables
+from weft.hdl.vector.probabilities import delayed
+from weft.hdl.vector.vec_kinds import is_kind, view
+from weft.hdl.vector.vec_streams import results_layout
+
+
+class VecLookup(wiring.Component):
+    """A rigid pipeline of `LOOKUP` cycles. Results of a `Vec` with ``lookup`` become entries of its table, those of all
+    other instructions pass unchanged. `Lookup` fills a table.
+
+    Parameters
+    ----------
+    config : Config
+        With look-up tables.
+
+    Members
+    -------
+    load, payload : In(1), In(Vec.layout())
+        An instruction starts. It stays the current one until its last results are out.
+    byte_valid, byte : In(1), In(8)
+        An element, which `Lookup` stores.
+    i, o : In(results_layout(config)), Out(results_layout(config))
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "load": In(1),
+                "payload": In(Vec.layout()),
+                "byte_valid": In(1),
+                "byte": In(8),
+                "i": In(results_layout(config)),
+                "o": Out(results_layout(config)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        depth = LOOKUP_ENTRIES * self.config.lookup_tables
+        looks_up, fills = Signal(), Signal()
+        table, entry = Signal(range(max(self.config.lookup_tables, 2))), Signal(range(depth))
+        byte, fill = Signal(8, reset_less=True), Signal()
+        m.d.sync += [byte.eq(self.byte), fill.eq(fills & self.byte_valid)]
+        filling = view(Lookup, self.payload)
+        with m.If(self.load):
+            m.d.sync += [
+                looks_up.eq(is_kind(Vec, self.payload) & self.payload.lookup),
+                fills.eq(is_kind(Lookup, self.payload)),
+                table.eq(self.payload.table),
+                entry.eq(Cat(filling.entry, filling.table)),
+            ]
+        with m.Elif(fill):
+            m.d.sync += entry.eq(entry + 1)
+
+        # Entry 0 is that of -128. A single table leaves nothing of its number.
+        indices = [Cat(result[:7], ~result[7], table) for result in self.i.bytes]
+        found = lane_tables(m, depth, indices, fill, entry, byte, exclusive=True)
+        passed = delayed(m, self.i.as_value(), LOOKUP)
+        m.d.comb += self.o.eq(data.View(results_layout(self.config), passed))
+        with m.If(looks_up):
+            m.d.comb += [self.o.bytes[lane].eq(output) for lane, output in enumerate(found)]
+        return m

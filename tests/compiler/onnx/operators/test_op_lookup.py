@@ -1,0 +1,104 @@
+"""Functions of one value: every constraint broken once, and the reason that is given for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from support.fallbacks import Case, builder, check_fallback, ended, source, two, untried
+from support.function_models import Chain, check, silu
+from support.graph_runs import device_ops, on_host
+
+from weft.compiler.frontend import import_model
+from weft.compiler.onnx.context import sentence
+from weft.compiler.onnx.operators.lookup import OPERATORS, numbers, one_value, tables
+from weft.hdl.isa.config import Config
+
+
+def of_float() -> onnx.ModelProto:
+    built = builder()
+    value = built.node("LogSoftmax", [built.dequantise(source(built))])
+    return ended(built, built.node("Sigmoid", [value]))
+
+
+def logarithm(op: str = "Log") -> onnx.ModelProto:
+    built = builder()
+    value = built.node(op, [built.dequantise(source(built))])
+    return ended(built, built.node("Relu", [value]))
+
+
+CASES: dict[str, Case] = {
+    "of what the host computes": (of_float, "Sigmoid", one_value),
+    "of two values": (lambda: two("Max", (2, 4), (2, 4)), "Max", one_value),
+    "not defined": (logarithm, "Log", numbers),
+    "of what is not defined": (logarithm, "Relu", numbers),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    # Tables have a test of their own; Q nodes without parameters are tried with those.
+    assert untried(OPERATORS, CASES.values()) == {"tables", "per_tensor"}
+
+
+def test_without_tables() -> None:
+    chain = Chain()
+    model = chain.ended(silu(chain, chain.value))
+    assert on_host(import_model(model)) == {}
+    graph = import_model(model, config=Config(lookup_tables=0))
+    reasons = on_host(graph)
+    assert not device_ops(graph)
+    (product,) = (name for name in reasons if name.startswith("mul"))
+    (sigmoid,) = (name for name in reasons if name.startswith("sigmoid"))
+    assert reasons[product] == reasons[sigmoid] == sentence(tables)
+
+
+def test_numbers_of_which_a_function_makes_none() -> None:
+    """The first and the last that the value can have, as the model has them."""
+    chain = Chain(0.5, 100)
+    model = chain.ended(chain.apply("Tanh", chain.apply("Sqrt", chain.value)))
+    reasons = on_host(import_model(model))
+    (cause,) = {reason for name, reason in reasons.items() if name.startswith(("sqrt", "tanh"))}
+    (name,) = (name for name in reasons if name.startswith("sqrt"))
+    assert cause == f"{sentence(numbers)} ({name!r} makes no number of -114 to -0.5)"
+    assert not device_ops(check(model, {"source": np.full(chain.shape, 110, np.int8)}))
+
+
+def test_what_is_not_chosen_need_be_no_number() -> None:
+    chain = Chain()
+    positive = chain.apply("Greater", chain.value, 0.0)
+    model = chain.ended(chain.apply("Where", positive, chain.apply("Log", chain.value), chain.number(0.0)))
+    assert on_host(check(model, chain.feeds)) == {}
+
+
+def test_a_rounded_value_that_was_no_number_is_none() -> None:
+    """Its bytes are whatever the host makes of it; the host keeps that, and the device goes on from there."""
+    chain = Chain()
+    value = chain.rounded(chain.apply("Log", chain.value))
+    graph = import_model(chain.ended(chain.apply("Tanh", value)))
+    assert {name.split("_")[0] for name in on_host(graph)} >= {"log", "quantizelinear"}
+    assert len(device_ops(graph)) == 1
+
+
+def test_by_channel_at_the_end() -> None:
+    chain = Chain()
+    value = chain.apply("Sigmoid", chain.value)
+    pair = [chain.constant(np.full(4, 0.01, np.float32)), chain.constant(np.zeros(4, np.int8))]
+    value = chain.node(
+        "DequantizeLinear", [chain.node("QuantizeLinear", [value, *pair], axis=1), *pair], axis=1
+    )
+    chain.give(value, onnx.TensorProto.FLOAT)
+    reasons = on_host(check(chain.model(), chain.feeds))
+    (quantise,) = (why for name, why in reasons.items() if name.startswith("quantize"))
+    assert quantise.endswith("has type int8 and 4 scales)")
+
+
+def test_scales_too_large_to_multiply_by() -> None:
+    """A requantisation that the device cannot compute is still a table."""
+    chain = Chain(1e6)
+    model = chain.ended(chain.apply("Relu", chain.value), 1e-3)
+    assert device_ops(check(model, chain.feeds))[0].lookup is not None

@@ -1,0 +1,117 @@
+"""Add, Sub and Mul of two activations, of which one repeats: against ONNX Runtime, and where the host has to help."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from support import qdq_models
+from support.golden_compare import compare
+from support.graph_runs import device_ops, on_host, run_graph
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.frontend import import_model
+from weft.compiler.ir.graph import DeviceSegment
+from weft.hdl.isa.config import PRESETS
+
+Shape = tuple[int, ...]
+
+
+def model_of(rng: np.random.Generator, op: str, shapes: tuple[Shape, Shape]) -> tuple[onnx.ModelProto, float]:
+    """A model of one operator, and the scale of its output."""
+    builder = qdq_models.Builder(rng)
+    a, b = (builder.input(shape) for shape in shapes)
+    value = builder.node(op, [builder.dequantise(a), builder.dequantise(b)])
+    _, zero, unsigned = builder.parameters()
+    spread = 90 * a.scale * b.scale * 0.7 if op == "Mul" else max(a.scale, b.scale)
+    scale = float(np.float32(spread * rng.uniform(0.5, 2)))
+    return builder.finish(builder.quantise(value, np.broadcast_shapes(*shapes), scale, zero, unsigned)), scale
+
+
+def steps(model: onnx.ModelProto, scale: float, rng: np.random.Generator) -> np.ndarray:
+    """Differences from ONNX Runtime in steps of the output."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    feeds = {item.name: rng.normal(0, 3, [dim.dim_value for dim in item.type.tensor_type.shape.dim])
+             .astype(np.float32) for item in model.graph.input}  # fmt: skip
+    wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+    given = run_graph(import_model(model), feeds)[model.graph.output[0].name]
+    assert given.shape == wanted.shape
+    return np.rint((given - wanted) / scale)
+
+
+def random_shapes(rng: np.random.Generator) -> tuple[Shape, Shape]:
+    """A shape of rank 1 to 4, and one that repeats to it, with or without its leading axes of one."""
+    full = tuple(int(rng.integers(1, 8)) for _ in range(rng.integers(1, 5)))
+    part = tuple(1 if rng.random() < 0.4 else size for size in full[:-1]) + full[-1:]
+    if len(full) == 4:  # channels are in front
+        part = (part[0], full[1], *(1 if rng.random() < 0.5 else size for size in full[2:]))
+    while len(part) > 1 and part[0] == 1 and rng.random() < 0.5:
+        part = part[1:]
+    return full, part
+
+
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul"])
+def test_random_shapes_agree_with_onnxruntime(op: str) -> None:
+    wrong = total = repeated = 0
+    for seed in range(60):
+        rng = np.random.default_rng([seed, len(op), ord(op[0])])
+        full, part = random_shapes(rng)
+        shapes = (part, full) if op != "Sub" and rng.random() < 0.5 else (full, part)
+        model, scale = model_of(rng, op, shapes)
+        assert not on_host(import_model(model)), (seed, shapes)
+        difference = steps(model, scale, rng)
+        assert np.abs(difference).max() <= 1, (seed, shapes)
+        wrong += int((difference != 0).sum())
+        total += difference.size
+        repeated += prod(part) < prod(full)
+    assert wrong <= max(1, 5e-3 * total)
+    assert repeated > 15
+
+
+@pytest.mark.parametrize("preset", ["tiny", "default"])
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul"])
+def test_compiled(op: str, preset: str) -> None:
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        model, _ = model_of(rng, op, random_shapes(rng))
+        config = PRESETS[preset]
+        (segment,) = (item for item in import_model(model).segments if isinstance(item, DeviceSegment))
+        views = {view.buffer.name: view.buffer.shape for item in segment.ops for view in item.sources}
+        inputs = {name: rng.integers(-128, 128, shape).astype(np.int8) for name, shape in views.items()}
+        compare(compile_segment(segment, config), segment, inputs, config)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "reason"),
+    [
+        ("Mul", ((1, 4, 6, 6), (1, 1, 6, 6)), "one of 4 channels would have to be repeated"),
+        ("Add", ((3, 1), (1, 4)), "both would have to be repeated"),
+        ("Sub", ((1, 4, 1, 1), (1, 4, 6, 6)), "the first would have to be repeated"),
+        ("Mul", ((2, 3, 2, 3, 2, 5), (2, 1, 2, 1, 2, 5)), "repeat along too many axes"),
+    ],
+)
+def test_what_the_device_does_not_repeat(op: str, shapes: tuple[Shape, Shape], reason: str) -> None:
+    model, scale = model_of(np.random.default_rng(0), op, shapes)
+    found = " ".join(on_host(import_model(model)).values())
+    assert reason in found
+    assert not device_ops(import_model(model))
+    assert np.abs(steps(model, scale, np.random.default_rng(1))).max() <= 1
+
+
+def test_squeeze_and_excitation_is_one_segment() -> None:
+    """A gate a channel, made of the average of what it is multiplied with."""
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    value = builder.conv(builder.input((1, 8, 6, 6)), 16, pads=(1, 1, 1, 1))
+    gate = builder.conv(builder.conv(builder.mean(value), 4, (1, 1), relu=True), 16, (1, 1))
+    product = builder.node("Mul", [builder.dequantise(value), builder.dequantise(gate)])
+    scaled = builder.quantise(
+        product, value.shape, float(np.float32(30 * value.scale * gate.scale)), 0, False
+    )
+    graph = import_model(builder.finish(builder.conv(scaled, 8, (1, 1))))
+    assert not on_host(graph)
+    names = ["Conv", "Pool", "Conv", "Conv", "Multiply", "Conv"]
+    assert [type(op).__name__ for op in device_ops(graph)] == names
