@@ -37,7 +37,10 @@ def run_ops(segment: DeviceSegment, inputs: dict[str, np.ndarray], bits: int = 2
 
 
 def _box(memory: np.ndarray, view: View) -> np.ndarray:
-    """A view's elements, writable, in the flat contents of its buffer."""
-    _, h, w, c = view.shape
-    whole = memory.reshape(view.buffer.shape)
-    return whole[:, view.y : view.y + h, view.x : view.x + w, view.c : view.c + c]
+    """A view's elements, in the flat contents of its buffer; writable where no step is 0."""
+    y, x = (
+        slice(first, first + (count - 1) * step + 1, step or None)
+        for first, count, step in zip((view.y, view.x), view.shape[1:3], view.step, strict=True)
+    )
+    box = memory.reshape(view.buffer.shape)[:, y, x, view.c : view.c + view.shape[3]]
+    return box if all(view.step) else np.broadcast_to(box, view.shape)

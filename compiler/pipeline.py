@@ -9,9 +9,11 @@ from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
 from weft.compiler.passes.fuse_lookup import fuse_lookup
+from weft.compiler.passes.fuse_pad import fuse_pad
 from weft.compiler.passes.fuse_pool import fuse_pool
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.passes.read_views import read_views
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.passes.write_views import write_views
 from weft.compiler.planner import Planner
@@ -38,9 +40,11 @@ class Pass:
 
 
 PIPELINE = (
+    Pass(fuse_pad),
     Pass(fuse_lookup),
     Pass(fuse_pool),
     Pass(write_views),
+    Pass(read_views),
     Pass(fuse_epilogue),
     Pass(gather_rows),
     Pass(split_pool),

@@ -87,7 +87,7 @@ def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
 
     def watch(done: str, segment: DeviceSegment) -> None:
         step = 1 + sum(name.startswith(f"{segment.name}-") for name in texts)
-        texts[f"{segment.name}-{step}-{done}.txt"] = dump_segment(segment)
+        texts[f"{segment.name}-{step:02}-{done}.txt"] = dump_segment(segment)
 
     return watch
 

@@ -37,6 +37,7 @@ def dump_segment(segment: DeviceSegment) -> str:
 
 def _view(view: View) -> str:
     at = "" if view.contiguous else f"@{view.y},{view.x},{view.c}"
+    at += "" if view.step == (1, 1) else f":{view.step[0]},{view.step[1]}"
     return f"{view.buffer.name}{at}[{'x'.join(map(str, view.shape))}]"
 
 

@@ -8,6 +8,7 @@ the device is int8.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -51,7 +52,8 @@ class Buffer:
 class View:
     """A box of a buffer: all images, rows from `y`, columns from `x`, channels from `c` on; shape (n, h, w, c).
 
-    Concatenation is several operators writing views of one buffer.
+    `step` says how many rows and columns of the buffer it is from one row and column of the view to the next; 0, where
+    it is read only, repeats one row or column. Concatenation is several operators writing views of one buffer.
     """
 
     buffer: Buffer
@@ -59,29 +61,38 @@ class View:
     y: int = 0
     x: int = 0
     c: int = 0
+    step: tuple[int, int] = (1, 1)
 
     @property
     def pixel_pitch(self) -> int:
         """Bytes from one pixel to the next in a row."""
-        return self.buffer.shape[3]
+        return self.step[1] * self.buffer.shape[3]
 
     @property
     def row_pitch(self) -> int:
-        return self.buffer.shape[2] * self.buffer.shape[3]
+        return self.step[0] * self.buffer.shape[2] * self.buffer.shape[3]
 
     @property
     def image_pitch(self) -> int:
-        return self.buffer.shape[1] * self.row_pitch
+        return math.prod(self.buffer.shape[1:])
 
     @property
     def offset(self) -> int:
         """Byte offset of the first element of image 0 in the buffer."""
-        return self.y * self.row_pitch + self.x * self.pixel_pitch + self.c
+        return (self.y * self.buffer.shape[2] + self.x) * self.buffer.shape[3] + self.c
+
+    @property
+    def ends(self) -> tuple[int, int, int, int]:
+        """Images, rows, columns and channels that the buffer must have."""
+        n, h, w, c = self.shape
+        y, x = (first + (count - 1) * step + 1 for first, count, step in
+                ((self.y, h, self.step[0]), (self.x, w, self.step[1])))  # fmt: skip
+        return n, y, x, self.c + c
 
     @property
     def contiguous(self) -> bool:
         """Whether the view is its whole buffer."""
-        return self.shape == self.buffer.shape
+        return self.shape == self.buffer.shape and self.step == (1, 1)
 
 
 @dataclass(frozen=True)
@@ -275,6 +286,31 @@ class Rescale(DeviceOp):
     name: str
     src: View
     dst: View
+    scale: float = 1.0
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is a copy: every byte as it is."""
+        keeps = self.scale == 1.0 and self.x_zero == self.y_zero and (self.low, self.high) == (-128, 127)
+        return keeps and self.lookup is None
+
+
+@dataclass(frozen=True, eq=False)
+class Pad(DeviceOp):
+    """Rows and columns around an image, and requantisation: as `Rescale`, of x with bytes `fill` around it.
+
+    `window` has one element, and the padding: (top, left, bottom, right).
+    """
+
+    name: str
+    src: View
+    dst: View
+    window: Window
+    fill: int
     scale: float = 1.0
     x_zero: int = 0
     y_zero: int = 0

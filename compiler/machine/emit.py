@@ -160,7 +160,7 @@ class Emitter:
         run = (pixels - 1) * src.pixel_pitch + count
         more = (ceil_div(rows * pixels, COUNT_MAX) - 1) * WORD_BYTES / self.config.bus_bytes
         each = self._bus_cycles(1, count) * rows * pixels + more
-        legal = (pixels == 1 or src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
+        legal = (pixels == 1 or 0 < src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
         if not (legal and rows * (run / self.config.bus_bytes + overheads.RUN) <= each):
             for y, x, h, w in _parts(box.h, box.w):
                 offset, at = src.address(image, box.y + y, box.x + x) + first, dst + (y * box.w + x) * vectors

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.context import Constraint, NodeContext
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.qdq import Recipe, Symbol
+from weft.compiler.onnx.qdq import Recipe, Results, Symbol
 
-Handler = Callable[[NodeContext], Symbol | Recipe]
-"""The symbol of a node's result, or the recipe that makes it, once all constraints hold."""
+Handler = Callable[[NodeContext], Symbol | Recipe | Results]
+"""The symbol of a node's result, or the recipe that makes it, or all of its results, once all constraints hold."""
 
 
 @dataclass(frozen=True)

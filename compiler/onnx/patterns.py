@@ -20,6 +20,7 @@ from weft.compiler.onnx.qdq import (
     Pending,
     Probabilities,
     Recipe,
+    Results,
     Scores,
     Symbol,
     hosted,
@@ -97,6 +98,10 @@ def _walk(model: Model, refused: dict[int, str]) -> Match:
             found.unsupported[node.index] = operator
             continue
         made = operator.handler(context)
+        if isinstance(made, Results):
+            found.recipes |= {recipe.output.storage: recipe for recipe in made.recipes}
+            found.symbols |= zip(node.outputs, made.symbols, strict=True)
+            continue
         if isinstance(made, Recipe):
             found.recipes[node.outputs[0]] = made
             made = made.output

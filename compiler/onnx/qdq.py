@@ -190,6 +190,14 @@ class Recipe:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What the outputs of a node are, in order, and the recipes for their bytes."""
+
+    symbols: tuple[Symbol, ...]
+    recipes: tuple[Recipe, ...]
+
+
 def result(shape: tuple[int, int, int, int]) -> View:
     """Where an unfinished operator writes."""
     return result_of(RESULT, shape)

@@ -73,14 +73,15 @@ class Operator:
     def verify(self, op: DeviceOp) -> None:
         """Raise `IrError` if shapes, ranges or dtypes of an operator disagree."""
         for view in (*op.sources, op.dst):
-            n, h, w, c = view.buffer.shape
-            ends = (view.shape[0], view.y + view.shape[1], view.x + view.shape[2], view.c + view.shape[3])
-            if view.shape[0] != n or any(end > size for end, size in zip(ends, (n, h, w, c), strict=True)):
+            n, whole = view.buffer.shape[0], zip(view.ends, view.buffer.shape, strict=True)
+            if view.shape[0] != n or any(end > size for end, size in whole):
                 raise IrError(
                     f"{op.name}: view {view.shape} leaves buffer {view.buffer.name!r} {view.buffer.shape}"
                 )
             if min(view.shape) < 1:
                 raise IrError(f"{op.name}: empty view {view.shape}")
+            if min(view.step) < 0 or (view is op.dst and min(view.step) < 1):
+                raise IrError(f"{op.name}: view of {view.buffer.name!r} has steps {view.step}")
         if not -128 <= op.low <= op.high <= 127:
             raise IrError(f"{op.name}: clamp {op.low} to {op.high}")
         if op.lookup is not None and (op.lookup.shape, op.lookup.dtype) != ((256,), np.int8):

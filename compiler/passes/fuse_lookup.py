@@ -70,8 +70,8 @@ def _keeps(op: Rescale) -> bool:
 
 
 def _fusible(before: DeviceOp, op: Rescale, reads: int) -> bool:
-    if _keeps(op) and op.lookup is None and (op.low, op.high) == (-128, 127):
-        return False  # a copy, which `write_views` takes away
+    if op.unchanged:
+        return False  # a copy, which `write_views` or `read_views` takes away
     whole = before.dst.contiguous and op.src == before.dst and before.dst.buffer.kind == "temp"
     apart = op.dst.buffer.name not in {view.buffer.name for view in before.sources}
     alone = getattr(before, "epilogue", None) is None

@@ -12,7 +12,7 @@ def write_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     """Copies of unchanged bytes disappear: who writes the source, and no other reads, writes the copy."""
     ops = list(segment.ops)
     for copy in segment.ops:
-        if not isinstance(copy, Rescale) or not _plain(copy):
+        if not isinstance(copy, Rescale) or not copy.unchanged:
             continue
         name = copy.src.buffer.name
         writers = [op for op in ops if op.dst.buffer.name == name]
@@ -24,11 +24,6 @@ def write_views(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
             ops[ops.index(writer)] = writer.replace(dst=copy.dst)
             ops.remove(copy)
     return dataclasses.replace(segment, ops=tuple(ops))
-
-
-def _plain(op: Rescale) -> bool:
-    unchanged = op.scale == 1.0 and op.x_zero == op.y_zero and (op.low, op.high) == (-128, 127)
-    return unchanged and op.lookup is None
 
 
 def _reads_destination(writer: DeviceOp, copy: Rescale) -> bool:

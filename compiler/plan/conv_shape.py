@@ -131,7 +131,7 @@ class ConvShape:
             and last < self.src.w
             and pad_left * pitch <= BEFORE_MAX
             and self.span <= LENGTH_MAX
-            and sx * pitch <= PITCH_MAX
+            and 0 < sx * pitch <= PITCH_MAX
         )
 
     @property

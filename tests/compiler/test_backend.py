@@ -71,6 +71,31 @@ def test_random_operators(preset: str, seed: int) -> None:
         run_and_compare(segment_of(op), random_inputs(rng, op), PRESETS[preset])
 
 
+@pytest.mark.parametrize("preset", ["tiny", "default"])
+@pytest.mark.parametrize(
+    ("width", "channels", "step"),
+    [
+        (9, 30000, (1, 3)),  # further from pixel to pixel than LOAD and STORE step
+        (3, 70000, (1, 2)),  # and pixels that are longer than that
+        (5000, 3, (7, 1)),
+        (3000, 5, (1, 4)),
+        (900, 4, (0, 1)),
+        (900, 4, (1, 0)),
+        (90, 300, (0, 0)),
+    ],
+)
+def test_steps_of_views(preset: str, width: int, channels: int, step: tuple[int, int]) -> None:
+    h, w = (-(-size // by) if by else size for size, by in zip((7, width), step, strict=True))
+    shape, part = (1, 7, width, channels), (1, h, w, channels)
+    stepped = View(Buffer("s", shape, "input"), part, step=step)
+    ops = [Rescale("read", stepped, whole("y", part, "output"))]
+    if all(step):
+        written = dataclasses.replace(stepped, buffer=Buffer("s", shape, "output"))
+        ops.append(Rescale("written", whole("x", part, "input"), written))
+    for op in ops:
+        run_and_compare(segment_of(op), random_inputs(np.random.default_rng(1), op), PRESETS[preset])
+
+
 FUSING = (fuse_lookup, fuse_pool, fuse_epilogue)
 AS_GIVEN = tuple(item for item in PIPELINE if item.run not in FUSING)
 
@@ -211,7 +236,7 @@ def test_rows_stay_where_others_see_them(why: str) -> None:
     if why == "another reader":
         ops.append(Rescale("copy", x, whole("z", size, "output")))
     if why == "a temporary":
-        ops.insert(0, Rescale("copy", whole("i", size, "input"), x))
+        ops.insert(0, Rescale("half", whole("i", size, "input"), x, 0.5))
     segment = DeviceSegment("conv", tuple(ops))
     inputs = random_inputs(np.random.default_rng(1), ops[0])  # all read what the first one reads
     assert bool(compile_segment(segment, PRESETS["default"]).rows) is (why == "")

@@ -92,6 +92,18 @@ BROKEN = {
     "copy: view (1, 4, 4, 2) leaves buffer 'y' (1, 4, 4, 2)": graph(
         dataclasses.replace(COPY, dst=dataclasses.replace(Y, c=1))
     ),
+    "copy: view (1, 2, 4, 2) leaves buffer 'x' (1, 4, 4, 2)": graph(
+        dataclasses.replace(COPY, src=dataclasses.replace(X, shape=(1, 2, 4, 2), y=1, step=(3, 1)))
+    ),
+    "copy: view (1, 4, 2, 2) leaves buffer 'x' (1, 4, 4, 2)": graph(
+        dataclasses.replace(COPY, src=dataclasses.replace(X, shape=(1, 4, 2, 2), x=1, step=(1, 3)))
+    ),
+    "copy: view of 'x' has steps (-1, 1)": graph(
+        dataclasses.replace(COPY, src=dataclasses.replace(X, y=3, step=(-1, 1)))
+    ),
+    "copy: view of 'y' has steps (0, 1)": graph(
+        dataclasses.replace(COPY, dst=dataclasses.replace(Y, step=(0, 1)))
+    ),
     "copy: empty view (1, 4, 4, 0)": graph(
         dataclasses.replace(COPY, dst=dataclasses.replace(Y, shape=(1, 4, 4, 0)))
     ),

@@ -14,6 +14,7 @@ from weft.compiler.ir.graph import (
     DeviceOp,
     DeviceSegment,
     Multiply,
+    Pad,
     Pool,
     Rescale,
     View,
@@ -48,13 +49,26 @@ def draw_window(rng: np.random.Generator, h: int, w: int, *, kernel: int = 4, pa
 
 
 def random_view(rng: np.random.Generator, name: str, shape: Shape, kind: str) -> View:
-    """A whole buffer, or a box inside a larger one."""
+    """A whole buffer, or a box inside a larger one, some with steps between rows and columns."""
     if rng.random() < 0.7:
         return whole(name, shape, kind)
     n, h, w, c = shape
     y, x, at = draw(rng, 0, 2), draw(rng, 0, 2), draw(rng, 0, 5)
-    outer = (n, h + y + draw(rng, 0, 2), w + x + draw(rng, 0, 2), c + at + draw(rng, 0, 5))
-    return View(Buffer(name, outer, kind), shape, y, x, at)
+    step = (draw(rng, 1, 3), draw(rng, 1, 3)) if rng.random() < 0.5 else (1, 1)
+    around = 0 if rng.random() < 0.5 else at + draw(rng, 0, 5)
+    at = min(at, around)
+    spans = [(size - 1) * by + 1 for size, by in zip((h, w), step, strict=True)]
+    outer = (n, spans[0] + y + draw(rng, 0, 2), spans[1] + x + draw(rng, 0, 2), c + around)
+    return View(Buffer(name, outer, kind), shape, y, x, at, step)
+
+
+def random_source(rng: np.random.Generator, name: str, shape: Shape) -> View:
+    """The same of an input, which may also repeat a row or a column."""
+    view = random_view(rng, name, shape, "input")
+    if rng.random() < 0.1:
+        step = (0, view.step[1]) if rng.random() < 0.5 else (view.step[0], 0)
+        return dataclasses.replace(view, step=step)
+    return view
 
 
 def convolution(
@@ -90,7 +104,7 @@ def random_conv(rng: np.random.Generator) -> Conv:
     low, high = (-128, 127) if rng.random() < 0.6 else (draw(rng, -128, 0), draw(rng, 0, 127))
     return Conv(
         "conv",
-        random_view(rng, "x", (n, h, w, cin * groups), "input"),
+        random_source(rng, "x", (n, h, w, cin * groups)),
         random_view(rng, "y", (n, *final, out), "output"),
         weight,
         rng.integers(-(1 << 14), 1 << 14, out).astype(np.int32),
@@ -134,7 +148,7 @@ def random_pool(rng: np.random.Generator) -> Pool:
     same = rng.random() < 0.5
     return Pool(
         "pool",
-        random_view(rng, "x", (n, h, w, c), "input"),
+        random_source(rng, "x", (n, h, w, c)),
         random_view(rng, "y", (n, *window.output(h, w), c), "output"),
         "max" if rng.random() < 0.5 else "average",
         window,
@@ -147,7 +161,7 @@ def random_pool(rng: np.random.Generator) -> Pool:
 
 def random_add(rng: np.random.Generator) -> Add:
     shape = (draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40))
-    a, b = (random_view(rng, name, shape, "input") for name in "ab")
+    a, b = (random_source(rng, name, shape) for name in "ab")
     return Add(
         "add", a, b, random_view(rng, "y", shape, "output"), rng.uniform(0.01, 2), rng.uniform(0.01, 2),
         draw(rng, -128, 127), draw(rng, -128, 127), draw(rng, -128, 127),
@@ -164,8 +178,8 @@ def random_repeated(rng: np.random.Generator, shape: Shape) -> Shape:
 
 def random_pairwise(rng: np.random.Generator) -> Add | Multiply:
     shape = (draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40))
-    a = random_view(rng, "a", shape, "input")
-    b = random_view(rng, "b", random_repeated(rng, shape), "input")
+    a = random_source(rng, "a", shape)
+    b = random_source(rng, "b", random_repeated(rng, shape))
     y, zeros = random_view(rng, "y", shape, "output"), [draw(rng, -128, 127) for _ in range(3)]
     if rng.random() < 0.3:
         return Add("subtract", a, b, y, rng.uniform(0.01, 2), -rng.uniform(0.01, 2), *zeros)
@@ -177,8 +191,19 @@ def random_pairwise(rng: np.random.Generator) -> Add | Multiply:
 def random_rescale(rng: np.random.Generator) -> Rescale:
     shape = (draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40))
     scale = 1.0 if rng.random() < 0.3 else rng.uniform(0.1, 3)
-    return Rescale("rescale", random_view(rng, "x", shape, "input"), random_view(rng, "y", shape, "output"), scale,
+    return Rescale("rescale", random_source(rng, "x", shape), random_view(rng, "y", shape, "output"), scale,
                    draw(rng, -128, 127), draw(rng, -128, 127))  # fmt: skip
+
+
+def random_pad(rng: np.random.Generator) -> Pad:
+    """Rows and columns around an image, some more of them than the image has."""
+    n, h, w, c = draw(rng, 1, 2), draw(rng, 1, 12), draw(rng, 1, 12), draw(rng, 1, 40)
+    most = 20 if rng.random() < 0.2 else 3
+    window = Window(pad=(draw(rng, 0, most), draw(rng, 0, most), draw(rng, 0, most), draw(rng, 0, most)))
+    target = random_view(rng, "y", (n, *window.output(h, w), c), "output")
+    scale = 1.0 if rng.random() < 0.5 else rng.uniform(0.1, 3)
+    fill, *zeros = (draw(rng, -128, 127) for _ in range(3))
+    return Pad("pad", random_source(rng, "x", (n, h, w, c)), target, window, fill, scale, *zeros)
 
 
 def random_lookup(rng: np.random.Generator) -> np.ndarray:
@@ -189,8 +214,16 @@ def random_lookup(rng: np.random.Generator) -> np.ndarray:
 
 def random_op(rng: np.random.Generator) -> DeviceOp:
     """Any operator, some with a look-up table, two if there is an epilogue."""
-    makers = (random_conv, random_matmul, random_pool, random_add, random_pairwise, random_rescale)
-    maker = makers[int(rng.choice(len(makers), p=[0.45, 0.15, 0.1, 0.05, 0.15, 0.1]))]
+    makers = (
+        random_conv,
+        random_matmul,
+        random_pool,
+        random_add,
+        random_pairwise,
+        random_rescale,
+        random_pad,
+    )
+    maker = makers[int(rng.choice(len(makers), p=[0.42, 0.13, 0.1, 0.05, 0.15, 0.08, 0.07]))]
     op = maker(rng)
     if isinstance(op, Conv) and rng.random() < 0.3:
         op = with_more(rng, op)
@@ -211,10 +244,10 @@ def with_more(rng: np.random.Generator, conv: Conv) -> Conv:
                           draw(rng, -128, 0), 127)  # fmt: skip
         return dataclasses.replace(conv, epilogue=rescale)
     if rng.random() < 0.3:
-        factor = random_view(rng, "r", shape, "input")
+        factor = random_source(rng, "r", shape)
         zeros = conv.y_zero, draw(rng, -128, 127), draw(rng, -128, 127)
         return dataclasses.replace(conv, epilogue=Multiply("product", middle, factor, conv.dst, 0.01, *zeros))
-    added, sign = random_view(rng, "r", shape, "input"), int(rng.choice([1, 1, -1]))
+    added, sign = random_source(rng, "r", shape), int(rng.choice([1, 1, -1]))
     add = Add(
         "sum", middle, added, conv.dst, rng.uniform(0.1, 1.5), sign * rng.uniform(0.1, 1.5), conv.y_zero,
         draw(rng, -128, 127), draw(rng, -128, 127), draw(rng, -128, 0), 127,

@@ -80,10 +80,10 @@ def test_compile_writes_what_every_pass_made() -> None:
     assert call("compile", "digits.onnx", "-o", "program", "--config", "tiny", "--dump-passes", "passes") == 0
     found = {path.name: path.read_text() for path in Path("passes").iterdir()}
     assert sorted(found) == sorted(
-        f"device1-{step}-{item.name}.txt" for step, item in enumerate(PIPELINE, start=1)
+        f"device1-{step:02}-{item.name}.txt" for step, item in enumerate(PIPELINE, start=1)
     )
-    assert "ConvPlan(" in found["device1-7-choose_plans.txt"]
-    assert "ConvPlan(" not in found["device1-6-keep_resident.txt"]
+    assert "ConvPlan(" in found["device1-10-choose_plans.txt"]
+    assert "ConvPlan(" not in found["device1-09-keep_resident.txt"]
     assert all(text.startswith("device device1:\n") for text in found.values())
 
 

@@ -1,64 +1,83 @@
-"""Concat of activations."""
+"""Concat of activations, or of integers."""
 
 from __future__ import annotations
 
 import math
 
 from weft.compiler.ir.graph import Buffer, Rescale, View
-from weft.compiler.ir.layout import natural
-from weft.compiler.onnx.conditions import arranged
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed
+from weft.compiler.onnx.boxes import tensor_of
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Activation, Pending, Symbol, result
+from weft.compiler.onnx.qdq import Activation, Pending, Quant, Recipe, Tensor, finish, result
 
 
 def inputs_quantised(context: NodeContext) -> str | None:
-    """All inputs must be int8 or uint8 activations behind DequantizeLinear."""
+    """All inputs must be int8 or uint8 activations behind DequantizeLinear, or all of them int8 or uint8 values."""
+    integers = isinstance(context.symbol(0), Tensor)
     for name, symbol in zip(context.node.inputs, context.symbols, strict=True):
-        if not isinstance(symbol, Activation):
+        if not isinstance(symbol, Tensor if integers else Activation):
             return f"input {name!r} is not"
     return None
 
 
-def concat_axis(context: NodeContext) -> str | None:
-    """Concat works along any axis of an image, and along the first or last axis of a matrix."""
-    rank = len(context.output)
-    axis = int(context.node.attributes["axis"]) % rank
-    outer = math.prod(context.output[:axis])
-    return None if rank == 4 or axis == rank - 1 or outer == 1 else f"axis {axis} of {rank}"
-
-
 def concat_order(context: NodeContext) -> str | None:
-    """Inputs of Concat must have their elements in the order the device computes in."""
-    for index, symbol in enumerate(context.symbols):
-        assert isinstance(symbol, Activation)
-        if symbol.tensor.arranged(natural(context.shape(index))) is None:
-            return f"input {context.node.inputs[index]!r}"
-    return None
+    """Inputs of Concat must have their elements in the order the device computes in, or all of them row by row."""
+    if _arranged(context) is not None:
+        return None
+    return f"inputs {context.inputs}"
 
 
-def concat(context: NodeContext) -> Symbol:
+def concat(context: NodeContext) -> Pending | Recipe:
     """Every input is requantised into its box of the result."""
-    rank = len(context.output)
-    axis = context.node.attributes["axis"] % rank
-    layout = natural(context.output)
-    n, h, w, c = layout.nhwc
-    dim = {0: 1, 1: 3, 2: 1, 3: 2}[axis] if rank == 4 else (3 if axis == rank - 1 else 2)
-    shape = (1, n * h, w, c) if rank == 4 and axis == 0 else layout.nhwc
-    buffer = Buffer(result(shape).buffer.name, shape)
-    ops, inputs, position = [], [], 0
-    for index in range(len(context.symbols)):
-        source, quant = arranged(context, index)
-        box = list(source.layout.nhwc)
-        if rank == 4 and axis == 0:
-            box = [1, box[0] * box[1], *box[2:]]
+    found = _arranged(context)
+    assert found is not None
+    tensors, layout, dim = found
+    buffer = Buffer(result(layout.nhwc).buffer.name, layout.nhwc)
+    ops, position = [], 0
+    for index, (tensor, symbol) in enumerate(zip(tensors, context.symbols, strict=True)):
+        quant = symbol.quant if isinstance(symbol, Activation) else Quant(1.0, 0, tensor.unsigned)
+        box = list(layout.nhwc)
+        box[dim] = math.prod(context.shape(index)) * box[dim] // math.prod(context.output)
         boxed = (box[0], box[1], box[2], box[3])
         at = {dim: position}
         dst = View(buffer, boxed, at.get(1, 0), at.get(2, 0), at.get(3, 0))
-        ops.append(Rescale(f"{context.node.name}.{index}", source.view(boxed), dst, quant.scale, quant.zero))
-        inputs.append(source)
+        name = f"{context.node.name}.{index}"
+        ops.append(Rescale(name, tensor.view(boxed), dst, quant.scale, quant.zero))
         position += box[dim]
-    return Pending(tuple(ops), layout, tuple(inputs), (context.node.index,))
+    made = Pending(tuple(ops), layout, tensors, (context.node.index,))
+    if isinstance(context.symbol(0), Activation):
+        return made
+    return finish(made, context.node.outputs[0], Quant(1.0, 0, tensors[0].unsigned), context.node)
 
 
-OPERATORS = (Operator(("Concat",), (inputs_quantised, concat_axis, concat_order), concat),)
+def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | None:
+    """The inputs in one order, the layout of the result, and which axis of the device they follow each other on."""
+    axis = int(context.node.attributes["axis"]) % len(context.output)
+    for kind in (natural, packed):
+        shapes = [context.shape(index) for index in range(len(context.symbols))]
+        tensors = (tensor_of(symbol) for symbol in context.symbols)
+        arranged = [
+            tensor.arranged(kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True) if tensor
+        ]
+        found = tuple(tensor for tensor in arranged if tensor is not None)
+        if len(found) == len(shapes):
+            layout = kind(context.output)
+            nhwc, dim = _nhwc(layout, context.output, axis)
+            return found, Layout(layout.shape, layout.perm, nhwc), dim
+    return None
+
+
+def _nhwc(layout: Layout, shape: tuple[int, ...], axis: int) -> tuple[Shape4, int]:
+    """The device's shape of the result in which inputs follow each other on one axis that is not images; and that."""
+    at = layout.perm.index(axis)
+    sizes = [shape[other] for other in layout.perm]
+    if len(sizes) == 4 and at:
+        return (sizes[0], sizes[1], sizes[2], sizes[3]), at
+    before, after = math.prod(sizes[:at]), sizes[at + 1 :]
+    if not after:
+        return (1, 1, before, sizes[at]), 3
+    return (1, before, sizes[at] * math.prod(after[:-1]), after[-1]), 2
+
+
+OPERATORS = (Operator(("Concat",), (inputs_quantised, concat_order), concat),)

@@ -1,0 +1,46 @@
+"""DepthToSpace and SpaceToDepth: every constraint broken once, and which operators they become."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from support.fallbacks import Case, builder, check_fallback, ended, mixed, one, source, untried
+from support.graph_runs import device_ops
+
+from weft.compiler.frontend import import_model
+from weft.compiler.onnx.operators.depth_to_space import OPERATORS, blocks_small, image_bytes
+from weft.compiler.onnx.operators.part import bytes_given
+
+
+def of_floats() -> onnx.ModelProto:
+    built = builder()
+    value = built.node("Erf", [built.dequantise(source(built))])
+    return ended(built, built.node("SpaceToDepth", [value], blocksize=2))
+
+
+CASES: dict[str, Case] = {
+    "floats": (of_floats, "SpaceToDepth", bytes_given),
+    "mixed axes": (lambda: mixed(lambda built, value: built.node("DepthToSpace", [value], blocksize=2), (1, 8, 6, 3)),
+                   "DepthToSpace", image_bytes),
+    "large blocks": (lambda: one("SpaceToDepth", (1, 2, 9, 9), blocksize=9), "SpaceToDepth", blocks_small),
+    "many channels": (lambda: one("DepthToSpace", (1, 2052, 1, 1), blocksize=2, mode="CRD"), "DepthToSpace",
+                      blocks_small),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    assert untried(OPERATORS, CASES.values()) == set()
+
+
+@pytest.mark.parametrize(
+    ("channels", "mode", "kind"), [(8, "DCR", "Rescale"), (8, "CRD", "Conv"), (4, "CRD", "Rescale")]
+)
+def test_becomes(channels: int, mode: str, kind: str) -> None:
+    """Channels that become pixels are beside each other, unless each is of another channel."""
+    ops = device_ops(import_model(one("DepthToSpace", (1, channels, 3, 3), blocksize=2, mode=mode)))
+    assert [type(op).__name__ for op in ops[:4]] == [kind] * 4
