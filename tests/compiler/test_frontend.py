@@ -119,7 +119,8 @@ def test_concat_inputs_are_written_in_place() -> None:
     )
     graph = import_model(builder.finish(builder.concat([left, right], 1)))
     ops = fused(graph)
-    assert [type(op) for op in ops] == [Conv, Conv, Rescale]
+    assert [type(op) for op in ops] == [Conv, Conv]
+    assert [op.lookup is not None for op in ops] == [False, True], "its requantisation is a table"
     assert [op.dst.c for op in ops if op.dst.buffer.shape[3] == 9] == [0, 4]
     assert "@0,0,4" in dump(graph)
 
