@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from weft.arguments import flag
@@ -16,6 +16,7 @@ from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceSegment
 from weft.compiler.ir.model import Graph
+from weft.compiler.ir.shares import Shares, shares
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan
@@ -159,10 +160,18 @@ def load(folder: str | os.PathLike[str]) -> Program:
         raise type(error)(f"{path} is damaged: {error}; compile the model again") from None
 
 
+class Check(list[tuple[str, str, str, str]]):
+    """What `check` tells: (name, operator, "device" or "host", reason) for every node of a model, and its `shares`."""
+
+    def __init__(self, nodes: Iterable[tuple[str, str, str, str]], shares: Shares) -> None:
+        super().__init__(nodes)
+        self.shares = shares
+
+
 def check(
     model: Source,
     config: str | os.PathLike[str] | Config = "default",
-) -> list[tuple[str, str, str, str]]:
+) -> Check:
     """Tell where every node of a model runs, without compiling it.
 
     Parameters
@@ -172,15 +181,17 @@ def check(
 
     Returns
     -------
-    list of (str, str, str, str)
-        Name, operator, "device" or "host", and for the host the reason.
+    Check
+        A list of (str, str, str, str): name, operator, "device" or "host", and for the host the reason. Its attribute
+        ``shares`` has the multiplications on either side and the bytes that cross.
 
     Raises
     ------
     CompileError, ConfigError, InputError
         As `compile`.
     """
-    return list(_graph(model, configuration(config)).assignment)
+    graph = _graph(model, configuration(config))
+    return Check(graph.assignment, shares(graph))
 
 
 def verilog(config: str | os.PathLike[str] | Config = "default") -> tuple[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -101,10 +102,16 @@ def check(model: Model, config: Configuration = "default", as_json: Json = False
     if as_json:
         keys = ("name", "operator", "place", "reason")
         rows = [dict(zip(keys, node, strict=True)) for node in nodes]
-        print(json.dumps({"format": CHECK, "nodes": rows, "on_device": len(nodes) - host}, indent=1))
+        listed = {"format": CHECK, "nodes": rows, "on_device": len(nodes) - host}
+        print(json.dumps(listed | dataclasses.asdict(nodes.shares), indent=1))
     else:
         reports.show_assignment(nodes, reports.stdout())
         print(f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host")
+        print(
+            f"{nodes.shares.on_device:.1%} of the multiplications are on the device; {nodes.shares.crossing:,} bytes "
+            "cross between host and device in each run"
+        )
+        reports.show_reasons(nodes, reports.stdout())
     _warn(nodes)
 
 
