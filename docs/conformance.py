@@ -34,7 +34,7 @@ SCOPE = (
     "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReduceMean",
     "Add", "BatchNormalization", "Clip", "Div", "Mul", "Relu", "Sub",
     "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Resize", "Slice",
-    "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample",
 )  # fmt: skip
 """Operators on 8-bit integers, those that can be exact on them, and those that only move data."""
 APPROXIMATE = ("Attention", "Softmax")

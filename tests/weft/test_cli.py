@@ -17,7 +17,9 @@ from PIL import Image
 import weft
 from weft import __main__ as command
 from weft import report
+from weft.api import Check
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.shares import Shares
 from weft.demo import Demo
 from weft.hdl.isa.config import PRESETS
 from weft.sim.device import DeviceError
@@ -104,7 +106,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     api: dict[str, Any] = {
         "compile": compile,
         "load": lambda folder: program,
-        "check": lambda model, config: NODES,
+        "check": lambda model, config: Check(NODES, Shares(9, 1, 2, 3)),
         "verilog": lambda config: (
             "module top;\nendmodule\n",
             {"core": "pipelined", "parameters": config.to_dict()},
@@ -191,6 +193,11 @@ def test_check_shows_every_node_with_its_reason(program: Program, capsys: pytest
     text = capsys.readouterr().out
     assert re.search(r"top +TopK +host +the device has no TopK", text)
     assert "1 of 2 nodes run on the device, 1 on the host" in text
+    assert (
+        "90.0% of the multiplications are on the device; 5 bytes cross between host and device in each run"
+        in text
+    )
+    assert re.search(r"\n +1 +the device has no TopK", text)
 
 
 def test_verilog_writes_text_and_description(program: Program) -> None:

@@ -23,6 +23,7 @@ from weft.examples import load
 from weft.hdl.isa.config import PRESETS
 
 WITHOUT = PRESETS["tiny"].replace(probability_bits=0)
+FOLLOWS = ("its result is read on the host", "its input is computed on the host")
 PART = re.compile(r"(\d+) of (\d+) nodes run on the device")
 
 
@@ -64,7 +65,20 @@ def test_compile_and_check_tell_where_the_program_runs(
     inside = sum(len(part.nodes) for part in program.segments if hasattr(part, "nodes"))
     assert 0 <= len(host) - inside <= 2 * (len(program.inputs) + len(program.outputs))
     assert len(compiled.splitlines()) == 2 + len(host)
-    assert len(checked.splitlines()) == 2 + len(program.assignment)
+    lines = checked.splitlines()
+    assert PART.search(lines[1 + len(program.assignment)])
+    crossing = sum(
+        part.buffer.size for part in (*program._compiled.to_device, *program._compiled.from_device)
+    )
+    assert f"; {crossing:,} bytes cross between host and device" in lines[2 + len(program.assignment)]
+    assert listed["bytes_to_device"] + listed["bytes_from_device"] == crossing
+    reasons = {
+        line.split(maxsplit=1)[1].strip(): int(line.split()[0])
+        for line in lines[4 + len(program.assignment) :]
+    }
+    own = [node[3] for node in host if not node[3].startswith(FOLLOWS)]
+    assert sum(reasons.values()) == len(own)
+    assert all(any(reason.startswith(told) for reason in own) for told in reasons)
     assert listed["format"] == "weft check 1"
     assert [tuple(node.values()) for node in listed["nodes"]] == list(program.assignment)
     assert listed["on_device"] == int(numbers[0])

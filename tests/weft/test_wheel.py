@@ -132,7 +132,7 @@ def test_type_checkers_see_the_installed_package(weft: Path, tmp_path: Path) -> 
     )
     said = [line.split(": ", 1)[1] for line in process.stdout.splitlines()[:-1]]
     assert said == [
-        'error: Incompatible types in assignment (expression has type "list[tuple[str, str, str, str]]", '
+        'error: Incompatible types in assignment (expression has type "Check", '
         'variable has type "int")  [assignment]',
         'note: Revealed type is "weft.program.Result"',
         'note: Revealed type is "weft.compiler.ir.graph.CompileError"',

@@ -28,6 +28,13 @@ def blocks_small(context: NodeContext) -> str | None:
     return f"blocksize is {size}, the input has {channels} channels"
 
 
+def channels_stay(context: NodeContext) -> str | None:
+    """SpaceToDepth must have mode DCR."""
+    if context.node.op == "DepthToSpace" or _rows_first(context):
+        return None
+    return f"mode is {context.attribute('mode')}"
+
+
 def blocks(context: NodeContext) -> Results:
     """A copy for each pixel of a block."""
     source, layout = _images(context), natural(context.output)
@@ -70,4 +77,6 @@ def _rows_first(context: NodeContext) -> bool:
     return str(context.attribute("mode", "DCR")) == "DCR"
 
 
-OPERATORS = (Operator(("DepthToSpace", "SpaceToDepth"), (bytes_given, image_bytes, blocks_small), blocks),)
+_CONDITIONS = (bytes_given, image_bytes, blocks_small, channels_stay)
+
+OPERATORS = (Operator(("DepthToSpace", "SpaceToDepth"), _CONDITIONS, blocks),)

@@ -20,7 +20,7 @@ PLAIN = TINY.replace(probability_bits=0)
     [
         (TINY, "ecp5", "MULT18X18D", 8),
         (TINY.replace(n=8, bus_bytes=8), "ecp5", "MULT18X18D", 32),
-        (PLAIN, "ice40", "SB_MAC16", 8),
+        (PLAIN.replace(multiply=0), "ice40", "SB_MAC16", 8),
         (PLAIN, "gowin", "MULT9X9", 0),
     ],
 )

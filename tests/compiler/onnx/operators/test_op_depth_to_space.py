@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from support.fallbacks import Case, builder, check_fallback, ended, mixed, one, source, untried
 from support.graph_runs import device_ops
+from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.operators.depth_to_space import OPERATORS, blocks_small, image_bytes
+from weft.compiler.onnx.operators.depth_to_space import OPERATORS, blocks_small, channels_stay, image_bytes
 from weft.compiler.onnx.operators.part import bytes_given
 
 
@@ -18,6 +20,13 @@ def of_floats() -> onnx.ModelProto:
     return ended(built, built.node("SpaceToDepth", [value], blocksize=2))
 
 
+def channels_first() -> onnx.ModelProto:
+    built = Builder(np.random.default_rng(0), opset=28)
+    return ended(
+        built, built.node("SpaceToDepth", [built.dequantise(source(built))], blocksize=2, mode="CRD")
+    )
+
+
 CASES: dict[str, Case] = {
     "floats": (of_floats, "SpaceToDepth", bytes_given),
     "mixed axes": (lambda: mixed(lambda built, value: built.node("DepthToSpace", [value], blocksize=2), (1, 8, 6, 3)),
@@ -25,6 +34,7 @@ CASES: dict[str, Case] = {
     "large blocks": (lambda: one("SpaceToDepth", (1, 2, 9, 9), blocksize=9), "SpaceToDepth", blocks_small),
     "many channels": (lambda: one("DepthToSpace", (1, 2052, 1, 1), blocksize=2, mode="CRD"), "DepthToSpace",
                       blocks_small),
+    "channels first": (channels_first, "SpaceToDepth", channels_stay),
 }  # fmt: skip
 
 
