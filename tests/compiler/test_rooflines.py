@@ -59,13 +59,14 @@ def test_random_layers_reach_their_roofline() -> None:
 
 @pytest.mark.long
 def test_many_random_layers_reach_their_roofline() -> None:
-    """Five of them, four with groups and one with a pooling, are slower than for any reason known: not more."""
+    """Two of them are slower than for any reason known: one with groups and a pooling, and one of 7 channels to 3, which
+    takes 1.5 times the bound of its few rows. Not more than a few may be.
+    """
     tally: Tally[str] = Tally()
     found = [text for seed in range(2000) if (text := wrong(seed, tally))]
     assert [text for text in found if not text.startswith("no reason")] == []
-    assert len(found) <= 5, found
+    assert len(found) <= 3, found
     assert sum("groups 1," in text for text in found) <= 1, found
-    assert all("groups 1," not in text or "pool None" not in text for text in found), found
     assert tally[""] > 1000, tally
 
 
