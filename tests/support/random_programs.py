@@ -127,9 +127,9 @@ class Generator:
     def loops(self, size: int, counts: list[int], fixed: list[int | None]) -> tuple[int, list[int]]:
         """A start and strides for nested loops, outermost first, that stay within `size` addresses: random where they
         are not `fixed`."""
-        while True:
-            strides: list[int] = []
-            span = 1
+        strides: list[int] = []
+        for _ in range(ATTEMPTS):
+            strides, span = [], 1
             for count, given in zip(reversed(counts), reversed(fixed), strict=True):
                 small = self.random.choice([0, 1, 2, 3, -1, -2])
                 stride = self.random.choice([small, span, span, -span, span + 1]) if given is None else given
@@ -139,8 +139,7 @@ class Generator:
             high = sum(max(0, stride * (count - 1)) for stride, count in zip(strides, counts, strict=True))
             if high - low < size:
                 return self.random.randrange(-low, size - high), strides
-            if None not in fixed:
-                return 0, strides  # it does not fit, and the program checker will say so
+        return 0, strides  # those that are fixed do not fit, and the program checker will say so
 
     def coordinates(self, bound: Bound) -> dict[str, int]:
         """A start, steps and a bound that leave some coordinates out of range, or none."""
