@@ -31,6 +31,7 @@ from weft.hdl.isa import (
     Source,
     Store,
     Table,
+    Vec,
     VectorInstruction,
     places,
     required,
@@ -47,9 +48,10 @@ FLAGS = {
     (kind, name)
     for kind in INSTRUCTIONS.values()
     for name, place in places(kind.OPCODE).items()
-    if place.width == 1 or name in required(kind.OPCODE)
+    if (place.width == 1 or name in required(kind.OPCODE)) and (kind, name) != (Vec, "table")
 }
-"""Fields that switch something on: every comparison must have met all."""
+"""Fields that switch something on: every comparison must have met all. Where there is one look-up table, its number
+is always 0."""
 BLOCKS = 2  # parameter blocks at the end of the scratchpad that nothing overwrites
 ATTEMPTS = 1000
 SHARES = {Load: 2, Mm: 3, Softmax: 3, Normalise: 2}
