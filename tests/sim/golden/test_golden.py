@@ -96,7 +96,9 @@ def random_vec(rng: random.Random) -> Vec:
     def small(size: int = 4) -> int:
         return rng.randint(-size, size)
 
-    reduce, source = rng.choice(list(Reduce)), rng.randrange(2)
+    multiply = int(rng.random() < 0.3)
+    reduce = Reduce.NONE if multiply else rng.choice(list(Reduce))
+    source = multiply or rng.randrange(2)
     reduction = (
         {}
         if reduce == Reduce.NONE and rng.random() < 0.8
@@ -104,7 +106,8 @@ def random_vec(rng: random.Random) -> Vec:
     )
     low = rng.randint(-128, 127)
     return Vec(
-        source=source, reduce=reduce, add=rng.randrange(2), ob=rng.randint(1, 3), oy=rng.randint(1, 3),
+        source=source, reduce=reduce, add=multiply or rng.randrange(2), multiply=multiply,
+        subtract=rng.randrange(2), ob=rng.randint(1, 3), oy=rng.randint(1, 3),
         ox=rng.randint(1, 3), **reduction, src=rng.randrange(300, 400) if source else rng.randrange(50, 60),
         src_ob=small(2), src_oy=small(2), src_ox=small(2), src_ry=small(2), src_rx=small(2),
         y=small(), x=rng.choice([small(), small(), 32766]),
