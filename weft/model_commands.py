@@ -96,6 +96,7 @@ def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
 def check(model: Model, config: Configuration = "default", as_json: Json = False) -> None:
     """Show which nodes of a model run on the device, which on the host, and why."""
     import weft
+    from weft.compiler.ir.shares import reasons
 
     nodes = weft.check(files.existing(model), configuration(config))
     host = sum(node[2] == "host" for node in nodes)
@@ -111,7 +112,7 @@ def check(model: Model, config: Configuration = "default", as_json: Json = False
             f"{nodes.shares.on_device:.1%} of the multiplications are on the device; {nodes.shares.crossing:,} bytes "
             "cross between host and device in each run"
         )
-        reports.show_reasons(nodes, reports.stdout())
+        reports.show_reasons(reasons(nodes), reports.stdout())
     _warn(nodes)
 
 

@@ -165,18 +165,8 @@ def show_assignment(nodes: Iterable[tuple[str, str, str, str]], console: Console
     console.print(made)
 
 
-_FOLLOWS = ("its result is read on the host", "its input is computed on the host")
-"""How reasons begin that follow from those of other nodes."""
-
-
-def show_reasons(nodes: Iterable[tuple[str, str, str, str]], console: Console) -> None:
-    """Print why nodes run on the host, and how many for each reason, the most frequent first; nothing if none does.
-
-    What a reason says in brackets at its end is of one node only. Nodes that are on the host because their neighbours
-    are do not count.
-    """
-    own = (reason for _, _, place, reason in nodes if place == "host" and not reason.startswith(_FOLLOWS))
-    reasons = Counter(re.sub(r" \(.*\)$", "", reason) for reason in own)
+def show_reasons(reasons: Counter[str], console: Console) -> None:
+    """Print why nodes run on the host, and how many for each reason, the most frequent first; nothing if none does."""
     made = table("nodes", "reason for the host", right=("nodes",))
     for reason, count in reasons.most_common():
         made.add_row(str(count), Text(told(reason)))

@@ -279,8 +279,25 @@ class Multiply(_Pairwise):
     high: int = 127
 
 
+class _Requantising(DeviceOp):
+    """An operator that makes each result of one element, by requantisation."""
+
+    scale: float
+    x_zero: int
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it leaves what is in its range as it is, but for a look-up table."""
+        return self.scale == 1.0 and self.x_zero == self.y_zero
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether every byte stays as it is."""
+        return self.keeps and (self.low, self.high) == (-128, 127) and self.lookup is None
+
+
 @dataclass(frozen=True, eq=False)
-class Rescale(DeviceOp):
+class Rescale(_Requantising):
     """q = sat(round_half_even((x - x_zero) * scale) + y_zero), clamped to [low, high]: requantisation, or a copy."""
 
     name: str
@@ -292,15 +309,9 @@ class Rescale(DeviceOp):
     low: int = -128
     high: int = 127
 
-    @property
-    def unchanged(self) -> bool:
-        """Whether it is a copy: every byte as it is."""
-        keeps = self.scale == 1.0 and self.x_zero == self.y_zero and (self.low, self.high) == (-128, 127)
-        return keeps and self.lookup is None
-
 
 @dataclass(frozen=True, eq=False)
-class Pad(DeviceOp):
+class Pad(_Requantising):
     """Rows and columns around an image, and requantisation: as `Rescale`, of x with bytes `fill` around it.
 
     `window` has one element, and the padding: (top, left, bottom, right).

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from weft.compiler.ir.graph import Buffer, DeviceSegment
 from weft.compiler.ir.network import Network
 
+READ_ON_HOST = "its result is read on the host"
+COMPUTED_ON_HOST = "its input is computed on the host"
+"""How reasons begin that a node is on the host for because its neighbours are."""
+
 
 @dataclass(frozen=True, eq=False)
 class HostSegment:

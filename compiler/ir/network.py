@@ -32,6 +32,12 @@ class Type(NamedTuple):
     dtype: str
     shape: tuple[int | None, ...] | None
 
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape, if all of it is known."""
+        found = tuple(size for size in self.shape or () if size is not None)
+        return None if self.shape is None or len(found) < len(self.shape) else found
+
 
 def type_of(value: np.ndarray) -> Type:
     """The type of a constant."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from weft.compiler.ir.graph import DeviceSegment
-from weft.compiler.ir.model import Graph
+from weft.compiler.ir.model import COMPUTED_ON_HOST, READ_ON_HOST, Graph
 from weft.compiler.ir.network import Network, Node
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulInteger", "QLinearMatMul")
@@ -65,8 +68,14 @@ def _macs(node: Node, network: Network) -> int:
 def _shape(network: Network, name: str) -> tuple[int, ...] | None:
     """The shape of a value, None if it is not known."""
     known = network.type_of(name) if name else None
-    sizes = None if known is None else known.shape
-    if sizes is None:
-        return None
-    found = tuple(size for size in sizes if size is not None)
-    return found if len(found) == len(sizes) else None
+    return None if known is None else known.sizes
+
+
+def reasons(assignment: Iterable[tuple[str, str, str, str]]) -> Counter[str]:
+    """How many nodes of `Graph.assignment` run on the host for each reason, without those that follow their neighbours.
+
+    What a reason says in brackets at its end is of one node only, and left out.
+    """
+    follows = (READ_ON_HOST, COMPUTED_ON_HOST)
+    own = (why for _, _, place, why in assignment if place == "host" and not why.startswith(follows))
+    return Counter(re.sub(r" \(.*\)$", "", why) for why in own)

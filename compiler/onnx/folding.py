@@ -44,10 +44,8 @@ class Known:
         """Note types of values, and shapes that are known as a whole."""
         for name, found in types.items():
             self.dtypes[name] = found.dtype
-            sizes = found.shape or ()
-            shape = tuple(size for size in sizes if size is not None)
-            if found.shape is not None and len(shape) == len(sizes):
-                self.shapes[name] = shape
+            if found.sizes is not None:
+                self.shapes[name] = found.sizes
 
 
 def resolve(network: Network) -> Known:

@@ -16,8 +16,7 @@ import numpy as np
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.network import Network, Node, type_of
 from weft.compiler.onnx.qdq import Tensor
-
-ENTRIES = 256
+from weft.hdl.isa.config import LOOKUP_ENTRIES
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +77,12 @@ class Function:
         """What the model's nodes give for all 256 values."""
         if self.node is None:
             dtype, low = (np.uint8, 0) if self.root.unsigned else (np.int8, -128)
-            return Entries(np.arange(low, low + ENTRIES).astype(dtype), np.zeros(ENTRIES, bool))
+            return Entries(np.arange(low, low + LOOKUP_ENTRIES).astype(dtype), np.zeros(LOOKUP_ENTRIES, bool))
         arguments = tuple(item.entries if isinstance(item, Function) else item for item in self.arguments)
         try:
             values = _evaluated(self.node, arguments, self.opsets)
         except EvaluationError as error:
-            return Entries(np.zeros(ENTRIES, np.float32), np.ones(ENTRIES, bool), str(error))
+            return Entries(np.zeros(LOOKUP_ENTRIES, np.float32), np.ones(LOOKUP_ENTRIES, bool), str(error))
         return _checked(self.node, arguments, values)
 
 
@@ -97,7 +96,7 @@ def _evaluated(
     node = dataclasses.replace(node, inputs=names, outputs=("y",))
     types = {name: type_of(value) for name, value in feeds.items()}
     (result,) = Evaluator(Network((node,), tuple(feeds), ("y",), types, {}, opsets)).run(feeds)
-    return np.broadcast_to(np.asarray(result).reshape(-1), ENTRIES)
+    return np.broadcast_to(np.asarray(result).reshape(-1), LOOKUP_ENTRIES)
 
 
 def _checked(node: Node, arguments: tuple[Entries | np.ndarray | None, ...], values: np.ndarray) -> Entries:
@@ -105,7 +104,7 @@ def _checked(node: Node, arguments: tuple[Entries | np.ndarray | None, ...], val
     entries = [item for item in arguments if isinstance(item, Entries)]
     inherited = _inherited(node, arguments)
     causes = [item.cause for item in entries if item.cause]
-    fresh = np.isnan(values) & ~inherited if values.dtype.kind == "f" else np.zeros(ENTRIES, bool)
+    fresh = np.isnan(values) & ~inherited if values.dtype.kind == "f" else np.zeros(LOOKUP_ENTRIES, bool)
     if fresh.any():
         bytes_ = np.flatnonzero(fresh)
         first, last = (float(entries[0].values[index]) for index in (bytes_[0], bytes_[-1]))
@@ -115,9 +114,11 @@ def _checked(node: Node, arguments: tuple[Entries | np.ndarray | None, ...], val
 
 def _inherited(node: Node, arguments: tuple[Entries | np.ndarray | None, ...]) -> np.ndarray:
     """Entries that are undefined because an argument is; Where reads one of two, and IsNaN is there to ask."""
-    masks = [item.undefined if isinstance(item, Entries) else np.zeros(ENTRIES, bool) for item in arguments]
+    masks = [
+        item.undefined if isinstance(item, Entries) else np.zeros(LOOKUP_ENTRIES, bool) for item in arguments
+    ]
     if node.op == "IsNaN":
-        return np.zeros(ENTRIES, bool)
+        return np.zeros(LOOKUP_ENTRIES, bool)
     if node.op == "Where":
         condition = arguments[0]
         chosen = condition.values if isinstance(condition, Entries) else condition

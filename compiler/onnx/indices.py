@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -37,8 +38,12 @@ def constants(context: NodeContext, name: str, index: int) -> tuple[int, ...] | 
     return None if given is None else tuple(given.reshape(-1).tolist())
 
 
+@functools.lru_cache(maxsize=1)
 def taken(context: NodeContext) -> tuple[Taken, ...] | None:
-    """What each output takes; None if that is not known before the model runs."""
+    """What each output takes; None if that is not known before the model runs.
+
+    All conditions of a node ask for it, one after the other, and Resize has to be evaluated to know.
+    """
     return _TAKEN[context.node.op](context)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.compiler.ir.graph import IrError
+from weft.compiler.ir.model import COMPUTED_ON_HOST, READ_ON_HOST
 from weft.compiler.ir.network import Node
 from weft.compiler.onnx.patterns import Match
 from weft.compiler.onnx.qdq import Recipe, Tensor
@@ -156,8 +157,8 @@ def reason(match: Match, node: Node) -> str:
     if node.op == "QuantizeLinear" and node.index in match.unsupported:
         source = node.inputs[0]
         known = match.symbol(source) is not None or bool(match.functions.get(source))
-        return match.unsupported[node.index] if known else "its input is computed on the host"
+        return match.unsupported[node.index] if known else COMPUTED_ON_HOST
     readers = [user.name for user in model.users(node.outputs[0])]
     if not readers or node.outputs[0] in model.outputs:
         return "its result is an output of the model in float"
-    return f"its result is read on the host by {', '.join(repr(name) for name in readers)}"
+    return f"{READ_ON_HOST} by {', '.join(repr(name) for name in readers)}"

@@ -16,7 +16,7 @@ from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.site import Site
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 
 Shape4 = tuple[int, int, int, int]
 
@@ -84,9 +84,9 @@ class Operator:
                 raise IrError(f"{op.name}: view of {view.buffer.name!r} has steps {view.step}")
         if not -128 <= op.low <= op.high <= 127:
             raise IrError(f"{op.name}: clamp {op.low} to {op.high}")
-        if op.lookup is not None and (op.lookup.shape, op.lookup.dtype) != ((256,), np.int8):
+        if op.lookup is not None and (op.lookup.shape, op.lookup.dtype) != ((LOOKUP_ENTRIES,), np.int8):
             raise IrError(
-                f"{op.name}: the look-up table is {op.lookup.dtype} {op.lookup.shape}, not int8 (256,)"
+                f"{op.name}: the look-up table is {op.lookup.dtype} {op.lookup.shape}, not int8 ({LOOKUP_ENTRIES},)"
             )
         if op.lookup is not None and not self.looked_up:
             raise IrError(f"{op.name}: results of this operator pass no look-up table")

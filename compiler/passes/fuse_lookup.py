@@ -47,26 +47,21 @@ def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 def _joined(before: DeviceOp, op: Rescale, planner: Planner) -> DeviceOp | None:
     """Both as one operator; None if they are better apart."""
     name = f"{before.name}+{op.name}"
-    if before.lookup is None and op.lookup is None and _keeps(op):
+    if before.lookup is None and op.lookup is None and op.keeps:
         low, high = max(before.low, op.low), min(before.high, op.high)
         if low <= high:  # nothing but a clamp
             return before.replace(name=name, dst=op.dst, low=low, high=high)
     table = operator_of(op).evaluate(
-        _on_bytes(op), (BYTES.reshape(1, 1, 1, 256),), planner.config.mantissa_bits
+        _on_bytes(op), (BYTES.reshape(1, 1, 1, -1),), planner.config.mantissa_bits
     )
-    fused = before.replace(name=name, dst=op.dst, lookup=composed(before.lookup, table.reshape(256)))
+    fused = before.replace(name=name, dst=op.dst, lookup=composed(before.lookup, table.reshape(-1)))
     return fused if fused_or_apart(fused, before, op, planner, traffic=False) == (fused,) else None
 
 
 def _on_bytes(op: Rescale) -> Rescale:
     """The same of an image of all bytes."""
-    view = dataclasses.replace(op.src, shape=(1, 1, 1, 256))
+    view = dataclasses.replace(op.src, shape=(1, 1, 1, BYTES.size))
     return op.replace(src=view, dst=view)
-
-
-def _keeps(op: Rescale) -> bool:
-    """Whether it leaves what is in its range as it is."""
-    return op.scale == 1.0 and op.x_zero == op.y_zero
 
 
 def _fusible(before: DeviceOp, op: Rescale, reads: int) -> bool:

@@ -28,9 +28,8 @@ def fuse_pad(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 
 
 def _plain(pad: Pad) -> bool:
-    """Whether it changes no byte of what it pads."""
-    unchanged = pad.scale == 1.0 and pad.x_zero == pad.y_zero and (pad.low, pad.high) == (-128, 127)
-    return unchanged and pad.lookup is None and pad.dst.contiguous and pad.dst.buffer.kind == "temp"
+    """Whether it changes no byte of what it pads, in a temporary of its own."""
+    return pad.unchanged and pad.dst.contiguous and pad.dst.buffer.kind == "temp"
 
 
 def _padded(pad: Pad, op: DeviceOp) -> DeviceOp | None:

@@ -7,7 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import INSTRUCTIONS, WORD_BITS, Instruction, Opcode, Queue
+from weft.hdl.isa import WORD_BITS, Instruction, Opcode, Queue, kinds_of
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.block_fifo import BlockFifo
 from weft.hdl.lib.ports import bus_read, part_layout
@@ -25,11 +25,7 @@ PAGE = 4096
 
 def queue_kinds(config: Config) -> dict[Queue, tuple[type[Instruction], ...]]:
     """The instructions that go to each queue of an accelerator."""
-    kinds: dict[Queue, tuple[type[Instruction], ...]] = dict.fromkeys(Queue, ())
-    for cls in INSTRUCTIONS.values():
-        if cls.QUEUE is not None and not (cls.REQUIRES and cls.REQUIRES.missing(config)):
-            kinds[cls.QUEUE] += (cls,)
-    return kinds
+    return {queue: kinds_of(queue, config) for queue in Queue}
 
 
 class Fetch(wiring.Component):

@@ -12,6 +12,7 @@ from weft.hdl.isa.encoding import (
     Place,
     Queue,
     decode,
+    kinds_of,
     limits,
     places,
     required,
@@ -45,5 +46,5 @@ __all__ = [
     "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "PAGE_ENTRY", "PARAMETER_VECTORS", "SEMAPHORES",
     "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature", "Instruction", "IsaError", "Load",
     "Lookup", "Loop", "Memory", "Mm", "Normalise", "Opcode", "Operand", "Place", "Queue", "Reduce", "Softmax", "Source",
-    "Store", "Table", "Vec", "VectorInstruction", "decode", "limits", "places", "required", "used_bits",
+    "Store", "Table", "Vec", "VectorInstruction", "decode", "kinds_of", "limits", "places", "required", "used_bits",
 ]  # fmt: skip

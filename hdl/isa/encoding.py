@@ -168,6 +168,12 @@ INSTRUCTIONS: dict[Opcode, type[Instruction]] = {}
 """The instructions by opcode, in that order: every class that has one."""
 
 
+def kinds_of(queue: Queue, config: Config) -> tuple[type[Instruction], ...]:
+    """The instructions of a queue that an accelerator has, by opcode."""
+    kinds = (kind for kind in INSTRUCTIONS.values() if kind.QUEUE is queue)
+    return tuple(kind for kind in kinds if not (kind.REQUIRES and kind.REQUIRES.missing(config)))
+
+
 class Place(NamedTuple):
     """The bits of a field in a word, and its smallest and largest value."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import data
 
-from weft.hdl.isa import INSTRUCTIONS, Instruction, Memory, Normalise, Queue, Reduce, Softmax, Source, Vec
+from weft.hdl.isa import Instruction, Memory, Normalise, Queue, Reduce, Softmax, Source, Vec, kinds_of
 from weft.hdl.isa.config import Config
 
 _STRIDES = ("ob", "oy", "ox")
@@ -29,8 +29,7 @@ def is_one_of(kinds: Sequence[type[Instruction]], payload: data.View) -> Value:
 
 def vector_kinds(config: Config) -> list[type[Instruction]]:
     """The instructions of the queue that an accelerator has."""
-    kinds = (kind for kind in INSTRUCTIONS.values() if kind.QUEUE is Queue.VEC)
-    return [kind for kind in kinds if not kind().unsupported(config)]
+    return list(kinds_of(Queue.VEC, config))
 
 
 def without_parameters(config: Config) -> list[type[Instruction]]:

@@ -117,7 +117,6 @@ class VecOperands(wiring.Component):
             row = rows.word_select(lane, 32).as_signed()
             read = Mux(current.source == Source.SCRATCHPAD, vector, row)
             m.d.sync += elements[lane].eq(Mux(in_range, read, pad))
-        for lane in range(self.config.lanes):
             element: Value = elements[lane]
             if self.config.multiply:
                 element = Mux(current.multiply, self._product(m, lane, lanes, second, arriving), element)
