@@ -17,6 +17,7 @@ from weft.boards.board import Board, BoardError, CoreKind, MemoryKind
 from weft.boards.family import Family, Resources
 from weft.hdl.files import schema
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.kernel import MICRO_BITS, REGISTERS, STRIP_ROWS
 
 FOLDER = Path(__file__).with_name("families")
 FORMAT = "weft estimates 2"
@@ -85,9 +86,19 @@ def lookup_blocks(board: Board, config: Config) -> int:
     return -(-config.lanes // 2) * board.family.blocks(8, entries)
 
 
+def kernel_blocks(board: Board, config: Config) -> int:
+    """Block RAMs of the FPGA that the kernel engine takes: its registers twice, as two are read at a time, and its
+    micro-operations."""
+    if not config.kernel:
+        return 0
+    blocks = board.family.blocks
+    registers = blocks(32 * config.lanes, REGISTERS * STRIP_ROWS * config.groups)
+    return 2 * registers + blocks(MICRO_BITS, config.kernel)
+
+
 def _exact_blocks(board: Board, config: Config) -> int:
     """Block RAMs that no weight is needed for."""
-    return memory_blocks(board, config) + lookup_blocks(board, config)
+    return memory_blocks(board, config) + lookup_blocks(board, config) + kernel_blocks(board, config)
 
 
 class Fit(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -20,6 +20,7 @@ import numpy as np
 from weft.hdl.checker.accesses import ProgramError, name
 from weft.hdl.checker.extents import Extent, Extents
 from weft.hdl.checker.forms import Forms
+from weft.hdl.checker.kernels import check_kernels
 from weft.hdl.checker.order import Order
 from weft.hdl.checker.races import check_races
 from weft.hdl.isa import Instruction, IsaError, Opcode
@@ -57,6 +58,7 @@ def check(instructions: Sequence[Instruction], config: Config, *, extents: Exten
     body = code[:-1]
     forms = Forms(body, config, extents)
     _check_pages(body)
+    check_kernels(body, config)
     check_races(body, config, forms, Order(body, config.queue_depth))
 
 

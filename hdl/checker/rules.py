@@ -16,10 +16,12 @@ from weft.hdl.checker.accesses import (
     verb,
 )
 from weft.hdl.checker.extents import Extents
+from weft.hdl.checker.kernels import same_addresses
 from weft.hdl.isa import (
     COORDINATE_MAX,
     FILL_MAX,
     Instruction,
+    Kernel,
     Load,
     Lookup,
     Memory,
@@ -76,7 +78,9 @@ def check_instruction(
     low, high = getattr(i, "low", 0), getattr(i, "high", 0)
     if low > high:
         raise ProgramError(f"'low' {low} is above 'high' {high}")
-    if isinstance(i, VectorInstruction):
+    if isinstance(i, Kernel):
+        _check_kernel_overlap(i, config, operands, chip)
+    elif isinstance(i, VectorInstruction):
         _check_overlap(i, config, operands, chip)
     for run in memory:
         _check_dram(run, extents)
@@ -140,6 +144,22 @@ def _check_overlap(i: VectorInstruction, config: Config, operands: list[Operand]
     for operand, access in accesses:
         if not operand.write and written[access.cells].any():
             _check_in_place(i, config, output, operand)
+
+
+def _check_kernel_overlap(i: Kernel, config: Config, operands: list[Operand], chip: list[OnChip]) -> None:
+    """Results overwrite nothing that is read, but for the very vectors of an operand, each of them once."""
+    accesses = [
+        (operand, access)
+        for operand, access in zip(operands, chip, strict=True)
+        if operand.memory is Memory.SCRATCHPAD
+    ]
+    for output, cells in ((operand, access.cells) for operand, access in accesses if operand.write):
+        written = _present(cells, config.scratchpad_size)
+        for operand, access in accesses:
+            if operand.write or same_addresses(operand, output, i, config):
+                continue
+            if written[access.cells].any():
+                raise ProgramError(f"{output.name!r} overwrites vectors that are read as {operand.name!r}")
 
 
 def _present(cells: Cells, size: int) -> np.ndarray:

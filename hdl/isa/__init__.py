@@ -29,6 +29,7 @@ from weft.hdl.isa.instructions import (
     Mm,
     Store,
 )
+from weft.hdl.isa.kernel import Kernel, Microcode, MicroOp
 from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand
 from weft.hdl.isa.parameters import PARAMETER_VECTORS
 from weft.hdl.isa.vector import (
@@ -44,7 +45,8 @@ from weft.hdl.isa.vector import (
 
 __all__ = [
     "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "PAGE_ENTRY", "PARAMETER_VECTORS", "SEMAPHORES",
-    "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature", "Instruction", "IsaError", "Load",
-    "Lookup", "Loop", "Memory", "Mm", "Normalise", "Opcode", "Operand", "Place", "Queue", "Reduce", "Softmax", "Source",
-    "Store", "Table", "Vec", "VectorInstruction", "decode", "kinds_of", "limits", "places", "required", "used_bits",
+    "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature", "Instruction", "IsaError",
+    "Kernel", "Load", "Lookup", "Loop", "Memory", "MicroOp", "Microcode", "Mm", "Normalise", "Opcode", "Operand",
+    "Place", "Queue", "Reduce", "Softmax", "Source", "Store", "Table", "Vec", "VectorInstruction", "decode",
+    "kinds_of", "limits", "places", "required", "used_bits",
 ]  # fmt: skip

@@ -20,6 +20,8 @@ LOOKUP_TABLES = 8
 """Look-up tables at most."""
 LOOKUP_ENTRIES = 256
 """Entries of a look-up table: one for each int8."""
+KERNEL_ENTRIES = 256
+"""Micro-operations that the kernel engine holds at most."""
 
 
 class ConfigError(WeftError, ValueError):
@@ -66,6 +68,9 @@ class Config:
     multiply : int
         1 if the vector unit can multiply and subtract two tensors element by element: a small multiplier for each lane.
         0 for an accelerator that only adds.
+    kernel : int
+        Micro-operations that the kernel engine's memory holds: a power of two from 16 to 256, or 0 for an accelerator
+        without that engine, which then costs nothing.
 
     Raises
     ------
@@ -88,6 +93,7 @@ class Config:
     table_depth: int = 2048
     lookup_tables: int = 4
     multiply: int = 1
+    kernel: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -122,6 +128,8 @@ class Config:
             )
         if self.lookup_tables != 0:
             self._power("lookup_tables", 1, LOOKUP_TABLES, " or 0")
+        if self.kernel != 0:
+            self._power("kernel", 16, KERNEL_ENTRIES, " or 0")
         for memory in ("scratchpad", "accumulator"):
             size = getattr(self, f"{memory}_banks") * getattr(self, f"{memory}_depth")
             if size > 1 << 16:

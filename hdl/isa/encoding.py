@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Self
@@ -53,6 +54,8 @@ class Opcode(enum.IntEnum):
     NORMALISE = 6
     TABLE = 7
     LOOKUP = 8
+    MICROCODE = 9
+    KERNEL = 10
 
 
 def bits(
@@ -137,9 +140,7 @@ class Instruction:
     def encode(self) -> bytes:
         """The instruction word. Raises `IsaError` for a value that does not fit its field."""
         self.check()
-        word = int(self.OPCODE)
-        for name, place in places(self.OPCODE).items():
-            word |= (int(getattr(self, name)) & ((1 << place.width) - 1)) << place.position
+        word = int(self.OPCODE) | word_of(self, places(self.OPCODE))
         return word.to_bytes(WORD_BYTES, "little")
 
     @classmethod
@@ -154,14 +155,10 @@ class Instruction:
     @classmethod
     def from_word(cls, word: int) -> Self:
         """The fields of the integer `word`. Raises `IsaError` for bits that belong to no field."""
-        values = {}
-        for name, place in places(cls.OPCODE).items():
-            value = (word >> place.position) & ((1 << place.width) - 1)
-            values[name] = value - (1 << place.width) if value > place.high and place.signed else value
         used = used_bits(cls.OPCODE)
         if word >> used:
             raise IsaError(f"{cls.OPCODE.name} word has bits set above its last field (bit {used})")
-        return cls(**values)
+        return cls(**values_of(word, places(cls.OPCODE)))
 
 
 INSTRUCTIONS: dict[Opcode, type[Instruction]] = {}
@@ -187,12 +184,34 @@ class Place(NamedTuple):
 @cache
 def places(opcode: Opcode) -> dict[str, Place]:
     """The fields of an instruction by name, in order."""
-    found, position = {}, OPCODE_BITS
-    for field in dataclasses.fields(INSTRUCTIONS[opcode]):
+    return packed(INSTRUCTIONS[opcode], OPCODE_BITS)
+
+
+def packed(kind: type[Any], position: int = 0) -> dict[str, Place]:
+    """The fields of a dataclass by name, one behind the other from a bit on."""
+    found = {}
+    for field in dataclasses.fields(kind):
         width = field.metadata["width"]
         found[field.name] = Place(position, width, field.metadata["signed"], *limits(field))
         position += width
     return found
+
+
+def word_of(values: Any, fields: Mapping[str, Place]) -> int:
+    """The bits of these fields of an object."""
+    return sum(
+        (int(getattr(values, name)) & ((1 << place.width) - 1)) << place.position
+        for name, place in fields.items()
+    )
+
+
+def values_of(word: int, fields: Mapping[str, Place]) -> dict[str, int]:
+    """The fields that a word holds."""
+    values = {}
+    for name, place in fields.items():
+        value = (word >> place.position) & ((1 << place.width) - 1)
+        values[name] = value - (1 << place.width) if value > place.high and place.signed else value
+    return values
 
 
 @cache

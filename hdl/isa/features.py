@@ -7,6 +7,7 @@ import enum
 from weft.hdl.isa.config import Config
 
 _NO_MULTIPLIERS = "the configuration has no products of elements ('multiply' is 0)"
+_NO_KERNELS = "the configuration has no kernel engine ('kernel' is 0)"
 _NO_TABLES = "the configuration has no look-up tables ('lookup_tables' is 0)"
 
 
@@ -17,11 +18,14 @@ class Feature(enum.Enum):
     WIDE_ACTIVATIONS = "softmax with 8-bit probabilities only"
     LOOKUP = "look-up tables only"
     MULTIPLY = "products of elements only"
+    KERNEL = "kernel engine only"
 
     def missing(self, config: Config) -> str | None:
         """Why a configuration does not have it, as a clause; None if it has."""
         if self is Feature.LOOKUP:
             return None if config.lookup_tables else _NO_TABLES
+        if self is Feature.KERNEL:
+            return None if config.kernel else _NO_KERNELS
         if self is Feature.MULTIPLY:
             return None if config.multiply else _NO_MULTIPLIERS
         if not config.softmax:

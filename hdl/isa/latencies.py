@@ -13,6 +13,28 @@ LOOKUP = 2
 DIVISION = 8
 """Of a division in the vector unit: two bits of the quotient, one of the product each."""
 
+KERNEL_RESULT = 10
+"""Of the kernel engine: from the cycle in which an element is read, or would be, to its result."""
+KERNEL_SPACING = 8
+"""From a result of the kernel engine being issued to an operation that reads it: registers are read 3 cycles after the
+issue, and written in the cycle of `KERNEL_RESULT`."""
+
+KERNEL_DIVISION = 20
+"""Of a reciprocal in the kernel engine: 16 bits, and 4 cycles around them."""
+KERNEL_ROOT = 16
+"""Of the square root before it."""
+
+
+def kernel_least(groups: int) -> int:
+    """Cycles of a micro-operation at least: with ``swap`` it reads other lane groups than it writes."""
+    return KERNEL_SPACING + groups - 1
+
+
+def kernel_serial(elements: int, groups: int, *, root: bool) -> int:
+    """Cycles of a reciprocal of `elements` lanes, one by one, whose results go to `groups` lane groups: 5 until
+    the element is there, less the 3 after which the next operation reads it, and one more."""
+    return 3 + elements * (KERNEL_DIVISION + (KERNEL_ROOT if root else 0)) + groups
+
 
 def lookup_latency(config: Config) -> int:
     """What look-up tables add to the way of results."""

@@ -25,6 +25,7 @@ class Memory(enum.Enum):
     STATES = "row state"
     TABLE = "table entry"
     LOOKUP = "look-up table"
+    KERNEL = "micro-operation"
     DRAM = "byte"
 
     __hash__ = object.__hash__  # members are unique; that of `Enum` hashes their names
@@ -45,6 +46,7 @@ _SIZES = {
     Memory.STATES: "row_states",
     Memory.TABLE: "table_depth",
     Memory.LOOKUP: "lookup_tables",
+    Memory.KERNEL: "kernel",
 }
 
 

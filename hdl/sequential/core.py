@@ -13,7 +13,7 @@ from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.control.control import AXI_LITE
 from weft.hdl.control.counters import Counters
 from weft.hdl.isa import Queue
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import Config, ConfigError
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.sequential import tables
@@ -56,6 +56,10 @@ class SequentialCore(wiring.Component):
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
         multipliers.check(config)
+        if config.kernel:
+            raise ConfigError(
+                f"the sequential core has no kernel engine: configuration field 'kernel' is {config.kernel}, not 0"
+            )
         self.config = config
         self.multipliers = multipliers
         manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}

@@ -143,8 +143,8 @@ class Requantise(wiring.Component):
         for stage in range(2, 6):
             shift = register(shift, f"shift_{stage}")
 
-        rounded = _round(m, product, shift, lane, _narrow(self.config))  # 6, 7
-        total = register(rounded + settings.zero, "total")  # 8
+        quotient = rounded(m, product, shift, str(lane), _narrow(self.config))  # 6, 7
+        total = register(quotient + settings.zero, "total")  # 8
         if self.config.softmax:
             fits = total[SCORE_BITS - 1 :].all() | ~total[SCORE_BITS - 1 :].any()
             limit = Cat((~total[-1]).replicate(SCORE_BITS - 1), total[-1])
@@ -225,8 +225,11 @@ def _shift_and_add(value: Value, factor: Value) -> Value:
     return reduce(add, terms) if terms else Cat(0).as_signed()
 
 
-def _round(m: Module, product: Signal, shift: Signal, lane: int, narrow: int) -> Value:
-    """``product / 2**shift`` rounded half to even and saturated, two registers later: quotient plus increment.
+def rounded(
+    m: Module, product: Signal, shift: Signal, lane: str, narrow: int, floor: Value | None = None
+) -> Value:
+    """``product / 2**shift`` rounded half to even and saturated, two registers later: quotient plus increment. With
+    `floor` in the cycle before it is rounded down.
 
     Stage one moves by whole bytes and keeps a window of the guard bit, up to 7 bits to move by, and the quotient; of
     the bits below it remembers whether any is set, of those above whether they repeat the sign.
@@ -249,11 +252,12 @@ def _round(m: Module, product: Signal, shift: Signal, lane: int, narrow: int) ->
                     sticky.eq(bits[:base].any() if base else 0),
                     fits.eq(above.all() | ~above.any()),
                 ]
-    guard, floor = Signal(name=f"guard_{lane}"), Signal(size - 1, name=f"floor_{lane}")
-    m.d.comb += Cat(guard, floor).eq(window.as_signed() >> fine)
+    guard, lower = Signal(name=f"guard_{lane}"), Signal(size - 1, name=f"lower_{lane}")
+    m.d.comb += Cat(guard, lower).eq(window.as_signed() >> fine)
     lost = (window & ((1 << fine) - 1)[:7]).any() | sticky
-    increment = _register(m, guard & (lost | floor[0]), f"increment_{lane}")
-    spare = floor[narrow - 1 :]
+    up = guard & (lost | lower[0])
+    increment = _register(m, up if floor is None else up & ~floor, f"increment_{lane}")
+    spare = lower[narrow - 1 :]
     limit = Mux(negative, -(1 << (narrow - 1)), (1 << (narrow - 1)) - 1)
-    saturated = Mux(fits & (spare.all() | ~spare.any()), floor[:narrow].as_signed(), limit)
+    saturated = Mux(fits & (spare.all() | ~spare.any()), lower[:narrow].as_signed(), limit)
     return _register(m, saturated, f"quotient_{lane}") + increment

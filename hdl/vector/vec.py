@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, Vec
+from weft.hdl.isa import BASES, Kernel, Microcode, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
+from weft.hdl.vector.kernel import KernelEngine
 from weft.hdl.vector.requantise import Requantise
 from weft.hdl.vector.requantise_serial import requantiser
+from weft.hdl.vector.vec_kinds import is_one_of
 from weft.hdl.vector.vec_lookup import VecLookup
 from weft.hdl.vector.vec_operands import VecOperands
 from weft.hdl.vector.vec_reader import VecReader
@@ -33,6 +35,8 @@ class VecUnit(wiring.Component):
     With softmax, Softmax and Normalise run through the same sequence and the same arithmetic. Normalise has no
     parameter block: what it multiplies by comes from a divider, which works a row ahead. Scores do not pass the look-up
     tables. Table and Lookup read every vector as often as it has bytes, and take another one each time.
+
+    Kernel and Microcode go to the kernel engine, which has the ports and the writer to itself meanwhile.
 
     Parameters
     ----------
@@ -83,13 +87,7 @@ class VecUnit(wiring.Component):
         m.submodules.reader = reader = VecReader(config, requantise.serial)
         m.submodules.operands = operands = VecOperands(config)
         m.submodules.writer = writer = VecWriter(config)
-        for inner, name in (
-            (reader, "instruction"),
-            (reader, "accumulator"),
-            (reader, "scratchpad"),
-            (writer, "write"),
-        ):
-            wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(inner, name))
+        wiring.connect(m, writer.write, wiring.flipped(self.write))
         m.d.comb += [
             operands.current.eq(reader.current),
             operands.arrival.eq(reader.arrival),
@@ -98,22 +96,68 @@ class VecUnit(wiring.Component):
             requantise.settings.eq(reader.current.settings),
             *(getattr(requantise, name).eq(operands.operands[name]) for name, _ in operands.operands.shape()),
             reader.resume.eq(requantise.result_valid),
-            writer.mask.eq(reader.current.signal),
             reader.finish.eq(writer.results.end),
             self.signal.eq(writer.signal),
-            self.busy.eq(reader.active | writer.busy),
-            self.stall_port.eq(reader.stall_port),
         ]
-        self._results(m, requantise, reader, operands, writer)
+        results: data.View = writer.results
+        if config.kernel:
+            m.submodules.kernel = kernel = KernelEngine(config)
+            results = self._share(m, reader, kernel, writer)
+        else:
+            for name in ("instruction", "accumulator", "scratchpad"):
+                wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(reader, name))
+            m.d.comb += [
+                writer.mask.eq(reader.current.signal),
+                self.busy.eq(reader.active | writer.busy),
+                self.stall_port.eq(reader.stall_port),
+            ]
+        lookup = self._results(m, requantise, reader, operands, results)
+        if config.kernel and lookup is not None:
+            m.d.comb += [
+                lookup.index.eq(kernel.index),
+                lookup.table.eq(kernel.table),
+                lookup.outside.eq(kernel.active),
+                kernel.entries.eq(lookup.entries),
+            ]
         return m
 
+    def _share(self, m: Module, reader: VecReader, kernel: KernelEngine, writer: VecWriter) -> data.View:
+        """Give each instruction to the reader or to the kernel engine, one at a time, and the ports to that one.
+        Returns the results of the former."""
+        to_kernel, kernel_last, results = Signal(), Signal(), Signal(results_layout(self.config))
+        payload = self.instruction.payload
+        m.d.comb += [
+            to_kernel.eq(is_one_of((Kernel, Microcode), payload)),
+            self.instruction.ready.eq(~reader.active & ~kernel.active),
+            self.busy.eq(reader.active | kernel.active | writer.busy),
+            self.stall_port.eq(reader.stall_port | kernel.stall_port),
+            kernel.finish.eq(writer.results.end),
+            writer.results.eq(Mux(kernel.active, kernel.results, results)),
+            writer.mask.eq(Mux(kernel_last, kernel.mask, reader.current.signal)),
+        ]
+        with m.If(self.instruction.valid & self.instruction.ready):
+            m.d.sync += kernel_last.eq(to_kernel)
+        for unit, takes in ((reader, ~to_kernel), (kernel, to_kernel)):
+            m.d.comb += [
+                unit.instruction.payload.eq(payload),
+                unit.instruction.valid.eq(self.instruction.valid & self.instruction.ready & takes),
+            ]
+        for name in ("accumulator", "scratchpad"):
+            port, ours, others = (getattr(unit, name) for unit in (self, kernel, reader))
+            m.d.comb += [
+                port.valid.eq(ours.valid | others.valid),
+                port.address.eq(Mux(kernel.active, ours.address, others.address)),
+            ]
+            for inner in (ours, others):
+                m.d.comb += [inner.ready.eq(port.ready), inner.data.eq(port.data)]
+        return results
+
     def _results(
-        self, m: Module, requantise: Requantise, reader: VecReader, operands: VecOperands, writer: VecWriter
-    ) -> None:
-        """The stages between requantisation and the writer."""
+        self, m: Module, requantise: Requantise, reader: VecReader, operands: VecOperands, results: data.View
+    ) -> VecLookup | None:
+        """The stages between requantisation and `results`, which go to the writer; returns that of look-up tables."""
         tag, valid = requantise.result_tag, requantise.result_valid
-        results = data.View(results_layout(self.config), writer.results)
-        last = Signal()
+        lookup, last = None, Signal()
         m.d.comb += last.eq(valid & tag.last)
         if self.config.softmax:
             m.submodules.softmax = softmax = VecSoftmax(self.config)
@@ -132,7 +176,7 @@ class VecUnit(wiring.Component):
                 operands.clear.eq(reader.sequence.load),
                 operands.normalising.eq(softmax.normalise),
                 operands.scale.eq(softmax.scale),
-                writer.results.eq(softmax.o),
+                results.eq(softmax.o),
             ]
             results = softmax.i
         if self.config.lookup_tables:
@@ -152,3 +196,4 @@ class VecUnit(wiring.Component):
             results.dst.eq(tag.dst),
             results.bytes.eq(requantise.results),
         ]
+        return lookup

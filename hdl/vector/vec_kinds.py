@@ -8,7 +8,18 @@ from typing import Any
 from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import data
 
-from weft.hdl.isa import Instruction, Memory, Normalise, Queue, Reduce, Softmax, Source, Vec, kinds_of
+from weft.hdl.isa import (
+    Feature,
+    Instruction,
+    Memory,
+    Normalise,
+    Queue,
+    Reduce,
+    Softmax,
+    Source,
+    Vec,
+    kinds_of,
+)
 from weft.hdl.isa.config import Config
 
 _STRIDES = ("ob", "oy", "ox")
@@ -28,8 +39,8 @@ def is_one_of(kinds: Sequence[type[Instruction]], payload: data.View) -> Value:
 
 
 def vector_kinds(config: Config) -> list[type[Instruction]]:
-    """The instructions of the queue that an accelerator has."""
-    return list(kinds_of(Queue.VEC, config))
+    """The instructions that go through the stages from reader to writer; those of the kernel engine do not."""
+    return [kind for kind in kinds_of(Queue.VEC, config) if kind.REQUIRES is not Feature.KERNEL]
 
 
 def without_parameters(config: Config) -> list[type[Instruction]]:

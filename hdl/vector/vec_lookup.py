@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -31,10 +31,21 @@ class VecLookup(wiring.Component):
     byte_valid, byte : In(1), In(8)
         An element, which `Lookup` stores.
     i, o : In(results_layout(config)), Out(results_layout(config))
+    outside : In(1)
+        There is no result, and `index` and `table` tell what `entries` become two cycles later. With the kernel engine
+        only, like the members below.
+    index, table, entries : In(lanes x 8), In, Out(lanes x 8)
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        lanes = data.ArrayLayout(8, config.lanes)
+        outside = {
+            "outside": In(1),
+            "index": In(lanes),
+            "table": In(range(max(config.lookup_tables, 2))),
+            "entries": Out(lanes),
+        }
         super().__init__(
             {
                 "load": In(1),
@@ -43,6 +54,7 @@ class VecLookup(wiring.Component):
                 "byte": In(8),
                 "i": In(results_layout(config)),
                 "o": Out(results_layout(config)),
+                **(outside if config.kernel else {}),
             }
         )
 
@@ -66,9 +78,16 @@ class VecLookup(wiring.Component):
 
         # Entry 0 is that of -128. A single table leaves nothing of its number.
         indices = [Cat(result[:7], ~result[7], table) for result in self.i.bytes]
+        if self.config.kernel:
+            indices = [
+                Mux(self.outside, Cat(self.index[lane], self.table), index)
+                for lane, index in enumerate(indices)
+            ]
         found = lane_tables(m, depth, indices, fill, entry, byte, exclusive=True)
         passed = delayed(m, self.i.as_value(), LOOKUP)
         m.d.comb += self.o.eq(data.View(results_layout(self.config), passed))
         with m.If(looks_up):
             m.d.comb += [self.o.bytes[lane].eq(output) for lane, output in enumerate(found)]
+        if self.config.kernel:
+            m.d.comb += [self.entries[lane].eq(output) for lane, output in enumerate(found)]
         return m

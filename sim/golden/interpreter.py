@@ -35,7 +35,7 @@ from weft.hdl.isa import (
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device, DeviceError, check_base, check_program
-from weft.sim.golden import units, vector  # noqa: F401 -- they register what they carry out
+from weft.sim.golden import kernel, units, vector  # noqa: F401 -- they register what they carry out
 from weft.sim.golden.execute import EXECUTE
 from weft.sim.golden.memories import Memories
 

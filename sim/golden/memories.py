@@ -29,6 +29,8 @@ class Memories:
         -31 to 31.
     table : uint8 (``config.table_depth``)
     lookup : int8 (``config.lookup_tables``, `LOOKUP_ENTRIES`)
+    kernel : list of int (``config.kernel``)
+        Words of micro-operations.
     """
 
     def __init__(self, config: Config, memory_bytes: int) -> None:
@@ -42,6 +44,7 @@ class Memories:
         self.alignments = np.zeros(config.alignments, np.int32)
         self.table = np.zeros(config.table_depth, np.uint8)
         self.lookup = np.zeros((config.lookup_tables, LOOKUP_ENTRIES), np.int8)
+        self.kernel = [0] * config.kernel
 
     def dram_range(self, address: int, size: int) -> np.ndarray:
         """A view of DRAM bytes. Raises `DeviceError` if they do not lie inside memory."""

@@ -14,13 +14,23 @@ from weft.hdl.isa import (
     WORD_BYTES,
     Instruction,
     Mm,
+    Place,
     Queue,
     VectorInstruction,
     places,
 )
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import KERNEL_ENTRIES, Config
 from weft.hdl.isa.features import Feature
-from weft.hdl.isa.latencies import DIVISION, READ_LATENCY, lookup_latency, rmw_latency
+from weft.hdl.isa.kernel import STRIP_ROWS, Op, micro_places
+from weft.hdl.isa.latencies import (
+    DIVISION,
+    KERNEL_RESULT,
+    READ_LATENCY,
+    kernel_least,
+    kernel_serial,
+    lookup_latency,
+    rmw_latency,
+)
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib import divide
 from weft.hdl.lib.walk import Walk
@@ -30,7 +40,7 @@ from weft.hdl.matrix.array import array_latency
 from weft.hdl.store import store
 from weft.hdl.vector import probabilities, requantise, row_states, vec_nest, vec_softmax
 
-_KEYWORDS = {"register"}
+_KEYWORDS = {"register", "unsigned"}
 """Names of fields that C++ keeps for itself."""
 NORMALISING = 5
 """Cycles that the divider takes to bring a sum's top bit to the top. It depends on the sum, which is data: 8 for a sum
@@ -82,6 +92,12 @@ def parameters(config: Config) -> dict[str, int]:
         "divider_steps": DIVISION,
         "divider_read": divide._READ,
         "divider_normalising": NORMALISING,
+        "kernel_result": KERNEL_RESULT,
+        "kernel_least": kernel_least(config.groups),
+        "kernel_reciprocal": kernel_serial(config.lanes, 1, root=False),
+        "kernel_root": kernel_serial(config.lanes, 1, root=True),
+        "kernel_row_reciprocal": kernel_serial(1, config.groups, root=False),
+        "kernel_row_root": kernel_serial(1, config.groups, root=True),
     }
 
 
@@ -99,12 +115,14 @@ def _names(kind: type[Instruction]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
+def _place(place: Place) -> str:
+    """A `Field`."""
+    return f"{{{place.position}, {place.width}, {str(place.signed).lower()}, {place.low}}}"
+
+
 def _table(opcode: str, kind: type[Instruction]) -> str:
     """The places of an instruction's fields in its word."""
-    rows = [
-        f"{{{place.position}, {place.width}, {str(place.signed).lower()}, {place.low}}}"
-        for place in places(kind.OPCODE).values()
-    ]
+    rows = [_place(place) for place in places(kind.OPCODE).values()]
     return f"constexpr Field FIELDS_{opcode}[] = {{ {', '.join(rows)} }};\n"
 
 
@@ -171,6 +189,18 @@ def _assignments(walk: Walk, kind: type[Instruction]) -> Iterator[str]:
         yield f"nest.set({name.upper()}, {f'op.{name}' if name in fields else 0}, {{{', '.join(known)}}})"
 
 
+def _micro() -> str:
+    """Micro-operations of the kernel engine."""
+    names = ", ".join(f"OP_MICRO_{op.name} = {int(op)}" for op in Op)
+    rows = ", ".join(_place(place) for place in micro_places().values())
+    return (
+        f"constexpr int STRIP_ROW_COUNT = {STRIP_ROWS}, MICRO_MOST = {KERNEL_ENTRIES};\n"
+        f"enum MicroOperation {{ {names} }};\n"
+        + _struct("MicroOp", list(micro_places()))
+        + f"constexpr Field FIELDS_MICRO[] = {{ {rows} }};\n"
+    )
+
+
 def header() -> str:
     """C++ for everything that is defined in `weft.hdl`: instructions, queues, counters, and names of `parameters`."""
     kinds = [(opcode.name, cls) for opcode, cls in sorted(INSTRUCTIONS.items())]
@@ -190,6 +220,7 @@ def header() -> str:
         *(_struct(cls.__name__, _names(cls)) for cls in structs),
         *(_walk(name, *given) for name, given in WALKS.items()),
         "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
+        _micro(),
         *(_table(name, cls) for name, cls in kinds),
         "struct Kind { const Field* fields; unsigned count; int parameters; int64_t features; };\n",
         f"constexpr Kind KINDS[] = {{ {', '.join(_kind(name, cls) for name, cls in kinds)} }};\n",

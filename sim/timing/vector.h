@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common.h"
+#include "kernel.h"
 
 namespace weft {
 
@@ -54,9 +55,11 @@ struct VectorUnit : VectorWalk {
     Divider divider;
     int64_t under_way = 0, rows = 0;
     uint64_t stall_port = 0;
+    KernelEngine kernel;
 
     void configure(const Parameters& parameters) {
         p = &parameters;
+        kernel.configure(parameters);
         shift_ = log2_of(uint64_t(p->scratchpad_depth)), mask_ = uint32_t(p->scratchpad_size - 1);
         c_shift_ = log2_of(uint64_t(p->accumulator_depth)), c_mask_ = uint32_t(p->accumulator_size - 1);
     }
@@ -72,7 +75,7 @@ struct VectorUnit : VectorWalk {
         if (active) run(now, slot, adds, schedule, asks);
         if (slot.vec_under_way) under_way--;
         if (slot.vec_end) active = false, end = now, ended_mask = mask;
-        if (accepts) load(now, *offered, offered_index);
+        if (accepts) load(now, *offered, offered_index, schedule);
         return accepts;
     }
 
@@ -85,7 +88,16 @@ private:
         return from_scratchpad ? bank(address) : (uint32_t(address) & c_mask_) >> c_shift_;
     }
 
+    // Whether the scratchpad grants a read of a bank.
+    static bool grants(unsigned bank, Competition& asks) {
+        const unsigned wanted = 1 + bank;
+        asks.vec = wanted;
+        return asks.b != wanted && asks.a != wanted;
+    }
+
     void run(Cycle now, const Slot& slot, unsigned adds, Schedule& schedule, Competition& asks) {
+        if (opcode == OP_KERNEL) kernel.step(now, adds, schedule, asks, stall_port, grants);
+        if (opcode == OP_KERNEL || opcode == OP_MICROCODE) return;
         const bool loading = left != 0;
         const bool turn = valid && !loading && !element.ask_second;
         const bool asks_scratchpad =
@@ -93,9 +105,7 @@ private:
         bool granted = false, ready = false;
         if (asks_scratchpad) {
             const unsigned operand = element.ask_second ? element.second : element.source;
-            const unsigned wanted = 1 + (loading ? bank(parameter) : operand);
-            ready = asks.b != wanted && asks.a != wanted;
-            asks.vec = wanted;
+            ready = grants(loading ? bank(parameter) : operand, asks);
             stall_port += !ready;
         }
         if (turn) {
@@ -174,9 +184,19 @@ private:
         if (element.end) schedule.at(now + Cycle(p->vec_latency)).vec_end = true;
     }
 
-    void load(Cycle now, const Instruction& instruction, int32_t position) {
+    void load(Cycle now, const Instruction& instruction, int32_t position, Schedule& schedule) {
         opcode = instruction.opcode, index = position, start = now, active = true;
         mask = uint16_t(fields_of<Header>(instruction).signal);
+        if (opcode == OP_KERNEL) {
+            kernel.load(fields_of<Kernel>(instruction));
+            return;
+        }
+        if (opcode == OP_MICROCODE) {
+            const Microcode& code = fields_of<Microcode>(instruction);
+            kernel.fill(code);
+            schedule.at(now + 1 + Cycle(code.count)).vec_end = true;
+            return;
+        }
         add = false, from_scratchpad = true, h = w = 1;
         rows = left = 0;
         const int params = KINDS[opcode].parameters;

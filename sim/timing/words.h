@@ -14,9 +14,9 @@ struct Program {
 };
 
 inline int64_t field_of(const uint8_t* word, const Field& field) {
-    uint64_t eight;
-    std::memcpy(&eight, word + field.position / 8, 8);  // fields have 32 bits at most
-    const uint64_t value = eight >> field.position % 8 & ((uint64_t(1) << field.width) - 1);
+    unsigned __int128 some;
+    std::memcpy(&some, word + field.position / 8, sizeof some);
+    const uint64_t value = uint64_t(some >> field.position % 8) & ((uint64_t(1) << field.width) - 1);
     const bool negative = field.is_signed && value >> (field.width - 1);
     return int64_t(value) - (negative ? int64_t(1) << field.width : 0);
 }
@@ -27,7 +27,7 @@ inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t addre
     std::vector<size_t> places;
     std::vector<int> opcodes;
     for (;; address += WORD_LENGTH) {
-        uint8_t word[WORD_LENGTH + 8]{};
+        uint8_t word[WORD_LENGTH + 16]{};
         const bool inside = address + WORD_LENGTH <= size;
         if (inside) std::memcpy(word, memory + address, WORD_LENGTH);
         const bool known = inside && word[0] < sizeof KINDS / sizeof *KINDS && !(KINDS[word[0]].features & ~features);

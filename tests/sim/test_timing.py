@@ -83,9 +83,10 @@ def test_attention(preset: str) -> None:
         assert_close(rtl, model, 0.05, f"case {case}: {op}, {memory}")
 
 
-@pytest.mark.parametrize("preset", ["tiny", "small"])
-def test_programs(preset: str) -> None:
-    config = PRESETS[preset]
+@pytest.mark.parametrize(
+    "config", [TINY, PRESETS["small"], TINY.replace(kernel=64)], ids=["tiny", "small", "kernels"]
+)
+def test_programs(config: Config) -> None:
     for seed in range(15):
         pick = random.Random(seed)
         memory = {"latency": pick.choice([1, 5, 40]), "bytes_per_cycle": pick.choice([None, None, 1.5])}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from support.kernel_model import microcode, random_kernel, random_op
 from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.isa import (
     INSTRUCTIONS,
@@ -20,9 +21,11 @@ from weft.hdl.isa import (
     Bound,
     End,
     Instruction,
+    Kernel,
     Load,
     Lookup,
     Memory,
+    Microcode,
     Mm,
     Normalise,
     Queue,
@@ -37,6 +40,7 @@ from weft.hdl.isa import (
     required,
 )
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.kernel import MICRO_OPS, SERIAL, kernel_at
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.interpreter import EXECUTE
 from weft.sim.golden.memories import Memories
@@ -54,7 +58,12 @@ FLAGS = {
 is always 0."""
 BLOCKS = 2  # parameter blocks at the end of the scratchpad that nothing overwrites
 ATTEMPTS = 1000
-SHARES = {Load: 2, Mm: 3, Softmax: 3, Normalise: 2}
+KERNELS = 2
+OPERANDS = ("b", "c", "d", "dst2")
+"""Operands of a `Kernel` that it may be without."""
+REGISTERS_FILLED = 9
+"""Micro-operations of a kernel that fill registers and the predicate."""
+SHARES = {Load: 2, Mm: 3, Softmax: 3, Normalise: 2, Kernel: 12}
 """How often instructions are drawn, for each time that others are."""
 
 
@@ -72,6 +81,7 @@ class Generator:
         self.bases = [self.random.randrange(INPUT, OUTPUT) for _ in range(4)] + [OUTPUT, PAGES, DUMP, 0]
         self.pages = [self.random.getrandbits(32) for _ in range(PAGE_COUNT)]
         self.scratchpad = config.scratchpad_size - BLOCKS * PARAMETER_VECTORS
+        self.kernels: list[int] = []
 
     def draw(self, kind: type[Instruction]) -> Instruction:
         """An instruction: what the method of its name chooses, operands within their memories, and the rest at random.
@@ -259,6 +269,41 @@ class Generator:
         vectors = self.random.randrange(1, LOOKUP_ENTRIES // self.config.n + 1)
         return {"vectors": vectors, "entry": self.low(LOOKUP_ENTRIES - vectors * self.config.n + 1)}
 
+    def kernel(self) -> dict[str, Any]:
+        """Rows of any number for one of the kernels, with all operands that kernels may have."""
+        r = self.random
+        counts = {"ob": r.choice([1, 1, 2]), "oy": r.choice([1, 3, 8, 9, 17]), "ox": r.choice([1, 2, 4])}
+        fields: dict[str, Any] = counts | {f"with_{name}": 1 for name in OPERANDS}
+        fields |= {"start": r.choice(self.kernels), "tail": r.choice([0, r.randrange(self.config.n + 1)])}
+        if r.random() < 0.5:  # small operands, so that they fit beside each other
+            for name in ("src", *OPERANDS, "dst"):
+                fields |= {f"{name}_ob": 0, f"{name}_oy": r.choice([0, 1]), f"{name}_ox": 0}
+        if r.random() < 0.3:
+            self.operand(Kernel, "dst", fields)
+            name = r.choice(["src", "b", "c", "d"])
+            moved = {
+                key.replace("dst", name): value for key, value in fields.items() if key.split("_")[0] == "dst"
+            }
+            fields |= moved | ({"source": Source.SCRATCHPAD} if name == "src" else {})
+        return fields
+
+    def microcode(self) -> dict[str, Any]:
+        """Some other micro-operations in one of the kernels, none of those that fill registers."""
+        start = self.random.choice(self.kernels)
+        ops = kernel_at(self.memories.kernel, start)
+        first = self.random.randrange(REGISTERS_FILLED, len(ops))
+        count = self.random.randrange(1, min(MICRO_OPS, len(ops) - first) + 1)
+        words = []
+        for op in ops[first : first + count]:
+            new = random_op(self.random, self.config, range(4), range(2))
+            words.append(dataclasses.replace(new, again=op.again, target=op.target, end=op.end).encode())
+        rest = dict.fromkeys((f"op{index}" for index in range(MICRO_OPS)), 0)
+        return (
+            rest
+            | {"entry": start + first, "count": count}
+            | {f"op{at}": word for at, word in enumerate(words)}
+        )
+
     def parameters(self) -> bytes:
         """A block whose results mostly lie inside int8."""
         r = self.random
@@ -283,12 +328,21 @@ class Generator:
             self.seen.add((index, queue))
         return [*program, dataclasses.replace(instruction, wait=wait)]
 
+    def before(self, instruction: Instruction) -> list[Instruction]:
+        """The micro-operations that a `Kernel` needs to be valid by itself."""
+        if not isinstance(instruction, Kernel):
+            return []
+        return microcode(kernel_at(self.memories.kernel, instruction.start), instruction.start)
+
     def append(self, instruction: Instruction) -> bool:
         """Add `instruction` if it is valid here: as it is if that is no race, else behind all others."""
         try:
-            check([instruction, End()], self.config)
+            check([*self.before(instruction), instruction, End()], self.config)
             trial = copy.deepcopy(self.memories)
             EXECUTE[type(instruction)](trial, instruction)
+            for start in self.kernels if isinstance(instruction, Microcode) else ():
+                if kernel_at(trial.kernel, start)[-1].op in SERIAL:
+                    return False
             if trial.table.max() >> self.config.probability_bits:
                 return False  # tables of 7-bit probabilities hold no others
         except (ProgramError, DeviceError):
@@ -338,6 +392,13 @@ class Generator:
             assert self.append(
                 Lookup(src=self.random.randrange(size - vectors), vectors=vectors, table=table)
             )
+        room = self.config.kernel // KERNELS
+        for start in range(0, self.config.kernel, room or 1):
+            ops = random_kernel(self.random, self.config, range(4), range(2))
+            while len(ops) > room:
+                ops = random_kernel(self.random, self.config, range(4), range(2))
+            assert all(self.append(instruction) for instruction in microcode(ops, start))
+            self.kernels.append(start)
         for _ in range(count):
             assert any(self.append(self.draw(self.random.choice(kinds))) for _ in range(ATTEMPTS))
         assert self.append(

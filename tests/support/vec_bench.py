@@ -167,6 +167,41 @@ def random_use(rng, config):
     return {"lookup": rng.randrange(2), "table": rng.randrange(config.lookup_tables)}
 
 
+def random_vec(rng, config, **given):
+    """Any instruction: strides of a dense walk or any at all, windows that leave the picture."""
+
+    def stride(*dense):
+        return rng.choice(dense) if rng.random() < 0.7 else rng.randrange(-(1 << 15), 1 << 15)
+
+    multiply = config.multiply and not given and rng.random() < 0.25
+    source = Source.SCRATCHPAD if multiply else rng.randrange(2)
+    reduce = Reduce.NONE if multiply else rng.choice(list(Reduce))
+    block = rng.randrange(BLOCKS // 2) + (BLOCKS // 2 if source == Source.SCRATCHPAD else 0)
+    fields = {
+        "source": source, "reduce": reduce, "add": int(multiply) or rng.randrange(2),
+        "multiply": int(multiply), "subtract": config.multiply and rng.randrange(2),
+        "ob": rng.choice((1, 1, 2, 3)), "oy": rng.randrange(1, 5), "ox": rng.randrange(1, 5),
+        "ry": rng.choice((1, 1, 2, 3)), "rx": rng.choice((1, 1, 2, 3)),
+        "src": rng.randrange(1 << 16), "src_ob": stride(16, 25), "src_oy": stride(4, 5), "src_ox": stride(1, 2),
+        "src_ry": stride(4, 5), "src_rx": stride(1, -1),
+        "y": rng.randrange(-3, 3), "x": rng.randrange(-3, 3), "y_oy": rng.randrange(-2, 4),
+        "y_ry": rng.randrange(-1, 3), "x_ox": rng.randrange(-2, 4), "x_rx": rng.randrange(-1, 3),
+        "h": rng.randrange(1, 8), "w": rng.randrange(1, 8), "pad": rng.randrange(-128, 128),
+        "dst": rng.randrange(1 << 16), "dst_ob": stride(16, 40), "dst_oy": stride(4, 7), "dst_ox": stride(1, 2),
+        "b": rng.randrange(1 << 16), "b_ob": stride(16, 20), "b_oy": stride(4, 0), "b_ox": stride(1, 0),
+        "b_mantissa": rng.randrange(1 << rng.randrange(1, config.mantissa_bits + 1)),
+        "b_zero": rng.randrange(-128, 128),
+        "params": block * PARAMETER_VECTORS, "zero": rng.randrange(-128, 128),
+        "low": rng.choice((-128, -128, 0, -100)), "high": rng.choice((127, 127, 6, 100)),
+        "signal": rng.randrange(1, 1 << 16),
+    }  # fmt: skip
+    if rng.random() < 0.3:  # coordinates that wrap: negative ones are out of range even below a huge bound
+        axis, loop, bound = rng.choice((("y", "oy", "h"), ("x", "ox", "w")))
+        fields |= {axis: rng.choice((-2, -1, 32766, 32767)), f"{axis}_{loop}": 1}
+        fields[bound] = rng.choice((1, 32767, 40000, 65535))
+    return Vec(**(fields | random_use(rng, config) | given))
+
+
 def random_lookup(rng, config):
     """Some entries of any table."""
     vectors = rng.randrange(1, min(LOOKUP_ENTRIES // config.n, 8) + 1)

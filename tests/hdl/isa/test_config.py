@@ -71,6 +71,16 @@ def test_look_up_tables() -> None:
         )
 
 
+def test_kernel_engine() -> None:
+    for kernel in (0, 16, 256):
+        assert Config(kernel=kernel).kernel == kernel
+    for kernel in (-1, 8, 48, 512):
+        refuse(
+            f"configuration field 'kernel' must be a power of two from 16 to 256 or 0, not {kernel}",
+            kernel=kernel,
+        )
+
+
 def test_derived_values() -> None:
     config = Config()
     assert (config.scratchpad_size, config.accumulator_size, config.groups) == (16384, 2048, 2)

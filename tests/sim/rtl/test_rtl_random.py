@@ -59,6 +59,7 @@ def test_tiny() -> None:
     compare(PRESETS["tiny"], range(30), 25)
 
 
+KERNELS = PRESETS["tiny"].replace(kernel=64)
 VARIANTS = {
     "smallest": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2,
                        accumulator_depth=16, bus_bytes=4, queue_depth=1, row_states=4, alignments=16, table_depth=256,
@@ -70,6 +71,10 @@ VARIANTS = {
     "plain": PRESETS["tiny"].replace(probability_bits=0, lookup_tables=0),
     "default": PRESETS["default"].replace(scratchpad_depth=512),
 }  # fmt: skip
+
+
+def test_kernels() -> None:
+    compare(KERNELS, range(20), 25)
 
 
 @pytest.mark.parametrize("name", ["7 bits", "no softmax"])

@@ -1,0 +1,166 @@
+"""Reciprocals and reciprocal square roots of the kernel engine, one element after the other."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import MULTIPLIER_BITS, REGISTERS, STRIP_ROWS, Op
+from weft.hdl.isa.latencies import KERNEL_DIVISION, KERNEL_ROOT
+from weft.hdl.vector.kernel_sequence import issue_layout
+
+_QUOTIENT = 16
+_PACKED = MULTIPLIER_BITS + 6
+"""Bits of a result: a factor and an exponent."""
+
+
+def register_bits(config: Config) -> int:
+    """Bits of the address of a register of a lane group of a row."""
+    return (config.groups - 1).bit_length() + (STRIP_ROWS * REGISTERS - 1).bit_length()
+
+
+class KernelDivide(wiring.Component):
+    """The results of RECIPROCAL and RSQRT for a lane group, as `weft.hdl.isa.MicroOp` defines them.
+
+    An element takes `KERNEL_DIVISION` cycles, and `KERNEL_ROOT` more with a square root: its size, the number of its
+    bits and its top bits take a cycle each, then root and quotient come by restoring, a bit a cycle.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    valid, issue, elements : In(1), In(issue_layout(config)), In(lanes x int32)
+        A lane group, or with ``unsigned`` one element for all of a row. Only after the `write` of the one before.
+    write, entry, results : Out(1), Out, Out(32 * lanes)
+        Results for a register's lane group.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "valid": In(1),
+                "issue": In(issue_layout(config)),
+                "elements": In(data.ArrayLayout(signed(32), config.lanes)),
+                "write": Out(1),
+                "entry": Out(register_bits(config)),
+                "results": Out(32 * config.lanes),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        lanes, groups = self.config.lanes, self.config.groups
+        elements = Signal(32 * lanes, reset_less=True)
+        packed = Signal(_PACKED * lanes, reset_less=True)
+        uniform, root = Signal(), Signal()
+        row, group, register = (
+            Signal(range(STRIP_ROWS)),
+            Signal(range(max(groups, 2))),
+            Signal(range(REGISTERS)),
+        )
+        left, writing = Signal(range(lanes + 1)), Signal(range(groups + 1))
+        step = Signal(range(KERNEL_DIVISION + KERNEL_ROOT))
+        last = Signal()
+        m.d.comb += last.eq(step == Mux(root, KERNEL_DIVISION + KERNEL_ROOT - 1, KERNEL_DIVISION - 1))
+        result = self._divide(m, elements[:32].as_signed(), step, root)
+        with m.If(self.valid):
+            op = self.issue.op
+            m.d.sync += [
+                elements.eq(self.elements),
+                uniform.eq(op.unsigned),
+                root.eq(op.op == Op.RSQRT),
+                row.eq(self.issue.entry.row),
+                group.eq(self.issue.entry.group),
+                register.eq(op.d),
+                left.eq(Mux(op.unsigned, 1, lanes)),
+                step.eq(0),
+            ]
+        with m.Elif(left.any()):
+            m.d.sync += step.eq(step + 1)
+            with m.If(last):
+                m.d.sync += [
+                    step.eq(0),
+                    left.eq(left - 1),
+                    elements.eq(elements >> 32),
+                    packed.eq(Mux(uniform, result.replicate(lanes), Cat(packed[_PACKED:], result))),
+                ]
+                with m.If(left == 1):
+                    m.d.sync += writing.eq(Mux(uniform, groups, 1))
+        with m.If(writing.any()):
+            m.d.sync += [writing.eq(writing - 1), group.eq(group + 1)]
+        m.d.comb += [
+            self.write.eq(writing.any()),
+            self.entry.eq(Cat(group[: (groups - 1).bit_length()], row, register)),
+            self.results.eq(
+                Cat(Cat(packed.word_select(lane, _PACKED), Const(0, 32 - _PACKED)) for lane in range(lanes))
+            ),
+        ]
+        return m
+
+    def _divide(self, m: Module, element: Value, step: Signal, root: Signal) -> Value:
+        """The packed result of an element, in the last of its steps."""
+        size, count = Signal(32, reset_less=True), Signal(range(33), reset_less=True)
+        top, rest, square = (
+            Signal(32, reset_less=True),
+            Signal(17, reset_less=True),
+            Signal(18, reset_less=True),
+        )
+        quotient, base = Signal(_QUOTIENT, reset_less=True), Signal(16, reset_less=True)
+        negative, nothing = element[-1], Signal(reset_less=True)
+        bits = Signal(range(33))
+        m.d.comb += bits.eq(0)
+        for bit in range(32):
+            with m.If(size[bit]):
+                m.d.comb += bits.eq(bit + 1)
+        even = Signal(range(33))
+        m.d.comb += even.eq(Mux(root, bits + bits[0], bits))
+
+        dividing, rooting = Signal(), Signal()
+        m.d.comb += [
+            rooting.eq(root & (step >= 3) & (step < 3 + KERNEL_ROOT)),
+            dividing.eq((step >= 3) & ~rooting),
+        ]
+        divisor, doubled, less = Signal(17), Signal(18), Signal(signed(19))
+        trial, grown, below = Signal(18), Signal(20), Signal(signed(21))
+        m.d.comb += [
+            divisor.eq(Mux(root, base << 1, top[15:])),
+            doubled.eq(rest << 1),
+            less.eq(doubled - divisor),
+            trial.eq((base << 2) | 1),
+            grown.eq(Cat(top[-2:], square)),
+            below.eq(grown - trial),
+        ]
+        with m.If(step == 0):
+            m.d.sync += [
+                size.eq(Mux(negative, -element, element)[:32]),
+                nothing.eq(~element.any() | (root & negative)),
+            ]
+        with m.Elif(step == 1):
+            m.d.sync += count.eq(even)
+        with m.Elif(step == 2):
+            m.d.sync += [top.eq(size << (32 - count)[:6]), rest.eq(1 << 16), square.eq(0), base.eq(0)]
+        with m.Elif(rooting):
+            m.d.sync += [
+                top.eq(top << 2),
+                square.eq(Mux(below[-1], grown, below)),
+                base.eq(Cat(~below[-1], base)),
+            ]
+        last_step = Mux(root, KERNEL_DIVISION + KERNEL_ROOT - 1, KERNEL_DIVISION - 1)
+        with m.Elif(dividing & (step != last_step)):
+            m.d.sync += [
+                rest.eq(Mux(less[-1], doubled, less)),
+                quotient.eq(Cat(~less[-1], quotient)),
+            ]
+        factor, exponent = Signal(MULTIPLIER_BITS), Signal(6)
+        m.d.comb += [
+            factor.eq(Mux(negative, -quotient, quotient)),
+            exponent.eq(Mux(root, count >> 1, count)),
+        ]
+        with m.If(nothing):
+            m.d.comb += [factor.eq((1 << _QUOTIENT) - 1), exponent.eq(0)]
+        return Cat(factor, exponent)

@@ -1,0 +1,332 @@
+"""The sequence of the kernel engine: which micro-operation meets which lane group of which row, and where that lies."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from weft.hdl.isa import Kernel, Microcode, MicroOp, Vec
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import MICRO_BITS, MICRO_OPS, SERIAL, SOURCES, STRIP_ROWS, TARGETS, Op
+from weft.hdl.isa.latencies import kernel_least, kernel_serial
+from weft.hdl.vector.vec_kinds import is_kind, view
+
+_LOOPS = ("ob", "oy", "ox")
+_OPERANDS = (*SOURCES, *TARGETS)
+_ADDED = len(_OPERANDS)
+"""Cycles in which the addresses of all operands move, one after the other."""
+
+
+def entry_layout(config: Config) -> data.StructLayout:
+    """A place in the registers: a row of the strip and a lane group."""
+    return data.StructLayout({"group": range(max(config.groups, 2)), "row": range(STRIP_ROWS)})
+
+
+def issue_layout(config: Config) -> data.StructLayout:
+    """A micro-operation for a lane group of a row, if `valid`: ``tail`` tells whether the column may end early, ``dst``
+    where the vector goes if the result goes to memory, ``end`` whether it is the last of an instruction."""
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "op": MicroOp.layout(),
+            "entry": entry_layout(config),
+            "column": 12,
+            "tail": 1,
+            "dst": config.widths.scratchpad_address,
+            "end": 1,
+        }
+    )
+
+
+def request_layout(config: Config) -> data.StructLayout:
+    """An issue with what to read for it: from where in the accumulator, or with `scratchpad` there."""
+    width = max(config.widths.scratchpad_address, config.widths.accumulator_address)
+    return data.StructLayout({"ask": 1, "scratchpad": 1, "address": width, "issue": issue_layout(config)})
+
+
+class KernelSequence(wiring.Component):
+    """Holds micro-operations, and runs through them for strips of rows.
+
+    It makes a slot a cycle, unless it has to wait: an issue, or nothing where a micro-operation has fewer lane groups
+    than the latency of the arithmetic has cycles, or is serial. Between any two micro-operations on the same registers
+    there are as many slots as the arithmetic takes, so nothing else has to look after that.
+
+    While a micro-operation runs, the next one is read, and the addresses of all operands move to where it reads: one
+    adder takes one operand a cycle, and what it adds goes around in a circle.
+
+    Parameters
+    ----------
+    config : Config
+        With the kernel engine.
+
+    Members
+    -------
+    load, payload : In(1), In(Vec.layout())
+        A `Kernel` or a `Microcode`.
+    loaded : Out(1)
+        For one cycle: all of a `Microcode` is there.
+    valid, ready, slot : Out(1), In(1), Out(request_layout(config))
+        The slots, in order.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "load": In(1),
+                "payload": In(Vec.layout()),
+                "loaded": Out(1),
+                "valid": Out(1),
+                "ready": In(1),
+                "slot": Out(request_layout(config)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        kernel = view(Kernel, self.payload)
+        starts = Signal()
+        m.d.comb += starts.eq(self.load & is_kind(Kernel, self.payload))
+        op, phase = Signal(MicroOp.layout()), Signal(range(_ADDED + 2))
+        following, coming = Signal(range(self.config.kernel)), Signal(MicroOp.layout())
+        m.d.comb += coming.eq(self._memory(m, following))
+        turn = Signal()
+        with m.If(starts | turn):
+            m.d.sync += phase.eq(0)
+        with m.Elif(phase <= _ADDED):
+            m.d.sync += phase.eq(phase + 1)
+
+        place = self._place(m, kernel, starts, turn, op)
+        self._follow(m, kernel, starts, turn, op, phase, place, following)
+        positions, steps = self._positions(m, kernel, starts, phase, place)
+        real, row_done = self._slots(m, starts, turn, op, coming, place)
+        self._addresses(m, starts, turn, real & row_done, coming, positions, steps)
+        with m.If(starts):
+            m.d.sync += op.eq(0)
+        with m.Elif(turn):
+            m.d.sync += op.eq(coming)
+        issue = self.slot.issue
+        m.d.comb += [
+            self.slot.ask.eq(op.a_memory & real),
+            issue.op.eq(op),
+            issue.valid.eq(real),
+            issue.column.eq(place.column),
+            issue.tail.eq(place.last_column),
+        ]
+        return m
+
+    def _memory(self, m: Module, address: Signal) -> Value:
+        """The micro-operation at an address, a cycle later, as a register; `Microcode` fills the memory."""
+        m.submodules.memory = memory = Memory(shape=MICRO_BITS, depth=self.config.kernel, init=[])
+        store, fetch = memory.write_port(), memory.read_port()
+        code = view(Microcode, self.payload)
+        words, left = Signal(MICRO_BITS * MICRO_OPS, reset_less=True), Signal(range(MICRO_OPS + 1))
+        entry, filling = Signal.like(store.addr), Signal()
+        m.d.comb += [
+            fetch.addr.eq(address),
+            store.addr.eq(entry),
+            store.data.eq(words[:MICRO_BITS]),
+            store.en.eq(left.any()),
+        ]
+        m.d.sync += [filling.eq(left == 1), self.loaded.eq(left == 1)]
+        with m.If(self.load & is_kind(Microcode, self.payload)):
+            m.d.sync += [
+                words.eq(Cat(code[f"op{index}"] for index in range(MICRO_OPS))),
+                left.eq(code.count),
+                entry.eq(code.entry),
+            ]
+        with m.Elif(left.any()):
+            m.d.sync += [words.eq(words >> MICRO_BITS), left.eq(left - 1), entry.eq(entry + 1)]
+        return fetch.data
+
+    def _place(self, m: Module, kernel: data.View, starts: Value, turn: Value, op: data.View) -> data.View:
+        """Where the kernel stands, and what follows this micro-operation: the next column, the first column again, the
+        next strip or the next block of strips."""
+        place = Signal(
+            data.StructLayout(
+                {"column": 12, "last_column": 1, "rows": range(STRIP_ROWS), "last_strip": 1, "last_block": 1}
+                | dict.fromkeys(("onward", "back", "strip", "block", "done"), 1)
+            )
+        )
+        ox, oy, rows_left, blocks_left = (
+            Signal(12, name=name) for name in ("ox", "oy", "rows_left", "blocks_left")
+        )
+        ends = Signal()
+        m.d.comb += [
+            place.onward.eq(op.again & ~place.last_column),
+            place.back.eq(op.again & place.last_column),
+            ends.eq(op.end & ~place.onward),
+            place.strip.eq(ends & ~place.last_strip),
+            place.block.eq(ends & place.last_strip & ~place.last_block),
+            place.done.eq(ends & place.last_strip & place.last_block),
+            place.last_strip.eq(rows_left <= STRIP_ROWS),
+            place.last_block.eq(blocks_left == 1),
+            place.rows.eq(Mux(place.last_strip, rows_left - 1, STRIP_ROWS - 1)),
+        ]
+        column, last = Signal(12), Signal()
+        m.d.comb += [place.column.eq(column), place.last_column.eq(last)]
+        with m.If(starts):
+            m.d.sync += [
+                ox.eq(kernel.ox),
+                oy.eq(kernel.oy),
+                rows_left.eq(kernel.oy),
+                blocks_left.eq(kernel.ob),
+                column.eq(0),
+                last.eq(kernel.ox == 1),
+            ]
+        with m.Elif(turn):
+            with m.If(place.onward):
+                m.d.sync += [column.eq(column + 1), last.eq(column + 2 == ox)]
+            with m.Elif(place.back):
+                m.d.sync += [column.eq(0), last.eq(ox == 1)]
+            with m.If(place.strip):
+                m.d.sync += rows_left.eq(rows_left - STRIP_ROWS)
+            with m.Elif(place.block):
+                m.d.sync += [rows_left.eq(oy), blocks_left.eq(blocks_left - 1)]
+        return place
+
+    def _follow(
+        self,
+        m: Module,
+        kernel: data.View,
+        starts: Value,
+        turn: Value,
+        op: data.View,
+        phase: Signal,
+        place: data.View,
+        following: Signal,
+    ) -> None:
+        """The entry of the micro-operation that comes next, from phase 1 on. At first none runs, and it stays."""
+        current, first, runs = Signal.like(following), Signal.like(following), Signal()
+        with m.If(starts):
+            m.d.sync += [first.eq(kernel.start), following.eq(kernel.start), runs.eq(0)]
+        with m.Elif(turn):
+            m.d.sync += [current.eq(following), runs.eq(1)]
+        with m.Elif((phase == 0) & runs):
+            m.d.sync += following.eq(current + 1)
+            with m.If(place.onward):
+                m.d.sync += following.eq(first + op.target)
+            with m.Elif(op.end):
+                m.d.sync += following.eq(first)
+
+    def _positions(
+        self, m: Module, kernel: data.View, starts: Value, phase: Signal, place: data.View
+    ) -> tuple[data.View, data.View]:
+        """The addresses of all operands in the first row of the strip and the current column, and their steps from row
+        to row. What moves is the first of each circle, which turns once in the phases from 1 on."""
+        width = len(self.slot.address)
+        circle = data.ArrayLayout(width, _ADDED)
+        names = ("position", "strip_base", "block_base", "step_ob", "step_oy", "step_ox")
+        position, strip_base, block_base, *steps = (
+            Signal(circle, name=name, reset_less=True) for name in names
+        )
+        moves, total = Signal(), Signal(width)
+        left, right = Signal(width), Signal(width)
+        moves_base, moves_block = place.strip | place.block, place.block
+        m.d.comb += [
+            moves.eq((phase > 0) & (phase <= _ADDED) & (place.onward | place.back | moves_base)),
+            left.eq(
+                Mux(moves_block, block_base[0], Mux(place.strip | place.back, strip_base[0], position[0]))
+            ),
+            total.eq(left + right),
+        ]
+        with m.If(place.block):
+            m.d.comb += right.eq(steps[0][0])
+        with m.Elif(place.strip):
+            m.d.comb += right.eq(steps[1][0] << (STRIP_ROWS - 1).bit_length())
+        with m.Elif(place.onward):
+            m.d.comb += right.eq(steps[2][0])
+        with m.If(starts):
+            for index, name in enumerate(_OPERANDS):
+                m.d.sync += [memory[index].eq(kernel[name]) for memory in (position, strip_base, block_base)]
+                m.d.sync += [
+                    memory[index].eq(kernel[f"{name}_{loop}"])
+                    for memory, loop in zip(steps, _LOOPS, strict=True)
+                ]
+        with m.Elif(moves):
+            for memory, moved in ((position, 1), (strip_base, moves_base), (block_base, moves_block)):
+                m.d.sync += memory.eq(Cat(memory.as_value()[width:], Mux(moved, total, memory[0])))
+            for memory in steps:
+                m.d.sync += memory.eq(memory.as_value().rotate_right(width))
+        return position, steps[1]
+
+    def _slots(
+        self, m: Module, starts: Value, turn: Value, op: data.View, coming: data.View, place: data.View
+    ) -> tuple[Value, Value]:
+        """Count the slots of the micro-operation; returns whether the slot is an issue, and the last one of a row."""
+        config = self.config
+        groups, least = config.groups, kernel_least(config.groups)
+        entry, todo, real, steps, last = Signal(entry_layout(config)), Signal(), Signal(), Signal(), Signal()
+        running, age = Signal(), Signal(range(least))
+        waits = {
+            (uniform, root): kernel_serial(
+                1 if uniform else config.lanes, groups if uniform else 1, root=root
+            )
+            for uniform in (False, True)
+            for root in (False, True)
+        }
+        pause = Signal(range(max(waits.values())))
+        serial, skips = Signal(), Signal()
+        group_last = skips | (entry.group == groups - 1)
+        ends = (real & last & ~serial) | (~todo & (pause <= 1))
+        m.d.comb += [
+            self.valid.eq(running),
+            steps.eq(running & self.ready),
+            real.eq(todo & ~pause.any()),
+            last.eq(group_last & (entry.row == place.rows)),
+            turn.eq(steps & ends & (age == least - 1)),
+            self.slot.issue.entry.eq(entry),
+            self.slot.issue.end.eq(place.done & last),
+        ]
+        with m.If(steps & (age != least - 1)):
+            m.d.sync += age.eq(age + 1)
+        with m.If(steps & pause.any()):
+            m.d.sync += pause.eq(pause - 1)
+        with m.If(steps & real):
+            m.d.sync += [entry.group.eq(entry.group + 1), todo.eq(~last)]
+            with m.If(group_last):
+                m.d.sync += [entry.group.eq(0), entry.row.eq(entry.row + 1)]
+            with m.If(serial):
+                uniform, root = op.unsigned, op.op == Op.RSQRT
+                m.d.sync += pause.eq(
+                    Mux(
+                        uniform,
+                        Mux(root, waits[True, True] - 1, waits[True, False] - 1),
+                        Mux(root, waits[False, True] - 1, waits[False, False] - 1),
+                    )
+                )
+        with m.If(starts):
+            m.d.sync += [running.eq(1), todo.eq(0), age.eq(0), pause.eq(0)]
+        with m.Elif(turn):
+            m.d.sync += [running.eq(~place.done), todo.eq(1), age.eq(0), entry.eq(0)]
+            next_serial = Cat(coming.op == kind for kind in SERIAL).any()
+            m.d.sync += [serial.eq(next_serial), skips.eq(next_serial & coming.unsigned)]
+        return real, group_last
+
+    def _addresses(
+        self,
+        m: Module,
+        starts: Value,
+        turn: Value,
+        row_done: Value,
+        coming: data.View,
+        positions: data.View,
+        steps: data.View,
+    ) -> None:
+        """The address that is read and the one that is written: they move by a step from row to row."""
+        source, width = Signal(), len(self.slot.address)
+        with m.If(starts):
+            m.d.sync += source.eq(view(Kernel, self.payload).source)
+        m.d.comb += self.slot.scratchpad.eq(source | self.slot.issue.op.a[:2].any())
+        for address, index, name in (
+            (self.slot.address, coming.a[:2], "read"),
+            (self.slot.issue.dst, len(SOURCES) + coming.d[0], "write"),
+        ):
+            at, step = Signal(width, name=f"{name}_at"), Signal(signed(width), name=f"{name}_step")
+            with m.If(turn):
+                m.d.sync += [at.eq(positions[index]), step.eq(steps[index])]
+            with m.Elif(row_done & self.ready):
+                m.d.sync += at.eq(at + step)
+            m.d.comb += address.eq(at)

@@ -1,0 +1,194 @@
+"""The kernel engine in numpy: micro-operations on all rows of an instruction at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.hdl.isa import IsaError, Kernel, Memory, Microcode, MicroOp
+from weft.hdl.isa.kernel import (
+    LEAST,
+    MULTIPLIER_BITS,
+    REGISTERS,
+    SERIAL,
+    SOURCES,
+    STRIP_ROWS,
+    TARGETS,
+    Op,
+    check_kernel,
+    kernel_at,
+)
+from weft.sim.device import DeviceError
+from weft.sim.golden.arithmetic import round_half_even, wrap
+from weft.sim.golden.execute import executes
+from weft.sim.golden.memories import Memories
+
+_LARGEST = (1 << 31) - 1
+_QUOTIENT = 65535
+
+
+@executes(Microcode)
+def microcode(memories: Memories, i: Microcode) -> None:
+    """`Microcode`: words are kept as they are."""
+    for address, word in zip(memories.addresses(i, "entry").tolist(), i.ops, strict=True):
+        memories.kernel[address] = word
+
+
+@executes(Kernel)
+def kernel(memories: Memories, i: Kernel) -> None:
+    """`Kernel`: rows do not depend on each other, and what is written is seen when the instruction is done."""
+    try:
+        ops = kernel_at(memories.kernel, int(memories.addresses(i, "start")))
+        check_kernel(ops, i, memories.config)
+    except IsaError as error:
+        raise DeviceError(str(error)) from None
+    Run(memories, i).run(ops)
+
+
+@dataclass
+class _Writes:
+    """What an instruction writes: addresses, the time of each in strips and steps of one, and vectors."""
+
+    addresses: list[np.ndarray] = field(default_factory=list)
+    times: list[np.ndarray] = field(default_factory=list)
+    vectors: list[np.ndarray] = field(default_factory=list)
+
+    def apply(self, scratchpad: np.ndarray) -> None:
+        """The last one to an address stays."""
+        if not self.addresses:
+            return
+        addresses, times, vectors = (
+            np.concatenate(part) for part in (self.addresses, self.times, self.vectors)
+        )
+        order = np.lexsort(times.T[::-1])
+        scratchpad[addresses[order]] = vectors[order]
+
+
+class Run:
+    """One `Kernel`: registers int64 (rows, N) with int32 values, and predicates bool (rows, N)."""
+
+    def __init__(self, memories: Memories, i: Kernel) -> None:
+        self.memories, self.i = memories, i
+        n = memories.config.n
+        rows = i.ob * i.oy
+        self.registers = np.zeros((REGISTERS, rows, n), np.int64)
+        self.predicate = np.zeros((rows, n), bool)
+        self.column = 0
+        row = np.arange(rows)
+        self.strip = row // i.oy * i.oy + row % i.oy // STRIP_ROWS
+        self.cells = {
+            operand.name: (operand, memories.addresses(i, operand.name).reshape(rows, i.ox))
+            for operand in i.OPERANDS
+            if operand.name in (*SOURCES, *TARGETS) and operand.applies(i)
+        }
+        self.writes = _Writes()
+
+    def run(self, ops: Sequence[MicroOp]) -> None:
+        """All of the kernel."""
+        at, step = 0, 0
+        while True:
+            op = ops[at]
+            self._step(op, step)
+            step += 1
+            again = op.again and self.column + 1 < self.i.ox
+            if op.again:
+                self.column = self.column + 1 if again else 0
+            if op.end and not again:
+                break
+            at = op.target if again else at + 1
+        self.writes.apply(self.memories.scratchpad)
+
+    def _step(self, op: MicroOp, step: int) -> None:
+        a, b = self._first(op), self._second(op)
+        shifted = wrap(a << op.shift) if op.shift < 32 else np.zeros_like(a)
+        if op.op == Op.LT:
+            self.predicate = np.broadcast_to(shifted < b, self.predicate.shape)
+        elif op.op == Op.EQ:
+            self.predicate = np.broadcast_to(shifted == b, self.predicate.shape)
+        else:
+            self._put(op, step, self._result(op, a, b, shifted))
+
+    def _first(self, op: MicroOp) -> np.ndarray:
+        if not op.a_memory:
+            return self.registers[op.a]
+        operand, addresses = self.cells[SOURCES[op.a]]
+        found = self.memories.cells(operand)[addresses[:, self.column]].astype(np.int64)
+        if op.unsigned and operand.memory is Memory.SCRATCHPAD:
+            found &= 0xFF
+        if self.i.tail and self.column == self.i.ox - 1:
+            found[:, self.i.tail :] = LEAST if op.fill else 0
+        return found
+
+    def _second(self, op: MicroOp) -> np.ndarray:
+        if op.b_immediate:
+            return np.full_like(self.registers[0], op.immediate)
+        lanes = np.arange(self.memories.config.n)
+        return self.registers[op.b][:, lanes ^ (1 << op.swap >> 1)]
+
+    def _result(self, op: MicroOp, a: np.ndarray, b: np.ndarray, shifted: np.ndarray) -> np.ndarray:
+        if op.op == Op.MUL:
+            return _product(op, a, b)
+        if op.op in SERIAL:
+            wanted = a[:, :1] if op.unsigned else a
+            found = _reciprocal(wanted) if op.op == Op.RECIPROCAL else _inverse_root(wanted)
+            return np.broadcast_to(found, a.shape)
+        if op.op == Op.TABLE:
+            table = self.memories.lookup[op.immediate]
+            return table[np.minimum(np.maximum(a, -128), 127) + 128].astype(np.int64)
+        if op.op == Op.SELECT:
+            return np.where(self.predicate, shifted, b)
+        if op.op == Op.INDEX:
+            n = self.memories.config.n
+            return wrap(b + self.column * n + np.arange(n))
+        if op.op in (Op.MIN, Op.MAX):
+            return (np.minimum if op.op == Op.MIN else np.maximum)(shifted, b)
+        return wrap({Op.ADD: shifted + b, Op.SUB: shifted - b, Op.RSUB: b - shifted}[Op(op.op)])
+
+    def _put(self, op: MicroOp, step: int, result: np.ndarray) -> None:
+        if not op.d_memory:
+            self.registers[op.d] = result
+            return
+        _, addresses = self.cells[TARGETS[op.d]]
+        row = np.arange(len(self.strip))
+        self.writes.addresses.append(addresses[:, self.column])
+        self.writes.times.append(np.stack([self.strip, np.full_like(row, step), row], axis=1))
+        self.writes.vectors.append(np.minimum(np.maximum(result, -128), 127).astype(np.int8))
+
+
+def _product(op: MicroOp, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """At most 50 bits before rounding, so that int64 is exact."""
+    half = 1 << (MULTIPLIER_BITS - 1)
+    product = a * (((b & (2 * half - 1)) ^ half) - half)
+    shift = np.minimum(op.shift + ((b >> MULTIPLIER_BITS & 63) if op.scaled else 0), 63)
+    rounded = product >> shift if op.floor else round_half_even(product, np.asarray(shift, np.int64))
+    return np.minimum(np.maximum(rounded, LEAST), _LARGEST)
+
+
+def _packed(factor: np.ndarray, exponent: np.ndarray) -> np.ndarray:
+    return (factor & ((1 << MULTIPLIER_BITS) - 1)) | exponent << MULTIPLIER_BITS
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Number of bits; exact, since integers of 32 bits are float64, whose exponent is that."""
+    return np.frexp(values.astype(np.float64))[1].astype(np.int64)
+
+
+def _reciprocal(a: np.ndarray) -> np.ndarray:
+    size = np.abs(a)
+    bits = _bits(size)
+    top = size << (32 - bits) >> 15
+    quotient = np.minimum((1 << 32) // np.maximum(top, 1), _QUOTIENT)
+    quotient = np.where(a == 0, _QUOTIENT, quotient)
+    return _packed(np.where(a < 0, -quotient, quotient), np.where(a == 0, 0, bits))
+
+
+def _inverse_root(a: np.ndarray) -> np.ndarray:
+    positive = np.where(a > 0, a, 1)
+    bits = _bits(positive)
+    bits += bits & 1
+    root = np.array([math.isqrt(value) for value in (positive << (32 - bits)).ravel().tolist()], np.int64)
+    quotient = np.minimum((1 << 31) // root.reshape(a.shape), _QUOTIENT)
+    return _packed(np.where(a > 0, quotient, _QUOTIENT), np.where(a > 0, bits // 2, 0))
