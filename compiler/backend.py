@@ -12,7 +12,7 @@ from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment
 from weft.compiler.ir.rows import Rows
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.emit import Emitter
-from weft.compiler.machine.memory import Allocation, Constants, Ring
+from weft.compiler.machine.memory import Allocation, Constants, Kernels, Ring
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.tasks import Tasks
 from weft.compiler.onnx.limits import check_memory
@@ -141,13 +141,13 @@ def compile_segment(
     wanted = [item for item in passes if item.run not in unwanted]
     segment = run_passes(wanted, segment, Planner(config, choose), watch)
     allocation = Allocation(segment.ops, reuse=reuse, resident=segment.resident)
-    constants, tables = Constants(), Ring(0, 1, config.lookup_tables)
+    constants, tables, kernels = Constants(), Ring(0, 1, config.lookup_tables), Kernels(config.kernel)
     parts: list[Tasks] = []
     for index, op in enumerate(segment.ops):
         if progress is not None:
             progress(op.name)
         site = Site.of(op, allocation, config, segment.regions[index] if segment.regions else None)
-        emit = Emitter(config, constants, index, tables)
+        emit = Emitter(config, constants, index, tables, kernels)
         parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))
     ordered, code = schedule(Tasks.joined(parts))
     blob = constants.finish()

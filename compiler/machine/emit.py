@@ -11,10 +11,11 @@ import numpy as np
 
 from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
-from weft.compiler.machine.memory import CONSTANTS, Constants, Ring, TensorRef
+from weft.compiler.machine.memory import CONSTANTS, Constants, Kernels, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
-from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Lookup, Store
+from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Lookup, Microcode, MicroOp, Store
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.kernel import MICRO_OPS
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -96,10 +97,18 @@ def _stored(
 class Emitter:
     """Builds LOAD and STORE tasks of one layer for one configuration, and those that fill look-up tables.
 
-    `constants` and `tables`, the hardware's look-up tables by their content, are those of the whole program.
+    `constants`, `tables` (the hardware's look-up tables by their content) and `kernels` are those of the whole program.
     """
 
-    def __init__(self, config: Config, constants: Constants, layer: int, tables: Ring | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        constants: Constants,
+        layer: int,
+        tables: Ring | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
+        self.kernels = Kernels(config.kernel) if kernels is None else kernels
         self.config = config
         self.constants = constants
         self.layer = layer
@@ -139,6 +148,16 @@ class Emitter:
             filling = Lookup(src=block, vectors=size // self.config.n, table=table, entry=entry)
             yield Task(filling, self.layer, size)
         return {"lookup": 1, "table": table}
+
+    def kernel(self, ops: tuple[MicroOp, ...]) -> Generator[Task, None, int]:
+        """Put a kernel into the engine's memory, unless it is there; returns its first entry."""
+        start, held = self.kernels.get(ops)
+        for at in [] if held else range(0, len(ops), MICRO_OPS):
+            words = [op.encode() for op in ops[at : at + MICRO_OPS]]
+            fields = {f"op{index}": word for index, word in enumerate(words)}
+            code = Microcode(entry=start + at, count=len(words), **fields)
+            yield Task(code, self.layer, len(words))
+        return start
 
     def load_box(
         self,

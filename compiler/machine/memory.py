@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, View
+from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, View
 from weft.compiler.machine.limits import PIXELS_MAX
+from weft.hdl.isa import MicroOp
 
 CONSTANTS = 0
 """Base register of weights and parameters (and, before them, of the instructions)."""
@@ -53,6 +54,37 @@ class Ring:
             self._keys[slot] = key
         self._slots[key] = slot
         return self.start + self.size * slot, False
+
+
+class Kernels:
+    """The kernels in the memory of the kernel engine, `size` micro-operations: one behind the other, from the start
+    again where the next one does not fit."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._starts: dict[Hashable, int] = {}
+        self._next = 0
+
+    def get(self, ops: tuple[MicroOp, ...]) -> tuple[int, bool]:
+        """The first entry of a kernel, and whether it is there already (if not, write it).
+
+        Raises
+        ------
+        CompileError
+            If it has more micro-operations than the memory.
+        """
+        if ops in self._starts:
+            return self._starts[ops], True
+        if len(ops) > self.size:
+            raise CompileError(
+                f"a kernel has {len(ops)} micro-operations, but the configuration has room for {self.size}: set "
+                "'kernel' to more"
+            )
+        if self._next + len(ops) > self.size:
+            self._starts, self._next = {}, 0
+        start, self._next = self._next, self._next + len(ops)
+        self._starts[ops] = start
+        return start, False
 
 
 class Constants:

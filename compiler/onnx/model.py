@@ -20,7 +20,7 @@ HOW_TO_QUANTISE = (
     "quantise it first, for example with "
     "onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ)"
 )
-COMPLETE = Config()
+COMPLETE = Config(kernel=64)
 """A device with everything that operators may need."""
 _QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 

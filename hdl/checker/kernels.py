@@ -50,9 +50,10 @@ def _check_in_place(ops: Sequence[MicroOp], i: Kernel, config: Config) -> None:
     ]
     first = next((index for index, op in enumerate(ops) if op.d_memory), len(ops))
     for index, op in enumerate(ops[first + 1 :], start=first + 1):
-        if op.a_memory and SOURCES[op.a] in overwritten:
+        read = SOURCES[op.a % len(SOURCES)]
+        if op.a_memory and read in overwritten:
             raise ProgramError(
-                f"micro-operation {index} of the kernel reads {SOURCES[op.a]!r}, which number {first} overwrites"
+                f"micro-operation {index} of the kernel reads {read!r}, which number {first} overwrites"
             )
 
 

@@ -182,12 +182,13 @@ def pack(opcode: Opcode, columns: Mapping[str, Sequence[int] | np.ndarray], coun
     words[:, 0] = int(opcode)
     defaults = {field.name: field.default for field in dataclasses.fields(INSTRUCTIONS[opcode])}
     for name, place in places(opcode).items():
-        values = np.asarray(columns.get(name, defaults[name]), np.int64)
+        given = columns.get(name, defaults[name])
+        values = given if isinstance(given, np.ndarray) else np.asarray(given, object)
         wrong = (values < place.low) | (values > place.high)
         if wrong.any():
             value = values[np.argmax(wrong)] if values.ndim else values
             raise IsaError(f"{opcode.name} field {name!r} is {value}, outside {place.low} to {place.high}")
-        write(words, place, values)
+        write(words, place, values.astype(np.int64))
     return words
 
 

@@ -24,6 +24,7 @@ from weft.hdl.isa.encoding import (
     Place,
     Queue,
     bits,
+    count,
     packed,
     stride,
     values_of,
@@ -31,7 +32,7 @@ from weft.hdl.isa.encoding import (
 )
 from weft.hdl.isa.features import Feature
 from weft.hdl.isa.operands import Loop, Memory, Operand, over
-from weft.hdl.isa.vector import VectorInstruction, source_operands
+from weft.hdl.isa.vector import Source, VectorInstruction
 
 REGISTERS = 8
 """Registers of a row, each of N int32."""
@@ -44,10 +45,12 @@ MICRO_OPS = 7
 MICRO_BITS = 63
 """Bits of a micro-operation."""
 SOURCES = ("src", "b", "c", "d")
-"""The operands that a micro-operation may read, by the number in its field `a`."""
+"""The operands that a micro-operation may read, by the number in its field `a`; plus 4 for the vector behind."""
 TARGETS = ("dst", "dst2")
-"""The operands that a micro-operation may write, by the number in its field `d`."""
+"""The operands that a micro-operation may write, by the number in its field `d`; plus 2 for the vector behind."""
 LEAST = -(1 << 31)
+MOST_VECTORS = 2
+"""Vectors of an operand in a column at most."""
 
 
 class Op(enum.IntEnum):
@@ -80,11 +83,11 @@ class MicroOp:
 
     Operands, int32 all of them::
 
-        A = register a, or with `a_memory` the vector of operand `a` (0 src, 1 b, 2 c, 3 d) of the row's current column:
-            int8, uint8 with `unsigned`, int32 for src in the accumulator; elements behind the row's end
-            are 0, or -2**31 with `fill`
+        A = register a, or with `a_memory` the vector of operand `a` (0 src, 1 b, 2 c, 3 d; plus 4: the one behind
+            it, of operands with two vectors) of the row's current column: int8, uint8 with `unsigned`, int32 for src in
+            the accumulator; elements behind the row's end are 0, or -2**31 with `fill`
         B = register b, or with `b_immediate` the number `immediate`; with `swap` s > 0, element j of the register is
-            its element j ^ 2**(s-1)
+            its element j ^ 2**(s-1), and the result must go elsewhere
         S = A << shift modulo 2**32
 
     Results, modulo 2**32::
@@ -106,7 +109,8 @@ class MicroOp:
     For an A of 0 under RECIPROCAL, or not above 0 under RSQRT, f is 65535 and e is 0.
 
     With `unsigned`, RECIPROCAL and RSQRT compute that of element 0, and it is the result for all elements. The result
-    goes to register `d`, or with `d_memory` to operand `d` (0 dst, 1 dst2), saturated to int8.
+    goes to register `d`, or with `d_memory` to operand `d` (0 dst, 1 dst2; plus 2: the vector behind it), saturated to
+    int8.
 
     With `again`, if the column is not the last one, the next column is the current one and the micro-operation
     `target` of the kernel follows; behind the last column the first one is the current one again. With `end`, nothing
@@ -191,12 +195,18 @@ class Microcode(Instruction):
 _ROWS = ("ob", "oy", "ox")
 
 
+def _vectors(operand: str) -> tuple[Loop, ...]:
+    """Loops over the vectors of an operand of `Kernel`: one or two for each column of each row."""
+    return (*over(operand, *_ROWS), Loop("vector", f"{operand}_vectors", 1))
+
+
 @dataclass(frozen=True)
 class Kernel(VectorInstruction):
     """Run a kernel on rows of vectors: scratchpad or accumulator in, scratchpad out.
 
     Rows are ``ob`` times ``oy``, and each has ``ox`` columns of N elements, but for the last column, which has `tail`
-    (all N if that is 0). The kernel, from entry `start` of the engine's memory up to its first micro-operation with
+    (all N if that is 0). An operand has one vector for each column of each row, or two, one behind the other: the bytes
+    of wider elements. The kernel, from entry `start` of the engine's memory up to its first micro-operation with
     ``end``, runs once for every row, with column 0 as the current one at first; `MicroOp` tells what its steps do.
     Registers and predicates are undefined at first.
 
@@ -208,13 +218,14 @@ class Kernel(VectorInstruction):
     OPCODE = Opcode.KERNEL
     REQUIRES = Feature.KERNEL
     OPERANDS = (
-        *source_operands(*_ROWS),
-        Operand("b", Memory.SCRATCHPAD, over("b", *_ROWS), when={"with_b": 1}),
-        Operand("c", Memory.SCRATCHPAD, over("c", *_ROWS), when={"with_c": 1}),
-        Operand("d", Memory.SCRATCHPAD, over("d", *_ROWS), when={"with_d": 1}),
+        Operand("src", Memory.ACCUMULATOR, _vectors("src"), when={"source": Source.ACCUMULATOR}),
+        Operand("src", Memory.SCRATCHPAD, _vectors("src"), when={"source": Source.SCRATCHPAD}),
+        Operand("b", Memory.SCRATCHPAD, _vectors("b"), when={"with_b": 1}),
+        Operand("c", Memory.SCRATCHPAD, _vectors("c"), when={"with_c": 1}),
+        Operand("d", Memory.SCRATCHPAD, _vectors("d"), when={"with_d": 1}),
         Operand("start", Memory.KERNEL, ()),
-        Operand("dst", Memory.SCRATCHPAD, over("dst", *_ROWS), write=True),
-        Operand("dst2", Memory.SCRATCHPAD, over("dst2", *_ROWS), write=True, when={"with_dst2": 1}),
+        Operand("dst", Memory.SCRATCHPAD, _vectors("dst"), write=True),
+        Operand("dst2", Memory.SCRATCHPAD, _vectors("dst2"), write=True, when={"with_dst2": 1}),
     )
 
     start: int = bits(8, "the kernel's first micro-operation")
@@ -223,6 +234,12 @@ class Kernel(VectorInstruction):
     with_c: int = bits(1, "there is an operand `c`")
     with_d: int = bits(1, "there is an operand `d`")
     with_dst2: int = bits(1, "there is a second destination")
+    src_vectors: int = count("vectors of a column", 2)
+    dst_vectors: int = count("vectors of a column", 2)
+    b_vectors: int = count("vectors of a column", 2)
+    c_vectors: int = count("vectors of a column", 2)
+    d_vectors: int = count("vectors of a column", 2)
+    dst2_vectors: int = count("vectors of a column", 2)
     b: int = bits(16, "first vector of operand `b`")
     b_ob: int = stride("operand `b`")
     b_oy: int = stride("operand `b`")
@@ -259,6 +276,11 @@ def kernel_at(memory: Sequence[int | None], start: int) -> tuple[MicroOp, ...]:
 def check_kernel(ops: Sequence[MicroOp], instruction: Kernel, config: Config) -> None:
     """Raise `IsaError`, naming the micro-operation, for a kernel that breaks a rule, or reads or writes an operand
     that the instruction does not have."""
+    for name in (*SOURCES, *TARGETS):
+        if getattr(instruction, f"{name}_vectors") > MOST_VECTORS:
+            raise IsaError(
+                f"'{name}_vectors' is {getattr(instruction, f'{name}_vectors')}, more than {MOST_VECTORS}"
+            )
     if instruction.tail > config.n:
         raise IsaError(f"'tail' is {instruction.tail}, more than the {config.n} elements of a vector")
     looped = -1
@@ -279,8 +301,7 @@ def _fault(op: MicroOp, instruction: Kernel, config: Config) -> str | None:
     """What is wrong with a micro-operation, if anything."""
     if op.op not in set(Op):
         return f"has the unknown operation {op.op}"
-    names = [*SOURCES] if op.a_memory else []
-    if op.a_memory and not _has(instruction, names, op.a):
+    if op.a_memory and not _has(instruction, SOURCES, op.a):
         return f"reads operand {op.a}, which the instruction does not have"
     if op.d_memory and not _has(instruction, TARGETS, op.d):
         return f"writes to destination {op.d}, which the instruction does not have"
@@ -288,12 +309,15 @@ def _fault(op: MicroOp, instruction: Kernel, config: Config) -> str | None:
         return f"writes the result of {Op(op.op).name} to memory"
     if not op.b_immediate and 1 << op.swap > config.n:
         return f"exchanges elements at distance {1 << op.swap - 1}, but vectors have {config.n}"
+    if op.swap and not (op.b_immediate or op.d_memory or op.op in COMPARISONS) and op.d == op.b:
+        return f"exchanges elements of register {op.b}, which it writes"
     if op.op == Op.TABLE and not 0 <= op.immediate < config.lookup_tables:
         return f"looks up table {op.immediate}, but the configuration has {config.lookup_tables}"
     return None
 
 
 def _has(instruction: Kernel, names: Sequence[str], number: int) -> bool:
-    if number >= len(names):
-        return False
-    return any(item.name == names[number] and item.applies(instruction) for item in instruction.OPERANDS)
+    """Whether the instruction has an operand, and the vector of it that a number stands for."""
+    vector, index = divmod(number, len(names))
+    known = any(item.name == names[index] and item.applies(instruction) for item in instruction.OPERANDS)
+    return known and vector < getattr(instruction, f"{names[index]}_vectors")

@@ -48,7 +48,7 @@ class VectorInstruction(Instruction):
     dst_ox: int = stride("destination")
 
 
-def source_operands(*loops: str, bounds: tuple[Bound, ...] = ()) -> tuple[Operand, Operand]:
+def _source(*loops: str, bounds: tuple[Bound, ...] = ()) -> tuple[Operand, Operand]:
     """The first operand of an instruction of the VEC queue, in the one memory or the other."""
     accumulator, scratchpad = (
         Operand("src", memory, over("src", *loops), when={"source": source}, bounds=bounds)
@@ -92,7 +92,7 @@ class Vec(VectorInstruction):
 
     OPCODE = Opcode.VEC
     OPERANDS = (
-        *source_operands(
+        *_source(
             *_OUTPUTS, "ry", "rx", bounds=(Bound("y", "h", ("oy", "ry")), Bound("x", "w", ("ox", "rx")))
         ),
         _PARAMETERS,
@@ -166,7 +166,7 @@ class Softmax(VectorInstruction):
     OPCODE = Opcode.SOFTMAX
     REQUIRES = Feature.SOFTMAX
     OPERANDS = (
-        *source_operands(*_OUTPUTS),
+        *_source(*_OUTPUTS),
         _PARAMETERS,
         Operand("table", Memory.TABLE, (Loop("entry", Count(parameters=("table_depth",)), 1),), start=0),
         Operand(
@@ -222,7 +222,7 @@ class Normalise(VectorInstruction):
     OPCODE = Opcode.NORMALISE
     REQUIRES = Feature.SOFTMAX
     OPERANDS = (
-        *source_operands(*_OUTPUTS),
+        *_source(*_OUTPUTS),
         Operand("state", Memory.STATES, over("state", "ob", "oy")),
         Operand("alignment", Memory.ALIGNMENTS, over("alignment", *_OUTPUTS), when={"scaled": 1}),
         _DESTINATION,

@@ -320,13 +320,13 @@ class KernelSequence(wiring.Component):
         with m.If(starts):
             m.d.sync += source.eq(view(Kernel, self.payload).source)
         m.d.comb += self.slot.scratchpad.eq(source | self.slot.issue.op.a[:2].any())
-        for address, index, name in (
-            (self.slot.address, coming.a[:2], "read"),
-            (self.slot.issue.dst, len(SOURCES) + coming.d[0], "write"),
+        for address, index, behind, name in (
+            (self.slot.address, coming.a[:2], coming.a[2], "read"),
+            (self.slot.issue.dst, len(SOURCES) + coming.d[0], coming.d[1], "write"),
         ):
             at, step = Signal(width, name=f"{name}_at"), Signal(signed(width), name=f"{name}_step")
             with m.If(turn):
-                m.d.sync += [at.eq(positions[index]), step.eq(steps[index])]
+                m.d.sync += [at.eq(positions[index] + behind), step.eq(steps[index])]
             with m.Elif(row_done & self.ready):
                 m.d.sync += at.eq(at + step)
             m.d.comb += address.eq(at)

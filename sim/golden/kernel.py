@@ -80,7 +80,7 @@ class Run:
         row = np.arange(rows)
         self.strip = row // i.oy * i.oy + row % i.oy // STRIP_ROWS
         self.cells = {
-            operand.name: (operand, memories.addresses(i, operand.name).reshape(rows, i.ox))
+            operand.name: (operand, memories.addresses(i, operand.name).reshape(rows, i.ox, -1))
             for operand in i.OPERANDS
             if operand.name in (*SOURCES, *TARGETS) and operand.applies(i)
         }
@@ -114,8 +114,9 @@ class Run:
     def _first(self, op: MicroOp) -> np.ndarray:
         if not op.a_memory:
             return self.registers[op.a]
-        operand, addresses = self.cells[SOURCES[op.a]]
-        found = self.memories.cells(operand)[addresses[:, self.column]].astype(np.int64)
+        vector, index = divmod(op.a, len(SOURCES))
+        operand, addresses = self.cells[SOURCES[index]]
+        found = self.memories.cells(operand)[addresses[:, self.column, vector]].astype(np.int64)
         if op.unsigned and operand.memory is Memory.SCRATCHPAD:
             found &= 0xFF
         if self.i.tail and self.column == self.i.ox - 1:
@@ -151,9 +152,10 @@ class Run:
         if not op.d_memory:
             self.registers[op.d] = result
             return
-        _, addresses = self.cells[TARGETS[op.d]]
+        vector, index = divmod(op.d, len(TARGETS))
+        _, addresses = self.cells[TARGETS[index]]
         row = np.arange(len(self.strip))
-        self.writes.addresses.append(addresses[:, self.column])
+        self.writes.addresses.append(addresses[:, self.column, vector])
         self.writes.times.append(np.stack([self.strip, np.full_like(row, step), row], axis=1))
         self.writes.vectors.append(np.minimum(np.maximum(result, -128), 127).astype(np.int8))
 

@@ -85,15 +85,17 @@ private:
     }
     int64_t read() const {
         const Kernel& k = kernel_;
-        if (op_.a == 0) return address(k.src, k.src_ob, k.src_oy, k.src_ox);
-        if (op_.a == 1) return address(k.b, k.b_ob, k.b_oy, k.b_ox);
-        if (op_.a == 2) return address(k.c, k.c_ob, k.c_oy, k.c_ox);
-        return address(k.d, k.d_ob, k.d_oy, k.d_ox);
+        const int64_t operand = op_.a % 4, behind = op_.a / 4;
+        if (operand == 0) return address(k.src + behind, k.src_ob, k.src_oy, k.src_ox);
+        if (operand == 1) return address(k.b + behind, k.b_ob, k.b_oy, k.b_ox);
+        if (operand == 2) return address(k.c + behind, k.c_ob, k.c_oy, k.c_ox);
+        return address(k.d + behind, k.d_ob, k.d_oy, k.d_ox);
     }
     int64_t written() const {
         const Kernel& k = kernel_;
-        if (op_.d == 0) return address(k.dst, k.dst_ob, k.dst_oy, k.dst_ox);
-        return address(k.dst2, k.dst2_ob, k.dst2_oy, k.dst2_ox);
+        const int64_t behind = op_.d / 2 % 2;
+        if (op_.d % 2 == 0) return address(k.dst + behind, k.dst_ob, k.dst_oy, k.dst_ox);
+        return address(k.dst2 + behind, k.dst2_ob, k.dst2_oy, k.dst2_ox);
     }
 
     // The slot of this cycle, and on to the next one.
@@ -104,7 +106,7 @@ private:
         const bool ends = (real && last && !serial()) || (!todo_ && pause_ <= 1);
         const bool turn = ends && age_ == p->kernel_least - 1;
         if (real) {
-            made.real = true, made.ask = op_.a_memory, made.scratchpad = kernel_.source || op_.a;
+            made.real = true, made.ask = op_.a_memory, made.scratchpad = kernel_.source || op_.a % 4;
             const uint32_t from = uint32_t(read());
             made.bank = uint8_t(made.scratchpad ? (from & mask_) >> shift_ : (from & c_mask_) >> c_shift_);
             made.dst = uint8_t((uint32_t(written()) & mask_) >> shift_);

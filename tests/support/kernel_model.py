@@ -50,18 +50,19 @@ class Row:
         self.registers = [[None] * self.n for _ in range(8)]
         self.predicate = [None] * self.n
 
-    def address(self, name, column):
+    def address(self, name, column, vector):
         i = self.model.i
         steps = (getattr(i, f"{name}_{loop}") for loop in ("ob", "oy", "ox"))
         moved = sum(step * at for step, at in zip(steps, (self.block, self.row, column), strict=True))
-        return (getattr(i, name) + moved) % (1 << 16)
+        assert vector < getattr(i, f"{name}_vectors")
+        return (getattr(i, name) + vector + moved) % (1 << 16)
 
     def first(self, op, column):
         if not op.a_memory:
             return self.registers[op.a]
-        name, i = READS[op.a], self.model.i
+        name, i = READS[op.a % 4], self.model.i
         rows = name == "src" and i.source == 0
-        values = self.model.fetch("a" if rows else "s", self.address(name, column))
+        values = self.model.fetch("a" if rows else "s", self.address(name, column, op.a // 4))
         if op.unsigned and not rows:
             values = [value & 0xFF for value in values]
         if i.tail and column == i.ox - 1:
@@ -86,7 +87,9 @@ class Row:
         if op.op in (Op.LT, Op.EQ):
             self.predicate = result
         elif op.d_memory:
-            return self.address(WRITES[op.d], column), [clamp(value, -128, 127) for value in result]
+            return self.address(WRITES[op.d % 2], column, op.d // 2), [
+                clamp(value, -128, 127) for value in result
+            ]
         else:
             self.registers[op.d] = result
         return None
@@ -208,15 +211,18 @@ def random_op(rng, config, reads, writes):
     d_memory = int(not serial and op not in (Op.LT, Op.EQ) and bool(writes) and rng.random() < 0.4)
     b_immediate = int(rng.random() < 0.3)
     wide = rng.random() < 0.2
+    swap = rng.randrange(config.n.bit_length()) if rng.random() < 0.5 else 0
+    b = rng.randrange(8)
+    targets = [d for d in range(8) if not swap or d != b]
     immediate = rng.choice((rng.randrange(-300, 300), rng.randrange(-(1 << 23), 1 << 23)))
     return MicroOp(
         op=op,
         shift=rng.randrange(64) if wide else rng.randrange(20) if op == Op.MUL else rng.choice((0, 0, 3, 8)),
         a_memory=a_memory, a=rng.choice(reads) if a_memory else rng.randrange(8),
         unsigned=rng.randrange(2), fill=rng.randrange(2),
-        b_immediate=b_immediate, b=rng.randrange(8),
-        swap=rng.randrange(config.n.bit_length()) if rng.random() < 0.5 else 0,
-        d_memory=d_memory, d=rng.choice(writes) if d_memory else rng.randrange(8),
+        b_immediate=b_immediate, b=b,
+        swap=swap,
+        d_memory=d_memory, d=rng.choice(writes) if d_memory else rng.choice(targets),
         floor=rng.randrange(2), scaled=int(rng.random() < 0.3),
         immediate=rng.randrange(config.lookup_tables) if op == Op.TABLE else immediate,
     )  # fmt: skip
@@ -245,14 +251,24 @@ def random_kernel(rng, config, reads, writes):
     return ops
 
 
+def vectors_of(reads, writes):
+    """The vectors of each operand that these numbers in micro-operations stand for."""
+    found = dict.fromkeys((*READS, *WRITES), 0)
+    for names, numbers in ((READS, reads), (WRITES, writes)):
+        for number in numbers:
+            vector, index = divmod(number, len(names))
+            found[names[index]] = max(found[names[index]], vector + 1)
+    return found
+
+
 def random_instruction(rng, config, start, reads, writes):
     """A `Kernel` with rows of any number and operands that move in any way."""
 
     def move():
         return rng.choice((0, 1, 2, -1, 5, rng.randrange(-(1 << 15), 1 << 15)))
 
-    names = [name for index, name in enumerate(READS) if index in reads]
-    names += [name for index, name in enumerate(WRITES) if index in writes]
+    vectors = vectors_of(reads, writes)
+    names = [name for name, count in vectors.items() if count]
     fields = {"source": rng.randrange(2), "start": start, "signal": rng.randrange(1, 1 << 16)}
     fields |= {
         "ob": rng.choice((1, 1, 2)),
@@ -263,4 +279,5 @@ def random_instruction(rng, config, start, reads, writes):
     for name in {*names, "src", "dst"}:
         fields |= {name: rng.randrange(1 << 16)} | {f"{name}_{loop}": move() for loop in ("ob", "oy", "ox")}
     fields |= {f"with_{name}": 1 for name in names if name not in ("src", "dst")}
+    fields |= {f"{name}_vectors": max(count, 1) for name, count in vectors.items()}
     return Kernel(**fields)

@@ -274,6 +274,7 @@ class Generator:
         r = self.random
         counts = {"ob": r.choice([1, 1, 2]), "oy": r.choice([1, 3, 8, 9, 17]), "ox": r.choice([1, 2, 4])}
         fields: dict[str, Any] = counts | {f"with_{name}": 1 for name in OPERANDS}
+        fields |= {f"{name}_vectors": 2 for name in ("src", "dst", *OPERANDS)}
         fields |= {"start": r.choice(self.kernels), "tail": r.choice([0, r.randrange(self.config.n + 1)])}
         if r.random() < 0.5:  # small operands, so that they fit beside each other
             for name in ("src", *OPERANDS, "dst"):
@@ -295,7 +296,7 @@ class Generator:
         count = self.random.randrange(1, min(MICRO_OPS, len(ops) - first) + 1)
         words = []
         for op in ops[first : first + count]:
-            new = random_op(self.random, self.config, range(4), range(2))
+            new = random_op(self.random, self.config, range(8), range(4))
             words.append(dataclasses.replace(new, again=op.again, target=op.target, end=op.end).encode())
         rest = dict.fromkeys((f"op{index}" for index in range(MICRO_OPS)), 0)
         return (
@@ -394,9 +395,9 @@ class Generator:
             )
         room = self.config.kernel // KERNELS
         for start in range(0, self.config.kernel, room or 1):
-            ops = random_kernel(self.random, self.config, range(4), range(2))
+            ops = random_kernel(self.random, self.config, range(8), range(4))
             while len(ops) > room:
-                ops = random_kernel(self.random, self.config, range(4), range(2))
+                ops = random_kernel(self.random, self.config, range(8), range(4))
             assert all(self.append(instruction) for instruction in microcode(ops, start))
             self.kernels.append(start)
         for _ in range(count):

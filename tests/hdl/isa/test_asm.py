@@ -58,7 +58,8 @@ def test_text_is_short_and_ordered() -> None:
     [
         (
             "end\nmul a=1",
-            "line 2: unknown instruction 'mul'; choose end, load, mm, vec, store, softmax, normalise, table, lookup",
+            "line 2: unknown instruction 'mul'; choose end, load, mm, vec, store, softmax, normalise, table, "
+            "lookup, microcode, kernel",
         ),
         ("end base=1", "line 1: end has no field 'base'; its fields are wait, signal"),
         ("mm ky", "line 1: mm: expected field=value, not 'ky'"),

@@ -85,7 +85,7 @@ def test_layout_and_encoding_agree(opcode: Opcode) -> None:
     ("word", "message"),
     [
         (b"\0" * 63, "an instruction word is 64 bytes, not 63"),
-        (b"\x09" + b"\0" * 63, "unknown opcode 9; the opcodes are 0 to 8"),
+        (b"\x0b" + b"\0" * 63, "unknown opcode 11; the opcodes are 0 to 10"),
         (b"\0" * 5 + b"\1" + b"\0" * 58, "END word has bits set above its last field (bit 40)"),
         (b"\2" + b"\0" * 63, "MM field 'nt' is 0, outside 1 to 4095"),
     ],

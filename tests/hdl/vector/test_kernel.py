@@ -66,8 +66,8 @@ async def bench_random(dut):
     await bench.start()
     for _ in range(25):
         bench.refuse = bench.rng.choice((0.0, 0.3, 0.8))
-        reads = [index for index in range(4) if bench.rng.random() < 0.6] or [0]
-        writes = [0, 1] if bench.rng.randrange(2) else [0]
+        reads = [number for number in range(8) if bench.rng.random() < 0.5] or [0]
+        writes = [number for number in range(4) if bench.rng.random() < 0.5] or [0]
         start = await bench.kernel(reads, writes)
         await bench.run([bench.draw(start, reads, writes)])
     assert bench.stalls

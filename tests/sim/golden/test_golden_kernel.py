@@ -13,6 +13,7 @@ from support.kernel_model import (
     microcode,
     random_kernel,
     reciprocal,
+    vectors_of,
 )
 
 from weft.hdl.isa import End, Instruction, Kernel, MicroOp
@@ -61,20 +62,22 @@ def test_bytes(name: str) -> None:
     size = config.scratchpad_size
     for _ in range(60):
         device = fresh(config, rng)
-        reads, writes = range(rng.randrange(1, 5)), range(rng.randrange(1, 3))
+        reads, writes = range(rng.randrange(1, 9)), range(rng.randrange(1, 5))
         ops = random_kernel(rng, config, reads, writes)
         start = rng.randrange(config.kernel - len(ops) + 1)
         run(device, *microcode(ops, start))
         fields = {"source": rng.randrange(2), "start": start, "tail": rng.randrange(config.n + 1)}
         fields |= {"ob": rng.randrange(1, 3), "oy": rng.randrange(1, 20), "ox": rng.randrange(1, 4)}
-        for index, operand in enumerate(("src", "b", "c", "d", "dst", "dst2")):
+        vectors = vectors_of(reads, writes)
+        for index, operand in enumerate(vectors):
             # Reads in the first half, writes in the second, with strides of any order and sign.
             low = size // 2 if index >= 4 else 0
             limit = config.accumulator_size if operand == "src" and not fields["source"] else size // 2
             steps = [rng.randrange(-2, 3) for _ in range(3)]
             reach = [step * (fields[loop] - 1) for step, loop in zip(steps, ("ob", "oy", "ox"), strict=True)]
             least, most = sum(min(0, at) for at in reach), sum(max(0, at) for at in reach)
-            fields |= {operand: low + rng.randrange(-least, limit - most)}
+            fields |= {operand: low + rng.randrange(-least, limit - most - 1)}
+            fields |= {f"{operand}_vectors": max(1, vectors[operand])}
             fields |= dict(zip((f"{operand}_{loop}" for loop in ("ob", "oy", "ox")), steps, strict=True))
             if operand not in ("src", "dst"):
                 fields[f"with_{operand}"] = 1

@@ -1,0 +1,1 @@
+"""Kernels of the kernel engine, made of expressions on the elements of rows."""

@@ -1,0 +1,322 @@
+"""Micro-operations for expressions on rows.
+
+A kernel is a few loops over the columns of a row. Each loop reads the elements anew and computes sums and maxima of
+what is known by then, the last one the result; what is one number for a row is computed between them. Chains of
+operations on elements become one loop in this way, and nothing but the result is ever stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from weft.compiler.kernel.expressions import FACTOR, IMMEDIATE, Expression, KernelError, Rows
+from weft.hdl.isa import MicroOp
+from weft.hdl.isa.kernel import REGISTERS, Op
+
+_OPERATIONS = {
+    "add": Op.ADD, "subtract": Op.SUB, "minimum": Op.MIN, "maximum": Op.MAX, "less": Op.LT, "choose": Op.SELECT,
+}  # fmt: skip
+_RECIPROCALS = {"reciprocal": Op.RECIPROCAL, "rsqrt": Op.RSQRT}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a value is: in virtual register `number`, in memory as operand `number`, or it is the number."""
+
+    kind: str
+    number: int
+    unsigned: bool = False
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A micro-operation before registers are given: `a`, `b` are places, `d` a virtual register, None for memory or
+    nothing. `fields` are those of `MicroOp` that are known."""
+
+    op: Op
+    a: _Place | None
+    b: _Place
+    d: int | None
+    fields: dict[str, int] = field(default_factory=dict)
+
+    def reads(self) -> Iterator[int]:
+        """The virtual registers that it reads."""
+        for place in (self.a, self.b):
+            if place is not None and place.kind == "register":
+                yield place.number
+
+
+_ZERO = _Place("number", 0)
+
+
+def generate(rows: Rows, n: int) -> tuple[MicroOp, ...]:
+    """The micro-operations of a kernel for vectors of `n` elements.
+
+    Raises
+    ------
+    KernelError
+        If it needs more registers than there are.
+    """
+    return _Generator(rows, n).ops()
+
+
+def _level(item: Expression, known: dict[int, int]) -> int:
+    """How many loops come before the one that computes it."""
+    if id(item) not in known:
+        inner = max((_level(operand, known) for operand in item.operands), default=0)
+        known[id(item)] = inner + (item.kind in ("sum", "largest"))
+    return known[id(item)]
+
+
+class _Generator:
+    def __init__(self, rows: Rows, n: int) -> None:
+        self.rows, self.n = rows, n
+        self.masked = rows.columns % n != 0
+        self.steps: list[_Step] = []
+        self.loops: list[tuple[int, int]] = []
+        self.places: dict[int, _Place] = {}
+        self.registers = 0
+        self.levels: dict[int, int] = {}
+
+    def ops(self) -> tuple[MicroOp, ...]:
+        (result,) = self.rows.result
+        last = _level(result, self.levels)
+        for level in range(last):
+            found = [
+                item
+                for item in _all(result)
+                if item.kind in ("sum", "largest") and self.levels[id(item)] == level + 1
+            ]
+            self._reductions(found)
+        self._rows_of([result])
+        start = len(self.steps)
+        self._put(result)
+        self.loops.append((start, len(self.steps) - 1))
+        given = _assign(self.steps, self.loops, self.rows)
+        made = [_micro(step, given) for step in self.steps]
+        for first, end in self.loops:
+            made[end] = replace(made[end], again=1, target=first)
+        made[-1] = replace(made[-1], end=1)
+        return tuple(made)
+
+    def _reductions(self, items: list[Expression]) -> None:
+        """A loop that computes sums and maxima, and what follows it."""
+        self._rows_of([item.operands[0] for item in items])
+        totals = [self._start(item) for item in items]
+        start, kept = len(self.steps), dict(self.places)
+        for item, total in zip(items, totals, strict=True):
+            element = self._masked(item)
+            operation = Op.ADD if item.kind == "sum" else Op.MAX
+            fill = {"fill": 1} if item.kind == "largest" and element.kind == "memory" else {}
+            self._step(operation, element, _Place("register", total), total, **fill)
+        self.loops.append((start, len(self.steps) - 1))
+        self.places = kept
+        for item, total in zip(items, totals, strict=True):
+            self.places[id(item)] = self._over_lanes(item, _Place("register", total))
+
+    def _start(self, item: Expression) -> int:
+        """A register for a total, with what it starts from."""
+        total = self._new()
+        place = _Place("register", total)
+        self._step(Op.SUB, place, place, total)
+        if item.kind == "largest" and item.low:
+            if item.low < -IMMEDIATE:
+                raise KernelError(
+                    f"{item.where}: a maximum is of at least {-IMMEDIATE}, but may be {item.low}"
+                )
+            self._step(Op.ADD, place, _Place("number", item.low), total)
+        return total
+
+    def _masked(self, item: Expression) -> _Place:
+        """What is added to a total: elements behind the end of the row change nothing."""
+        inner = item.operands[0]
+        place = self._place(inner)
+        if not self.masked or place.kind == "memory":
+            return place
+        index = self._new()
+        self._step(Op.INDEX, None, _ZERO, index)
+        self._step(Op.LT, _Place("register", index), _Place("number", self.rows.columns), None)
+        chosen = self._new()
+        neutral = 0 if item.kind == "sum" else item.low
+        self._step(Op.SELECT, self._first(place), _Place("number", neutral), chosen)
+        return _Place("register", chosen)
+
+    def _over_lanes(self, item: Expression, total: _Place) -> _Place:
+        """The total of all lanes, in each of them."""
+        for swap in range(1, self.n.bit_length()):
+            combined = self._new()
+            operation = Op.ADD if item.kind == "sum" else Op.MAX
+            self._step(operation, total, total, combined, swap=swap)
+            total = _Place("register", combined)
+        return total
+
+    def _rows_of(self, items: list[Expression]) -> None:
+        """Compute what is one number for a row, so that loops find it."""
+        for item in items:
+            if item.varies:
+                self._rows_of(list(item.operands))
+            elif item.kind not in ("constant", "less"):
+                self._place(item)
+
+    def _place(self, item: Expression) -> _Place:
+        """Where the value is; computed, if it is nowhere yet."""
+        if item.kind == "constant":
+            return _Place("number", item.value)
+        if item.kind == "read":
+            return _Place("memory", item.value & 7, bool(item.value >> 3))
+        if item.kind == "known":
+            return self._place(item.operands[0])
+        if id(item) not in self.places:
+            number = self._new()
+            self._compute(item, number)
+            self.places[id(item)] = _Place("register", number)
+        return self.places[id(item)]
+
+    def _put(self, item: Expression) -> None:
+        """Compute the result and store it."""
+        while item.kind == "known":
+            item = item.operands[0]
+        if item.kind in ("read", "constant") or id(item) in self.places or item.kind in _RECIPROCALS:
+            self._step(Op.ADD, self._first(self._place(item)), _ZERO, None, d_memory=1)
+        else:
+            self._compute(item, None)
+
+    def _compute(self, item: Expression, d: int | None) -> None:
+        more = {"d_memory": 1} if d is None else {}
+        if item.kind == "multiply":
+            self._multiply(item, d, more)
+        elif item.kind in _RECIPROCALS:
+            place = self._place(item.operands[0])
+            a = self._second(place) if place.kind != "register" else place
+            self._step(_RECIPROCALS[item.kind], a, _ZERO, d, unsigned=int(not item.varies))
+        elif item.kind == "shift":
+            self._step(Op.ADD, self._shiftable(item), _ZERO, d, **more)
+        elif item.kind == "choose":
+            yes, no = (self._place(operand) for operand in item.operands[1:])
+            yes, no = self._first(yes), self._second(no)
+            self._compare(item.operands[0])
+            self._step(Op.SELECT, yes, no, d, **more)
+        else:
+            self._combine(item, d, more)
+
+    def _compare(self, item: Expression) -> None:
+        a, b = (self._place(operand) for operand in item.operands)
+        self._step(Op.LT, self._first(a), self._second(b), None)
+
+    def _combine(self, item: Expression, d: int | None, more: dict[str, int]) -> None:
+        """Sums, differences, minima and maxima: the first operand may be in memory, and shifted."""
+        x, y = item.operands
+        operation = _OPERATIONS[item.kind]
+        a, b = self._shiftable(x), self._shiftable(y)
+        if a.kind == "number" or ((b.kind == "memory" or b.shift) and not (a.kind == "memory" or a.shift)):
+            a, b = b, a
+            operation = Op.RSUB if operation == Op.SUB else operation
+        self._step(operation, self._first(a), self._second(b), d, **more)
+
+    def _multiply(self, item: Expression, d: int | None, more: dict[str, int]) -> None:
+        x, y = item.operands
+        scaled = {"scaled": 1} if y.kind in _RECIPROCALS else {}
+        a, b = self._place(x), self._place(y)
+        small = x.low >= -FACTOR and x.high < FACTOR
+        if not scaled and small and (a.kind == "number" or (b.kind == "memory" and a.kind != "memory")):
+            a, b = b, a
+        self._step(Op.MUL, self._first(a), self._second(b), d, shift=item.value, **scaled, **more)
+
+    def _shiftable(self, item: Expression) -> _Place:
+        """Where a value is, if need be before it is shifted."""
+        while item.kind == "known":
+            item = item.operands[0]
+        if item.kind == "shift" and id(item) not in self.places and item.operands[0].kind != "constant":
+            place = self._shiftable(item.operands[0])
+            return replace(place, shift=place.shift + item.value)
+        return self._place(item)
+
+    def _first(self, place: _Place) -> _Place:
+        """As a first operand: no number."""
+        if place.kind != "number":
+            return place
+        number = self._new()
+        zero = _Place("register", number)
+        self._step(Op.SUB, zero, zero, number)
+        self._step(Op.ADD, zero, place, number)
+        return zero
+
+    def _second(self, place: _Place) -> _Place:
+        """As a second operand: neither in memory nor shifted."""
+        if place.kind == "number" or (place.kind == "register" and not place.shift):
+            return place
+        number = self._new()
+        self._step(Op.ADD, place, _ZERO, number)
+        return _Place("register", number)
+
+    def _new(self) -> int:
+        self.registers += 1
+        return self.registers - 1
+
+    def _step(self, op: Op, a: _Place | None, b: _Place, d: int | None, **fields: int) -> None:
+        self.steps.append(_Step(op, a, b, d, fields))
+
+
+def _all(item: Expression) -> list[Expression]:
+    """An expression and all that it is made of, each once, operands first."""
+    found: dict[int, Expression] = {}
+
+    def visit(each: Expression) -> None:
+        if id(each) in found:
+            return
+        for operand in each.operands:
+            visit(operand)
+        found[id(each)] = each
+
+    visit(item)
+    return list(found.values())
+
+
+def _assign(steps: list[_Step], loops: list[tuple[int, int]], rows: Rows) -> dict[int, int]:
+    """A register for each virtual one: free again behind its last use, or the end of the loop that uses it."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, step in enumerate(steps):
+        for number in (*step.reads(), *([] if step.d is None else [step.d])):
+            first.setdefault(number, at)
+            last[number] = at
+    for number, end in last.items():
+        for start, stop in loops:
+            if first[number] < start <= end:
+                last[number] = max(last[number], stop)
+    given: dict[int, int] = {}
+    for number in sorted(first, key=lambda item: first[item]):
+        at = first[number]
+        exchanged = "swap" in steps[at].fields
+        busy = {
+            given[other]
+            for other in given
+            if last[other] > at or (last[other] == at and (exchanged or first[other] == at))
+        }
+        free = [register for register in range(REGISTERS) if register not in busy]
+        if not free:
+            raise KernelError(
+                f"{rows.result[0].where}: the kernel needs more than {REGISTERS} registers at a time"
+            )
+        given[number] = free[0]
+    return given
+
+
+def _micro(step: _Step, given: dict[int, int]) -> MicroOp:
+    fields: dict[str, int] = dict(step.fields)
+    if step.a is not None:
+        if step.a.kind == "memory":
+            fields |= {"a_memory": 1, "a": step.a.number, "unsigned": int(step.a.unsigned)}
+        else:
+            fields |= {"a": given[step.a.number]}
+        if step.a.shift:
+            fields |= {"shift": step.a.shift}
+    if step.b.kind == "number":
+        fields |= {"b_immediate": 1, "immediate": step.b.number}
+    else:
+        fields |= {"b": given[step.b.number]}
+    if step.d is not None:
+        fields |= {"d": given[step.d]}
+    return MicroOp(op=step.op, **fields)

@@ -1,0 +1,90 @@
+"""The meaning of expressions on rows, in numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.compiler.kernel.expressions import Expression, Rows
+from weft.hdl.isa.kernel import MULTIPLIER_BITS
+
+_QUOTIENT = 65535
+
+
+def evaluate(rows: Rows, tensors: Sequence[np.ndarray]) -> np.ndarray:
+    """The stored result, int8, for int8 or int16 tensors (rows, columns); (1, columns) where all rows have the same."""
+    known: dict[int, np.ndarray] = {}
+
+    def value(item: Expression) -> np.ndarray:
+        if id(item) not in known:
+            known[id(item)] = _value(item, [value(operand) for operand in item.operands], tensors)
+        return known[id(item)]
+
+    count = max(len(tensor) for tensor in tensors)
+    result = np.broadcast_to(value(rows.result[0]), (count, rows.columns))
+    return np.clip(result, -128, 127).astype(np.int8)
+
+
+def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarray]) -> np.ndarray:
+    if item.kind == "read":
+        read = tensors[item.value & 3].astype(np.int64)
+        if tensors[item.value & 3].dtype == np.int16 and not item.value & 4:
+            read >>= 8
+        return read & 0xFF if item.value & 8 else read
+    if item.kind == "constant":
+        return np.full((1, 1), item.value, np.int64)
+    if item.kind == "multiply":
+        return _product(item, *given)
+    if item.kind in ("reciprocal", "rsqrt"):
+        return np.vectorize(_reciprocal if item.kind == "reciprocal" else _inverse_root, otypes=[np.int64])(
+            given[0]
+        )
+    result: np.ndarray = {
+        "known": lambda a: a,
+        "add": lambda a, b: a + b,
+        "subtract": lambda a, b: a - b,
+        "shift": lambda a: a << item.value,
+        "minimum": np.minimum,
+        "maximum": np.maximum,
+        "less": lambda a, b: (a < b).astype(np.int64),
+        "choose": lambda c, a, b: np.where(c, a, b),
+        "sum": lambda a: a.sum(axis=1, keepdims=True),
+        "largest": lambda a: a.max(axis=1, keepdims=True),
+    }[item.kind](*given)
+    return result
+
+
+def _product(item: Expression, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    shift: np.ndarray | int = item.value
+    if item.operands[1].kind in ("reciprocal", "rsqrt"):
+        half = 1 << (MULTIPLIER_BITS - 1)
+        shift = np.minimum(item.value + (b >> MULTIPLIER_BITS), 63)
+        b = ((b & (2 * half - 1)) ^ half) - half
+    product, shift = np.broadcast_arrays(a * b, shift)
+    floor = product >> shift
+    rest = product - (floor << shift)
+    half_step = np.where(shift > 0, np.int64(1) << np.maximum(shift - 1, 0), 1)
+    return floor + ((rest > half_step) | ((rest == half_step) & (floor & 1 == 1)))
+
+
+def _packed(factor: int, exponent: int) -> int:
+    return factor & ((1 << MULTIPLIER_BITS) - 1) | exponent << MULTIPLIER_BITS
+
+
+def _reciprocal(value: int) -> int:
+    size = abs(int(value))
+    if not size:
+        return _packed(_QUOTIENT, 0)
+    bits = size.bit_length()
+    factor = min((1 << 32) // (size << (32 - bits) >> 15), _QUOTIENT)
+    return _packed(-factor if value < 0 else factor, bits)
+
+
+def _inverse_root(value: int) -> int:
+    value = int(value)
+    if value <= 0:
+        return _packed(_QUOTIENT, 0)
+    bits = value.bit_length() + (value.bit_length() & 1)
+    return _packed(min((1 << 31) // math.isqrt(value << (32 - bits)), _QUOTIENT), bits // 2)

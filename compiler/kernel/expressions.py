@@ -1,0 +1,228 @@
+"""Expressions on the elements of rows, of which kernels are made.
+
+A kernel is a function of a `Rows`: it reads tensors, combines elements and whole rows, and stores a result. Calling it
+builds expressions on integers, of which each knows the range that its value can have, so that nothing leaves 32 bits.
+`weft.compiler.kernel.code` makes micro-operations of them, and `weft.compiler.kernel.evaluate` says what they mean.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.compiler.ir.graph import CompileError
+from weft.hdl.isa.kernel import MULTIPLIER_BITS
+
+WORD = 1 << 31
+FACTOR = 1 << (MULTIPLIER_BITS - 1)
+IMMEDIATE = 1 << 23
+"""Constants lie below."""
+RECIPROCAL_PLACES = 15
+"""Places behind the point of the reciprocals' factors, beside their exponent."""
+
+
+class KernelError(CompileError):
+    """A kernel that the engine cannot run: one sentence with the line of Python at fault."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """A number for each element of a row, or one for all of a row if not `varies`.
+
+    `kind` is what makes it of `operands`, with `value` beside them: "read" (of tensor `value` & 3; & 4: its lower
+    byte, & 8: unsigned), "constant", "add",
+    "subtract", "multiply" (then shifted right by `value` and rounded half to even; by the exponent of the second
+    operand, too, if that is a reciprocal), "shift" (to the left), "minimum", "maximum", "less" (a condition), "choose"
+    (by a condition), "sum" and "largest" (over a row), "reciprocal" and "rsqrt", or "known", which is its operand.
+    `low` and `high` bound it.
+    """
+
+    kind: str
+    operands: tuple[Expression, ...]
+    low: int
+    high: int
+    varies: bool
+    value: int = 0
+    where: str = ""
+
+    def __add__(self, other: Expression | int) -> Expression:
+        return _two("add", self, other, lambda a, b: (a[0] + b[0], a[1] + b[1]))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Expression | int) -> Expression:
+        return _two("subtract", self, other, lambda a, b: (a[0] - b[1], a[1] - b[0]))
+
+    def __rsub__(self, other: int) -> Expression:
+        return _as_expression(other) - self
+
+    def __lshift__(self, places: int) -> Expression:
+        return _made("shift", (self,), self.low << places, self.high << places, value=places)
+
+    def __lt__(self, other: Expression | int) -> Expression:
+        return _two("less", self, other, lambda a, b: (0, 1))
+
+    def minimum(self, other: Expression | int) -> Expression:
+        return _two("minimum", self, other, lambda a, b: (min(a[0], b[0]), min(a[1], b[1])))
+
+    def maximum(self, other: Expression | int) -> Expression:
+        return _two("maximum", self, other, lambda a, b: (max(a[0], b[0]), max(a[1], b[1])))
+
+    def choose(self, yes: Expression | int, no: Expression | int) -> Expression:
+        """`yes` where this condition holds, else `no`."""
+        _check(self.kind == "less", "only a comparison chooses")
+        a, b = _as_expression(yes), _as_expression(no)
+        return _made("choose", (self, a, b), min(a.low, b.low), max(a.high, b.high))
+
+    def times(self, other: Expression | int, shift: int = 0) -> Expression:
+        """``self * other / 2**shift``, rounded half to even; `other` has 18 bits."""
+        b = _as_expression(other)
+        _check(b.kind not in ("reciprocal", "rsqrt"), "a reciprocal divides with `over`")
+        _check(
+            b.low >= -FACTOR and b.high < FACTOR,
+            f"a second factor has {MULTIPLIER_BITS} bits, but may be {b.low} to {b.high}",
+        )
+        _check(0 <= shift < 64, f"a shift is 0 to 63, not {shift}")
+        ends = [x * y for x in (self.low, self.high) for y in (b.low, b.high)]
+        if b is self:
+            ends = [0, *ends[::3]]  # a square
+        return _made(
+            "multiply", (self, b), *(_shifted(end, shift) for end in (min(ends), max(ends))), value=shift
+        )
+
+    def scaled(self, scale: float) -> Expression:
+        """``self * scale``, rounded half to even, by a factor of 17 bits."""
+        mantissa, shift = factor_of(scale)
+        return self.times(mantissa, shift)
+
+    def over(self, reciprocal: Expression, places: int, most: int) -> Expression:
+        """``self`` times a reciprocal with `places` binary places behind the point, rounded half to even; it must be
+        known that it is at most `most`."""
+        _check(reciprocal.kind in ("reciprocal", "rsqrt"), "`over` takes a reciprocal")
+        shift = RECIPROCAL_PLACES - places
+        _check(shift >= 0, f"a quotient has at most {RECIPROCAL_PLACES} places, not {places}")
+        return _made("multiply", (self, reciprocal), -most, most, value=shift)
+
+    def known(self, low: int, high: int) -> Expression:
+        """The same, of which it is known that it lies from `low` to `high`."""
+        return _made("known", (self,), max(low, self.low), min(high, self.high))
+
+    def reciprocal(self) -> Expression:
+        """1 / self, to 15 bits."""
+        return _made("reciprocal", (self,), 0, WORD - 1)
+
+    def rsqrt(self) -> Expression:
+        """1 / sqrt(self), to 14 bits."""
+        return _made("rsqrt", (self,), 0, WORD - 1)
+
+
+def factor_of(scale: float) -> tuple[int, int]:
+    """(mantissa, shift) of a factor of about ``mantissa / 2**shift``, with a mantissa of 17 bits and a sign."""
+    if scale == 0:
+        return 0, 0
+    fraction, exponent = math.frexp(scale)
+    bits = MULTIPLIER_BITS - 1
+    mantissa, shift = round(math.ldexp(fraction, bits)), bits - exponent
+    if abs(mantissa) == FACTOR:
+        mantissa, shift = mantissa // 2, shift - 1
+    if shift > 63:
+        return round(math.ldexp(scale, 63)), 63
+    _check(shift >= 0, f"a factor is below {FACTOR}, not {scale:g}")
+    return mantissa, shift
+
+
+@dataclass
+class Rows:
+    """What a kernel works on: rows of `columns` elements of `tensors` tensors."""
+
+    columns: int
+    tensors: int
+    result: list[Expression] = field(default_factory=list)
+
+    def read(self, tensor: int) -> Expression:
+        """An int8 element of a tensor."""
+        return self._byte(tensor, 0, unsigned=False)
+
+    def wide(self, tensor: int, added: Expression | None = None) -> Expression:
+        """An int16 element of a tensor, or what comes of adding it."""
+        upper, lower = self._byte(tensor, 0, unsigned=False) << 8, self._byte(tensor, 1, unsigned=True)
+        return upper + lower if added is None else added + upper + lower
+
+    def _byte(self, tensor: int, vector: int, *, unsigned: bool) -> Expression:
+        """A byte of an element: the upper one is in vector 0."""
+        _check(0 <= tensor < self.tensors, f"there is no tensor {tensor}: there are {self.tensors}")
+        low, high = (0, 255) if unsigned else (-128, 127)
+        return Expression("read", (), low, high, True, tensor + 4 * vector + 8 * unsigned, _line())
+
+    def sum(self, element: Expression, *, high: int | None = None) -> Expression:
+        """The sum over a row, for all of it; at most `high`, if that is known, of elements that are not negative."""
+        _check(element.varies, "a sum is over elements, which differ")
+        least, most = element.low * self.columns, element.high * self.columns
+        if high is not None and element.low >= 0:
+            most = min(most, high)
+        return _made("sum", (element,), least, most, varies=False)
+
+    def largest(self, element: Expression) -> Expression:
+        """The largest element of a row, for all of the row."""
+        _check(element.varies, "a maximum is over elements, which differ")
+        return _made("largest", (element,), element.low, element.high, varies=False)
+
+    def store(self, element: Expression) -> None:
+        """The result: an element for each of the row, saturated to int8."""
+        _check(not self.result, "a kernel stores one result")
+        self.result.append(element)
+
+
+def constant(value: int) -> Expression:
+    """A number of 24 bits."""
+    _check(-IMMEDIATE <= value < IMMEDIATE, f"a constant has 24 bits, unlike {value}")
+    return Expression("constant", (), value, value, False, value, _line())
+
+
+def _as_expression(value: Expression | int) -> Expression:
+    return constant(value) if isinstance(value, int) else value
+
+
+def _two(kind: str, a: Expression, other: Expression | int, ends: Any) -> Expression:
+    b = _as_expression(other)
+    return _made(kind, (a, b), *ends((a.low, a.high), (b.low, b.high)))
+
+
+def _made(
+    kind: str,
+    operands: tuple[Expression, ...],
+    low: int,
+    high: int,
+    *,
+    value: int = 0,
+    varies: bool | None = None,
+) -> Expression:
+    _check(
+        low >= -WORD and high < WORD,
+        f"the result may be {low if low < -WORD else high}, which has more than 32 bits",
+    )
+    differs = any(operand.varies for operand in operands) if varies is None else varies
+    return Expression(kind, operands, low, high, differs, value, _line())
+
+
+def _shifted(value: int, shift: int) -> int:
+    """`value` / 2**shift, rounded half to even."""
+    low, rest = value >> shift, value & ((1 << shift) - 1)
+    half = 1 << shift >> 1
+    return low + int(shift > 0 and (rest > half or (rest == half and low & 1 == 1)))
+
+
+def _check(good: bool, message: str) -> None:
+    if not good:
+        raise KernelError(f"{_line()}: {message}")
+
+
+def _line() -> str:
+    """The line of Python, outside of this file, that asks for an expression."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"

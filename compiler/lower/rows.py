@@ -1,0 +1,110 @@
+"""Operators of the kernel engine to tasks: LOAD rows, KERNEL, STORE, in rings of up to three."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.compiler.ir.row_ops import RowOp
+from weft.compiler.kernel.code import generate
+from weft.compiler.machine.emit import Box, Emitter
+from weft.compiler.machine.memory import Ring
+from weft.compiler.machine.tasks import Task
+from weft.compiler.plan.row_plan import RowPlan
+from weft.compiler.plan.site import Site
+from weft.hdl.isa import Kernel, MicroOp, Source
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import SERIAL, STRIP_ROWS, Op
+from weft.hdl.isa.latencies import kernel_least, kernel_serial
+
+BYTES = 2
+"""Vectors of a column of a tensor that is the same for all rows."""
+_NAMES = ("b", "c", "d")
+
+
+def lower_rows(op: RowOp, site: Site, plan: RowPlan, emit: Emitter) -> Iterator[Task]:
+    """Tasks of one operator in sequential order."""
+    return _RowLowering(op, site, plan, emit).tasks()
+
+
+def interleaved(tensor: np.ndarray, n: int) -> bytes:
+    """The vectors of an int16 tensor (columns,): of each N elements the upper bytes, then the lower ones."""
+    padded = np.zeros(-(-len(tensor) // n) * n, np.int16)
+    padded[: len(tensor)] = tensor
+    upper, lower = (padded >> 8).astype(np.int8), (padded & 0xFF).astype(np.uint8).view(np.int8)
+    return np.stack([upper.reshape(-1, n), lower.reshape(-1, n)], axis=1).tobytes()
+
+
+def kernel_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Config) -> int:
+    """What the engine takes for so many rows of `columns` vectors, by itself."""
+    return sum(
+        _strip_cycles(ops, min(STRIP_ROWS, rows - first), columns, config) for first in _strips(rows)
+    ) + kernel_least(config.groups)
+
+
+def _strips(rows: int) -> range:
+    return range(0, rows, STRIP_ROWS)
+
+
+def _strip_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Config) -> int:
+    groups, total = config.groups, 0
+    for index, op in enumerate(ops):
+        loop = next((item.target for item in ops[index:] if item.again), len(ops))
+        if op.op in SERIAL:
+            root, lanes = op.op == Op.RSQRT, 1 if op.unsigned else config.lanes
+            each = kernel_serial(lanes, groups if op.unsigned else 1, root=root)
+            cycles = rows * (1 if op.unsigned else groups) * each
+        else:
+            cycles = max(rows * groups, kernel_least(groups))
+        total += cycles * (columns if loop <= index else 1)
+    return total
+
+
+class _RowLowering:
+    def __init__(self, op: RowOp, site: Site, tile: RowPlan, emit: Emitter) -> None:
+        self.op, self.tile, self.emit, self.config = op, tile, emit, site.config
+        self.sources, self.dst, self.layer = site.sources, site.dst, emit.layer
+        size, slots = tile.rows * tile.vectors, tile.slots
+        self.constants = site.config.scratchpad_size - BYTES * len(op.vectors) * tile.vectors
+        self.inputs = [Ring(index * slots * size, size, slots) for index in range(len(site.sources))]
+        self.outputs = Ring(self.constants - slots * size, size, slots)
+
+    def tasks(self) -> Iterator[Task]:
+        ops = generate(self.op.rows(), self.config.n)
+        start = yield from self.emit.kernel(ops)
+        for index, tensor in enumerate(self.op.vectors):
+            at = self.constants + BYTES * index * self.tile.vectors
+            yield self.emit.load_constant(interleaved(tensor, self.config.n), at)
+        for image in range(self.dst.n):
+            for y in range(self.dst.h):
+                for x in range(0, self.dst.w, self.tile.rows):
+                    box = Box(y, x, 1, min(self.tile.rows, self.dst.w - x))
+                    yield from self._tile(image, box, ops, start)
+
+    def _tile(self, image: int, box: Box, ops: tuple[MicroOp, ...], start: int) -> Iterator[Task]:
+        vectors, rows, channels = self.tile.vectors, box.w, (0, self.dst.c)
+        places = []
+        for ring, source in zip(self.inputs, self.sources, strict=True):
+            place, _ = ring.get((image, box))
+            yield from self.emit.load_box(source, image, box, channels, place, vectors, 0)
+            places.append(place)
+        out, _ = self.outputs.get((image, box))
+        fields = {"src": places[0], "src_oy": vectors, "src_ox": 1}
+        moving = [(place, vectors, 1) for place in places[1:]]
+        fixed = [
+            (self.constants + BYTES * index * vectors, 0, BYTES) for index in range(len(self.op.vectors))
+        ]
+        for name, (place, row, column) in zip(_NAMES, [*moving, *fixed], strict=False):
+            fields |= {f"with_{name}": 1, name: place, f"{name}_oy": row, f"{name}_ox": column}
+            fields |= {f"{name}_vectors": column}
+        yield Task(
+            Kernel(
+                source=Source.SCRATCHPAD, start=start, oy=rows, ox=vectors, tail=self.dst.c % self.config.n,
+                dst=out, dst_oy=vectors, dst_ox=1, **fields,
+            ),
+            self.layer,
+            kernel_cycles(ops, rows, vectors, self.config),
+            paces=True,
+        )  # fmt: skip
+        yield from self.emit.store_box(self.dst, image, box, channels, out, vectors)

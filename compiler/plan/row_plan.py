@@ -1,0 +1,35 @@
+"""Choosing the tiles of operators that the kernel engine computes row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.compiler.machine.emit import ceil_div
+from weft.compiler.machine.limits import COUNT_MAX, STRIDE_MAX
+from weft.compiler.plan.site import Site
+
+_MOST = 2048
+"""Vectors of a tile at most, so that the units overlap."""
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Rows of a tile, the vectors of one, and the slots of rings for sources and results."""
+
+    rows: int
+    vectors: int
+    slots: int
+
+
+def plan(site: Site, constants: int) -> RowPlan | None:
+    """As many rows as fit three times, else twice, else once, beside `constants` vectors for each one of a row; a few
+    strips of the engine at least, if that many fit. None if not even one row fits."""
+    vectors = ceil_div(site.dst.c, site.config.n)
+    room = site.config.scratchpad_size - constants * vectors
+    if vectors > min(COUNT_MAX, STRIDE_MAX):
+        return None
+    for slots in (3, 2, 1):
+        rows = min(room // (slots * (1 + len(site.sources)) * vectors), site.dst.w, COUNT_MAX)
+        if rows >= min(site.dst.w, 16) or (slots == 1 and rows >= 1):
+            return RowPlan(max(1, min(rows, max(16, _MOST // vectors))), vectors, slots)
+    return None
