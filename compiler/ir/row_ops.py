@@ -9,14 +9,21 @@ from functools import cached_property
 import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, View
-from weft.compiler.kernel.expressions import FACTOR, RECIPROCAL_PLACES, Expression, Rows
+from weft.compiler.kernel.expressions import (
+    FACTOR,
+    IMMEDIATE,
+    RECIPROCAL_PLACES,
+    Expression,
+    Rows,
+    constant,
+)
 
-MEAN_PLACES = 8
+MEAN_PLACES = 12
 """Binary places of a row's mean."""
+REST = (1 << MEAN_PLACES - 1) + 64
+"""Largest fraction of a mean: a half, and a little for rounding."""
 FINE = 6
 """Binary places of results until they are rounded."""
-SQUARES = (1 << 31) - (1 << 27)
-"""Sums of squares stay below; what is added to them is part of that."""
 
 
 class RowOp(DeviceOp):
@@ -46,7 +53,7 @@ class LayerNorm(RowOp):
 
     `epsilon` is in units of the squared input, `weight` and `bias` float64 (channels,); `scale`, 1 / the output's, is a
     factor of both. Without `centre` there is no mean, it is x less `x_zero`, and the mean square takes the place of the
-    variance. Means have 8 binary places, roots 14 bits, weights and biases 16: results are at most one off the
+    variance. Means have 12 binary places, roots 14 bits, weights and biases 16: results are at most one off the
     exact ones.
     """
 
@@ -75,34 +82,48 @@ class LayerNorm(RowOp):
     def rows(self) -> Rows:
         form, rows = self._form, Rows(self.src.shape[3], 3)
         x = rows.read(0)
-        middle: Expression | int = self.x_zero << MEAN_PLACES
+        middle: Expression | int = self.x_zero
+        distance = (x - self.x_zero) << MEAN_PLACES
         if self.centre:
-            middle = rows.sum(x).scaled((1 << MEAN_PLACES) / rows.columns)
-            middle = middle.known(-128 << MEAN_PLACES, 127 << MEAN_PLACES)
-        distance = (x << MEAN_PLACES) - middle
-        squares = rows.sum(distance.times(distance, form.shift), high=SQUARES)
-        root = (squares + form.added).known(0, (1 << 31) - 1).rsqrt()
-        normal = distance.over(root, form.places, FACTOR - 1)
-        product = rows.wide(1).times(normal, form.product_shift)
-        total = rows.wide(2, product)
-        result = total.times(1, FINE)
+            # The nearest whole number, and what the sum is beside it: nothing, if all elements are the same.
+            total = rows.sum(x)
+            middle = total.scaled(1 / rows.columns).known(-128, 127)
+            rest = (total - middle.times(rows.columns)).scaled((1 << MEAN_PLACES) / rows.columns)
+            rest = rest.known(-REST, REST)
+            distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
+        # Squares of whole numbers are exact; what the mean is off the middle is taken off their sum.
+        whole = x - middle
+        squares = rows.sum(whole.times(whole, max(0, -form.places)), high=form.squares)
+        total = squares << max(0, form.places)
+        if self.centre:
+            total = total - rest.times(rest).scaled(rows.columns * 2.0 ** (form.places - 2 * MEAN_PLACES))
+        root = (total + _number(form.added)).rsqrt()
+        normal = distance.over(root, form.normal_places, FACTOR - 1)
+        result = rows.wide(2, rows.wide(1).times(normal, form.product_shift)).times(1, FINE)
         if self.low > -128:
             result = result.maximum(self.low)
         rows.store(result.minimum(self.high) if self.high < 127 else result)
         return rows
 
 
+def _number(value: int) -> Expression | int:
+    """A number of 31 bits, of which those beyond 24 are rounded away."""
+    return value if value < IMMEDIATE else constant(min((value + 128) >> 8, IMMEDIATE - 1)) << 8
+
+
 @dataclass(frozen=True, eq=False)
 class _LayerNormForm:
     """The integers of a `LayerNorm`.
 
-    With distances d from the mean in `MEAN_PLACES` places, S is the sum of d**2 >> `shift`, plus `added`; d / root(S)
-    has `places` places, and is the normalised element times root(2**shift / channels), which `weight` makes up for.
+    The sum of squares has `places` places (negative: so many bits less), is at most `squares` without them, and `added`
+    is epsilon's part of it. A distance from the mean, which has `MEAN_PLACES` places, divided by its root has
+    `normal_places` places, and is the normalised element but for a factor, which is in `weight`.
     """
 
-    shift: int
-    added: int
     places: int
+    squares: int
+    added: int
+    normal_places: int
     weight: np.ndarray
     product_shift: int
     bias: np.ndarray
@@ -110,16 +131,18 @@ class _LayerNormForm:
     @classmethod
     def of(cls, op: LayerNorm) -> _LayerNormForm:
         channels = op.src.shape[3]
-        # The variance of bytes is at most a quarter of their range squared.
-        most = channels * (2.0**14 if op.centre else 2.0**16) + op.epsilon * channels
-        shift = max(1, math.ceil(math.log2(most) + 2 * MEAN_PLACES - 30.9))
-        added = round(op.epsilon * channels * 2.0 ** (2 * MEAN_PLACES - shift))
-        places = min(RECIPROCAL_PLACES, 16 - math.ceil(shift / 2))
-        weight = op.weight * op.scale * math.sqrt(channels / 2.0**shift)
-        weight_places = max(15 - math.frexp(np.abs(weight).max())[1], FINE - places + 3)
-        integers = np.clip(np.rint(np.ldexp(weight, weight_places)), -(1 << 15), (1 << 15) - 1)
+        # The variance of bytes is at most a quarter of their range squared, and the middle at most a half off the mean.
+        most = channels * (127.5**2 + 0.25 if op.centre else 255.0**2)
+        places = min(16, math.floor(30.9 - math.log2(most + op.epsilon * channels)))
+        # No element is further from the mean than root(channels) times the deviation.
+        normal_places = max(0, min(RECIPROCAL_PLACES, 16 - MEAN_PLACES + places // 2))
+        weight = op.weight * op.scale * math.sqrt(channels) * 2.0 ** (places / 2 - MEAN_PLACES)
+        weight_places = max(15 - math.frexp(np.abs(weight).max())[1], FINE - normal_places + 3)
+        weights = np.clip(np.rint(np.ldexp(weight, weight_places)), -(1 << 15), (1 << 15) - 1)
         biases = np.rint(np.ldexp(op.bias * op.scale + op.y_zero, FINE))
         return cls(
-            shift, max(added, 1), places, integers.astype(np.int16), min(places + weight_places - FINE, 63),
+            places, math.ceil(most) if places >= 0 else math.ceil(math.ldexp(most, places)) + channels,
+            max(round(math.ldexp(op.epsilon * channels, places)), 1), normal_places,
+            weights.astype(np.int16), min(normal_places + weight_places - FINE, 63),
             np.clip(biases, -(1 << 15), (1 << 15) - 1).astype(np.int16),
         )  # fmt: skip

@@ -189,10 +189,16 @@ class _Generator:
             self._multiply(item, d, more)
         elif item.kind in _RECIPROCALS:
             place = self._place(item.operands[0])
-            a = self._second(place) if place.kind != "register" else place
-            self._step(_RECIPROCALS[item.kind], a, _ZERO, d, unsigned=int(not item.varies))
+            self._step(
+                _RECIPROCALS[item.kind],
+                self._first(self._second(place)),
+                _ZERO,
+                d,
+                unsigned=int(not item.varies),
+            )
         elif item.kind == "shift":
-            self._step(Op.ADD, self._shiftable(item), _ZERO, d, **more)
+            place = self._first(self._shiftable(item.operands[0]))
+            self._step(Op.ADD, replace(place, shift=place.shift + item.value), _ZERO, d, **more)
         elif item.kind == "choose":
             yes, no = (self._place(operand) for operand in item.operands[1:])
             yes, no = self._first(yes), self._second(no)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         return np.vectorize(_reciprocal if item.kind == "reciprocal" else _inverse_root, otypes=[np.int64])(
             given[0]
         )
-    result: np.ndarray = {
+    functions: dict[str, Callable[..., np.ndarray]] = {
         "known": lambda a: a,
         "add": lambda a, b: a + b,
         "subtract": lambda a, b: a - b,
@@ -52,8 +52,8 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         "choose": lambda c, a, b: np.where(c, a, b),
         "sum": lambda a: a.sum(axis=1, keepdims=True),
         "largest": lambda a: a.max(axis=1, keepdims=True),
-    }[item.kind](*given)
-    return result
+    }
+    return functions[item.kind](*given)
 
 
 def _product(item: Expression, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -1,0 +1,155 @@
+"""Kernels of random expressions: what they mean, against the golden interpreter running their micro-operations."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.evaluate import evaluate
+from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
+from weft.compiler.lower.rows import interleaved
+from weft.hdl.checker.program import check
+from weft.hdl.isa import End, Kernel, Microcode, MicroOp
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.kernel import MICRO_OPS, Op
+from weft.sim.golden.interpreter import GoldenDevice
+
+CONFIGS = {
+    "tiny": PRESETS["tiny"].replace(kernel=256),
+    "n2": PRESETS["tiny"].replace(n=2, lanes=1, kernel=256),
+    "default": PRESETS["default"].replace(kernel=256, scratchpad_depth=256),
+}
+OPERANDS = ("src", "b", "c", "d")
+
+
+def run(config: Config, ops: tuple[MicroOp, ...], tensors: list[np.ndarray]) -> np.ndarray:
+    """The result of a kernel on the golden interpreter: int8 (rows, columns)."""
+    n, (rows, columns) = config.n, tensors[0].shape
+    vectors = -(-columns // n)
+    device = GoldenDevice(config, 1 << 15)
+    fields, at = {}, 0
+    for name, tensor in zip(OPERANDS, tensors, strict=False):
+        wide = tensor.dtype == np.int16
+        if wide:
+            content = np.frombuffer(b"".join(interleaved(row, n) for row in tensor), np.int8).reshape(-1, n)
+        else:
+            content = np.full((len(tensor), vectors * n), 77, np.int8)  # what is behind a row is not zero
+            content[:, :columns] = tensor
+            content = content.reshape(-1, n)
+        device.scratchpad[at : at + len(content)] = content
+        fields |= {
+            name: at,
+            f"{name}_oy": (1 + wide) * vectors if len(tensor) > 1 else 0,
+            f"{name}_ox": 1 + wide,
+        }
+        fields |= {f"{name}_vectors": 1 + wide} | ({} if name == "src" else {f"with_{name}": 1})
+        at += len(content)
+    words = [op.encode() for op in ops]
+    codes = [
+        Microcode(entry=first, count=len(words[first : first + MICRO_OPS]),
+                  **{f"op{at}": word for at, word in enumerate(words[first : first + MICRO_OPS])})
+        for first in range(0, len(words), MICRO_OPS)
+    ]  # fmt: skip
+    kernel = Kernel(
+        source=1, oy=rows, ox=vectors, tail=columns % n, dst=at, dst_oy=vectors, dst_ox=1, **fields
+    )
+    program = [*codes, kernel, End()]
+    check(program, config)
+    device.write(0, b"".join(instruction.encode() for instruction in program))
+    device.start(0)
+    device.wait()
+    return device.scratchpad[at : at + rows * vectors].reshape(rows, -1)[:, :columns]
+
+
+def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Expression]) -> Expression:
+    """Any expression; parts of it are shared."""
+    if pool and rng.random() < 0.2:
+        return rng.choice(pool)
+    if depth == 0 or rng.random() < 0.1:
+        leaf = rng.choice(("read", "read", "wide", "constant"))
+        if leaf == "constant":
+            return constant(rng.choice((rng.randrange(-300, 300), rng.randrange(-(1 << 23), 1 << 23))))
+        return rows.read(rng.randrange(2)) if leaf == "read" else rows.wide(2)
+    a = random_expression(rng, rows, depth - 1, pool)
+    kind = rng.choice(
+        ("add", "subtract", "times", "shift", "least", "most", "choose", "sum", "largest", "over", "scaled")
+    )
+    if kind in ("sum", "largest", "shift", "scaled"):
+        made = {
+            "sum": lambda: rows.sum(a), "largest": lambda: rows.largest(a), "shift": lambda: a << rng.randrange(1, 4),
+            "scaled": lambda: a.scaled(rng.uniform(-2, 2)),
+        }[kind]()  # fmt: skip
+    else:
+        b = random_expression(rng, rows, depth - 1, pool)
+        made = {
+            "add": lambda: a + b, "subtract": lambda: a - b, "times": lambda: a.times(b, rng.randrange(8)),
+            "least": lambda: a.minimum(b), "most": lambda: a.maximum(b), "choose": lambda: (a < b).choose(b, a),
+            "over": lambda: a.minimum(1000).maximum(-1000).over(
+                (b.rsqrt() if rng.random() < 0.5 else b.reciprocal()), rng.randrange(4), 1 << 30),
+        }[kind]()  # fmt: skip
+    pool.append(made)
+    return made
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random(name: str) -> None:
+    config, rng, done = CONFIGS[name], random.Random(3), 0
+    kinds: set[int] = set()
+    while done < 80:
+        columns, count = rng.randrange(1, 3 * config.n), rng.randrange(1, 12)
+        rows = Rows(columns, 3)
+        try:
+            result = random_expression(rng, rows, rng.randrange(1, 5), [])
+            if not result.varies and rng.random() < 0.8:
+                continue
+            rows.store(result)
+            ops = generate(rows, config.n)
+        except KernelError:
+            continue
+        source = np.random.default_rng(rng.getrandbits(32))
+        tensors = [source.integers(-128, 128, (count, columns)).astype(np.int8)]
+        tensors += [source.integers(-128, 128, (rng.choice([1, count]), columns)).astype(np.int8)]
+        tensors += [source.integers(-(1 << 15), 1 << 15, (rng.choice([1, count]), columns)).astype(np.int16)]
+        expected = evaluate(rows, tensors)
+        assert np.array_equal(run(config, ops, tensors), expected), (rows, ops)
+        kinds |= {op.op for op in ops}
+        done += 1
+    assert kinds == set(Op) - {Op.EQ, Op.TABLE}
+
+
+def test_chains_are_one_loop() -> None:
+    """A chain of k operations takes k micro-operations, and what is read or shifted none."""
+    rows = Rows(100, 2)
+    x, y = rows.read(0), rows.read(1)
+    rows.store((((x << 4) + y).times(77, 3) - 5).maximum(y))
+    ops = generate(rows, 16)
+    # y has to be in a register twice: the second operand of a sum, and of a maximum with a register.
+    assert [op.op for op in ops] == [Op.ADD, Op.ADD, Op.MUL, Op.SUB, Op.MAX]
+    assert [op.again for op in ops] == [0, 0, 0, 0, 1]
+
+
+def test_squares_are_read_again() -> None:
+    """Two loops for a mean and what comes of it."""
+    rows = Rows(64, 1)
+    x = rows.read(0)
+    rows.store(x - rows.sum(x).scaled(1 / 64))
+    ops = generate(rows, 16)
+    assert sum(op.again for op in ops) == 2
+    assert [op.swap for op in ops if op.swap] == [1, 2, 3, 4]
+
+
+def test_too_many_registers() -> None:
+    rows = Rows(8, 1)
+    x = rows.read(0)
+    parts = [x.times(x + index, index) for index in range(12)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    for part in parts:
+        total = total.minimum(part)
+    rows.store(total)
+    with pytest.raises(KernelError, match=r"test_code.py, line \d+: the kernel needs more than 8 registers"):
+        generate(rows, 4)

@@ -1,0 +1,62 @@
+"""Ranges of expressions, and what is refused with the line that asks for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant, factor_of
+
+
+def test_ranges() -> None:
+    rows = Rows(10, 2)
+    x, y = rows.read(0), rows.wide(1)
+    cases = {
+        (-128, 127): x, (-32768, 32767): y, (-255, 255): x - x, (-1024, 1016): x << 3, (-1280, 1270): rows.sum(x),
+        (-128, 100): x.minimum(100), (0, 127): x.maximum(0), (0, 1): x < 3, (-8, 0): x.times(x, 11) - 8,
+        (-6144, 6096): x.times(48), (-64, 64): x.scaled(0.5),
+        (0, 16384): x.times(x), (-128, 32767): (x < y).choose(y.maximum(0), x),
+    }  # fmt: skip
+    for (low, high), made in cases.items():
+        assert (made.low, made.high) == (low, high), made
+
+
+def test_factors() -> None:
+    for scale in (1.0, 0.3, -77.25, 1e-12, 131071.0, 2.0**-40):
+        mantissa, shift = factor_of(scale)
+        assert abs(mantissa) < 1 << 17
+        assert abs(mantissa / 2.0**shift / scale - 1) < 2**-16 or shift == 63
+    assert factor_of(0.0) == (0, 0)
+
+
+BAD: dict[str, Callable[[Rows, Expression], object]] = {
+    "the result may be -17179869184, which has more than 32 bits": lambda rows, x: (
+        (x << 17) - constant(0) << 10
+    ),
+    "a second factor has 18 bits, but may be -262144 to 260096": lambda rows, x: x.times(x << 11),
+    "a shift is 0 to 63, not 64": lambda rows, x: x.times(x, 64),
+    "a constant has 24 bits, unlike 8388608": lambda rows, x: x + (1 << 23),
+    "a factor is below 131072, not 200000": lambda rows, x: x.scaled(200000.0),
+    "there is no tensor 2: there are 2": lambda rows, x: rows.read(2),
+    "a sum is over elements, which differ": lambda rows, x: rows.sum(constant(3)),
+    "a reciprocal divides with `over`": lambda rows, x: x.times(x.reciprocal()),
+    "`over` takes a reciprocal": lambda rows, x: x.over(x, 3, 100),
+    "a quotient has at most 15 places, not 16": lambda rows, x: x.over(x.rsqrt(), 16, 100),
+    "only a comparison chooses": lambda rows, x: x.choose(1, 2),
+    "a kernel stores one result": lambda rows, x: [rows.store(x), rows.store(x)],
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_errors(message: str) -> None:
+    rows = Rows(1000, 2)
+    x = rows.read(0)
+    with pytest.raises(CompileError) as caught:
+        BAD[message](rows, x)
+    assert isinstance(caught.value, KernelError)
+    assert re.fullmatch(r"test_expressions.py, line \d+: " + re.escape(message), str(caught.value)), (
+        caught.value
+    )

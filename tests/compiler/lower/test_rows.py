@@ -1,0 +1,146 @@
+"""Operators of the kernel engine: compiled programs on the golden interpreter and on the RTL, against their meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.golden_compare import compare
+from support.op_cases import draw, random_source, random_view
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
+from weft.compiler.ir.row_ops import LayerNorm
+from weft.compiler.kernel.code import generate
+from weft.compiler.lower.rows import kernel_cycles
+from weft.compiler.operators.record import operator_of
+from weft.hdl.isa import Kernel
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.timing import TimingDevice
+
+CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", "default")}
+
+
+def random_layer_norm(rng: np.random.Generator, most: int) -> LayerNorm:
+    shape = draw(rng, 1, 2), draw(rng, 1, 5), draw(rng, 1, 30), draw(rng, 1, most)
+    channels = shape[3]
+    weight = rng.normal(1, 0.4, channels) * rng.choice([-1, 1, 1], channels) * 10.0 ** rng.integers(-3, 3)
+    zeros = [draw(rng, -128, 127) for _ in range(2)]
+    clamp = (draw(rng, -128, 0), draw(rng, 0, 127)) if rng.random() < 0.3 else (-128, 127)
+    return LayerNorm(
+        "norm", random_source(rng, "x", shape), random_view(rng, "y", shape, "output"), weight,
+        rng.normal(0, 1, channels), float(10.0 ** rng.integers(-12, 7)), float(10.0 ** rng.uniform(-3, 3)), *zeros,
+        *clamp, centre=bool(rng.integers(2)),
+    )  # fmt: skip
+
+
+def exact(op: LayerNorm, x: np.ndarray) -> np.ndarray:
+    """In float64."""
+    values = x.astype(np.float64) - (0 if op.centre else op.x_zero)
+    if op.centre:
+        values -= values.mean(-1, keepdims=True)
+    root = np.sqrt((values**2).mean(-1, keepdims=True) + op.epsilon)
+    result = values / np.where(root == 0, 1, root) * op.weight * op.scale + op.bias * op.scale
+    return np.clip(np.rint(result) + op.y_zero, op.low, op.high)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layer_norm(name: str) -> None:
+    config, rng = CONFIGS[name], np.random.default_rng(7)
+    for _ in range(25):
+        op = random_layer_norm(rng, 90)
+        segment = DeviceSegment("norm", (op,))
+        x = rng.integers(-128, 128, op.src.buffer.shape).astype(np.int8)
+        compare(compile_segment(segment, config), segment, {op.src.buffer.name: x}, config)
+
+
+def whole(shape: tuple[int, int, int, int], **fields: float) -> LayerNorm:
+    """Of whole buffers, with weights around 1 and results around 30."""
+    rng = np.random.default_rng(shape)
+    views = [View(Buffer(name, shape, kind), shape) for name, kind in (("x", "input"), ("y", "output"))]
+    weight, bias = rng.normal(1, 0.3, shape[3]), rng.normal(0, 0.3, shape[3])
+    given = {"epsilon": 1e-2, "scale": 30.0, "x_zero": 3, "y_zero": -8} | fields
+    return LayerNorm("norm", *views, weight, bias, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 16, 100, 768, 3072, 20000])
+@pytest.mark.parametrize("centre", [True, False])
+def test_accuracy(channels: int, centre: bool) -> None:
+    """At most one step from the exact result, whatever the spread of the input."""
+    rng = np.random.default_rng(channels)
+    op = whole((1, 1, 60, channels), centre=centre)
+    spread = rng.choice([0.3, 1, 5, 40, 200], (1, 1, 60, 1))
+    x = np.clip(np.rint(rng.normal(rng.uniform(-60, 60, (1, 1, 60, 1)), spread, op.src.shape)), -128, 127)
+    found = operator_of(op).evaluate(op, (x.astype(np.int8),), 24).astype(int)
+    assert np.abs(found - exact(op, x)).max() <= 1
+    assert (found != exact(op, x)).mean() < 0.1
+
+
+def test_rows_of_one_number() -> None:
+    """No spread at all: the bias is left."""
+    op = whole((1, 1, 4, 40), epsilon=0.0)
+    x = np.broadcast_to(np.array([-128, 0, 3, 127]).reshape(1, 1, 4, 1), op.src.shape).astype(np.int8)
+    assert (operator_of(op).evaluate(op, (x,), 24) == exact(op, x)).all()
+
+
+def test_on_rtl() -> None:
+    """Random stalls and memories; the cycle model agrees in every counter."""
+    config, rng = CONFIGS["tiny"], np.random.default_rng(9)
+    for case in range(8):
+        op = random_layer_norm(rng, 30)
+        segment = DeviceSegment("norm", (op,))
+        inputs = {op.src.buffer.name: rng.integers(-128, 128, op.src.buffer.shape).astype(np.int8)}
+        image = Image(compile_segment(segment, config))
+        stalls = {"stall_probability": 0.3, "stall_seed": case} if case % 2 else {}
+        with RtlDevice(config, image.memory_bytes, latency=5 * case + 1, **stalls) as rtl:
+            image.run(rtl, inputs)
+            found, counters = image.read(rtl, "y"), rtl.counters()
+        wanted = operator_of(op).evaluate(op, (_viewed(op, inputs),), config.mantissa_bits)
+        assert np.array_equal(_of(op.dst, found), wanted)
+        if not stalls:
+            model = TimingDevice(config, image.memory_bytes, latency=5 * case + 1)
+            image.run(model, inputs)
+            assert counters == model.counters()
+
+
+def _of(view: View, buffer: np.ndarray) -> np.ndarray:
+    """The contents of a view."""
+    n, h, w, c = view.shape
+    rows, columns = view.y + np.arange(h) * view.step[0], view.x + np.arange(w) * view.step[1]
+    return buffer.reshape(view.buffer.shape)[:, rows[:, None], columns, view.c : view.c + c][:n]
+
+
+def _viewed(op: LayerNorm, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    return _of(op.src, inputs[op.src.buffer.name])
+
+
+def test_cycles() -> None:
+    """Within 1.3 times a cycle for each micro-operation and lane group, for rows that are as long as those of BERT."""
+    config = CONFIGS["default"]
+    op = whole((1, 1, 128, 768))
+    program = compile_segment(DeviceSegment("norm", (op,)), config)
+    image = Image(program)
+    device = TimingDevice(config, image.memory_bytes)
+    image.run(device, {"x": np.zeros(op.src.shape, np.int8)})
+    ops = generate(op.rows(), config.n)
+    inner = sum(
+        1 for index in range(len(ops)) if any(later.again and later.target <= index for later in ops[index:])
+    )
+    least = inner * 128 * 768 // config.lanes
+    cycles = device.counters()[Counter.CYCLES]
+    assert cycles < 1.3 * least
+    tiles = [item for item in program.instructions if isinstance(item, Kernel)]
+    estimate = sum(kernel_cycles(ops, tile.oy, tile.ox, config) for tile in tiles)
+    assert abs(estimate - device.counters()[Counter.VEC_BUSY]) < 0.01 * estimate
+
+
+def test_without_room() -> None:
+    config = Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=16, bus_bytes=4, kernel=32)
+    with pytest.raises(CompileError):
+        compile_segment(DeviceSegment("norm", (whole((1, 1, 3, 400)),)), config)
+    with pytest.raises(CompileError, match="no kernel engine; set 'kernel' to 64"):
+        compile_segment(DeviceSegment("norm", (whole((1, 1, 3, 4)),)), PRESETS["tiny"])
+    with pytest.raises(CompileError, match="has room for 16: set 'kernel' to more"):
+        compile_segment(DeviceSegment("norm", (whole((1, 1, 3, 4)),)), PRESETS["tiny"].replace(kernel=16))
