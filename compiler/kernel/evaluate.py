@@ -49,7 +49,7 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         "minimum": np.minimum,
         "maximum": np.maximum,
         "less": lambda a, b: (a < b).astype(np.int64),
-        "choose": lambda c, a, b: np.where(c, a, b),
+        "choose": lambda c, a, b: np.asarray(np.where(c, a, b)),
         "sum": lambda a: a.sum(axis=1, keepdims=True),
         "largest": lambda a: a.max(axis=1, keepdims=True),
     }
