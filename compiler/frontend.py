@@ -1,11 +1,11 @@
-"""The front end: a QDQ ONNX model in, a verified `weft.compiler.ir.model.Graph` out."""
+"""The front end: a quantised ONNX or TFLite model in, a verified `weft.compiler.ir.model.Graph` out."""
 
 from __future__ import annotations
 
 from weft.compiler.host.segments import prepare
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.onnx.lowering import lower
-from weft.compiler.onnx.model import COMPLETE, load
+from weft.compiler.onnx.model import COMPLETE, Model, load
 from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
@@ -14,7 +14,8 @@ from weft.hdl.isa.config import Config
 
 
 def import_model(source: Source, *, config: Config = COMPLETE) -> Graph:
-    """Read a quantised (QDQ) ONNX model (a path, bytes or a `ModelProto`), for devices with the units of `config`.
+    """Read a quantised ONNX (QDQ) or TFLite model (a path, bytes or a `ModelProto`), for devices with the units of
+    `config`.
 
     What the device cannot do becomes host segments; `Graph.assignment` gives the reason for every node.
 
@@ -23,7 +24,17 @@ def import_model(source: Source, *, config: Config = COMPLETE) -> Graph:
     CompileError
         If the model cannot be read or run at all; see `weft.compiler.onnx.model.load`.
     """
-    model = load(source)
+    return import_network(load(source), config=config)
+
+
+def import_network(model: Model, *, config: Config = COMPLETE) -> Graph:
+    """The graph of a model that is in memory, as `import_model` makes it.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be run at all.
+    """
     model.config = config
     found = match(model)
     graph = lower(found, plan(found))
