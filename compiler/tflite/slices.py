@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from weft.compiler.tflite.builder import FIRST, Order
@@ -18,7 +19,11 @@ def sliced(context: Context, ranges: Sequence[Range]) -> None:
     numbers = [context.array([ranges[axis][part] for axis in axes]) for part in range(3)]
     starts, ends, steps = numbers
     places = context.array(list(range(len(axes))))
-    reshape = context.output().rank != context.tensor().rank
+    whole = context.tensor().shape
+    left = tuple(len(range(size)[slice(*part)]) for size, part in zip(whole, ranges, strict=True))
+    if math.prod(left) != math.prod(context.output().shape):
+        raise context.refuse(f"takes {math.prod(left):,} elements for {math.prod(context.output().shape):,} of its result")
+    reshape = left != context.output().shape
     context.move("Slice", 0, starts, ends, places, steps, order=order, reshape=reshape)
 
 

@@ -20,13 +20,7 @@ from weft.hdl.isa.config import Config
 
 def tensors(content: bytes, inputs: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
     """All tensors of a file after a run on `inputs`, by index."""
-    interpreter = Interpreter(
-        model_content=content,
-        experimental_op_resolver_type=OpResolverType.BUILTIN_REF,
-        experimental_preserve_all_tensors=True,
-        num_threads=1,
-    )
-    interpreter.allocate_tensors()
+    interpreter = _interpreter(content, OpResolverType.BUILTIN_REF)
     for index, value in inputs.items():
         interpreter.set_tensor(index, value)
     interpreter.invoke()
@@ -37,6 +31,23 @@ def tensors(content: bytes, inputs: dict[int, np.ndarray]) -> dict[int, np.ndarr
         except ValueError:  # nothing is in it
             continue
     return found
+
+
+def _interpreter(content: bytes, kernels: OpResolverType) -> Interpreter:
+    """With the reference kernels, or the others for the few operators that have none."""
+    try:
+        made = Interpreter(
+            model_content=content,
+            experimental_op_resolver_type=kernels,
+            experimental_preserve_all_tensors=True,
+            num_threads=1,
+        )
+        made.allocate_tensors()
+    except (RuntimeError, ValueError):
+        if kernels is not OpResolverType.BUILTIN_REF:
+            raise
+        return _interpreter(content, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+    return made
 
 
 def draw(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
