@@ -77,8 +77,8 @@ def load(source: Source) -> Model:
     Raises
     ------
     CompileError
-        If it cannot be read (see `weft.compiler.onnx.reader.read` and `weft.compiler.tflite.reader.read`), is not valid, not quantised (no QuantizeLinear or
-        DequantizeLinear in it), or a shape is not known before running.
+        If it cannot be read (see `weft.compiler.onnx.reader.read` and `weft.compiler.tflite.reader.read`), is not
+        valid, not quantised (no QuantizeLinear or DequantizeLinear in it), or a shape is not known before running.
     """
     tflite = _tflite(source)
     if tflite is not None:

@@ -38,7 +38,7 @@ class Builder:
 
     def __init__(self, file: File) -> None:
         self.file = file
-        self._taken: set[str] = set()
+        self._taken: dict[str, int] = {}
         self._nodes: list[Node] = []
         self._constants: dict[str, np.ndarray] = {}
         self._declared: dict[str, Type] = {}
@@ -63,14 +63,16 @@ class Builder:
 
     def unique(self, name: str) -> str:
         """A name that no value has yet."""
-        found, count = name, 0
+        found = name
         while found in self._taken:
-            count += 1
-            found = f"{name}_{count}"
-        self._taken.add(found)
+            self._taken[name] += 1
+            found = f"{name}_{self._taken[name]}"
+        self._taken[found] = 0
         return found
 
-    def node(self, operator: str, inputs: Iterable[str], outputs: Sequence[str], name: str, **attributes: Any) -> None:
+    def node(
+        self, operator: str, inputs: Iterable[str], outputs: Sequence[str], name: str, **attributes: Any
+    ) -> None:
         """Add a node."""
         given = {key: value for key, value in attributes.items() if value is not None}
         index = len(self._nodes)
@@ -106,7 +108,7 @@ class Builder:
                 raise CompileError(f"{tensor.label} is read before an operator makes it")
             values[Order.FILE] = self.constant(tensor.data, self._names[tensor.index])
         if order not in values:
-            ((other, name),) = values.items()
+            (name,) = values.values()
             base = self._base(name, tensor)
             if order is Order.FILE:
                 made = self._names[tensor.index]
@@ -129,6 +131,12 @@ class Builder:
             self._transpose(*key, self._moved[key], name)
         return self._moved[key]
 
+    def transpose_to(self, value: str, perm: Sequence[int], tensor: Tensor, name: str) -> None:
+        """Make a tensor, as the file has it, of a value with its axes in another order."""
+        target = self.target(tensor, Order.FILE)
+        self._transpose(value, tuple(perm), target, name)
+        self.set(tensor, target, Order.FILE, name)
+
     def _transpose(self, value: str, perm: tuple[int, ...], made: str, base: str) -> None:
         if value in self._constants:
             self._constants[made] = np.ascontiguousarray(self._constants[value].transpose(perm))
@@ -143,7 +151,9 @@ class Builder:
 
     def add_input(self, tensor: Tensor) -> None:
         """Take a tensor as an input of the model."""
-        self._values[tensor.index] = {Order.FILE: self._declare(self._names[tensor.index], tensor, Order.FILE)}
+        self._values[tensor.index] = {
+            Order.FILE: self._declare(self._names[tensor.index], tensor, Order.FILE)
+        }
 
     def target(self, tensor: Tensor, order: Order) -> str:
         """The name for the value that an operator makes of a tensor, in an order."""
@@ -171,7 +181,9 @@ class Builder:
         name = self.value(tensor, order)
         if tensor.quantisation is None or tensor.dtype.startswith("float"):
             if tensor.dtype in QUANTISED:
-                raise CompileError(f"{tensor.label} of type {tensor.dtype} has no scale; convert the model anew")
+                raise CompileError(
+                    f"{tensor.label} of type {tensor.dtype} has no scale; convert the model anew"
+                )
             return name
         axes = FIRST if order is Order.CHANNELS_FIRST and tensor.rank == 4 else tuple(range(tensor.rank))
         return self.dequantised(name, tensor, axes)
@@ -184,7 +196,9 @@ class Builder:
         assert quantisation is not None
         axis = None if quantisation.whole else tuple(axes).index(quantisation.axis)
         stored = self._constants.get(name)
-        if stored is not None and stored.dtype == np.int64:  # biases of int16 networks: ONNX has no such type there
+        if (
+            stored is not None and stored.dtype == np.int64
+        ):  # biases of int16 networks: ONNX has no such type there
             self._reals[name] = self.constant(_floats(stored, quantisation, axis), f"{name}:real")
         else:
             inputs = (name, *self.parameters(quantisation, tensor, base))

@@ -38,7 +38,11 @@ class Context:
         """The error for an operator that cannot be read."""
         outputs = self.operator.outputs
         tensors = self.builder.file.tensors
-        makes = f", which makes {tensors[outputs[0]].label}," if outputs and 0 <= outputs[0] < len(tensors) else ""
+        makes = (
+            f", which makes {tensors[outputs[0]].label},"
+            if outputs and 0 <= outputs[0] < len(tensors)
+            else ""
+        )
         return CompileError(f"{self.operator.label}{makes} {why}")
 
     # Tensors
@@ -77,7 +81,9 @@ class Context:
         if tensor.data is None:
             raise self.refuse(f"takes {what} from {tensor.label}, which is not constant; make it so")
         if tensor.dtype not in _INTEGERS:
-            raise self.refuse(f"takes {what} from {tensor.label} of type {tensor.dtype}; they must be integers")
+            raise self.refuse(
+                f"takes {what} from {tensor.label} of type {tensor.dtype}; they must be integers"
+            )
         return tensor.data.astype(np.int64).reshape(-1)
 
     def axes(self, index: int, what: str, rank: int) -> tuple[int, ...]:
@@ -141,9 +147,14 @@ class Context:
         wide = self.reshaped(read(index), shape)
         return self.builder.transposed(wide, FIRST, self.name)
 
-    def array(self, values: Sequence[int] | Sequence[float] | np.ndarray, dtype: str = "int64") -> str:
+    def array(
+        self, values: float | Sequence[int] | Sequence[float] | np.ndarray, dtype: str = "int64"
+    ) -> str:
         """A constant of the operator's own."""
-        return self.builder.constant(np.asarray(values, dtype), f"{self.name}:constant")
+        try:
+            return self.builder.constant(np.asarray(values, dtype), f"{self.name}:constant")
+        except OverflowError:
+            raise self.refuse("has numbers that do not fit 64 bits") from None
 
     def emit(self, operator: str, *inputs: str, suffix: str = "", **attributes: Any) -> str:
         """Add a node, whose result is returned; those besides the main one have a `suffix`."""
@@ -153,6 +164,12 @@ class Context:
     def reshaped(self, value: str, shape: Sequence[int]) -> str:
         """A value in another shape."""
         return self.emit("Reshape", value, self.array(shape), suffix="reshape")
+
+    def parts(self, value: str, sizes: Sequence[int], axis: int) -> list[str]:
+        """A value split along an axis."""
+        names = [self.builder.unique(f"{self.name}:part") for _ in sizes]
+        self.builder.node("Split", (value, self.array(sizes)), names, self.name, axis=axis)
+        return names
 
     # Results
 
@@ -168,7 +185,9 @@ class Context:
         low, high = _CLAMPS[kind]
         if high is None:
             return self.emit("Relu", value, suffix="relu")
-        return self.emit("Clip", value, self.array(low, "float32"), self.array(high, "float32"), suffix="clip")
+        return self.emit(
+            "Clip", value, self.array(low, "float32"), self.array(high, "float32"), suffix="clip"
+        )
 
     def finish(self, value: str, order: Order = Order.FILE, index: int = 0) -> None:
         """Give a result its real numbers: they are quantised as the file says."""
@@ -177,7 +196,9 @@ class Context:
             inputs = (value, *self.builder.parameters(self._scale(tensor), tensor, self.name))
             self._set("QuantizeLinear", inputs, "quantise", order, tensor)
         elif tensor.quantisation is not None and not tensor.dtype.startswith("float"):
-            raise self.refuse(f"makes {tensor.label} of type {tensor.dtype} with a scale; weft reads int8 to int16")
+            raise self.refuse(
+                f"makes {tensor.label} of type {tensor.dtype} with a scale; weft reads int8 to int16"
+            )
         else:
             self.store(value, order, index)
 
@@ -195,7 +216,9 @@ class Context:
         """Give a result the value that is stored, quantised or not."""
         self._set("Identity", (value,), "identity", order, self.output(index))
 
-    def put(self, operator: str, *inputs: str, order: Order = Order.FILE, index: int = 0, **attributes: Any) -> None:
+    def put(
+        self, operator: str, *inputs: str, order: Order = Order.FILE, index: int = 0, **attributes: Any
+    ) -> None:
         """Add the main node, whose result is what is stored."""
         self._set(operator, inputs, "", order, self.output(index), **attributes)
 
@@ -208,7 +231,13 @@ class Context:
             self.builder.set(tensor, target, order, self.name)
 
     def _set(
-        self, operator: str, inputs: Sequence[str], suffix: str, order: Order, tensor: Tensor, **attributes: Any
+        self,
+        operator: str,
+        inputs: Sequence[str],
+        suffix: str,
+        order: Order,
+        tensor: Tensor,
+        **attributes: Any,
     ) -> None:
         target = self.builder.target(tensor, order)
         name = f"{self.name}.{suffix}" if suffix else self.name
@@ -237,7 +266,13 @@ class Context:
         self.builder.set(self.output(index), target, Order.FILE, self.name)
 
     def move(
-        self, operator: str, index: int, *others: str, order: Order = Order.FILE, reshape: bool = False, **attributes: Any
+        self,
+        operator: str,
+        index: int,
+        *others: str,
+        order: Order = Order.FILE,
+        reshape: bool = False,
+        **attributes: Any,
     ) -> None:
         """Add a node that moves elements of an input: of its bytes if they mean the same in the result."""
         alike = self.alike(self.tensor(index))
@@ -265,7 +300,9 @@ class Context:
         try:
             to = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
         except (TypeError, KeyError, ValueError):
-            raise self.refuse(f"makes {tensor.label} of type {tensor.dtype}, which weft does not read") from None
+            raise self.refuse(
+                f"makes {tensor.label} of type {tensor.dtype}, which weft does not read"
+            ) from None
         return self.emit("Cast", value, suffix="cast", to=int(to))
 
 

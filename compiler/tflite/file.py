@@ -124,7 +124,9 @@ def parse(data: bytes, what: str) -> File:
         raise
     except _BROKEN as error:
         why = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, _SHOWN)
-        raise CompileError(f"{what} is truncated or damaged: it cannot be read as a TFLite model ({why})") from None
+        raise CompileError(
+            f"{what} is truncated or damaged: it cannot be read as a TFLite model ({why})"
+        ) from None
 
 
 class _Parser:
@@ -137,13 +139,19 @@ class _Parser:
     def file(self) -> File:
         model = _library().Model.GetRootAs(self._data)
         if model.Version() != 3:
-            raise CompileError(f"the file is of version {model.Version()} of the TFLite format; weft reads version 3")
+            raise CompileError(
+                f"the file is of version {model.Version()} of the TFLite format; weft reads version 3"
+            )
         count = model.SubgraphsLength()
         if count != 1:
-            raise CompileError(f"the file has {count} subgraphs; weft reads files with one, which calls no others")
+            raise CompileError(
+                f"the file has {count} subgraphs; weft reads files with one, which calls no others"
+            )
         graph = model.Subgraphs(0)
         codes = [_operator_name(model.OperatorCodes(at)) for at in self._range(model.OperatorCodesLength())]
-        tensors = tuple(self._tensor(model, graph.Tensors(at), at) for at in self._range(graph.TensorsLength()))
+        tensors = tuple(
+            self._tensor(model, graph.Tensors(at), at) for at in self._range(graph.TensorsLength())
+        )
         operators = tuple(
             self._operator(codes, graph.Operators(at), at) for at in self._range(graph.OperatorsLength())
         )
@@ -173,7 +181,7 @@ class _Parser:
         name = table.Name() or b""
         self._spend(len(name) + 4 * table.ShapeLength())
         shape = self._ints(table.ShapeAsNumpy())
-        text = name.decode("utf-8", "backslashreplace") or f"tensor_{index}"
+        text = printable(name.decode("utf-8", "backslashreplace")) or f"tensor_{index}"
         bare = Tensor(index, text, shape, _dtype(table.Type()), None, None, bool(table.IsVariable()))
         if len(shape) > _RANK:
             raise CompileError(f"{bare.label} has {len(shape)} dimensions; weft takes up to {_RANK}")
@@ -201,17 +209,21 @@ class _Parser:
         start, size = table.Offset(), table.Size()
         if start > 1:  # large files have contents behind the flatbuffer
             if start + size > len(self._data):
-                raise CompileError(f"{tensor.label} has its contents behind the end of the file, at byte {start:,}")
+                raise CompileError(
+                    f"{tensor.label} has its contents behind the end of the file, at byte {start:,}"
+                )
             raw = np.frombuffer(self._data, np.uint8, size, start)
         else:
             raw = np.asarray(self._array(table.DataAsNumpy()), np.uint8)
-        return _shaped(raw, tensor) if raw.size else None
+        return _shaped(raw, tensor) if raw.size or (at and 0 in tensor.shape) else None
 
     def _quantisation(self, table: Any, tensor: Tensor) -> Quantisation | None:
         if table is None:
             return None
         if table.DetailsType():
-            raise CompileError(f"{tensor.label} has quantisation parameters of a kind of its own, which weft does not read")
+            raise CompileError(
+                f"{tensor.label} has quantisation parameters of a kind of its own, which weft does not read"
+            )
         scales, zeros = self._array(table.ScaleAsNumpy()), self._array(table.ZeroPointAsNumpy())
         if not scales.any():  # shapes and axes may have a scale of 0
             return None
@@ -226,7 +238,9 @@ class _Parser:
             raise CompileError(f"{tensor.label} has {scales.size} scales, but {zeros.size} zero points")
         bad = scales[~np.isfinite(scales) | (scales < 0)]
         if bad.size:
-            raise CompileError(f"{tensor.label} has scale {bad[0]:g}; scales must be finite and not below zero")
+            raise CompileError(
+                f"{tensor.label} has scale {bad[0]:g}; scales must be finite and not below zero"
+            )
         _check_zeros(zeros, tensor)
         whole = np.zeros(scales.size, np.int64)
         whole[:] = zeros if zeros.size else 0
@@ -246,7 +260,9 @@ def _check_zeros(zeros: np.ndarray, tensor: Tensor) -> None:
     info = ml_dtypes.iinfo(tensor.dtype) if tensor.dtype == "int4" else np.iinfo(tensor.dtype)
     for zero in (int(zeros.min()), int(zeros.max())):
         if not info.min <= zero <= info.max:
-            raise CompileError(f"{tensor.label} of type {tensor.dtype} has zero point {zero}, which it cannot hold")
+            raise CompileError(
+                f"{tensor.label} of type {tensor.dtype} has zero point {zero}, which it cannot hold"
+            )
 
 
 def _shaped(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
@@ -268,7 +284,7 @@ def _shaped(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 
 def _operator_name(table: Any) -> str:
-    """An operator by the name that the format gives it; of codes that are not known, and custom ones, by what is there."""
+    """An operator by the name that the format gives it; codes that are not known, and custom ones, by what is there."""
     code = max(table.BuiltinCode(), table.DeprecatedBuiltinCode())
     name = _names("BuiltinOperator").get(code, f"unknown code {code}")
     if name == "CUSTOM":
@@ -300,7 +316,9 @@ def _fields(kind: str) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
 
     def fields() -> Iterator[tuple[str, Callable[[Any], Any]]]:
         for name, method in inspect.getmembers(getattr(_library(), kind), inspect.isfunction):
-            if list(inspect.signature(method).parameters) == ["self"] and not name.endswith(("AsNumpy", "IsNone")):
+            if list(inspect.signature(method).parameters) == ["self"] and not name.endswith(
+                ("AsNumpy", "IsNone")
+            ):
                 yield name, method
 
     return tuple(fields())
@@ -308,7 +326,11 @@ def _fields(kind: str) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
 
 @functools.cache
 def _names(enumeration: str) -> dict[int, str]:
-    return {value: name for name, value in vars(getattr(_library(), enumeration)).items() if isinstance(value, int)}
+    return {
+        value: name
+        for name, value in vars(getattr(_library(), enumeration)).items()
+        if isinstance(value, int)
+    }
 
 
 @functools.cache

@@ -13,7 +13,8 @@ from weft.compiler.tflite.registry import convert
 
 SUFFIX = ".tflite"
 HOW_TO_QUANTISE = (
-    "convert it with full integer quantisation: optimizations = [tf.lite.Optimize.DEFAULT] and a representative_dataset"
+    "convert it with full integer quantisation: optimizations = [tf.lite.Optimize.DEFAULT] and a "
+    "representative_dataset"
 )
 _ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
 """Types that inputs and outputs may have."""
@@ -63,7 +64,9 @@ def network_of(file: File) -> Network:
 def _check(file: File) -> None:
     """What must hold of a file as a whole."""
     if not file.operators or not file.outputs:
-        raise CompileError(f"the file has {len(file.operators)} operators and {len(file.outputs)} outputs; there is nothing to compile")
+        raise CompileError(
+            f"the file has {len(file.operators)} operators and {len(file.outputs)} outputs; there is nothing to compile"
+        )
     for kind, indices in (("input", file.inputs), ("output", file.outputs)):
         for at, index in enumerate(indices):
             if not 0 <= index < len(file.tensors):
@@ -77,7 +80,9 @@ def _check(file: File) -> None:
         if index in file.outputs:
             raise CompileError(f"{file.tensors[index].label} is input and output; nothing is computed for it")
     if not any(tensor.quantisation is not None and tensor.dtype in QUANTISED for tensor in file.tensors):
-        raise CompileError(f"the model is not quantised (no tensor of 8 or 16 bits has a scale): {HOW_TO_QUANTISE}")
+        raise CompileError(
+            f"the model is not quantised (no tensor of 8 or 16 bits has a scale): {HOW_TO_QUANTISE}"
+        )
 
 
 def _check_end(kind: str, tensor: Tensor) -> None:
@@ -85,7 +90,9 @@ def _check_end(kind: str, tensor: Tensor) -> None:
     if tensor.dtype not in _ENDS:
         raise CompileError(f"{kind} {tensor.label} has type {tensor.dtype}; weft takes {', '.join(_ENDS)}")
     if 0 in tensor.shape:
-        raise CompileError(f"{kind} {tensor.label} has shape {'x'.join(map(str, tensor.shape))}, which holds no element")
+        raise CompileError(
+            f"{kind} {tensor.label} has shape {'x'.join(map(str, tensor.shape))}, which holds no element"
+        )
 
 
 def _check_shapes(builder: Builder, network: Network) -> None:
@@ -96,12 +103,12 @@ def _check_shapes(builder: Builder, network: Network) -> None:
         raise CompileError(f"the model contradicts itself: {error}") from None
     for name, (declared, maker) in builder.made().items():
         known = found.get(name)
-        if known is None or known.sizes is None:
+        if known is None or known.sizes is None or declared.sizes is None:
             continue
-        if (known.dtype, known.sizes) != (declared.dtype, declared.shape):
+        if (known.dtype, known.sizes) != (declared.dtype, declared.sizes):
             raise CompileError(
                 f"{maker} makes {known.dtype} of shape {_sizes(known.sizes)} for what the file says is "
-                f"{declared.dtype} of shape {_sizes(declared.shape)}"
+                f"{declared.dtype} of shape {_sizes(declared.sizes)}"
             )
 
 

@@ -39,10 +39,13 @@ def convert(context: Context) -> None:
         if index >= 0 and not context.builder.known(context.builder.file.tensors[index]):
             tensor = context.builder.file.tensors[index]
             raise context.refuse(f"reads {tensor.label}, which no operator in front of it makes")
-    for at, index in enumerate(context.operator.outputs):
-        tensor = context.builder.file.tensors[index]
-        if index < 0 or context.builder.known(tensor) or index in context.operator.outputs[:at]:
-            raise context.refuse("makes what there is already: an input, a constant or another operator's result")
+    if len(set(context.operator.outputs)) < len(context.operator.outputs):
+        raise context.refuse("makes one tensor twice")
+    for index in context.operator.outputs:
+        if index < 0 or context.builder.known(context.builder.file.tensors[index]):
+            raise context.refuse(
+                "makes what there is already: an input, a constant or another operator's result"
+            )
     context.builder.begin(context.name, context.operator.inputs)
     record.convert(context)
 
@@ -57,4 +60,6 @@ def _check_tensor(context: Context, index: int) -> None:
     if tensors[index].variable:
         raise context.refuse(f"keeps {tensors[index].label} from run to run, which weft does not read")
     if tensors[index].dtype not in DTYPES:
-        raise context.refuse(f"has {tensors[index].label} of type {tensors[index].dtype}, which weft does not read")
+        raise context.refuse(
+            f"has {tensors[index].label} of type {tensors[index].dtype}, which weft does not read"
+        )

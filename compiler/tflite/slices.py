@@ -22,7 +22,9 @@ def sliced(context: Context, ranges: Sequence[Range]) -> None:
     whole = context.tensor().shape
     left = tuple(len(range(size)[slice(*part)]) for size, part in zip(whole, ranges, strict=True))
     if math.prod(left) != math.prod(context.output().shape):
-        raise context.refuse(f"takes {math.prod(left):,} elements for {math.prod(context.output().shape):,} of its result")
+        raise context.refuse(
+            f"takes {math.prod(left):,} elements for {math.prod(context.output().shape):,} of its result"
+        )
     reshape = left != context.output().shape
     context.move("Slice", 0, starts, ends, places, steps, order=order, reshape=reshape)
 
@@ -37,22 +39,31 @@ def slices_of(context: Context) -> list[Range]:
         for index, what in ((1, "where it begins"), (2, "where it ends"), (3, "strides"))
     )
     if not len(begin) == len(end) == len(strides):
-        raise context.refuse(f"has {len(begin)} places to begin, {len(end)} to end and {len(strides)} strides")
+        raise context.refuse(
+            f"has {len(begin)} places to begin, {len(end)} to end and {len(strides)} strides"
+        )
     if context.option("Offset"):
         raise context.refuse("has ends that count from where it begins, which weft does not read")
-    masks = {name: int(context.option(f"{name}Mask")) for name in ("Begin", "End", "Ellipsis", "NewAxis", "ShrinkAxis")}
+    masks = {
+        name: int(context.option(f"{name}Mask"))
+        for name in ("Begin", "End", "Ellipsis", "NewAxis", "ShrinkAxis")
+    }
     old = [at for at in range(len(begin)) if not (masks["NewAxis"] | masks["Ellipsis"]) >> at & 1]
     if len(old) > tensor.rank or masks["Ellipsis"].bit_count() > 1:
         raise context.refuse(f"has {len(old)} ranges for {tensor.rank} dimensions")
     ranges: list[Range] = []
     for at, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
         if masks["Ellipsis"] >> at & 1:
-            ranges += [(0, size, 1) for size in tensor.shape[len(ranges) : len(ranges) + tensor.rank - len(old)]]
+            ranges += [
+                (0, size, 1) for size in tensor.shape[len(ranges) : len(ranges) + tensor.rank - len(old)]
+            ]
         elif not masks["NewAxis"] >> at & 1:
             size = tensor.shape[len(ranges)]
             shrink = bool(masks["ShrinkAxis"] >> at & 1)
             whole = (bool(masks["Begin"] >> at & 1), bool(masks["End"] >> at & 1))
-            ranges.append(_one(context, first, size) if shrink else _range(context, (first, last, step), size, whole))
+            ranges.append(
+                _one(context, first, size) if shrink else _range(context, (first, last, step), size, whole)
+            )
     return ranges + [(0, size, 1) for size in tensor.shape[len(ranges) :]]
 
 

@@ -8,7 +8,11 @@ from weft.compiler.tflite.context import Context
 
 
 def pads_of(
-    context: Context, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    context: Context,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
 ) -> tuple[int, ...]:
     """Rows and columns in front, then behind: none if padding is VALID, else as many that there is a window for every
     stride, an odd one behind.

@@ -1,15 +1,14 @@
-"""LiteRT as an outside oracle: what its reference kernels make of a file, tensor by tensor, and of one operator alone."""
+"""LiteRT as an outside oracle: what its reference kernels make of a file, and of each operator alone."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
-from support.graph_runs import run_graph
 
+from support.graph_runs import run_graph
 from weft.compiler.frontend import import_network
 from weft.compiler.ir.model import Graph
 from weft.compiler.onnx.model import COMPLETE, prepare
@@ -64,7 +63,9 @@ def draw(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
 def alone(file: File, operator: Operator) -> File:
     """A file with one operator, whose inputs are the model's, and not constant where they are not."""
     used = {index for index in (*operator.inputs, *operator.outputs) if index >= 0}
-    entering = dict.fromkeys(index for index in operator.inputs if index >= 0 and file.tensors[index].data is None)
+    entering = dict.fromkeys(
+        index for index in operator.inputs if index >= 0 and file.tensors[index].data is None
+    )
     kept = tuple(
         tensor if tensor.index in used else dataclasses.replace(tensor, data=None) for tensor in file.tensors
     )
@@ -82,8 +83,10 @@ def steps(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.abs(ours.astype(np.int64) - theirs.astype(np.int64))
 
 
-def layers(file: File, found: dict[int, np.ndarray], config: Config = COMPLETE) -> Iterator[tuple[Operator, int, float, Graph]]:
-    """Of every operator, run on what LiteRT gave it: the largest step from LiteRT's result and the share that differs."""
+def layers(
+    file: File, found: dict[int, np.ndarray], config: Config = COMPLETE
+) -> Iterator[tuple[Operator, float, float, Graph]]:
+    """Of every operator, run on what LiteRT gave it: the largest step from LiteRT, and the share that differs."""
     for operator in file.operators:
         single = alone(file, operator)
         graph = graph_of(single, config)

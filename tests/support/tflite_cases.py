@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from support.tflite_models import Model
 
 SAME, VALID = 0, 1
@@ -55,12 +56,20 @@ class Case:
         self.inputs.append(self.model.tensor(shape, self.dtype, scale, zero, name=f"input{len(self.inputs)}"))
         return self.inputs[-1]
 
-    def output(self, shape: Sequence[int], scale: float | None = None, zero: int | None = None, like: int | None = None) -> int:
+    def output(
+        self,
+        shape: Sequence[int],
+        scale: float | None = None,
+        zero: int | None = None,
+        like: int | None = None,
+    ) -> int:
         """A result, quantised as tensor `like` if it is given."""
         if like is not None:
             scale, zero = self.model.tensors[like].scale[0], self.model.tensors[like].zero[0]
         scale, zero = self.scale() if scale is None else scale, self.zero() if zero is None else zero
-        self.outputs.append(self.model.tensor(shape, self.dtype, scale, zero, name=f"output{len(self.outputs)}"))
+        self.outputs.append(
+            self.model.tensor(shape, self.dtype, scale, zero, name=f"output{len(self.outputs)}")
+        )
         return self.outputs[-1]
 
     def plain(self, shape: Sequence[int], dtype: str) -> int:
@@ -74,15 +83,13 @@ class Case:
         """
         count, depth = shape[axis], math.prod(shape) // shape[axis]
         usual = 3 / (self.model.tensors[data].scale[0] * 74 * 60 * depth**0.5)
-        if self.dtype == "uint8":
-            scales, zero = np.array([usual * 2 ** self.rng.uniform(-1, 1)], np.float32), self.size(0, 255)
-            data = self.rng.integers(0, 256, shape).astype(np.uint8)
-        else:
-            many = count if self.rng.random() < 0.7 else 1
-            scales, zero = (usual * 2 ** self.rng.uniform(-1, 1, many)).astype(np.float32), 0
-            data = self.rng.integers(-127, 128, shape).astype(np.int8)
-        zeros = [zero] * len(scales)
-        index = self.model.tensor(shape, str(data.dtype), scales, zeros, axis=axis, data=data)
+        unsigned = self.dtype == "uint8"
+        many = count if self.rng.random() < 0.7 and not unsigned else 1
+        zero = self.size(0, 255) if unsigned else 0
+        values: np.ndarray = self.rng.integers(*((0, 256) if unsigned else (-127, 128)), shape)
+        scales = (usual * 2 ** self.rng.uniform(-1, 1, many)).astype(np.float32)
+        dtype = "uint8" if unsigned else "int8"
+        index = self.model.tensor(shape, dtype, scales, [zero] * many, axis=axis, data=values.astype(dtype))
         return index, np.broadcast_to(scales, count)
 
     def bias(self, data: int, scales: np.ndarray, depth: int) -> int:
@@ -96,7 +103,14 @@ class Case:
 
     def product(self, data: int, scales: np.ndarray, depth: int) -> float:
         """A scale for sums of `depth` products."""
-        return float(self.model.tensors[data].scale[0] * scales.max() * 74 * 60 * max(depth, 1) ** 0.5 / self.size(20, 90))
+        return float(
+            self.model.tensors[data].scale[0]
+            * scales.max()
+            * 74
+            * 60
+            * max(depth, 1) ** 0.5
+            / self.size(20, 90)
+        )
 
     def draws(self) -> dict[int, np.ndarray]:
         """Values of the inputs, none of them among the `lowest` of their type."""
@@ -109,7 +123,7 @@ class Case:
         return found
 
     def finish(self) -> bytes:
-        return self.model.bytes(self.inputs, self.outputs)
+        return self.model.write(self.inputs, self.outputs)
 
 
 def window(case: Case, size: int, kernel: int, stride: int, dilation: int, padding: int) -> int:
@@ -124,7 +138,9 @@ def conv(case: Case, depthwise: bool = False) -> None:
         kernel, padding = (case.size(1, 5), case.size(1, 5)), case.pick(SAME, VALID)
         strides = case.pick((1, 1), (2, 2), (case.size(1, 3), case.size(1, 3)))
         strides = (strides[0],) * 2 if depthwise else strides
-        dilations = (1, 1) if strides != (1, 1) else case.pick((1, 1), (2, 2), (case.size(1, 3), case.size(1, 3)))
+        dilations = (
+            (1, 1) if strides != (1, 1) else case.pick((1, 1), (2, 2), (case.size(1, 3), case.size(1, 3)))
+        )
         made = [window(case, *item, padding) for item in zip((h, w), kernel, strides, dilations, strict=True)]
         if min(made) > 0:
             break
@@ -150,7 +166,11 @@ def conv(case: Case, depthwise: bool = False) -> None:
 
 def transpose_conv(case: Case) -> None:
     n, h, w, c = case.image()
-    kernel, strides, padding = (case.size(1, 4), case.size(1, 4)), (case.size(1, 3), case.size(1, 3)), case.pick(SAME, VALID)
+    kernel, strides, padding = (
+        (case.size(1, 4), case.size(1, 4)),
+        (case.size(1, 3), case.size(1, 3)),
+        case.pick(SAME, VALID),
+    )
     made = []
     for size, window_, stride in zip((h, w), kernel, strides, strict=True):
         most = size * stride if padding == SAME else (size - 1) * stride + window_
@@ -167,7 +187,11 @@ def transpose_conv(case: Case) -> None:
 
 def fully_connected(case: Case) -> None:
     inputs, outputs, keep = case.pick(1, 3, 16, 40), case.pick(1, 5, 16, 33), case.pick(False, True)
-    lead = case.pick((1,), (case.size(1, 5),), (case.size(1, 3), case.size(1, 4)), (1, 2, 3)) if keep else case.pick((1,), (3,), (2, 2))
+    lead = (
+        case.pick((1,), (case.size(1, 5),), (case.size(1, 3), case.size(1, 4)), (1, 2, 3))
+        if keep
+        else case.pick((1,), (3,), (2, 2))
+    )
     data = case.input((*lead, inputs))
     matrix, scales = case.weights((outputs, inputs), 0, data)
     bias = case.bias(data, scales, inputs) if case.rng.random() < 0.8 else -1
@@ -178,7 +202,12 @@ def fully_connected(case: Case) -> None:
 
 
 def batch_matmul(case: Case) -> None:
-    lead, rows, depth, columns = case.pick((), (2,), (1, 3)), case.size(1, 6), case.pick(1, 4, 16), case.size(1, 7)
+    lead, rows, depth, columns = (
+        case.pick((), (2,), (1, 3)),
+        case.size(1, 6),
+        case.pick(1, 4, 16),
+        case.size(1, 7),
+    )
     adjoint = case.pick(False, True)
     a = case.input((*lead, rows, depth))
     b = case.input((*lead, columns, depth) if adjoint else (*lead, depth, columns))
@@ -190,20 +219,27 @@ def batch_matmul(case: Case) -> None:
 def pool(case: Case, name: str) -> None:
     while True:
         n, h, w, c = case.image()
-        kernel, strides, padding = (case.size(1, 4), case.size(1, 4)), (case.size(1, 3), case.size(1, 3)), case.pick(SAME, VALID)
+        kernel, strides, padding = (
+            (case.size(1, 4), case.size(1, 4)),
+            (case.size(1, 3), case.size(1, 3)),
+            case.pick(SAME, VALID),
+        )
         made = [window(case, *item, 1, padding) for item in zip((h, w), kernel, strides, strict=True)]
         if min(made) > 0:
             break
     data = case.input((n, h, w, c))
     case.model.operator(
         name, [data], [case.output((n, *made, c), like=data)], "Pool2D", Padding=padding, FilterHeight=kernel[0],
-        FilterWidth=kernel[1], StrideH=strides[0], StrideW=strides[1], FusedActivationFunction=case.pick(NONE, RELU, RELU6),
+        FilterWidth=kernel[1], StrideH=strides[0], StrideW=strides[1],
+        FusedActivationFunction=case.pick(NONE, RELU, RELU6),
     )  # fmt: skip
 
 
 def binary(case: Case, name: str, kind: str) -> None:
     shape = case.shape()
-    other = case.pick(shape, shape, shape[-1:], (1,), (1,) * len(shape), tuple(case.pick(1, size) for size in shape))
+    other = case.pick(
+        shape, shape, shape[-1:], (1,), (1,) * len(shape), tuple(case.pick(1, size) for size in shape)
+    )
     a = case.input(shape)
     if case.rng.random() < 0.3:
         info = np.iinfo(case.dtype)
@@ -215,7 +251,9 @@ def binary(case: Case, name: str, kind: str) -> None:
     x, y = (case.model.tensors[index].scale[0] for index in (a, b))
     scale = x * y * 74 * 74 / case.size(20, 90) if name == "MUL" else max(x, y) * case.rng.uniform(0.7, 2)
     output = case.output(shape, float(scale))
-    case.model.operator(name, operands, [output], kind, FusedActivationFunction=case.pick(NONE, NONE, RELU, RELU6))
+    case.model.operator(
+        name, operands, [output], kind, FusedActivationFunction=case.pick(NONE, NONE, RELU, RELU6)
+    )
 
 
 def extremes(case: Case, name: str) -> None:
@@ -226,8 +264,13 @@ def extremes(case: Case, name: str) -> None:
 
 
 def unary(
-    case: Case, name: str, kind: str = "", scale: float | None = None, zero: int | None = None,
-    positive: bool = False, **options: Any,
+    case: Case,
+    name: str,
+    kind: str = "",
+    scale: float | None = None,
+    zero: int | None = None,
+    positive: bool = False,
+    **options: Any,
 ) -> None:
     """A function of each element. Of roots, inputs are at zero or above."""
     low = np.iinfo(case.dtype).min
@@ -266,7 +309,9 @@ def prelu(case: Case) -> None:
     shape = case.image()
     data = case.input(shape)
     alpha = (1, 1, shape[3])
-    slopes = case.model.tensor(alpha, case.dtype, 2.0**-7, case.zero(), data=case.rng.integers(0, 100, alpha, case.dtype))
+    slopes = case.model.tensor(
+        alpha, case.dtype, 2.0**-7, case.zero(), data=case.rng.integers(0, 100, alpha, case.dtype)
+    )
     scale = case.model.tensors[data].scale[0] * case.rng.uniform(0.7, 1.5)
     case.model.operator("PRELU", [data, slopes], [case.output(shape, scale)])
 
@@ -277,21 +322,34 @@ def softmax(case: Case, name: str) -> None:
     zero += 128 * (case.dtype == "uint8")
     scale, zero = (2.0**-15, 0) if case.dtype == "int16" else (scale, zero)
     output = case.output(case.model.tensors[data].shape, scale, zero)
-    more = {"kind": "Softmax", "Beta": case.pick(1.0, 1.0, 0.5, 2.0)} if name == "SOFTMAX" else {"kind": "LogSoftmax"}
+    more = (
+        {"kind": "Softmax", "Beta": case.pick(1.0, 1.0, 0.5, 2.0)}
+        if name == "SOFTMAX"
+        else {"kind": "LogSoftmax"}
+    )
     case.model.operator(name, [data], [output], **more)
 
 
 def reshape(case: Case) -> None:
     shape = case.image()
-    other = case.pick((math.prod(shape),), (shape[0], math.prod(shape[1:])), shape[::-1], (shape[0], shape[2], shape[1], shape[3]))
+    other = case.pick(
+        (math.prod(shape),),
+        (shape[0], math.prod(shape[1:])),
+        shape[::-1],
+        (shape[0], shape[2], shape[1], shape[3]),
+    )
     data = case.input(shape)
-    case.model.operator("RESHAPE", [data, case.model.constant(other)], [case.output(other, like=data)], "Reshape")
+    case.model.operator(
+        "RESHAPE", [data, case.model.constant(other)], [case.output(other, like=data)], "Reshape"
+    )
 
 
 def squeeze(case: Case) -> None:
     shape = (1, 1, case.size(1, 7), case.size(1, 9))
     data = case.input(shape)
-    case.model.operator("SQUEEZE", [data], [case.output(tuple(size for size in shape if size > 1), like=data)], "Squeeze")
+    case.model.operator(
+        "SQUEEZE", [data], [case.output(tuple(size for size in shape if size > 1), like=data)], "Squeeze"
+    )
 
 
 def expand_dims(case: Case) -> None:
@@ -313,7 +371,12 @@ def pad(case: Case, name: str) -> None:
     shape = case.shape()
     most = 3 if name != "MIRROR_PAD" else 2
     mode = case.pick(0, 1)
-    pads = np.array([[case.size(0, min(most, size - (mode == 0)) if name == "MIRROR_PAD" else most) for _ in range(2)] for size in shape])
+    pads = np.array(
+        [
+            [case.size(0, min(most, size - (mode == 0)) if name == "MIRROR_PAD" else most) for _ in range(2)]
+            for size in shape
+        ]
+    )
     pads[0] = 0
     data = case.input(shape)
     inputs, kind, options = [data, case.model.constant(pads)], "Pad", {}
@@ -332,7 +395,10 @@ def slice_(case: Case) -> None:
     shape = case.shape()
     begin = [case.size(0, size - 1) for size in shape]
     sizes = [case.size(1, size - first) for size, first in zip(shape, begin, strict=True)]
-    given = [case.pick(size, -1) if first + size == whole else size for first, size, whole in zip(begin, sizes, shape, strict=True)]
+    given = [
+        case.pick(size, -1) if first + size == whole else size
+        for first, size, whole in zip(begin, sizes, shape, strict=True)
+    ]
     data = case.input(shape)
     inputs = [data, case.model.constant(begin), case.model.constant(given)]
     case.model.operator("SLICE", inputs, [case.output(sizes, like=data)], "Slice")
@@ -343,7 +409,10 @@ def strided_slice(case: Case) -> None:
     shape = case.shape()
     while True:
         count = case.size(1, len(shape))
-        masks = {name: case.size(0, 15) & ((1 << count) - 1) if case.rng.random() < 0.5 else 0 for name in ("Begin", "End", "Shrink", "New", "Ellipsis")}
+        masks = {
+            name: case.size(0, 15) & ((1 << count) - 1) if case.rng.random() < 0.5 else 0
+            for name in ("Begin", "End", "Shrink", "New", "Ellipsis")
+        }
         masks["Ellipsis"] &= -masks["Ellipsis"]
         masks["New"] &= ~masks["Ellipsis"]
         masks["Shrink"] &= ~(masks["New"] | masks["Ellipsis"])
@@ -365,7 +434,13 @@ def strided_slice(case: Case) -> None:
             elif masks["Shrink"] >> at & 1:
                 key.append(first)
             else:
-                key.append(slice(None if masks["Begin"] >> at & 1 else first, None if masks["End"] >> at & 1 else last, step))
+                key.append(
+                    slice(
+                        None if masks["Begin"] >> at & 1 else first,
+                        None if masks["End"] >> at & 1 else last,
+                        step,
+                    )
+                )
         masks["Begin"] &= ~masks["Shrink"]
         try:
             made = np.zeros(shape)[tuple(key)].shape
@@ -413,9 +488,18 @@ def split_v(case: Case) -> None:
     axis = case.size(0, len(shape) - 1)
     shape[axis] = sum(sizes)
     data = case.input(shape)
-    outputs = [case.output([part if at == axis else size for at, size in enumerate(shape)], like=data) for part in sizes]
+    outputs = [
+        case.output([part if at == axis else size for at, size in enumerate(shape)], like=data)
+        for part in sizes
+    ]
     given = [-1 if at == 0 and len(sizes) > 1 else size for at, size in enumerate(sizes)]
-    case.model.operator("SPLIT_V", [data, case.model.constant(given), case.model.constant(axis)], outputs, "SplitV", NumSplits=len(sizes))
+    case.model.operator(
+        "SPLIT_V",
+        [data, case.model.constant(given), case.model.constant(axis)],
+        outputs,
+        "SplitV",
+        NumSplits=len(sizes),
+    )
 
 
 def pack(case: Case) -> None:
@@ -455,12 +539,14 @@ def tile(case: Case) -> None:
 
 def reduce(case: Case, name: str) -> None:
     shape, keep = case.shape(), case.pick(False, True)
-    axes = [(1, 2), (1,), (2,), (3,), (1, 2, 3)] if len(shape) == 4 else [(1,), (len(shape) - 1,)]
-    axes = axes[case.size(0, len(axes) - 1)]
+    images: list[tuple[int, ...]] = [(1, 2), (1,), (2,), (3,), (1, 2, 3)]
+    axes: tuple[int, ...] = case.pick(*(images if len(shape) == 4 else [(1,), (len(shape) - 1,)]))
     data = case.input(shape)
     made = [1 if at in axes else size for at, size in enumerate(shape) if keep or at not in axes]
     count = math.prod(shape[axis] for axis in axes)
-    scale = float(case.model.tensors[data].scale[0]) * (count**0.5 if name == "SUM" else case.rng.uniform(0.4, 1))
+    scale = float(case.model.tensors[data].scale[0]) * (
+        count**0.5 if name == "SUM" else case.rng.uniform(0.4, 1)
+    )
     output = case.output(made, scale) if name in ("MEAN", "SUM") else case.output(made, like=data)
     given = [axis - case.pick(0, len(shape)) for axis in axes]
     case.model.operator(name, [data, case.model.constant(given)], [output], "Reducer", KeepDims=keep)
@@ -493,7 +579,9 @@ def resize(case: Case, name: str) -> None:
     data = case.input((n, h, w, c))
     output = case.output((n, *made, c), like=data)
     kind = "ResizeNearestNeighbor" if "NEAREST" in name else "ResizeBilinear"
-    case.model.operator(name, [data, case.model.constant(made)], [output], kind, AlignCorners=corners, HalfPixelCenters=half)
+    case.model.operator(
+        name, [data, case.model.constant(made)], [output], kind, AlignCorners=corners, HalfPixelCenters=half
+    )
 
 
 def quantise(case: Case) -> None:

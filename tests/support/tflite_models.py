@@ -39,7 +39,7 @@ class _Operator:
 
 @dataclass
 class Model:
-    """A file that grows; `bytes` writes it. Fields that are wrong on purpose are given to `bytes` or `tensor`."""
+    """A file that grows; `write` makes its bytes. Fields that are wrong on purpose are given to `write` or `tensor`."""
 
     tensors: list[_Tensor] = field(default_factory=list)
     operators: list[_Operator] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Model:
         """Add an operator, with options of the class `kind`Options."""
         self.operators.append(_Operator(name, inputs, outputs, kind and f"{kind}Options", options))
 
-    def bytes(self, inputs: Sequence[int], outputs: Sequence[int], **changes: Any) -> bytes:
+    def write(self, inputs: Sequence[int], outputs: Sequence[int], **changes: Any) -> bytes:
         """The file. `changes` are of `version` and `subgraphs`."""
         b = flatbuffers.Builder(1024)
         names = list(dict.fromkeys(operator.name for operator in self.operators))
@@ -83,8 +83,13 @@ class Model:
         tensors = [self._tensor(b, at, item) for at, item in enumerate(self.tensors)]
         operators = [self._operator(b, names.index(item.name), item) for item in self.operators]
         parts = [_numbers(b, "SubGraph", "Inputs", inputs), _numbers(b, "SubGraph", "Outputs", outputs)]
-        parts += [_offsets(b, "SubGraph", "Tensors", tensors), _offsets(b, "SubGraph", "Operators", operators)]
-        graph = _table(b, "SubGraph", dict(zip(("Inputs", "Outputs", "Tensors", "Operators"), parts, strict=True)))
+        parts += [
+            _offsets(b, "SubGraph", "Tensors", tensors),
+            _offsets(b, "SubGraph", "Operators", operators),
+        ]
+        graph = _table(
+            b, "SubGraph", dict(zip(("Inputs", "Outputs", "Tensors", "Operators"), parts, strict=True))
+        )
         codes = [self._code(b, name) for name in names]
         fields = {
             "OperatorCodes": _offsets(b, "Model", "OperatorCodes", codes),
@@ -104,7 +109,10 @@ class Model:
         return _table(b, "Buffer", {"Data": b.EndVector()})
 
     def _tensor(self, b: flatbuffers.Builder, at: int, item: _Tensor) -> int:
-        fields: dict[str, Any] = {"Name": b.CreateString(item.name), "Type": getattr(tflite.TensorType, TYPES.get(item.dtype, item.dtype))}
+        fields: dict[str, Any] = {
+            "Name": b.CreateString(item.name),
+            "Type": getattr(tflite.TensorType, TYPES.get(item.dtype, item.dtype)),
+        }
         fields["Shape"] = _numbers(b, "Tensor", "Shape", item.shape)
         fields["Buffer"] = at + 1 if item.data is not None else 0
         if item.scale:
@@ -112,7 +120,9 @@ class Model:
                 "Scale": _numbers(b, "QuantizationParameters", "Scale", item.scale, "PrependFloat32"),
                 "ZeroPoint": _numbers(b, "QuantizationParameters", "ZeroPoint", item.zero, "PrependInt64"),
             }
-            fields["Quantization"] = _table(b, "QuantizationParameters", parts | {"QuantizedDimension": item.axis})
+            fields["Quantization"] = _table(
+                b, "QuantizationParameters", parts | {"QuantizedDimension": item.axis}
+            )
         return _table(b, "Tensor", fields | item.changes)
 
     def _operator(self, b: flatbuffers.Builder, code: int, item: _Operator) -> int:
@@ -128,9 +138,13 @@ class Model:
 
     def _code(self, b: flatbuffers.Builder, name: str) -> int:
         custom = b.CreateString(name.removeprefix("CUSTOM ")) if name.startswith("CUSTOM ") else None
-        code = tflite.BuiltinOperator.CUSTOM if custom is not None else getattr(tflite.BuiltinOperator, name, None)
+        code = (
+            tflite.BuiltinOperator.CUSTOM
+            if custom is not None
+            else getattr(tflite.BuiltinOperator, name, None)
+        )
         code = int(name.rpartition(" ")[2]) if code is None else code
-        fields: dict[str, Any] = {"BuiltinCode": code, "DeprecatedBuiltinCode": min(code, 127), "Version": 1}
+        fields: dict[str, Any] = {"BuiltinCode": code, "DeprecatedBuiltinCode": min(code, 127), "Version": 2 if name == "BROADCAST_TO" else 1}
         return _table(b, "OperatorCode", fields | ({} if custom is None else {"CustomCode": custom}))
 
 
@@ -142,7 +156,9 @@ def _table(b: flatbuffers.Builder, kind: str, fields: dict[str, Any]) -> int:
     return getattr(tflite, f"{kind}End")(b)
 
 
-def _numbers(b: flatbuffers.Builder, kind: str, name: str, values: Sequence[float], add: str = "PrependInt32") -> int:
+def _numbers(
+    b: flatbuffers.Builder, kind: str, name: str, values: Sequence[float], add: str = "PrependInt32"
+) -> int:
     getattr(tflite, f"{kind}Start{name}Vector")(b, len(values))
     for value in reversed(values):
         getattr(b, add)(value)

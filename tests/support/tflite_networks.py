@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from support.tflite_cases import RELU6, SAME, VALID, Case
 
 NONE = 0
@@ -13,16 +14,30 @@ NONE = 0
 class Network(Case):
     """A network that grows operator by operator; every method gives the tensor that it makes."""
 
-    def _conv(self, data: int, shape: Sequence[int], axis: int, depth: int, name: str, kind: str, stride: int, padding: int) -> int:
+    def _conv(
+        self,
+        data: int,
+        shape: Sequence[int],
+        axis: int,
+        depth: int,
+        name: str,
+        kind: str,
+        stride: int,
+        padding: int,
+    ) -> int:
         filters, scales = self.weights(shape, axis, data)
         n, h, w, _ = self.model.tensors[data].shape
         span = shape[1]
         made = [-(-size // stride) if padding == SAME else (size - span) // stride + 1 for size in (h, w)]
         outputs = shape[axis]
         bias = self.bias(data, scales, depth)
-        result = self.model.tensor((n, *made, outputs), self.dtype, self.product(data, scales, depth), self.zero())
-        self.model.operator(name, [data, filters, bias], [result], kind, Padding=padding, StrideH=stride, StrideW=stride,
-                            DilationHFactor=1, DilationWFactor=1, FusedActivationFunction=RELU6)  # fmt: skip
+        result = self.model.tensor(
+            (n, *made, outputs), self.dtype, self.product(data, scales, depth), self.zero()
+        )
+        self.model.operator(
+            name, [data, filters, bias], [result], kind, Padding=padding, StrideH=stride, StrideW=stride,
+            DilationHFactor=1, DilationWFactor=1, FusedActivationFunction=RELU6,
+        )  # fmt: skip
         return result
 
     def conv(self, data: int, outputs: int, kernel: int = 3, stride: int = 1, padding: int = SAME) -> int:
@@ -64,12 +79,16 @@ class Network(Case):
         rows, inputs = self.model.tensors[data].shape
         matrix, scales = self.weights((outputs, inputs), 0, data)
         bias = self.bias(data, scales, inputs)
-        result = self.model.tensor((rows, outputs), self.dtype, self.product(data, scales, inputs), self.zero())
+        result = self.model.tensor(
+            (rows, outputs), self.dtype, self.product(data, scales, inputs), self.zero()
+        )
         self.model.operator("FULLY_CONNECTED", [data, matrix, bias], [result], "FullyConnected")
         return result
 
     def softmax(self, data: int) -> int:
-        result = self.model.tensor(self.model.tensors[data].shape, self.dtype, 1 / 256, -128 + 128 * (self.dtype == "uint8"))
+        result = self.model.tensor(
+            self.model.tensors[data].shape, self.dtype, 1 / 256, -128 + 128 * (self.dtype == "uint8")
+        )
         self.model.operator("SOFTMAX", [data], [result], "Softmax", Beta=1.0)
         return result
 
@@ -77,17 +96,18 @@ class Network(Case):
         """The file, of which these are the outputs."""
         for at, index in enumerate(results):
             self.model.tensors[index].name = f"output{at}"
-        return self.model.bytes(self.inputs, results)
+        return self.model.write(self.inputs, results)
 
 
-def convolutions(seed: int = 1, dtype: str = "int8") -> bytes:
+def convolutions(seed: int = 1, dtype: str = "int8", softmax: bool = True) -> bytes:
     """A residual block of convolutions, depthwise ones among them, a pool and a classifier."""
     net = Network(np.random.default_rng(seed), dtype)
     value = net.conv(net.input((1, 9, 8, 3)), 6, stride=2)
     inner = net.conv(net.depthwise(value), 6, kernel=1)
     value = net.add(inner, value)
     value = net.depthwise(value, stride=2, padding=VALID)
-    return net.ends(net.softmax(net.dense(net.flatten(net.pool(value)), 4)))
+    value = net.dense(net.flatten(net.pool(value)), 4)
+    return net.ends(net.softmax(value) if softmax else value)
 
 
 def rows(seed: int = 2, dtype: str = "uint8") -> bytes:

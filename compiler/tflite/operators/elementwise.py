@@ -121,7 +121,9 @@ def _scaled(context: Context, order: Order, factor: float) -> str:
         return value
     if quantisation is None or not quantisation.whole:
         return context.emit("Mul", value, context.array(factor, "float32"), suffix="scale")
-    other = dataclasses.replace(quantisation, scales=quantisation.scales * type(quantisation.scales[0])(factor))
+    other = dataclasses.replace(
+        quantisation, scales=quantisation.scales * type(quantisation.scales[0])(factor)
+    )
     parameters = context.builder.parameters(other, tensor, context.name)
     return context.emit("DequantizeLinear", context.stored(0, order), *parameters, suffix="dequantise")
 
@@ -133,7 +135,10 @@ def prelu(context: Context) -> None:
 
 
 OPERATORS = (
-    *(Record((name,), (1, 1), made, functools.partial(unary, operator=made)) for name, made in _UNARY.items()),
+    *(
+        Record((name,), (1, 1), made, functools.partial(unary, operator=made))
+        for name, made in _UNARY.items()
+    ),
     *(
         Record((name,), (1, 1), "Clip", functools.partial(clip, low=low, high=high))
         for name, (low, high) in _CLIPS.items()
@@ -143,9 +148,15 @@ OPERATORS = (
     Record(("RSQRT",), (1, 1), "Sqrt, Reciprocal", root_reciprocal),
     Record(("SQUARE",), (1, 1), "Mul", square),
     Record(("PRELU",), (2, 2), "PRelu", prelu),
-    *(Record((name,), (2, 2), made, functools.partial(binary, operator=made)) for name, made in _BINARY.items()),
+    *(
+        Record((name,), (2, 2), made, functools.partial(binary, operator=made))
+        for name, made in _BINARY.items()
+    ),
     Record(("SQUARED_DIFFERENCE",), (2, 2), "Sub, Mul", squared_difference),
-    *(Record((name,), (2, 2), made, functools.partial(compare, operator=made)) for name, made in _COMPARISONS.items()),
+    *(
+        Record((name,), (2, 2), made, functools.partial(compare, operator=made))
+        for name, made in _COMPARISONS.items()
+    ),
     Record(("NOT_EQUAL",), (2, 2), "Equal, Not", differ),
     Record(("LOGICAL_NOT",), (1, 1), "Not", negate),
     Record(("SELECT", "SELECT_V2"), (3, 3), "Where", select),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from weft.compiler.tflite.builder import FIRST, Order
 from weft.compiler.tflite.context import Context, nchw
-from weft.compiler.tflite.slices import sliced, slices_of
 from weft.compiler.tflite.record import Record
+from weft.compiler.tflite.slices import sliced, slices_of
+
+INDICES = 1 << 20
+"""Most elements of a dimension that are listed."""
 
 
 def ordered(values: Sequence[int], order: Order) -> list[int]:
@@ -38,10 +42,9 @@ def transpose(context: Context) -> None:
     perm = [int(axis) for axis in context.axes(1, "axis", rank)]
     if sorted(perm) != list(range(rank)):
         raise context.refuse(f"has axes {perm}; it must have each of {rank} once")
-    alike = context.alike(context.tensor())
-    value = context.stored() if alike else context.real()
-    moved = context.builder.transposed(value, perm, context.name)
-    (context.store if alike else context.finish)(moved)
+    if context.alike(context.tensor()):
+        return context.builder.transpose_to(context.stored(), perm, context.output(), context.name)
+    return context.finish(context.builder.transposed(context.real(), perm, context.name))
 
 
 def concatenate(context: Context) -> None:
@@ -53,7 +56,9 @@ def concatenate(context: Context) -> None:
             raise context.refuse(f"joins {tensor.label} of {tensor.rank} dimensions to one of {rank}")
     places = range(len(context.operator.inputs))
     if context.alike(*context.inputs) and not context.option("FusedActivationFunction"):
-        return context.put("Concat", *(context.stored(index, order) for index in places), order=order, axis=axis)
+        return context.put(
+            "Concat", *(context.stored(index, order) for index in places), order=order, axis=axis
+        )
     value = context.emit("Concat", *(context.real(index, order) for index in places), axis=axis)
     return context.finish(context.activated(value), order)
 
@@ -78,8 +83,10 @@ def unpack(context: Context) -> None:
     """The elements along an axis as results of their own."""
     rank = context.tensor().rank
     axis = context.axis(int(context.option("Axis")), "axis", rank)
-    for index, (value, alike) in enumerate(_parts(context, 0, axis, None, Order.FILE)):
-        (context.store_reshaped if alike else context.finish_reshaped)(value, index=index)
+    alike = _alike(context, 0)
+    value = context.stored() if alike else context.real()
+    for index, part in enumerate(context.parts(value, _sizes(context, context.tensor().shape[axis]), axis)):
+        (context.store_reshaped if alike else context.finish_reshaped)(part, index=index)
 
 
 def split(context: Context) -> None:
@@ -103,43 +110,46 @@ def _split(context: Context, data: int, axes: int, shapes: list[tuple[int, ...]]
     axis = context.axis(int(given[0]), "axis", tensor.rank)
     for index in range(len(context.operator.outputs)):
         if context.output(index).rank != tensor.rank:
-            raise context.refuse(f"makes {context.output(index).label} of another number of dimensions than its input")
-    sizes = None if shapes is None else [shape[axis] for shape in shapes]
-    parts = _parts(context, data, axis, sizes, order)
-    for index, (value, alike) in enumerate(parts):
-        (context.store if alike else context.finish)(value, order, index)
+            raise context.refuse(
+                f"makes {context.output(index).label} of another number of dimensions than its input"
+            )
+    sizes = _sizes(context, tensor.shape[axis]) if shapes is None else [shape[axis] for shape in shapes]
+    if _alike(context, data):
+        parts = context.array(sizes)
+        return context.put_all(
+            "Split", context.stored(data, order), parts, order=order, axis=place(axis, order)
+        )
+    for index, value in enumerate(context.parts(context.real(data, order), sizes, place(axis, order))):
+        context.finish(value, order, index)
 
 
-def _parts(
-    context: Context, data: int, axis: int, sizes: list[int] | None, order: Order
-) -> list[tuple[str, bool]]:
-    """The results of a Split, and of each whether it is what is stored; equal parts if no sizes are given."""
-    tensor, count = context.tensor(data), len(context.operator.outputs)
-    if not count:
-        raise context.refuse("has no results")
-    if sizes is None:
-        if tensor.shape[axis] % count:
-            raise context.refuse(f"makes {count} parts of {tensor.shape[axis]} elements")
-        sizes = [tensor.shape[axis] // count] * count
-    alike = context.alike(tensor) and all(context.same_kind(index) for index in range(count))
-    value = context.stored(data, order) if alike else context.real(data, order)
-    names = [context.builder.unique(f"{context.name}:part") for _ in sizes]
-    inputs = (value, context.array(sizes))
-    context.builder.node("Split", inputs, names, context.name, axis=place(axis, order))
-    return [(name, alike) for name in names]
+def _alike(context: Context, data: int) -> bool:
+    """Whether bytes of an input mean the same in all results."""
+    count = len(context.operator.outputs)
+    return context.alike(context.tensor(data)) and all(context.same_kind(index) for index in range(count))
+
+
+def _sizes(context: Context, whole: int) -> list[int]:
+    """Equal parts of an axis."""
+    count = len(context.operator.outputs)
+    if not count or whole % count:
+        raise context.refuse(f"makes {count} parts of {whole} elements")
+    return [whole // count] * count
 
 
 def pad(context: Context) -> None:
     """A constant around the elements: what stands for 0, or what PADV2 is given."""
     tensor, order = context.tensor(), context.order(0)
     pads = _pads(context)
-    before, behind = (ordered([int(pair[at]) for pair in pads], order) for at in range(2))
+    before, behind = (ordered([pair[at] for pair in pads], order) for at in range(2))
     places = context.array((*before, *behind))
     alike = context.alike(tensor)
     if context.has(2):
         fill = context.tensor(2)
         if math.prod(fill.shape) != 1:
-            raise context.refuse(f"fills with {fill.label}, which has {math.prod(fill.shape)} elements; it must have one")
+            raise context.refuse(
+                f"fills with {fill.label}, which has {math.prod(fill.shape)} elements; it must have one"
+            )
         alike = alike and context.alike(fill)
         value = context.reshaped(context.stored(2) if alike else context.real(2), ())
     elif alike:
@@ -152,12 +162,18 @@ def pad(context: Context) -> None:
     return context.finish(context.emit("Pad", context.real(0, order), places, value, mode="constant"), order)
 
 
-def _pads(context: Context) -> np.ndarray:
+def _pads(context: Context) -> list[tuple[int, int]]:
     """Elements in front of and behind each axis."""
     rank, given = context.tensor().rank, context.numbers(1, "pads")
     if given.size != 2 * rank or given.min(initial=0) < 0:
         raise context.refuse(f"has pads {given.tolist()[:16]}; it takes {2 * rank} numbers, none below 0")
-    return given.reshape(rank, 2)
+    pads = [(int(before), int(behind)) for before, behind in given.reshape(rank, 2)]
+    made = tuple(size + sum(pair) for size, pair in zip(context.tensor().shape, pads, strict=True))
+    if made != context.output().shape:
+        raise context.refuse(
+            f"has pads {given.tolist()[:16]}, with which results have another shape than the file says"
+        )
+    return pads
 
 
 def mirror(context: Context) -> None:
@@ -167,17 +183,26 @@ def mirror(context: Context) -> None:
     if mode not in (0, 1):
         raise context.refuse(f"has mode {mode}; there are REFLECT and SYMMETRIC")
     for size, pair in zip(tensor.shape, pads, strict=True):
-        if pair.max() > size - (mode == 0):
-            raise context.refuse(f"has pads {pair.tolist()} around {size} elements, of which it mirrors too few")
+        if max(pair) > size - (mode == 0):
+            raise context.refuse(f"has pads {pair} around {size} elements, which are too few to mirror")
     if mode == 0:
-        before, behind = (ordered([int(pair[at]) for pair in pads], order) for at in range(2))
+        before, behind = (ordered([pair[at] for pair in pads], order) for at in range(2))
         return context.move("Pad", 0, context.array((*before, *behind)), order=order, mode="reflect")
     wanted = {
-        axis: np.pad(np.arange(size), tuple(pair), mode="symmetric")
+        axis: np.pad(np.arange(_few(context, size)), pair, mode="symmetric")
         for axis, (size, pair) in enumerate(zip(tensor.shape, pads, strict=True))
-        if pair.any()
+        if any(pair)
     }
     return _gathered(context, wanted, order)
+
+
+def _few(context: Context, size: int) -> int:
+    """A size of which there may be a list of indices."""
+    if size > INDICES:
+        raise context.refuse(
+            f"takes {size:,} elements of a dimension one by one; weft takes up to {INDICES:,} there"
+        )
+    return size
 
 
 def _gathered(context: Context, wanted: dict[int, np.ndarray], order: Order) -> None:
@@ -230,7 +255,9 @@ def reverse(context: Context) -> None:
     """Some axes backwards."""
     tensor = context.tensor()
     axes = set(context.axes(1, "axis", tensor.rank))
-    ends = [(size - 1, -size - 1, -1) if axis in axes else (0, size, 1) for axis, size in enumerate(tensor.shape)]
+    ends = [
+        (size - 1, -size - 1, -1) if axis in axes else (0, size, 1) for axis, size in enumerate(tensor.shape)
+    ]
     sliced(context, ends)
 
 
@@ -238,7 +265,7 @@ def blocks(context: Context, operator: str) -> None:
     """Blocks of rows and columns to channels, or back."""
     context.image()
     (size,) = context.positive("BlockSize")
-    mode = {"mode": "DCR"} if operator == "DepthToSpace" else {}
+    mode: dict[str, Any] = {"mode": "DCR"} if operator == "DepthToSpace" else {}
     context.move(operator, 0, order=Order.CHANNELS_FIRST, blocksize=size, **mode)
 
 
@@ -256,7 +283,11 @@ def resize_nearest(context: Context) -> None:
     if not whole:
         return _gathered(context, dict(zip((1, 2), places, strict=True)), order)
     sizes = context.array(ordered((*tensor.shape[:1], *output.shape[1:3], tensor.shape[3]), order))
-    modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    modes: dict[str, Any] = {
+        "mode": "nearest",
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
     return context.move("Resize", 0, "", "", sizes, order=order, **modes)
 
 
@@ -264,8 +295,13 @@ def _nearest(context: Context, size: int, many: int) -> np.ndarray:
     """The elements of `size` that `many` places take, in TFLite's float32."""
     if size < 1 or many < 1:
         raise context.refuse(f"makes {many} rows or columns of {size}")
+    _few(context, many)
     corners, half = bool(context.option("AlignCorners")), bool(context.option("HalfPixelCenters"))
-    scale = np.float32(size - 1) / np.float32(many - 1) if corners and many > 1 else np.float32(size) / np.float32(many)
+    scale = (
+        np.float32(size - 1) / np.float32(many - 1)
+        if corners and many > 1
+        else np.float32(size) / np.float32(many)
+    )
     exact = (np.arange(many, dtype=np.float32) + np.float32(0.5 * half)) * scale
     found = np.floor(exact + np.float32(0.5)) if corners else np.floor(exact)
     return np.clip(found.astype(np.int64), 0, size - 1)
@@ -276,7 +312,9 @@ def resize_linear(context: Context) -> None:
     tensor, output = context.image(), context.output()
     if output.rank != 4:
         raise context.refuse(f"makes {output.label} of {output.rank} dimensions; it must have 4")
-    sizes = context.array(ordered((*tensor.shape[:1], *output.shape[1:3], tensor.shape[3]), Order.CHANNELS_FIRST))
+    sizes = context.array(
+        ordered((*tensor.shape[:1], *output.shape[1:3], tensor.shape[3]), Order.CHANNELS_FIRST)
+    )
     mode = "align_corners" if context.option("AlignCorners") else "asymmetric"
     mode = "half_pixel" if context.option("HalfPixelCenters") else mode
     value = context.real(0, Order.CHANNELS_FIRST)

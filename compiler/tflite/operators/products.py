@@ -13,7 +13,9 @@ def fully_connected(context: Context) -> None:
     """Rows of as many elements as the weights take, times the weights' transpose."""
     data, matrix = context.tensor(0), context.tensor(1)
     if context.option("WeightsFormat"):
-        raise context.refuse("has shuffled weights, which weft does not read; convert the model with the default format")
+        raise context.refuse(
+            "has shuffled weights, which weft does not read; convert the model with the default format"
+        )
     if matrix.rank != 2:
         raise context.refuse(f"has weights of {matrix.rank} dimensions; they must have 2")
     outputs, inputs = matrix.shape
@@ -49,7 +51,9 @@ def batch_product(context: Context) -> None:
         if tensor.rank < 2:
             raise context.refuse(f"takes matrices; {tensor.label} has {tensor.rank} dimensions")
         if context.option(name):
-            values.append(weights(context, index, (*range(tensor.rank - 2), tensor.rank - 1, tensor.rank - 2)))
+            values.append(
+                weights(context, index, (*range(tensor.rank - 2), tensor.rank - 1, tensor.rank - 2))
+            )
         else:
             values.append(context.real(index))
     context.finish(context.emit("MatMul", *values))
