@@ -114,9 +114,9 @@ def parse(data: bytes, what: str) -> File:
         If they are no TFLite file, damaged, or have what weft does not read: several subgraphs, sparse tensors.
     """
     if data[4:8] != IDENTIFIER:
-        found = printable(repr(data[4:8])[1:], _SHOWN)
+        found = repr(data[4:8])[1:] if data[4:8] else "missing"
         raise CompileError(
-            f"{what} is no TFLite model: bytes 4 to 8 of one are 'TFL3', here they are {found or 'missing'}"
+            f"{what} is no TFLite model: bytes 4 to 8 of one are 'TFL3', here they are {found}"
         )
     try:
         return _Parser(data).file()

@@ -144,7 +144,11 @@ class Model:
             else getattr(tflite.BuiltinOperator, name, None)
         )
         code = int(name.rpartition(" ")[2]) if code is None else code
-        fields: dict[str, Any] = {"BuiltinCode": code, "DeprecatedBuiltinCode": min(code, 127), "Version": 2 if name == "BROADCAST_TO" else 1}
+        fields: dict[str, Any] = {
+            "BuiltinCode": code,
+            "DeprecatedBuiltinCode": min(code, 127),
+            "Version": 2 if name == "BROADCAST_TO" else 1,
+        }
         return _table(b, "OperatorCode", fields | ({} if custom is None else {"CustomCode": custom}))
 
 
