@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-import onnx
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node
@@ -16,8 +14,6 @@ from weft.compiler.onnx.folding import Known, resolve
 from weft.compiler.onnx.limits import check_windows
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import Source, read
-from weft.compiler.tflite.reader import SUFFIX, is_tflite
-from weft.compiler.tflite.reader import read as read_tflite
 from weft.hdl.isa.config import Config
 
 HOW_TO_QUANTISE = (
@@ -77,12 +73,9 @@ def load(source: Source) -> Model:
     Raises
     ------
     CompileError
-        If it cannot be read (see `weft.compiler.onnx.reader.read` and `weft.compiler.tflite.reader.read`), is not
-        valid, not quantised (no QuantizeLinear or DequantizeLinear in it), or a shape is not known before running.
+        If it cannot be read (see `weft.compiler.onnx.reader.read`), is not valid, not quantised (no QuantizeLinear or
+        DequantizeLinear in it), or a shape is not known before running.
     """
-    tflite = _tflite(source)
-    if tflite is not None:
-        return prepare(read_tflite(*tflite))
     network = read(source)
     check_windows(network)
     network = expand_qlinear(network)
@@ -91,31 +84,15 @@ def load(source: Source) -> Model:
 
 
 def prepare(network: Network) -> Model:
-    """Check and simplify a network that is quantised.
+    """Check and simplify the network of a quantised model that another reader made.
 
     Raises
     ------
     CompileError
-        As `load`, but for the file.
+        If it is not valid, or a shape is not known before running.
     """
     check_windows(network)
     return _simplified(resolve(network))
-
-
-def _tflite(source: Source) -> tuple[bytes, str] | None:
-    """The bytes of a TFLite file, which says so in its first bytes or by its suffix, and its name; None for others."""
-    if isinstance(source, onnx.ModelProto):
-        return None
-    if isinstance(source, bytes):
-        return (source, f"the model of {len(source):,} bytes") if is_tflite(source) else None
-    path = Path(source)
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-            named = path.suffix.lower() == SUFFIX
-            return (head + file.read(), str(path)) if named or is_tflite(head) else None
-    except OSError:
-        return None  # which the other reader tells of
 
 
 def _check_quantised(network: Network) -> None:

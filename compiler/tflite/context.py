@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import helper
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.tflite.builder import FIRST, LAST, QUANTISED, Builder, Order
 from weft.compiler.tflite.file import Operator, Quantisation, Tensor
 
 _INTEGERS = ("int32", "int64", "int8", "int16", "uint8")
+_ELEMENTS = {
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
+    "float64": 11, "uint32": 12, "uint64": 13, "int4": 22,
+}  # fmt: skip
+"""ONNX's numbers of the types that tensors may have."""
 _CLAMPS = {1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """Fused activations that clamp: RELU, RELU_N1_TO_1, RELU6."""
 _TANH = 4
@@ -296,14 +300,7 @@ class Context:
 
     def cast(self, value: str) -> str:
         """A value in the type of the result."""
-        tensor = self.output()
-        try:
-            to = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
-        except (TypeError, KeyError, ValueError):
-            raise self.refuse(
-                f"makes {tensor.label} of type {tensor.dtype}, which weft does not read"
-            ) from None
-        return self.emit("Cast", value, suffix="cast", to=int(to))
+        return self.emit("Cast", value, suffix="cast", to=_ELEMENTS[self.output().dtype])
 
 
 def _same_scale(one: Tensor, other: Tensor) -> bool:

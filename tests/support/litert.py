@@ -9,7 +9,7 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from support.graph_runs import run_graph
-from weft.compiler.frontend import import_network
+from weft.compiler.frontend import import_loaded
 from weft.compiler.ir.model import Graph
 from weft.compiler.onnx.model import COMPLETE, prepare
 from weft.compiler.tflite.file import File, Operator, Tensor
@@ -73,7 +73,7 @@ def alone(file: File, operator: Operator) -> File:
 
 
 def graph_of(file: File, config: Config = COMPLETE) -> Graph:
-    return import_network(prepare(network_of(file)), config=config)
+    return import_loaded(prepare(network_of(file)), config=config)
 
 
 def steps(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
