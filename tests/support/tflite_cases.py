@@ -570,6 +570,25 @@ def blocks(case: Case, name: str) -> None:
     case.model.operator(name, [data], [case.output(after, like=data)], kind, BlockSize=block)
 
 
+def batches(case: Case, name: str) -> None:
+    block = (case.size(1, 3), case.size(1, 3))
+    n, h, w, c = 1, case.size(1, 4), case.size(1, 5), case.size(1, 4)
+    ends = [[case.size(0, min(1, size * by - 1)), 0] for size, by in zip((h, w), block, strict=True)]
+    large = (n, *(size * by - sum(pair) for size, by, pair in zip((h, w), block, ends, strict=True)), c)
+    small = (n * block[0] * block[1], h, w, c)
+    before, after = (large, small) if name == "SPACE_TO_BATCH_ND" else (small, large)
+    data = case.input(before)
+    kind = "SpaceToBatchND" if name == "SPACE_TO_BATCH_ND" else "BatchToSpaceND"
+    inputs = [data, case.model.constant(block), case.model.constant(ends)]
+    case.model.operator(name, inputs, [case.output(after, like=data)], kind)
+
+
+def normalisation(case: Case) -> None:
+    data = case.input(case.shape())
+    output = case.output(case.model.tensors[data].shape, 1 / 128, 128 * (case.dtype == "uint8"))
+    case.model.operator("L2_NORMALIZATION", [data], [output], "L2Norm")
+
+
 def resize(case: Case, name: str) -> None:
     n, h, w, c = case.image()
     made = case.pick((h * 2, w * 2), (h * 4, w), (case.size(1, 20), case.size(1, 20)))
@@ -658,6 +677,8 @@ CASES: dict[str, Draw] = {
     **{name: _with(reduce, name) for name in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN")},
     **{name: _with(arg, name) for name in ("ARG_MAX", "ARG_MIN")},
     **{name: _with(blocks, name) for name in ("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")},
+    **{name: _with(batches, name) for name in ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")},
+    "L2_NORMALIZATION": normalisation,
     **{name: _with(resize, name) for name in ("RESIZE_NEAREST_NEIGHBOR", "RESIZE_BILINEAR")},
     "QUANTIZE": quantise,
     "DEQUANTIZE": dequantise,
@@ -668,7 +689,7 @@ CASES: dict[str, Draw] = {
 MOVES = (
     "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "PAD", "MIRROR_PAD", "SLICE", "STRIDED_SLICE", "CONCATENATION",
     "SPLIT", "SPLIT_V", "PACK", "UNPACK", "GATHER", "TILE", "SPACE_TO_DEPTH", "DEPTH_TO_SPACE", "MAX_POOL_2D",
-    "RESIZE_NEAREST_NEIGHBOR", "MAXIMUM", "MINIMUM",
+    "RESIZE_NEAREST_NEIGHBOR", "MAXIMUM", "MINIMUM", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND",
 )  # fmt: skip
 """Operators whose results are among the elements of their inputs: LiteRT and weft agree on every byte."""
 _LARGEST = 5000

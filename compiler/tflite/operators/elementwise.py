@@ -135,6 +135,7 @@ def prelu(context: Context) -> None:
 
 
 OPERATORS = (
+    Record(("ADD_N",), (1, None), "Sum", functools.partial(binary, operator="Sum")),
     *(
         Record((name,), (1, 1), made, functools.partial(unary, operator=made))
         for name, made in _UNARY.items()

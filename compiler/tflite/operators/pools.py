@@ -9,6 +9,9 @@ from weft.compiler.tflite.context import Context, nchw
 from weft.compiler.tflite.record import Record
 from weft.compiler.tflite.windows import pads_of
 
+_SHORTEST = 1e-6
+"""The length that shorter rows count for."""
+
 
 def pool(context: Context, operator: str) -> None:
     """A pool with a window, of which padding is no part."""
@@ -46,7 +49,20 @@ def extreme(context: Context, operator: str) -> None:
     context.store_reshaped(context.cast(value), order)
 
 
+def normalise(context: Context) -> None:
+    """Rows divided by their length, along the last axis of the file."""
+    order, rank = context.order(0), context.tensor().rank
+    if not rank:
+        raise context.refuse("has an input without dimensions")
+    value = context.real(0, order)
+    axis = context.array([1 if order is Order.CHANNELS_FIRST else rank - 1])
+    length = context.emit("ReduceL2", value, axis, suffix="length", keepdims=1)
+    length = context.emit("Max", length, context.array(_SHORTEST, "float32"), suffix="shortest")
+    context.finish(context.activated(context.emit("Div", value, length)), order)
+
+
 OPERATORS = (
+    Record(("L2_NORMALIZATION",), (1, 1), "ReduceL2, Max, Div", normalise),
     *(
         Record((name,), (1, 1), made, functools.partial(pool, operator=made))
         for name, made in (("AVERAGE_POOL_2D", "AveragePool"), ("MAX_POOL_2D", "MaxPool"))

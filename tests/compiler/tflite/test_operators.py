@@ -88,7 +88,7 @@ FLOATS = {
     **{name: _Float() for name in ("CEIL", "FLOOR", "ROUND", "SIN")},
     "COS": _Float("Cos"), "LOG": _Float(low=0.5), "SQUARE": _Float("Square"), "RSQRT": _Float(low=0.5),
     "LOGICAL_NOT": _Float("LogicalNot", ("bool",), "bool"), "SIGN": _Float(),
-    "DIV": _Float("Div", _TWO, low=0.5), "POW": _Float("Pow", _TWO, low=0.5),
+    "ADD_N": _Float("AddN", ("float32",) * 3), "DIV": _Float("Div", _TWO, low=0.5), "POW": _Float("Pow", _TWO, low=0.5),
     "SQUARED_DIFFERENCE": _Float("SquaredDifference", _TWO),
     "LOGICAL_AND": _Float("LogicalAnd", _LOGIC, "bool"), "LOGICAL_OR": _Float("LogicalOr", _LOGIC, "bool"),
     "EQUAL": _Float("Equal", _TWO, "bool"), "NOT_EQUAL": _Float("NotEqual", _TWO, "bool"),
