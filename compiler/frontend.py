@@ -59,6 +59,8 @@ def _tflite(source: Source) -> tuple[bytes, str] | None:
     if not isinstance(source, str | os.PathLike):
         return None
     path = Path(source)
+    if path.exists() and not path.is_file():
+        return None  # a pipe cannot be read twice
     try:
         with path.open("rb") as file:
             head = file.read(8)

@@ -22,6 +22,10 @@ FIRST = (0, 3, 1, 2)
 """From (N, H, W, C) to (N, C, H, W)."""
 LAST = (0, 2, 3, 1)
 """Back."""
+_COPIES = 16
+"""How many times as large as what the file has constants may become, in other orders of axes."""
+_SMALL = 1 << 26
+"""Bytes that constants may have in any case."""
 QUANTISED = ("int8", "uint8", "int16")
 """Types of tensors that hold real numbers, if they have scales."""
 
@@ -38,6 +42,9 @@ class Builder:
 
     def __init__(self, file: File) -> None:
         self.file = file
+        self._room = _SMALL + _COPIES * sum(
+            item.data.nbytes for item in file.tensors if item.data is not None
+        )
         self._taken: dict[str, int] = {}
         self._nodes: list[Node] = []
         self._constants: dict[str, np.ndarray] = {}
@@ -87,8 +94,16 @@ class Builder:
     def constant(self, values: np.ndarray, name: str) -> str:
         """Add a constant."""
         name = self.unique(name)
-        self._constants[name] = np.ascontiguousarray(values)
+        self._keep(name, values)
         return name
+
+    def _keep(self, name: str, values: np.ndarray) -> None:
+        self._room -= values.nbytes
+        if self._room < 0:
+            raise CompileError(
+                f"the file's constants take more than {_COPIES} times their bytes in the order in which they are read"
+            )
+        self._constants[name] = np.ascontiguousarray(values)
 
     def known(self, tensor: Tensor) -> bool:
         """Whether there is a value for a tensor already."""
@@ -106,7 +121,8 @@ class Builder:
         if not values:
             if tensor.data is None:
                 raise CompileError(f"{tensor.label} is read before an operator makes it")
-            values[Order.FILE] = self.constant(tensor.data, self._names[tensor.index])
+            values[Order.FILE] = self._names[tensor.index]
+            self._keep(self._names[tensor.index], tensor.data)
         if order not in values:
             (name,) = values.values()
             base = self._base(name, tensor)
@@ -139,7 +155,7 @@ class Builder:
 
     def _transpose(self, value: str, perm: tuple[int, ...], made: str, base: str) -> None:
         if value in self._constants:
-            self._constants[made] = np.ascontiguousarray(self._constants[value].transpose(perm))
+            self._keep(made, self._constants[value].transpose(perm))
             return
         source, before = self._moves.get(value, (value, tuple(range(len(perm)))))
         whole = tuple(before[axis] for axis in perm)

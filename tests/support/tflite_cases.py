@@ -686,6 +686,20 @@ CASES: dict[str, Draw] = {
 }
 
 
+class Behind(Case):
+    """An operator whose images come from another one, which makes them with channels first, and changes nothing."""
+
+    def input(self, shape: Sequence[int], scale: float | None = None, zero: int | None = None) -> int:
+        data = super().input(shape, scale, zero)
+        if len(shape) != 4:
+            return data
+        item = self.model.tensors[data]
+        moved = self.model.tensor(shape, item.dtype, item.scale[0], item.zero[0])
+        ones = dict.fromkeys(("FilterHeight", "FilterWidth", "StrideH", "StrideW"), 1)
+        self.model.operator("MAX_POOL_2D", [data], [moved], "Pool2D", Padding=VALID, **ones)
+        return moved
+
+
 MOVES = (
     "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "PAD", "MIRROR_PAD", "SLICE", "STRIDED_SLICE", "CONCATENATION",
     "SPLIT", "SPLIT_V", "PACK", "UNPACK", "GATHER", "TILE", "SPACE_TO_DEPTH", "DEPTH_TO_SPACE", "MAX_POOL_2D",
@@ -731,8 +745,8 @@ def chain(seed: int, length: int, dtype: str = "int8") -> Chain:
     return case
 
 
-def draw(name: str, seed: int, dtype: str = "int8") -> Case:
+def draw(name: str, seed: int, dtype: str = "int8", kind: type[Case] = Case) -> Case:
     """A model of operator `name`."""
-    case = Case(np.random.default_rng([seed, len(name), *map(ord, name)]), dtype)
+    case = kind(np.random.default_rng([seed, len(name), *map(ord, name)]), dtype)
     CASES[name](case)
     return case

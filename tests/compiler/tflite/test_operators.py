@@ -10,8 +10,8 @@ import pytest
 from support import tflite_networks
 from support.golden_compare import compare
 from support.graph_runs import run_graph
-from support.litert import layers, tensors
-from support.tflite_cases import CASES, chain, draw
+from support.litert import layers, steps, tensors
+from support.tflite_cases import CASES, Behind, Case, chain, draw
 from support.tflite_models import Model
 
 from weft.compiler.backend import compile_segment
@@ -58,6 +58,20 @@ def test_an_operator_is_within_a_step_of_litert(name: str, dtype: str) -> None:
         _compare(name, seed, dtype)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_behind_one_that_has_channels_first(name: str) -> None:
+    if name in NOT_IN_LITERT["int8"]:
+        return
+    for seed in range(SEEDS):
+        case = draw(name, seed, "int8", Behind)
+        content, values = case.finish(), case.draws()
+        found = tensors(content, values)
+        graph = import_model(content)
+        inputs = {key: values[index] for index, key in zip(case.inputs, graph.inputs, strict=True)}
+        for index, value in zip(case.outputs, run_graph(graph, inputs).values(), strict=True):
+            assert steps(value, found[index]).max() <= 1, f"seed {seed}"
+
+
 @pytest.mark.parametrize("name", INT16)
 def test_activations_of_16_bits(name: str) -> None:
     for seed in range(3):
@@ -86,7 +100,7 @@ class _Float:
 _TWO, _LOGIC = ("float32", "float32"), ("bool", "bool")
 FLOATS = {
     **{name: _Float() for name in ("CEIL", "FLOOR", "ROUND", "SIN")},
-    "COS": _Float("Cos"), "LOG": _Float(low=0.5), "SQUARE": _Float("Square"), "RSQRT": _Float(low=0.5),
+    "GELU": _Float("Gelu"), "GELU_APPROXIMATE": _Float("Gelu"), "COS": _Float("Cos"), "LOG": _Float(low=0.5), "SQUARE": _Float("Square"), "RSQRT": _Float(low=0.5),
     "LOGICAL_NOT": _Float("LogicalNot", ("bool",), "bool"), "SIGN": _Float(),
     "ADD_N": _Float("AddN", ("float32",) * 3), "DIV": _Float("Div", _TWO, low=0.5), "POW": _Float("Pow", _TWO, low=0.5),
     "SQUARED_DIFFERENCE": _Float("SquaredDifference", _TWO),
@@ -105,7 +119,8 @@ def test_operators_in_float(name: str, shape: tuple[int, ...]) -> None:
     item, rng, model = FLOATS[name], np.random.default_rng(9), Model()
     inputs = [model.tensor(shape, dtype) for dtype in item.inputs]
     output = model.tensor(shape, item.result)
-    model.operator(name, inputs, [output], item.kind)
+    options = {"Approximate": True} if name == "GELU_APPROXIMATE" else {}
+    model.operator(name.removesuffix("_APPROXIMATE"), inputs, [output], item.kind, **options)
     model.tensor((1,), "int8", 0.1)  # so that it counts as quantised
     values = {
         index: rng.integers(0, 2, shape).astype(bool)
@@ -116,6 +131,23 @@ def test_operators_in_float(name: str, shape: tuple[int, ...]) -> None:
     content = model.write(inputs, [output])
     for operator, apart, _, _ in layers(parse(content, name), tensors(content, values)):
         assert apart <= 1e-3, operator.label
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("same", ["scale", "zero"])
+def test_what_is_joined_may_have_scales_of_its_own(seed: int, same: str) -> None:
+    """Of uint8, LiteRT requantises it."""
+    case = Case(np.random.default_rng(seed), "uint8")
+    shape = case.shape()
+    scale, zero = case.scale(), case.zero()
+    parts = [case.input(shape, *((scale, None) if same == "scale" else (None, zero))) for _ in range(3)]
+    most = max(case.model.tensors[index].scale[0] for index in parts)
+    made = (*shape[:-1], shape[-1] * 3)
+    output = case.output(made, scale, zero) if same == "scale" else case.output(made, most, zero)
+    case.model.operator("CONCATENATION", parts, [output], "Concatenation", Axis=-1)
+    content = case.finish()
+    ((_, apart, _, _),) = layers(parse(content, "it"), tensors(content, case.draws()))
+    assert apart <= 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
@@ -163,8 +195,8 @@ def draw_value(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> 
 
 
 def test_every_operator_has_a_case() -> None:
-    drawn = {name.removesuffix("_APPROXIMATE") for name in CASES}
-    assert drawn | set(FLOATS) | {"CAST", "REVERSE_V2", "BROADCAST_TO", "REDUCE_PROD"} == set(NAMES)
+    drawn = {name.removesuffix("_APPROXIMATE") for name in (*CASES, *FLOATS)}
+    assert drawn | {"CAST", "REVERSE_V2", "BROADCAST_TO", "REDUCE_PROD"} == set(NAMES)
 
 
 @pytest.mark.parametrize("seed", range(CHAINS))

@@ -16,6 +16,7 @@ import weft
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network
+from weft.compiler.tflite import builder
 from weft.compiler.tflite.builder import Builder
 from weft.compiler.tflite.file import File
 from weft.compiler.tflite.reader import HOW_TO_QUANTISE, is_tflite, read
@@ -137,6 +138,61 @@ def test_a_bias_without_a_scale_has_that_of_the_products() -> None:
     other = import_model(net.ends(value))
     for one, two in zip(graph.segments[0].ops, other.segments[0].ops, strict=True):  # type: ignore[union-attr]
         assert np.abs(one.bias - two.bias).max() <= 1  # type: ignore[attr-defined]
+
+
+def test_a_shape_that_is_computed_is_known() -> None:
+    """As Keras writes Flatten for batches of any size."""
+    net = tflite_networks.Network(np.random.default_rng(1))
+    value, model = net.conv(net.input((1, 4, 4, 3)), 4), net.model
+    shape, first, both = (model.tensor(size, "int32") for size in ((4,), (), (2,)))
+    model.operator("SHAPE", [value], [shape], "Shape", OutType=2)
+    ends = [model.constant([at]) for at in (0, 1, 1)]
+    model.operator("STRIDED_SLICE", [shape, *ends], [first], "StridedSlice", ShrinkAxisMask=1)
+    model.operator("PACK", [first, model.constant(64)], [both], "Pack", ValuesCount=2)
+    rows = net.like(value, (1, 64))
+    model.operator("RESHAPE", [value, both], [rows], "Reshape")
+    graph = import_model(net.ends(net.dense(rows, 5)))
+    assert {place for _, _, place, _ in graph.assignment} == {"device"}
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (1, 2, 6, 8)], ids=str)
+def test_attention_is_one_operator_of_the_device(shape: tuple[int, ...]) -> None:
+    net = tflite_networks.Network(np.random.default_rng(2))
+    model, scores = net.model, (*shape[:-1], shape[-2])
+    q, k, v = (net.input(shape, 0.05, 3) for _ in range(3))
+    found, scaled = (model.tensor(scores, "int8", scale) for scale in (0.2, 0.1))
+    model.operator("BATCH_MATMUL", [q, k], [found], "BatchMatMul", AdjY=True)
+    factor = model.tensor((), "int8", 0.0028, data=np.int8(127))
+    model.operator("MUL", [found, factor], [scaled], "Mul")
+    weights, result = net.softmax(scaled), model.tensor(shape, "int8", 0.03)
+    model.operator("BATCH_MATMUL", [weights, v], [result], "BatchMatMul")
+    (segment,) = import_model(net.ends(result)).segments
+    assert [type(op).__name__ for op in segment.ops] == ["Attention"]  # type: ignore[union-attr]
+
+
+def test_constants_may_be_outputs_and_inputs_unused() -> None:
+    small = Small()
+    unused = small.model.tensor((2,), "int8", 0.1, name="unused")
+    known = small.model.tensor((2,), "int8", 0.1, data=np.array([1, 2], np.int8), name="known")
+    small.model.operator("TANH", [small.x], [small.y])
+    program = weft.compile(small.model.write([small.x, unused], [small.y, known]), "tiny")
+    values = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+    assert list(values) == ["x", "unused"]
+    assert program.run(values).outputs["known"].tolist() == [1, 2]
+
+
+def test_constants_in_many_orders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transposes of one constant: a small file could ask for any amount of memory."""
+    monkeypatch.setattr(builder, "_SMALL", 1000)
+    small = Small()
+    known = small.model.tensor((100, 10), "int8", 0.1, data=bytes(1000))
+    perm = small.constant(1, 0)
+    for _ in range(20):
+        moved = small.model.tensor((10, 100), "int8", 0.1)
+        small.model.operator("TRANSPOSE", [known, perm], [moved], "Transpose")
+    assert small.fails("RELU") == (
+        "the file's constants take more than 16 times their bytes in the order in which they are read"
+    )
 
 
 def test_the_file_may_be_given_as_bytes_or_path(tmp_path: Path) -> None:
@@ -415,6 +471,6 @@ def test_filters_that_do_not_fit() -> None:
 
 def test_many_tensors_of_one_name_are_quick() -> None:
     """Names are counted up from where they were: trying all of them takes minutes."""
-    builder, start = Builder(File((), (), (), ())), time.process_time()
-    assert [builder.unique("same") for _ in range(30_000)][-1] == "same_29999"
+    names, start = Builder(File((), (), (), ())), time.process_time()
+    assert [names.unique("same") for _ in range(30_000)][-1] == "same_29999"
     assert time.process_time() - start < 5
