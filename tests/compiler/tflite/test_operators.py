@@ -100,7 +100,8 @@ class _Float:
 _TWO, _LOGIC = ("float32", "float32"), ("bool", "bool")
 FLOATS = {
     **{name: _Float() for name in ("CEIL", "FLOOR", "ROUND", "SIN")},
-    "GELU": _Float("Gelu"), "GELU_APPROXIMATE": _Float("Gelu"), "COS": _Float("Cos"), "LOG": _Float(low=0.5), "SQUARE": _Float("Square"), "RSQRT": _Float(low=0.5),
+    "GELU": _Float("Gelu"), "GELU_APPROXIMATE": _Float("Gelu"),
+    "COS": _Float("Cos"), "LOG": _Float(low=0.5), "SQUARE": _Float("Square"), "RSQRT": _Float(low=0.5),
     "LOGICAL_NOT": _Float("LogicalNot", ("bool",), "bool"), "SIGN": _Float(),
     "ADD_N": _Float("AddN", ("float32",) * 3), "DIV": _Float("Div", _TWO, low=0.5), "POW": _Float("Pow", _TWO, low=0.5),
     "SQUARED_DIFFERENCE": _Float("SquaredDifference", _TWO),
