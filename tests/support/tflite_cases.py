@@ -573,7 +573,10 @@ def blocks(case: Case, name: str) -> None:
 def batches(case: Case, name: str) -> None:
     block = (case.size(1, 3), case.size(1, 3))
     n, h, w, c = 1, case.size(1, 4), case.size(1, 5), case.size(1, 4)
-    ends = [[case.size(0, min(1, size * by - 1)), 0] for size, by in zip((h, w), block, strict=True)]
+    ends = [[0, 0], [0, 0]]
+    for pair, size, by in zip(ends, (h, w), block, strict=True):
+        for at in range(2):
+            pair[at] = case.size(0, min(2, size * by - 1 - sum(pair)))
     large = (n, *(size * by - sum(pair) for size, by, pair in zip((h, w), block, ends, strict=True)), c)
     small = (n * block[0] * block[1], h, w, c)
     before, after = (large, small) if name == "SPACE_TO_BATCH_ND" else (small, large)

@@ -35,6 +35,7 @@ class _Operator:
     outputs: Sequence[int]
     kind: str
     options: dict[str, Any]
+    code: int | None = None
 
 
 @dataclass
@@ -127,7 +128,7 @@ class Model:
 
     def _operator(self, b: flatbuffers.Builder, code: int, item: _Operator) -> int:
         fields: dict[str, Any] = {
-            "OpcodeIndex": code,
+            "OpcodeIndex": code if item.code is None else item.code,
             "Inputs": _numbers(b, "Operator", "Inputs", item.inputs),
             "Outputs": _numbers(b, "Operator", "Outputs", item.outputs),
         }

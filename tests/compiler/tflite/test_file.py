@@ -160,6 +160,20 @@ def test_contents_of_another_size() -> None:
     )
 
 
+def test_more_contents_than_elements() -> None:
+    model, source, result = one()
+    model.tensor((3,), "int16", data=bytes(8), name="c")
+    assert fails(model.write([source], [result])) == (
+        "tensor 2 ('c') of type int16 and shape 3 has 8 bytes of contents; it must have 6"
+    )
+
+
+def test_a_code_that_is_not_there() -> None:
+    model, source, result = one()
+    model.operators[0].code = 5
+    assert fails(model.write([source], [result])) == "operator 0 has code 5; the file lists 1 codes"
+
+
 def test_negative_and_giant_shapes() -> None:
     assert with_result((1, -4)) == "tensor 1 ('y') has shape 1x-4; sizes must not be negative"
     assert with_result((70000, 70000)) == (
