@@ -1,29 +1,47 @@
-"""The front end: a QDQ ONNX model in, a verified `weft.compiler.ir.model.Graph` out."""
+"""The front end: a quantised ONNX or TFLite model in, a verified `weft.compiler.ir.model.Graph` out."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 from weft.compiler.host.segments import prepare
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.onnx.lowering import lower
-from weft.compiler.onnx.model import COMPLETE, load
+from weft.compiler.onnx.model import COMPLETE, Model, load
+from weft.compiler.onnx.model import prepare as prepare_network
 from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
+from weft.compiler.tflite.reader import SUFFIX, is_tflite, read
 from weft.compiler.verify import verify
 from weft.hdl.isa.config import Config
 
 
 def import_model(source: Source, *, config: Config = COMPLETE) -> Graph:
-    """Read a quantised (QDQ) ONNX model (a path, bytes or a `ModelProto`), for devices with the units of `config`.
+    """Read a quantised ONNX (QDQ) or TFLite model (a path, bytes or a `ModelProto`), for devices with the units of
+    `config`. What a file is, it says itself.
 
     What the device cannot do becomes host segments; `Graph.assignment` gives the reason for every node.
 
     Raises
     ------
     CompileError
-        If the model cannot be read or run at all; see `weft.compiler.onnx.model.load`.
+        If the model cannot be read or run at all; see `weft.compiler.onnx.model.load` and
+        `weft.compiler.tflite.reader.read`.
     """
-    model = load(source)
+    tflite = _tflite(source)
+    return import_loaded(load(source) if tflite is None else prepare_network(read(*tflite)), config=config)
+
+
+def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
+    """The graph of a model that has been read.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be run at all.
+    """
     model.config = config
     found = match(model)
     graph = lower(found, plan(found))
@@ -32,3 +50,21 @@ def import_model(source: Source, *, config: Config = COMPLETE) -> Graph:
             prepare(segment)
     verify(graph)
     return graph
+
+
+def _tflite(source: Source) -> tuple[bytes, str] | None:
+    """The bytes of a TFLite file and its name in messages; None for what is none, by its first bytes and its suffix."""
+    if isinstance(source, bytes):
+        return (source, f"the model of {len(source):,} bytes") if is_tflite(source) else None
+    if not isinstance(source, str | os.PathLike):
+        return None
+    path = Path(source)
+    if path.exists() and not path.is_file():
+        return None  # a pipe cannot be read twice
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            wanted = path.suffix.lower() == SUFFIX or is_tflite(head)
+            return (head + file.read(), str(path)) if wanted else None
+    except OSError:
+        return None  # which the other reader tells of

@@ -15,6 +15,7 @@ import textwrap
 from pathlib import Path
 
 from weft.compiler.onnx import registry
+from weft.compiler.tflite import registry as tflite_registry
 from weft.hdl import isa
 from weft.hdl.isa import encoding, instructions, memmap
 from weft.hdl.isa.config import PRESETS, Config
@@ -137,11 +138,25 @@ def configuration() -> str:
     return "".join(lines)
 
 
+def tflite() -> str:
+    """The operators of TFLite that are read."""
+    lines = [NOTE.format("compiler/tflite/operators"), "# TFLite operators\n\n"]
+    about = (
+        "Operators that weft reads in TFLite files, and the ONNX operators that they become. Where those run is in "
+        "[the table of operators](operators.md); the fused activations RELU, RELU6, RELU_N1_TO_1 and TANH become "
+        "operators of their own."
+    )
+    lines.append(textwrap.fill(about, 110) + "\n\n| TFLite | ONNX |\n| --- | --- |\n")
+    lines += [f"| {name} | {record.becomes} |\n" for name, record in sorted(tflite_registry.NAMES.items())]
+    return "".join(lines)
+
+
 PAGES = {
     "instructions.md": instruction_set,
     "registers.md": registers,
     "operators.md": operators,
     "configuration.md": configuration,
+    "tflite.md": tflite,
 }
 
 

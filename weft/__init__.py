@@ -1,4 +1,4 @@
-"""weft: matrix-multiplication accelerators for open FPGAs, from ONNX to verified Verilog.
+"""weft: matrix-multiplication accelerators for open FPGAs, from ONNX and TFLite to verified Verilog.
 
 >>> import numpy as np, weft
 >>> program = weft.compile("digits.onnx", config="small")  # `weft example digits` puts this file where one stands
@@ -8,9 +8,9 @@
 >>> result.outputs["logits"].shape
 (1, 10)
 
-`compile` makes a `Program` of a quantised ONNX model, and `Program.run` gives a `Result`. `check` tells which nodes of
-a model run on the device, `verilog` writes the accelerator, and `Program.save` and `load` keep a program in a folder. A
-`Config` holds the accelerator's parameters; the name of a preset or of a board does as well.
+`compile` makes a `Program` of a quantised ONNX or TFLite model, and `Program.run` gives a `Result`. `check` tells which
+nodes of a model run on the device, `verilog` writes the accelerator, and `Program.save` and `load` keep a program in a
+folder. A `Config` holds the accelerator's parameters; the name of a preset or of a board does as well.
 
 Whatever weft refuses it refuses with a `WeftError`: `CompileError` (the model), `ConfigError` (the configuration),
 `InputError` (an argument), `FileError` and `ProgramFileError` (a file), `ProgramError` (instructions), `BoardError` (a

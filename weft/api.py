@@ -55,7 +55,7 @@ def compile(  # the public name, and what it does
     choose: Chooser = plan,
     watch: Watch | None = None,
 ) -> Program:
-    """Compile a quantised (QDQ) ONNX model.
+    """Compile a quantised ONNX (QDQ) or TFLite model.
 
     Parameters
     ----------

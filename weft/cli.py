@@ -17,7 +17,16 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from weft import arrays, board_commands, example_commands, files, model_commands, trace_command, tune_command
+from weft import (
+    arrays,
+    board_commands,
+    example_commands,
+    files,
+    litert,
+    model_commands,
+    trace_command,
+    tune_command,
+)
 from weft import report as reports
 from weft.errors import FileError, InputError
 from weft.hdl.errors import WeftError
@@ -35,7 +44,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="weft",
     cls=_Commands,
-    help="From a quantised ONNX network to a Verilog accelerator that provably runs it.",
+    help="From a quantised ONNX or TFLite network to a Verilog accelerator that provably runs it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -83,6 +92,10 @@ def run(
     report: Annotated[
         Path | None, typer.Option("--report", help="Write cycles, MACs and the rest as JSON.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="The TFLite model that was compiled: say how far LiteRT's outputs are from these."),
+    ] = None,
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
     stall_seed: StallSeed = None,
@@ -115,10 +128,14 @@ def run(
     """
     _check_waves(on, waves, waves_from > 0 or waves_cycles is not None)
     if on is Target.TIMING:
+        if against is not None:
+            raise FileError("--against and --on timing do not go together: timing computes no outputs")
         return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
-    program, inputs = _read(on, folder, source, port, _written(output, report, waves))
+    program, inputs = _read(on, folder, source, port, _written(output, report, waves), against)
     if output is not None:
         arrays.check_outputs(program.outputs)
+    ends = (program.inputs, program.outputs)
+    theirs = None if against is None else litert.run(against, inputs, *ends)
     from weft.waves import recording
 
     with reports.progress() as progress, recording(waves, waves_from, waves_cycles) as recorded:
@@ -132,6 +149,8 @@ def run(
             golden = dataclasses.replace(golden, memory=b"")  # a board's memory is not read back
             result = _on_board(program, inputs, port, baud, progress)
     _keep(result, output, report)
+    if theirs is not None:
+        reports.say(litert.compared(result.outputs, theirs))
     if waves is not None:
         viewers = " and ".join(str(waves.with_suffix(suffix)) for suffix in VIEWERS)
         reports.say(f"{waves}: waveforms from cycle {waves_from:,} on; {viewers} open them")
@@ -140,7 +159,12 @@ def run(
 
 
 def _read(
-    on: Target, folder: Path, source: Path | None, port: str | None, written: dict[str, Path | None]
+    on: Target,
+    folder: Path,
+    source: Path | None,
+    port: str | None,
+    written: dict[str, Path | None],
+    against: Path | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """The program and its inputs, once the options of `run` go together."""
     if source is None:
@@ -148,7 +172,7 @@ def _read(
     if (on is Target.BOARD) != (port is not None):
         raise FileError("--on board and --port PORT go together: say both, or neither")
     program, read = load(folder)
-    files.apart(written, [*read, source])
+    files.apart(written, [*read, source, against and files.existing(against)])
     _check_device(on, program)
     return program, arrays.read_inputs(source, program.inputs)
 

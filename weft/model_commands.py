@@ -124,8 +124,8 @@ def _warn(nodes: Assignment) -> None:
     why = f": most often because {reasons[0][0]!r}" if reasons else ""
     reports.warn(
         f"nothing of this model runs on the device{why}. Quantise it statically to int8 in the QDQ format, with int8 "
-        "or uint8 activations and static shapes, as onnxruntime.quantization.quantize_static does; `weft check` lists "
-        "the reasons of all nodes"
+        "or uint8 activations and static shapes, as onnxruntime.quantization.quantize_static does, or convert it to "
+        "TFLite with full integer quantisation; `weft check` lists the reasons of all nodes"
     )
 
 

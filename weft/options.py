@@ -63,7 +63,7 @@ def _number(
     return typer.Option(name, help=about, parser=parse, metavar=metavar, **shown)
 
 
-Model = Annotated[Path, typer.Argument(help="QDQ int8 ONNX model.", show_default=False)]
+Model = Annotated[Path, typer.Argument(help="Quantised model: ONNX (QDQ) or TFLite.", show_default=False)]
 Folder = Annotated[Path, typer.Argument(help="Folder that `weft compile` wrote.", show_default=False)]
 Configuration = Annotated[
     str,

@@ -52,7 +52,7 @@ def tune(
     Parameters
     ----------
     model : Path
-        A quantised ONNX model.
+        A quantised ONNX or TFLite model.
     config : Config
     trials, seed : int
         Plans to try for each distinct layer, and where Optuna's random numbers start.

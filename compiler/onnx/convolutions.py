@@ -12,6 +12,8 @@ from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, result
 
 INT32 = np.iinfo(np.int32)
+_FAR = 2.0**62
+"""A number that any sum with it is clamped to int32 for."""
 ADD_WEIGHT = 64
 """Weight of the depthwise convolution that adds a constant: it is then exact to 1/64 of the input's scale."""
 
@@ -53,7 +55,9 @@ def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.n
     """`bias` plus a constant of one value per channel at the accumulator's `scale`, with a note if that rounds."""
     given = np.broadcast_to(np.broadcast_to(value.scale, value.values.shape).reshape(-1), scale.shape)
     integers = np.broadcast_to(value.values.reshape(-1), scale.shape)
-    exact = integers * (1.0 if np.allclose(given, scale, rtol=1e-6, atol=0) else given / scale)
+    with np.errstate(all="ignore"):  # scales may be so far apart that their quotient is none
+        exact = integers * (1.0 if np.allclose(given, scale, rtol=1e-6, atol=0) else given / scale)
+    exact = np.nan_to_num(exact, nan=0.0, posinf=_FAR, neginf=-_FAR)
     rounded = np.rint(exact)
     notes = [] if np.array_equal(rounded, exact) else ["the bias was rounded to the accumulator's scale"]
     total = rounded + bias

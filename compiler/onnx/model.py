@@ -83,6 +83,18 @@ def load(source: Source) -> Model:
     return _simplified(resolve(network))
 
 
+def prepare(network: Network) -> Model:
+    """Check and simplify the network of a quantised model that another reader made.
+
+    Raises
+    ------
+    CompileError
+        If it is not valid, or a shape is not known before running.
+    """
+    check_windows(network)
+    return _simplified(resolve(network))
+
+
 def _check_quantised(network: Network) -> None:
     operators = {node.operator for node in network.nodes}
     if operators & {"QuantizeLinear", "DequantizeLinear"}:

@@ -20,7 +20,7 @@ from weft.boards.frames import LONGEST, Answer, FrameError, Identity, Parser, Re
 Edit = list[Any]
 """A JSON value: what is done, and its parameters."""
 TARGETS = {
-    "npz": 3, "npz member": 3, "npy": 1, "onnx": 5, "manifest": 1, "manifest body": 4, "segment": 1,
+    "npz": 3, "npz member": 3, "npy": 1, "onnx": 5, "tflite": 5, "manifest": 1, "manifest body": 4, "segment": 1,
     "segment resealed": 4, "configuration": 1, "tuning": 1, "line": 1,
     "frame": 1,
 }  # fmt: skip
@@ -87,8 +87,8 @@ def _content(target: str, model: str) -> bytes:
     if target in ("npz", "npz member", "npy"):
         arrays = seeds.inputs(model)
         return archive(arrays) if target == "npz" else _member(next(iter(arrays.values())))
-    if target == "onnx":
-        return seeds.models()[model]
+    if target in ("onnx", "tflite"):
+        return seeds.models()[model] if target == "onnx" else seeds.tflite()[model]
     if target.startswith("manifest"):
         manifest = seeds.program(model)["program.json"]
         return manifest.rstrip(b"\n").rpartition(b"\n")[0] if target == "manifest body" else manifest
@@ -129,8 +129,8 @@ def _offer(target: str, model: str, content: bytes, folder: Path) -> str:
     if target in ("npz", "npz member", "npy"):
         program = seeds.write(seeds.program(model), folder / "program")
         return offer_inputs(program, _archive(target, model, content), target == "npy", folder)
-    if target == "onnx":
-        return offer_model(content, folder)
+    if target in ("onnx", "tflite"):
+        return offer_model(content, folder, suffix=target)
     if target in ("configuration", "tuning"):
         return offer_values(target, content, folder)
     if target in ("line", "frame"):
@@ -177,9 +177,9 @@ def offer_inputs(program: Path, content: bytes, single: bool, folder: Path) -> s
     return call(folder, "run", program, "--input", source, "--output", output, makes=(output,))
 
 
-def offer_model(content: bytes, folder: Path, config: str = "tiny") -> str:
+def offer_model(content: bytes, folder: Path, config: str = "tiny", suffix: str = "onnx") -> str:
     """Check it, compile it, and run it on zeros if they are few."""
-    model, program = folder / "model.onnx", folder / "program"
+    model, program = folder / f"model.{suffix}", folder / "program"
     model.write_bytes(content)
     call(folder, "check", model)
     if said := call(folder, "compile", model, "-o", program, "--config", config, makes=(program,)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from support import attention_models, qdq_models
+from support import attention_models, qdq_models, tflite_cases, tflite_networks
 
 import weft
 from weft.boards.frames import Answer, Identity, Operation, Request
@@ -51,6 +51,16 @@ def models() -> dict[str, bytes]:
     """Serialised ONNX models by name."""
     made = {"convolutions": _convolutions(), "rows": _rows(), "attention": _attention()}
     return {name: model.SerializeToString() for name, model in made.items()}
+
+
+@cache
+def tflite() -> dict[str, bytes]:
+    """TFLite models by the names of `models`."""
+    return {
+        "convolutions": tflite_networks.convolutions(),
+        "rows": tflite_networks.rows(),
+        "attention": tflite_cases.chain(5, 8).finish(),
+    }
 
 
 LAYERS = qdq_models.LAYERS | {

@@ -10,7 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support import tflite_networks
 
 from weft.examples import digits
 
@@ -19,7 +21,10 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-RUN = [ROOT / "docs" / name for name in ("machine.md", "compiling.md", "attention.md", "extending.md")]
+RUN = [
+    ROOT / "docs" / name
+    for name in ("machine.md", "compiling.md", "attention.md", "extending.md", "tflite.md")
+]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -74,6 +79,9 @@ def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     if page.name != "compiling.md":  # which puts it there itself
         Path("digits.onnx").write_bytes(digits.model())
+    if page.name == "tflite.md":
+        Path("network.tflite").write_bytes(tflite_networks.convolutions())
+        np.save("input.npy", np.zeros((1, 9, 8, 3), np.int8))
     names: dict[str, object] = {}
     found = blocks(page)
     assert found

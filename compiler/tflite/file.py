@@ -1,0 +1,341 @@
+"""The flatbuffer of a TFLite file as plain Python values, all of it checked: the only module that knows its form.
+
+The readers of the packages `tflite` and `flatbuffers` follow any offset. Here every error of theirs becomes a sentence,
+and a file cannot have more read than it has bytes, however its tables overlap.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.onnx.limits import ELEMENTS
+from weft.hdl.files.schema import printable
+
+IDENTIFIER = b"TFL3"
+"""Bytes 4 to 8 of every file."""
+_BROKEN = (struct.error, LookupError, TypeError, ValueError, OverflowError, AttributeError, AssertionError)
+"""What the readers raise for offsets that lead nowhere."""
+_OVERLAP = 16
+"""How many times as much as the file has bytes may be read of it: tensors may share their contents."""
+_SMALL = 1 << 16
+"""Bytes that may be read of any file."""
+_RANK = 64
+"""Most dimensions of a tensor, those that numpy has."""
+_SHOWN = 80
+"""Characters of a name in a message."""
+_DTYPES = {
+    "FLOAT32": "float32", "FLOAT16": "float16", "FLOAT64": "float64", "BOOL": "bool", "INT4": "int4", "INT8": "int8",
+    "INT16": "int16", "INT32": "int32", "INT64": "int64", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32",
+    "UINT64": "uint64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Quantisation:
+    """Scales and zero points: one, or as many as the tensor has elements along `axis`."""
+
+    scales: np.ndarray
+    zeros: np.ndarray
+    axis: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is one scale for all elements."""
+        return self.scales.size == 1
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A value of the graph. `dtype` is numpy's name of its type or, if it has none, the file's; `data` is what a
+    constant holds, else None.
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    quantisation: Quantisation | None
+    data: np.ndarray | None
+    variable: bool
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"tensor {self.index} ({printable(self.name, _SHOWN)!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One operator; `inputs` has -1 for those that are left out, `options` the numbers that it is told beside them."""
+
+    index: int
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    options: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"operator {self.index} ({self.name})"
+
+
+@dataclass(frozen=True, eq=False)
+class File:
+    """The only subgraph of a file: operators in the order in which they run, inputs and outputs as tensors' indices."""
+
+    tensors: tuple[Tensor, ...]
+    operators: tuple[Operator, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def parse(data: bytes, what: str) -> File:
+    """Read the bytes of a file, which messages call `what`.
+
+    Raises
+    ------
+    CompileError
+        If they are no TFLite file, damaged, or have what weft does not read: several subgraphs, sparse tensors.
+    """
+    if data[4:8] != IDENTIFIER:
+        found = repr(data[4:8])[1:] if data[4:8] else "missing"
+        raise CompileError(
+            f"{what} is no TFLite model: bytes 4 to 8 of one are 'TFL3', here they are {found}"
+        )
+    try:
+        return _Parser(data).file()
+    except CompileError:
+        raise
+    except _BROKEN as error:
+        why = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, _SHOWN)
+        raise CompileError(
+            f"{what} is truncated or damaged: it cannot be read as a TFLite model ({why})"
+        ) from None
+
+
+class _Parser:
+    """Reads one file, and counts how much it has read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._left = _OVERLAP * len(data) + _SMALL
+
+    def file(self) -> File:
+        model = _library().Model.GetRootAs(self._data)
+        if model.Version() != 3:
+            raise CompileError(
+                f"the file is of version {model.Version()} of the TFLite format; weft reads version 3"
+            )
+        count = model.SubgraphsLength()
+        if count != 1:
+            raise CompileError(
+                f"the file has {count} subgraphs; weft reads files with one, which calls no others"
+            )
+        graph = model.Subgraphs(0)
+        codes = [_operator_name(model.OperatorCodes(at)) for at in self._range(model.OperatorCodesLength())]
+        tensors = tuple(
+            self._tensor(model, graph.Tensors(at), at) for at in self._range(graph.TensorsLength())
+        )
+        operators = tuple(
+            self._operator(codes, graph.Operators(at), at) for at in self._range(graph.OperatorsLength())
+        )
+        return File(tensors, operators, self._ints(graph.InputsAsNumpy()), self._ints(graph.OutputsAsNumpy()))
+
+    def _range(self, count: int) -> range:
+        """The indices of a vector of tables, which has an offset for each."""
+        self._spend(4 * count)
+        return range(count)
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ValueError("its tables overlap")
+
+    def _array(self, found: np.ndarray | int) -> np.ndarray:
+        """A vector of numbers; the readers give 0 for one that is missing."""
+        if isinstance(found, int):
+            return np.zeros(0, np.int64)
+        self._spend(found.nbytes)
+        return found
+
+    def _ints(self, found: np.ndarray | int) -> tuple[int, ...]:
+        return tuple(self._array(found).tolist())
+
+    def _tensor(self, model: Any, table: Any, index: int) -> Tensor:
+        name = table.Name() or b""
+        self._spend(len(name) + 4 * table.ShapeLength())
+        shape = self._ints(table.ShapeAsNumpy())
+        text = printable(name.decode("utf-8", "backslashreplace")) or f"tensor_{index}"
+        bare = Tensor(index, text, shape, _dtype(table.Type()), None, None, bool(table.IsVariable()))
+        if len(shape) > _RANK:
+            raise CompileError(f"{bare.label} has {len(shape)} dimensions; weft takes up to {_RANK}")
+        sizes = "x".join(map(str, shape))
+        if min(shape, default=1) < 0:
+            raise CompileError(f"{bare.label} has shape {sizes}; sizes must not be negative")
+        if math.prod(shape) > ELEMENTS:
+            raise CompileError(
+                f"{bare.label} has shape {sizes}, {math.prod(shape):,} elements; weft takes up to {ELEMENTS:,}"
+            )
+        if table.Sparsity() is not None:
+            raise CompileError(f"{bare.label} is sparse; convert the model with dense tensors")
+        quantisation = self._quantisation(table.Quantization(), bare)
+        content = self._contents(model, table.Buffer(), bare)
+        dtype = "int8" if content is not None and bare.dtype == "int4" else bare.dtype
+        return Tensor(index, text, shape, dtype, quantisation, content, bare.variable)
+
+    def _contents(self, model: Any, at: int, tensor: Tensor) -> np.ndarray | None:
+        """What a constant holds, None for a tensor that an operator makes."""
+        if at >= model.BuffersLength():
+            raise CompileError(
+                f"{tensor.label} has its contents in buffer {at}; the file has {model.BuffersLength()} buffers"
+            )
+        table = model.Buffers(at)
+        start, size = table.Offset(), table.Size()
+        if start > 1:  # large files have contents behind the flatbuffer
+            if start + size > len(self._data):
+                raise CompileError(
+                    f"{tensor.label} has its contents behind the end of the file, at byte {start:,}"
+                )
+            raw = np.frombuffer(self._data, np.uint8, size, start)
+        else:
+            raw = np.asarray(self._array(table.DataAsNumpy()), np.uint8)
+        return _shaped(raw, tensor) if raw.size or (at and 0 in tensor.shape) else None
+
+    def _quantisation(self, table: Any, tensor: Tensor) -> Quantisation | None:
+        if table is None:
+            return None
+        if table.DetailsType():
+            raise CompileError(
+                f"{tensor.label} has quantisation parameters of a kind of its own, which weft does not read"
+            )
+        scales, zeros = self._array(table.ScaleAsNumpy()), self._array(table.ZeroPointAsNumpy())
+        if not scales.any():  # shapes and axes may have a scale of 0
+            return None
+        axis = int(table.QuantizedDimension()) if scales.size > 1 else 0
+        wanted = tensor.shape[axis] if 0 <= axis < tensor.rank else 1
+        if scales.size not in (1, wanted):
+            raise CompileError(
+                f"{tensor.label} of shape {'x'.join(map(str, tensor.shape))} has {scales.size} scales along dimension "
+                f"{axis}; it must have one or as many as elements there"
+            )
+        if zeros.size not in (0, 1, scales.size):
+            raise CompileError(f"{tensor.label} has {scales.size} scales, but {zeros.size} zero points")
+        bad = scales[~np.isfinite(scales) | (scales < 0)]
+        if bad.size:
+            raise CompileError(
+                f"{tensor.label} has scale {bad[0]:g}; scales must be finite and not below zero"
+            )
+        _check_zeros(zeros, tensor)
+        whole = np.zeros(scales.size, np.int64)
+        whole[:] = zeros if zeros.size else 0
+        return Quantisation(scales.astype(np.float32), whole, axis)
+
+    def _operator(self, codes: list[str], table: Any, index: int) -> Operator:
+        code = table.OpcodeIndex()
+        if code >= len(codes):
+            raise CompileError(f"operator {index} has code {code}; the file lists {len(codes)} codes")
+        inputs, outputs = self._ints(table.InputsAsNumpy()), self._ints(table.OutputsAsNumpy())
+        return Operator(index, codes[code], inputs, outputs, _options(table))
+
+
+def _check_zeros(zeros: np.ndarray, tensor: Tensor) -> None:
+    if not zeros.size or tensor.dtype not in ("int4", "int8", "uint8", "int16", "int32", "int64"):
+        return
+    info = ml_dtypes.iinfo(tensor.dtype) if tensor.dtype == "int4" else np.iinfo(tensor.dtype)
+    for zero in (int(zeros.min()), int(zeros.max())):
+        if not info.min <= zero <= info.max:
+            raise CompileError(
+                f"{tensor.label} of type {tensor.dtype} has zero point {zero}, which it cannot hold"
+            )
+
+
+def _shaped(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Bytes as an array of the tensor's type and shape; of two numbers of 4 bits in a byte the first is the lower."""
+    count, dtype = math.prod(tensor.shape), tensor.dtype
+    if dtype not in _DTYPES.values():
+        return raw  # only its name will be needed
+    size = (count + 1) // 2 if dtype == "int4" else count * np.dtype(dtype).itemsize
+    if raw.size != size:
+        raise CompileError(
+            f"{tensor.label} of type {dtype} and shape {'x'.join(map(str, tensor.shape))} has {raw.size:,} bytes of "
+            f"contents; it must have {size:,}"
+        )
+    if dtype == "int4":
+        signed = raw.view(np.int8)
+        halves = np.stack((signed << 4 >> 4, signed >> 4), -1).reshape(-1)
+        return halves[:count].reshape(tensor.shape)
+    return raw.view(np.dtype(dtype).newbyteorder("<")).reshape(tensor.shape)
+
+
+def _operator_name(table: Any) -> str:
+    """An operator by the name that the format gives it; codes that are not known, and custom ones, by what is there."""
+    code = max(table.BuiltinCode(), table.DeprecatedBuiltinCode())
+    name = _names("BuiltinOperator").get(code, f"unknown code {code}")
+    if name == "CUSTOM":
+        custom = (table.CustomCode() or b"")[:_SHOWN].decode("utf-8", "replace")
+        return f"CUSTOM {printable(custom, _SHOWN)!r}"
+    return name
+
+
+def _dtype(code: int) -> str:
+    name = _names("TensorType").get(code, f"unknown type {code}")
+    return _DTYPES.get(name, name)
+
+
+def _options(table: Any) -> dict[str, float]:
+    """All numbers among an operator's options, by the names of the format."""
+    kind = _names("BuiltinOptions").get(table.BuiltinOptionsType(), "NONE")
+    union = table.BuiltinOptions()
+    if kind == "NONE" or union is None:
+        return {}
+    options = getattr(_library(), kind)()
+    options.Init(union.Bytes, union.Pos)
+    found = {name: read(options) for name, read in _fields(kind)}
+    return {name: value for name, value in found.items() if isinstance(value, bool | int | float)}
+
+
+@functools.cache
+def _fields(kind: str) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """The methods of a class of options that give a field: those without arguments, but for what vectors have."""
+
+    def fields() -> Iterator[tuple[str, Callable[[Any], Any]]]:
+        for name, method in inspect.getmembers(getattr(_library(), kind), inspect.isfunction):
+            if list(inspect.signature(method).parameters) == ["self"] and not name.endswith(
+                ("AsNumpy", "IsNone")
+            ):
+                yield name, method
+
+    return tuple(fields())
+
+
+@functools.cache
+def _names(enumeration: str) -> dict[int, str]:
+    return {
+        value: name
+        for name, value in vars(getattr(_library(), enumeration)).items()
+        if isinstance(value, int)
+    }
+
+
+@functools.cache
+def _library() -> ModuleType:
+    """The package of the format, which takes a while to import."""
+    import tflite
+
+    return tflite

@@ -1,0 +1,166 @@
+"""Operators of elements one by one, of one input or of two that are broadcast; and softmax."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from weft.compiler.tflite.builder import Order
+from weft.compiler.tflite.context import Context
+from weft.compiler.tflite.record import Record
+
+_UNARY = {
+    "ABS": "Abs", "CEIL": "Ceil", "COS": "Cos", "ELU": "Elu", "EXP": "Exp", "FLOOR": "Floor", "HARD_SWISH": "HardSwish",
+    "LOG": "Log", "LOGISTIC": "Sigmoid", "NEG": "Neg", "RELU": "Relu", "ROUND": "Round", "SIGN": "Sign", "SIN": "Sin",
+    "SQRT": "Sqrt", "TANH": "Tanh",
+}  # fmt: skip
+_BINARY = {
+    "ADD": "Add", "DIV": "Div", "MAXIMUM": "Max", "MINIMUM": "Min", "MUL": "Mul", "POW": "Pow", "SUB": "Sub",
+}  # fmt: skip
+_COMPARISONS = {
+    "EQUAL": "Equal", "GREATER": "Greater", "GREATER_EQUAL": "GreaterOrEqual", "LESS": "Less",
+    "LESS_EQUAL": "LessOrEqual", "LOGICAL_AND": "And", "LOGICAL_OR": "Or",
+}  # fmt: skip
+_CLIPS = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
+
+
+def unary(context: Context, operator: str, **attributes: Any) -> None:
+    order = context.order(0)
+    context.finish(context.emit(operator, context.real(0, order), **attributes), order)
+
+
+def clip(context: Context, low: float, high: float) -> None:
+    order = context.order(0)
+    bounds = (context.array(value, "float32") for value in (low, high))
+    context.finish(context.emit("Clip", context.real(0, order), *bounds), order)
+
+
+def leaky_relu(context: Context) -> None:
+    unary(context, "LeakyRelu", alpha=float(context.option("Alpha")))
+
+
+def gelu(context: Context) -> None:
+    unary(context, "Gelu", approximate="tanh" if context.option("Approximate") else "none")
+
+
+def root_reciprocal(context: Context) -> None:
+    order = context.order(0)
+    root = context.emit("Sqrt", context.real(0, order), suffix="root")
+    context.finish(context.emit("Reciprocal", root), order)
+
+
+def square(context: Context) -> None:
+    order = context.order(0)
+    value = context.real(0, order)
+    context.finish(context.emit("Mul", value, value), order)
+
+
+def operands(context: Context, first: int = 0) -> tuple[list[str], Order]:
+    """The inputs from `first` on, to be broadcast, and the order of axes of what is made of them."""
+    rank = context.output().rank
+    places = range(first, len(context.operator.inputs))
+    order = context.order(*places) if rank == 4 else Order.FILE
+    return [context.aligned(index, rank, order) for index in places], order
+
+
+def binary(context: Context, operator: str) -> None:
+    values, order = operands(context)
+    context.finish(context.activated(context.emit(operator, *values)), order)
+
+
+def squared_difference(context: Context) -> None:
+    values, order = operands(context)
+    difference = context.emit("Sub", *values, suffix="difference")
+    context.finish(context.emit("Mul", difference, difference), order)
+
+
+def compare(context: Context, operator: str) -> None:
+    values, order = operands(context)
+    context.put(operator, *values, order=order)
+
+
+def differ(context: Context) -> None:
+    values, order = operands(context)
+    context.put("Not", context.emit("Equal", *values, suffix="equal"), order=order)
+
+
+def negate(context: Context) -> None:
+    order = context.order(0)
+    context.put("Not", context.stored(0, order), order=order)
+
+
+def select(context: Context) -> None:
+    """The second input where the first is true, else the third. A condition of rank 1 may be for the first axis."""
+    first, output = context.tensor(0), context.output()
+    if context.operator.name == "SELECT" and first.shape not in ((), output.shape):
+        raise context.refuse("has a condition of another shape than its result, which weft does not read")
+    values, order = operands(context)
+    context.finish(context.emit("Where", *values), order)
+
+
+def softmax(context: Context, operator: str) -> None:
+    """Over the last axis of the file, the second of images with channels first."""
+    order = context.order(0)
+    axis = 1 if order is Order.CHANNELS_FIRST else context.tensor().rank - 1
+    if not context.tensor().rank:
+        raise context.refuse("has an input without dimensions")
+    beta = float(context.option("Beta", 1.0)) if operator == "Softmax" else 1.0
+    if not math.isfinite(beta) or beta <= 0:
+        raise context.refuse(f"has beta {beta:g}; it must be finite and above 0")
+    context.finish(context.emit(operator, _scaled(context, order, beta), axis=axis), order)
+
+
+def _scaled(context: Context, order: Order, factor: float) -> str:
+    """The first input times a factor: that of its scale, if it has one."""
+    tensor = context.tensor()
+    value = context.real(0, order)
+    quantisation = tensor.quantisation
+    if factor == 1.0:
+        return value
+    if quantisation is None or not quantisation.whole:
+        return context.emit("Mul", value, context.array(factor, "float32"), suffix="scale")
+    other = dataclasses.replace(
+        quantisation, scales=quantisation.scales * type(quantisation.scales[0])(factor)
+    )
+    parameters = context.builder.parameters(other, tensor, context.name)
+    return context.emit("DequantizeLinear", context.stored(0, order), *parameters, suffix="dequantise")
+
+
+def prelu(context: Context) -> None:
+    """A slope for negative elements, which is broadcast."""
+    values, order = operands(context)
+    context.finish(context.emit("PRelu", *values), order)
+
+
+OPERATORS = (
+    Record(("ADD_N",), (1, None), "Sum", functools.partial(binary, operator="Sum")),
+    *(
+        Record((name,), (1, 1), made, functools.partial(unary, operator=made))
+        for name, made in _UNARY.items()
+    ),
+    *(
+        Record((name,), (1, 1), "Clip", functools.partial(clip, low=low, high=high))
+        for name, (low, high) in _CLIPS.items()
+    ),
+    Record(("LEAKY_RELU",), (1, 1), "LeakyRelu", leaky_relu),
+    Record(("GELU",), (1, 1), "Gelu", gelu),
+    Record(("RSQRT",), (1, 1), "Sqrt, Reciprocal", root_reciprocal),
+    Record(("SQUARE",), (1, 1), "Mul", square),
+    Record(("PRELU",), (2, 2), "PRelu", prelu),
+    *(
+        Record((name,), (2, 2), made, functools.partial(binary, operator=made))
+        for name, made in _BINARY.items()
+    ),
+    Record(("SQUARED_DIFFERENCE",), (2, 2), "Sub, Mul", squared_difference),
+    *(
+        Record((name,), (2, 2), made, functools.partial(compare, operator=made))
+        for name, made in _COMPARISONS.items()
+    ),
+    Record(("NOT_EQUAL",), (2, 2), "Equal, Not", differ),
+    Record(("LOGICAL_NOT",), (1, 1), "Not", negate),
+    Record(("SELECT", "SELECT_V2"), (3, 3), "Where", select),
+    Record(("SOFTMAX",), (1, 1), "Softmax", functools.partial(softmax, operator="Softmax")),
+    Record(("LOG_SOFTMAX",), (1, 1), "LogSoftmax", functools.partial(softmax, operator="LogSoftmax")),
+)

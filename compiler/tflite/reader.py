@@ -1,0 +1,116 @@
+"""TFLite files as networks of ONNX's operators, with QuantizeLinear and DequantizeLinear around them."""
+
+from __future__ import annotations
+
+from weft.compiler.host.onnx_model import NetworkError, inferred
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network import Network
+from weft.compiler.onnx.limits import NODES
+from weft.compiler.tflite.builder import QUANTISED, Builder
+from weft.compiler.tflite.context import Context
+from weft.compiler.tflite.file import IDENTIFIER, File, Tensor, parse
+from weft.compiler.tflite.registry import convert
+
+SUFFIX = ".tflite"
+HOW_TO_QUANTISE = (
+    "convert it with full integer quantisation: optimizations = [tf.lite.Optimize.DEFAULT] and a "
+    "representative_dataset"
+)
+_ENDS = ("float32", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
+"""Types that inputs and outputs may have."""
+
+
+def is_tflite(head: bytes) -> bool:
+    """Whether a file that begins with `head` is a TFLite file."""
+    return head[4:8] == IDENTIFIER
+
+
+def read(data: bytes, what: str = "the model") -> Network:
+    """Read a TFLite model, which messages call `what`.
+
+    Raises
+    ------
+    CompileError
+        If it is truncated, damaged or no TFLite model; not quantised; or has operators, types or a structure that weft
+        does not read.
+    """
+    return network_of(parse(data, what))
+
+
+def network_of(file: File) -> Network:
+    """The network of a file, which has values with the names of the file's tensors.
+
+    Raises
+    ------
+    CompileError
+        As `read`.
+    """
+    _check(file)
+    builder = Builder(file)
+    for index in file.inputs:
+        builder.add_input(file.tensors[index])
+    for operator in file.operators:
+        convert(Context(operator, builder))
+    for index in file.outputs:
+        if not builder.known(file.tensors[index]):
+            raise CompileError(f"output {file.tensors[index].label} is made by no operator")
+    network = builder.network()
+    if len(network.nodes) > NODES:
+        raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
+    _check_shapes(builder, network)
+    return network
+
+
+def _check(file: File) -> None:
+    """What must hold of a file as a whole."""
+    if not file.operators or not file.outputs:
+        raise CompileError(
+            f"the file has {len(file.operators)} operators and {len(file.outputs)} outputs; there is nothing to compile"
+        )
+    for kind, indices in (("input", file.inputs), ("output", file.outputs)):
+        for at, index in enumerate(indices):
+            if not 0 <= index < len(file.tensors):
+                raise CompileError(f"{kind} {at} is tensor {index}; the file has {len(file.tensors)} tensors")
+            _check_end(kind, file.tensors[index])
+        if len(set(indices)) < len(indices):
+            raise CompileError(f"the file lists one tensor as two {kind}s: {list(indices)[:16]}")
+    for index in file.inputs:
+        if file.tensors[index].data is not None:
+            raise CompileError(f"input {file.tensors[index].label} has contents, as a constant has")
+        if index in file.outputs:
+            raise CompileError(f"{file.tensors[index].label} is input and output; nothing is computed for it")
+    if not any(tensor.quantisation is not None and tensor.dtype in QUANTISED for tensor in file.tensors):
+        raise CompileError(
+            f"the model is not quantised (no tensor of 8 or 16 bits has a scale): {HOW_TO_QUANTISE}"
+        )
+
+
+def _check_end(kind: str, tensor: Tensor) -> None:
+    """What must hold of an input or output."""
+    if tensor.dtype not in _ENDS:
+        raise CompileError(f"{kind} {tensor.label} has type {tensor.dtype}; weft takes {', '.join(_ENDS)}")
+    if 0 in tensor.shape:
+        raise CompileError(
+            f"{kind} {tensor.label} has shape {'x'.join(map(str, tensor.shape))}, which holds no element"
+        )
+
+
+def _check_shapes(builder: Builder, network: Network) -> None:
+    """Every tensor must have the type and shape that its operator makes: conversions go by what the file says."""
+    try:
+        found = inferred(network)
+    except NetworkError as error:
+        raise CompileError(f"the model contradicts itself: {error}") from None
+    for name, (declared, maker) in builder.made().items():
+        known = found.get(name)
+        if known is None or known.sizes is None or declared.sizes is None:
+            continue
+        if (known.dtype, known.sizes) != (declared.dtype, declared.sizes):
+            raise CompileError(
+                f"{maker} makes {known.dtype} of shape {_sizes(known.sizes)} for what the file says is "
+                f"{declared.dtype} of shape {_sizes(declared.sizes)}"
+            )
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "()"

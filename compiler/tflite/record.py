@@ -1,0 +1,19 @@
+"""What weft knows of one operator of TFLite, or of several that are alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.compiler.tflite.context import Convert
+
+
+@dataclass(frozen=True)
+class Record:
+    """Operators by the format's `names`, the number of inputs that they take at least and at most (None: any), what
+    of ONNX they become, for the documentation, and the function that writes it.
+    """
+
+    names: tuple[str, ...]
+    inputs: tuple[int, int | None]
+    becomes: str
+    convert: Convert

@@ -1,0 +1,65 @@
+"""All operators of TFLite that weft reads: those of every file in `weft.compiler.tflite.operators`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from weft.compiler.ir.network import DTYPES
+from weft.compiler.tflite import operators
+from weft.compiler.tflite.context import Context
+from weft.compiler.tflite.record import Record
+
+OPERATORS: tuple[Record, ...] = tuple(
+    record
+    for found in pkgutil.iter_modules(operators.__path__)
+    for record in importlib.import_module(f"{operators.__name__}.{found.name}").OPERATORS
+)
+NAMES = {name: record for record in OPERATORS for name in record.names}
+
+
+def convert(context: Context) -> None:
+    """Write what an operator becomes.
+
+    Raises
+    ------
+    CompileError
+        If weft does not read it, or it contradicts itself.
+    """
+    record, count = NAMES.get(context.operator.name), len(context.operator.inputs)
+    if record is None:
+        raise context.refuse("is none that weft reads; docs/reference/tflite.md lists those")
+    least, most = record.inputs
+    if count < least or (most is not None and count > most):
+        wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
+        raise context.refuse(f"has {count} inputs; it takes {wanted}")
+    for index in (*context.operator.inputs, *context.operator.outputs):
+        _check_tensor(context, index)
+    for index in context.operator.inputs:
+        if index >= 0 and not context.builder.known(context.builder.file.tensors[index]):
+            tensor = context.builder.file.tensors[index]
+            raise context.refuse(f"reads {tensor.label}, which no operator in front of it makes")
+    if len(set(context.operator.outputs)) < len(context.operator.outputs):
+        raise context.refuse("makes one tensor twice")
+    for index in context.operator.outputs:
+        if index < 0 or context.builder.known(context.builder.file.tensors[index]):
+            raise context.refuse(
+                "makes what there is already: an input, a constant or another operator's result"
+            )
+    context.builder.begin(context.name, context.operator.inputs)
+    record.convert(context)
+
+
+def _check_tensor(context: Context, index: int) -> None:
+    """Raise `CompileError` for an index that is of no tensor, or of one that the host could not hold either."""
+    tensors = context.builder.file.tensors
+    if not -1 <= index < len(tensors):
+        raise context.refuse(f"names tensor {index}; the file has {len(tensors)}")
+    if index < 0:
+        return
+    if tensors[index].variable:
+        raise context.refuse(f"keeps {tensors[index].label} from run to run, which weft does not read")
+    if tensors[index].dtype not in DTYPES:
+        raise context.refuse(
+            f"has {tensors[index].label} of type {tensors[index].dtype}, which weft does not read"
+        )

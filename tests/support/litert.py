@@ -1,0 +1,100 @@
+"""LiteRT as an outside oracle: what its reference kernels make of a file, and of each operator alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from support.graph_runs import run_graph
+from weft.compiler.frontend import import_loaded
+from weft.compiler.ir.model import Graph
+from weft.compiler.onnx.model import COMPLETE, prepare
+from weft.compiler.tflite.file import File, Operator, Tensor
+from weft.compiler.tflite.reader import network_of
+from weft.hdl.isa.config import Config
+
+
+def tensors(content: bytes, inputs: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """All tensors of a file after a run on `inputs`, by index."""
+    interpreter = _interpreter(content, OpResolverType.BUILTIN_REF)
+    for index, value in inputs.items():
+        interpreter.set_tensor(index, value)
+    interpreter.invoke()
+    found = {}
+    for detail in interpreter.get_tensor_details():
+        try:
+            found[detail["index"]] = interpreter.get_tensor(detail["index"])
+        except ValueError:  # nothing is in it
+            continue
+    return found
+
+
+def _interpreter(content: bytes, kernels: OpResolverType) -> Interpreter:
+    """With the reference kernels, or the others for the few operators that have none."""
+    try:
+        made = Interpreter(
+            model_content=content,
+            experimental_op_resolver_type=kernels,
+            experimental_preserve_all_tensors=True,
+            num_threads=1,
+        )
+        made.allocate_tensors()
+    except (RuntimeError, ValueError):
+        if kernels is not OpResolverType.BUILTIN_REF:
+            raise
+        return _interpreter(content, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+    return made
+
+
+def draw(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
+    """Any value of an input."""
+    dtype = np.dtype(tensor.dtype)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max, tensor.shape, dtype, endpoint=True)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, tensor.shape).astype(bool)
+    return rng.normal(0, 2, tensor.shape).astype(dtype)
+
+
+def alone(file: File, operator: Operator) -> File:
+    """A file with one operator, whose inputs are the model's, and not constant where they are not."""
+    used = {index for index in (*operator.inputs, *operator.outputs) if index >= 0}
+    entering = dict.fromkeys(
+        index for index in operator.inputs if index >= 0 and file.tensors[index].data is None
+    )
+    kept = tuple(
+        tensor if tensor.index in used else dataclasses.replace(tensor, data=None) for tensor in file.tensors
+    )
+    return File(kept, (operator,), tuple(entering), operator.outputs)
+
+
+def graph_of(file: File, config: Config = COMPLETE) -> Graph:
+    return import_loaded(prepare(network_of(file)), config=config)
+
+
+def steps(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """How far results are apart: integers, or floats relative to the largest."""
+    if ours.dtype.kind == "f":
+        return np.abs(ours - theirs) / max(float(np.abs(theirs).max(initial=0)), 1e-6) * 127
+    return np.abs(ours.astype(np.int64) - theirs.astype(np.int64))
+
+
+def layers(
+    file: File, found: dict[int, np.ndarray], config: Config = COMPLETE
+) -> Iterator[tuple[Operator, float, float, Graph]]:
+    """Of every operator, run on what LiteRT gave it: the largest step from LiteRT, and the share that differs."""
+    for operator in file.operators:
+        single = alone(file, operator)
+        graph = graph_of(single, config)
+        names = dict(zip(single.inputs, graph.inputs, strict=True))
+        results = run_graph(graph, {name: found[index] for index, name in names.items()})
+        apart = [
+            steps(value, found[index]).ravel()
+            for index, value in zip(single.outputs, results.values(), strict=True)
+        ]
+        every = np.concatenate(apart)
+        yield operator, float(every.max()), float((every > 0).mean()), graph
