@@ -9,6 +9,7 @@ import numpy as np
 from weft.compiler.ir.layout import natural, packed
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, is_conv
+from weft.compiler.onnx.reorder import placed
 
 
 def summands(context: NodeContext) -> tuple[Symbol, ...]:
@@ -36,12 +37,12 @@ def scaling(context: NodeContext) -> float | None:
 
 
 def same_order(context: NodeContext) -> str | None:
-    """Next to a constant the elements of a device value must be in the order the device computes in."""
+    """Next to a constant elements must be in the device's order, or be brought into it by at most 256 copies."""
     if scaling(context) is not None:
         return None
     tensors = (symbol.tensor for symbol in context.symbols if isinstance(symbol, Activation))
     layout = natural(context.output)
-    return None if all(tensor.arranged(layout) for tensor in tensors) else f"inputs {context.inputs}"
+    return None if all(placed(tensor, layout) for tensor in tensors) else f"inputs {context.inputs}"
 
 
 def channel_operands(context: NodeContext) -> str | None:

@@ -10,6 +10,7 @@ from weft.compiler.ir.layout import natural
 from weft.compiler.machine.limits import STEP_MAX
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Tensor
+from weft.compiler.onnx.reorder import placed
 
 
 def input_quantised(context: NodeContext) -> str | None:
@@ -32,14 +33,11 @@ def image(context: NodeContext) -> str | None:
 
 
 def image_order(context: NodeContext) -> str | None:
-    """The input's elements must be in the order the device computes in (no reshape or transpose that mixes axes)."""
+    """The input's elements must be in the order the device computes in, or be brought into it by at most 256 copies."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Activation)
-    return (
-        None
-        if symbol.tensor.arranged(natural(context.shape())) is not None
-        else f"input {context.node.inputs[0]!r}"
-    )
+    good = placed(symbol.tensor, natural(context.shape())) is not None
+    return None if good else f"input {context.node.inputs[0]!r}"
 
 
 def weights_constant(context: NodeContext) -> str | None:
@@ -107,6 +105,6 @@ def activation(context: NodeContext, index: int = 0) -> Activation:
 def arranged(context: NodeContext, index: int = 0) -> tuple[Tensor, Quant]:
     """An input in the order of its shape, which the constraints have checked to be possible."""
     source = activation(context, index)
-    tensor = source.tensor.arranged(natural(context.shape(index)))
+    tensor = placed(source.tensor, natural(context.shape(index)))
     assert tensor is not None
     return tensor, source.quant

@@ -10,6 +10,7 @@ from weft.compiler.ir.graph import Conv, View, Window
 from weft.compiler.ir.layout import Layout, natural
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, result
+from weft.compiler.onnx.reorder import placed
 
 INT32 = np.iinfo(np.int32)
 ADD_WEIGHT = 64
@@ -107,7 +108,7 @@ def _nodes(context: NodeContext, operand: Pending) -> tuple[int, ...]:
 def _depthwise(context: NodeContext, source: Activation, weight: int) -> Pending:
     """Every channel times `weight`, at a scale that makes it the identity."""
     layout = natural(context.output)
-    tensor = source.tensor.arranged(layout)
+    tensor = placed(source.tensor, layout)
     assert tensor is not None
     count = layout.nhwc[3]
     op = Conv(

@@ -50,6 +50,17 @@ class Match:
         context = NodeContext(self.model, node, symbols, arguments)
         return dataclasses.replace(context, functions=elementwise.of_result(context))
 
+    def add(self, recipe: Recipe) -> None:
+        """Add a recipe, and those that bring what it reads into another order."""
+        output = recipe.output
+        self.recipes[output.storage] = recipe
+        if output.value not in self.model.shapes:
+            self.model.shapes[output.value] = output.layout.shape
+            self.model.dtypes[output.value] = "uint8" if output.unsigned else "int8"
+        for tensor in recipe.inputs:
+            if tensor.made is not None:
+                self.add(tensor.made)
+
     def symbol(self, name: str) -> Symbol:
         if name in self.symbols:
             return self.symbols[name]
@@ -99,11 +110,12 @@ def _walk(model: Model, refused: dict[int, str]) -> Match:
             continue
         made = operator.handler(context)
         if isinstance(made, Results):
-            found.recipes |= {recipe.output.storage: recipe for recipe in made.recipes}
+            for recipe in made.recipes:
+                found.add(recipe)
             found.symbols |= zip(node.outputs, made.symbols, strict=True)
             continue
         if isinstance(made, Recipe):
-            found.recipes[node.outputs[0]] = made
+            found.add(made)
             made = made.output
         found.symbols[node.outputs[0]] = made
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class Tensor:
     of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
     `hosted` tensors come from the host, which can lay them out in any way: `order` is the layout of this tensor whose
     buffer is `value` in row-major order, None if there is none. `looked_up` tells that a table of its own made it.
+    `made` is the recipe that brought another tensor's bytes into this order, None for others.
     """
 
     storage: str
@@ -62,6 +63,7 @@ class Tensor:
     via: tuple[int, ...] = ()
     order: Layout | None = None
     looked_up: bool = False
+    made: Recipe | None = field(default=None, compare=False)
 
     def arranged(self, layout: Layout) -> Tensor | None:
         """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
@@ -223,9 +225,7 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
     for op in pending.ops:
         dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=name))
         scales = {
-            field: getattr(op, field) / quant.scale
-            for field in ("scale", "a_scale", "b_scale")
-            if hasattr(op, field)
+            key: getattr(op, key) / quant.scale for key in ("scale", "a_scale", "b_scale") if hasattr(op, key)
         }
         ops.append(op.replace(dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales))
     output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False)

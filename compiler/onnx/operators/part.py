@@ -28,7 +28,7 @@ def resized_nearest(context: NodeContext) -> str | None:
 
 
 def rows_order(context: NodeContext) -> str | None:
-    """Elements must be in the order the device computes in or row-major, on three axes between those that are whole."""
+    """Elements must be in the device's order or row-major, if need be by 256 copies, and at most three axes in part."""
     found = _first(context)
     good = arrange(_tensor(context), found.shape, found.indices) is not None
     return None if good else f"input {context.node.inputs[0]!r} of shape {context.shape()}"

@@ -12,6 +12,7 @@ from weft.compiler.onnx.conditions import activation, normalised_axis, softmax_u
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Tensor, result
+from weft.compiler.onnx.reorder import placed
 
 
 def softmax_input(context: NodeContext) -> str | None:
@@ -58,11 +59,10 @@ def softmax_rows(context: NodeContext) -> tuple[Tensor, Layout] | None:
     layouts = [Layout(shape, (*others, axis), (1, 1, math.prod(shape) // shape[axis], shape[axis]))]
     if symbol.tensor.layout.perm[-1:] == (axis,) and symbol.tensor.layout.shape == shape:
         layouts.insert(0, symbol.tensor.layout)
-    for layout in layouts:
-        tensor = symbol.tensor.arranged(layout)
-        if tensor is not None:
-            return tensor, layout
-    return None
+    found = next(((symbol.tensor, layout) for layout in layouts if symbol.tensor.arranged(layout)), None)
+    tensor, layout = found or (symbol.tensor, layouts[-1])
+    moved = placed(tensor, layout)
+    return None if moved is None else (moved, layout)
 
 
 def softmax(context: NodeContext) -> Pending:
