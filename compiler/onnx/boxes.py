@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, View
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Recipe, Results, Symbol, Tensor, result
 from weft.compiler.onnx.reorder import placed
@@ -56,7 +56,7 @@ class Arrangement:
 def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrangement | None:
     """How a value of `shape` and what is taken of it lie on the device; None if its elements have another order."""
     taken = tuple(map(len, indices))
-    for find, kind in itertools.product((Tensor.arranged, placed), (natural, packed)):
+    for find, kind in itertools.product((Tensor.arranged, placed), (natural, spatial, packed)):
         found, groups = find(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if found is not None and groups is not None:
             n, h, w, c = (math.prod(shape[axis] for axis in group) for group in groups)

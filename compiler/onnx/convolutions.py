@@ -30,11 +30,7 @@ def product_of(
     """The convolution of `view` with weights `values` (outputs, rows, columns, inputs), which are `weight` in order."""
     outputs = values.shape[0]
     scale = quant.scale * np.broadcast_to(weight.scale.reshape(-1), (outputs,))
-    bias = np.zeros(outputs, np.int32)
-    notes: tuple[str, ...] = ()
-    symbol = context.symbol(2)
-    if isinstance(symbol, Constant):
-        bias, notes = add_bias(bias, symbol, scale)
+    bias, notes = bias_of(context, scale)
     groups = int(context.node.attributes.get("group", 1))
     op = Conv(
         context.node.name,
@@ -48,6 +44,12 @@ def product_of(
         quant.zero,
     )
     return Pending((op,), layout, (source,), (context.node.index,), notes=notes)
+
+
+def bias_of(context: NodeContext, scale: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The third input at the accumulator's `scale` (0 if it is left out), with a note if that rounds."""
+    bias, symbol = np.zeros(len(scale), np.int32), context.symbol(2)
+    return add_bias(bias, symbol, scale) if isinstance(symbol, Constant) else (bias, ())
 
 
 def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -78,27 +80,28 @@ def convolution(context: NodeContext, operand: Symbol, weight: int) -> Pending:
 
 
 def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pending:
-    """A convolution times a factor for each channel, or one factor: signs go into the weights."""
-    (op,) = operand.ops
-    assert isinstance(op, Conv)
-    values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
-    sign = np.sign(values).astype(np.int16)
-    bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
-    scale = op.scale * np.where(sign, np.abs(values), 1)
-    op = dataclasses.replace(op, weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale)
-    return dataclasses.replace(operand, ops=(op,), nodes=_nodes(context, operand))
+    """Convolutions times a factor for each channel, or one factor: signs go into the weights."""
+    ops = []
+    for op in operand.ops:
+        assert isinstance(op, Conv)
+        values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
+        sign = np.sign(values).astype(np.int16)
+        bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
+        scale = op.scale * np.where(sign, np.abs(values), 1)
+        ops.append(op.replace(weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale))
+    return dataclasses.replace(operand, ops=tuple(ops), nodes=_nodes(context, operand))
 
 
 def shifted(context: NodeContext, operand: Pending, offsets: np.ndarray) -> Pending:
-    """A convolution plus an offset for each channel, or one offset."""
-    (op,) = operand.ops
-    assert isinstance(op, Conv)
-    values = np.broadcast_to(offsets.reshape(-1), op.scale.shape)
-    bias, notes = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
-    op = dataclasses.replace(op, bias=bias)
-    return dataclasses.replace(
-        operand, ops=(op,), nodes=_nodes(context, operand), notes=(*operand.notes, *notes)
-    )
+    """Convolutions plus an offset for each channel, or one offset."""
+    ops, notes = [], operand.notes
+    for op in operand.ops:
+        assert isinstance(op, Conv)
+        values = np.broadcast_to(offsets.reshape(-1), op.scale.shape)
+        bias, more = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
+        ops.append(op.replace(bias=bias))
+        notes = tuple(dict.fromkeys((*notes, *more)))
+    return dataclasses.replace(operand, ops=tuple(ops), nodes=_nodes(context, operand), notes=notes)
 
 
 def _nodes(context: NodeContext, operand: Pending) -> tuple[int, ...]:

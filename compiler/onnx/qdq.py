@@ -298,9 +298,6 @@ def hosted(model: Model, name: str) -> Tensor:
 
 
 def is_conv(pending: Pending) -> bool:
-    """Whether a pending result is one convolution or matrix product without a clamp, to which a bias may be added."""
-    return (
-        len(pending.ops) == 1
-        and isinstance(pending.ops[0], Conv)
-        and (pending.low, pending.high) == (-math.inf, math.inf)
-    )
+    """Whether a pending result is of convolutions or a matrix product without a clamp, to which a bias may be added."""
+    convs = all(isinstance(op, Conv) for op in pending.ops)
+    return convs and (pending.low, pending.high) == (-math.inf, math.inf)

@@ -6,7 +6,7 @@ import itertools
 import math
 
 from weft.compiler.ir.graph import Buffer, Rescale, View
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
 from weft.compiler.onnx.boxes import tensor_of
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
@@ -57,7 +57,7 @@ def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | 
     """The inputs in one order, the layout of the result, and which axis of the device they follow each other on."""
     axis = int(context.node.attributes["axis"]) % len(context.output)
     shapes = [context.shape(index) for index in range(len(context.symbols))]
-    for find, kind in itertools.product((Tensor.arranged, placed), (natural, packed)):
+    for find, kind in itertools.product((Tensor.arranged, placed), (natural, spatial, packed)):
         tensors = (tensor_of(symbol) for symbol in context.symbols)
         arranged = [
             find(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True) if tensor
