@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from weft.compiler.ir.graph import Conv, View, Window
-from weft.compiler.ir.layout import Layout, natural
+from weft.compiler.ir.layout import Layout
+from weft.compiler.onnx.channels import channel_layout
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, result
 from weft.compiler.onnx.reorder import placed
@@ -67,14 +68,18 @@ def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.n
 
 def with_constant(context: NodeContext, operand: Symbol, value: Constant) -> Pending:
     """Add or Mul of one constant a channel: into the convolution before it, else as a depthwise 1x1 convolution."""
+    layout = channel_layout(context, operand, value)
     if context.node.op == "Add":
-        return shifted(context, convolution(context, operand, ADD_WEIGHT), value.floats)
-    return scaled(context, convolution(context, operand, 1), value.floats)
+        return shifted(context, convolution(context, operand, layout, ADD_WEIGHT), value.floats)
+    return scaled(context, convolution(context, operand, layout, 1), value.floats)
 
 
-def convolution(context: NodeContext, operand: Symbol, weight: int) -> Pending:
-    """The convolution that made a value; for an activation a depthwise one that leaves it as it is."""
-    pending = _depthwise(context, operand, weight) if isinstance(operand, Activation) else operand
+def convolution(context: NodeContext, operand: Symbol, layout: Layout | None, weight: int) -> Pending:
+    """The convolution that made a value; for an activation a depthwise one that leaves it as it is, in `layout`."""
+    if isinstance(operand, Activation):
+        assert layout is not None
+        return _depthwise(context, operand, layout, weight)
+    pending = operand
     assert isinstance(pending, Pending)
     return pending
 
@@ -108,9 +113,8 @@ def _nodes(context: NodeContext, operand: Pending) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*operand.nodes, context.node.index)))
 
 
-def _depthwise(context: NodeContext, source: Activation, weight: int) -> Pending:
+def _depthwise(context: NodeContext, source: Activation, layout: Layout, weight: int) -> Pending:
     """Every channel times `weight`, at a scale that makes it the identity."""
-    layout = natural(context.output)
     tensor = placed(source.tensor, layout)
     assert tensor is not None
     count = layout.nhwc[3]
