@@ -32,13 +32,18 @@ class Run(NamedTuple):
     apart: int
 
 
-def runs(indices: np.ndarray, most: int = BOXES) -> list[Run] | None:
-    """As few runs as there are for elements along rows or columns; None if they are more than `most`."""
+def runs(indices: np.ndarray, most: int = BOXES, unit: int = 1) -> list[Run] | None:
+    """As few runs as there are for elements along rows or columns; None if they are more than `most`.
+
+    Places between elements are multiples of 1 / `unit`: runs of such are by whole elements.
+    """
     best: list[Run] | None = None
     apart = 1
     while apart <= min(len(indices), most):
         found = [
-            run for first in range(apart) for run in itertools.islice(rising(indices, first, apart), most + 1)
+            run
+            for first in range(apart)
+            for run in itertools.islice(rising(indices, first, apart, unit), most + 1)
         ]
         if len(found) <= most:
             best, most = found, len(found) - 1
@@ -46,13 +51,21 @@ def runs(indices: np.ndarray, most: int = BOXES) -> list[Run] | None:
     return best
 
 
-def rising(indices: np.ndarray, first: int = 0, apart: int = 1) -> Iterator[Run]:
-    """Runs for places from `first` on: elements that are equally far from each other, none of them backwards."""
+def rising(indices: np.ndarray, first: int = 0, apart: int = 1, unit: int = 1) -> Iterator[Run]:
+    """Runs for places from `first` on: elements that are equally far from each other, none of them backwards.
+
+    With `unit` they are by multiples of it, and no place between elements is repeated.
+    """
     taken, at = indices[first::apart], 0
     steps = np.diff(taken)
     while at < len(taken):
         by, count = 1, 1
-        if at < len(steps) and steps[at] >= 0:
+        if (
+            at < len(steps)
+            and steps[at] >= 0
+            and not steps[at] % unit
+            and (steps[at] or not taken[at] % unit)
+        ):
             by = int(steps[at])
             other = np.flatnonzero(steps[at:] != by)
             count += int(other[0]) if other.size else len(steps) - at

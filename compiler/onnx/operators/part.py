@@ -23,7 +23,7 @@ def places_constant(context: NodeContext) -> str | None:
 
 
 def resized_nearest(context: NodeContext) -> str | None:
-    """Resize and Upsample must repeat or leave out rows and columns: nearest elements, by constant scales or sizes."""
+    """Resize and Upsample must take nearest or linear elements, by constant scales or sizes."""
     return None if taken(context) is not None else f"mode is {context.attribute('mode', 'nearest')!r}"
 
 

@@ -72,7 +72,7 @@ def cropped(built: Builder, value: str) -> str:
 CASES: dict[str, Case] = {
     "floats": (lambda: of(rows, before="Erf"), "Slice", bytes_given),
     "given": (lambda: of(given), "Gather", places_constant),
-    "linear": (lambda: of(resized), "Resize", resized_nearest),
+    "cubic": (lambda: of(lambda built, value: resized(built, value, "cubic")), "Resize", resized_nearest),
     "filled": (lambda: of(cropped), "Resize", resized_nearest),
     "mixed axes": (lambda: mixed(rows), "Slice", rows_order),
     "six axes": (lambda: of(corner, (2, 3, 4, 5, 6, 2)), "Slice", rows_order),
