@@ -40,7 +40,7 @@ def same_order(context: NodeContext) -> str | None:
     """Next to a constant elements must be in the device's order, or be brought into it by at most 256 copies."""
     if scaling(context) is not None:
         return None
-    constants = [symbol for symbol in context.symbols[:2] if isinstance(symbol, Constant)]
+    constants = [symbol for symbol in context.symbols if isinstance(symbol, Constant)]
     value = None if context.node.op == "BatchNormalization" else constants[0]
     for symbol in context.symbols:
         layout = channel_layout(context, symbol, value) if isinstance(symbol, Activation) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,6 +119,7 @@ class Pending:
 
     `ops` write views of the buffer `RESULT` with scales that still lack the division by the output's; a clamp of
     [low, high] in float follows. `nodes` are the model's nodes it stands for, `notes` what the report should say.
+    `join` makes operators behind `ops`, which then write buffers of their own; see `Join`.
     """
 
     ops: tuple[DeviceOp, ...]
@@ -127,6 +129,7 @@ class Pending:
     low: float = -math.inf
     high: float = math.inf
     notes: tuple[str, ...] = ()
+    join: Join | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,6 +203,10 @@ class Results:
     recipes: tuple[Recipe, ...]
 
 
+Join = Callable[[Quant, str, tuple[int, int]], tuple[DeviceOp, ...]]
+"""The operators that make a result: for its parameters, the name of its buffer, and the range that it is clamped to."""
+
+
 def result(shape: tuple[int, int, int, int]) -> View:
     """Where an unfinished operator writes."""
     return result_of(RESULT, shape)
@@ -219,18 +226,22 @@ def rescale(source: Activation, name: str) -> Pending:
 
 def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
     """Complete a pending result with the parameters of the QuantizeLinear `node` that makes value `name`."""
-    low = quant.level(pending.low)
-    high = quant.level(pending.high)
-    ops = []
-    for op in pending.ops:
-        dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=name))
-        scales = {
-            key: getattr(op, key) / quant.scale for key in ("scale", "a_scale", "b_scale") if hasattr(op, key)
-        }
-        ops.append(op.replace(dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales))
+    bounds = max(quant.level(pending.low), -128), quant.level(pending.high)
+    if pending.join is not None:
+        ops = pending.join(quant, name, bounds)
+    else:
+        ops = tuple(quantised(op, quant, name, bounds) for op in pending.ops)
     output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
-    return Recipe(output, tuple(ops), pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
+    return Recipe(output, ops, pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
+
+
+def quantised(op: DeviceOp, quant: Quant, name: str, bounds: tuple[int, int]) -> DeviceOp:
+    """An operator of a pending result that writes buffer `name` with the parameters of its output."""
+    dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=name))
+    found = (key for key in ("scale", "a_scale", "b_scale") if hasattr(op, key))
+    scales = {key: getattr(op, key) / quant.scale for key in found}
+    return op.replace(dst=dst, y_zero=quant.zero, low=bounds[0], high=bounds[1], **scales)
 
 
 def check_parameters(model: Model, node: Node) -> None:
@@ -299,5 +310,5 @@ def hosted(model: Model, name: str) -> Tensor:
 
 def is_conv(pending: Pending) -> bool:
     """Whether a pending result is of convolutions or a matrix product without a clamp, to which a bias may be added."""
-    convs = all(isinstance(op, Conv) for op in pending.ops)
+    convs = pending.join is None and all(isinstance(op, Conv) for op in pending.ops)
     return convs and (pending.low, pending.high) == (-math.inf, math.inf)
