@@ -16,8 +16,6 @@ from weft.compiler.ir.network import Network, Node
 _PER_AXIS = 13
 """First version of the operator set whose DequantizeLinear takes one scale for each channel, and whose Softmax is over
 one axis."""
-_AXES_GIVEN = 18
-"""First version of the operator set whose ReduceMean has its axes as an input."""
 
 
 class Expansion:
@@ -172,21 +170,6 @@ def _concat(expansion: Expansion, node: Node) -> list[Node]:
     return _around(expansion, node, given, (0, 1), lambda names: [("Concat", names, axis)])
 
 
-def _mean(expansion: Expansion, node: Node) -> list[Node]:
-    kept = {"keepdims": node.attributes.get("keepdims", 1)}
-    axes = node.attributes.get("axes")
-    if axes is None:
-        return [node]
-    given: tuple[str, ...] = ()
-    if expansion.network.opset >= _AXES_GIVEN:
-        given = (expansion.constant(f"{node.outputs[0]}/axes", np.array(axes, np.int64)),)
-    else:
-        kept["axes"] = axes
-    return _around(
-        expansion, node, [(0, 1, 2)], (3, 4), lambda names: [("ReduceMean", (*names, *given), kept)]
-    )
-
-
 def _gemm(expansion: Expansion, node: Node) -> list[Node]:
     """QGemm; `alpha` becomes part of the scale of the second matrix."""
     first = expansion.parameters(node.input(1), node.input(2), "uint8")
@@ -306,7 +289,6 @@ FORMS: dict[str, Form] = {
         "QLinearGlobalAveragePool": _pool("GlobalAveragePool"),
         "QLinearLeakyRelu": _plain("LeakyRelu", [(0, 1, 2)], (3, 4), "alpha"),
         "QLinearMul": _plain("Mul", _TWO, (6, 7)),
-        "QLinearReduceMean": _mean,
         "QLinearSigmoid": _plain("Sigmoid", [(0, 1, 2)], (3, 4)),
         "QLinearSoftmax": _softmax,
         "QLinearWhere": _plain("Where", [0, (1, 2, 3), (4, 5, 6)], (7, 8)),

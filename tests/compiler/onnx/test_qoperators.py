@@ -111,7 +111,6 @@ CASES: dict[str, Build] = {
     "QLinearAveragePool": single("QLinearAveragePool", (2, 3, 4, 5), kernel_shape=[3, 2], pads=[1, 0, 1, 0]),
     "channels last": single("QLinearAveragePool", (2, 2, 3, 6), kernel_shape=[2, 2], channels_last=1),
     "QLinearGlobalAveragePool": single("QLinearGlobalAveragePool", (2, 3, 1, 1)),
-    "QLinearReduceMean": single("QLinearReduceMean", (2, 3, 1, 1), axes=[2, 3]),
     "QLinearSoftmax": softmax,
     "QGemm": gemm,
     "QLinearConcat": concat,
