@@ -59,6 +59,10 @@ def test_sizes_of_open_dimensions(capsys: pytest.CaptureFixture[str]) -> None:
         assert call(*command_, "open.onnx", "--config", "tiny", "--shape", "other=1") == 2
         assert "the model's inputs have no open dimension 'other'; it has 'images'" in capsys.readouterr().err
     assert weft.load("program").inputs["image"][1][0] == 1
+    capsys.readouterr()
+    assert call("run", "program", "--input", "digit.npz") == 0
+    told = r"^host: [\d.]+ ms for 2 parts of the model; most of it, [\d.]+ ms, for host\d \((De)?[qQ]uantizeLinear\)$"
+    assert re.search(told, capsys.readouterr().out, re.MULTILINE)
     for wrong in ("images", "images=0", "=1", "images=-1", "images=one"):
         assert call("check", "open.onnx", "--shape", wrong) == 2
         assert f"'{wrong}' is not NAME=SIZE with a whole number above 0" in capsys.readouterr().err.replace(
