@@ -284,11 +284,12 @@ def test_files_that_are_no_files(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
         assert call(*arguments, "out") == 0
         assert Path("out").is_symlink()
         text = Path("somewhere.json").read_text()
+        assert json.loads(text)
         Path("somewhere.json").unlink()
         capfd.readouterr()
         assert call(*arguments, "/dev/stdout", "--quiet") == 0
-        assert capfd.readouterr().out == text
-        assert json.loads(text)
+        again, text = (re.sub(r'"seconds": [^\n]+', "", item) for item in (capfd.readouterr().out, text))
+        assert again == text
     assert Path("/dev/null").is_char_device()
     assert call("verilog", "--config", "tiny", "-o", "/dev/stdout", "-q") == 0
     assert capfd.readouterr().out == "module weft;"
