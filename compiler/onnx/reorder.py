@@ -146,8 +146,8 @@ def _ways(axes: list[Axis]) -> Iterator[Way]:
 
 def _expressible(way: Way, total: int) -> bool:
     """Whether the device's views have such loops: in one order before and behind, and images from the first one on."""
-    orders = [[axis.before for axis in way.loops], [axis.behind for axis in way.loops]]
-    if any(order != sorted(order, reverse=True) for order in orders):
+    before = [axis.before for axis in way.loops]  # behind, they are in order
+    if before != sorted(before, reverse=True):
         return False
     last = Axis(1, *(sum((axis.size - 1) * axis[at] for axis in way.rest) for at in (1, 2)))
     return None not in _views(way, total, "", "", last)

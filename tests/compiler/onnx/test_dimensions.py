@@ -8,7 +8,9 @@ from support import one_step
 from support.graph_runs import device_ops
 from support.qdq_models import Builder, Quantised, Rng
 
+from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Conv, Rescale
+from weft.hdl.isa.config import Config
 
 Shape = tuple[int, ...]
 
@@ -151,6 +153,18 @@ def test_constants_of_channels(rank: int, behind: str) -> None:
         value = built.node(op, [value, *(numbers if op == "BatchNormalization" else [one])])
         one_step.check(built.finish(requantised(built, value, given.scale * 1.37)), rng, tally)
     assert tally.wrong < 2e-2 * tally.elements
+
+
+def test_one_constant_moves_no_byte() -> None:
+    rng = np.random.default_rng(0)
+    built = Builder(rng)
+    given = conv(built, built.input((1, 6, 32)), 6, (3,), pads=[1, 1])
+    value = built.node("Add", [built.dequantise(given), built.constant(np.full((1, 1, 1), 0.7, np.float32))])
+    model = built.finish(requantised(built, value, given.scale))
+    assert [type(op) for op in device_ops(import_model(model, config=Config(lookup_tables=0)))] == [
+        Conv,
+        Conv,
+    ]
 
 
 def test_network_of_rows() -> None:

@@ -257,6 +257,21 @@ def test_scales_that_are_inputs_stay() -> None:
     assert [node.op for node in expand_qlinear(network_of(model)).nodes] == ["com.microsoft.QLinearAdd"]
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_pools_of_integers(dtype: type) -> None:
+    """The format has MaxPool on integers; a table behind it reads them."""
+    made = Single(np.random.default_rng(0), dtype)
+    model = made.model("QLinearSigmoid", ["pooled", *made.pair(), *made.pair(1 / 256)], (2, 3, 2, 3))
+    made.value(SHAPE)
+    model.graph.input.extend(made.inputs)
+    pool = helper.make_node("MaxPool", ["x0"], ["pooled"], name="pool", kernel_shape=[2, 2], strides=[2, 2])
+    model.graph.node.insert(0, pool)
+    graph = import_model(model)
+    assert not on_host(graph)
+    (wanted,) = one_step.runtime(model).run(None, made.feeds)
+    assert np.abs(run_graph(graph, made.feeds)["y"].astype(int) - wanted).max() <= 1
+
+
 class Calibration(CalibrationDataReader):
     def __init__(self, shape: tuple[int, ...]) -> None:
         rng = np.random.default_rng(0)

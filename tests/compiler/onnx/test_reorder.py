@@ -42,6 +42,8 @@ def test_orders(seed: int) -> None:
     if moved.made is None:
         assert np.array_equal(values.transpose(before.perm).ravel(), values.transpose(behind.perm).ravel())
         return
+    views = [view for op in moved.made.ops for view in (*op.sources, op.dst)]
+    assert all(view.step[1] == 1 for view in views if view.shape[2] == 1)
     segment = DeviceSegment("orders", tuple(op.on(kind_of) for op in moved.made.ops))
     memory = run_ops(segment, {"x": values.transpose(before.perm)})
     assert np.array_equal(memory[moved.storage], values.transpose(behind.perm).ravel())
