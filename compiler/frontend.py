@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from weft.compiler.host.segments import prepare
+from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import Graph, HostSegment
 from weft.compiler.onnx.lowering import lower
 from weft.compiler.onnx.model import COMPLETE, Model, load
@@ -18,9 +20,13 @@ from weft.compiler.verify import verify
 from weft.hdl.isa.config import Config
 
 
-def import_model(source: Source, *, config: Config = COMPLETE) -> Graph:
+def import_model(
+    source: Source, *, config: Config = COMPLETE, shapes: Mapping[str, int] | None = None
+) -> Graph:
     """Read a quantised ONNX (QDQ) or TFLite model (a path, bytes or a `ModelProto`), for devices with the units of
     `config`. What a file is, it says itself.
+
+    `shapes` has sizes for dimensions that the model leaves open (`weft.compiler.onnx.reader.read`).
 
     What the device cannot do becomes host segments; `Graph.assignment` gives the reason for every node.
 
@@ -31,7 +37,12 @@ def import_model(source: Source, *, config: Config = COMPLETE) -> Graph:
         `weft.compiler.tflite.reader.read`.
     """
     tflite = _tflite(source)
-    return import_loaded(load(source) if tflite is None else prepare_network(read(*tflite)), config=config)
+    if tflite is None:
+        return import_loaded(load(source, shapes), config=config)
+    if shapes:
+        given = ", ".join(f"{name}={size}" for name, size in shapes.items())
+        raise CompileError(f"the shapes of a TFLite model are fixed, so {given} cannot be given")
+    return import_loaded(prepare_network(read(*tflite)), config=config)
 
 
 def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:

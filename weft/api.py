@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from weft.arguments import flag
+from weft.arguments import flag, integer
 from weft.compiler.artefact import Compiled
 from weft.compiler.artefact import load as load_compiled
 from weft.compiler.artefact_verify import verify
@@ -17,6 +17,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import CompileError, DeviceSegment
 from weft.compiler.ir.model import Graph
 from weft.compiler.ir.shares import Shares, shares
+from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan
@@ -54,6 +55,7 @@ def compile(  # the public name, and what it does
     plain_inputs: bool = False,
     choose: Chooser = plan,
     watch: Watch | None = None,
+    shapes: Mapping[str, int] | None = None,
 ) -> Program:
     """Compile a quantised ONNX (QDQ) or TFLite model.
 
@@ -77,6 +79,8 @@ def compile(  # the public name, and what it does
     watch : callable
         Told the name of every pass of the compiler and the device segment that it made
         (`weft.compiler.ir.dump.dump_segment` writes it as text).
+    shapes : mapping of str to int
+        Sizes of dimensions that the model leaves open, by their names, or by ``input.axis``.
 
     Raises
     ------
@@ -93,7 +97,7 @@ def compile(  # the public name, and what it does
     for name, function in (("progress", progress), ("choose", choose), ("watch", watch)):
         if function is not None and not callable(function):
             raise InputError(f"{name!r} must be a function, not {type(function).__name__}")
-    graph = _graph(model, chosen)
+    graph = _graph(model, chosen, shapes)
     segments = tuple(
         compile_segment(
             segment,
@@ -121,11 +125,14 @@ def compile(  # the public name, and what it does
     )
 
 
-def _graph(model: Source, config: Config) -> Graph:
+def _graph(model: Source, config: Config, shapes: Mapping[str, int] | None) -> Graph:
     """The model as `config` runs it: what `compile` compiles, and what `check` tells of."""
     if not isinstance(model, Source):
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
-    return import_model(model, config=config)
+    if not isinstance(shapes, Mapping | None):
+        raise InputError(f"'shapes' must be a mapping of names to sizes, not {type(shapes).__name__}")
+    sizes = {name: integer(f"shapes[{name!r}]", size, 1, ELEMENTS) for name, size in (shapes or {}).items()}
+    return import_model(model, config=config, shapes=sizes)
 
 
 def _checked(compiled: Compiled) -> Program:
@@ -171,12 +178,14 @@ class Check(list[tuple[str, str, str, str]]):
 def check(
     model: Source,
     config: str | os.PathLike[str] | Config = "default",
+    *,
+    shapes: Mapping[str, int] | None = None,
 ) -> Check:
     """Tell where every node of a model runs, without compiling it.
 
     Parameters
     ----------
-    model, config
+    model, config, shapes
         As of `compile`.
 
     Returns
@@ -190,7 +199,7 @@ def check(
     CompileError, ConfigError, InputError
         As `compile`.
     """
-    graph = _graph(model, configuration(config))
+    graph = _graph(model, configuration(config), shapes)
     return Check(graph.assignment, shares(graph))
 
 

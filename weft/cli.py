@@ -184,6 +184,7 @@ def _keep(result: Any, output: Path | None, report: Path | None) -> None:
     if report is not None:
         files.write_json(report, result.report)
     reports.show_layers(result.report, reports.summary())
+    reports.show_host(result.report)
     for name, value in result.outputs.items():
         reports.say(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
 

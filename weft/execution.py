@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
+from weft.compiler.ir.model import HostSegment
 from weft.devices import Simulation, check_target, simulated
 from weft.hdl.isa.config import Config
 from weft.run_report import Totals, layers_of, report
@@ -49,6 +50,7 @@ class Execution:
         self._on, self._config, self._simulation, self._keep = on, config, simulation, keep
         self.complete, self.memory = True, b""
         self._layers: list[dict[str, Any]] = []
+        self._host: list[dict[str, Any]] = []
         self._totals = Totals()
 
     def run(
@@ -77,7 +79,12 @@ class Execution:
             self._totals.add(device.counters(), config)
         return found
 
+    def add_host(self, segment: HostSegment, seconds: float) -> None:
+        """Note how long the host took for a part of the model."""
+        operators = [operator for _, operator, _ in segment.nodes]
+        self._host.append({"name": segment.name, "operators": operators, "seconds": seconds})
+
     @property
     def report(self) -> dict[str, Any]:
         """As in `weft.Result`."""
-        return report(self._layers, self._totals, self._config)
+        return report(self._layers, self._totals, self._config, self._host if self.complete else [])

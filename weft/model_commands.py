@@ -15,7 +15,7 @@ from weft import files
 from weft import report as reports
 from weft.configurations import configuration
 from weft.errors import FileError
-from weft.options import Configuration, Folder, Json, Model, config_file, load, writes
+from weft.options import Configuration, Folder, Json, Model, Shapes, config_file, load, shapes_of, writes
 
 if TYPE_CHECKING:
     from weft.compiler.ir.graph import DeviceSegment
@@ -46,13 +46,14 @@ def compile_model(
             "--dump-passes", help="Folder for the operators as text, behind every pass of the compiler."
         ),
     ] = None,
+    shape: Shapes = [],  # noqa: B006
 ) -> None:
     """Compile a model for one configuration of the hardware."""
     import weft
 
     chosen = configuration(config)
     files.existing(model)
-    options: dict[str, Any] = {"plain_inputs": plain_inputs}
+    options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
     dumped: dict[str, str] = {}
     if dump_passes is not None:
         options["watch"] = _dumping(dumped)
@@ -93,12 +94,17 @@ def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
     return watch
 
 
-def check(model: Model, config: Configuration = "default", as_json: Json = False) -> None:
+def check(
+    model: Model,
+    config: Configuration = "default",
+    as_json: Json = False,
+    shape: Shapes = [],  # noqa: B006
+) -> None:
     """Show which nodes of a model run on the device, which on the host, and why."""
     import weft
     from weft.compiler.ir.shares import reasons
 
-    nodes = weft.check(files.existing(model), configuration(config))
+    nodes = weft.check(files.existing(model), configuration(config), shapes=shapes_of(shape))
     host = sum(node[2] == "host" for node in nodes)
     if as_json:
         keys = ("name", "operator", "place", "reason")

@@ -64,6 +64,34 @@ def _number(
 
 
 Model = Annotated[Path, typer.Argument(help="Quantised model: ONNX (QDQ) or TFLite.", show_default=False)]
+
+
+def shapes_of(texts: list[str]) -> dict[str, int]:
+    """What was given as `Shapes`: sizes by name."""
+    sizes = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal() or not int(size):
+            raise typer.BadParameter(f"{text!r} is not NAME=SIZE with a whole number above 0")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _checked(texts: list[str]) -> list[str]:
+    shapes_of(texts)
+    return texts
+
+
+Shapes = Annotated[
+    list[str],
+    typer.Option(
+        "--shape",
+        metavar="NAME=SIZE",
+        callback=_checked,
+        help="Size of a dimension that the model leaves open, by its name or as input.axis; once for each.",
+        show_default=False,
+    ),
+]
 Folder = Annotated[Path, typer.Argument(help="Folder that `weft compile` wrote.", show_default=False)]
 Configuration = Annotated[
     str,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from weft.arguments import flag
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.host.segments import from_buffer, run_host, to_buffer
+from weft.compiler.host.segments import from_buffer, prepare, run_host, to_buffer
 from weft.compiler.ir.model import HostSegment
 from weft.devices import Simulation
 from weft.errors import InputError
@@ -173,7 +174,10 @@ class Program:
             if isinstance(segment, DeviceProgram):
                 values |= self._run_device(execution, segment, values)
             elif execution.complete:
+                prepare(segment)
+                started = perf_counter()
                 values |= run_host(segment, values)
+                execution.add_host(segment, perf_counter() - started)
         outputs = {name: np.asarray(values[name]) for name in self.outputs} if execution.complete else {}
         return Result(outputs, execution.report, execution.memory)
 

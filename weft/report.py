@@ -156,6 +156,21 @@ def show_layers(report: dict[str, Any], console: Console) -> None:
     console.print(made)
 
 
+def show_host(report: dict[str, Any]) -> None:
+    """Say how long the host took for its parts of the model, if it has any."""
+    parts = [part for part in report.get("host", ()) if part["operators"]]
+    if parts:
+        slowest = max(parts, key=lambda part: part["seconds"])
+        total = sum(part["seconds"] for part in parts)
+        operators = Counter(slowest["operators"])
+        names = ", ".join(f"{many} {name}" if many > 1 else name for name, many in operators.most_common(3))
+        more = ", ..." if len(operators) > 3 else ""
+        say(
+            f"host: {total * 1e3:,.2f} ms for {len(parts)} parts of the model; most of it, "
+            f"{slowest['seconds'] * 1e3:,.2f} ms, for {printable(slowest['name'])} ({printable(names)}{more})"
+        )
+
+
 def show_assignment(nodes: Iterable[tuple[str, str, str, str]], console: Console) -> None:
     """Print where every node of a model runs, and why there."""
     made = table("node", "operator", "runs on", "reason")

@@ -64,7 +64,9 @@ def _utilisation(macs: int, cycles: int | None, config: Config) -> float | None:
     return macs / (config.n * config.n * cycles) if cycles else None
 
 
-def report(layers: list[dict[str, Any]], totals: Totals, config: Config) -> dict[str, Any]:
+def report(
+    layers: list[dict[str, Any]], totals: Totals, config: Config, host: list[dict[str, Any]]
+) -> dict[str, Any]:
     """The report of a whole run."""
     macs = sum(layer["macs"] for layer in layers)
     planned = sum(layer["dram_bytes"] for layer in layers)
@@ -77,4 +79,5 @@ def report(layers: list[dict[str, Any]], totals: Totals, config: Config) -> dict
         "dram_bytes": planned if totals.dram_bytes is None else totals.dram_bytes,
         "counters": totals.counters,
         "layers": layers,
+        "host": host,
     }

@@ -113,6 +113,17 @@ def packed(shape: tuple[int, ...]) -> Layout:
     return Layout(shape, tuple(range(len(shape))), rows(shape))
 
 
+def spatial(shape: tuple[int, ...]) -> Layout:
+    """The layout of images with one to three dimensions behind channels: a row, rows, or rows for each depth."""
+    if len(shape) == 3:
+        n, c, w = shape
+        return Layout(shape, (0, 2, 1), (n, 1, w, c))
+    if len(shape) == 5:
+        n, c, d, h, w = shape
+        return Layout(shape, (0, 2, 3, 4, 1), (n * d, h, w, c))
+    return natural(shape)
+
+
 def natural(shape: tuple[int, ...]) -> Layout:
     """The layout device operators use: NCHW values of rank 4 become NHWC, all others are row-major."""
     if len(shape) != 4:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +13,15 @@ from weft.compiler.ir.layout import Layout, Shape4
 from weft.compiler.ir.masks import causal
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Activation, Tensor
+from weft.compiler.onnx.reorder import placed
 
 MASKED = -9999.0
 """Scores that a float mask lowers by this much have no weight; the -10000 of many models, rounded by a quantiser."""
 PASSING = ("QuantizeLinear", "DequantizeLinear", "Identity", "Mul", "Div", "Relu", "Clip")
 """Operators that leave the order of elements as it is."""
+
+Find = Callable[[Tensor, Layout], Tensor | None]
+"""A tensor in a layout, None if it cannot be: `Tensor.arranged`, or `placed`."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,15 @@ class Operand:
     rows: int
     size: int
 
-    def arranged(self, images: int, heads: int) -> tuple[Tensor, Shape4] | None:
-        """The tensor in a layout of `weft.compiler.ir.graph.Attention`, and its shape there; None if it is in none."""
+    def arranged(self, images: int, heads: int, find: Find) -> tuple[Tensor, Shape4] | None:
+        """The tensor in a layout of `weft.compiler.ir.graph.Attention` that `find` gives, and its shape there; None if
+        it is in none."""
         tensor = self.activation.tensor
         layouts = [
             heads_layout(self.axes, order, images, heads, self.rows, self.size) for order in ("ishd", "ihsd")
         ]
         for layout in sorted(layouts, key=lambda layout: not tensor.layout.same(layout)):
-            found = tensor.arranged(layout)
+            found = find(tensor, layout)
             if found is not None:
                 return found, layout.nhwc
         return None
@@ -118,9 +124,12 @@ class Problem:
                 yield split, mask
 
     def solutions(self) -> Iterator[Solution]:
-        for (images, heads, kv_heads), mask in self.masks():
-            q = self.q.arranged(images, heads)
-            k, v = (operand.arranged(images, kv_heads) for operand in (self.k, self.v))
+        """Where operands lie as the device takes them, and then where they are brought into such an order."""
+        for find, ((images, heads, kv_heads), mask) in itertools.product(
+            (Tensor.arranged, placed), self.masks()
+        ):
+            q = self.q.arranged(images, heads, find)
+            k, v = (operand.arranged(images, kv_heads, find) for operand in (self.k, self.v))
             if q is not None and k is not None and v is not None:
                 yield Solution(images, heads, kv_heads, mask, (q, k, v))
 

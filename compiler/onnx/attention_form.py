@@ -133,7 +133,7 @@ def mask_kind(context: NodeContext) -> str | None:
 
 
 def heads_order(context: NodeContext) -> str | None:
-    """Heads of queries, keys and values must lie side by side in every row, or one after the other."""
+    """Heads must lie side by side in every row, or one after the other, or be brought there by at most 256 copies."""
     return None if next(problem_of(context).solutions(), None) is not None else ""
 
 

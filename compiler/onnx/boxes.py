@@ -15,58 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Conv, DeviceOp, Rescale, View
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed
+from weft.compiler.ir.graph import DeviceOp, View
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Recipe, Results, Symbol, Tensor, result
-
-BOXES = 64
-"""Most copies that a node may become."""
-WEIGHTS = 1 << 20
-"""Most weights of a product that puts channels in order."""
-RANGES = 4
-"""Most ranges of channels that are copied one by one."""
+from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.runs import BOXES, ordered, runs
 
 Indices = tuple[np.ndarray, ...]
 """For each axis the elements of the input that are taken, in order; -1 for what is not of the input."""
-
-
-class Run(NamedTuple):
-    """`many` elements from `source` on, `by` apart, that go to places from `target` on, `apart` apart."""
-
-    source: int
-    target: int
-    many: int
-    by: int
-    apart: int
-
-
-def runs(indices: np.ndarray, most: int = BOXES) -> list[Run] | None:
-    """As few runs as there are for elements along rows or columns; None if they are more than `most`."""
-    best: list[Run] | None = None
-    apart = 1
-    while apart <= min(len(indices), most):
-        found = [
-            run for first in range(apart) for run in itertools.islice(rising(indices, first, apart), most + 1)
-        ]
-        if len(found) <= most:
-            best, most = found, len(found) - 1
-        apart += 1
-    return best
-
-
-def rising(indices: np.ndarray, first: int = 0, apart: int = 1) -> Iterator[Run]:
-    """Runs for places from `first` on: elements that are equally far from each other, none of them backwards."""
-    taken, at = indices[first::apart], 0
-    steps = np.diff(taken)
-    while at < len(taken):
-        by, count = 1, 1
-        if at < len(steps) and steps[at] >= 0:
-            by = int(steps[at])
-            other = np.flatnonzero(steps[at:] != by)
-            count += int(other[0]) if other.size else len(steps) - at
-        yield Run(int(taken[at]), first + at * apart, count, by, apart)
-        at += count
 
 
 def whole(indices: np.ndarray, size: int) -> bool:
@@ -99,8 +56,8 @@ class Arrangement:
 def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrangement | None:
     """How a value of `shape` and what is taken of it lie on the device; None if its elements have another order."""
     taken = tuple(map(len, indices))
-    for kind in (natural, packed):
-        found, groups = tensor.arranged(kind(shape)), _groups(kind(shape), shape, indices)
+    for find, kind in itertools.product((Tensor.arranged, placed), (natural, spatial, packed)):
+        found, groups = find(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if found is not None and groups is not None:
             n, h, w, c = (math.prod(shape[axis] for axis in group) for group in groups)
             merged = tuple(_merged([(indices[axis], shape[axis]) for axis in group]) for group in groups)
@@ -166,26 +123,6 @@ def _box(view: View, at: tuple[int, int], size: tuple[int, int], step: tuple[int
     n, _, _, c = view.shape
     down, across = (by if count > 1 else 1 for by, count in zip(step, size, strict=True))
     return View(view.buffer, (n, *size, c), *at, step=(down, across))
-
-
-def ordered(
-    name: str, source: View, target: View, channels: np.ndarray, fill: int = 0
-) -> list[DeviceOp] | None:
-    """Copies of `source` with its channels in an order; None if that takes too large a product."""
-    ranges = list(itertools.islice(rising(channels), RANGES + 1))
-    if channels.min() >= 0 and len(ranges) <= RANGES and all(run.by == 1 for run in ranges):
-        return [Rescale(name, of_channels(source, run.source, run.many), of_channels(target, run.target, run.many))
-                for run in ranges]  # fmt: skip
-    if source.shape[3] * len(channels) > WEIGHTS:
-        return None
-    weight = (channels[:, None] == np.arange(source.shape[3])).astype(np.int16)[:, None, None, :]
-    bias, scale = np.zeros(len(channels), np.int32), np.ones(len(channels))
-    return [Conv(name, source, target, weight, bias, scale, x_zero=fill, y_zero=fill)]
-
-
-def of_channels(view: View, first: int, count: int) -> View:
-    """Some channels of a view."""
-    return dataclasses.replace(view, shape=(*view.shape[:3], count), c=view.c + first)
 
 
 def tensor_of(symbol: Symbol) -> Tensor | None:

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.layout import natural, packed
+from weft.compiler.ir.layout import Layout, packed, spatial
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, is_conv
+from weft.compiler.onnx.reorder import placed
 
 
 def summands(context: NodeContext) -> tuple[Symbol, ...]:
@@ -36,12 +37,16 @@ def scaling(context: NodeContext) -> float | None:
 
 
 def same_order(context: NodeContext) -> str | None:
-    """Next to a constant the elements of a device value must be in the order the device computes in."""
+    """Next to a constant elements must be in the device's order, or be brought into it by at most 256 copies."""
     if scaling(context) is not None:
         return None
-    tensors = (symbol.tensor for symbol in context.symbols if isinstance(symbol, Activation))
-    layout = natural(context.output)
-    return None if all(tensor.arranged(layout) for tensor in tensors) else f"inputs {context.inputs}"
+    constants = [symbol for symbol in context.symbols if isinstance(symbol, Constant)]
+    value = None if context.node.op == "BatchNormalization" else constants[0]
+    for symbol in context.symbols:
+        layout = channel_layout(context, symbol, value) if isinstance(symbol, Activation) else None
+        if layout is not None and isinstance(symbol, Activation) and placed(symbol.tensor, layout) is None:
+            return f"inputs {context.inputs}"
+    return None
 
 
 def channel_operands(context: NodeContext) -> str | None:
@@ -64,23 +69,43 @@ def channel_constant(context: NodeContext, operand: Symbol, value: Constant) -> 
         return "the constant is not finite"
     if shape not in (context.shape(0), context.shape(1)):
         return f"the result has shape {shape}"
-    axis = channel_axis(shape, operand)
-    if axis is None:
+    if not layouts(shape, operand):
         return "the result was reshaped before"
-    wanted = [1] * len(shape)
-    wanted[axis] = shape[axis]
-    full = (1,) * (len(shape) - value.values.ndim) + value.values.shape
-    fits = len(full) == len(shape) and all(size in (1, most) for size, most in zip(full, wanted, strict=True))
+    fits = channel_layout(context, operand, value) is not None
     return None if fits else f"the constant has shape {value.values.shape}"
 
 
-def channel_axis(shape: tuple[int, ...], operand: Symbol) -> int | None:
-    """The axis of a value of `shape` that is channels on the device; None if no single one is."""
-    axis = 1 if len(shape) == 4 else len(shape) - 1
+def channel_layout(context: NodeContext, operand: Symbol, value: Constant | None) -> Layout | None:
+    """A layout of an operand in whose channels a constant has one value for each, or, with None, in which axis 1 is
+    channels; None if there is none. One that the operand has already comes first."""
+    shape = context.output
+    found = layouts(shape, operand)
+    if isinstance(operand, Activation):
+        tensor = operand.tensor
+        found = dict(sorted(found.items(), key=lambda item: tensor.arranged(item[1]) is None))
+    if value is None:
+        return found.get(1)
+    full = (1,) * (len(shape) - value.values.ndim) + value.values.shape
+    for axis, layout in found.items():
+        wanted = [shape[axis] if other == axis else 1 for other in range(len(shape))]
+        if len(full) == len(shape) and all(
+            size in (1, most) for size, most in zip(full, wanted, strict=True)
+        ):
+            return layout
+    return None
+
+
+def layouts(shape: tuple[int, ...], operand: Symbol) -> dict[int, Layout]:
+    """The layouts of a value of `shape`, by the axis that is then channels on the device."""
+    last = len(shape) - 1
+    known = {1: spatial(shape)} if len(shape) == 4 else {last: packed(shape)}
+    if len(shape) in (3, 5):
+        known.setdefault(1, spatial(shape))
     if not isinstance(operand, Pending):
-        return axis
-    if operand.layout == packed(shape):
-        axis = len(shape) - 1
-    elif operand.layout != natural(shape):
-        return None
-    return axis if operand.ops[0].dst.shape[3] == shape[axis] else None
+        return known
+    known = {last: packed(shape)} | known
+    return {
+        axis: layout
+        for axis, layout in known.items()
+        if operand.layout == layout and operand.ops[0].dst.shape[3] == shape[axis]
+    }

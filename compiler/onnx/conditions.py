@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.layout import natural
+from weft.compiler.ir.layout import spatial
 from weft.compiler.machine.limits import STEP_MAX
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Tensor
+from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.windows import RANKS, depth_tap
 
 
 def input_quantised(context: NodeContext) -> str | None:
@@ -27,19 +29,22 @@ def input_quantisable(context: NodeContext) -> str | None:
 
 
 def image(context: NodeContext) -> str | None:
-    """Convolutions and pools must be two-dimensional: inputs of shape (N, C, H, W)."""
-    return None if len(context.shape()) == 4 else f"the input has shape {context.shape()}"
+    """Convolutions and pools must be of rows, of images, or of several images: inputs of 3 to 5 dimensions."""
+    return None if len(context.shape()) in RANKS else f"the input has shape {context.shape()}"
+
+
+def depth_alone(context: NodeContext) -> str | None:
+    """Windows of inputs of shape (N, C, D, H, W) must take one element along D at a time."""
+    kernel = context.ints("kernel_shape", context.shape(1)[2:] if context.node.op == "Conv" else ())
+    return None if depth_tap(context, kernel) is not None else f"the window is {kernel}"
 
 
 def image_order(context: NodeContext) -> str | None:
-    """The input's elements must be in the order the device computes in (no reshape or transpose that mixes axes)."""
+    """The input's elements must be in the order the device computes in, or be brought into it by at most 256 copies."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Activation)
-    return (
-        None
-        if symbol.tensor.arranged(natural(context.shape())) is not None
-        else f"input {context.node.inputs[0]!r}"
-    )
+    good = placed(symbol.tensor, spatial(context.shape())) is not None
+    return None if good else f"input {context.node.inputs[0]!r}"
 
 
 def weights_constant(context: NodeContext) -> str | None:
@@ -53,7 +58,8 @@ def weights_per_output(context: NodeContext) -> str | None:
     """Weight scales must be per tensor or per output channel."""
     symbol = context.symbol(1)
     assert isinstance(symbol, Constant)
-    axis = 0 if context.node.op == "Conv" or context.attribute("transB", 0) else symbol.values.ndim - 1
+    axis = {"Conv": 0, "ConvTranspose": 1}.get(context.node.op, symbol.values.ndim - 1)
+    axis = 0 if context.attribute("transB", 0) else axis
     inner = [size for index, size in enumerate(symbol.scale.shape) if index != axis]
     return None if math.prod(inner) == 1 else f"scales have shape {symbol.scale.shape}"
 
@@ -65,7 +71,7 @@ def bias_constant(context: NodeContext) -> str | None:
     symbol = context.symbol(2)
     if not isinstance(symbol, Constant):
         return f"input {context.node.input(2)!r} is not"
-    channels = context.output[1] if context.node.op == "Conv" else context.output[-1]
+    channels = context.output[1] if context.node.op.startswith("Conv") else context.output[-1]
     size, last = symbol.values.size, symbol.values.shape[-1:]
     return None if size == 1 or (size,) == last == (channels,) else f"it has shape {symbol.values.shape}"
 
@@ -105,8 +111,8 @@ def activation(context: NodeContext, index: int = 0) -> Activation:
 
 
 def arranged(context: NodeContext, index: int = 0) -> tuple[Tensor, Quant]:
-    """An input in the order of its shape, which the constraints have checked to be possible."""
+    """An input as images of rows of pixels, which the constraints have checked to be possible."""
     source = activation(context, index)
-    tensor = source.tensor.arranged(natural(context.shape(index)))
+    tensor = placed(source.tensor, spatial(context.shape(index)))
     assert tensor is not None
     return tensor, source.quant

@@ -7,9 +7,11 @@ import dataclasses
 import numpy as np
 
 from weft.compiler.ir.graph import Conv, View, Window
-from weft.compiler.ir.layout import Layout, natural
+from weft.compiler.ir.layout import Layout
+from weft.compiler.onnx.channels import channel_layout
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Symbol, Tensor, result
+from weft.compiler.onnx.reorder import placed
 
 INT32 = np.iinfo(np.int32)
 _FAR = 2.0**62
@@ -31,11 +33,7 @@ def product_of(
     """The convolution of `view` with weights `values` (outputs, rows, columns, inputs), which are `weight` in order."""
     outputs = values.shape[0]
     scale = quant.scale * np.broadcast_to(weight.scale.reshape(-1), (outputs,))
-    bias = np.zeros(outputs, np.int32)
-    notes: tuple[str, ...] = ()
-    symbol = context.symbol(2)
-    if isinstance(symbol, Constant):
-        bias, notes = add_bias(bias, symbol, scale)
+    bias, notes = bias_of(context, scale)
     groups = int(context.node.attributes.get("group", 1))
     op = Conv(
         context.node.name,
@@ -49,6 +47,12 @@ def product_of(
         quant.zero,
     )
     return Pending((op,), layout, (source,), (context.node.index,), notes=notes)
+
+
+def bias_of(context: NodeContext, scale: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The third input at the accumulator's `scale` (0 if it is left out), with a note if that rounds."""
+    bias, symbol = np.zeros(len(scale), np.int32), context.symbol(2)
+    return add_bias(bias, symbol, scale) if isinstance(symbol, Constant) else (bias, ())
 
 
 def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -68,50 +72,54 @@ def add_bias(bias: np.ndarray, value: Constant, scale: np.ndarray) -> tuple[np.n
 
 def with_constant(context: NodeContext, operand: Symbol, value: Constant) -> Pending:
     """Add or Mul of one constant a channel: into the convolution before it, else as a depthwise 1x1 convolution."""
+    layout = channel_layout(context, operand, value)
     if context.node.op == "Add":
-        return shifted(context, convolution(context, operand, ADD_WEIGHT), value.floats)
-    return scaled(context, convolution(context, operand, 1), value.floats)
+        return shifted(context, convolution(context, operand, layout, ADD_WEIGHT), value.floats)
+    return scaled(context, convolution(context, operand, layout, 1), value.floats)
 
 
-def convolution(context: NodeContext, operand: Symbol, weight: int) -> Pending:
-    """The convolution that made a value; for an activation a depthwise one that leaves it as it is."""
-    pending = _depthwise(context, operand, weight) if isinstance(operand, Activation) else operand
+def convolution(context: NodeContext, operand: Symbol, layout: Layout | None, weight: int) -> Pending:
+    """The convolution that made a value; for an activation a depthwise one that leaves it as it is, in `layout`."""
+    if isinstance(operand, Activation):
+        assert layout is not None
+        return _depthwise(context, operand, layout, weight)
+    pending = operand
     assert isinstance(pending, Pending)
     return pending
 
 
 def scaled(context: NodeContext, operand: Pending, factors: np.ndarray) -> Pending:
-    """A convolution times a factor for each channel, or one factor: signs go into the weights."""
-    (op,) = operand.ops
-    assert isinstance(op, Conv)
-    values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
-    sign = np.sign(values).astype(np.int16)
-    bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
-    scale = op.scale * np.where(sign, np.abs(values), 1)
-    op = dataclasses.replace(op, weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale)
-    return dataclasses.replace(operand, ops=(op,), nodes=_nodes(context, operand))
+    """Convolutions times a factor for each channel, or one factor: signs go into the weights."""
+    ops = []
+    for op in operand.ops:
+        assert isinstance(op, Conv)
+        values = np.broadcast_to(factors.reshape(-1), op.scale.shape)
+        sign = np.sign(values).astype(np.int16)
+        bias = np.minimum(op.bias * sign.astype(np.int64), INT32.max).astype(np.int32)
+        scale = op.scale * np.where(sign, np.abs(values), 1)
+        ops.append(op.replace(weight=op.weight * sign[:, None, None, None], bias=bias, scale=scale))
+    return dataclasses.replace(operand, ops=tuple(ops), nodes=_nodes(context, operand))
 
 
 def shifted(context: NodeContext, operand: Pending, offsets: np.ndarray) -> Pending:
-    """A convolution plus an offset for each channel, or one offset."""
-    (op,) = operand.ops
-    assert isinstance(op, Conv)
-    values = np.broadcast_to(offsets.reshape(-1), op.scale.shape)
-    bias, notes = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
-    op = dataclasses.replace(op, bias=bias)
-    return dataclasses.replace(
-        operand, ops=(op,), nodes=_nodes(context, operand), notes=(*operand.notes, *notes)
-    )
+    """Convolutions plus an offset for each channel, or one offset."""
+    ops, notes = [], operand.notes
+    for op in operand.ops:
+        assert isinstance(op, Conv)
+        values = np.broadcast_to(offsets.reshape(-1), op.scale.shape)
+        bias, more = add_bias(op.bias, Constant(values, np.ones(1), exact=True), op.scale)
+        ops.append(op.replace(bias=bias))
+        notes = tuple(dict.fromkeys((*notes, *more)))
+    return dataclasses.replace(operand, ops=tuple(ops), nodes=_nodes(context, operand), notes=notes)
 
 
 def _nodes(context: NodeContext, operand: Pending) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*operand.nodes, context.node.index)))
 
 
-def _depthwise(context: NodeContext, source: Activation, weight: int) -> Pending:
+def _depthwise(context: NodeContext, source: Activation, layout: Layout, weight: int) -> Pending:
     """Every channel times `weight`, at a scale that makes it the identity."""
-    layout = natural(context.output)
-    tensor = source.tensor.arranged(layout)
+    tensor = placed(source.tensor, layout)
     assert tensor is not None
     count = layout.nhwc[3]
     op = Conv(

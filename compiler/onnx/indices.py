@@ -109,28 +109,37 @@ def _pad(context: NodeContext) -> tuple[Taken, ...] | None:
 
 
 def _resize(context: NodeContext) -> tuple[Taken, ...] | None:
-    """What the operator makes of the places along each axis, by evaluating it: modes of coordinates are many."""
+    shape = context.shape()
+    lanes = places(context) if str(context.attribute("mode", "nearest")) == "nearest" else None
+    if lanes is None:
+        return None
+    indices = [lane[:, 0].astype(np.int64) for lane in lanes]
+    for lane, found, size in zip(lanes, indices, shape, strict=True):
+        if (lane != found[:, None]).any() or found.min() < 0 or found.max() >= size:
+            return None  # what is outside is filled
+    return (Taken(shape, tuple(indices)),)
+
+
+def places(context: NodeContext) -> list[np.ndarray] | None:
+    """What a Resize makes of the places along each axis, (output, others), by evaluating it: modes of coordinates are
+    many. None if it is not known before the model runs.
+    """
     shape, output = context.shape(), context.output
     given = [name for name in context.node.inputs[1:] if name and name not in context.model.constants]
-    nearest = str(context.attribute("mode", "nearest")) == "nearest"
-    if given or not nearest or max(math.prod(shape), math.prod(output)) > LARGEST:
+    if given or max(math.prod(shape), math.prod(output)) > LARGEST:
         return None
     try:
         evaluator = Evaluator(_alone(context))
-        indices = []
+        lanes = []
         for axis, size in enumerate(shape):
             along = [1] * len(shape)
             along[axis] = size
-            places = np.broadcast_to(np.arange(size, dtype=np.float32).reshape(along), shape)
-            (found,) = evaluator.run({"x": np.ascontiguousarray(places)})
-            lane = np.moveaxis(found, axis, 0).reshape(output[axis], -1)
-            taken = lane[:, 0].astype(np.int64)
-            if (lane != taken[:, None]).any() or taken.min() < 0 or taken.max() >= size:
-                return None  # what is outside is filled
-            indices.append(taken)
+            ramp = np.broadcast_to(np.arange(size, dtype=np.float32).reshape(along), shape)
+            (found,) = evaluator.run({"x": np.ascontiguousarray(ramp)})
+            lanes.append(np.moveaxis(found, axis, 0).reshape(output[axis], -1))
     except EvaluationError:
         return None
-    return (Taken(shape, tuple(indices)),)
+    return lanes
 
 
 def _alone(context: NodeContext) -> Network:

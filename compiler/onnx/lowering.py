@@ -105,7 +105,7 @@ def _transfer(model: Model, value: str, layout: Layout, name: str, kind: str) ->
 
 def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:
     def view(old: View) -> View:
-        name, kind = names[old.buffer.name]
+        name, kind = names.get(old.buffer.name, (old.buffer.name, "temp"))
         return dataclasses.replace(old, buffer=Buffer(name, old.buffer.shape, kind))
 
     return op.on(view)

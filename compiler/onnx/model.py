@@ -67,8 +67,8 @@ class Model:
         return self.consumers.get(value, [])
 
 
-def load(source: Source) -> Model:
-    """Read, check and simplify a model.
+def load(source: Source, shapes: Mapping[str, int] | None = None) -> Model:
+    """Read, check and simplify a model, with sizes for dimensions that it leaves open.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def load(source: Source) -> Model:
         If it cannot be read (see `weft.compiler.onnx.reader.read`), is not valid, not quantised (no QuantizeLinear or
         DequantizeLinear in it), or a shape is not known before running.
     """
-    network = read(source)
+    network = read(source, shapes)
     check_windows(network)
     network = expand_qlinear(network)
     _check_quantised(network)

@@ -83,7 +83,7 @@ def _schedule(match: Match, made: Plan, recipes: list[Recipe]) -> None:
     """Greedy: the host runs all that it can, then the device all that it can, and so on until nothing is left."""
     model = match.model
     nodes = [node for node in model.nodes if node.index in made.host]
-    waiting = sorted(recipes, key=lambda recipe: recipe.nodes[-1])
+    waiting = sorted(recipes, key=lambda recipe: max(recipe.nodes, default=-1))
     known = {*model.inputs, *model.constants, ""}
     filled: set[str] = set()
     while nodes or waiting:
@@ -112,15 +112,21 @@ def _ready_nodes(nodes: list[Node], known: set[str]) -> list[Node]:
 
 def _ready_recipes(waiting: list[Recipe], known: set[str], filled: set[str]) -> list[Recipe]:
     """Take the recipes that can run now, in order; the storages they fill become filled."""
-    ready = []
-    for recipe in list(waiting):
-        if all(
-            tensor.value in known if tensor.hosted else tensor.storage in filled for tensor in recipe.inputs
-        ):
-            ready.append(recipe)
-            waiting.remove(recipe)
-            filled.add(recipe.output.storage)
-    return ready
+    ready: list[Recipe] = []
+    while True:
+        found = next((recipe for recipe in waiting if _runs(recipe, known, filled)), None)
+        if found is None:
+            return ready
+        ready.append(found)
+        waiting.remove(found)
+        filled.add(found.output.storage)
+
+
+def _runs(recipe: Recipe, known: set[str], filled: set[str]) -> bool:
+    """Whether all that a recipe reads is there."""
+    return all(
+        tensor.value in known if tensor.hosted else tensor.storage in filled for tensor in recipe.inputs
+    )
 
 
 def assignment(match: Match, made: Plan) -> tuple[tuple[str, str, str, str], ...]:

@@ -19,10 +19,13 @@ from weft.compiler.onnx.qdq import (
     Constant,
     Pending,
     Probabilities,
+    Quant,
     Recipe,
     Results,
     Scores,
     Symbol,
+    Tensor,
+    finish,
     hosted,
 )
 
@@ -42,13 +45,24 @@ class Match:
     functions: dict[str, tuple[Function, ...]]
 
     def context(self, node: Node) -> NodeContext:
-        symbols = tuple(self.symbol(name) for name in node.inputs)
+        symbols = tuple(_given(node, self.symbol(name)) for name in node.inputs)
         arguments = tuple(
             elementwise.of_value(name, symbol, self.functions.get(name, ()))
             for name, symbol in zip(node.inputs, symbols, strict=True)
         )
         context = NodeContext(self.model, node, symbols, arguments)
         return dataclasses.replace(context, functions=elementwise.of_result(context))
+
+    def add(self, recipe: Recipe) -> None:
+        """Add a recipe, and those that bring what it reads into another order."""
+        output = recipe.output
+        self.recipes[output.storage] = recipe
+        if output.value not in self.model.shapes:
+            self.model.shapes[output.value] = output.layout.shape
+            self.model.dtypes[output.value] = "uint8" if output.unsigned else "int8"
+        for tensor in recipe.inputs:
+            if tensor.made is not None:
+                self.add(tensor.made)
 
     def symbol(self, name: str) -> Symbol:
         if name in self.symbols:
@@ -58,6 +72,22 @@ class Match:
         if self.model.dtypes.get(name) in ("int8", "uint8"):
             return hosted(self.model, name)
         return None
+
+
+_OF_INTEGERS = ("GlobalMaxPool", "MaxPool")
+"""Operators that compute on int8 and uint8 values as on floats."""
+
+
+def _integers(tensor: Tensor) -> Quant:
+    """Parameters by which bytes stay what they are."""
+    return Quant(1.0, 0, tensor.unsigned)
+
+
+def _given(node: Node, symbol: Symbol) -> Symbol:
+    """What a node reads, where that is integers as an activation."""
+    if node.op in _OF_INTEGERS and isinstance(symbol, Tensor):
+        return Activation(symbol, _integers(symbol))
+    return symbol
 
 
 def float_constant(values: np.ndarray) -> Symbol:
@@ -98,12 +128,19 @@ def _walk(model: Model, refused: dict[int, str]) -> Match:
             found.unsupported[node.index] = operator
             continue
         made = operator.handler(context)
+        if (
+            node.op in _OF_INTEGERS
+            and isinstance(made, Pending)
+            and isinstance(found.symbol(node.inputs[0]), Tensor)
+        ):
+            made = finish(made, node.outputs[0], _integers(made.inputs[0]), node)
         if isinstance(made, Results):
-            found.recipes |= {recipe.output.storage: recipe for recipe in made.recipes}
+            for recipe in made.recipes:
+                found.add(recipe)
             found.symbols |= zip(node.outputs, made.symbols, strict=True)
             continue
         if isinstance(made, Recipe):
-            found.recipes[node.outputs[0]] = made
+            found.add(made)
             made = made.output
         found.symbols[node.outputs[0]] = made
     return found

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class Tensor:
     of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
     `hosted` tensors come from the host, which can lay them out in any way: `order` is the layout of this tensor whose
     buffer is `value` in row-major order, None if there is none. `looked_up` tells that a table of its own made it.
+    `made` is the recipe that brought another tensor's bytes into this order, None for others.
     """
 
     storage: str
@@ -62,6 +64,7 @@ class Tensor:
     via: tuple[int, ...] = ()
     order: Layout | None = None
     looked_up: bool = False
+    made: Recipe | None = field(default=None, compare=False)
 
     def arranged(self, layout: Layout) -> Tensor | None:
         """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
@@ -116,6 +119,7 @@ class Pending:
 
     `ops` write views of the buffer `RESULT` with scales that still lack the division by the output's; a clamp of
     [low, high] in float follows. `nodes` are the model's nodes it stands for, `notes` what the report should say.
+    `join` makes operators behind `ops`, which then write buffers of their own; see `Join`.
     """
 
     ops: tuple[DeviceOp, ...]
@@ -125,6 +129,7 @@ class Pending:
     low: float = -math.inf
     high: float = math.inf
     notes: tuple[str, ...] = ()
+    join: Join | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +203,10 @@ class Results:
     recipes: tuple[Recipe, ...]
 
 
+Join = Callable[[Quant, str, tuple[int, int]], tuple[DeviceOp, ...]]
+"""The operators that make a result: for its parameters, the name of its buffer, and the range that it is clamped to."""
+
+
 def result(shape: tuple[int, int, int, int]) -> View:
     """Where an unfinished operator writes."""
     return result_of(RESULT, shape)
@@ -217,20 +226,22 @@ def rescale(source: Activation, name: str) -> Pending:
 
 def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
     """Complete a pending result with the parameters of the QuantizeLinear `node` that makes value `name`."""
-    low = quant.level(pending.low)
-    high = quant.level(pending.high)
-    ops = []
-    for op in pending.ops:
-        dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=name))
-        scales = {
-            field: getattr(op, field) / quant.scale
-            for field in ("scale", "a_scale", "b_scale")
-            if hasattr(op, field)
-        }
-        ops.append(op.replace(dst=dst, y_zero=quant.zero, low=max(low, -128), high=high, **scales))
+    bounds = max(quant.level(pending.low), -128), quant.level(pending.high)
+    if pending.join is not None:
+        ops = pending.join(quant, name, bounds)
+    else:
+        ops = tuple(quantised(op, quant, name, bounds) for op in pending.ops)
     output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
-    return Recipe(output, tuple(ops), pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
+    return Recipe(output, ops, pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
+
+
+def quantised(op: DeviceOp, quant: Quant, name: str, bounds: tuple[int, int]) -> DeviceOp:
+    """An operator of a pending result that writes buffer `name` with the parameters of its output."""
+    dst = dataclasses.replace(op.dst, buffer=dataclasses.replace(op.dst.buffer, name=name))
+    found = (key for key in ("scale", "a_scale", "b_scale") if hasattr(op, key))
+    scales = {key: getattr(op, key) / quant.scale for key in found}
+    return op.replace(dst=dst, y_zero=quant.zero, low=bounds[0], high=bounds[1], **scales)
 
 
 def check_parameters(model: Model, node: Node) -> None:
@@ -298,9 +309,6 @@ def hosted(model: Model, name: str) -> Tensor:
 
 
 def is_conv(pending: Pending) -> bool:
-    """Whether a pending result is one convolution or matrix product without a clamp, to which a bias may be added."""
-    return (
-        len(pending.ops) == 1
-        and isinstance(pending.ops[0], Conv)
-        and (pending.low, pending.high) == (-math.inf, math.inf)
-    )
+    """Whether a pending result is of convolutions or a matrix product without a clamp, to which a bias may be added."""
+    convs = pending.join is None and all(isinstance(op, Conv) for op in pending.ops)
+    return convs and (pending.low, pending.high) == (-math.inf, math.inf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,21 @@ _DEPTH = 100
 _Function = tuple[str, str, str]
 
 
-def read(source: Source) -> Network:
+def read(source: Source, shapes: Mapping[str, int] | None = None) -> Network:
     """Read and check a model; functions are written out.
+
+    `shapes` has sizes for dimensions of inputs that the model leaves open, by the names that it gives them, or by
+    ``input.axis`` for those without a name.
 
     Raises
     ------
     CompileError
         If it is missing, truncated or not ONNX; not valid; has dynamic shapes; or uses operators that ONNX does not
-        define.
+        define. Or if it has no dimension of a name in `shapes`.
     """
     proto = _parsed(source)
+    if shapes:
+        proto = _sized(proto, shapes)
     _check_graph(proto)
     _check_text(proto)
     _check_functions(proto)
@@ -73,6 +78,39 @@ def _parsed(source: Source) -> onnx.ModelProto:
         raise CompileError(f"cannot read model {path}: {error.strerror or first_line(error)}") from None
     except onnx.checker.ValidationError as error:
         raise CompileError(f"cannot read the external data of model {path}: {first_line(error)}") from None
+
+
+def _sized(given: onnx.ModelProto, shapes: Mapping[str, int]) -> onnx.ModelProto:
+    """The model with sizes for open dimensions, wherever it names these."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(given)
+    graph = proto.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    entering = {value.name for value in graph.input} - constants
+    known: dict[str, None] = {}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                continue
+            names = [dim.dim_param, f"{value.name}.{axis}"] if value.name in entering else [dim.dim_param]
+            if value.name in entering:
+                known[dim.dim_param or names[1]] = None
+            size = next((shapes[name] for name in names if name in shapes), None)
+            if size is not None:
+                dim.dim_value = size
+    missing = [name for name in shapes if name not in known and not _is_place(name, known, given)]
+    if missing:
+        there = f"; it has {', '.join(map(repr, known))}" if known else "; it has none"
+        raise CompileError(f"the model's inputs have no open dimension {missing[0]!r}{there}")
+    return proto
+
+
+def _is_place(name: str, known: Iterable[str], proto: onnx.ModelProto) -> bool:
+    """Whether ``input.axis`` stands for one of the open dimensions that have a name."""
+    value, _, axis = name.rpartition(".")
+    shapes = {item.name: item.type.tensor_type.shape.dim for item in proto.graph.input}
+    places = shapes.get(value, ())
+    return axis.isdecimal() and int(axis) < len(places) and places[int(axis)].dim_param in known
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -217,9 +255,10 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") or dim.dim_value < 1:
                 what = repr(dim.dim_param) if dim.dim_param else "no fixed size"
+                name = dim.dim_param or f"{value.name}.{axis}"
                 raise CompileError(
-                    f"input {value.name!r} has a dynamic dimension {axis} ({what}); fix it to a number, for example "
-                    "with python -m onnxruntime.tools.make_dynamic_shape_fixed (--dim_param, --dim_value)"
+                    f"input {value.name!r} has a dynamic dimension {axis} ({what}); give its size with "
+                    f"--shape {name}=1, or in Python with shapes={{{name!r}: 1}}"
                 )
 
 

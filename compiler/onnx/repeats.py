@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -10,6 +11,7 @@ from weft.compiler.ir.graph import View
 from weft.compiler.ir.layout import Layout, Shape4, natural
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Quant, Tensor
+from weft.compiler.onnx.reorder import placed
 
 _OUTER = 3
 """Loops around channels: images, rows, columns."""
@@ -49,8 +51,9 @@ def operands(context: NodeContext) -> Operands | str:
 def _alike(context: NodeContext) -> Operands | str:
     """Operands of the result's shape, in any order of elements that both can have."""
     a, b = (symbol for symbol in context.symbols if isinstance(symbol, Activation))
-    for layout in (natural(context.output), a.tensor.layout, b.tensor.layout):
-        first, second = a.tensor.arranged(layout), b.tensor.arranged(layout)
+    layouts = natural(context.output), a.tensor.layout, b.tensor.layout
+    for find, layout in itertools.product((Tensor.arranged, placed), layouts):
+        first, second = find(a.tensor, layout), find(b.tensor, layout)
         if first is not None and second is not None:
             views = first.view(), second.view(first.layout.nhwc)
             return Operands(
@@ -65,7 +68,7 @@ def _repeated(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands
     assert isinstance(whole, Activation)
     assert isinstance(other, Activation)
     layout = natural(context.output)
-    first, second = whole.tensor.arranged(layout), other.tensor.arranged(natural(shape))
+    first, second = placed(whole.tensor, layout), placed(other.tensor, natural(shape))
     if first is None or second is None:
         return f"input {context.node.inputs[at if first is None else 1 - at]!r} has its elements in another order"
     seen = _loops(context.output, shape)

@@ -23,10 +23,10 @@ def composed(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray 
 
 
 def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Requantisations, and functions of single values, become a look-up table of the operator before them, where that
+    """Requantisations, and functions of single values, become a look-up table of the operators before them, where that
     takes no longer.
 
-    Nobody else may read that operator's result.
+    Nobody else may read what these make.
     """
     if not planner.config.lookup_tables:
         return segment
@@ -34,27 +34,36 @@ def fuse_lookup(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     ops: list[DeviceOp] = []
     for op in segment.ops:
         writers = [at for at, item in enumerate(ops) if item.dst.buffer.name == op.sources[0].buffer.name]
-        before = ops[writers[0]] if len(writers) == 1 and isinstance(op, Rescale) else None
-        if before is not None and isinstance(op, Rescale) and _fusible(before, op, reads[op.src.buffer.name]):
-            joined = _joined(before, op, planner)
-            if joined is not None:
-                ops[writers[0]] = joined
-                continue
-        ops.append(op)
+        joined: list[DeviceOp | None] = [None]
+        if isinstance(op, Rescale) and all(
+            _fusible(ops[at], op, reads[op.src.buffer.name]) for at in writers
+        ):
+            joined = [_joined(ops[at], op, planner, alone=len(writers) == 1) for at in writers] or [None]
+        if None in joined:
+            ops.append(op)
+            continue
+        for at, fused in zip(writers, joined, strict=True):
+            assert fused is not None
+            ops[at] = fused
     return dataclasses.replace(segment, ops=tuple(ops))
 
 
-def _joined(before: DeviceOp, op: Rescale, planner: Planner) -> DeviceOp | None:
-    """Both as one operator; None if they are better apart."""
-    name = f"{before.name}+{op.name}"
+def _joined(before: DeviceOp, op: Rescale, planner: Planner, *, alone: bool) -> DeviceOp | None:
+    """Both as one operator, which writes what it did before; None if they are better apart.
+
+    Several that write parts of a buffer each have the table: that is never slower than to read all of it again.
+    """
+    name, dst = f"{before.name}+{op.name}", dataclasses.replace(before.dst, buffer=op.dst.buffer)
     if before.lookup is None and op.lookup is None and op.keeps:
         low, high = max(before.low, op.low), min(before.high, op.high)
         if low <= high:  # nothing but a clamp
-            return before.replace(name=name, dst=op.dst, low=low, high=high)
+            return before.replace(name=name, dst=dst, low=low, high=high)
     table = operator_of(op).evaluate(
         _on_bytes(op), (BYTES.reshape(1, 1, 1, -1),), planner.config.mantissa_bits
     )
-    fused = before.replace(name=name, dst=op.dst, lookup=composed(before.lookup, table.reshape(-1)))
+    fused = before.replace(name=name, dst=dst, lookup=composed(before.lookup, table.reshape(-1)))
+    if not alone:
+        return fused if planner.plan(fused) is not None else None
     return fused if fused_or_apart(fused, before, op, planner, traffic=False) == (fused,) else None
 
 
@@ -67,7 +76,8 @@ def _on_bytes(op: Rescale) -> Rescale:
 def _fusible(before: DeviceOp, op: Rescale, reads: int) -> bool:
     if op.unchanged:
         return False  # a copy, which `write_views` or `read_views` takes away
-    whole = before.dst.contiguous and op.src == before.dst and before.dst.buffer.kind == "temp"
+    same = op.src.buffer == before.dst.buffer and op.dst.contiguous and op.dst.shape == op.src.shape
+    whole = op.src.contiguous and same and before.dst.buffer.kind == "temp"
     apart = op.dst.buffer.name not in {view.buffer.name for view in before.sources}
     alone = getattr(before, "epilogue", None) is None
     return operator_of(before).looked_up and whole and apart and alone and reads == 1

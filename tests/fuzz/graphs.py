@@ -332,10 +332,54 @@ def _attention(graph: Graph) -> None:
     )
 
 
+def _spread(graph: Graph) -> None:
+    """ConvTranspose."""
+    source, builder, rng = graph.pick(_image), graph.builder, graph.builder.rng
+    if source is None:
+        return
+    kernel, strides, dilations = (rng.integers(1, most, 2).tolist() for most in (5, 4, 3))
+    outputs = int(rng.integers(1, 9))
+    weight, scales = builder.weight((source.shape[1], outputs, *kernel), 1, per_channel=True, unsigned=False)
+    value = builder.node(
+        "ConvTranspose", [builder.dequantise(source), weight], strides=strides, dilations=dilations
+    )
+    shape = builder.shape_of(value)
+    if np.prod(shape) <= _LARGEST:
+        spread = source.scale * float(scales.mean()) * 90 * float(source.shape[1] * np.prod(kernel)) ** 0.5
+        graph.add(builder.quantise(value, shape, float(np.float32(spread)), *builder.parameters()[1:]))
+
+
+def _slopes(graph: Graph) -> None:
+    """PRelu with a slope for each channel of images."""
+    source, builder = graph.pick(_image), graph.builder
+    if source is not None:
+        slopes = builder.rng.uniform(0, 1.2, (source.shape[1], 1, 1)).astype(np.float32)
+        value = builder.node("PRelu", [builder.dequantise(source), builder.constant(slopes)])
+        graph.add(builder.quantise(value, source.shape, source.scale, *builder.parameters()[1:]))
+
+
+def _resized(graph: Graph) -> None:
+    """Images by linear interpolation."""
+    source, builder, rng = graph.pick(_image), graph.builder, graph.builder.rng
+    if source is None:
+        return
+    factors = [1, 1, *rng.choice([0.5, 1, 2, 3], 2)]
+    if np.prod(source.shape) * np.prod(factors) > _LARGEST or min(source.shape[2:]) < 2:
+        return
+    scales = builder.constant(np.array(factors, np.float32))
+    mode = str(rng.choice(["half_pixel", "asymmetric", "pytorch_half_pixel"]))
+    name = builder.node(
+        "Resize", [builder.dequantise(source), "", scales], mode="linear", coordinate_transformation_mode=mode
+    )
+    scale = float(np.float32(source.scale * 0.91))
+    graph.add(builder.quantise(name, builder.shape_of(name), scale, *builder.parameters()[1:]))
+
+
 STEPS: dict[str, Callable[[Graph], None]] = {
     "input": _input, "conv": _conv, "dense": _dense, "pool": _pool, "mean": _mean, "add": _add, "concat": _concat,
     "softmax": _softmax, "view": _view, "clamp": _clamp, "host": _host, "function": _function, "attention": _attention,
+    "spread": _spread, "slopes": _slopes, "resized": _resized,
 }  # fmt: skip
 """What adds to a graph, by name."""
-_WEIGHTS = np.array([1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 2, 1.5])
+_WEIGHTS = np.array([1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 2, 1.5, 1, 1, 1])
 _CHANCES = _WEIGHTS / _WEIGHTS.sum()

@@ -55,10 +55,18 @@ def with_constant(
     return ended(built, built.node(op, [built.dequantise(source(built, shape)), name]))
 
 
-def mixed(then: Callable[[Builder, str], str], shape: tuple[int, ...]) -> onnx.ModelProto:
+MANY = 289
+"""Channels, and pixels, that would take more copies to trade places than a node may become."""
+
+
+def mixed(
+    then: Callable[[Builder, str], str],
+    shape: tuple[int, ...] = (1, 1, MANY, MANY),
+    given: tuple[int, ...] = (1, MANY, 17, 17),
+) -> onnx.ModelProto:
     """A flattened convolution, reshaped so that axes mix, and an operator."""
     built = builder()
-    flat = built.flatten(built.conv(source(built), 4, (1, 1)))
+    flat = built.flatten(built.conv(source(built, given), given[1], (1, 1)))
     value = built.node("Reshape", [built.dequantise(flat), built.constant(np.array(shape, np.int64))])
     return ended(built, then(built, value))
 

@@ -14,6 +14,7 @@ import weft
 from weft.api import InputError, Program
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.model import HostSegment
 from weft.examples import digits
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.isa import Store
@@ -41,6 +42,13 @@ def test_golden_run(program: Program, image: np.ndarray) -> None:
     assert result.report["cycles"] is None
     assert result.report["macs"] == sum(layer["macs"] for layer in result.report["layers"]) > 0
     assert result.report["dram_bytes"] == sum(layer["dram_bytes"] for layer in result.report["layers"])
+    parts = [segment for segment in program.segments if isinstance(segment, HostSegment)]
+    assert [part["name"] for part in result.report["host"]] == [segment.name for segment in parts]
+    assert all(0 < part["seconds"] < 60 for part in result.report["host"])
+    assert {name for part in result.report["host"] for name in part["operators"]} == {
+        "QuantizeLinear", "DequantizeLinear",
+    }  # fmt: skip
+    assert program.run({"image": image}, on="timing").report["host"] == []
 
 
 def test_accuracy(program: Program) -> None:

@@ -17,9 +17,10 @@ from conformance import CLASSES, DEVICE, HOST, PAGE, SKIP, WRAPPED
 
 ON_DEVICE = {
     "QLinearConv": (1, 0), "QLinearMatMul": (4, 0), "ConvInteger": (0, 2), "MatMulInteger": (0, 1), "Conv": (0, 6),
+    "ConvTranspose": (0, 10),
     "AveragePool": (0, 5), "GlobalAveragePool": (0, 1), "GlobalMaxPool": (0, 1), "MaxPool": (0, 7),
     "ReduceMean": (0, 3), "Add": (0, 2), "Clip": (0, 9), "Div": (0, 1), "Mul": (0, 1), "Concat": (0, 12),
-    "DepthToSpace": (0, 2), "Expand": (0, 2), "Gather": (0, 1), "Resize": (0, 15), "SpaceToDepth": (0, 2),
+    "DepthToSpace": (0, 2), "Expand": (0, 2), "Gather": (0, 1), "Resize": (0, 16), "SpaceToDepth": (0, 2),
     "Split": (0, 14), "Tile": (0, 1),
 }  # fmt: skip
 """Cases that must run on the device, by operator: as they are, and wrapped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.onnx.channels import channel_axis, same_order, takes_constants
+from weft.compiler.onnx.channels import channel_layout, same_order, takes_constants
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.convolutions import ADD_WEIGHT, convolution, scaled, shifted
 from weft.compiler.onnx.operator import Operator
@@ -12,11 +12,11 @@ from weft.compiler.onnx.qdq import Constant, Pending
 
 
 def batch_norm_operands(context: NodeContext) -> str | None:
-    """BatchNormalization takes a device value of two or four dimensions, not reshaped before, and constants."""
+    """BatchNormalization takes a device value of two to five dimensions, not reshaped before, and constants."""
     symbol = context.symbol(0)
     if not takes_constants(symbol):
         return f"input {context.node.inputs[0]!r} is not"
-    if channel_axis(context.shape(), symbol) != 1:
+    if channel_layout(context, symbol, None) is None:
         return f"input {context.node.inputs[0]!r} has shape {context.shape()}"
     other = next((index for index in range(1, 5) if not isinstance(context.symbol(index), Constant)), None)
     return None if other is None else f"input {context.node.input(other)!r} is not constant"
@@ -50,8 +50,10 @@ def affine(context: NodeContext) -> tuple[np.ndarray, np.ndarray]:
 def batch_norm(context: NodeContext) -> Pending:
     """Each channel times a factor plus an offset: into the convolution before it, or as one of its own."""
     factors, offsets = affine(context)
+    symbol = context.symbol(0)
+    layout = channel_layout(context, symbol, None)
     return shifted(
-        context, scaled(context, convolution(context, context.symbol(0), ADD_WEIGHT), factors), offsets
+        context, scaled(context, convolution(context, symbol, layout, ADD_WEIGHT), factors), offsets
     )
 
 

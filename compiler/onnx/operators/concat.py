@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from weft.compiler.ir.graph import Buffer, Rescale, View
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
 from weft.compiler.onnx.boxes import tensor_of
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Quant, Recipe, Tensor, finish, result
+from weft.compiler.onnx.reorder import placed
 
 
 def inputs_quantised(context: NodeContext) -> str | None:
@@ -22,7 +24,7 @@ def inputs_quantised(context: NodeContext) -> str | None:
 
 
 def concat_order(context: NodeContext) -> str | None:
-    """Inputs of Concat must have their elements in the order the device computes in, or all of them row by row."""
+    """Inputs of Concat must have one order of elements, or be brought into it by at most 256 copies each."""
     if _arranged(context) is not None:
         return None
     return f"inputs {context.inputs}"
@@ -54,11 +56,11 @@ def concat(context: NodeContext) -> Pending | Recipe:
 def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | None:
     """The inputs in one order, the layout of the result, and which axis of the device they follow each other on."""
     axis = int(context.node.attributes["axis"]) % len(context.output)
-    for kind in (natural, packed):
-        shapes = [context.shape(index) for index in range(len(context.symbols))]
+    shapes = [context.shape(index) for index in range(len(context.symbols))]
+    for find, kind in itertools.product((Tensor.arranged, placed), (natural, spatial, packed)):
         tensors = (tensor_of(symbol) for symbol in context.symbols)
         arranged = [
-            tensor.arranged(kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True) if tensor
+            find(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True) if tensor
         ]
         found = tuple(tensor for tensor in arranged if tensor is not None)
         if len(found) == len(shapes):

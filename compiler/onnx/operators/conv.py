@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from weft.compiler.ir.layout import natural
+import numpy as np
+
+from weft.compiler.ir.layout import spatial
 from weft.compiler.onnx.conditions import (
     arranged,
     bias_constant,
+    depth_alone,
     image,
     image_order,
     input_quantised,
@@ -17,7 +20,7 @@ from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.convolutions import product_of
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Constant, Symbol
-from weft.compiler.onnx.windows import window_of
+from weft.compiler.onnx.windows import depth_tap, window_of
 
 
 def conv(context: NodeContext) -> Symbol:
@@ -25,9 +28,16 @@ def conv(context: NodeContext) -> Symbol:
     source, quant = arranged(context)
     weight = context.symbol(1)
     assert isinstance(weight, Constant)
-    values = weight.values.transpose(0, 2, 3, 1)
-    window = window_of(context, (values.shape[1], values.shape[2]))
-    return product_of(context, source, source.view(), quant, values, weight, window, natural(context.output))
+    kernel = weight.values.shape[2:]
+    values = np.moveaxis(weight.values, 1, -1)
+    if len(kernel) == 3:
+        tap = depth_tap(context, kernel)
+        assert tap is not None
+        values = values[:, tap]
+    elif len(kernel) == 1:
+        values = values[:, None]
+    window = window_of(context, kernel)
+    return product_of(context, source, source.view(), quant, values, weight, window, spatial(context.output))
 
 
 OPERATORS = (
@@ -35,6 +45,7 @@ OPERATORS = (
         ("Conv",),
         (
             image,
+            depth_alone,
             input_quantised,
             image_order,
             weights_constant,

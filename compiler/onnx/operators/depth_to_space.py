@@ -8,15 +8,17 @@ import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, View
 from weft.compiler.ir.layout import natural
-from weft.compiler.onnx.boxes import BOXES, WEIGHTS, Moved, of_channels, ordered, results, tensor_of
+from weft.compiler.onnx.boxes import Moved, results, tensor_of
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.operators.part import bytes_given
 from weft.compiler.onnx.qdq import Results, Tensor, result
+from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.runs import BOXES, WEIGHTS, of_channels, ordered
 
 
 def image_bytes(context: NodeContext) -> str | None:
-    """The input's elements must be in the order the device computes in, images of rows of pixels."""
+    """The input's elements must be images of rows of pixels on the device, or be made these by at most 256 copies."""
     return None if _images(context) is not None else f"input {context.node.inputs[0]!r}"
 
 
@@ -65,7 +67,7 @@ def blocks(context: NodeContext) -> Results:
 def _images(context: NodeContext) -> Tensor | None:
     tensor = tensor_of(context.symbol(0))
     assert tensor is not None
-    return tensor.arranged(natural(context.shape()))
+    return placed(tensor, natural(context.shape()))
 
 
 def _size(context: NodeContext) -> int:

@@ -19,6 +19,7 @@ from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.convolutions import product_of
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Constant, Symbol, Tensor
+from weft.compiler.onnx.reorder import row_major
 
 
 def product_input(context: NodeContext) -> str | None:
@@ -32,7 +33,7 @@ def weights_matrix(context: NodeContext) -> str | None:
 
 
 def row_order(context: NodeContext) -> str | None:
-    """The rows of a matrix product's input must be contiguous, and their elements in one order for all rows."""
+    """Rows of a matrix product's input must be contiguous and in one order, or become so by at most 256 copies."""
     return None if product_rows(context) is not None else f"input {context.node.inputs[0]!r}"
 
 
@@ -40,7 +41,7 @@ def product_rows(context: NodeContext) -> tuple[Tensor, np.ndarray] | None:
     """The first operand of a matrix product as rows, and the order of their elements (`Layout.row_order`)."""
     symbol = context.symbol(0)
     assert isinstance(symbol, Activation)
-    for tensor in (symbol.tensor, symbol.tensor.arranged(packed(context.shape()))):
+    for tensor in (symbol.tensor, row_major(symbol.tensor, context.shape())):
         order = None if tensor is None else tensor.layout.row_order(math.prod(context.shape()[:-1]))
         if tensor is not None and order is not None:
             return tensor, order

@@ -1,4 +1,5 @@
-"""Operators that move no byte: reshapes, and transposes into an order that others take."""
+"""Operators that move no byte: reshapes, and transposes. Who cannot read the order behind them has bytes moved for it
+(`weft.compiler.onnx.reorder`)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from weft.compiler.ir.layout import natural, packed
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor
+from weft.compiler.onnx.reorder import row_major
 
 
 def movable(context: NodeContext) -> str | None:
@@ -19,7 +21,7 @@ def movable(context: NodeContext) -> str | None:
 
 
 def transposable(context: NodeContext) -> str | None:
-    """Transpose must lead to an order of elements that the operators behind it take."""
+    """Transpose must lead to an order that the operators behind it take, or that at most 256 copies lead on to."""
     if isinstance(context.symbol(0), Constant) or transposed(context) is not None:
         return None
     return f"perm is {permutation(context)}"
@@ -31,7 +33,7 @@ def permutation(context: NodeContext) -> tuple[int, ...]:
 
 
 def transposed(context: NodeContext) -> Tensor | Pending | None:
-    """The transposed value without moving a byte: preferably in an order the device computes in."""
+    """The transposed value, without moving a byte if that can be: preferably in an order the device computes in."""
     symbol, shape, output, perm = context.symbol(0), context.shape(), context.output, permutation(context)
     if isinstance(symbol, Activation):
         symbol = symbol.tensor
@@ -48,6 +50,10 @@ def transposed(context: NodeContext) -> Tensor | Pending | None:
         if arranged is not None:
             return arranged.transposed(shape, perm, layout)
     moved = symbol.layout.transposed(shape, perm)
+    if moved is None and isinstance(symbol, Tensor):
+        rows = row_major(symbol, shape)
+        moved = packed(shape).transposed(shape, perm)
+        return None if rows is None or moved is None else rows.transposed(shape, perm, moved)
     if moved is None:
         return None
     if isinstance(symbol, Pending):

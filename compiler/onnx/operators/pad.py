@@ -8,12 +8,13 @@ import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, Pad, View, Window
 from weft.compiler.machine.limits import COUNT_MAX
-from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, of_channels, results, tensor_of
+from weft.compiler.onnx.boxes import Arrangement, Moved, arrange, copies, results, tensor_of
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.indices import constants, taken
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.operators.part import bytes_given, rows_order
 from weft.compiler.onnx.qdq import Activation, Constant, Results, parameters
+from weft.compiler.onnx.runs import of_channels
 
 
 def pads_constant(context: NodeContext) -> str | None:

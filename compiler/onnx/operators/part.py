@@ -23,12 +23,12 @@ def places_constant(context: NodeContext) -> str | None:
 
 
 def resized_nearest(context: NodeContext) -> str | None:
-    """Resize and Upsample must repeat or leave out rows and columns: nearest elements, by constant scales or sizes."""
+    """Resize and Upsample must take nearest or linear elements, by constant scales or sizes."""
     return None if taken(context) is not None else f"mode is {context.attribute('mode', 'nearest')!r}"
 
 
 def rows_order(context: NodeContext) -> str | None:
-    """Elements must be in the order the device computes in or row-major, on three axes between those that are whole."""
+    """Elements must be in the device's order or row-major, if need be by 256 copies, and at most three axes in part."""
     found = _first(context)
     good = arrange(_tensor(context), found.shape, found.indices) is not None
     return None if good else f"input {context.node.inputs[0]!r} of shape {context.shape()}"

@@ -8,13 +8,22 @@ import math
 import numpy as np
 
 from weft.compiler.ir.graph import Pool, Window
-from weft.compiler.ir.layout import natural, packed
-from weft.compiler.ir.windows import axes, span
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
+from weft.compiler.ir.windows import axes
 from weft.compiler.machine.limits import COUNT_MAX
-from weft.compiler.onnx.conditions import arranged, image, image_order, input_quantised, window_steps
+from weft.compiler.onnx.conditions import (
+    activation,
+    arranged,
+    depth_alone,
+    image,
+    image_order,
+    input_quantised,
+    window_steps,
+)
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Pending, Symbol, result
+from weft.compiler.onnx.qdq import Pending, Quant, Symbol, Tensor, result
+from weft.compiler.onnx.reorder import placed
 from weft.compiler.onnx.windows import window_of
 
 ELEMENTS = 1 << 16
@@ -30,20 +39,17 @@ def ceil_average(context: NodeContext) -> str | None:
     """AveragePool with ceil_mode and count_include_pad must not reach past its padding."""
     if not (context.attribute("ceil_mode", 0) and context.attribute("count_include_pad", 0)):
         return None
-    kernel, pads = context.ints("kernel_shape", ()), context.ints("pads", (0, 0, 0, 0))
-    strides, dilations = context.ints("strides", (1, 1)), context.ints("dilations", (1, 1))
-    for axis in range(2):
-        reach = (context.output[2 + axis] - 1) * strides[axis] + span(kernel[axis], dilations[axis])
-        if reach > context.shape()[2 + axis] + pads[axis] + pads[axis + 2]:
+    for axis in axes(context.shape()[2:], context.node.attributes):
+        reach = (axis.count - 1) * axis.stride + axis.span
+        if reach > axis.before + axis.size + axis.after:
             return f"the last window ends at {reach}"
     return None
 
 
 def windows_filled(context: NodeContext) -> str | None:
     """Every window of a pool must hold at least one element of the input."""
-    for name, axis in zip(
-        ("height", "width"), axes(context.shape()[2:], context.node.attributes), strict=True
-    ):
+    found = axes(context.shape()[2:], context.node.attributes)
+    for name, axis in zip(("depth", "height", "width")[-len(found) :], found, strict=True):
         empty = axis.inside() == 0
         if empty.any():
             return f"along {name}, output {int(np.argmax(empty))} has none"
@@ -52,7 +58,7 @@ def windows_filled(context: NodeContext) -> str | None:
 
 def window_size(context: NodeContext) -> str | None:
     """Pools must have inputs of at most 4095 rows and columns, and windows of at most 65536 elements."""
-    sides = context.shape()[2:] if len(context.shape()) == 4 else context.shape()[1:2]
+    sides = _sides(context)[1:3]
     kernel = context.ints("kernel_shape", sides)
     if max(sides) > COUNT_MAX or max(kernel) > COUNT_MAX:
         return f"the input has shape {context.shape()}, the window {kernel}"
@@ -65,6 +71,12 @@ def mean_axes(context: NodeContext) -> str | None:
     return None if axes == {4: (2, 3), 3: (1,)}.get(len(context.shape())) else f"axes are {axes}"
 
 
+def mean_order(context: NodeContext) -> str | None:
+    """The input of ReduceMean must be in the device's order, or be brought into it by at most 256 copies."""
+    good = placed(activation(context).tensor, natural(context.shape())) is not None
+    return None if good else f"input {context.node.inputs[0]!r}"
+
+
 def reduced_axes(context: NodeContext) -> tuple[int, ...] | None:
     """The constant, non-negative axes of a reduction; None if they are not known."""
     axes = context.node.attributes.get("axes")
@@ -75,30 +87,60 @@ def reduced_axes(context: NodeContext) -> tuple[int, ...] | None:
     return None if axes is None else tuple(sorted(axis % rank for axis in axes))
 
 
+def depth_counted(context: NodeContext) -> str | None:
+    """Padding along D must not count."""
+    kernel = context.ints("kernel_shape", ())
+    good = not context.attribute("count_include_pad", 0) or math.prod(kernel[:-2]) == 1
+    return None if good or len(kernel) < 3 else f"the window is {kernel}"
+
+
 def pool(context: NodeContext) -> Symbol:
     """A pool with a window."""
-    kernel = context.ints("kernel_shape", ())
-    window = window_of(context, (kernel[0], kernel[1]))
-    return _pool(context, window, bool(context.attribute("count_include_pad", 0)))
+    source, quant = arranged(context)
+    window = window_of(context, context.ints("kernel_shape", ()))
+    include_pad = bool(context.attribute("count_include_pad", 0))
+    return _pool(context, (source, quant), source.layout.nhwc, spatial(context.output), window, include_pad)
 
 
 def whole(context: NodeContext) -> Symbol:
-    """A pool over all rows and columns."""
+    """A pool over all that is behind channels."""
+    sides = _sides(context)
+    return _pool(context, arranged(context), sides, spatial(context.output), Window(sides[1:3]), False)
+
+
+def rows(context: NodeContext) -> Symbol:
+    """The mean over rows and columns, or over rows of tokens."""
+    tensor = activation(context).tensor
+    source = placed(tensor, natural(context.shape()))
+    assert source is not None
+    sides, layout = _sides(context), natural(context.output)
+    if len(context.output) != 4:  # without kept dimensions: the same bytes
+        layout = packed(context.output)
+    return _pool(context, (source, activation(context).quant), sides, layout, Window(sides[1:3]), False)
+
+
+def _sides(context: NodeContext) -> Shape4:
+    """The input as images that a pool takes as a whole."""
     shape = context.shape()
-    h, w = shape[2:] if len(shape) == 4 else (1, shape[1])
-    return _pool(context, Window((h, w), (1, 1)), False)
+    if context.node.op == "ReduceMean" and len(shape) == 3:
+        return shape[0], 1, shape[1], shape[2]
+    if context.node.op.startswith("Global") or context.node.op == "ReduceMean":
+        return shape[0], math.prod(shape[2:-1]), shape[-1], shape[1]
+    return spatial(shape).nhwc
 
 
-def _pool(context: NodeContext, window: Window, include_pad: bool) -> Pending:
+def _pool(
+    context: NodeContext,
+    given: tuple[Tensor, Quant],
+    seen: Shape4,
+    layout: Layout,
+    window: Window,
+    include_pad: bool,
+) -> Pending:
     kind = "max" if context.node.op.endswith("MaxPool") else "average"
-    source, quant = arranged(context)
-    n, h, w, c = (
-        source.layout.nhwc if len(context.shape()) == 4 else (context.shape()[0], 1, *context.shape()[1:])
-    )
+    (source, quant), (n, h, w, c) = given, seen
     shape = (n, *window.output(h, w), c)
-    layout = natural(context.output)
-    if len(context.output) != 4:  # ReduceMean without kept dimensions: the same bytes
-        layout = dataclasses.replace(packed(context.output), nhwc=shape)
+    layout = dataclasses.replace(layout, nhwc=shape)
     op = Pool(
         context.node.name,
         source.view((n, h, w, c)),
@@ -112,13 +154,13 @@ def _pool(context: NodeContext, window: Window, include_pad: bool) -> Pending:
     return Pending((op,), layout, (source,), (context.node.index,))
 
 
-_WINDOW = (image, input_quantised, image_order, window_steps, windows_filled, window_size)
+_WINDOW = (image, input_quantised, image_order, window_steps, windows_filled, window_size, depth_alone)
 
 OPERATORS = (
-    Operator(("AveragePool",), (*_WINDOW, ceil_average), pool),
+    Operator(("AveragePool",), (*_WINDOW, ceil_average, depth_counted), pool),
     Operator(
         ("GlobalAveragePool", "GlobalMaxPool"), (image, input_quantised, image_order, window_size), whole
     ),
     Operator(("MaxPool",), (*_WINDOW, pool_values), pool),
-    Operator(("ReduceMean",), (input_quantised, image_order, mean_axes, window_size), whole),
+    Operator(("ReduceMean",), (input_quantised, mean_axes, mean_order, window_size), rows),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from weft.compiler.ir.graph import Softmax
@@ -12,6 +13,7 @@ from weft.compiler.onnx.conditions import activation, normalised_axis, softmax_u
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Tensor, result
+from weft.compiler.onnx.reorder import placed
 
 
 def softmax_input(context: NodeContext) -> str | None:
@@ -20,7 +22,7 @@ def softmax_input(context: NodeContext) -> str | None:
 
 
 def softmax_axis(context: NodeContext) -> str | None:
-    """Softmax must be over one axis, whose elements are the channels on the device."""
+    """The axes that Softmax is over must be channels on the device, or be made these by at most 256 copies."""
     return (
         None if softmax_rows(context) is not None else f"axis is {context.attribute('axis', 'the default')}"
     )
@@ -28,9 +30,8 @@ def softmax_axis(context: NodeContext) -> str | None:
 
 def softmax_length(context: NodeContext) -> str | None:
     """Softmax takes at most 65535 elements: a row's pitch and the sum of its probabilities have no more bits."""
-    axis = normalised_axis(context)
-    assert axis is not None
-    return None if context.shape()[axis] <= PITCH_MAX else f"there are {context.shape()[axis]}"
+    length = math.prod(context.shape()[axis] for axis in _axes(context))
+    return None if length <= PITCH_MAX else f"there are {length}"
 
 
 def softmax_range(context: NodeContext) -> str | None:
@@ -49,20 +50,27 @@ def softmax_zero(context: NodeContext) -> int | None:
 
 
 def softmax_rows(context: NodeContext) -> tuple[Tensor, Layout] | None:
-    """The input with the axis of a Softmax as channels, all others as pixels."""
-    symbol, shape, axis = context.symbol(0), context.shape(), normalised_axis(context)
-    if axis is None:
-        return None
+    """The input with the axes of a Softmax as channels, all others as pixels."""
+    symbol, shape, axes = context.symbol(0), context.shape(), _axes(context)
     assert isinstance(symbol, Activation)
-    others = tuple(other for other in range(len(shape)) if other != axis)
-    layouts = [Layout(shape, (*others, axis), (1, 1, math.prod(shape) // shape[axis], shape[axis]))]
-    if symbol.tensor.layout.perm[-1:] == (axis,) and symbol.tensor.layout.shape == shape:
-        layouts.insert(0, symbol.tensor.layout)
-    for layout in layouts:
-        tensor = symbol.tensor.arranged(layout)
-        if tensor is not None:
-            return tensor, layout
-    return None
+    own, length = symbol.tensor.layout, math.prod(shape[axis] for axis in axes)
+    others = tuple(other for other in range(len(shape)) if other not in axes)
+    layouts = [Layout(shape, (*others, *axes), (1, 1, math.prod(shape) // length, length))]
+    if own.shape == shape and set(own.perm[len(others) :]) == set(axes):
+        same = own.nhwc if len(axes) == 1 else layouts[0].nhwc
+        layouts.insert(0, dataclasses.replace(own, nhwc=same))
+    found = next(((symbol.tensor, layout) for layout in layouts if symbol.tensor.arranged(layout)), None)
+    tensor, layout = found or (symbol.tensor, layouts[-1])
+    moved = placed(tensor, layout)
+    return None if moved is None else (moved, layout)
+
+
+def _axes(context: NodeContext) -> tuple[int, ...]:
+    """The axes a Softmax normalises over together: before opset 13 all from `axis` on."""
+    shape, single = context.shape(), normalised_axis(context)
+    if single is not None:
+        return (single,)
+    return tuple(range(int(context.node.attributes.get("axis", 1)) % max(len(shape), 1), len(shape)))
 
 
 def softmax(context: NodeContext) -> Pending:

@@ -62,12 +62,31 @@ def test_graph_without_outputs() -> None:
     assert fails(model) == "the model's graph has no outputs"
 
 
-@pytest.mark.parametrize(("dim", "what"), [("batch", "'batch'"), (None, "no fixed size")])
-def test_dynamic_dimension(dim: str | None, what: str) -> None:
+@pytest.mark.parametrize(
+    ("dim", "what", "name"), [("batch", "'batch'", "batch"), (None, "no fixed size", "x.1")]
+)
+def test_dynamic_dimension(dim: str | None, what: str, name: str) -> None:
     assert fails(float_model(shape=(1, dim))) == (
-        f"input 'x' has a dynamic dimension 1 ({what}); fix it to a number, for example with "
-        "python -m onnxruntime.tools.make_dynamic_shape_fixed (--dim_param, --dim_value)"
+        f"input 'x' has a dynamic dimension 1 ({what}); give its size with --shape {name}=1, "
+        f"or in Python with shapes={{{name!r}: 1}}"
     )
+
+
+@pytest.mark.parametrize(("dim", "name"), [("batch", "batch"), ("batch", "x.1"), (None, "x.1")])
+def test_sizes_of_dimensions(dim: str | None, name: str) -> None:
+    given = float_model(shape=(1, dim))
+    before = given.SerializeToString()
+    network = read(given, {name: 7})
+    assert network.types["x"].shape == (1, 7)
+    assert given.SerializeToString() == before
+
+
+@pytest.mark.parametrize("name", ["other", "x.0", "x.2", "x.x", "y.1", ""])
+def test_sizes_of_dimensions_that_there_are_not(name: str) -> None:
+    with pytest.raises(CompileError, match=r"^the model's inputs have no open dimension .*; it has 'batch'$"):
+        read(float_model(shape=(1, "batch")), {name: 7})
+    with pytest.raises(CompileError, match=r"^the model's inputs have no open dimension .*; it has none$"):
+        read(float_model(shape=(1, 3)), {name: 7})
 
 
 def test_input_without_shape() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support.golden_compare import compare
@@ -125,6 +127,24 @@ def test_a_clamp_behind_a_table_is_part_of_it() -> None:
     assert (op.lookup.min(), op.lookup.max(), op.low) == (-3, 9, -128)
 
 
+ROW = dataclasses.replace(X.buffer, shape=(1, 1, 16, 4))
+IN_A_ROW = dataclasses.replace(MIDDLE.buffer, shape=(1, 1, 16, 4))
+
+
+def test_each_writer_of_a_part_has_the_table() -> None:
+    rows = [[View(view.buffer, (1, 2, 4, 4), y=y) for view in (X, MIDDLE)] for y in (0, 2)]
+    halves = [FIRST.replace(src=src, dst=dst) for src, dst in rows]
+    segment = DeviceSegment("halves", (*halves, TABLE))
+    fused = fuse_lookup(segment, EAGER)
+    assert [(op.dst.buffer.name, op.dst.y) for op in fused.ops] == [
+        (RESULT.buffer.name, 0),
+        (RESULT.buffer.name, 2),
+    ]
+    x = np.random.default_rng(0).integers(-128, 128, X.shape).astype(np.int8)
+    name = RESULT.buffer.name
+    assert np.array_equal(run_ops(fused, {"x": x})[name], run_ops(segment, {"x": x})[name])
+
+
 @pytest.mark.parametrize(
     ("reason", "ops"),
     [
@@ -132,9 +152,10 @@ def test_a_clamp_behind_a_table_is_part_of_it() -> None:
         ("the host reads it", tuple(op.on(lambda view: whole("m", view.shape, "output") if view == MIDDLE else view)
                                     for op in (FIRST, TABLE))),
         ("no writer", (TABLE.replace(src=X),)),
-        ("two writers", (FIRST.replace(src=View(X.buffer, (1, 2, 4, 4)), dst=View(MIDDLE.buffer, (1, 2, 4, 4))),
-                         FIRST.replace(src=View(X.buffer, (1, 2, 4, 4)), dst=View(MIDDLE.buffer, (1, 2, 4, 4), y=2)),
-                         TABLE)),
+        ("a writer of pixels in a row", (
+            FIRST.replace(src=View(X.buffer, (1, 2, 4, 4)), dst=View(MIDDLE.buffer, (1, 2, 4, 4))),
+            FIRST.replace(src=View(ROW, (1, 1, 8, 4)), dst=View(IN_A_ROW, (1, 1, 8, 4), x=8)),
+            TABLE)),
         ("a copy", (FIRST, Rescale("copy", MIDDLE, RESULT))),
     ],
 )  # fmt: skip

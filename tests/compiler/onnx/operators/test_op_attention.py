@@ -11,10 +11,11 @@ import pytest
 from onnx import TensorProto, helper
 from support import attention_models as models
 from support.attention_models import Exploded, Sizes
+from support.graph_runs import on_host
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment
-from weft.compiler.onnx import attention_form, score_rounding
+from weft.compiler.onnx import attention_form, reorder, score_rounding
 from weft.compiler.onnx.conditions import softmax_unit
 from weft.compiler.onnx.context import Constraint, sentence
 from weft.compiler.onnx.operators import attention
@@ -240,7 +241,6 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "another axis": (other_axis, written_out.scores_axis),
     "float values": (float_values, written_out.values_quantised),
     "probabilities read twice": (read_twice, written_out.private),
-    "heads in every other channel": (mixed_heads, attention_form.heads_order),
     "scaled probabilities": (
         lambda: exploded(lambda made, value: made.scaled(value, 2.0), after=True),
         multipliable,
@@ -274,6 +274,14 @@ def test_written_out_falls_back(name: str) -> None:
         )
 
 
+def test_heads_in_every_other_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are brought together by a product, unless that is too large."""
+    assert on_host(import_model(mixed_heads())) == {}
+    monkeypatch.setattr(reorder, "cheapest", lambda before, behind: None)
+    reasons = on_host(import_model(mixed_heads())).values()
+    assert any(sentence(attention_form.heads_order) in why for why in reasons)
+
+
 def test_shared_keys_are_no_heads() -> None:
     reasons = {why for _, op, place, why in import_model(broadcast_heads()).assignment if op == "MatMul"}
     assert any(why.startswith(sentence(written_out.same_lead)) for why in reasons)
@@ -283,8 +291,8 @@ def test_every_constraint_has_a_case() -> None:
     tried = {constraint for _, constraint in (*OPERATOR.values(), *WRITTEN_OUT.values())}
     records = (*attention.OPERATORS, *written_out.OPERATORS)
     known = {constraint for record in records for constraint in record.constraints}
-    # Tried in other tests: configurations without the unit, shared keys.
-    assert known - tried == {softmax_unit, written_out.same_lead}
+    # Tried in other tests: configurations without the unit, heads in every other channel, shared keys.
+    assert known - tried == {softmax_unit, attention_form.heads_order, written_out.same_lead}
 
 
 def heads(q: int, kv: int, shape: tuple[int, int, int] = (1, 4, 12)) -> Callable[[], onnx.ModelProto]:

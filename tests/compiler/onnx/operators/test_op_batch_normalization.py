@@ -32,7 +32,11 @@ def mean(axes: list[int], shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelPr
 
 
 CASES: dict[str, Case] = {
-    "normalisation of rows": (lambda: normalised(shape=(1, 4, 6)), "BatchNormalization", batch_norm_operands),
+    "normalisation of six dimensions": (
+        lambda: normalised(shape=(1, 4, 2, 3, 4, 5)),
+        "BatchNormalization",
+        batch_norm_operands,
+    ),
     "normalisation by an input": (
         lambda: normalised(mean="input"),
         "BatchNormalization",

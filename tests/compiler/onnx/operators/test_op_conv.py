@@ -7,7 +7,7 @@ import onnx
 import pytest
 from support.fallbacks import Case, builder, check_fallback, ended, source, untried
 
-from weft.compiler.onnx.conditions import image, weights_constant, weights_per_output
+from weft.compiler.onnx.conditions import depth_alone, image, weights_constant, weights_per_output
 from weft.compiler.onnx.operators.conv import OPERATORS
 
 
@@ -30,7 +30,8 @@ def convolution(
 ones = np.ones((2, 4, 1, 1))
 
 CASES: dict[str, Case] = {
-    "3-d convolution": (lambda: convolution(np.ones((2, 4, 1)), (1, 4, 6)), "Conv", image),
+    "no image": (lambda: convolution(np.ones((2, 4, 1, 1, 1, 1)), (1, 4, 2, 2, 2, 2)), "Conv", image),
+    "depth": (lambda: convolution(np.ones((2, 4, 2, 1, 1)), (1, 4, 3, 4, 5)), "Conv", depth_alone),
     "float weights": (lambda: convolution(ones), "Conv", weights_constant),
     "weights from an input": (lambda: convolution("input"), "Conv", weights_constant),
     "scales per input channel": (lambda: convolution("other axis"), "Conv", weights_per_output),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+from support.fallbacks import MANY, Case, builder, check_fallback, ended, mixed, source, untried
 
 from weft.compiler.onnx.operators.move import OPERATORS, transposable
 
@@ -27,18 +27,17 @@ def convolution(
 
 
 def swapped() -> onnx.ModelProto:
-    """A transpose that a view could express, but no convolution reads."""
+    """A transpose that no convolution reads, of too many rows and columns to copy them one by one."""
     built = builder()
-    value = built.conv(source(built), 4, (1, 1))
+    value = built.conv(source(built, (1, 1, MANY, MANY)), 1, (1, 1))
     moved = built.node("Transpose", [built.dequantise(value)], perm=[0, 1, 3, 2])
-    return built.finish(built.conv(built.like(moved, value.shape, value), 4, (1, 1)))
+    return built.finish(built.conv(built.like(moved, value.shape, value), 1, (1, 1)))
 
 
 def mixed_transpose() -> onnx.ModelProto:
-    built = builder()
-    flat = built.flatten(built.conv(source(built), 4, (1, 1)))
-    value = built.node("Reshape", [built.dequantise(flat), built.constant(np.array([1, 16, 9], np.int64))])
-    return ended(built, built.node("Transpose", [value], perm=[0, 2, 1]))
+    """Of a convolution's result that was reshaped to an axis across two of its own."""
+    shape, given = (1, 2, MANY * MANY), (1, MANY, 34, 17)
+    return mixed(lambda built, value: built.node("Transpose", [value], perm=[0, 2, 1]), shape, given)
 
 
 CASES: dict[str, Case] = {

@@ -72,10 +72,10 @@ def cropped(built: Builder, value: str) -> str:
 CASES: dict[str, Case] = {
     "floats": (lambda: of(rows, before="Erf"), "Slice", bytes_given),
     "given": (lambda: of(given), "Gather", places_constant),
-    "linear": (lambda: of(resized), "Resize", resized_nearest),
+    "cubic": (lambda: of(lambda built, value: resized(built, value, "cubic")), "Resize", resized_nearest),
     "filled": (lambda: of(cropped), "Resize", resized_nearest),
-    "mixed axes": (lambda: mixed(rows, (1, 6, 6, 4)), "Slice", rows_order),
-    "five axes": (lambda: of(corner, (2, 3, 4, 5, 6)), "Slice", rows_order),
+    "mixed axes": (lambda: mixed(rows), "Slice", rows_order),
+    "six axes": (lambda: of(corner, (2, 3, 4, 5, 6, 2)), "Slice", rows_order),
     "scattered rows": (lambda: of(scattered, (1, 4, 200, 2)), "Gather", boxes_few),
     "scattered channels": (lambda: of(lambda built, value: built.node(
         "Gather", [value, built.constant(np.arange(1400)[::-1])], axis=1), (1, 1400, 2, 2)), "Gather", boxes_few),

@@ -11,8 +11,16 @@ from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
-from weft.compiler.onnx.conditions import image, image_order, window_steps
-from weft.compiler.onnx.operators.pool import OPERATORS, ceil_average, mean_axes, pool_values, window_size
+from weft.compiler.onnx.conditions import depth_alone, image, image_order, window_steps
+from weft.compiler.onnx.operators.pool import (
+    OPERATORS,
+    ceil_average,
+    depth_counted,
+    mean_axes,
+    mean_order,
+    pool_values,
+    window_size,
+)
 
 
 def indices() -> onnx.ModelProto:
@@ -29,6 +37,10 @@ def pool3(built: Builder, value: str) -> str:
     return built.node("MaxPool", [value], kernel_shape=[2, 2])
 
 
+def over_image(built: Builder, value: str) -> str:
+    return built.node("ReduceMean", [value, built.constant(np.array([2, 3]))])
+
+
 def mean(axes: list[int], shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelProto:
     built = builder()
     axis = built.constant(np.array(axes, np.int64))
@@ -37,8 +49,21 @@ def mean(axes: list[int], shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelPr
 
 CASES: dict[str, Case] = {
     "stride of 128": (lambda: one("MaxPool", kernel_shape=[1, 1], strides=[128, 1]), "MaxPool", window_steps),
-    "1-d pool": (lambda: one("MaxPool", (1, 4, 6), kernel_shape=[2]), "MaxPool", image),
-    "pool of mixed axes": (lambda: mixed(pool3, (1, 6, 6, 4)), "MaxPool", image_order),
+    "four dimensions": (
+        lambda: one("MaxPool", (1, 4, 2, 2, 2, 2), kernel_shape=[1, 1, 2, 2]),
+        "MaxPool",
+        image,
+    ),
+    "depth": (lambda: one("MaxPool", (1, 4, 3, 4, 5), kernel_shape=[2, 2, 2]), "MaxPool", depth_alone),
+    "depth that counts": (
+        lambda: one(
+            "AveragePool", (1, 4, 1, 4, 5), kernel_shape=[3, 2, 2], pads=[1, 0, 0] * 2, count_include_pad=1
+        ),
+        "AveragePool",
+        depth_counted,
+    ),
+    "mean of mixed axes": (lambda: mixed(over_image), "ReduceMean", mean_order),
+    "pool of mixed axes": (lambda: mixed(pool3), "MaxPool", image_order),
     "indices": (lambda: indices(), "MaxPool", pool_values),
     "pool of a tall image": (
         lambda: one("MaxPool", (1, 1, 4096, 2), kernel_shape=[1, 1]),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from support.fallbacks import Case, builder, check_fallback, ended, source, untried
+from support import one_step
+from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.qdq_models import Builder
 
 from weft.compiler.onnx.operators.softmax import (
     OPERATORS,
@@ -16,28 +18,26 @@ from weft.compiler.onnx.operators.softmax import (
 )
 
 
-def convolution(
-    weight: np.ndarray | str, shape: tuple[int, ...] = (1, 4, 6, 6), **attributes: object
-) -> onnx.ModelProto:
-    """Conv with given float weights, or int8 ones quantised as `weight` says."""
-    built = builder()
-    value = built.dequantise(source(built, shape))
-    if isinstance(weight, str):
-        name = {
-            "input": lambda: built.dequantise(source(built, (2, 4, 1, 1))),
-            "other axis": lambda: built.weight((2, 4, 1, 1), 1, per_channel=True, unsigned=False)[0],
-        }[weight]()
-    else:
-        name = built.constant(weight.astype(np.float32))
-    return ended(built, built.node("Conv", [value, name], **attributes))
+def along(built: Builder, shape: tuple[int, ...], axis: int, *, behind: str) -> onnx.ModelProto:
+    """Softmax behind a convolution, whose channels are the innermost axis, or of an input."""
+    given = built.input(shape)
+    if behind == "conv":
+        given = built.conv(given, shape[1], (1, 1), per_channel=False, bias=False)
+    given = built.quantise(built.dequantise(given), shape, 0.05, 3, False)
+    value = built.node("Softmax", [built.dequantise(given)], axis=axis)
+    return built.finish(built.quantise(value, shape, 1 / 256, 0, True))
 
 
-def softmax(shape: tuple[int, ...], axis: int) -> onnx.ModelProto:
-    """Softmax of a convolution's result."""
-    built = builder()
-    value = built.conv(source(built), 4, (1, 1))
-    name = built.node("Reshape", [built.dequantise(value), built.constant(np.array(shape, np.int64))])
-    return ended(built, built.node("Softmax", [name], axis=axis))
+@pytest.mark.parametrize("opset", [11, 12, 13, 21])
+@pytest.mark.parametrize("axis", range(-2, 4))
+@pytest.mark.parametrize("behind", ["conv", "input"])
+def test_any_axis(opset: int, axis: int, behind: str) -> None:
+    """Before version 13 it is over all axes from one on."""
+    rng = np.random.default_rng([opset, axis + 2])
+    built = Builder(rng, opset)
+    model = along(built, (2, 5, 3, 4), axis, behind=behind)
+    tally = one_step.Tally()
+    one_step.check(model, rng, tally, None)
 
 
 def long_softmax() -> onnx.ModelProto:
@@ -58,7 +58,11 @@ def float_softmax() -> onnx.ModelProto:
 
 
 CASES: dict[str, Case] = {
-    "softmax over rows": (lambda: softmax((1, 4, 36), 2), "Softmax", softmax_axis),
+    "softmax over rows": (
+        lambda: mixed(lambda built, value: built.node("Softmax", [value], axis=3)),
+        "Softmax",
+        softmax_axis,
+    ),
     "softmax of wide logits": (wide_softmax, "Softmax", softmax_range),
     "softmax of floats": (float_softmax, "Softmax", softmax_input),
     "softmax of many": (long_softmax, "Softmax", softmax_length),

@@ -1,0 +1,191 @@
+"""Bringing the bytes of a value into another order: what a Transpose costs where an operator cannot read around it.
+
+Between two orders there are axes that both are made of. Those that come in the same order in both are the loops of a
+copy, and there is a copy for each place along the others. Where channels trade places with each other it is a product
+with weights of 0 and 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.ir.graph import Buffer, DeviceOp, View
+from weft.compiler.ir.layout import Layout, packed
+from weft.compiler.onnx.qdq import Recipe, Tensor
+from weft.compiler.onnx.runs import WEIGHTS, ordered
+
+COPIES = 256
+"""Most copies, or products, that bring a value into another order."""
+_LOOPS = 3
+"""Loops around channels: images, rows, columns."""
+_LANES = 16
+"""Channels at a time, and _SETUP cycles of an operator, by which ways are compared."""
+_SETUP = 300
+
+
+class Axis(NamedTuple):
+    """An axis that two orders of the same elements have in common, and the bytes from one place to the next in both."""
+
+    size: int
+    before: int
+    behind: int
+
+
+class Way(NamedTuple):
+    """One way of bringing elements into another order.
+
+    Of `block` bytes that lie together before, those at `channels` go to as many that lie together behind, for each
+    place along `loops`; and this for each place along `rest`.
+    """
+
+    block: int
+    channels: np.ndarray
+    loops: tuple[Axis, ...]
+    rest: tuple[Axis, ...]
+
+    @property
+    def cost(self) -> float:
+        """Cycles of a device of middle size."""
+        count, pixels = prod(axis.size for axis in self.rest), prod(axis.size for axis in self.loops)
+        across = -(-len(self.channels) // _LANES)
+        deep = 1 if self.plain else -(-self.block // _LANES)
+        return count * (_SETUP + pixels * across * deep)
+
+    @property
+    def plain(self) -> bool:
+        """Whether bytes that lie together do so in the same order behind."""
+        return len(self.channels) == self.block and bool((np.diff(self.channels) == 1).all())
+
+
+def placed(tensor: Tensor, layout: Layout) -> Tensor | None:
+    """A value in a layout: as it is, or by another transfer from the host, or else brought into it by copies.
+
+    None if that would be more than `COPIES`. The result then has the recipe of the copies in `made`.
+    """
+    found = tensor.arranged(layout)
+    return _moved(tensor, layout) if found is None else found
+
+
+def row_major(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """A value of `shape` in row-major order, if need be by copies."""
+    found = placed(tensor, packed(tensor.layout.shape))
+    return None if found is None else dataclasses.replace(found, layout=packed(shape))
+
+
+def _moved(tensor: Tensor, layout: Layout) -> Tensor | None:
+    way = cheapest(tensor.layout.canonical, layout.canonical)
+    if way is None:
+        return None
+    order = "x".join(f"{size}by{stride}" for size, stride in layout.canonical)
+    name = f"{tensor.storage}:{order}"
+    ops = tuple(_ops(way, prod(layout.shape), tensor.storage, name))
+    output = Tensor(name, name, layout, layout, tensor.unsigned, hosted=False)
+    return dataclasses.replace(output, made=Recipe(output, ops, (tensor,), tensor.via, ()))
+
+
+@functools.lru_cache(maxsize=256)
+def cheapest(before: tuple[tuple[int, int], ...], behind: tuple[tuple[int, int], ...]) -> Way | None:
+    """The cheapest way from one order to another, both as `Layout.canonical` has them; None if there is none."""
+    axes = common(before, behind)
+    if axes is None:
+        return None
+    return min(_ways(axes), key=lambda way: way.cost, default=None)
+
+
+def common(before: Sequence[tuple[int, int]], behind: Sequence[tuple[int, int]]) -> list[Axis] | None:
+    """The axes that two orders have in common, in the order they have behind; None if one axis cuts across another."""
+    marks = sorted({mark for size, stride in (*before, *behind) for mark in (stride, size * stride)})
+    if any(outer % inner for inner, outer in itertools.pairwise(marks)):
+        return None
+    sizes = {inner: outer // inner for inner, outer in itertools.pairwise(marks)}
+    pitches = []
+    for order in (before, behind):
+        strides = [mark for size, stride in order for mark in marks[::-1] if stride <= mark < size * stride]
+        pitches.append(
+            {mark: prod(sizes[inner] for inner in strides[at + 1 :]) for at, mark in enumerate(strides)}
+        )
+    return _joined([Axis(sizes[mark], pitches[0][mark], pitch) for mark, pitch in pitches[1].items()])
+
+
+def _joined(axes: Sequence[Axis]) -> list[Axis]:
+    """The same with neighbours that are neighbours before and behind as one."""
+    made: list[Axis] = []
+    for axis in axes:
+        outer = made[-1] if made else None
+        if outer is not None and outer.before == axis.size * axis.before:
+            made[-1] = Axis(outer.size * axis.size, axis.before, axis.behind)
+        else:
+            made.append(axis)
+    return made
+
+
+def _ways(axes: list[Axis]) -> Iterator[Way]:
+    """Ways with blocks of one byte, and of all bytes of some of the innermost axes before."""
+    inner, total = sorted(axes, key=lambda axis: axis.before), prod(axis.size for axis in axes)
+    for depth in range(len(axes) + 1):
+        block, outer = inner[:depth], [axis for axis in axes if axis not in inner[:depth]]
+        target = [*itertools.takewhile(block.__contains__, axes[::-1])][::-1]
+        size, channels = prod(axis.size for axis in block), _places(target, "before")
+        if depth and (not target or ((len(target) > 1 or len(block) > 1) and size * len(channels) > WEIGHTS)):
+            continue
+        other = [axis for axis in block if axis not in target]
+        for count in range(min(_LOOPS, len(outer)) + 1):
+            for loops in itertools.combinations(outer, count):
+                rest = (*(axis for axis in outer if axis not in loops), *other)
+                way = Way(size, channels, loops, rest)
+                if prod(axis.size for axis in rest) <= COPIES and _expressible(way, total):
+                    yield way
+
+
+def _expressible(way: Way, total: int) -> bool:
+    """Whether the device's views have such loops: in one order before and behind, and images from the first one on."""
+    before = [axis.before for axis in way.loops]  # behind, they are in order
+    if before != sorted(before, reverse=True):
+        return False
+    last = Axis(1, *(sum((axis.size - 1) * axis[at] for axis in way.rest) for at in (1, 2)))
+    return None not in _views(way, total, "", "", last)
+
+
+def _views(way: Way, total: int, source: str, target: str, at: Axis) -> tuple[View | None, View | None]:
+    """What is read and written at one place along the axes of `way.rest`."""
+    before = _view(source, total, [(axis.size, axis.before) for axis in way.loops], way.block, at.before)
+    behind = [(axis.size, axis.behind) for axis in way.loops]
+    return before, _view(target, total, behind, len(way.channels), at.behind)
+
+
+def _view(name: str, total: int, loops: Sequence[tuple[int, int]], block: int, offset: int) -> View | None:
+    """A view of a buffer of `total` bytes: `block` bytes at each place along loops of (count, pitch), from the block
+    on that has byte `offset`; None if there is none."""
+    around: list[tuple[int, int]] = [(1, total)] * (_LOOPS - len(loops))
+    (n, images), (h, rows), (w, columns) = [*around, *loops]
+    columns = block if w == 1 else columns
+    buffer = Buffer(name, (total // images, images // rows, rows // block, block))
+    y, x = offset // rows, offset % rows // block
+    view = View(buffer, (n, h, w, block), y, x, step=(1, columns // block))
+    fits = all(end <= most for end, most in zip(view.ends, buffer.shape, strict=True))
+    return view if fits and buffer.size == total else None
+
+
+def _ops(way: Way, total: int, source: str, target: str) -> Iterator[DeviceOp]:
+    """The copies, or products, of buffer `source` into buffer `target`."""
+    pairs = zip(_places(way.rest, "before").tolist(), _places(way.rest, "behind").tolist(), strict=True)
+    for index, (before, behind) in enumerate(pairs):
+        src, dst = _views(way, total, source, target, Axis(1, before, behind))
+        assert src is not None
+        assert dst is not None
+        yield from ordered(f"{target}.{index}", src, dst, way.channels + before % way.block) or ()
+
+
+def _places(axes: Sequence[Axis], pitch: str) -> np.ndarray:
+    """The offsets of all places along some axes, the last of which is innermost."""
+    places = np.zeros(1, np.int64)
+    for axis in axes:
+        places = (places[:, None] + np.arange(axis.size) * getattr(axis, pitch)).reshape(-1)
+    return places

@@ -1,0 +1,131 @@
+"""Linear Resize: every constraint broken once, and random ones against ONNX Runtime and on the golden interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from support import one_step
+from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.graph_runs import device_ops
+from support.qdq_models import Builder, Quantised, Rng
+
+from weft.compiler.frontend import import_model
+from weft.compiler.ir.graph import Conv
+from weft.compiler.onnx.operators.resize import (
+    OPERATORS,
+    between_elements,
+    fractions_small,
+    image_ranks,
+    linear_order,
+)
+
+Shape = tuple[int, ...]
+
+
+def resized(built: Builder, value: str, factors: Shape | list[float], **how: object) -> str:
+    scales = built.constant(np.array(factors, np.float32))
+    return built.node("Resize", [value, "", scales], mode="linear", **how)
+
+
+def sized(built: Builder, value: str, sizes: Shape, **how: object) -> str:
+    return built.node(
+        "Resize", [value, "", "", built.constant(np.array(sizes, np.int64))], mode="linear", **how
+    )
+
+
+def requantised(built: Builder, value: str, given: Quantised) -> onnx.ModelProto:
+    """With a scale by which few results are half a level."""
+    _, zero, unsigned = built.parameters()
+    scale = float(np.float32(given.scale * 0.7183))
+    return built.finish(built.quantise(value, built.shape_of(value), scale, zero, unsigned))
+
+
+MODES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric")
+
+
+def random_model(rng: Rng, mode: str) -> onnx.ModelProto:
+    """Up and down by whole factors, or to sizes that are no multiple."""
+    built = Builder(rng)
+    rank = int(rng.choice([1, 2, 2, 2, 3]))
+    given = built.input(
+        (
+            int(rng.integers(1, 3)),
+            int(rng.choice([1, 3, 5, 17])),
+            *(int(rng.integers(1, 7)) for _ in range(rank)),
+        )
+    )
+    along = range(max(2, rank), rank + 2)
+    value = built.dequantise(given)
+    if rng.random() < 0.25:
+        sizes = list(given.shape)
+        for axis in along:
+            sizes[axis] = int(rng.integers(1, 8))
+        return requantised(
+            built, sized(built, value, tuple(sizes), coordinate_transformation_mode=mode), given
+        )
+    factors = [1.0] * (rank + 2)
+    for axis in along:
+        down = [1 / factor for factor in (2, 3) if given.shape[axis] % factor == 0]
+        factors[axis] = float(rng.choice([1, 2, 2, 3, 4, *down]))
+    return requantised(built, resized(built, value, factors, coordinate_transformation_mode=mode), given)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random(mode: str) -> None:
+    tally = one_step.Tally()
+    for seed in range(14):
+        rng = np.random.default_rng([seed, len(mode)])
+        one_step.check(random_model(rng, mode), rng, tally, "tiny" if seed % 2 else "small")
+    assert tally.wrong < 1e-2 * tally.elements
+
+
+def test_twice_as_large() -> None:
+    """Four convolutions inside, with weights of 1 and 3 along each axis, and copies at the corners."""
+    built = builder()
+    given = source(built, (1, 8, 6, 6))
+    graph = import_model(requantised(built, resized(built, built.dequantise(given), [1, 1, 2, 2]), given))
+    convs = [op for op in device_ops(graph) if isinstance(op, Conv) and op.weight[0].size == 4]
+    assert [op.dst.shape for op in convs] == [(1, 5, 5, 8)] * 4
+    assert sorted(op.weight[0].ravel().tolist() for op in convs) == [
+        [1, 3, 3, 9],
+        [3, 1, 9, 3],
+        [3, 9, 1, 3],
+        [9, 3, 3, 1],
+    ]
+    assert len(device_ops(graph)) == 16
+
+
+@pytest.mark.parametrize("factor", [4, 8])
+def test_large_factors(factor: int) -> None:
+    """What lies outside the first and the last element is copied in one piece."""
+    rng = np.random.default_rng(3)
+    built = Builder(rng)
+    given = built.input((1, 5, 4, 4))
+    value = resized(built, built.dequantise(given), [1, 1, factor, factor])
+    graph = one_step.check(requantised(built, value, given), rng, one_step.Tally())
+    assert len(device_ops(graph)) == (factor + 2) ** 2
+
+
+def of(factors: list[float], shape: Shape = (1, 4, 6, 6), **how: object) -> onnx.ModelProto:
+    built = builder()
+    return ended(built, resized(built, built.dequantise(source(built, shape)), factors, **how))
+
+
+CASES: dict[str, Case] = {
+    "no image": (lambda: of([1, 2], (4, 6)), "Resize", image_ranks),
+    "channels": (lambda: of([1, 2, 2, 2]), "Resize", between_elements),
+    "antialiased": (lambda: of([1, 1, 0.5, 0.5], antialias=1), "Resize", between_elements),
+    "large factors": (lambda: of([1, 1, 10, 10]), "Resize", fractions_small),
+    "many places": (lambda: of([1, 1, 1.7, 1.7], (1, 4, 60, 60)), "Resize", fractions_small),
+    "mixed axes": (lambda: mixed(lambda built, value: resized(built, value, [1, 1, 2, 2])), "Resize", linear_order),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name])
+
+
+def test_every_constraint_has_a_case() -> None:
+    assert untried(OPERATORS, CASES.values()) == {"input_quantised"}

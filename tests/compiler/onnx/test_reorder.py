@@ -1,0 +1,197 @@
+"""Bytes in another order: all orders of small values, and the transposes of known networks against ONNX Runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import onnx
+import pytest
+from support import one_step
+from support.graph_runs import device_ops
+from support.qdq_models import Builder, Quantised, Rng
+
+from weft.compiler.interpret import run_ops
+from weft.compiler.ir.graph import Conv, DeviceSegment, View
+from weft.compiler.ir.layout import Layout
+from weft.compiler.onnx import reorder
+from weft.compiler.onnx.qdq import Tensor
+from weft.compiler.onnx.reorder import cheapest, common, placed
+
+
+def laid_out(shape: tuple[int, ...], perm: tuple[int, ...]) -> Layout:
+    return Layout(shape, perm, (1, 1, 1, prod(shape)))
+
+
+def kind_of(view: View) -> View:
+    kind = "input" if view.buffer.name == "x" else "output"
+    return dataclasses.replace(view, buffer=dataclasses.replace(view.buffer, kind=kind))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_orders(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(size) for size in rng.integers(1, 7, int(rng.integers(1, 6))))
+    before, behind = (laid_out(shape, tuple(rng.permutation(len(shape)).tolist())) for _ in range(2))
+    moved = placed(Tensor("x", "x", before, before, unsigned=False, hosted=False), behind)
+    assert moved is not None
+    assert moved.layout == behind
+    values = rng.integers(-128, 128, shape).astype(np.int8)
+    if moved.made is None:
+        assert np.array_equal(values.transpose(before.perm).ravel(), values.transpose(behind.perm).ravel())
+        return
+    views = [view for op in moved.made.ops for view in (*op.sources, op.dst)]
+    assert all(view.step[1] == 1 for view in views if view.shape[2] == 1)
+    segment = DeviceSegment("orders", tuple(op.on(kind_of) for op in moved.made.ops))
+    memory = run_ops(segment, {"x": values.transpose(before.perm)})
+    assert np.array_equal(memory[moved.storage], values.transpose(behind.perm).ravel())
+
+
+def test_axes_that_cut_across_each_other() -> None:
+    assert common([(4, 36), (36, 1)], [(9, 16), (16, 1)]) is None
+    assert cheapest(((36, 1), (4, 36)), ((16, 1), (9, 16))) is None
+
+
+def test_too_many_copies() -> None:
+    """Rows and columns that trade places are as many copies as the lesser of them, pixels and channels likewise."""
+
+    def transposed(a: int, b: int, bytes_: int = 1) -> reorder.Way | None:
+        inner = ((bytes_, 1),) if bytes_ > 1 else ()
+        return cheapest(((a, b * bytes_), (b, bytes_), *inner), ((b, bytes_), (a, b * bytes_), *inner))
+
+    found = transposed(256, 999, 8)
+    assert found is not None
+    assert found.plain
+    assert prod(axis.size for axis in found.rest) == 256
+    assert transposed(257, 999, 8) is None
+    assert transposed(257, 999) is None
+    product = transposed(32, 32)
+    assert product is not None
+    assert len(product.channels) == 1024
+
+
+def test_copies_where_products_are_dearer() -> None:
+    """Few groups of many channels are copied byte by byte, many groups of few are a product."""
+    found = cheapest(((50, 1), (2, 50 * 400), (400, 50)), ((50, 1), (400, 50), (2, 50 * 400)))
+    assert found is not None
+    assert found.cost <= 2 * (300 + 50 * 400) + 1
+
+
+Move = Callable[[Builder, Quantised], str]
+
+
+def steps(*moves: tuple[str, object]) -> Move:
+    """Reshapes and transposes in a row."""
+
+    def move(built: Builder, source: Quantised) -> str:
+        value = built.dequantise(source)
+        for op, given in moves:
+            if op == "Reshape":
+                value = built.node(op, [value, built.constant(np.array(given, np.int64))])
+            else:
+                value = built.node(op, [value], perm=given)
+        return value
+
+    return move
+
+
+SHUFFLE = steps(("Reshape", (2, 3, 4, 5, 6)), ("Transpose", (0, 2, 1, 3, 4)), ("Reshape", (2, 12, 5, 6)))
+UNSHUFFLE = steps(
+    ("Reshape", (1, 3, 4, 2, 6, 2)), ("Transpose", (0, 1, 3, 5, 2, 4)), ("Reshape", (1, 12, 4, 6))
+)
+TO_SPACE = steps(
+    ("Reshape", (1, 3, 2, 2, 4, 6)), ("Transpose", (0, 1, 4, 2, 5, 3)), ("Reshape", (1, 3, 8, 12))
+)
+WINDOWS = steps(("Reshape", (1, 2, 4, 3, 4, 10)), ("Transpose", (0, 1, 3, 2, 4, 5)), ("Reshape", (6, 16, 10)))
+IMAGES: dict[str, tuple[Move, tuple[int, ...]]] = {
+    "channel shuffle": (SHUFFLE, (2, 12, 5, 6)),
+    "pixels to channels": (UNSHUFFLE, (1, 3, 8, 12)),
+    "channels to pixels": (TO_SPACE, (1, 12, 4, 6)),
+    "rows and columns": (steps(("Transpose", (0, 1, 3, 2))), (2, 5, 4, 7)),
+    "images and channels": (steps(("Transpose", (1, 0, 2, 3))), (3, 4, 5, 6)),
+    "backwards": (steps(("Transpose", (3, 2, 1, 0))), (2, 3, 4, 5)),
+    "channels last": (steps(("Transpose", (0, 2, 3, 1)), ("Reshape", (2, 8, 6, 5))), (2, 8, 5, 6)),
+}  # fmt: skip
+TOKENS: dict[str, tuple[Move, tuple[int, ...]]] = {
+    "windows": (WINDOWS, (1, 8, 12, 10)),
+    "tokens and features": (steps(("Transpose", (0, 2, 1))), (2, 9, 20)),
+    "tokens first": (steps(("Transpose", (1, 0, 2))), (3, 9, 20)),
+    "heads": (steps(("Reshape", (2, 9, 4, 5)), ("Transpose", (0, 2, 1, 3)), ("Reshape", (8, 9, 5))), (2, 9, 20)),
+}  # fmt: skip
+
+
+def convolved(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """Behind a convolution, and ahead of one and of a part along each axis."""
+    source = built.conv(built.input(shape), shape[1], (1, 1))
+    name = move(built, source)
+    value = built.like(name, built.shape_of(name), source)
+    return built.finish(built.conv(value, 6, (1, 1)))
+
+
+def multiplied(built: Builder, move: Move, shape: tuple[int, ...]) -> onnx.ModelProto:
+    source = built.dense(built.input(shape), shape[-1], op="MatMul")
+    name = move(built, source)
+    return built.finish(built.dense(built.like(name, built.shape_of(name), source), 7, op="MatMul"))
+
+
+@pytest.mark.parametrize("name", [*IMAGES, *TOKENS])
+def test_models(name: str) -> None:
+    tally = one_step.Tally()
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        build, cases = (convolved, IMAGES) if name in IMAGES else (multiplied, TOKENS)
+        one_step.check(build(Builder(rng), *cases[name]), rng, tally, "tiny" if seed else "small")
+    assert tally.wrong < 0.01 * tally.elements
+
+
+def random_move(rng: Rng, shape: tuple[int, ...]) -> Move:
+    """A reshape to other factors, a transpose, and back to a shape with four axes."""
+    factors = [size for whole in shape for size in _factors(rng, whole)]
+    perm = rng.permutation(len(factors)).tolist()
+    moved = [factors[axis] for axis in perm]
+    cuts = sorted(rng.choice(len(factors) + 1, 3).tolist())
+    final = [prod(moved[a:b]) for a, b in zip([0, *cuts], [*cuts, len(factors)], strict=True)]
+    return steps(("Reshape", factors), ("Transpose", perm), ("Reshape", final))
+
+
+def _factors(rng: Rng, size: int) -> list[int]:
+    parts = [part for part in range(1, size + 1) if size % part == 0]
+    first = int(rng.choice(parts))
+    return [first, size // first]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random(seed: int) -> None:
+    """What is read behind the transpose in one order by a convolution, and in another by a sum or a part of it."""
+    rng = np.random.default_rng([seed, 5])
+    shape = tuple(int(rng.choice([1, 2, 4, 6, 8])) for _ in range(4))
+    built = Builder(rng)
+    source = built.conv(built.input(shape), shape[1], (1, 1)) if seed % 2 else built.input(shape)
+    name = random_move(rng, shape)(built, source)
+    value = built.like(name, built.shape_of(name), source)
+    if seed % 3 == 0:
+        half = built.node(
+            "Slice",
+            [built.dequantise(value), *(built.constant(np.array([at], np.int64)) for at in (0, 1, 2))],
+        )
+        value = built.like(half, built.shape_of(half), value)
+    elif seed % 3 == 1:
+        value = built.add(value, built.conv(value, value.shape[1], (1, 1)))
+    one_step.check(built.finish(built.conv(value, 3, (1, 1))), rng, one_step.Tally())
+
+
+def test_what_two_read_is_moved_once() -> None:
+    rng = np.random.default_rng(1)
+    built = Builder(rng)
+    source = built.conv(built.input((2, 12, 5, 6)), 12, (1, 1))
+    value = built.like(SHUFFLE(built, source), source.shape, source)
+    graph = one_step.check(
+        built.finish(
+            built.add(built.conv(value, 4, (1, 1)), built.conv(value, 4, (3, 3), pads=(1, 1, 1, 1)))
+        ),
+        rng,
+        one_step.Tally(),
+    )
+    assert [len(op.weight) for op in device_ops(graph) if isinstance(op, Conv)] == [12, 12, 4, 4]
