@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from weft.compiler.kernel.expressions import (
     IMMEDIATE,
     RECIPROCAL_PLACES,
     Expression,
+    KernelError,
     Rows,
     constant,
 )
@@ -28,13 +31,6 @@ FINE = 6
 
 class RowOp(DeviceOp):
     """An operator whose rows are the channels of a pixel."""
-
-    src: View
-    dst: View
-
-    @property
-    def sources(self) -> tuple[View, ...]:
-        return (self.src,)
 
     @property
     def vectors(self) -> tuple[np.ndarray, ...]:
@@ -103,6 +99,38 @@ class LayerNorm(RowOp):
         if self.low > -128:
             result = result.maximum(self.low)
         rows.store(result.minimum(self.high) if self.high < 127 else result)
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class RowFunction(RowOp):
+    """A kernel of somebody's own: `function` builds it of `inputs` and, behind them, `constants`, int16 (channels,)."""
+
+    name: str
+    inputs: tuple[View, ...]
+    dst: View
+    function: Callable[[Rows], object]
+    constants: tuple[np.ndarray, ...] = ()
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return self.inputs
+
+    @property
+    def vectors(self) -> tuple[np.ndarray, ...]:
+        return self.constants
+
+    def on(self, view: Callable[[View], View]) -> Self:
+        return self.replace(inputs=tuple(map(view, self.inputs)), dst=view(self.dst))
+
+    def rows(self) -> Rows:
+        rows = Rows(self.dst.shape[3], len(self.inputs) + len(self.constants))
+        self.function(rows)
+        if not rows.result:
+            raise KernelError(f"the kernel {self.name!r} stores no result")
         return rows
 
 

@@ -1,0 +1,8 @@
+"""Kernels of somebody's own."""
+
+from __future__ import annotations
+
+from weft.compiler.ir.row_ops import RowFunction
+from weft.compiler.operators.row_wise import operator
+
+OPERATOR = operator(RowFunction)
