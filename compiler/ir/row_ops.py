@@ -69,37 +69,70 @@ class LayerNorm(RowOp):
     @property
     def vectors(self) -> tuple[np.ndarray, ...]:
         """Weights and biases."""
-        return self._form.weight, self._form.bias
+        return self.form.weight, self.form.bias
 
     @cached_property
-    def _form(self) -> _LayerNormForm:
+    def form(self) -> _LayerNormForm:
         return _LayerNormForm.of(self)
 
+    @property
+    def elements(self) -> int:
+        """How many are normalised together."""
+        return self.src.shape[3]
+
     def rows(self) -> Rows:
-        form, rows = self._form, Rows(self.src.shape[3], 3)
-        x = rows.read(0)
-        middle: Expression | int = self.x_zero
-        distance = (x - self.x_zero) << MEAN_PLACES
-        if self.centre:
-            # The nearest whole number, and what the sum is beside it: nothing, if all elements are the same.
-            total = rows.sum(x)
-            middle = total.scaled(1 / rows.columns).known(-128, 127)
-            rest = (total - middle.times(rows.columns)).scaled((1 << MEAN_PLACES) / rows.columns)
-            rest = rest.known(-REST, REST)
-            distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
-        # Squares of whole numbers are exact; what the mean is off the middle is taken off their sum.
-        whole = x - middle
-        squares = rows.sum(whole.times(whole, max(0, -form.places)), high=form.squares)
-        total = squares << max(0, form.places)
-        if self.centre:
-            total = total - rest.times(rest).scaled(rows.columns * 2.0 ** (form.places - 2 * MEAN_PLACES))
-        root = (total + _number(form.added)).rsqrt()
-        normal = distance.over(root, form.normal_places, FACTOR - 1)
-        result = rows.wide(2, rows.wide(1).times(normal, form.product_shift)).times(1, FINE)
-        if self.low > -128:
-            result = result.maximum(self.low)
-        rows.store(result.minimum(self.high) if self.high < 127 else result)
+        rows = Rows(self.elements, 3)
+        rows.store(_normalised(rows, self))
         return rows
+
+
+@dataclass(frozen=True, eq=False)
+class GroupNorm(LayerNorm):
+    """The same of groups of `group` channels, a power of two, over all pixels of an image."""
+
+    group: int = 1
+
+    @property
+    def elements(self) -> int:
+        return self.src.shape[1] * self.src.shape[2] * self.group
+
+    def rows(self) -> Rows:
+        rows = Rows(self.elements, 3, lanes=self.group)
+        rows.store(_normalised(rows, self))
+        return rows
+
+
+def _normalised(rows: Rows, op: LayerNorm) -> Expression:
+    """The result of an element."""
+    form, x = op.form, rows.read(0)
+    middle: Expression | int = op.x_zero
+    distance = (x - op.x_zero) << MEAN_PLACES
+    if op.centre:
+        # The nearest whole number, and what the sum is beside it: nothing, if all elements are the same.
+        total = rows.sum(x)
+        middle = total.scaled(1 / rows.columns).known(-128, 127)
+        rest = (total - _times(middle, rows.columns)).scaled((1 << MEAN_PLACES) / rows.columns)
+        rest = rest.known(-REST, REST)
+        distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
+    # Squares of whole numbers are exact; what the mean is off the middle is taken off their sum.
+    whole = x - middle
+    squares = rows.sum(whole.times(whole, max(0, -form.places)), high=form.squares)
+    total = squares << max(0, form.places)
+    if op.centre:
+        total = total - rest.times(rest).scaled(rows.columns * 2.0 ** (form.places - 2 * MEAN_PLACES))
+    root = (total + _number(form.added)).rsqrt()
+    normal = distance.over(root, form.normal_places, FACTOR - 1)
+    result = rows.wide(2, rows.wide(1).times(normal, form.product_shift)).times(1, FINE)
+    if op.low > -128:
+        result = result.maximum(op.low)
+    return result.minimum(op.high) if op.high < 127 else result
+
+
+def _times(value: Expression, number: int) -> Expression:
+    """A whole number of any size as a factor."""
+    places = max(0, number.bit_length() - 17)
+    product = value.times(number >> places) << places
+    return product + value.times(number & ((1 << places) - 1)) if places else product
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +191,7 @@ class _LayerNormForm:
 
     @classmethod
     def of(cls, op: LayerNorm) -> _LayerNormForm:
-        channels = op.src.shape[3]
+        channels = op.elements
         # The variance of bytes is at most a quarter of their range squared, and the middle at most a half off the mean.
         most = channels * (127.5**2 + 0.25 if op.centre else 255.0**2)
         places = min(16, math.floor(30.9 - math.log2(most + op.epsilon * channels)))

@@ -73,7 +73,7 @@ def _level(item: Expression, known: dict[int, int]) -> int:
 class _Generator:
     def __init__(self, rows: Rows, n: int) -> None:
         self.rows, self.n = rows, n
-        self.masked = rows.columns % n != 0
+        self.masked = not rows.lanes and rows.columns % n != 0
         self.steps: list[_Step] = []
         self.loops: list[tuple[int, int]] = []
         self.places: dict[int, _Place] = {}
@@ -145,7 +145,7 @@ class _Generator:
 
     def _over_lanes(self, item: Expression, total: _Place) -> _Place:
         """The total of all lanes, in each of them."""
-        for swap in range(1, self.n.bit_length()):
+        for swap in range(1, (self.rows.lanes or self.n).bit_length()):
             combined = self._new()
             operation = Op.ADD if item.kind == "sum" else Op.MAX
             self._step(operation, total, total, combined, swap=swap)
@@ -194,7 +194,7 @@ class _Generator:
                 self._first(self._second(place)),
                 _ZERO,
                 d,
-                unsigned=int(not item.varies),
+                unsigned=int(not item.varies and not self.rows.lanes),
             )
         elif item.kind == "shift":
             place = self._first(self._shiftable(item.operands[0]))

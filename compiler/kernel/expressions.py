@@ -136,10 +136,15 @@ def factor_of(scale: float) -> tuple[int, int]:
 
 @dataclass
 class Rows:
-    """What a kernel works on: rows of `columns` elements of `tensors` tensors."""
+    """What a kernel works on: rows of `columns` elements of `tensors` tensors.
+
+    With `lanes`, a power of two, a vector has several rows beside each other, of so many of its elements each: sums and
+    maxima are over these and over the vectors.
+    """
 
     columns: int
     tensors: int
+    lanes: int = 0
     result: list[Expression] = field(default_factory=list)
 
     def read(self, tensor: int) -> Expression:

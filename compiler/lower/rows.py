@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.compiler.ir.row_ops import RowOp
+from weft.compiler.ir.row_ops import GroupNorm, RowOp
 from weft.compiler.kernel.code import generate
-from weft.compiler.machine.emit import Box, Emitter
+from weft.compiler.machine.emit import Box, Emitter, ceil_div
 from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.row_plan import RowPlan
@@ -59,6 +59,42 @@ def _strip_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Con
             cycles = max(rows * groups, kernel_least(groups))
         total += cycles * (columns if loop <= index else 1)
     return total
+
+
+def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Iterator[Task]:
+    """Tasks of an operator whose rows are channels, over all pixels of an image."""
+    n, vectors, pixels = site.config.n, plan.vectors, plan.rows
+    src, dst = site.sources[0], site.dst
+    size = pixels * vectors
+    inputs, outputs = Ring(0, size, plan.slots), Ring(plan.slots * size, size, plan.slots)
+    constants = site.config.scratchpad_size - BYTES * len(op.vectors) * vectors
+    blocks = Ring(constants, BYTES * len(op.vectors) * vectors, 1)
+    ops = generate(op.rows(), n)
+    start = yield from emit.kernel(ops)
+    box = Box(0, 0, dst.h, dst.w)
+    for first in range(0, dst.c, vectors * n):
+        channels = (first, min(vectors * n, dst.c - first))
+        count = ceil_div(channels[1], n)
+        at, _ = blocks.get(first)
+        fields: dict[str, int] = {}
+        for index, tensor in enumerate(op.vectors):
+            place = at + BYTES * index * vectors
+            yield emit.load_constant(interleaved(tensor[first : first + channels[1]], n), place)
+            name = _NAMES[index]
+            fields |= {f"with_{name}": 1, name: place, f"{name}_oy": BYTES, f"{name}_vectors": BYTES}
+        for image in range(dst.n):
+            x, out = inputs.get((image, first))[0], outputs.get((image, first))[0]
+            yield from emit.load_box(src, image, box, channels, x, count, 0)
+            yield Task(
+                Kernel(
+                    source=Source.SCRATCHPAD, start=start, oy=count, ox=pixels, src=x, src_oy=1, src_ox=count,
+                    dst=out, dst_oy=1, dst_ox=count, **fields,
+                ),
+                emit.layer,
+                kernel_cycles(ops, count, pixels, site.config),
+                paces=True,
+            )  # fmt: skip
+            yield from emit.store_box(dst, image, box, channels, out, count)
 
 
 class _RowLowering:

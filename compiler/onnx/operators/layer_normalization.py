@@ -15,6 +15,7 @@ from weft.compiler.onnx.conditions import activation, input_quantised
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Pending, Tensor, result
+from weft.compiler.onnx.reorder import placed
 
 _EPSILON = 1e-5
 """What ONNX takes for epsilon if a node has none."""
@@ -50,7 +51,7 @@ def normal_results(context: NodeContext) -> str | None:
 
 
 def normal_axes(context: NodeContext) -> str | None:
-    """What is normalised must be the last axes, whose elements are the channels on the device."""
+    """What is normalised must be the last axes, whose elements are the channels on the device, if need be by copies."""
     return None if _rows(context) is not None else f"axis is {_axis(context)} of shape {context.shape()}"
 
 
@@ -75,7 +76,7 @@ def _rows(context: NodeContext) -> tuple[Tensor, Layout] | None:
     """The input with the normalised elements as channels, all others as pixels."""
     shape, count = context.shape(), _elements(context)
     layout = Layout(shape, tuple(range(len(shape))), (1, 1, math.prod(shape) // count, count))
-    tensor = activation(context).tensor.arranged(layout)
+    tensor = placed(activation(context).tensor, layout)
     return None if tensor is None else (tensor, layout)
 
 

@@ -9,7 +9,7 @@ from support.op_cases import draw, random_source, random_view
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
-from weft.compiler.ir.row_ops import LayerNorm
+from weft.compiler.ir.row_ops import GroupNorm, LayerNorm
 from weft.compiler.kernel.code import generate
 from weft.compiler.lower.rows import kernel_cycles
 from weft.compiler.operators.record import operator_of
@@ -36,6 +36,19 @@ def random_layer_norm(rng: np.random.Generator, most: int) -> LayerNorm:
     )  # fmt: skip
 
 
+def random_group_norm(rng: np.random.Generator, n: int) -> GroupNorm:
+    norm = random_layer_norm(rng, 3)
+    group = 1 << draw(rng, 0, n.bit_length() - 1)
+    shape = (*norm.src.shape[:3], group * draw(rng, 1, 9))
+    fields = {"weight": rng.normal(1, 0.4, shape[3]), "bias": rng.normal(0, 1, shape[3])}
+    kept = {
+        name: getattr(norm, name)
+        for name in ("epsilon", "scale", "x_zero", "y_zero", "low", "high", "centre")
+    }
+    views = random_source(rng, "x", shape), random_view(rng, "y", shape, "output")
+    return GroupNorm("norm", *views, **fields, **kept, group=group)
+
+
 def exact(op: LayerNorm, x: np.ndarray) -> np.ndarray:
     """In float64."""
     values = x.astype(np.float64) - (0 if op.centre else op.x_zero)
@@ -49,8 +62,8 @@ def exact(op: LayerNorm, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_layer_norm(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng(7)
-    for _ in range(25):
-        op = random_layer_norm(rng, 90)
+    for case in range(35):
+        op = random_group_norm(rng, config.n) if case % 3 == 2 else random_layer_norm(rng, 90)
         segment = DeviceSegment("norm", (op,))
         x = rng.integers(-128, 128, op.src.buffer.shape).astype(np.int8)
         compare(compile_segment(segment, config), segment, {op.src.buffer.name: x}, config)
@@ -89,7 +102,7 @@ def test_on_rtl() -> None:
     """Random stalls and memories; the cycle model agrees in every counter."""
     config, rng = CONFIGS["tiny"], np.random.default_rng(9)
     for case in range(8):
-        op = random_layer_norm(rng, 30)
+        op = random_group_norm(rng, config.n) if case % 4 > 1 else random_layer_norm(rng, 30)
         segment = DeviceSegment("norm", (op,))
         inputs = {op.src.buffer.name: rng.integers(-128, 128, op.src.buffer.shape).astype(np.int8)}
         image = Image(compile_segment(segment, config))
