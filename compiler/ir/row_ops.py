@@ -106,7 +106,7 @@ def _normalised(rows: Rows, op: LayerNorm) -> Expression:
     """The result of an element."""
     form, x = op.form, rows.read(0)
     middle: Expression | int = op.x_zero
-    distance = (x - op.x_zero) << MEAN_PLACES
+    distance = (x << MEAN_PLACES) - (op.x_zero << MEAN_PLACES)
     if op.centre:
         # The nearest whole number, and what the sum is beside it: nothing, if all elements are the same.
         total = rows.sum(x)

@@ -66,7 +66,7 @@ def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Ite
     n, vectors, pixels = site.config.n, plan.vectors, plan.rows
     src, dst = site.sources[0], site.dst
     size = pixels * vectors
-    inputs, outputs = Ring(0, size, plan.slots), Ring(plan.slots * size, size, plan.slots)
+    images = Ring(0, size, plan.slots)
     constants = site.config.scratchpad_size - BYTES * len(op.vectors) * vectors
     blocks = Ring(constants, BYTES * len(op.vectors) * vectors, 1)
     ops = generate(op.rows(), n)
@@ -83,18 +83,18 @@ def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Ite
             name = _NAMES[index]
             fields |= {f"with_{name}": 1, name: place, f"{name}_oy": BYTES, f"{name}_vectors": BYTES}
         for image in range(dst.n):
-            x, out = inputs.get((image, first))[0], outputs.get((image, first))[0]
+            x, _ = images.get((image, first))
             yield from emit.load_box(src, image, box, channels, x, count, 0)
             yield Task(
                 Kernel(
                     source=Source.SCRATCHPAD, start=start, oy=count, ox=pixels, src=x, src_oy=1, src_ox=count,
-                    dst=out, dst_oy=1, dst_ox=count, **fields,
+                    dst=x, dst_oy=1, dst_ox=count, **fields,
                 ),
                 emit.layer,
                 kernel_cycles(ops, count, pixels, site.config),
                 paces=True,
             )  # fmt: skip
-            yield from emit.store_box(dst, image, box, channels, out, count)
+            yield from emit.store_box(dst, image, box, channels, x, count)
 
 
 class _RowLowering:

@@ -37,11 +37,11 @@ def plan(site: Site, constants: int) -> RowPlan | None:
 
 def image_plan(site: Site, constants: int) -> RowPlan | None:
     """As many vectors of channels, with all pixels of an image, as fit three times, else twice, else once, beside
-    `constants` vectors for each. None if not even one vector does, or there are too many pixels. `rows` of the plan are
-    pixels."""
+    `constants` vectors for each: results take the place of what they are made of. None if not even one vector does, or
+    there are too many pixels. `rows` of the plan are pixels."""
     pixels, whole = site.dst.h * site.dst.w, ceil_div(site.dst.c, site.config.n)
     for slots in (3, 2, 1):
-        vectors = min(site.config.scratchpad_size // (2 * slots * pixels + constants), whole)
+        vectors = min(site.config.scratchpad_size // (slots * pixels + constants), whole)
         if pixels <= COUNT_MAX and vectors >= min(whole, 8 if slots > 1 else 1):
             return RowPlan(pixels, vectors, slots)
     return None

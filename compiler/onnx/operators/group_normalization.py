@@ -44,9 +44,9 @@ def group_size(context: NodeContext) -> str | None:
 
 
 def group_pixels(context: NodeContext) -> str | None:
-    """Images to normalise must have at most 4095 pixels, and those of a vector of channels fit the scratchpad twice."""
+    """Images to normalise must have at most 4095 pixels, and those of a vector of channels fit the scratchpad."""
     pixels, config = math.prod(context.shape()[2:]), context.model.config
-    fits = pixels <= COUNT_MAX and 2 * pixels + 2 * BYTES <= config.scratchpad_size
+    fits = pixels <= COUNT_MAX and pixels + 2 * BYTES <= config.scratchpad_size
     return None if fits else f"there are {pixels}"
 
 
