@@ -283,6 +283,36 @@ def test_what_is_read_before_it_is_made() -> None:
     )
 
 
+def test_tensors_without_elements() -> None:
+    small = Small()
+    small.model.tensors[small.y].shape = (1, 0)
+    small.model.operator("SLICE", [small.x, small.constant(0), small.constant(0)], [small.y], "Slice")
+    end = small.model.tensor((1, 4, 4, 2), "int8", 0.1)
+    small.model.operator("RELU", [small.x], [end])
+    assert fails(small.model.write([small.x], [end])) == (
+        "operator 0 (SLICE), which makes tensor 1 ('y'), makes a result without elements"
+    )
+    small = Small()
+    nothing = small.model.tensor((0, 2), "int8", 0.1, data=b"", name="n")
+    assert small.fails("ADD", nothing, kind="Add") == "tensor 2 ('n') is read as values, but holds none"
+
+
+def test_slices_of_what_operators_make_otherwise_than_the_file_says() -> None:
+    """The onnx package ends the process for a Slice backwards of nothing: no part is looked at before the last one."""
+    small = Small()
+    wide = small.model.tensor((1, 4, 4, 40), "int8", 0.1, 3, name="wide")
+    part = small.model.tensor((1, 4, 4, 20), "int8", 0.1, 3, name="part")
+    ends = [small.constant(*item) for item in ([0, 0, 0, 20], [1, 4, 4, 20])]
+    small.model.operator("TANH", [small.x], [wide])
+    small.model.operator("SLICE", [wide, *ends], [part], "Slice")
+    back = [small.constant(*item) for item in ([0, 0, 0, -1], [1, 4, 4, -21], [1, 1, 1, -1])]
+    small.model.operator("STRIDED_SLICE", [part, *back], [small.y], "StridedSlice")
+    assert fails(small.model.write([small.x], [small.y])) == (
+        "node 'tanh_0.quantise' (QuantizeLinear) makes int8 of shape 1x4x4x2 for what the file says is int8 of shape "
+        "1x4x4x40"
+    )
+
+
 def test_what_is_made_twice() -> None:
     small = Small()
     small.model.operator("RELU", [small.x], [small.y])
@@ -384,7 +414,9 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
     other = small = Small()
     wrong = other.model.tensor((1, 4, 4, 3), "int8", 0.1)
     other.model.operator("ADD", [other.x, wrong], [other.y], "Add")
-    assert fails(other.model.write([other.x, wrong], [other.y])).startswith("the model contradicts itself: ")
+    assert fails(other.model.write([other.x, wrong], [other.y])).startswith(
+        "operator 'add_0' contradicts itself: "
+    )
 
 
 WINDOW = {"StrideH": 1, "StrideW": 1, "FilterWidth": 1, "FilterHeight": 1}
