@@ -29,6 +29,9 @@ def fails(content: bytes) -> str:
     return str(caught.value)
 
 
+WINDOW = {"StrideH": 1, "StrideW": 1, "FilterWidth": 1, "FilterHeight": 1}
+
+
 class Small:
     """A model of one operator, some parts of which are wrong."""
 
@@ -297,20 +300,28 @@ def test_tensors_without_elements() -> None:
     assert small.fails("ADD", nothing, kind="Add") == "tensor 2 ('n') is read as values, but holds none"
 
 
-def test_slices_of_what_operators_make_otherwise_than_the_file_says() -> None:
-    """The onnx package ends the process for a Slice backwards of nothing: no part is looked at before the last one."""
+def test_windows_that_are_larger_than_the_image() -> None:
+    """The onnx package ends the process for a Slice behind one: it counts fewer than no windows."""
+    small = Small()
+    pooled = small.model.tensor((1, 4, 4, 2), "int8", 0.1, 3, name="pooled")
+    options = WINDOW | {"FilterHeight": 9, "Padding": VALID}
+    small.model.operator("MAX_POOL_2D", [small.x], [pooled], "Pool2D", **options)
+    ends = [small.constant(*item) for item in ([7], [0], [3])]
+    small.model.operator("STRIDED_SLICE", [pooled, *ends], [small.y], "StridedSlice", BeginMask=1, EndMask=1)
+    assert fails(small.model.write([small.x], [small.y])) == (
+        "operator 0 (MAX_POOL_2D), which makes tensor 2 ('pooled'), has a window over 9 rows or columns, of which "
+        "there are 4"
+    )
+
+
+def test_what_operators_make_is_checked_before_the_next_one() -> None:
     small = Small()
     wide = small.model.tensor((1, 4, 4, 40), "int8", 0.1, 3, name="wide")
-    part = small.model.tensor((1, 4, 4, 20), "int8", 0.1, 3, name="part")
-    ends = [small.constant(*item) for item in ([0, 0, 0, 20], [1, 4, 4, 20])]
     small.model.operator("TANH", [small.x], [wide])
-    small.model.operator("SLICE", [wide, *ends], [part], "Slice")
-    back = [small.constant(*item) for item in ([0, 0, 0, -1], [1, 4, 4, -21], [1, 1, 1, -1])]
-    small.model.operator("STRIDED_SLICE", [part, *back], [small.y], "StridedSlice")
-    assert fails(small.model.write([small.x], [small.y])) == (
-        "node 'tanh_0.quantise' (QuantizeLinear) makes int8 of shape 1x4x4x2 for what the file says is int8 of shape "
-        "1x4x4x40"
-    )
+    ends = [small.constant(*item) for item in ([0, 0, 0, 38], [1, 4, 4, 2])]
+    assert_at = "node 'tanh_0.quantise' (QuantizeLinear) makes int8 of shape 1x4x4x2 for what the file says is int8 of "
+    small.model.operator("SLICE", [wide, *ends], [small.y], "Slice")
+    assert fails(small.model.write([small.x], [small.y])) == f"{assert_at}shape 1x4x4x40"
 
 
 def test_what_is_made_twice() -> None:
@@ -417,9 +428,6 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
     assert fails(other.model.write([other.x, wrong], [other.y])).startswith(
         "operator 'add_0' contradicts itself: "
     )
-
-
-WINDOW = {"StrideH": 1, "StrideW": 1, "FilterWidth": 1, "FilterHeight": 1}
 
 
 @pytest.mark.parametrize(
