@@ -173,6 +173,19 @@ def test_attention_is_one_operator_of_the_device(shape: tuple[int, ...]) -> None
     assert [type(op).__name__ for op in segment.ops] == ["Attention"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", ["ADD", "MUL", "PRELU", "MEAN"])
+def test_channels_of_inputs_are_channels_of_the_device(name: str) -> None:
+    small = Small()
+    other = small.model.tensor((1, 1, 2), "int8", 0.1, data=bytes([40, 50]))
+    if name == "MEAN":
+        small.model.tensors[small.y].shape = (1, 2)
+        other = small.constant(1, 2)
+    kind = {"ADD": "Add", "MUL": "Mul", "MEAN": "Reducer"}.get(name, "")
+    small.model.operator(name, [small.x, other], [small.y], kind)
+    graph = import_model(small.model.write([small.x], [small.y]))
+    assert {place for _, _, place, _ in graph.assignment} == {"device"}
+
+
 def test_constants_may_be_outputs_and_inputs_unused() -> None:
     small = Small()
     unused = small.model.tensor((2,), "int8", 0.1, name="unused")
