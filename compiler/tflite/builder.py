@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.host.onnx_model import NetworkError, inferred
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.tflite.file import File, Quantisation, Tensor
@@ -49,6 +50,8 @@ class Builder:
         self._nodes: list[Node] = []
         self._constants: dict[str, np.ndarray] = {}
         self._declared: dict[str, Type] = {}
+        self._types: dict[str, Type] = {}
+        self._settled = 0
         self._makers: dict[str, str] = {}
         self._values: dict[int, dict[Order, str]] = {}
         self._reals: dict[str, str] = {}
@@ -121,6 +124,8 @@ class Builder:
         if not values:
             if tensor.data is None:
                 raise CompileError(f"{tensor.label} is read before an operator makes it")
+            if not tensor.data.size:
+                raise CompileError(f"{tensor.label} is read as values, but holds none")
             values[Order.FILE] = self._names[tensor.index]
             self._keep(self._names[tensor.index], tensor.data)
         if order not in values:
@@ -167,9 +172,9 @@ class Builder:
 
     def add_input(self, tensor: Tensor) -> None:
         """Take a tensor as an input of the model."""
-        self._values[tensor.index] = {
-            Order.FILE: self._declare(self._names[tensor.index], tensor, Order.FILE)
-        }
+        name = self._declare(self._names[tensor.index], tensor, Order.FILE)
+        self._values[tensor.index] = {Order.FILE: name}
+        self._types[name] = self._declared[name]
 
     def target(self, tensor: Tensor, order: Order) -> str:
         """The name for the value that an operator makes of a tensor, in an order."""
@@ -187,10 +192,36 @@ class Builder:
         self._declared[name] = Type(tensor.dtype, shape)
         return name
 
-    def made(self) -> dict[str, tuple[Type, str]]:
-        """The values that are tensors, with their types by the file, and the node that makes each."""
-        nodes = {name: node.label for node in self._nodes for name in node.outputs}
-        return {name: (declared, nodes[name]) for name, declared in self._declared.items() if name in nodes}
+    def settle(self) -> None:
+        """Infer the types of all values since the last time, and compare those of tensors with what the file says.
+
+        This is done operator by operator: what follows is made by the shapes that the file says.
+
+        Raises
+        ------
+        CompileError
+            If they contradict each other.
+        """
+        nodes, self._settled = self._nodes[self._settled :], len(self._nodes)
+        if not nodes:
+            return
+        known = Network((), (), (), self._types, self._constants, {"": OPSET})
+        made = [name for node in nodes for name in node.outputs]
+        try:
+            found = inferred(known.part(nodes, made))
+        except NetworkError as error:
+            raise CompileError(f"operator {self._operator[0]!r} contradicts itself: {error}") from None
+        makers = {name: node.label for node in nodes for name in node.outputs}
+        for name in made:
+            type_ = found.get(name)
+            if type_ is None or type_.sizes is None:
+                raise CompileError(f"{makers[name]} makes something whose shape is not known before running")
+            declared = self._declared.get(name, type_)
+            if type_ != declared:
+                raise CompileError(
+                    f"{makers[name]} makes {_told(type_)} for what the file says is {_told(declared)}"
+                )
+            self._types[name] = type_
 
     def real(self, tensor: Tensor, order: Order = Order.FILE) -> str:
         """The value of a tensor as real numbers: a DequantizeLinear of what is quantised, anything else as it is."""
@@ -233,8 +264,8 @@ class Builder:
         tensors = self.file.tensors
         inputs = tuple(self._names[index] for index in self.file.inputs)
         outputs = tuple(self.value(tensors[index]) for index in self.file.outputs)
-        types = {name: Type(tensors[index].dtype, tensors[index].shape)
-                 for name, index in zip(inputs, self.file.inputs, strict=True)}  # fmt: skip
+        self.settle()
+        types = {name: self._types[name] for name in inputs}
         read = {*outputs, *(name for node in self._nodes for name in node.inputs)}
         constants = {name: value for name, value in self._constants.items() if name in read}
         return Network(tuple(self._nodes), inputs, outputs, types, constants, {"": OPSET})
@@ -245,3 +276,8 @@ def _floats(stored: np.ndarray, quantisation: Quantisation, axis: int | None) ->
     shape = [-1 if axis == other else 1 for other in range(stored.ndim)]
     scales, zeros = quantisation.scales.reshape(shape), quantisation.zeros.reshape(shape)
     return ((stored - zeros) * scales.astype(np.float64)).astype(np.float32)
+
+
+def _told(type_: Type) -> str:
+    """A type in a message."""
+    return f"{type_.dtype} of shape {'x'.join(map(str, type_.shape or ())) or '()'}"

@@ -225,8 +225,9 @@ class _Parser:
                 f"{tensor.label} has quantisation parameters of a kind of its own, which weft does not read"
             )
         scales, zeros = self._array(table.ScaleAsNumpy()), self._array(table.ZeroPointAsNumpy())
-        if not scales.any():  # shapes and axes may have a scale of 0
-            return None
+        with np.errstate(invalid="ignore"):  # damaged ones may be NaN
+            if not scales.any():  # shapes and axes may have a scale of 0
+                return None
         axis = int(table.QuantizedDimension()) if scales.size > 1 else 0
         wanted = tensor.shape[axis] if 0 <= axis < tensor.rank else 1
         if scales.size not in (1, wanted):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from weft.compiler.host.onnx_model import NetworkError, inferred
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network
 from weft.compiler.onnx.limits import NODES
@@ -51,13 +50,13 @@ def network_of(file: File) -> Network:
         builder.add_input(file.tensors[index])
     for operator in file.operators:
         convert(Context(operator, builder))
+        builder.settle()
     for index in file.outputs:
         if not builder.known(file.tensors[index]):
             raise CompileError(f"output {file.tensors[index].label} is made by no operator")
     network = builder.network()
     if len(network.nodes) > NODES:
         raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
-    _check_shapes(builder, network)
     return network
 
 
@@ -93,24 +92,3 @@ def _check_end(kind: str, tensor: Tensor) -> None:
         raise CompileError(
             f"{kind} {tensor.label} has shape {'x'.join(map(str, tensor.shape))}, which holds no element"
         )
-
-
-def _check_shapes(builder: Builder, network: Network) -> None:
-    """Every tensor must have the type and shape that its operator makes: conversions go by what the file says."""
-    try:
-        found = inferred(network)
-    except NetworkError as error:
-        raise CompileError(f"the model contradicts itself: {error}") from None
-    for name, (declared, maker) in builder.made().items():
-        known = found.get(name)
-        if known is None or known.sizes is None or declared.sizes is None:
-            continue
-        if (known.dtype, known.sizes) != (declared.dtype, declared.sizes):
-            raise CompileError(
-                f"{maker} makes {known.dtype} of shape {_sizes(known.sizes)} for what the file says is "
-                f"{declared.dtype} of shape {_sizes(declared.sizes)}"
-            )
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "()"

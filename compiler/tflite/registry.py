@@ -46,6 +46,8 @@ def convert(context: Context) -> None:
             raise context.refuse(
                 "makes what there is already: an input, a constant or another operator's result"
             )
+        if 0 in context.builder.file.tensors[index].shape:
+            raise context.refuse("makes a result without elements")
     context.builder.begin(context.name, context.operator.inputs)
     record.convert(context)
 

@@ -19,7 +19,10 @@ def pads_of(
     """
     before, behind = [], []
     for size, window, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-        reach = (-(-size // stride) - 1) * stride + (window - 1) * dilation + 1
+        span = (window - 1) * dilation + 1
+        if span > size and not context.same:
+            raise context.refuse(f"has a window over {span:,} rows or columns, of which there are {size:,}")
+        reach = (-(-size // stride) - 1) * stride + span
         pad = max(reach - size, 0) if context.same else 0
         before.append(pad // 2)
         behind.append(pad - pad // 2)

