@@ -17,10 +17,19 @@ from weft.sim.rtl.device import core_verilog
 from weft.sim.verilator.verilate import verilator_root
 
 
-@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
-def test_verilator_has_nothing_to_say(preset: str, tmp_path: Path) -> None:
+CONFIGS = {
+    "tiny": PRESETS["tiny"],
+    "small": PRESETS["small"],
+    "default": PRESETS["default"],
+    "default with kernels": PRESETS["default"].replace(kernel=64),
+    "one lane with kernels": PRESETS["tiny"].replace(n=2, lanes=1, lookup_tables=0, kernel=16),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_verilator_has_nothing_to_say(name: str, tmp_path: Path) -> None:
     """Lint with Verilator's default warnings and no waiver, in the file or outside."""
-    text = core_verilog(PRESETS[preset])
+    text = core_verilog(CONFIGS[name])
     assert "lint_off" not in text
     (tmp_path / "weft.v").write_text(text)
     process = subprocess.run(
