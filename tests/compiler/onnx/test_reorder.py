@@ -9,16 +9,20 @@ from math import prod
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 from support import one_step
 from support.graph_runs import device_ops
 from support.qdq_models import Builder, Quantised, Rng
 
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import Conv, DeviceSegment, View
+from weft.compiler.ir.graph import Conv, DeviceSegment, Rescale, View
 from weft.compiler.ir.layout import Layout
 from weft.compiler.onnx import reorder
 from weft.compiler.onnx.qdq import Tensor
 from weft.compiler.onnx.reorder import cheapest, common, placed
+from weft.compiler.pipeline import PIPELINE, run_passes
+from weft.compiler.planner import Planner
+from weft.hdl.isa.config import PRESETS
 
 
 def laid_out(shape: tuple[int, ...], perm: tuple[int, ...]) -> Layout:
@@ -180,6 +184,44 @@ def test_random(seed: int) -> None:
     elif seed % 3 == 1:
         value = built.add(value, built.conv(value, value.shape[1], (1, 1)))
     one_step.check(built.finish(built.conv(value, 3, (1, 1))), rng, one_step.Tally())
+
+
+def shuffle_unit(built: Builder, given: Quantised) -> Quantised:
+    """A unit of ShuffleNet V2 (N. Ma et al., 2018, arXiv:1807.11164), with Q/DQ pairs between all operators."""
+    n, c, h, w = given.shape
+    names = [built.name("half") for _ in range(2)]
+    split = helper.make_node(
+        "Split", [built.dequantise(given)], names, name=built.name("split"), axis=1, num_outputs=2
+    )
+    built.nodes.append(split)
+    left, right = (built.like(name, (n, c // 2, h, w), given) for name in names)
+    right = built.conv(right, c // 2, (1, 1), relu=True)
+    right = built.conv(right, c // 2, (3, 3), pads=(1, 1, 1, 1), groups=c // 2)
+    value = built.concat([left, built.like(built.dequantise(right), right.shape, left)], 1)
+    for shape, perm in (((n, 2, c // 2, h, w), (0, 2, 1, 3, 4)), ((n, c, h, w), None)):
+        sizes = built.constant(np.array(shape, np.int64))
+        value = built.like(built.node("Reshape", [built.dequantise(value), sizes]), shape, value)
+        if perm is not None:
+            moved = built.node("Transpose", [built.dequantise(value)], perm=perm)
+            value = built.like(moved, built.shape_of(moved), value)
+    return value
+
+
+def test_shuffle_units() -> None:
+    """Halves are read where they are: of all that moves data only the shuffles, and what joins the halves, are left."""
+    rng = np.random.default_rng(2)
+    built = Builder(rng)
+    value = built.input((1, 12, 6, 6))
+    for _ in range(3):
+        value = shuffle_unit(built, value)
+    tally = one_step.Tally()
+    graph = one_step.check(built.finish(value), rng, tally, None)
+    (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
+    ops = run_passes(PIPELINE, segment, Planner(PRESETS["small"])).ops
+    shuffles = [op for op in ops if isinstance(op, Conv) and op.weight.shape == (12, 1, 1, 12)]
+    assert len(shuffles) == 2  # the last is the host's, who reads in any order
+    assert len([op for op in ops if isinstance(op, Rescale)]) == 3
+    one_step.on_golden(graph, "small", rng)
 
 
 def test_what_two_read_is_moved_once() -> None:
