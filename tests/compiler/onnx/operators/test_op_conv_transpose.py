@@ -140,6 +140,23 @@ def test_tables_behind_are_part_of_it() -> None:
     one_step.on_golden(graph, "small", np.random.default_rng(0))
 
 
+@pytest.mark.parametrize(("preset", "count"), [("tiny", 4), ("small", 4), ("default", 5)])
+@pytest.mark.parametrize("first", [False, True])
+def test_sums_behind_are_part_of_it(preset: str, count: int, first: bool) -> None:
+    """With steps in the other operand as in the result, where that is quicker by estimate."""
+    rng = np.random.default_rng(4)
+    built = Builder(rng)
+    given, other = built.input((1, 4, 20, 24)), built.input((1, 8, 40, 48))
+    name = transposed(built, given, {"strides": [2, 2]}, (4, 8, 2, 2), bias=True, each=True)
+    value = built.quantise(name, other.shape, 0.3, 3, False)
+    total = built.add(*((value, other) if first else (other, value)), relu=True)
+    graph = one_step.check(built.finish(total), rng, one_step.Tally(), preset)
+    (segment,) = (item for item in graph.segments if hasattr(item, "ops"))
+    ops = run_passes(PIPELINE, segment, Planner(PRESETS[preset])).ops
+    assert len(ops) == count
+    assert all((getattr(op, "epilogue", None) is not None) == (count == 4) for op in ops)
+
+
 def cubes() -> onnx.ModelProto:
     built = builder()
     name = transposed(built, source(built, (1, 2, 3, 4, 5)), {}, (2, 2, 1, 1, 1), bias=False, each=False)
