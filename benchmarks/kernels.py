@@ -11,8 +11,8 @@ import numpy as np
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, DeviceSegment, View
-from weft.compiler.ir.row_ops import GroupNorm, LayerNorm
 from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.operators import GroupNorm, LayerNorm
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image

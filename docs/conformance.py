@@ -37,8 +37,10 @@ SCOPE = (
     "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample",
 )  # fmt: skip
 """Operators on 8-bit integers, those that can be exact on them, and those that only move data."""
-APPROXIMATE = ("Attention", "Softmax")
-"""What the device computes in block floating point, so that no case could be exact."""
+APPROXIMATE = (
+    "Attention", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization", "Softmax",
+)  # fmt: skip
+"""What the device computes in block floating point, or with roots of 14 bits, so that no case could be exact."""
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from weft.arguments import integer
 from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import evaluate as meaning
 from weft.compiler.ir.graph import Buffer, DeviceSegment, View
-from weft.compiler.ir.row_ops import RowFunction
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
+from weft.compiler.kernel.operators import RowFunction
 from weft.configurations import configuration
 from weft.devices import Simulation, simulated
 from weft.errors import InputError

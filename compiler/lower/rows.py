@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.compiler.ir.row_ops import GroupNorm, RowOp
 from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.operators import GroupNorm, RowOp
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
 from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task

@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 
 from weft.compiler.ir.graph import IrError
-from weft.compiler.ir.row_ops import GroupNorm
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.evaluate import evaluate
+from weft.compiler.kernel.operators import GroupNorm
 from weft.compiler.lower.rows import BYTES, kernel_cycles, lower_images
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.tasks import Task

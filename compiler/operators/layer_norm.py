@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.ir.row_ops import LayerNorm
+from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.operators.row_wise import operator
 
 OPERATOR = operator(LayerNorm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.ir.row_ops import RowFunction
+from weft.compiler.kernel.operators import RowFunction
 from weft.compiler.operators.row_wise import operator
 
 OPERATOR = operator(RowFunction)

@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 
-from weft.compiler.ir.row_ops import RowOp
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.evaluate import evaluate
+from weft.compiler.kernel.operators import RowOp
 from weft.compiler.lower.rows import BYTES, kernel_cycles, lower_rows
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.tasks import Task

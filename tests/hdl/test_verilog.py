@@ -16,7 +16,6 @@ from weft.hdl.verilog import YosysError, generate, run_yosys
 from weft.sim.rtl.device import core_verilog
 from weft.sim.verilator.verilate import verilator_root
 
-
 CONFIGS = {
     "tiny": PRESETS["tiny"],
     "small": PRESETS["small"],

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from weft.compiler.ir.layout import spatial
-from weft.compiler.ir.row_ops import GroupNorm
+from weft.compiler.kernel.operators import GroupNorm
 from weft.compiler.lower.rows import BYTES
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.onnx.conditions import arranged, image_order, input_quantised

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from weft.compiler.ir.layout import Layout
-from weft.compiler.ir.row_ops import LayerNorm
+from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.lower.rows import BYTES
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import PITCH_MAX

@@ -151,5 +151,7 @@ def test_too_many_registers() -> None:
     for part in parts:
         total = total.minimum(part)
     rows.store(total)
-    with pytest.raises(KernelError, match=r"test_code.py, line \d+: the kernel needs more than 8 registers"):
+    with pytest.raises(
+        KernelError, match=r"test_kernel_code.py, line \d+: the kernel needs more than 8 registers"
+    ):
         generate(rows, 4)

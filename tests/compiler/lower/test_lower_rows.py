@@ -9,8 +9,8 @@ from support.op_cases import draw, random_source, random_view
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
-from weft.compiler.ir.row_ops import GroupNorm, LayerNorm
 from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.operators import GroupNorm, LayerNorm
 from weft.compiler.lower.rows import kernel_cycles
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa import Kernel

@@ -89,7 +89,8 @@ def test_refused() -> None:
 
     line = overflowing.__code__.co_firstlineno + 3
     with pytest.raises(
-        KernelError, match=rf"test_kernel\.py, line {line}: the result may be -13421772800, which has more"
+        KernelError,
+        match=rf"test_weft_kernel\.py, line {line}: the result may be -13421772800, which has more",
     ):
         compiled(overflowing)
     with pytest.raises(KernelError, match="there is no tensor 1: there are 1"):
