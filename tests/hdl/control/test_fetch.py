@@ -180,11 +180,15 @@ def test_fetch(bus_bytes: int, bits: int, tables: int) -> None:
 
 
 def test_kinds() -> None:
-    """Every instruction but END has a queue; those of softmax only with softmax, those of look-up tables with them."""
+    """Every instruction but END has a queue; those of softmax, of look-up tables and of the kernel engine only with
+    that."""
     every = set(INSTRUCTIONS) - {Opcode.END}
-    for bits, tables, known in (
-        (8, 4, every), (0, 0, set(PLAIN)), (8, 0, every - set(LOOKUP)), (0, 4, every - set(SOFTMAX)),
+    kernels = {Opcode.MICROCODE, Opcode.KERNEL}
+    for bits, tables, kernel, known in (
+        (8, 4, 64, every), (0, 0, 0, set(PLAIN)), (8, 0, 64, every - set(LOOKUP)), (0, 4, 64, every - set(SOFTMAX)),
+        (8, 4, 0, every - kernels),
     ):  # fmt: skip
-        kinds = queue_kinds(PRESETS["tiny"].replace(probability_bits=bits, lookup_tables=tables))
+        changes = {"probability_bits": bits, "lookup_tables": tables, "kernel": kernel}
+        kinds = queue_kinds(PRESETS["tiny"].replace(**changes))
         assert list(kinds) == list(Queue)
         assert {kind.OPCODE for group in kinds.values() for kind in group} == known
