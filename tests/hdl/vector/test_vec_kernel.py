@@ -29,6 +29,8 @@ CONFIGS = {
 OVERHEAD = KERNEL_RESULT + 3
 """Cycles from accepting a kernel to accepting the next instruction, beside its slots and `kernel_least` before them:
 one to begin, two through the skid buffer and the request."""
+MOST = 20_000
+"""Cycles of a kernel at most: reciprocals of many elements take long."""
 
 
 def either(memory, instruction):
@@ -56,7 +58,8 @@ class KernelBench(Bench):
     def draw(self, start, reads, writes):
         while True:
             instruction = random_instruction(self.rng, self.config, start, reads, writes)
-            if KernelModel(self.memory, instruction).safe():
+            model = KernelModel(self.memory, instruction)
+            if model.safe() and model.steps < MOST:
                 return instruction
 
 
@@ -136,16 +139,54 @@ async def bench_in_place(dut):
 
 
 @cocotb.test()
+async def bench_reciprocals(dut):
+    """Every bit of reciprocals and inverse roots of numbers of all sizes and signs, element by element and for rows."""
+    bench = KernelBench(dut, refuse=0.0)
+    await bench.start()
+    rows = bench.memory.accumulator
+    rows[:] = [
+        [bench.rng.getrandbits(32) - (1 << 31) >> bench.rng.randrange(32) for _ in row] for row in rows
+    ]
+    rows[0], rows[1] = 0, -(1 << 31)
+    bench.accumulator[:] = rows
+    parts = [
+        MicroOp(op=Op.ADD, a=0, shift=24, b_immediate=1, d=1),
+        MicroOp(op=Op.MUL, a=1, shift=24, floor=1, b_immediate=1, immediate=1, d_memory=1),
+        MicroOp(op=Op.ADD, a=0, shift=16, b_immediate=1, d=1),
+        MicroOp(op=Op.MUL, a=1, shift=24, floor=1, b_immediate=1, immediate=1, d_memory=1, d=2),
+        MicroOp(op=Op.ADD, a=0, shift=8, b_immediate=1, d=1),
+        MicroOp(op=Op.MUL, a=1, shift=24, floor=1, b_immediate=1, immediate=1, d_memory=1, d=1, end=1),
+    ]
+    at = bench.memory.reserved
+    places = {
+        "src_oy": 1,
+        "dst": at,
+        "dst_oy": 3,
+        "dst2": at + 2,
+        "dst2_oy": 3,
+        "with_dst2": 1,
+        "dst_vectors": 2,
+    }
+    for op in (Op.RECIPROCAL, Op.RSQRT):
+        for uniform in (0, 1):
+            first = MicroOp(op=op, a_memory=1, unsigned=uniform, d=0)
+            await bench.run(microcode([first, *parts], 0, signal=1))
+            await bench.run([Kernel(oy=min(30, len(rows)), signal=1, **places)])
+
+
+@cocotb.test()
 async def bench_throughput(dut):
     """A cycle for each lane group of each row, and a constant."""
     bench = KernelBench(dut, refuse=0.0)
     await bench.start()
     for oy, ox in ((1, 1), (8, 1), (16, 3), (17, 2), (40, 4)):
-        ops = random_kernel(bench.rng, bench.config, [0, 1], [0])
-        await bench.run(microcode(ops, 0, signal=1))
-        instruction = Kernel(
-            source=1, oy=oy, ox=ox, with_b=1, dst=bench.memory.reserved + 20, dst_oy=1, signal=1
-        )
+        place = {"dst": bench.memory.reserved + 20, "dst_oy": 1, "signal": 1}
+        instruction = Kernel(source=1, oy=oy, ox=ox, with_b=1, **place)
+        while True:
+            ops = random_kernel(bench.rng, bench.config, [0, 1], [0])
+            await bench.run(microcode(ops, 0, signal=1))
+            if KernelModel(bench.memory, instruction).steps < MOST:
+                break
         bench.accepted = []
         models = await bench.run([instruction, instruction])
         taken = bench.accepted[1] - bench.accepted[0]
