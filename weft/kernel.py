@@ -83,7 +83,8 @@ class Kernel:
             For tensors of another number, dtype or shape, or another argument outside its limits.
         """
         simulation = Simulation(latency, bandwidth, stalls)
-        contents = {view.buffer.name: self._checked(tensors)[at] for at, view in enumerate(self._op.inputs)}
+        names = (view.buffer.name for view in self._op.inputs)
+        contents = dict(zip(names, self._checked(tensors), strict=True))
         with simulated(on, self.config, self._image.memory_bytes, simulation) as device:
             self._image.run(device, contents)
             self.cycles = device.counters().get(Counter.CYCLES)

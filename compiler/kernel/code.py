@@ -176,8 +176,7 @@ class _Generator:
 
     def _put(self, item: Expression) -> None:
         """Compute the result and store it."""
-        while item.kind == "known":
-            item = item.operands[0]
+        item = _computed(item)
         if item.kind in ("read", "constant") or id(item) in self.places or item.kind in _RECIPROCALS:
             self._step(Op.ADD, self._first(self._place(item)), _ZERO, None, d_memory=1)
         else:
@@ -232,8 +231,7 @@ class _Generator:
 
     def _shiftable(self, item: Expression) -> _Place:
         """Where a value is, if need be before it is shifted."""
-        while item.kind == "known":
-            item = item.operands[0]
+        item = _computed(item)
         if item.kind == "shift" and id(item) not in self.places and item.operands[0].kind != "constant":
             place = self._shiftable(item.operands[0])
             return replace(place, shift=place.shift + item.value)
@@ -263,6 +261,13 @@ class _Generator:
 
     def _step(self, op: Op, a: _Place | None, b: _Place, d: int | None, **fields: int) -> None:
         self.steps.append(_Step(op, a, b, d, fields))
+
+
+def _computed(item: Expression) -> Expression:
+    """The expression that computes a value of which more is known."""
+    while item.kind == "known":
+        item = item.operands[0]
+    return item
 
 
 def _all(item: Expression) -> list[Expression]:

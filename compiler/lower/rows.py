@@ -30,7 +30,7 @@ def lower_rows(op: RowOp, site: Site, plan: RowPlan, emit: Emitter) -> Iterator[
 
 def interleaved(tensor: np.ndarray, n: int) -> bytes:
     """The vectors of an int16 tensor (columns,): of each N elements the upper bytes, then the lower ones."""
-    padded = np.zeros(-(-len(tensor) // n) * n, np.int16)
+    padded = np.zeros(ceil_div(len(tensor), n) * n, np.int16)
     padded[: len(tensor)] = tensor
     upper, lower = (padded >> 8).astype(np.int8), (padded & 0xFF).astype(np.uint8).view(np.int8)
     return np.stack([upper.reshape(-1, n), lower.reshape(-1, n)], axis=1).tobytes()
@@ -65,20 +65,17 @@ def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Ite
     """Tasks of an operator whose rows are channels, over all pixels of an image."""
     n, vectors, pixels = site.config.n, plan.vectors, plan.rows
     src, dst = site.sources[0], site.dst
-    size = pixels * vectors
-    images = Ring(0, size, plan.slots)
+    images = Ring(0, pixels * vectors, plan.slots)
     constants = site.config.scratchpad_size - BYTES * len(op.vectors) * vectors
-    blocks = Ring(constants, BYTES * len(op.vectors) * vectors, 1)
     ops = generate(op.rows(), n)
     start = yield from emit.kernel(ops)
     box = Box(0, 0, dst.h, dst.w)
     for first in range(0, dst.c, vectors * n):
         channels = (first, min(vectors * n, dst.c - first))
         count = ceil_div(channels[1], n)
-        at, _ = blocks.get(first)
         fields: dict[str, int] = {}
         for index, tensor in enumerate(op.vectors):
-            place = at + BYTES * index * vectors
+            place = constants + BYTES * index * vectors
             yield emit.load_constant(interleaved(tensor[first : first + channels[1]], n), place)
             name = _NAMES[index]
             fields |= {f"with_{name}": 1, name: place, f"{name}_oy": BYTES, f"{name}_vectors": BYTES}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from amaranth.hdl import signed, unsigned
 from amaranth.lib import data
@@ -146,6 +146,7 @@ class MicroOp:
         return word_of(self, micro_places())
 
     @classmethod
+    @lru_cache(maxsize=1 << 12)  # every KERNEL of a program has all of its micro-operations looked at
     def decode(cls, word: int) -> MicroOp:
         """What `encode` made."""
         return cls(**values_of(word, micro_places()))

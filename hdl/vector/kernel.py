@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from amaranth.hdl import Module, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORES, Kernel, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.skid_buffer import SkidBuffer
-from weft.hdl.vector.kernel_lanes import KernelLanes
+from weft.hdl.vector.kernel_lanes import KernelLanes, table_members
 from weft.hdl.vector.kernel_sequence import KernelSequence, request_layout
 from weft.hdl.vector.vec_kinds import view
 from weft.hdl.vector.vec_streams import results_layout
@@ -46,11 +46,6 @@ class KernelEngine(wiring.Component):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        tables = {
-            "index": Out(data.ArrayLayout(8, config.lanes)),
-            "table": Out(range(max(config.lookup_tables, 2))),
-            "entries": In(data.ArrayLayout(8, config.lanes)),
-        }
         super().__init__(
             {
                 "instruction": In(stream.Signature(Vec.layout())),
@@ -61,7 +56,7 @@ class KernelEngine(wiring.Component):
                 "scratchpad": Out(ports.scratchpad_read(config)),
                 "stall_port": Out(1),
                 "results": Out(results_layout(config)),
-                **(tables if config.lookup_tables else {}),
+                **table_members(config),
             }
         )
 

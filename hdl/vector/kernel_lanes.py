@@ -21,6 +21,14 @@ _LOW = MULTIPLIER_BITS - 1
 """Low bits of the first factor that one multiplier takes."""
 
 
+def table_members(config: Config) -> dict[str, wiring.Member]:
+    """``index`` and ``table`` tell which entries of look-up tables to read, ``entries`` are they; none without them."""
+    if not config.lookup_tables:
+        return {}
+    lanes = data.ArrayLayout(8, config.lanes)
+    return {"index": Out(lanes), "table": Out(range(max(config.lookup_tables, 2))), "entries": In(lanes)}
+
+
 class KernelLanes(wiring.Component):
     """A rigid pipeline of `KERNEL_RESULT` cycles from an issue to its result.
 
@@ -52,12 +60,6 @@ class KernelLanes(wiring.Component):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        lanes = config.lanes
-        tables = {
-            "index": Out(data.ArrayLayout(8, lanes)),
-            "table": Out(range(max(config.lookup_tables, 2))),
-            "entries": In(data.ArrayLayout(8, lanes)),
-        }
         super().__init__(
             {
                 "issue": In(issue_layout(config)),
@@ -66,7 +68,7 @@ class KernelLanes(wiring.Component):
                 "scratchpad": In(config.widths.vector),
                 "accumulator": In(config.widths.row),
                 "results": Out(results_layout(config)),
-                **(tables if config.lookup_tables else {}),
+                **table_members(config),
             }
         )
 

@@ -123,14 +123,14 @@ class KernelSequence(wiring.Component):
         store, fetch = memory.write_port(), memory.read_port()
         code = view(Microcode, self.payload)
         words, left = Signal(MICRO_BITS * MICRO_OPS, reset_less=True), Signal(range(MICRO_OPS + 1))
-        entry, filling = Signal.like(store.addr), Signal()
+        entry = Signal.like(store.addr)
         m.d.comb += [
             fetch.addr.eq(address),
             store.addr.eq(entry),
             store.data.eq(words[:MICRO_BITS]),
             store.en.eq(left.any()),
         ]
-        m.d.sync += [filling.eq(left == 1), self.loaded.eq(left == 1)]
+        m.d.sync += self.loaded.eq(left == 1)
         with m.If(self.load & is_kind(Microcode, self.payload)):
             m.d.sync += [
                 words.eq(Cat(code[f"op{index}"] for index in range(MICRO_OPS))),

@@ -7,14 +7,12 @@ import onnx
 import onnxruntime
 import pytest
 from support import movement, qdq_models
-from support.golden_compare import compare
 from support.graph_runs import on_host, run_graph
+from support.one_step import on_golden
 
-from weft.compiler.backend import compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.ir.model import Graph
-from weft.hdl.isa.config import PRESETS
 
 
 def imported(model: onnx.ModelProto, rng: np.random.Generator) -> Graph:
@@ -28,18 +26,6 @@ def imported(model: onnx.ModelProto, rng: np.random.Generator) -> Graph:
     assert given.dtype == wanted.dtype
     np.testing.assert_array_equal(given, wanted)
     return graph
-
-
-def on_golden(graph: Graph, preset: str, rng: np.random.Generator) -> None:
-    """Programs of a graph's device segments give the bytes of the micro-ops."""
-    config = PRESETS[preset]
-    for segment in graph.segments:
-        if isinstance(segment, DeviceSegment):
-            read = {view.buffer.name: view.buffer for op in segment.ops for view in op.sources}
-            inputs = {name: rng.integers(-128, 128, buffer.shape).astype(np.int8)
-                      for name, buffer in read.items() if buffer.kind == "input"}  # fmt: skip
-            # What is read as a view need not be written.
-            compare(compile_segment(segment, config), segment, inputs, config, temps=False)
 
 
 @pytest.mark.parametrize("kind", movement.MOVES)
