@@ -76,6 +76,19 @@ def test_meaning() -> None:
     assert np.abs(kernel.run(x, y)[where] - quotient).max() <= 0.6
 
 
+def below(rows: Rows) -> None:
+    """Elements less the largest one of their row."""
+    x = rows.read(0)
+    rows.store(x - rows.largest(x))
+
+
+def test_rows_that_end_within_a_vector() -> None:
+    """What is behind them is no element, not even where all of them are negative."""
+    x = np.random.default_rng(2).integers(-128, -60, (9, 7)).astype(np.int8)
+    kernel = weft.kernel.compile(below, rows=9, columns=7, config=TINY)
+    assert np.array_equal(kernel.run(x), x - x.max(axis=1, keepdims=True))
+
+
 def overflowing(rows: Rows) -> None:
     x = rows.read(0)
     wide = x << 20

@@ -91,6 +91,27 @@ def test_accuracy(channels: int, centre: bool) -> None:
     assert (found != exact(op, x)).mean() < 0.1
 
 
+def test_clamped() -> None:
+    """Both ends are reached, and not passed."""
+    op = whole((1, 1, 20, 40), low=-20, high=30)
+    x = np.random.default_rng(3).integers(-128, 128, op.src.shape).astype(np.int8)
+    found = operator_of(op).evaluate(op, (x,), 24).astype(int)
+    assert (found.min(), found.max()) == (-20, 30)
+    assert np.abs(found - exact(op, x)).max() <= 1
+
+
+def test_images_in_parts_of_channels() -> None:
+    """Not all channels fit with all pixels, and each part has weights of its own."""
+    config, rng, shape = CONFIGS["tiny"], np.random.default_rng(4), (2, 16, 16, 40)
+    views = [View(Buffer(name, shape, kind), shape) for name, kind in (("x", "input"), ("y", "output"))]
+    op = GroupNorm("norm", *views, rng.normal(1, 0.4, 40), rng.normal(0, 1, 40), 1e-2, 30.0, group=2)
+    segment = DeviceSegment("norm", (op,))
+    x = rng.integers(-128, 128, shape).astype(np.int8)
+    program = compile_segment(segment, config)
+    assert sum(isinstance(item, Kernel) for item in program.instructions) > 2
+    compare(program, segment, {"x": x}, config)
+
+
 def test_rows_of_one_number() -> None:
     """No spread at all: the bias is left."""
     op = whole((1, 1, 4, 40), epsilon=0.0)
