@@ -133,7 +133,7 @@ def _tell_budget(accuracy: Accuracy, budget: float) -> None:
     options = " ".join(f"--keep-float {layer.name!r}" for layer in causes[:8])
     more = f" and {len(causes) - 8} more" if len(causes) > 8 else ""
     reports.warn(
-        f"{len(below)} of {len(accuracy.layers)} layers have less than {budget:g} dB; it comes from "
+        f"{len(below)} of {len(accuracy.layers)} layers have less than {budget:g} dB; the error comes from "
         f"{len(causes)} of them, which {options}{more} would leave in float, on the host"
     )
 

@@ -42,25 +42,33 @@ def exported(module: Any, samples: Given) -> onnx.ModelProto:
     """
     torch = sys.modules["torch"]
     arrays = _by_parameter(module, arrays_of(samples)[0])
-    named, positions = _arguments(module, list(arrays))
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array[:1])) for name, array in arrays.items()}
-    options: dict[str, Any] = {"input_names": list(arrays), "opset_version": float_model.OPSET}
+    names, by_name = _ordered(module, list(arrays))
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(arrays[name][:1])) for name in names}
+    given, keywords = ((), tensors) if by_name else (tuple(tensors.values()), {})
+    options: dict[str, Any] = {"input_names": names, "opset_version": float_model.OPSET}
     if importlib.util.find_spec("onnxscript") is None:
         options |= {"dynamo": False}
     else:
         options |= {"dynamo": True, "external_data": False, "verbose": False}
-    with tempfile.TemporaryDirectory() as folder, _evaluating(module), float_model.silence():
-        path = Path(folder, "exported.onnx")
-        given = tuple(tensors[name] for name in positions)
+    with tempfile.TemporaryDirectory() as folder, _evaluating(module), float_model.silence(), torch.no_grad():
         try:
-            with torch.no_grad():
-                torch.onnx.export(
-                    module, given, path, kwargs={name: tensors[name] for name in named}, **options
-                )
+            module(*given, **keywords)
+        except Exception as error:  # of the module's own code
+            raise InputError(f"{type(module).__name__} does not take the samples: {_cause(error)}") from None
+        path = Path(folder, "exported.onnx")
+        try:
+            torch.onnx.export(module, given, path, kwargs=keywords, **options)
             return onnx.load(path)
-        except Exception as error:  # of the module's own code, of PyTorch and of its exporter
-            why = first_line(error) or type(error).__name__
+        except Exception as error:  # of PyTorch and of its exporter
+            why = _cause(error)
             raise CompileError(f"PyTorch does not export {type(module).__name__} to ONNX: {why}") from None
+
+
+def _cause(error: Exception) -> str:
+    """What is at the bottom of an error: PyTorch wraps it in advice."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return first_line(error) or type(error).__name__
 
 
 def _by_parameter(module: Any, arrays: dict[str | None, np.ndarray]) -> dict[str, np.ndarray]:
@@ -82,16 +90,13 @@ def _parameters(module: Any) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
-def _arguments(module: Any, names: list[str]) -> tuple[list[str], list[str]]:
-    """Which samples are given by name, and which by place."""
+def _ordered(module: Any, names: list[str]) -> tuple[list[str], bool]:
+    """Inputs in the order of parameters, and whether they are given by name; as they are if they have other names."""
     parameters = _parameters(module)
-    if all(name in parameters for name in names):
-        # ONNX's inputs are in the order of the parameters, whatever that of the samples is.
-        in_front = parameters[: len(names)]
-        if set(in_front) == set(names):
-            return [], in_front
-        return names, []
-    return [], names
+    if not set(names) <= set(parameters):
+        return names, False
+    ordered = [name for name in parameters if name in names]
+    return ordered, ordered != parameters[: len(ordered)]
 
 
 @contextlib.contextmanager
