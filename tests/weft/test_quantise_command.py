@@ -197,7 +197,7 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "node": (lambda: None, ["--keep-float", "clasify"], "no node has the name 'clasify'; there are 'classify'"),
     "shape": (lambda: None, ["--shape", "n=2"], "the model's inputs have no open dimension 'n'; it has none"),
     "method": (lambda: None, ["--method", "best"], "'best' is not one of"),
-    "budget": (lambda: None, ["--budget", "much"], "'--budget' must be a finite number from -200 to 200"),
+    "budget": (lambda: None, ["--budget", "much"], "'--budget' must be a finite number from 0 to 200"),
     "top": (lambda: None, ["--top", "-1"], "'--top' must be an integer from 0"),
     "config": (lambda: None, ["--config", "none"], "unknown configuration 'none'"),
 }  # fmt: skip
