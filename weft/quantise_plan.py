@@ -80,9 +80,7 @@ class Plan:
             for name in made
             if name in self._outputs or any(user.name not in inside for user in self._users.get(name, ()))
         }
-        return not leaving & self._outputs and all(
-            self._quantised_by_others(name, inside) for name in (*read, *leaving)
-        )
+        return all(self._quantised_by_others(name, inside) for name in (*read, *leaving))
 
     def _quantised_by_others(self, value: str, inside: set[str]) -> bool:
         maker = self._makers.get(value)
