@@ -41,7 +41,7 @@ FOLLOWED = (
 
 
 def attended(context: NodeContext) -> str | None:
-    """A product of two activations must be part of attention: scaled, masked, softmax, and times the values."""
+    """A product of two activations that starts attention is scaled, masked, and goes through softmax to the values."""
     return (
         None
         if len(context.shape(0)) >= 2 and len(context.shape(1)) >= 2
@@ -238,7 +238,8 @@ def _rounded(made: Pending, found: Scores, clipping: tuple[Pair, ...]) -> Pendin
 def _starts(context: NodeContext) -> bool:
     """Whether a product may be the scores of an attention; products with a matrix of weights are not."""
     kinds = [type(symbol) for symbol in context.symbols]
-    return kinds == [Activation, Activation] and (len(context.shape(1)) > 2 or len(context.shape()) == 2)
+    matrices = len(context.shape(1)) > 2 or len(context.shape()) == 2
+    return context.alone is None and kinds == [Activation, Activation] and matrices
 
 
 def _ends(context: NodeContext) -> bool:
