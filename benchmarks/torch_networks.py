@@ -135,9 +135,15 @@ def between(model: onnx.ModelProto) -> set[str]:
         elif node.op_type == "QuantizeLinear" or behind.intersection(node.input):
             behind.update(node.output)
     for node in reversed(graph.node):
-        if (node.op_type == "DequantizeLinear" and node.input[0] not in known) or ahead.intersection(node.output):
+        if (node.op_type == "DequantizeLinear" and node.input[0] not in known) or ahead.intersection(
+            node.output
+        ):
             ahead.update(node.input)
-    return {node.name for node in graph.node if behind.intersection(node.input) and ahead.intersection(node.output)}
+    return {
+        node.name
+        for node in graph.node
+        if behind.intersection(node.input) and ahead.intersection(node.output)
+    }
 
 
 def measure(name: str, exporter: str, quantiser: str, config: Config, *, layers: bool) -> Row:
@@ -152,7 +158,14 @@ def measure(name: str, exporter: str, quantiser: str, config: Config, *, layers:
     report = program.run(inputs, on="timing").report
     reason = reasons.most_common(1)[0][0] if reasons else ""
     return Row(
-        name, exporter, quantiser, len(host), reason, programs, report, _apart(model, config) if layers else ""
+        name,
+        exporter,
+        quantiser,
+        len(host),
+        reason,
+        programs,
+        report,
+        _apart(model, config) if layers else "",
     )
 
 

@@ -55,7 +55,9 @@ class DeepLab(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = nn.Sequential(_block(3, 16, stride=2), _block(16, 32, stride=2), _block(32, 64, stride=2))
+        self.backbone = nn.Sequential(
+            _block(3, 16, stride=2), _block(16, 32, stride=2), _block(32, 64, stride=2)
+        )
         self.head = torchvision.models.segmentation.deeplabv3.DeepLabHead(64, 8, (2, 4, 6))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Products of two activations to tasks: tile by tile of the result, along the contraction in chunks that fit on chip."""
+"""Products of two activations to tasks: for every tile of the result, every chunk of the contraction."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ class _ProductLowering:
             for at, size in groups
         )
 
-    def _multiply(
-        self, rows: Span, columns: Span, chunk: Span, at: tuple[int, int, int]
-    ) -> Iterator[Task]:
+    def _multiply(self, rows: Span, columns: Span, chunk: Span, at: tuple[int, int, int]) -> Iterator[Task]:
         """MM of a chunk, and those for what its zero points take off."""
         op, n, (a, b, sums) = self.op, self.n, at
         vectors, groups, count = ceil_div(chunk[1], n), ceil_div(columns[1], n), rows[1]

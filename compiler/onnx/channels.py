@@ -17,9 +17,10 @@ def paired(context: NodeContext) -> tuple[Symbol, ...]:
     channel, or but one."""
     for index in range(2):
         one, other = context.symbol(index), context.symbol(1 - index)
-        if isinstance(one, Activation) and isinstance(other, Constant) and other.activation is not None:
-            if channel_constant(context, one, other) is not None:
-                return (one, other.activation) if index == 0 else (other.activation, one)
+        if not (isinstance(one, Activation) and isinstance(other, Constant)) or other.activation is None:
+            continue
+        if channel_constant(context, one, other) is not None:
+            return (one, other.activation) if index == 0 else (other.activation, one)
     return context.symbols
 
 

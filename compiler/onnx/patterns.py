@@ -161,7 +161,7 @@ def _stopped(found: Match) -> Iterator[tuple[Node, str, Symbol]]:
 
 
 def _no_attention(found: Match) -> dict[int, str]:
-    """Products of two activations that were tried as the start of attention, and what it ends at; "" if it just ends."""
+    """Products of two activations that start no attention, and what that ends at; "" if nothing is known."""
     done = {index for recipe in found.recipes.values() for index in recipe.nodes}
     blocked: dict[int, str] = {}
     for node, _, symbol in _stopped(found):
@@ -169,7 +169,9 @@ def _no_attention(found: Match) -> dict[int, str]:
             start = (symbol.scores if isinstance(symbol, Probabilities) else symbol).nodes[0]
             blocked.setdefault(start, f"{node.name!r}: {found.unsupported[node.index]}")
         elif node.op == "MatMul" and all(isinstance(found.symbol(item), Activation) for item in node.inputs):
-            blocked.setdefault(node.index, found.unsupported[node.index])
+            # A matrix that is no constant was not tried.
+            tried = len(found.model.shapes[node.inputs[1]]) > 2
+            blocked.setdefault(node.index, found.unsupported[node.index] if tried else "")
     for node in found.model.nodes:
         symbol = found.symbols.get(node.outputs[0])
         if isinstance(symbol, Scores) and symbol.nodes == (node.index,) and node.index not in done:

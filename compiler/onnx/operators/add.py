@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.compiler.ir.graph import Add
-from weft.compiler.onnx.channels import channel_operands, same_order, paired
+from weft.compiler.onnx.channels import channel_operands, paired, same_order
 from weft.compiler.onnx.conditions import multipliers
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.convolutions import with_constant

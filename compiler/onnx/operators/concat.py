@@ -15,8 +15,7 @@ from weft.compiler.onnx.reorder import placed
 
 
 def inputs_quantised(context: NodeContext) -> str | None:
-    """All inputs must be int8 or uint8 activations behind DequantizeLinear, or constants of 8 bits with one scale; or all
-    of them int8 or uint8 values."""
+    """All inputs must be int8 or uint8 activations or constants behind DequantizeLinear, or int8 or uint8 values."""
     integers = isinstance(context.symbol(0), Tensor)
     for name, symbol in zip(context.node.inputs, map(unfolded, context.symbols), strict=True):
         if not isinstance(symbol, Tensor if integers else Activation):

@@ -91,8 +91,8 @@ def _move_constant(context: NodeContext, source: Constant) -> Symbol:
 
 
 def _takes_all(context: NodeContext) -> bool:
-    """Whether a node that takes elements takes all of them in order."""
-    found = taken(context) or ()
+    """Whether a node that takes elements of a float value, which has no bytes yet, takes all of them in order."""
+    found = (taken(context) or ()) if isinstance(context.symbol(0), Pending) else ()
     return len(found) == 1 and all(
         np.array_equal(places, np.arange(size))
         for places, size in zip(found[0].indices, found[0].shape, strict=True)
@@ -105,7 +105,7 @@ OPERATORS = (
         (movable,),
         move,
         applies=_takes_all,
-        title="Expand, Gather, Slice and Tile that take every element in order",
+        title="Expand, Gather, Slice and Tile that take all elements of a float value",
     ),
     Operator(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"), (movable,), move),
     Operator(("Transpose",), (movable, transposable), move),

@@ -73,8 +73,7 @@ def lengths(context: NodeContext) -> str | None:
 
 
 def matrix_order(context: NodeContext) -> str | None:
-    """Rows of the first matrix must be contiguous, and rows or columns of the second, or become so by at most 256
-    copies; columns without the softmax unit, which transposes."""
+    """Rows of the first matrix and columns of the second (with softmax: or rows) must lie together, or be copied."""
     return None if next(_solutions(context), None) is not None else f"inputs {context.inputs}"
 
 
@@ -119,7 +118,7 @@ def _solutions(context: NodeContext) -> Iterator[_Solution]:
         left = Operand(a, "ihsd", rows, depth).arranged(*first, find)
         right = operand.arranged(*second, find)
         if left is not None and right is not None:
-            tensors, shapes = zip(left, right, strict=True)
+            tensors, shapes = (left[0], right[0]), (left[1], right[1])
             yield _Solution(whole, (first, second), rows, operand.axes == "ihds", tensors, shapes)
 
 

@@ -88,7 +88,9 @@ def test_meaning() -> None:
         inputs = random_inputs(rng, op)
         got = run_ops(segment_of(op), inputs, 24)["y"].reshape(op.dst.buffer.shape)
         view, (_, _, w, c) = op.dst, op.dst.shape
-        inner = got[:, view.y, view.x : view.x + (w - 1) * view.step[1] + 1 : view.step[1], view.c : view.c + c]
+        inner = got[
+            :, view.y, view.x : view.x + (w - 1) * view.step[1] + 1 : view.step[1], view.c : view.c + c
+        ]
         wanted = plainly(op, inputs).reshape(inner.shape)
         assert np.abs(inner - wanted).max() <= 1
         assert (inner != wanted).mean() < 0.02
