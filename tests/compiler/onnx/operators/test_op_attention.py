@@ -21,8 +21,8 @@ from weft.compiler.onnx.context import Constraint, sentence
 from weft.compiler.onnx.operators import attention
 from weft.compiler.onnx.operators import attention_written_out as written_out
 from weft.compiler.onnx.operators.lookup import one_value
-from weft.compiler.onnx.operators.product_of_activations import matrix_order
 from weft.compiler.onnx.operators.multiply import multipliable
+from weft.compiler.onnx.operators.product_of_activations import matrix_order
 
 SIZES = Sizes(2, 2, 2, 4, 5, 4, 4)
 
