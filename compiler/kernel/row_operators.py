@@ -61,14 +61,13 @@ class RowTotal(RowOp):
 
     def rows(self) -> Rows:
         rows = Rows(self.src.shape[3], 1)
-        total, places = self._total(rows)
+        total, places = _total(rows, rows.read(0), self)
         unit = math.ldexp(self.factor, -places)
         if not self.root:
             steps = _steps(total, self.scale * unit, self.scale * self.offset + self.y_zero)
             rows.store_number(_rounded(steps, self))
             return rows
-        added, least = (math.ceil(value / unit) for value in (self.offset, self.least))
-        value = (total + _bounded(added)).maximum(_bounded(least))
+        value = _positive(total, unit, self)
         if self.root == "root":
             root = value.over(value.rsqrt(), _ROOT_PLACES, WORD - 1)
             steps = _steps(root, self.scale * math.sqrt(unit) * 2.0**-_ROOT_PLACES, self.y_zero)
@@ -80,30 +79,40 @@ class RowTotal(RowOp):
         rows.store_number(_rounded(steps, self))
         return rows
 
-    def _total(self, rows: Rows) -> tuple[Expression, int]:
-        """The total, and its binary places."""
-        x, zero = rows.read(0), self.x_zero
-        if self.total not in ("squares", "spread"):
-            distance = x - zero
-            total = {
-                "sum": lambda: rows.sum(x) - _exact(rows.columns * zero),
-                "magnitudes": lambda: rows.sum(distance.maximum(0 - distance)),
-                "largest": lambda: rows.largest(x) - zero,
-                "smallest": lambda: 0 - zero - rows.largest(0 - x),
-            }[self.total]()
-            places = self._places(max(-total.low, total.high)) if self.root else 0
-            return total << places, places
-        centred = self.total == "spread"
-        most = rows.columns * (127.5**2 + 0.25 if centred else 255.0**2)
-        places = self._places(most)
-        mean = middle_of(rows, x) if centred else (zero, 0)
-        ceiling = math.ceil(most) if places >= 0 else math.ceil(math.ldexp(most, places)) + rows.columns
-        return spread_of(rows, x, mean, places, ceiling), places
 
-    def _places(self, most: float) -> int:
-        """The binary places of a total of at most `most`, so that what is added to it still fits."""
-        added = max(self.offset, self.least, 0.0) / self.factor if self.root else 0.0
-        return min(16, math.floor(30.9 - math.log2(most + added)))
+def _total(rows: Rows, x: Expression, op: RowTotal | RowNorm) -> tuple[Expression, int]:
+    """The total of a row, and its binary places."""
+    zero = op.x_zero if isinstance(op, RowTotal) else op.of_zero
+    if op.total not in ("squares", "spread"):
+        distance = x - zero
+        total = {
+            "sum": lambda: rows.sum(x) - _exact(rows.columns * zero),
+            "magnitudes": lambda: rows.sum(distance.maximum(0 - distance)),
+            "largest": lambda: rows.largest(x) - zero,
+            "smallest": lambda: 0 - zero - rows.largest(0 - x),
+        }[op.total]()
+        fine = op.root or isinstance(op, RowNorm)
+        places = _places(op, max(-total.low, total.high)) if fine else 0
+        return total << places, places
+    centred = op.total == "spread"
+    most = rows.columns * (127.5**2 + 0.25 if centred else 255.0**2)
+    places = _places(op, most)
+    mean = middle_of(rows, x) if centred else (zero, 0)
+    ceiling = math.ceil(most) if places >= 0 else math.ceil(math.ldexp(most, places)) + rows.columns
+    return spread_of(rows, x, mean, places, ceiling), places
+
+
+def _places(op: RowTotal | RowNorm, most: float) -> int:
+    """The binary places of a total of at most `most`, so that what is added to it still fits."""
+    fine = op.root or isinstance(op, RowNorm)
+    added = max(abs(op.offset), op.least) / abs(op.factor) if fine else 0.0
+    return min(16, math.floor(30.9 - math.log2(most + added)))
+
+
+def _positive(total: Expression, unit: float, op: RowTotal | RowNorm) -> Expression:
+    """What a root is taken of, in steps of `unit`."""
+    added, least = (math.ceil(value / unit) for value in (op.offset, op.least))
+    return (total + _bounded(added)).maximum(_bounded(least))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,16 +120,16 @@ class RowScale(RowOp):
     """The elements of each row with a number for it, which is in a tensor of one channel.
 
     q = sat(round(scale * (x - x_zero) * g) + y_zero), then clamped to [low, high], where `by` tells what g is: the
-    number r - r_zero ("times"), its reciprocal ("over"), or 1 / sqrt(r - r_zero + offset) ("root"). With `centre` the
-    mean of the row takes the place of `x_zero`. A division by 0, or a root of less, is saturated with the sign of the
-    element, and 0 by 0 to the lower end, as QuantizeLinear of ONNX Runtime does.
+    number r - r_zero ("times"), its reciprocal ("over"), or 1 / sqrt(r - r_zero + offset) ("root"). Without a number
+    g is 1. With `centre` the mean of the row takes the place of `x_zero`. A division by 0, or a root of less, is
+    saturated with the sign of the element, and 0 by 0 to the lower end, as QuantizeLinear of ONNX Runtime does.
     """
 
     name: str
     src: View
-    number: View
+    number: View | None
     dst: View
-    by: str
+    by: str = ""
     offset: float = 0.0
     scale: float = 1.0
     x_zero: int = 0
@@ -132,14 +141,16 @@ class RowScale(RowOp):
 
     @property
     def sources(self) -> tuple[View, ...]:
-        return self.src, self.number
+        return (self.src,) if self.number is None else (self.src, self.number)
 
     def rows(self) -> Rows:
-        rows = Rows(self.src.shape[3], 2)
-        x, number = rows.read(0), rows.number(1) - self.r_zero
-        middle, rest = middle_of(rows, x) if self.centre else (self.x_zero, 0)
-        distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
+        rows = Rows(self.src.shape[3], len(self.sources))
+        distance = _distance(rows, self)
         scale = math.ldexp(self.scale, -MEAN_PLACES)
+        if self.number is None:
+            rows.store(_rounded(_steps(distance, scale, self.y_zero), self))
+            return rows
+        number = rows.number(1) - self.r_zero
         if self.by == "times":
             steps = _steps(distance.times(number), scale, self.y_zero)
         elif self.by == "over":
@@ -154,6 +165,51 @@ class RowScale(RowOp):
 
 _SQUARE_PLACES = 20
 """Places of the number whose root divides."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowNorm(RowOp):
+    """The elements of each row, divided by a total of the row of another tensor.
+
+    q = sat(round(scale * (x - x_zero) / root(factor * total + offset)) + y_zero), then clamped to [low, high]; `total`,
+    `root` ("" or "root") and `least` are as in `RowTotal`, of the integers of `of` less `of_zero`. With `centre`
+    the mean of the row takes the place of `x_zero`. A division by 0 is as in `RowScale`.
+    """
+
+    name: str
+    src: View
+    of: View
+    dst: View
+    total: str
+    factor: float = 1.0
+    offset: float = 0.0
+    root: str = ""
+    least: float = 0.0
+    scale: float = 1.0
+    x_zero: int = 0
+    of_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    centre: bool = False
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return self.src, self.of
+
+    def rows(self) -> Rows:
+        rows = Rows(self.src.shape[3], 2)
+        total, places = _total(rows, rows.read(1), self)
+        unit = math.ldexp(self.factor, -places)
+        distance, scale = _distance(rows, self), math.ldexp(self.scale, -MEAN_PLACES)
+        if self.root:
+            value = _positive(total, unit, self)
+            steps = _quotient(distance, value, value.rsqrt(), scale / math.sqrt(unit), self.y_zero)
+        else:
+            value = total + _exact(round(self.offset / unit))
+            steps = _quotient(distance, value, value.reciprocal(), scale / unit, self.y_zero)
+        rows.store(_rounded(steps, self))
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,17 +279,21 @@ class RowPair(RowOp):
         return rows
 
 
+def _distance(rows: Rows, op: RowScale | RowNorm) -> Expression:
+    """Elements less their mean or the zero point, with `MEAN_PLACES`."""
+    x = rows.read(0)
+    middle, rest = middle_of(rows, x) if op.centre else (op.x_zero, 0)
+    return (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
+
+
 def _quotient(
     value: Expression, divisor: Expression, reciprocal: Expression, scale: float, zero: int
 ) -> Expression:
     """``value / divisor * scale + zero`` with `FINE` places, for the reciprocal of the divisor or of its root."""
     steps = _shifted(_divided(value, reciprocal, scale), zero)
     endless = (value < 1).choose(-SATURATED << FINE, SATURATED << FINE)
-    return (
-        (divisor.times(divisor) < 1).choose(endless, steps)
-        if divisor.low < 0
-        else ((divisor < 1).choose(endless, steps))
-    )
+    size = divisor.maximum(0 - divisor) if divisor.low < 0 else divisor
+    return (size < 1).choose(endless, steps)
 
 
 def _divided(value: Expression, reciprocal: Expression, scale: float) -> Expression:
@@ -259,7 +319,7 @@ def _shifted(steps: Expression, offset: float) -> Expression:
     return steps + round(math.ldexp(min(max(offset, -OFFSET), OFFSET), FINE)) if offset else steps
 
 
-def _rounded(steps: Expression, op: RowTotal | RowScale | RowShare | RowPair) -> Expression:
+def _rounded(steps: Expression, op: RowTotal | RowScale | RowNorm | RowShare | RowPair) -> Expression:
     """The result of steps with `FINE` places."""
     result = steps.times(1, FINE)
     if op.low > -128:

@@ -162,13 +162,17 @@ def test_golden(kind: str, name: str) -> None:
         op = RANDOM[kind](rng, 90)
         segment = DeviceSegment("rows", (op,))
         inputs = {
-            view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in op.sources
+            view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8)
+            for view in op.sources
         }
         compare(compile_segment(segment, config), segment, inputs, config)
 
 
 def test_shapes_that_do_not_fit() -> None:
-    views = [View(Buffer(name, shape, "input"), shape) for name, shape in (("a", (1, 2, 3, 4)), ("b", (1, 1, 2, 4)))]
+    views = [
+        View(Buffer(name, shape, "input"), shape)
+        for name, shape in (("a", (1, 2, 3, 4)), ("b", (1, 1, 2, 4)))
+    ]
     op = RowPair("pair", *views, View(Buffer("y", (1, 2, 3, 4)), (1, 2, 3, 4)), "minimum", 1.0, 1.0)
     with pytest.raises(IrError, match=r"rows of \(1, 1, 2, 4\) beside those of \(1, 2, 3, 4\)"):
         operator_of(op).shape(op)
@@ -183,7 +187,8 @@ def test_on_rtl(kind: str) -> None:
         op = RANDOM[kind](rng, 30)
         segment = DeviceSegment("rows", (op,))
         inputs = {
-            view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in op.sources
+            view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8)
+            for view in op.sources
         }
         image = Image(compile_segment(segment, config))
         stalls = {"stall_probability": 0.3, "stall_seed": case} if case % 2 else {}
