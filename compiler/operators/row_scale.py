@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.kernel.row_operators import RowScale
+from weft.compiler.kernel.row_products import RowScale
 from weft.compiler.operators.row_wise import operator
 
 OPERATOR = operator(RowScale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.kernel.row_operators import RowShare
+from weft.compiler.kernel.row_products import RowShare
 from weft.compiler.operators.row_wise import operator
 
 OPERATOR = operator(RowShare)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
 from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.operators import LayerNorm
-from weft.compiler.kernel.row_operators import RowNorm, RowScale, RowShare
+from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.onnx.conditions import activation, input_quantised, kernel_engine
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.operators.quantise import per_tensor
+from weft.compiler.onnx.operators.reductions import positive
 from weft.compiler.onnx.qdq import (
     Activation,
     Pending,
@@ -124,7 +126,7 @@ def _normal(context: NodeContext) -> tuple[_Parts, RowNumber, Placed] | None:
         shape = context.shape(other)
         if shape != parts.shape and not repeats(shape, parts.shape, number.axes):
             continue
-        plain = not number.root and not number.least and wanted == "root"
+        plain = wanted == "root" and not number.root and not number.least and _divides_plainly(number)
         if not (number.root == wanted or plain or _is_share(parts, number)) or number.gain <= 0:
             continue
         found = rows_of(parts.source.tensor, parts.shape, number.axes)
@@ -138,33 +140,35 @@ def normalise(context: NodeContext) -> Pending:
     assert found is not None
     parts, number, (tensor, layout, _) = found
     quant, count, tensors = parts.source.quant, layout.nhwc[3], (tensor,)
-    views = context.node.name, tensor.view(), result(layout.nhwc)
+    views: dict[str, Any] = {"name": context.node.name, "src": tensor.view(), "dst": result(layout.nhwc)}
+    fields = views | {"x_zero": quant.zero, "centre": parts.centre}
     gain = quant.scale * (1 / number.gain if context.node.op == "Div" else number.gain)
-    op: LayerNorm | RowShare | RowNorm
+    op: LayerNorm | RowProduct
     if context.node.op == "Div" and _is_share(parts, number):
-        op = RowShare(*views, gain / number.factor, quant.zero)
+        op = RowShare(**fields, gain=gain / number.factor)
     elif _own_norm(parts, number):
         unit, added = number.factor * count, max(number.offset, number.least)
         weight = np.full(count, gain / math.sqrt(unit))
         op = LayerNorm(
-            *views,
-            weight,
-            np.zeros(count),
-            added / unit,
-            x_zero=quant.zero,
-            centre=parts.centre,
-            least=number.least > 0,
+            **fields, weight=weight, bias=np.zeros(count), epsilon=added / unit, least=number.least > 0
         )
     else:
         of = rows_of(number.source.tensor, number.shape, number.axes)
         assert of is not None
         tensors = (tensor, of.tensor)
         op = RowNorm(
-            *views[:2], of.tensor.view(), views[2], number.total, number.factor, number.offset, number.root and "root",
-            number.least, gain, quant.zero, number.source.quant.zero, centre=parts.centre,
+            **fields, gain=gain, of=of.tensor.view(), total=number.total, factor=number.factor, offset=number.offset,
+            root=number.root and "root", least=number.least, of_zero=number.source.quant.zero,
         )  # fmt: skip
     nodes = (*parts.nodes, *number.nodes, context.node.index)
     return Pending((op,), layout, tensors, tuple(dict.fromkeys(nodes)))
+
+
+def _divides_plainly(number: RowNumber) -> bool:
+    """Whether a total divides as it is: what is added only keeps it from being 0."""
+    return number.total in ("sum", "magnitudes", "largest") and (
+        not number.offset or (positive(number) and number.offset <= number.factor / 64)
+    )
 
 
 def _is_share(parts: _Parts, number: RowNumber) -> bool:
@@ -215,8 +219,9 @@ def scale(context: NodeContext) -> Pending:
     parts, divisor, (tensor, layout, _), number = known
     quant = parts.source.quant
     op = RowScale(
-        context.node.name, tensor.view(), number.view(), result(layout.nhwc), divisor.by, divisor.offset,
-        quant.scale * divisor.gain, quant.zero, divisor.zero, centre=parts.centre,
+        name=context.node.name, src=tensor.view(), dst=result(layout.nhwc), gain=quant.scale * divisor.gain,
+        x_zero=quant.zero, centre=parts.centre, number=number.view(), by=divisor.by, offset=divisor.offset,
+        r_zero=divisor.zero,
     )  # fmt: skip
     nodes = (*parts.nodes, *divisor.nodes, context.node.index)
     return Pending((op,), layout, (tensor, number), tuple(dict.fromkeys(nodes)))
@@ -240,7 +245,11 @@ def distances(context: NodeContext) -> Recipe:
     assert quant is not None
     tensor, layout, _ = found
     op = RowScale(
-        node.name, tensor.view(), None, result(layout.nhwc), scale=symbol.source.quant.scale, centre=True
+        name=node.name,
+        src=tensor.view(),
+        dst=result(layout.nhwc),
+        gain=symbol.source.quant.scale,
+        centre=True,
     )
     return finish(Pending((op,), layout, (tensor,), symbol.nodes), node.outputs[0], quant, node)
 
@@ -275,11 +284,13 @@ def affine(context: NodeContext) -> Pending:
     assert found is not None
     pending, values = found
     (op,) = pending.ops
-    assert isinstance(op, LayerNorm)
+    assert isinstance(op, LayerNorm | RowProduct)
+    weight = np.ones(len(values)) if op.weight is None else op.weight
+    bias = np.zeros(len(values)) if op.bias is None else op.bias
     if context.node.op == "Mul":
-        op = dataclasses.replace(op, weight=op.weight * values, bias=op.bias * values)
+        op = op.replace(weight=weight * values, bias=bias * values)
     else:
-        op = dataclasses.replace(op, bias=op.bias + values)
+        op = op.replace(weight=weight, bias=bias + values)
     return dataclasses.replace(pending, ops=(op,), nodes=(*pending.nodes, context.node.index))
 
 
@@ -307,13 +318,14 @@ def norm(context: NodeContext) -> Pending:
     found, quant = _along_axis(context), activation(context).quant
     assert found is not None
     tensor, layout, _ = found
-    views, count = (context.node.name, tensor.view(), result(layout.nhwc)), layout.nhwc[3]
+    views: dict[str, Any] = {"name": context.node.name, "src": tensor.view(), "dst": result(layout.nhwc)}
     op: LayerNorm | RowShare
     if int(context.node.attributes.get("p", 2)) == 1:
-        op = RowShare(*views, x_zero=quant.zero)
+        op = RowShare(**views, x_zero=quant.zero)
     else:
-        weight = np.full(count, 1 / math.sqrt(count))
-        op = LayerNorm(*views, weight, np.zeros(count), 0.0, x_zero=quant.zero, centre=False)
+        count = layout.nhwc[3]
+        weight, bias = np.full(count, 1 / math.sqrt(count)), np.zeros(count)
+        op = LayerNorm(**views, weight=weight, bias=bias, epsilon=0.0, x_zero=quant.zero, centre=False)
     return Pending((op,), layout, (tensor,), (context.node.index,))
 
 
@@ -344,12 +356,15 @@ def scales_rows(context: NodeContext) -> bool:
     return _factor(context) is not None
 
 
+_NORMALS = (LayerNorm, RowNorm, RowScale, RowShare)
+
+
 def _of_elements(context: NodeContext) -> bool:
     return isinstance(context.symbol(0), RowElements)
 
 
 def _of_normal(context: NodeContext) -> bool:
-    return any(isinstance(symbol, Pending) and type(symbol.ops[0]) is LayerNorm for symbol in context.symbols)
+    return any(isinstance(symbol, Pending) and type(symbol.ops[0]) in _NORMALS for symbol in context.symbols)
 
 
 _TITLE = "Normalisations written out"

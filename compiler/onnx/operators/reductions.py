@@ -6,7 +6,8 @@ import dataclasses
 import math
 
 from weft.compiler.ir.layout import Layout
-from weft.compiler.kernel.row_operators import OFFSET, RowTotal
+from weft.compiler.kernel.row_operators import RowTotal
+from weft.compiler.kernel.steps import OFFSET
 from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.conditions import kernel_engine
 from weft.compiler.onnx.context import NodeContext
@@ -188,13 +189,13 @@ def _times(number: RowNumber, value: float) -> RowNumber | None:
 
 def _at_least(number: RowNumber, value: float | None) -> RowNumber | None:
     """A number that is not below a constant."""
-    if value is None or value <= 0 or number.gain <= 0 or number.root == "inverse" or not _positive(number):
-        return number if value == 0 and _positive(number) and number.gain > 0 else None
+    if value is None or value <= 0 or number.gain <= 0 or number.root == "inverse" or not positive(number):
+        return number if value == 0 and positive(number) and number.gain > 0 else None
     least = (value / number.gain) ** (2 if number.root else 1)
     return dataclasses.replace(number, least=max(number.least, least))
 
 
-def _positive(number: RowNumber) -> bool:
+def positive(number: RowNumber) -> bool:
     """Whether the number is not below 0, whatever the input."""
     total = number.total in ("squares", "spread", "magnitudes") or number.source.quant.zero == -128
     return total and number.factor > 0 and number.offset >= 0
@@ -202,7 +203,7 @@ def _positive(number: RowNumber) -> bool:
 
 def _powered(number: RowNumber, power: float | None) -> RowNumber | None:
     """A number to a power: 1/2, -1/2, or -1 behind a root."""
-    if power in (0.5, -0.5) and not number.root and number.gain == 1 and _positive(number):
+    if power in (0.5, -0.5) and not number.root and number.gain == 1 and positive(number):
         return dataclasses.replace(number, root="root" if power == 0.5 else "inverse")
     if power == -1 and number.root:
         other = "inverse" if number.root == "root" else "root"

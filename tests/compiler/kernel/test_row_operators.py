@@ -11,7 +11,8 @@ from support.op_cases import draw, random_source, random_view
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, IrError, View
-from weft.compiler.kernel.row_operators import RowPair, RowScale, RowShare, RowTotal
+from weft.compiler.kernel.row_operators import RowPair, RowTotal
+from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
 from weft.runtime import Image
@@ -50,21 +51,47 @@ def random_total(rng: Rng, most: int) -> RowTotal:
     )  # fmt: skip
 
 
+def affine(rng: Rng, shape: Shape, scale: float) -> dict[str, object]:
+    """Weights and biases, or none."""
+    found: dict[str, object] = {"scale": scale, **clamp(rng), "centre": bool(rng.integers(2))}
+    if rng.integers(2):
+        weight = rng.normal(1, 0.4, shape[3]) * rng.choice([-1, 1, 1, 0.1], shape[3])
+        found |= {"weight": weight, "bias": rng.normal(0, 30, shape[3]) / scale}
+    return found
+
+
 def random_scale(rng: Rng, most: int) -> RowScale:
     shape = random_shape(rng, most)
-    by = str(rng.choice(["times", "over", "root"]))
-    scale = {"times": 1e-2, "over": 100.0, "root": 10.0}[by] * float(10.0 ** rng.uniform(-1, 1))
+    by = str(rng.choice(["times", "over", "root", ""]))
+    gain = {"times": 1e-2, "over": 100.0, "root": 10.0, "": 1.0}[by] * float(10.0 ** rng.uniform(-1, 1))
     return RowScale(
-        "scale", random_source(rng, "x", shape), random_source(rng, "r", (*shape[:3], 1)),
-        random_view(rng, "y", shape, "output"), by, float(rng.choice([0, 1e-3, 7.5])), scale,
-        r_zero=-128 if by == "root" else draw(rng, -128, 127), **clamp(rng), centre=bool(rng.integers(2)),
+        name="scale", src=random_source(rng, "x", shape), dst=random_view(rng, "y", shape, "output"),
+        number=random_source(rng, "r", (*shape[:3], 1)) if by else None, by=by,
+        offset=float(rng.choice([0, 1e-3, 7.5])), gain=gain / 3, r_zero=-128 if by == "root" else draw(rng, -128, 127),
+        **affine(rng, shape, 3.0),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
 def random_share(rng: Rng, most: int) -> RowShare:
     shape = random_shape(rng, most)
-    views = random_source(rng, "x", shape), random_view(rng, "y", shape, "output")
-    return RowShare("share", *views, 100.0 * shape[3] * float(10.0 ** rng.uniform(-1, 0.5)), **clamp(rng))
+    gain = shape[3] * float(10.0 ** rng.uniform(-1, 0.5))
+    views = {"src": random_source(rng, "x", shape), "dst": random_view(rng, "y", shape, "output")}
+    fields = affine(rng, shape, 100.0) | {"centre": False}
+    return RowShare(name="share", **views, gain=gain, **fields)  # type: ignore[arg-type]
+
+
+def random_norm(rng: Rng, most: int) -> RowNorm:
+    shape = random_shape(rng, most)
+    root = str(rng.choice(["", "root"]))
+    total = str(rng.choice(["sum", "magnitudes", *(["spread", "squares"] if root else ["largest"])]))
+    unit = float(10.0 ** rng.uniform(-3, 3)) / shape[3] / (3000 if total in ("squares", "spread") else 60)
+    return RowNorm(
+        name="norm", src=random_source(rng, "x", shape), dst=random_view(rng, "y", shape, "output"),
+        of=random_source(rng, "r", shape), total=total, factor=unit,
+        offset=float(rng.choice([0, 1e-6, 3])) if root else 0.0, root=root,
+        least=float(rng.choice([0, 0, 2.0])) if root else 0.0, of_zero=-128 if total == "sum" else draw(rng, -128, 127),
+        gain=float(10.0 ** rng.uniform(-1, 1)), **affine(rng, shape, 3.0),  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def random_pair(rng: Rng, most: int) -> RowPair:
@@ -82,12 +109,12 @@ def random_pair(rng: Rng, most: int) -> RowPair:
 
 
 RANDOM: dict[str, Callable[[Rng, int], DeviceOp]] = {
-    "total": random_total, "scale": random_scale, "share": random_share, "pair": random_pair,
+    "total": random_total, "scale": random_scale, "share": random_share, "norm": random_norm, "pair": random_pair,
 }  # fmt: skip
 
 
-def total_of(op: RowTotal, x: np.ndarray) -> np.ndarray:
-    d = x.astype(np.float64) - op.x_zero
+def number_of(op: RowTotal | RowNorm, x: np.ndarray, zero: int) -> np.ndarray:
+    d = x.astype(np.float64) - zero
     number = {
         "sum": lambda: d.sum(-1), "magnitudes": lambda: np.abs(d).sum(-1), "squares": lambda: (d**2).sum(-1),
         "spread": lambda: ((d - d.mean(-1, keepdims=True)) ** 2).sum(-1), "largest": lambda: d.max(-1),
@@ -95,16 +122,43 @@ def total_of(op: RowTotal, x: np.ndarray) -> np.ndarray:
     }[op.total]()[..., None]  # fmt: skip
     number = number * op.factor + op.offset
     if op.root:
-        number = np.sqrt(np.maximum(number, op.least)) ** (1 if op.root == "root" else -1)
-    return number * op.scale
+        number = np.sqrt(np.maximum(number, op.least)) ** (-1 if op.root == "inverse" else 1)
+    return number
 
 
-def scaled_of(op: RowScale, x: np.ndarray, r: np.ndarray) -> np.ndarray:
+def total_of(op: RowTotal, x: np.ndarray) -> np.ndarray:
+    return number_of(op, x, op.x_zero) * op.scale
+
+
+def product_of(op: RowProduct, x: np.ndarray, number: np.ndarray) -> np.ndarray:
     d = x.astype(np.float64)
     d = d - (d.mean(-1, keepdims=True) if op.centre else op.x_zero)
-    number = r.astype(np.float64) - op.r_zero
-    return op.scale * {"times": lambda: d * number, "over": lambda: d / number,
-                       "root": lambda: d / np.sqrt(number + op.offset)}[op.by]()  # fmt: skip
+    weight, bias = (1.0, 0.0) if op.weight is None else (op.weight, op.bias)
+    return op.scale * (op.gain * d * number * weight + bias)
+
+
+def scaled_of(op: RowScale, x: np.ndarray, *r: np.ndarray) -> np.ndarray:
+    if not r:
+        return product_of(op, x, np.ones(1))
+    number = r[0].astype(np.float64) - op.r_zero
+    return product_of(
+        op,
+        x,
+        {
+            "times": lambda: number,
+            "over": lambda: 1 / number,
+            "root": lambda: 1 / np.sqrt(number + op.offset),
+        }[op.by](),
+    )
+
+
+def share_of(op: RowShare, x: np.ndarray) -> np.ndarray:
+    total = np.abs(x.astype(np.float64) - op.x_zero).sum(-1, keepdims=True)
+    return product_of(op, x, 1 / np.where(total == 0, 1, total))
+
+
+def norm_of(op: RowNorm, x: np.ndarray, r: np.ndarray) -> np.ndarray:
+    return product_of(op, x, 1 / number_of(op, r, op.of_zero))
 
 
 def paired_of(op: RowPair, x: np.ndarray, r: np.ndarray) -> np.ndarray:
@@ -114,14 +168,8 @@ def paired_of(op: RowPair, x: np.ndarray, r: np.ndarray) -> np.ndarray:
     return {"minimum": np.minimum, "maximum": np.maximum}.get(op.kind, np.divide)(a, b)
 
 
-def share_of(op: RowShare, x: np.ndarray) -> np.ndarray:
-    d = x.astype(np.float64) - op.x_zero
-    total = np.abs(d).sum(-1, keepdims=True)
-    return op.scale * d / np.where(total == 0, 1, total)
-
-
 EXACT: dict[type, Callable[..., np.ndarray]] = {
-    RowTotal: total_of, RowScale: scaled_of, RowShare: share_of, RowPair: paired_of,
+    RowTotal: total_of, RowScale: scaled_of, RowShare: share_of, RowPair: paired_of, RowNorm: norm_of,
 }  # fmt: skip
 
 
