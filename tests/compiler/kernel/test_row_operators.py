@@ -84,7 +84,11 @@ def random_norm(rng: Rng, most: int) -> RowNorm:
     shape = random_shape(rng, most)
     root = str(rng.choice(["", "root"]))
     total = str(rng.choice(["sum", "magnitudes", *(["spread", "squares"] if root else ["largest"])]))
-    unit = float(10.0 ** rng.uniform(-3, 3)) / shape[3] / (3000 if total in ("squares", "spread") else 60)
+    unit = (
+        float(10.0 ** rng.uniform(-3, 3))
+        / (1 if total == "largest" else shape[3])
+        / (3000 if total in ("squares", "spread") else 60)
+    )
     return RowNorm(
         name="norm", src=random_source(rng, "x", shape), dst=random_view(rng, "y", shape, "output"),
         of=random_source(rng, "r", shape), total=total, factor=unit,
