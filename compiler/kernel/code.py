@@ -93,7 +93,8 @@ class _Generator:
         self._rows_of([result])
         start = len(self.steps)
         self._put(result)
-        self.loops.append((start, len(self.steps) - 1))
+        if not self.rows.single:
+            self.loops.append((start, len(self.steps) - 1))
         given = _assign(self.steps, self.loops, self.rows)
         made = [_micro(step, given) for step in self.steps]
         for first, end in self.loops:
@@ -143,11 +144,20 @@ class _Generator:
         self._step(Op.SELECT, self._first(place), _Place("number", neutral), chosen)
         return _Place("register", chosen)
 
+    def _number(self, item: Expression) -> _Place:
+        """The first element of the current vector of a tensor, in each lane: the others count 0."""
+        index = self._new()
+        self._step(Op.INDEX, None, _ZERO, index)
+        self._step(Op.LT, _Place("register", index), _Place("number", 1), None)
+        alone = self._new()
+        self._step(Op.SELECT, _Place("memory", item.value), _ZERO, alone)
+        return self._over_lanes(item, _Place("register", alone))
+
     def _over_lanes(self, item: Expression, total: _Place) -> _Place:
         """The total of all lanes, in each of them."""
         for swap in range(1, (self.rows.lanes or self.n).bit_length()):
             combined = self._new()
-            operation = Op.ADD if item.kind == "sum" else Op.MAX
+            operation = Op.MAX if item.kind == "largest" else Op.ADD
             self._step(operation, total, total, combined, swap=swap)
             total = _Place("register", combined)
         return total
@@ -168,6 +178,8 @@ class _Generator:
             return _Place("memory", item.value & 7, bool(item.value >> 3))
         if item.kind == "known":
             return self._place(item.operands[0])
+        if id(item) not in self.places and item.kind == "number":
+            self.places[id(item)] = self._number(item)
         if id(item) not in self.places:
             number = self._new()
             self._compute(item, number)

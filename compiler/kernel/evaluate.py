@@ -14,7 +14,10 @@ _QUOTIENT = 65535
 
 
 def evaluate(rows: Rows, tensors: Sequence[np.ndarray]) -> np.ndarray:
-    """The stored result, int8, for int8 or int16 tensors (rows, columns); (1, columns) where all rows have the same."""
+    """The stored result, int8, for int8 or int16 tensors (rows, columns); (1, columns) where all rows have the same.
+
+    Tensors of which `Rows.number` is read, and results of `Rows.store_number`, are (rows, 1).
+    """
     known: dict[int, np.ndarray] = {}
 
     def value(item: Expression) -> np.ndarray:
@@ -23,7 +26,7 @@ def evaluate(rows: Rows, tensors: Sequence[np.ndarray]) -> np.ndarray:
         return known[id(item)]
 
     count = max(len(tensor) for tensor in tensors)
-    result = np.broadcast_to(value(rows.result[0]), (count, rows.columns))
+    result = np.broadcast_to(value(rows.result[0]), (count, 1 if rows.single else rows.columns))
     return np.clip(result, -128, 127).astype(np.int8)
 
 
@@ -33,6 +36,8 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         if tensors[item.value & 3].dtype == np.int16 and not item.value & 4:
             read >>= 8
         return read & 0xFF if item.value & 8 else read
+    if item.kind == "number":
+        return tensors[item.value][:, :1].astype(np.int64)
     if item.kind == "constant":
         return np.full((1, 1), item.value, np.int64)
     if item.kind == "multiply":

@@ -33,7 +33,7 @@ class Expression:
     """A number for each element of a row, or one for all of a row if not `varies`.
 
     `kind` is what makes it of `operands`, with `value` beside them: "read" (of tensor `value` & 3; & 4: its lower
-    byte, & 8: unsigned), "constant", "add",
+    byte, & 8: unsigned), "number" (the only element that tensor `value` has for a row), "constant", "add",
     "subtract", "multiply" (then shifted right by `value` and rounded half to even; by the exponent of the second
     operand, too, if that is a reciprocal), "shift" (to the left), "minimum", "maximum", "less" (a condition), "choose"
     (by a condition), "sum" and "largest" (over a row), "reciprocal" and "rsqrt", or "known", which is its operand.
@@ -139,13 +139,14 @@ class Rows:
     """What a kernel works on: rows of `columns` elements of `tensors` tensors.
 
     With `lanes`, a power of two, a vector has several rows beside each other, of so many of its elements each: sums and
-    maxima are over these and over the vectors.
+    maxima are over these and over the vectors. With `single` the result is one element for each row.
     """
 
     columns: int
     tensors: int
     lanes: int = 0
     result: list[Expression] = field(default_factory=list)
+    single: bool = False
 
     def read(self, tensor: int) -> Expression:
         """An int8 element of a tensor."""
@@ -155,6 +156,12 @@ class Rows:
         """An int16 element of a tensor, or what comes of adding it."""
         upper, lower = self._byte(tensor, 0, unsigned=False) << 8, self._byte(tensor, 1, unsigned=True)
         return upper + lower if added is None else added + upper + lower
+
+    def number(self, tensor: int) -> Expression:
+        """The int8 element of a tensor that has one for each row."""
+        _check(0 <= tensor < self.tensors, f"there is no tensor {tensor}: there are {self.tensors}")
+        _check(not self.lanes, "rows beside each other have no number of their own")
+        return Expression("number", (), -128, 127, False, tensor, _line())
 
     def _byte(self, tensor: int, vector: int, *, unsigned: bool) -> Expression:
         """A byte of an element: the upper one is in vector 0."""
@@ -179,6 +186,13 @@ class Rows:
         """The result: an element for each of the row, saturated to int8."""
         _check(not self.result, "a kernel stores one result")
         self.result.append(element)
+
+    def store_number(self, value: Expression) -> None:
+        """The result: one element for each row, saturated to int8."""
+        _check(not value.varies, "one element for a row is stored of what is one number for it")
+        _check(not self.lanes, "rows beside each other have no number of their own")
+        self.store(value)
+        self.single = True
 
 
 def constant(value: int) -> Expression:

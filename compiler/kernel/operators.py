@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -30,7 +30,9 @@ FINE = 6
 
 
 class RowOp(DeviceOp):
-    """An operator whose rows are the channels of a pixel."""
+    """An operator whose rows are the channels of a pixel. With `single` it has one result for each."""
+
+    single: ClassVar[bool] = False
 
     @property
     def vectors(self) -> tuple[np.ndarray, ...]:
@@ -49,8 +51,8 @@ class LayerNorm(RowOp):
 
     `epsilon` is in units of the squared input, `weight` and `bias` float64 (channels,); `scale`, 1 / the output's, is a
     factor of both. Without `centre` there is no mean, it is x less `x_zero`, and the mean square takes the place of the
-    variance. Means have 12 binary places, roots 14 bits, weights and biases 16: results are at most one off the
-    exact ones.
+    variance. With `least` epsilon is not added, but is the least that the variance counts as. Means have 12 binary
+    places, roots 14 bits, weights and biases 16: results are at most one off the exact ones.
     """
 
     name: str
@@ -65,6 +67,7 @@ class LayerNorm(RowOp):
     low: int = -128
     high: int = 127
     centre: bool = True
+    least: bool = False
 
     @property
     def vectors(self) -> tuple[np.ndarray, ...]:
@@ -105,27 +108,40 @@ class GroupNorm(LayerNorm):
 def _normalised(rows: Rows, op: LayerNorm) -> Expression:
     """The result of an element."""
     form, x = op.form, rows.read(0)
-    middle: Expression | int = op.x_zero
-    distance = (x << MEAN_PLACES) - (op.x_zero << MEAN_PLACES)
-    if op.centre:
-        # The nearest whole number, and what the sum is beside it: nothing, if all elements are the same.
-        total = rows.sum(x)
-        middle = total.scaled(1 / rows.columns).known(-128, 127)
-        rest = (total - _times(middle, rows.columns)).scaled((1 << MEAN_PLACES) / rows.columns)
-        rest = rest.known(-REST, REST)
-        distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
-    # Squares of whole numbers are exact; what the mean is off the middle is taken off their sum.
-    whole = x - middle
-    squares = rows.sum(whole.times(whole, max(0, -form.places)), high=form.squares)
-    total = squares << max(0, form.places)
-    if op.centre:
-        total = total - rest.times(rest).scaled(rows.columns * 2.0 ** (form.places - 2 * MEAN_PLACES))
-    root = (total + _number(form.added)).rsqrt()
+    middle, rest = middle_of(rows, x) if op.centre else (op.x_zero, 0)
+    distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
+    total = spread_of(rows, x, (middle, rest), form.places, form.squares)
+    added = whole_number(form.added)
+    root = (total.maximum(added) if op.least else total + added).rsqrt()
     normal = distance.over(root, form.normal_places, FACTOR - 1)
     result = rows.wide(2, rows.wide(1).times(normal, form.product_shift)).times(1, FINE)
     if op.low > -128:
         result = result.maximum(op.low)
     return result.minimum(op.high) if op.high < 127 else result
+
+
+def middle_of(rows: Rows, x: Expression) -> tuple[Expression, Expression]:
+    """The mean of a row: the nearest whole number, and what the mean is beside it, with `MEAN_PLACES`: nothing, if all
+    elements are the same."""
+    total = rows.sum(x)
+    middle = total.scaled(1 / rows.columns).known(-128, 127)
+    rest = (total - _times(middle, rows.columns)).scaled((1 << MEAN_PLACES) / rows.columns)
+    return middle, rest.known(-REST, REST)
+
+
+def spread_of(
+    rows: Rows, x: Expression, mean: tuple[Expression | int, Expression | int], places: int, most: int
+) -> Expression:
+    """The sum of squared distances from a mean, with `places`; at most `most` without them.
+
+    Squares of whole numbers are exact; what the mean is off the middle is taken off their sum.
+    """
+    middle, rest = mean
+    whole = x - middle
+    total = rows.sum(whole.times(whole, max(0, -places)), high=most) << max(0, places)
+    if isinstance(rest, Expression):
+        total = total - rest.times(rest).scaled(rows.columns * 2.0 ** (places - 2 * MEAN_PLACES))
+    return total
 
 
 def _times(value: Expression, number: int) -> Expression:
@@ -167,8 +183,8 @@ class RowFunction(RowOp):
         return rows
 
 
-def _number(value: int) -> Expression | int:
-    """A number of 31 bits, of which those beyond 24 are rounded away."""
+def whole_number(value: int) -> Expression | int:
+    """A number of 31 bits above zero, of which those beyond 24 are rounded away."""
     return value if value < IMMEDIATE else constant(min((value + 128) >> 8, IMMEDIATE - 1)) << 8
 
 

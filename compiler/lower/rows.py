@@ -9,7 +9,7 @@ import numpy as np
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.operators import GroupNorm, RowOp
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
-from weft.compiler.machine.memory import Ring
+from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.row_plan import RowPlan
 from weft.compiler.plan.site import Site
@@ -98,9 +98,14 @@ class _RowLowering:
     def __init__(self, op: RowOp, site: Site, tile: RowPlan, emit: Emitter) -> None:
         self.op, self.tile, self.emit, self.config = op, tile, emit, site.config
         self.sources, self.dst, self.layer = site.sources, site.dst, emit.layer
-        size, slots = tile.rows * tile.vectors, tile.slots
+        slots, n = tile.slots, site.config.n
         self.constants = site.config.scratchpad_size - BYTES * len(op.vectors) * tile.vectors
-        self.inputs = [Ring(index * slots * size, size, slots) for index in range(len(site.sources))]
+        self.vectors = [ceil_div(tensor.c, n) for tensor in (*self.sources, self.dst)]
+        at, self.inputs = 0, []
+        for vectors in self.vectors[:-1]:
+            self.inputs.append(Ring(at, tile.rows * vectors, slots))
+            at += slots * tile.rows * vectors
+        size = tile.rows * self.vectors[-1]
         self.outputs = Ring(self.constants - slots * size, size, slots)
 
     def tasks(self) -> Iterator[Task]:
@@ -116,28 +121,39 @@ class _RowLowering:
                     yield from self._tile(image, box, ops, start)
 
     def _tile(self, image: int, box: Box, ops: tuple[MicroOp, ...], start: int) -> Iterator[Task]:
-        vectors, rows, channels = self.tile.vectors, box.w, (0, self.dst.c)
+        rows, (*counts, stored) = box.w, self.vectors
         places = []
-        for ring, source in zip(self.inputs, self.sources, strict=True):
-            place, _ = ring.get((image, box))
-            yield from self.emit.load_box(source, image, box, channels, place, vectors, 0)
-            places.append(place)
+        for ring, source, count in zip(self.inputs, self.sources, counts, strict=True):
+            part = _repeated(source, image, box)
+            place, held = ring.get(part)
+            if not held:
+                yield from self.emit.load_box(source, *part, (0, source.c), place, count, 0)
+            # Rows that read the same one, or columns that read the same vector.
+            places.append((place, count if part[1].w > 1 else 0, 1 if count > 1 else 0))
         out, _ = self.outputs.get((image, box))
-        fields = {"src": places[0], "src_oy": vectors, "src_ox": 1}
-        moving = [(place, vectors, 1) for place in places[1:]]
+        (first, row, column), *moving = places
+        fields = {"src": first, "src_oy": row, "src_ox": column}
         fixed = [
-            (self.constants + BYTES * index * vectors, 0, BYTES) for index in range(len(self.op.vectors))
+            (self.constants + BYTES * index * self.tile.vectors, 0, BYTES)
+            for index in range(len(self.op.vectors))
         ]
         for name, (place, row, column) in zip(_NAMES, [*moving, *fixed], strict=False):
             fields |= {f"with_{name}": 1, name: place, f"{name}_oy": row, f"{name}_ox": column}
-            fields |= {f"{name}_vectors": column}
+            fields |= {f"{name}_vectors": max(1, column)}
+        vectors, columns = self.tile.vectors, max(self.sources[0].c, self.dst.c)
         yield Task(
             Kernel(
-                source=Source.SCRATCHPAD, start=start, oy=rows, ox=vectors, tail=self.dst.c % self.config.n,
-                dst=out, dst_oy=vectors, dst_ox=1, **fields,
+                source=Source.SCRATCHPAD, start=start, oy=rows, ox=vectors, tail=columns % self.config.n,
+                dst=out, dst_oy=stored, dst_ox=1 if stored > 1 else 0, **fields,
             ),
             self.layer,
             kernel_cycles(ops, rows, vectors, self.config),
             paces=True,
         )  # fmt: skip
-        yield from self.emit.store_box(self.dst, image, box, channels, out, vectors)
+        yield from self.emit.store_box(self.dst, image, box, (0, self.dst.c), out, stored)
+
+
+def _repeated(source: TensorRef, image: int, box: Box) -> tuple[int, Box]:
+    """The image and the pixels of it that a source has for those of the result: it may have one for all of them."""
+    row, column = (0 if source.h == 1 else box.y), (0 if source.w == 1 else box.x)
+    return (image if source.n > 1 else 0), Box(row, column, 1, 1 if source.w == 1 else box.w)

@@ -94,6 +94,12 @@ def multipliers(context: NodeContext) -> str | None:
     return None if context.model.config.multiply else ""
 
 
+def kernel_engine(context: NodeContext) -> str | None:
+    """The configuration must have a kernel engine ('kernel' 32 or more)."""
+    size = context.model.config.kernel
+    return None if size >= 32 else f"'kernel' is {size}"
+
+
 def normalised_axis(context: NodeContext) -> int | None:
     """The single axis a Softmax normalises over; before opset 13 it is all from `axis` on."""
     shape = context.shape()

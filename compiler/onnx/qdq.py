@@ -180,7 +180,46 @@ class Undefined:
     scores: Scores
 
 
-Symbol = Tensor | Activation | Constant | Pending | Scores | Probabilities | Undefined | None
+@dataclass(frozen=True, eq=False)
+class RowElements:
+    """What a value of `shape` is less its mean over `axes`, or with `squared` the square of it. `nodes` made it."""
+
+    source: Activation
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    nodes: tuple[int, ...]
+    squared: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RowNumber:
+    """One number for the elements along `axes` of a value of `shape`: ``gain * root(max(factor * total + offset,
+    least))``, where `total` and `root` are as `RowTotal` has them, of the integers of `source`."""
+
+    source: Activation
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    nodes: tuple[int, ...]
+    total: str
+    factor: float
+    offset: float = 0.0
+    root: str = ""
+    least: float = 0.0
+    gain: float = 1.0
+
+
+Symbol = (
+    Tensor
+    | Activation
+    | Constant
+    | Pending
+    | Scores
+    | Probabilities
+    | Undefined
+    | RowElements
+    | RowNumber
+    | None
+)
 """What is known of a value; None for one that the host computes."""
 
 
@@ -205,6 +244,11 @@ class Results:
 
 Join = Callable[[Quant, str, tuple[int, int]], tuple[DeviceOp, ...]]
 """The operators that make a result: for its parameters, the name of its buffer, and the range that it is clamped to."""
+
+
+def unfolded(symbol: Symbol) -> Symbol:
+    """The same, but a constant of 8 bits with one scale as an activation, which the host writes into a buffer."""
+    return symbol.activation or symbol if isinstance(symbol, Constant) else symbol
 
 
 def result(shape: tuple[int, int, int, int]) -> View:

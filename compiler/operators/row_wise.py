@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from weft.compiler.ir.graph import IrError
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.operators import RowOp
@@ -22,26 +23,40 @@ from weft.hdl.isa.config import Config
 
 
 def shape(op: RowOp) -> Shape4:
-    return op.sources[0].shape
+    """The rows of the first source, which others may repeat, with as many results each as the kernel has."""
+    full = op.sources[0].shape
+    for view in op.sources[1:]:
+        fits = all(size in (1, most) for size, most in zip(view.shape[:3], full[:3], strict=True))
+        if not fits or view.shape[3] not in (1, full[3]):
+            raise IrError(f"{op.name}: rows of {view.shape} beside those of {full}")
+    return (*full[:3], 1 if op.single else full[3])
 
 
 def evaluate_rows(op: RowOp, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    channels = op.dst.shape[3]
-    tensors = [*(tensor.reshape(-1, channels) for tensor in given), *(vector[None] for vector in op.vectors)]
-    return evaluate(op.rows(), tensors).reshape(op.dst.shape)
+    pixels = op.dst.shape[:3]
+    spread = (np.broadcast_to(tensor, (*pixels, tensor.shape[3])) for tensor in given)
+    tensors = [tensor.reshape(-1, tensor.shape[3]) for tensor in spread]
+    return evaluate(op.rows(), [*tensors, *(vector[None] for vector in op.vectors)]).reshape(op.dst.shape)
 
 
 def plan(op: RowOp, site: Site, choose: Chooser) -> RowPlan | None:
-    return row_plan.plan(site.flattened(), BYTES * len(op.vectors))
+    return row_plan.plan(_flattened(site), BYTES * len(op.vectors))
 
 
 def lower(op: RowOp, site: Site, emit: Emitter) -> Iterator[Task]:
-    return lower_rows(op, site.flattened(), op.plan, emit)
+    return lower_rows(op, _flattened(site), op.plan, emit)
+
+
+def _flattened(site: Site) -> Site:
+    """All rows as one, unless some are repeated."""
+    pixels = {(tensor.n, tensor.h, tensor.w) for tensor in (*site.sources, site.dst)}
+    return site.flattened() if len(pixels) == 1 else site
 
 
 def cost(op: RowOp, plan: RowPlan | None, config: Config) -> Cost:
-    n, h, w, c = op.dst.shape
-    moved = prod(op.dst.shape) * (1 + len(op.sources))
+    n, h, w, _ = op.dst.shape
+    c = op.sources[0].shape[3]
+    moved = prod(op.dst.shape) + sum(prod(view.shape) for view in op.sources)
     cycles = kernel_cycles(generate(op.rows(), config.n), n * h * w, ceil_div(c, config.n), config)
     return Cost(*vector_plan.cycles(op, config, cycles, moved))
 

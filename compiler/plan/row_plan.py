@@ -24,12 +24,13 @@ class RowPlan:
 def plan(site: Site, constants: int) -> RowPlan | None:
     """As many rows as fit three times, else twice, else once, beside `constants` vectors for each one of a row; a few
     strips of the engine at least, if that many fit. None if not even one row fits."""
-    vectors = ceil_div(site.dst.c, site.config.n)
+    counts = [ceil_div(tensor.c, site.config.n) for tensor in (*site.sources, site.dst)]
+    vectors = max(counts)
     room = site.config.scratchpad_size - constants * vectors
     if vectors > min(COUNT_MAX, STRIDE_MAX):
         return None
     for slots in (3, 2, 1):
-        rows = min(room // (slots * (1 + len(site.sources)) * vectors), site.dst.w, COUNT_MAX)
+        rows = min(room // (slots * sum(counts)), site.dst.w, COUNT_MAX)
         if rows >= min(site.dst.w, 16) or (slots == 1 and rows >= 1):
             return RowPlan(max(1, min(rows, max(16, _MOST // vectors))), vectors, slots)
     return None

@@ -10,10 +10,9 @@ from weft.compiler.ir.layout import spatial
 from weft.compiler.kernel.operators import GroupNorm
 from weft.compiler.lower.rows import BYTES
 from weft.compiler.machine.limits import COUNT_MAX
-from weft.compiler.onnx.conditions import arranged, image_order, input_quantised
+from weft.compiler.onnx.conditions import arranged, image_order, input_quantised, kernel_engine
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.operators.layer_normalization import kernel_engine
 from weft.compiler.onnx.qdq import Pending, result
 
 _EPSILON = 1e-5

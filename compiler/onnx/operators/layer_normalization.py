@@ -11,7 +11,7 @@ from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.lower.rows import BYTES
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import PITCH_MAX
-from weft.compiler.onnx.conditions import activation, input_quantised
+from weft.compiler.onnx.conditions import activation, input_quantised, kernel_engine
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Pending, Tensor, result
@@ -19,12 +19,6 @@ from weft.compiler.onnx.reorder import placed
 
 _EPSILON = 1e-5
 """What ONNX takes for epsilon if a node has none."""
-
-
-def kernel_engine(context: NodeContext) -> str | None:
-    """The configuration must have a kernel engine ('kernel' 32 or more)."""
-    size = context.model.config.kernel
-    return None if size >= 32 else f"'kernel' is {size}"
 
 
 def normal_constants(context: NodeContext) -> str | None:

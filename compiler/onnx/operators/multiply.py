@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 
 from weft.compiler.ir.graph import Multiply
-from weft.compiler.onnx.channels import channel_operands, same_order, scaling
+from weft.compiler.onnx.channels import channel_operands, paired, same_order, scaling
 from weft.compiler.onnx.conditions import multipliers
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.convolutions import with_constant
 from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.operators.normalised_rows import scales_rows
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, result
 from weft.compiler.onnx.repeats import Operands, operands
 
@@ -22,7 +23,7 @@ def multipliable(context: NodeContext) -> str | None:
 
 
 def _two(context: NodeContext) -> bool:
-    return all(isinstance(symbol, Activation) for symbol in context.symbols)
+    return all(isinstance(symbol, Activation) for symbol in paired(context)) and not scales_rows(context)
 
 
 def pairs(context: NodeContext) -> str | None:

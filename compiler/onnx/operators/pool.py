@@ -65,14 +65,14 @@ def window_size(context: NodeContext) -> str | None:
     return None if math.prod(kernel) <= ELEMENTS else f"the window is {kernel}"
 
 
-def mean_axes(context: NodeContext) -> str | None:
-    """ReduceMean must be over both spatial dimensions of (N, C, H, W), or the rows of (N, rows, C); axes constant."""
-    axes = reduced_axes(context)
-    return None if axes == {4: (2, 3), 3: (1,)}.get(len(context.shape())) else f"axes are {axes}"
+def pooled_axes(context: NodeContext) -> bool:
+    """Whether a mean is over both spatial dimensions of (N, C, H, W), or the rows of (N, rows, C)."""
+    pooled = {4: (2, 3), 3: (1,)}.get(len(context.shape()))
+    return context.node.op == "ReduceMean" and reduced_axes(context) == pooled
 
 
 def mean_order(context: NodeContext) -> str | None:
-    """The input of ReduceMean must be in the device's order, or be brought into it by at most 256 copies."""
+    """What ReduceMean takes over pixels must be in the device's order, or be brought into it by at most 256 copies."""
     good = placed(activation(context).tensor, natural(context.shape())) is not None
     return None if good else f"input {context.node.inputs[0]!r}"
 
@@ -162,5 +162,5 @@ OPERATORS = (
         ("GlobalAveragePool", "GlobalMaxPool"), (image, input_quantised, image_order, window_size), whole
     ),
     Operator(("MaxPool",), (*_WINDOW, pool_values), pool),
-    Operator(("ReduceMean",), (input_quantised, mean_axes, mean_order, window_size), rows),
+    Operator(("ReduceMean",), (mean_order, window_size), rows),
 )

@@ -11,7 +11,7 @@ from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.conditions import image_order, input_quantised
+from weft.compiler.onnx.conditions import image_order, input_quantised, kernel_engine
 from weft.compiler.onnx.operators.group_normalization import (
     OPERATORS,
     group_constants,
@@ -19,7 +19,6 @@ from weft.compiler.onnx.operators.group_normalization import (
     group_pixels,
     group_size,
 )
-from weft.compiler.onnx.operators.layer_normalization import kernel_engine
 
 
 def model_of(rng: np.random.Generator, op: str) -> tuple[onnx.ModelProto, float]:

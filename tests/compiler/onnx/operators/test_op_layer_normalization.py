@@ -11,10 +11,9 @@ from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.conditions import input_quantised
+from weft.compiler.onnx.conditions import input_quantised, kernel_engine
 from weft.compiler.onnx.operators.layer_normalization import (
     OPERATORS,
-    kernel_engine,
     normal_axes,
     normal_constants,
     normal_length,

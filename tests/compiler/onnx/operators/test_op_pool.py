@@ -16,7 +16,6 @@ from weft.compiler.onnx.operators.pool import (
     OPERATORS,
     ceil_average,
     depth_counted,
-    mean_axes,
     mean_order,
     pool_values,
     window_size,
@@ -88,9 +87,6 @@ CASES: dict[str, Case] = {
         "AveragePool",
         ceil_average,
     ),
-    "mean over channels": (lambda: mean([1]), "ReduceMean", mean_axes),
-    "mean of a matrix": (lambda: mean([1], (2, 3)), "ReduceMean", mean_axes),
-    "mean over features": (lambda: mean([2], (2, 3, 4)), "ReduceMean", mean_axes),
 }
 
 

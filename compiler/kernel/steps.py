@@ -1,0 +1,142 @@
+"""Fixed-point arithmetic of kernels: values in steps of an int8 result, quotients, and totals of rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from weft.compiler.kernel.expressions import (
+    FACTOR,
+    IMMEDIATE,
+    RECIPROCAL_PLACES,
+    WORD,
+    Expression,
+    Rows,
+    constant,
+)
+from weft.compiler.kernel.operators import FINE, middle_of, spread_of, whole_number
+
+_SATURATED_BITS = 9
+SATURATED = 1 << _SATURATED_BITS
+"""Steps that are beyond every int8, whatever the zero point."""
+OFFSET = 1 << 12
+"""Most steps that a sum may be shifted by."""
+
+
+class Total(Protocol):
+    """What of an operator tells a total of rows: see `RowTotal`."""
+
+    @property
+    def total(self) -> str: ...
+    @property
+    def factor(self) -> float: ...
+    @property
+    def offset(self) -> float: ...
+    @property
+    def root(self) -> str: ...
+    @property
+    def least(self) -> float: ...
+
+
+class Clamped(Protocol):
+    """An operator whose results are clamped."""
+
+    low: int
+    high: int
+
+
+def total_of(rows: Rows, x: Expression, zero: int, op: Total) -> tuple[Expression, int]:
+    """The total of the elements `x` less `zero`, and its binary places: as many as there is room for if its root is
+    taken."""
+    if op.total not in ("squares", "spread"):
+        distance = x - zero
+        total = {
+            "sum": lambda: rows.sum(x) - exact(rows.columns * zero),
+            "magnitudes": lambda: rows.sum(distance.maximum(0 - distance)),
+            "largest": lambda: rows.largest(x) - zero,
+            "smallest": lambda: 0 - zero - rows.largest(0 - x),
+        }[op.total]()
+        places = _places(op, max(-total.low, total.high)) if op.root else 0
+        return total << places, places
+    centred = op.total == "spread"
+    most = rows.columns * (127.5**2 + 0.25 if centred else 255.0**2)
+    places = _places(op, most)
+    mean = middle_of(rows, x) if centred else (zero, 0)
+    ceiling = math.ceil(most) if places >= 0 else math.ceil(math.ldexp(most, places)) + rows.columns
+    return spread_of(rows, x, mean, places, ceiling), places
+
+
+def _places(op: Total, most: float) -> int:
+    """The binary places of a total of at most `most`, so that what is added to it still fits."""
+    added = max(op.offset, op.least) / op.factor if op.root else 0.0
+    return min(16 if op.root else 0, math.floor(30.9 - math.log2(most + added)))
+
+
+def positive(total: Expression, unit: float, op: Total) -> Expression:
+    """What a root is taken of, in steps of `unit`."""
+    added, least = (math.ceil(value / unit) for value in (op.offset, op.least))
+    return (total + _bounded(added)).maximum(_bounded(least))
+
+
+def quotient(
+    value: Expression,
+    divisor: Expression,
+    reciprocal: Expression,
+    scale: float,
+    weight: Expression | None = None,
+) -> Expression:
+    """``value / divisor * scale`` with `FINE` places, for the reciprocal of the divisor or of its root; with a weight,
+    of which 1 is ``2**15``, times that. A division by 0 is endless, and 0 by 0 the least."""
+    most = SATURATED if weight is None else WEIGHTED
+    places = min(max(math.frexp(scale)[1] + 10, 0), RECIPROCAL_PLACES)
+    made = steps(value.over(reciprocal, places, WORD - 1), math.ldexp(scale, -places), 0, most)
+    if weight is not None:
+        made = made.times(weight, WEIGHT_PLACES)
+    if divisor.low > 0:
+        return made
+    room = max(0, max(-value.low, value.high).bit_length() + WEIGHT_PLACES - 31)
+    sign = value if weight is None else value.times(weight, room)
+    endless = (sign.minimum(1).maximum(0) << _SATURATED_BITS + FINE + 1) - (SATURATED << FINE)
+    size = divisor.maximum(0 - divisor) if divisor.low < 0 else divisor
+    return (size < 1).choose(endless, made)
+
+
+WEIGHTED = 1 << 20
+"""Steps that saturate what is multiplied with a weight of at most 1."""
+WEIGHT_PLACES = 15
+
+
+def steps(value: Expression, factor: float, offset: float, most: int = SATURATED) -> Expression:
+    """``value * factor + offset`` with `FINE` places; what is certainly beyond `most` is saturated."""
+    limit = math.ceil(min((most + abs(offset)) / max(abs(factor), 2.0**-40), WORD - 1))
+    limit = (limit + 255) & ~255 if limit >= IMMEDIATE else limit
+    if limit < max(-value.low, value.high):
+        value = value.minimum(whole_number(limit)).maximum(exact(-limit))
+    # With a larger factor all values but 0 are beyond.
+    factor = math.copysign(min(abs(factor), FACTOR / (2 << FINE)), factor)
+    return shifted(value.scaled(math.ldexp(factor, FINE)), offset)
+
+
+def shifted(value: Expression, offset: float) -> Expression:
+    """Steps with `FINE` places plus an offset."""
+    return value + round(math.ldexp(min(max(offset, -OFFSET), OFFSET), FINE)) if offset else value
+
+
+def rounded(value: Expression, op: Clamped) -> Expression:
+    """The result of steps with `FINE` places."""
+    result = value.times(1, FINE)
+    if op.low > -128:
+        result = result.maximum(op.low)
+    return result.minimum(op.high) if op.high < 127 else result
+
+
+def exact(value: int) -> Expression | int:
+    """Any number of 31 bits as an operand."""
+    if -IMMEDIATE <= value < IMMEDIATE:
+        return value
+    return (constant(value >> 12) << 12) + (value & 0xFFF)
+
+
+def _bounded(value: int) -> Expression | int:
+    """A number above zero as an operand; those beyond 24 bits lose bits that do not count."""
+    return whole_number(min(value, WORD - 256))

@@ -1,0 +1,379 @@
+"""Normalisations that a model writes out in operators: LayerNormalization, RMSNormalization, and division by norms.
+
+What is rounded to 8 bits in between is followed: a Q/DQ pair ends an operator of the device, and what comes behind it
+reads what it made. So a mean square that the model quantises is a tensor of one channel, and the elements are scaled by
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.ir.layout import Layout
+from weft.compiler.kernel.operators import LayerNorm
+from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
+from weft.compiler.onnx.conditions import activation, input_quantised, kernel_engine
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.operators.quantise import per_tensor
+from weft.compiler.onnx.operators.reductions import positive
+from weft.compiler.onnx.qdq import (
+    Activation,
+    Pending,
+    Recipe,
+    RowElements,
+    RowNumber,
+    Tensor,
+    finish,
+    parameters,
+    result,
+)
+from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.repeats import operands
+from weft.compiler.onnx.row_forms import Divisor, Placed, along, divisor_of, repeats, rows_of, same
+
+MOST_OFFSET = 1024
+"""Most steps that what is under a root may be off its zero point."""
+
+
+def row_mean(context: NodeContext) -> str | None:
+    """What is taken off an activation must be its own mean."""
+    x, mean = context.symbols
+    if not (isinstance(x, Activation) and isinstance(mean, RowNumber)):
+        return f"inputs are {context.inputs}"
+    whole = math.prod(mean.shape[axis] for axis in mean.axes)
+    plain = (mean.total, mean.offset, mean.root, mean.least, mean.gain) == ("sum", 0.0, "", 0.0, 1.0)
+    plain = plain and math.isclose(mean.factor * whole, x.quant.scale, rel_tol=1e-4)
+    good = plain and same(x, mean.source) and context.shape(0) == mean.shape == context.output
+    fits = good and repeats(context.shape(1), mean.shape, mean.axes)
+    return None if fits else f"input {context.node.inputs[1]!r} is not"
+
+
+def centred(context: NodeContext) -> RowElements:
+    """Distances from the mean."""
+    x, mean = context.symbols
+    assert isinstance(x, Activation)
+    assert isinstance(mean, RowNumber)
+    return RowElements(x, mean.shape, mean.axes, (*mean.nodes, context.node.index))
+
+
+def row_square(context: NodeContext) -> str | None:
+    """Distances from a mean may be squared, and divided."""
+    symbol, power = context.symbol(0), context.floats(1)
+    assert isinstance(symbol, RowElements)
+    if symbol.squared:
+        good = False
+    elif context.node.op == "Pow":
+        good = power is not None and power.size == 1 and float(power.reshape(-1)[0]) == 2
+    else:
+        good = context.node.op == "Mul" and context.symbol(1) is symbol
+    return None if good and context.output == symbol.shape else f"inputs are {context.inputs}"
+
+
+def squared(context: NodeContext) -> RowElements:
+    """Their squares."""
+    symbol = context.symbol(0)
+    assert isinstance(symbol, RowElements)
+    return dataclasses.replace(symbol, nodes=(*symbol.nodes, context.node.index), squared=True)
+
+
+def row_norm(context: NodeContext) -> str | None:
+    """A row must be divided by a total of its own or of another value's rows, or by the root of one."""
+    return None if _normal(context) is not None else f"inputs are {context.inputs}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parts:
+    """The elements that a Mul or Div node changes: of an activation, less its mean if `centre`."""
+
+    source: Activation
+    shape: tuple[int, ...]
+    centre: bool
+    nodes: tuple[int, ...]
+    axes: tuple[int, ...] | None
+
+
+def _parts(context: NodeContext, index: int) -> _Parts | None:
+    symbol = context.symbol(index)
+    if isinstance(symbol, Activation):
+        return _Parts(symbol, context.shape(index), False, (), None)
+    if isinstance(symbol, RowElements) and not symbol.squared:
+        return _Parts(symbol.source, symbol.shape, True, symbol.nodes, symbol.axes)
+    return None
+
+
+def _sides(context: NodeContext) -> tuple[tuple[int, int], ...]:
+    """(elements, number) by input, as they may be."""
+    return ((0, 1),) if context.node.op == "Div" else ((0, 1), (1, 0))
+
+
+def _normal(context: NodeContext) -> tuple[_Parts, RowNumber, Placed] | None:
+    """The elements, and the number that divides them."""
+    wanted = "root" if context.node.op == "Div" else "inverse"
+    for at, other in _sides(context):
+        parts, number = _parts(context, at), context.symbol(other)
+        if parts is None or not isinstance(number, RowNumber):
+            continue
+        if parts.axes not in (None, number.axes) or (parts.shape, context.output) != (
+            number.shape,
+            number.shape,
+        ):
+            continue
+        shape = context.shape(other)
+        if shape != parts.shape and not repeats(shape, parts.shape, number.axes):
+            continue
+        plain = wanted == "root" and not number.root and not number.least and _divides_plainly(number)
+        if not (number.root == wanted or plain or _is_share(parts, number)) or number.gain <= 0:
+            continue
+        found = rows_of(parts.source.tensor, parts.shape, number.axes)
+        return None if found is None else (parts, number, found)
+    return None
+
+
+def normalise(context: NodeContext) -> Pending:
+    """The device's LayerNorm, or a share."""
+    found = _normal(context)
+    assert found is not None
+    parts, number, (tensor, layout, _) = found
+    quant, count, tensors = parts.source.quant, layout.nhwc[3], (tensor,)
+    views: dict[str, Any] = {"name": context.node.name, "src": tensor.view(), "dst": result(layout.nhwc)}
+    fields = views | {"x_zero": quant.zero, "centre": parts.centre}
+    gain = quant.scale * (1 / number.gain if context.node.op == "Div" else number.gain)
+    op: LayerNorm | RowProduct
+    if context.node.op == "Div" and _is_share(parts, number):
+        op = RowShare(**fields, gain=gain / number.factor)
+    elif _own_norm(parts, number):
+        unit, added = number.factor * count, max(number.offset, number.least)
+        weight = np.full(count, gain / math.sqrt(unit))
+        op = LayerNorm(
+            **fields, weight=weight, bias=np.zeros(count), epsilon=added / unit, least=number.least > 0
+        )
+    else:
+        of = rows_of(number.source.tensor, number.shape, number.axes)
+        assert of is not None
+        tensors = (tensor, of.tensor)
+        op = RowNorm(
+            **fields, gain=gain, of=of.tensor.view(), total=number.total, factor=number.factor, offset=number.offset,
+            root=number.root and "root", least=number.least, of_zero=number.source.quant.zero,
+        )  # fmt: skip
+    nodes = (*parts.nodes, *number.nodes, context.node.index)
+    return Pending((op,), layout, tensors, tuple(dict.fromkeys(nodes)))
+
+
+def _divides_plainly(number: RowNumber) -> bool:
+    """Whether a total divides as it is: what is added only keeps it from being 0."""
+    return number.total in ("sum", "magnitudes", "largest") and (
+        not number.offset or (positive(number) and number.offset <= number.factor / 64)
+    )
+
+
+def _is_share(parts: _Parts, number: RowNumber) -> bool:
+    """Whether a number is the sum of the elements' magnitudes. Where that is 0 so are they, and no bound matters."""
+    own = number.total == "magnitudes" and not number.root and same(parts.source, number.source)
+    return own and not parts.centre and not number.offset and number.least <= number.factor
+
+
+def _own_norm(parts: _Parts, number: RowNumber) -> bool:
+    """Whether the elements are divided by their own norm."""
+    kind = number.total == ("spread" if parts.centre else "squares") and number.root
+    return bool(kind) and same(parts.source, number.source) and not (number.offset and number.least)
+
+
+def row_factor(context: NodeContext) -> str | None:
+    """A row may be multiplied or divided by a number of its own, which is quantised, or the root of what is."""
+    return None if _factor(context) is not None else f"inputs are {context.inputs}"
+
+
+def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Placed, Tensor] | None:
+    """The elements and their number, both as rows."""
+    for at, other in _sides(context):
+        parts = _parts(context, at)
+        shape = context.shape(other)
+        if parts is None or parts.shape != context.output or len(shape) > len(parts.shape):
+            continue
+        padded = (1,) * (len(parts.shape) - len(shape)) + shape
+        axes = tuple(axis for axis, size in enumerate(padded) if size == 1 < parts.shape[axis])
+        axes = axes if parts.axes is None else parts.axes
+        if not axes or not repeats(shape, parts.shape, axes):
+            continue
+        divisor = divisor_of(context, other, divides=context.node.op == "Div")
+        if divisor is None or divisor.offset > MOST_OFFSET:
+            continue
+        found = rows_of(parts.source.tensor, parts.shape, axes)
+        if found is None:
+            continue
+        rest = tuple(range(len(padded)))
+        number = placed(divisor.tensor, Layout(padded, rest, (*found.layout.nhwc[:3], 1)))
+        return None if number is None else (parts, divisor, found, number)
+    return None
+
+
+def scale(context: NodeContext) -> Pending:
+    """The device's RowScale."""
+    known = _factor(context)
+    assert known is not None
+    parts, divisor, (tensor, layout, _), number = known
+    quant = parts.source.quant
+    op = RowScale(
+        name=context.node.name, src=tensor.view(), dst=result(layout.nhwc), gain=quant.scale * divisor.gain,
+        x_zero=quant.zero, centre=parts.centre, number=number.view(), by=divisor.by, offset=divisor.offset,
+        r_zero=divisor.zero,
+    )  # fmt: skip
+    nodes = (*parts.nodes, *divisor.nodes, context.node.index)
+    return Pending((op,), layout, (tensor, number), tuple(dict.fromkeys(nodes)))
+
+
+def elements_plain(context: NodeContext) -> str | None:
+    """Distances from a mean that are quantised must not be squares."""
+    symbol = context.symbol(0)
+    assert isinstance(symbol, RowElements)
+    found = None if symbol.squared else rows_of(symbol.source.tensor, symbol.shape, symbol.axes)
+    return None if found is not None else f"input {context.node.inputs[0]!r} is"
+
+
+def distances(context: NodeContext) -> Recipe:
+    """The device's RowScale, without a number."""
+    symbol, node = context.symbol(0), context.node
+    assert isinstance(symbol, RowElements)
+    found = rows_of(symbol.source.tensor, symbol.shape, symbol.axes)
+    quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
+    assert found is not None
+    assert quant is not None
+    tensor, layout, _ = found
+    op = RowScale(
+        name=node.name,
+        src=tensor.view(),
+        dst=result(layout.nhwc),
+        gain=symbol.source.quant.scale,
+        centre=True,
+    )
+    return finish(Pending((op,), layout, (tensor,), symbol.nodes), node.outputs[0], quant, node)
+
+
+def normal_affine(context: NodeContext) -> str | None:
+    """A normalisation may be multiplied with a finite constant, and one added, the same for all rows."""
+    return None if _constant(context) is not None else f"inputs are {context.inputs}"
+
+
+def _constant(context: NodeContext) -> tuple[Pending, np.ndarray] | None:
+    """The normalisation and the constant for each of its elements."""
+    for at in (0, 1):
+        pending, floats = context.symbol(at), context.floats(1 - at)
+        if not isinstance(pending, Pending) or floats is None or not np.isfinite(floats).all():
+            continue
+        layout = pending.layout
+        if layout.shape != context.output or (pending.low, pending.high) != (-math.inf, math.inf):
+            continue
+        count, axes = 1, []
+        for axis in layout.perm[::-1]:
+            if count < layout.nhwc[3]:
+                axes.insert(0, axis)
+                count *= layout.shape[axis]
+        values = along(floats, layout.shape, tuple(axes))
+        return None if values is None else (pending, values)
+    return None
+
+
+def affine(context: NodeContext) -> Pending:
+    """With other weights or biases."""
+    found = _constant(context)
+    assert found is not None
+    pending, values = found
+    (op,) = pending.ops
+    assert isinstance(op, LayerNorm | RowProduct)
+    weight = np.ones(len(values)) if op.weight is None else op.weight
+    bias = np.zeros(len(values)) if op.bias is None else op.bias
+    if context.node.op == "Mul":
+        op = op.replace(weight=weight * values, bias=bias * values)
+    else:
+        op = op.replace(weight=weight, bias=bias + values)
+    return dataclasses.replace(pending, ops=(op,), nodes=(*pending.nodes, context.node.index))
+
+
+def norm_order(context: NodeContext) -> str | None:
+    """LpNormalization must be along the channels on the device, or an axis that at most 256 copies bring there."""
+    return None if _along_axis(context) is not None else f"axis is {context.attribute('axis', -1)}"
+
+
+def _along_axis(context: NodeContext) -> Placed | None:
+    axis = int(context.node.attributes.get("axis", -1)) % len(context.shape())
+    return rows_of(activation(context).tensor, context.shape(), (axis,))
+
+
+def norm_length(context: NodeContext) -> str | None:
+    """A row of LpNormalization must have at most 32768 elements, and fit a quarter of the scratchpad."""
+    count = context.shape()[int(context.node.attributes.get("axis", -1)) % len(context.shape())]
+    config = context.model.config
+    return (
+        None if count <= 1 << 15 and 4 * count <= config.scratchpad_size * config.n else f"there are {count}"
+    )
+
+
+def norm(context: NodeContext) -> Pending:
+    """The device's LayerNorm without a mean, or a share."""
+    found, quant = _along_axis(context), activation(context).quant
+    assert found is not None
+    tensor, layout, _ = found
+    views: dict[str, Any] = {"name": context.node.name, "src": tensor.view(), "dst": result(layout.nhwc)}
+    op: LayerNorm | RowShare
+    if int(context.node.attributes.get("p", 2)) == 1:
+        op = RowShare(**views, x_zero=quant.zero)
+    else:
+        count = layout.nhwc[3]
+        weight, bias = np.full(count, 1 / math.sqrt(count)), np.zeros(count)
+        op = LayerNorm(**views, weight=weight, bias=bias, epsilon=0.0, x_zero=quant.zero, centre=False)
+    return Pending((op,), layout, (tensor,), (context.node.index,))
+
+
+def _takes_mean(context: NodeContext) -> bool:
+    return any(isinstance(symbol, RowNumber) for symbol in context.symbols)
+
+
+def _squares(context: NodeContext) -> bool:
+    symbols = context.symbols
+    both = len(symbols) > 1 and isinstance(symbols[0], RowElements) and symbols[0] is symbols[1]
+    return isinstance(context.symbol(0), RowElements) and (context.node.op == "Pow" or both)
+
+
+def _divides(context: NodeContext) -> bool:
+    """Whether elements meet a number of rows that is not quantised yet."""
+    kinds = [type(symbol) for symbol in context.symbols]
+    return RowNumber in kinds and (RowElements in kinds or Activation in kinds)
+
+
+def scales_rows(context: NodeContext) -> bool:
+    """Whether elements meet a number for each row that is quantised, which no other operator takes."""
+    if not context.model.config.kernel or len(context.symbols) != 2:
+        return False
+    if any(isinstance(symbol, RowElements) for symbol in context.symbols):
+        return True
+    if context.node.op == "Mul" and not isinstance(operands(context), str):
+        return False
+    return _factor(context) is not None
+
+
+_NORMALS = (LayerNorm, RowNorm, RowScale, RowShare)
+
+
+def _of_elements(context: NodeContext) -> bool:
+    return isinstance(context.symbol(0), RowElements)
+
+
+def _of_normal(context: NodeContext) -> bool:
+    return any(isinstance(symbol, Pending) and type(symbol.ops[0]) in _NORMALS for symbol in context.symbols)
+
+
+_TITLE = "Normalisations written out"
+OPERATORS = (
+    Operator(("Sub",), (row_mean,), centred, applies=_takes_mean, title=_TITLE),
+    Operator(("Pow", "Mul"), (row_square,), squared, applies=_squares, title=_TITLE),
+    Operator(("Mul", "Div"), (row_norm,), normalise, applies=_divides, title=_TITLE),
+    Operator(("Mul", "Div"), (row_factor,), scale, applies=scales_rows, title=_TITLE),
+    Operator(("Mul", "Add"), (normal_affine,), affine, applies=_of_normal, title=_TITLE),
+    Operator(("QuantizeLinear",), (per_tensor, elements_plain), distances, applies=_of_elements),
+    Operator(("LpNormalization",), (kernel_engine, input_quantised, norm_order, norm_length), norm),
+)

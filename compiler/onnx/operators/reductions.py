@@ -1,0 +1,295 @@
+"""Sums, means, extremes and norms of rows, and what a model computes of them in float up to the next QuantizeLinear."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from weft.compiler.ir.layout import Layout
+from weft.compiler.kernel.row_operators import RowTotal
+from weft.compiler.kernel.steps import OFFSET
+from weft.compiler.machine.limits import PITCH_MAX
+from weft.compiler.onnx.conditions import kernel_engine
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.operators.pool import pooled_axes
+from weft.compiler.onnx.operators.quantise import per_tensor
+from weft.compiler.onnx.qdq import (
+    Activation,
+    Pending,
+    Recipe,
+    RowElements,
+    RowNumber,
+    Tensor,
+    finish,
+    parameters,
+    result,
+)
+from weft.compiler.onnx.row_forms import Placed, form_of, rows_of
+
+SQUARES = 1 << 15
+"""Most elements of a row whose squares are added up in 31 bits."""
+_TOTALS = {
+    ("values", "Mean"): "sum", ("values", "Sum"): "sum", ("values", "SumSquare"): "squares",
+    ("values", "L1"): "magnitudes", ("values", "L2"): "squares", ("values", "Max"): "largest",
+    ("values", "Min"): "smallest", ("squares", "Mean"): "squares", ("squares", "Sum"): "squares",
+    ("magnitudes", "Mean"): "magnitudes", ("magnitudes", "Sum"): "magnitudes", ("magnitudes", "L1"): "magnitudes",
+    ("spread", "Mean"): "spread", ("spread", "Sum"): "spread", ("centred", "SumSquare"): "spread",
+    ("centred", "L2"): "spread",
+}  # fmt: skip
+"""What a reduction adds up, by the form of its input and the end of its name."""
+NAMES = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin")
+
+
+def reduction_input(context: NodeContext) -> str | None:
+    """What is reduced must be an int8 or uint8 activation, its squares or magnitudes, or distances from its mean."""
+    return None if _of(context) is not None else f"input {context.node.inputs[0]!r} is not"
+
+
+def reduction_axes(context: NodeContext) -> str | None:
+    """The axes of a reduction must be constant, and at least one."""
+    if _axes(context):
+        return None
+    return f"input {context.node.input(1)!r} is not" if context.node.input(1) else "there are none"
+
+
+def reduction_order(context: NodeContext) -> str | None:
+    """What is reduced must be the channels on the device, or be brought there by at most 256 copies."""
+    return None if _placed(context) is not None else f"axes {_axes(context)} of shape {context.shape()}"
+
+
+def reduction_length(context: NodeContext) -> str | None:
+    """A row to reduce must have at most 32768 elements, and fit half of the scratchpad."""
+    found = _placed(context)
+    assert found is not None
+    count, config = found.layout.nhwc[3], context.model.config
+    fits = count <= min(SQUARES, PITCH_MAX) and 2 * count <= config.scratchpad_size * config.n
+    return None if fits else f"there are {count}"
+
+
+def _axes(context: NodeContext) -> tuple[int, ...] | None:
+    """The axes of a reduction, from the first one on; None if they are not known, and none if nothing is reduced."""
+    rank = len(context.shape())
+    axes = context.node.attributes.get("axes")
+    if axes is None and context.node.input(1):
+        given = context.model.constants.get(context.node.input(1))
+        if given is None:
+            return None
+        axes = given.reshape(-1).tolist()
+    if not axes:
+        axes = () if context.attribute("noop_with_empty_axes", 0) else range(rank)
+    return tuple(sorted(axis % rank for axis in axes))
+
+
+def _of(context: NodeContext) -> tuple[str, Activation, tuple[int, ...]] | None:
+    """The total that a reduction makes, of which activation, and the nodes in between."""
+    name, symbol = context.node.op.removeprefix("Reduce"), context.symbol(0)
+    if isinstance(symbol, RowElements):
+        kind = _TOTALS.get(("spread" if symbol.squared else "centred", name))
+        good = kind is not None and symbol.axes == _axes(context)
+        return (kind, symbol.source, symbol.nodes) if kind is not None and good else None
+    form = form_of(context, 0)
+    kind = None if form is None else _TOTALS.get((form.kind, name))
+    return None if form is None or kind is None else (kind, form.source, form.nodes)
+
+
+def _placed(context: NodeContext) -> Placed | None:
+    axes, found = _axes(context), _of(context)
+    assert axes is not None
+    assert found is not None
+    return rows_of(found[1].tensor, context.shape(), axes)
+
+
+def reduce(context: NodeContext) -> RowNumber:
+    """A number for each row."""
+    axes, found = _axes(context), _of(context)
+    assert axes is not None
+    assert found is not None
+    total, source, nodes = found
+    power = 2 if total in ("squares", "spread") else 1
+    factor = source.quant.scale**power
+    if context.node.op == "ReduceMean":
+        factor /= math.prod(context.shape()[axis] for axis in axes)
+    root = "root" if context.node.op == "ReduceL2" else ""
+    nodes = (*nodes, context.node.index)
+    return RowNumber(source, context.shape(), axes, nodes, total, factor, root=root)
+
+
+def number_steps(context: NodeContext) -> str | None:
+    """Behind a reduction there may be sums and products with constants, and roots, in the order of a normalisation."""
+    return None if _next(context) is not None else f"inputs are {context.inputs}"
+
+
+def _next(context: NodeContext) -> RowNumber | None:
+    """The number that a node makes of one; None if that is none the device computes."""
+    at = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, RowNumber))
+    number, node = context.symbols[at], context.node
+    assert isinstance(number, RowNumber)
+    found: RowNumber | None = None
+    if node.op in _MOVES:
+        count = math.prod(context.output)
+        found = number if count == math.prod(context.shape()) or node.op == "Expand" else None
+    elif node.op in ("Sqrt", "Reciprocal", "Pow"):
+        found = _powered(number, {"Sqrt": 0.5, "Reciprocal": -1.0}.get(node.op) or _scalar(context, 1 - at))
+    elif node.op == "Clip":
+        high = _scalar(context, 2) if node.input(2) else node.attributes.get("max")
+        low = _scalar(context, 1) if node.input(1) else node.attributes.get("min")
+        found = _at_least(number, low) if high is None or high > _ENDLESS else None
+    else:
+        found = _combined(context, number, at)
+    return None if found is None else dataclasses.replace(found, nodes=(*number.nodes, node.index))
+
+
+_ENDLESS = 1e30
+"""Upper bounds beyond which none is meant."""
+_MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def _scalar(context: NodeContext, index: int) -> float | None:
+    """An input that is one finite constant."""
+    name = context.node.input(index)
+    floats = context.floats(index)
+    if floats is None and name in context.model.constants:
+        floats = context.model.constants[name]
+    if floats is None or floats.size != 1 or not math.isfinite(float(floats.reshape(-1)[0])):
+        return None
+    return float(floats.reshape(-1)[0])
+
+
+def _combined(context: NodeContext, number: RowNumber, at: int) -> RowNumber | None:
+    """A number and a constant."""
+    value, op = _scalar(context, 1 - at), context.node.op
+    if value is None or math.prod(context.output) != math.prod(context.shape(at)):
+        return None
+    if op in ("Add", "Sub"):
+        if at and op == "Sub":
+            return None
+        return _plus(number, value if op == "Add" else -value)
+    if op == "Max":
+        return _at_least(number, value)
+    if op == "Div" and at == 1:
+        inverse = _powered(number, -1.0)
+        return None if inverse is None or not value else _times(inverse, value)
+    if not value:
+        return None
+    return _times(number, 1 / value if op == "Div" else value)
+
+
+def _plus(number: RowNumber, value: float) -> RowNumber | None:
+    if number.root or number.least:
+        return None
+    return dataclasses.replace(number, offset=number.offset + value)
+
+
+def _times(number: RowNumber, value: float) -> RowNumber | None:
+    if number.root or number.least:
+        return dataclasses.replace(number, gain=number.gain * value)
+    return dataclasses.replace(number, factor=number.factor * value, offset=number.offset * value)
+
+
+def _at_least(number: RowNumber, value: float | None) -> RowNumber | None:
+    """A number that is not below a constant."""
+    if value is None or value <= 0 or number.gain <= 0 or number.root == "inverse" or not positive(number):
+        return number if value == 0 and positive(number) and number.gain > 0 else None
+    least = (value / number.gain) ** (2 if number.root else 1)
+    return dataclasses.replace(number, least=max(number.least, least))
+
+
+def positive(number: RowNumber) -> bool:
+    """Whether the number is not below 0, whatever the input."""
+    total = number.total in ("squares", "spread", "magnitudes") or number.source.quant.zero == -128
+    return total and number.factor > 0 and number.offset >= 0
+
+
+def _powered(number: RowNumber, power: float | None) -> RowNumber | None:
+    """A number to a power: 1/2, -1/2, or -1 behind a root."""
+    if power in (0.5, -0.5) and not number.root and number.gain == 1 and positive(number):
+        return dataclasses.replace(number, root="root" if power == 0.5 else "inverse")
+    if power == -1 and number.root:
+        other = "inverse" if number.root == "root" else "root"
+        return dataclasses.replace(number, root=other, gain=1 / number.gain)
+    return None
+
+
+def step(context: NodeContext) -> RowNumber:
+    """The number behind one more node."""
+    found = _next(context)
+    assert found is not None
+    return found
+
+
+def number_shape(context: NodeContext) -> str | None:
+    """What is quantised of a reduction must be one number for each row."""
+    number = _number(context)
+    rows = math.prod(size for axis, size in enumerate(number.shape) if axis not in number.axes)
+    return None if math.prod(context.shape()) == rows else f"it has shape {context.shape()}"
+
+
+def number_range(context: NodeContext) -> str | None:
+    """What is added to a reduction must be at most 4096 steps of the result."""
+    number = _number(context)
+    steps = abs(number.offset * number.gain) / _scale(context)
+    most = 0 if number.least and not number.root else OFFSET
+    return None if number.root or (steps <= most and not number.least) else f"it is {steps:.6g}"
+
+
+def _number(context: NodeContext) -> RowNumber:
+    number = context.symbol(0)
+    assert isinstance(number, RowNumber)
+    return number
+
+
+def _scale(context: NodeContext) -> float:
+    quant = parameters(context.model, context.node, context.model.dtypes[context.node.outputs[0]])
+    assert quant is not None
+    return quant.scale
+
+
+def quantised(context: NodeContext) -> Recipe:
+    """The device's RowTotal."""
+    number, node = _number(context), context.node
+    found = rows_of(number.source.tensor, number.shape, number.axes)
+    assert found is not None
+    pixels = (*found.layout.nhwc[:3], 1)
+    op = RowTotal(
+        node.name, found.tensor.view(), result(pixels), number.total, number.factor, number.offset, number.root,
+        number.least, number.gain, number.source.quant.zero,
+    )  # fmt: skip
+    layout = Layout(context.shape(), tuple(range(len(context.shape()))), pixels)
+    pending = Pending((op,), layout, (found.tensor,), number.nodes)
+    quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
+    assert quant is not None
+    return finish(pending, node.outputs[0], quant, node)
+
+
+def _own(context: NodeContext) -> bool:
+    """Whether a reduction is none that pools compute: these come before a QuantizeLinear."""
+    if not (isinstance(context.symbol(0), Activation) and pooled_axes(context)):
+        return True
+    users = context.model.users(context.node.outputs[0])
+    return any(user.op == "Sub" and context.node.inputs[0] in user.inputs for user in users)
+
+
+def has_number(context: NodeContext) -> bool:
+    """Whether an input is a number of rows, and no other one but constants."""
+    return any(isinstance(symbol, RowNumber) for symbol in context.symbols) and not any(
+        isinstance(symbol, Activation | RowElements | Tensor | Pending) for symbol in context.symbols
+    )
+
+
+OPERATORS = (
+    Operator(
+        NAMES,
+        (kernel_engine, reduction_axes, reduction_input, reduction_order, reduction_length),
+        reduce,
+        applies=_own,
+    ),
+    Operator(
+        ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Sqrt", "Reciprocal", "Pow", *_MOVES),
+        (number_steps,),
+        step,
+        applies=has_number,
+        title="Numbers of rows",
+    ),
+    Operator(("QuantizeLinear",), (per_tensor, number_shape, number_range), quantised, applies=has_number),
+)

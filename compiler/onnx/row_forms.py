@@ -1,0 +1,166 @@
+"""How rows of a value lie on the device, and what nodes make of their elements and of numbers for each of them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.ir.layout import Layout
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.functions import Entries, Function, key_of
+from weft.compiler.onnx.qdq import Activation, Quant, Tensor
+from weft.compiler.onnx.reorder import placed
+
+_BYTES = np.arange(-128, 128, dtype=np.float64)
+_CLOSE = 1e-5
+"""Relative error of what a model computes in float32."""
+
+
+class Placed(NamedTuple):
+    """A value with some axes as the channels of the device and all others as pixels. `axes` are in the order that they
+    have there."""
+
+    tensor: Tensor
+    layout: Layout
+    axes: tuple[int, ...]
+
+
+def rows_of(tensor: Tensor, shape: tuple[int, ...], axes: tuple[int, ...]) -> Placed | None:
+    """A value of `shape` with rows along `axes`, as it is or by copies; None if there would be too many."""
+    orders = [axes]
+    if len(shape) == 4 and 1 in axes:
+        orders.append((*(axis for axis in axes if axis != 1), 1))
+    layouts = [row_layout(shape, order) for order in orders]
+    for find in (Tensor.arranged, placed):
+        for order, layout in zip(orders, layouts, strict=True):
+            found = find(tensor, layout)
+            if found is not None:
+                return Placed(found, layout, order)
+    return None
+
+
+def row_layout(shape: tuple[int, ...], axes: tuple[int, ...]) -> Layout:
+    """The layout of a value of `shape` with `axes` as channels, in this order."""
+    rest = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    pixels, count = (math.prod(shape[axis] for axis in chosen) for chosen in (rest, axes))
+    return Layout(shape, (*rest, *axes), (1, 1, pixels, count))
+
+
+def repeats(part: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Whether a value of shape `part` has one number for the elements of `shape` along `axes`."""
+    padded = (1,) * (len(shape) - len(part)) + part
+    return padded == tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+
+
+def along(values: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray | None:
+    """A constant that is the same for all rows, as the elements along `axes` in this order; None if it is not."""
+    if values.ndim > len(shape):
+        return None
+    padded = values.reshape((1,) * (len(shape) - values.ndim) + values.shape)
+    wanted = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
+    if any(size not in (1, most) for size, most in zip(padded.shape, wanted, strict=True)):
+        return None
+    rest = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    return np.broadcast_to(padded, wanted).transpose(*rest, *axes).reshape(-1).astype(np.float64)
+
+
+def same(a: Activation, b: Activation) -> bool:
+    """Whether two activations are the same values."""
+    alike = (a.quant.zero, a.quant.unsigned) == (b.quant.zero, b.quant.unsigned)
+    return (
+        alike
+        and key_of(a.tensor) == key_of(b.tensor)
+        and math.isclose(a.quant.scale, b.quant.scale, rel_tol=1e-4)
+    )
+
+
+class Form(NamedTuple):
+    """What a node's input is of each element of an activation: "values", "squares" or "magnitudes", and the nodes that
+    made it so."""
+
+    kind: str
+    source: Activation
+    nodes: tuple[int, ...]
+
+
+def form_of(context: NodeContext, index: int) -> Form | None:
+    """An input as values, squares or magnitudes of an activation, however the model writes that."""
+    symbol = context.symbol(index)
+    if isinstance(symbol, Activation):
+        return Form("values", symbol, ())
+    for function in context.arguments[index]:
+        for kind, power in (("squares", 2), ("magnitudes", 1)):
+            quant = _fitted(function, power)
+            if quant is not None:
+                return Form(kind, Activation(function.root, quant), function.nodes)
+    return None
+
+
+def _fitted(function: Function, power: int) -> Quant | None:
+    """The parameters by which a function is a power of the magnitudes of the root's values; None if it is not."""
+    entries = function.entries
+    if not entries.defined or entries.values.dtype.kind != "f":
+        return None
+    values = entries.values.astype(np.float64)
+    if not np.isfinite(values).all() or values.min() < 0:
+        return None
+    roots = values ** (1 / power)
+    scale = (roots[0] + roots[-1]) / 255
+    if scale <= 0:
+        return None
+    zero = int(np.rint(roots[0] / scale)) - 128
+    wanted = (scale * np.abs(_BYTES - zero)) ** power
+    good = np.abs(values - wanted) <= _CLOSE * wanted + 1e-12 * values.max()
+    return Quant(float(scale), zero, function.root.unsigned) if good.all() else None
+
+
+class Divisor(NamedTuple):
+    """A number for each row that is in a tensor: ``gain * g``, with `by`, `zero` and `offset` as `RowScale` has them
+    for what is multiplied with it."""
+
+    tensor: Tensor
+    by: str
+    gain: float
+    zero: int
+    offset: float
+    nodes: tuple[int, ...]
+
+
+def divisor_of(context: NodeContext, index: int, *, divides: bool) -> Divisor | None:
+    """An input of a Mul, or with `divides` the second one of a Div, as a factor for each row; None if it is none."""
+    symbol = context.symbol(index)
+    if isinstance(symbol, Activation):
+        by, gain = ("over", 1 / symbol.quant.scale) if divides else ("times", symbol.quant.scale)
+        return Divisor(symbol.tensor, by, gain, symbol.quant.zero, 0.0, ())
+    for function in context.arguments[index]:
+        found = _root(function.entries, divides=divides)
+        if found is not None:
+            slope, zero, offset = found
+            return Divisor(function.root, "root", 1 / math.sqrt(slope), zero, offset, function.nodes)
+    return None
+
+
+def _root(entries: Entries, *, divides: bool) -> tuple[float, int, float] | None:
+    """(slope, zero, offset) for entries that are ``sqrt(slope * (byte - zero + offset))``, or the reciprocals of that
+    where they do not divide, wherever that is a number; `offset` is less than one, or positive with a zero of -128."""
+    with np.errstate(all="ignore"):
+        values = entries.values.astype(np.float64)
+        squares = values**2 if divides else values**-2.0
+    known = np.flatnonzero(~entries.undefined & np.isfinite(squares))
+    if len(known) < 16 or (entries.values[known] < 0).any():
+        return None
+    first, last = known[0], known[-1]
+    slope = (squares[last] - squares[first]) / (last - first)
+    if slope <= 0:
+        return None
+    begin = squares[first] / slope - (first - 128)
+    wanted = slope * (_BYTES + begin)
+    if (np.abs(squares - wanted)[known] > 2 * _CLOSE * slope * 256).any() or (
+        wanted[known] < -slope / 8
+    ).any():
+        return None
+    zero = max(-math.floor(begin + 1e-3), -128)
+    offset = begin + zero
+    return float(slope), zero, float(offset if offset > 1e-3 else 0.0)

@@ -1,0 +1,355 @@
+"""Normalisations written out in operators: against onnx's reference, as ONNX Runtime quantises them, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from support.fallbacks import Case, builder, check_fallback, ended, mixed, source, untried
+from support.graph_runs import on_host, run_graph
+from support.qdq_models import Builder
+
+from weft.compiler.frontend import import_model
+from weft.compiler.ir.model import Graph
+from weft.compiler.kernel.operators import RowOp
+from weft.compiler.onnx.conditions import input_quantised
+from weft.compiler.onnx.operators.normalised_rows import (
+    OPERATORS,
+    elements_plain,
+    norm_length,
+    norm_order,
+    normal_affine,
+    row_factor,
+    row_mean,
+    row_norm,
+    row_square,
+)
+from weft.hdl.isa.config import Config
+
+Shape = tuple[int, ...]
+KINDS = ("layer", "rms", "l2", "l1")
+
+
+class Writer:
+    """Writes a normalisation out, in one of the ways in which exporters do."""
+
+    def __init__(self, built: Builder, shape: Shape, axes: list[int]) -> None:
+        self.built, self.rng, self.shape, self.axes = built, built.rng, shape, axes
+
+    def number(self, value: float) -> str:
+        return self.built.constant(np.array(value if self.rng.integers(2) else [value], np.float32))
+
+    def reduced(self, op: str, value: str) -> str:
+        if self.built.opset >= (13 if op == "ReduceSum" else 18):
+            return self.built.node(
+                op, [value, self.built.constant(np.array(self.axes, np.int64))], keepdims=1
+            )
+        return self.built.node(op, [value], axes=self.axes, keepdims=1)
+
+    def either(self, op: str, a: str, b: str) -> str:
+        return self.built.node(op, [a, b] if self.rng.integers(2) else [b, a])
+
+    def square(self, value: str) -> str:
+        if self.rng.integers(2):
+            return self.built.node("Mul", [value, value])
+        return self.built.node("Pow", [value, self.number(2.0)])
+
+    def divided(self, value: str, number: str) -> str:
+        """By the root of a number."""
+        way, node = self.rng.integers(5), self.built.node
+        if way == 4:
+            return self.either("Mul", value, node("Pow", [number, self.number(-0.5)]))
+        root = node("Sqrt", [number]) if way else node("Pow", [number, self.number(0.5)])
+        if way < 2:
+            return node("Div", [value, root])
+        inverse = node("Reciprocal", [root]) if way == 2 else node("Div", [self.number(1.0), root])
+        return self.either("Mul", value, inverse)
+
+    def affine(self, value: str) -> str:
+        size = [self.shape[axis] if axis in self.axes else 1 for axis in range(len(self.shape))]
+        size = size[min(self.axes) :]
+        if self.rng.random() < 0.7:
+            value = self.either(
+                "Mul", value, self.built.constant(self.rng.normal(1, 0.3, size).astype(np.float32))
+            )
+        if self.rng.random() < 0.6:
+            value = self.either(
+                "Add", value, self.built.constant(self.rng.normal(0, 0.5, size).astype(np.float32))
+            )
+        return value
+
+    def layer(self, x: str) -> str:
+        centred = self.built.node("Sub", [x, self.reduced("ReduceMean", x)])
+        variance = self.reduced("ReduceMean", self.square(centred))
+        added = self.either("Add", variance, self.number(float(self.rng.choice([1e-5, 1e-2]))))
+        return self.affine(self.divided(centred, added))
+
+    def rms(self, x: str) -> str:
+        mean = self.reduced("ReduceMean", self.square(x))
+        added = self.either("Add", mean, self.number(float(self.rng.choice([1e-5, 1e-2]))))
+        return self.affine(self.divided(x, added))
+
+    def l2(self, x: str) -> str:
+        node = self.built.node
+        if self.rng.integers(2):
+            norm = self.reduced("ReduceL2", x)
+        else:
+            norm = node("Sqrt", [self.reduced("ReduceSum", self.square(x))])
+        return node("Div", [x, self.bounded(norm, float(self.rng.choice([1e-12, 1.0])))])
+
+    def l1(self, x: str) -> str:
+        norm = (
+            self.reduced("ReduceL1", x)
+            if self.rng.integers(2)
+            else (self.reduced("ReduceSum", self.built.node("Abs", [x])))
+        )
+        return self.built.node("Div", [x, self.bounded(norm, 1e-12)])
+
+    def bounded(self, norm: str, least: float) -> str:
+        node, way = self.built.node, self.rng.integers(3)
+        if way:
+            norm = (
+                node("Clip", [norm, self.built.constant(np.float32(least))])
+                if way == 1
+                else (self.either("Max", norm, self.number(least)))
+            )
+        if self.rng.integers(2):
+            norm = node("Expand", [norm, self.built.constant(np.array(self.shape, np.int64))])
+        return norm
+
+
+def drawn(rng: np.random.Generator) -> tuple[Shape, list[int]]:
+    """A shape, and the axes of its rows."""
+    if rng.random() < 0.3:  # images, channels of which are normalised
+        return (
+            int(rng.integers(1, 3)),
+            int(rng.integers(2, 40)),
+            int(rng.integers(1, 5)),
+            int(rng.integers(2, 6)),
+        ), [1]
+    shape = (*(int(rng.integers(1, 7)) for _ in range(rng.integers(0, 4))), int(rng.integers(2, 70)))
+    count = int(rng.integers(1, len(shape) + 1)) if rng.random() < 0.3 else 1
+    axes = list(range(len(shape) - count, len(shape)))
+    return shape, [axis - len(shape) for axis in axes] if rng.integers(2) else axes
+
+
+def written(rng: np.random.Generator, kind: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], float]:
+    """A model of a normalisation in float between two quantised values, an input, and the output's scale."""
+    built = Builder(rng, int(rng.choice([13, 17, 18, 21])))
+    shape, axes = drawn(rng)
+    x = built.input(shape)
+    writer = Writer(built, shape, [axis % len(shape) for axis in axes])
+    value = getattr(writer, kind)(built.dequantise(x))
+    _, zero, unsigned = built.parameters()
+    typical = {"layer": 4, "rms": 4}.get(
+        kind, 2 / np.prod([shape[axis] for axis in axes]) ** {"l1": 1, "l2": 0.5}.get(kind, 0)
+    )
+    scale = float(np.float32(typical / 100))
+    model = built.finish(built.quantise(value, shape, scale, zero, unsigned))
+    spread = rng.choice([0.1, 1, 3], (*shape[:-1], 1))
+    return model, {built.inputs[0].name: (rng.normal(0, 1, shape) * spread).astype(np.float32)}, scale
+
+
+def reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The first output as ONNX Runtime computes it, node by node."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return np.asarray(onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0])
+
+
+def kinds_of(graph: Graph) -> list[str]:
+    return [type(op).__name__ for segment in graph.segments for op in getattr(segment, "ops", ())]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_float(kind: str) -> None:
+    """One operator of the device, and at most one step from the reference."""
+    wrong = total = 0
+    for seed in range(40):
+        rng = np.random.default_rng([seed, len(kind), ord(kind[1])])
+        model, feeds, scale = written(rng, kind)
+        graph = import_model(model, config=Config(kernel=64))
+        assert not on_host(graph), (seed, on_host(graph))
+        assert kinds_of(graph) == ["RowShare" if kind == "l1" else "LayerNorm"], seed
+        wanted = reference(model, feeds)
+        given = run_graph(graph, feeds)[model.graph.output[0].name]
+        difference = np.rint((given - wanted) / scale)
+        assert np.abs(difference).max() <= 1, seed
+        wrong, total = wrong + int((difference != 0).sum()), total + difference.size
+    assert wrong < 0.05 * total
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_lp_normalization(p: int) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng([seed, p])
+        built, (shape, axes) = Builder(rng, int(rng.choice([13, 22]))), drawn(rng)
+        x = built.input(shape)
+        value = built.node("LpNormalization", [built.dequantise(x)], axis=axes[-1], p=p)
+        scale = float(np.float32(0.02 / shape[axes[-1]] ** (1 / p)))
+        model = built.finish(built.quantise(value, shape, scale, *built.parameters()[1:]))
+        graph = import_model(model, config=Config(kernel=64))
+        assert not on_host(graph), seed
+        feeds = {built.inputs[0].name: rng.normal(0, 2, shape).astype(np.float32)}
+        wanted = reference(model, feeds)
+        given = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((given - wanted) / scale)).max() <= 1, seed
+
+
+class Samples(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, samples: list[dict[str, np.ndarray]]) -> None:
+        self.samples: Iterator[dict[str, np.ndarray]] = iter(samples)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.samples, None)
+
+
+def float_model(rng: np.random.Generator, kind: str, opset: int) -> onnx.ModelProto:
+    """A normalisation between two products, in float."""
+    shape, built = (1, 10, 24), Builder(rng, opset)
+    weights = [built.constant((rng.normal(0, 0.2, (24, 24))).astype(np.float32)) for _ in range(2)]
+    value = built.node("MatMul", ["x", weights[0]])
+    value = getattr(Writer(built, shape, [2]), kind)(value)
+    value = built.node("MatMul", [value, weights[1]])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", value)]
+    graph = helper.make_graph(built.nodes, "normal", ends[:1], ends[1:], built.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "uint8": {"activation_type": QuantType.QUInt8},
+    "int8": {"activation_type": QuantType.QInt8, "per_channel": True},
+    "products of matrices": {"op_types_to_quantize": ["MatMul"]},
+    "products": {"op_types_to_quantize": ["MatMul", "Mul"]},
+    "sums": {"op_types_to_quantize": ["MatMul", "Add"]},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_by_onnx_runtime(kind: str, options: str, tmp_path: Path) -> None:
+    """All of it runs on the device, with every rounding of the model, whatever ONNX Runtime's quantiser leaves in
+    float."""
+    for seed in range(3):
+        rng = np.random.default_rng([seed, len(options), ord(kind[0]), ord(kind[1])])
+        paths = tmp_path / "float.onnx", tmp_path / "quantised.onnx"
+        onnx.save(float_model(rng, kind, (13, 17)[seed % 2]), paths[0])
+        samples = [{"x": rng.normal(0, 1, (1, 10, 24)).astype(np.float32)} for _ in range(8)]
+        quantize_static(*paths, Samples(samples), quant_format=QuantFormat.QDQ, **OPTIONS[options])
+        model = onnx.load(paths[1])
+        graph = import_model(model, config=Config(kernel=64))
+        assert not on_host(graph), on_host(graph)
+        assert any(isinstance(op, RowOp) for segment in graph.segments for op in getattr(segment, "ops", ()))
+        wanted = reference(model, samples[0])
+        (name,) = (item.name for item in model.graph.output)
+        steps = [
+            numpy_helper.to_array(item) for item in model.graph.initializer if item.name == f"{name}_scale"
+        ]
+        difference = np.rint((run_graph(graph, samples[0])[name] - wanted) / float(steps[0]))
+        assert np.abs(difference).max() <= 2, (
+            seed
+        )  # a step of what the last product reads may be more of its own
+        assert (difference != 0).mean() < 0.2
+
+
+def refused(build: Callable[[Builder, str], str]) -> onnx.ModelProto:
+    """Nodes behind a quantised value of (2, 3, 8), which end the model."""
+    built = builder()
+    return ended(built, build(built, built.dequantise(source(built, (2, 3, 8)))))
+
+
+def mean(built: Builder, value: str, axis: int = -1) -> str:
+    return built.node("ReduceMean", [value, built.constant(np.array([axis], np.int64))])
+
+
+def other_mean() -> onnx.ModelProto:
+    return refused(
+        lambda built, x: built.node("Sub", [x, mean(built, built.dequantise(source(built, (2, 3, 8))))])
+    )
+
+
+def cubed() -> onnx.ModelProto:
+    def build(built: Builder, x: str) -> str:
+        centred = built.node("Sub", [x, mean(built, x)])
+        return mean(built, built.node("Pow", [centred, built.constant(np.float32(3))]))
+
+    return refused(build)
+
+
+def times_mean() -> onnx.ModelProto:
+    return refused(lambda built, x: built.node("Mul", [x, mean(built, x)]))
+
+
+def quantised_squares() -> onnx.ModelProto:
+    def build(built: Builder, x: str) -> str:
+        centred = built.node("Sub", [x, mean(built, x)])
+        return built.node("Mul", [centred, centred])
+
+    return refused(build)
+
+
+def by_elements() -> onnx.ModelProto:
+    """Distances from the mean, times an activation of their own shape."""
+
+    def build(built: Builder, x: str) -> str:
+        centred = built.node("Sub", [x, mean(built, x)])
+        return built.node("Mul", [centred, built.dequantise(source(built, (2, 3, 8)))])
+
+    return refused(build)
+
+
+def constants_by_row() -> onnx.ModelProto:
+    def build(built: Builder, x: str) -> str:
+        weight = built.constant(np.ones(8, np.float32))
+        normal = built.node("LayerNormalization", [x, weight], axis=-1)
+        return built.node("Mul", [normal, built.constant(np.ones((2, 3, 1), np.float32))])
+
+    return refused(build)
+
+
+def mixed_axes() -> onnx.ModelProto:
+    """The last axis is the width of an image, which would take too many copies."""
+    return mixed(lambda built, value: built.node("LpNormalization", [value], axis=-1))
+
+
+def lp(shape: Shape, axis: int, *, quantised: bool = True) -> onnx.ModelProto:
+    built = builder()
+    value = built.dequantise(source(built, shape))
+    if not quantised:
+        value = built.node("Cos", [built.node("Softmax", [value], axis=2)])
+    return ended(built, built.node("LpNormalization", [value], axis=axis))
+
+
+CASES: dict[str, Case] = {
+    "mean of something else": (other_mean, "Sub", row_mean),
+    "distances to the third power": (cubed, "Pow", row_square),
+    "rows times their mean": (times_mean, "Mul", row_norm),
+    "squares that are quantised": (quantised_squares, "QuantizeLinear", elements_plain),
+    "distances times elements": (by_elements, "Mul", row_factor),
+    "weights by row": (constants_by_row, "Mul", normal_affine),
+    "row that is too long": (lambda: lp((1, 40000), 1), "LpNormalization", norm_length),
+    "axis that takes too many copies": (mixed_axes, "LpNormalization", norm_order),
+    "input that is not quantised": (
+        lambda: lp((1, 4, 6, 6), 1, quantised=False),
+        "LpNormalization",
+        input_quantised,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name], kernel=64)
+
+
+def test_every_constraint_has_a_case() -> None:
+    assert untried(OPERATORS, CASES.values()) == {"kernel_engine", "per_tensor"}
