@@ -113,6 +113,12 @@ def test_attention(masked: bool) -> None:
     assert sum(node.op_type == "LayerNormalization" for node in attention) == 2
 
 
+def test_scores_with_a_bias_are_quantised() -> None:
+    """Attention on the device has none, so its products run by themselves, and take quantised operands."""
+    found = excluded(float_model.prepared(transformer(biased=True), {}))
+    assert not found & {"scores", "bias", "attention"}
+
+
 def test_attention_next_to_a_node_in_float() -> None:
     """What is kept in float quantises nothing for its neighbours."""
     prepared = float_model.prepared(transformer(), {})
