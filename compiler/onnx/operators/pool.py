@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from weft.compiler.ir.graph import Pool, Window
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
+from weft.compiler.ir.layout import Layout, Shape4, packed, spatial
 from weft.compiler.ir.windows import axes
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.onnx.conditions import (
@@ -22,7 +22,7 @@ from weft.compiler.onnx.conditions import (
 )
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Pending, Quant, Symbol, Tensor, result
+from weft.compiler.onnx.qdq import Activation, Pending, Quant, Symbol, Tensor, result
 from weft.compiler.onnx.reorder import placed
 from weft.compiler.onnx.windows import window_of
 
@@ -66,14 +66,29 @@ def window_size(context: NodeContext) -> str | None:
 
 
 def pooled_axes(context: NodeContext) -> bool:
-    """Whether a mean is over both spatial dimensions of (N, C, H, W), or the rows of (N, rows, C)."""
-    pooled = {4: (2, 3), 3: (1,)}.get(len(context.shape()))
-    return context.node.op == "ReduceMean" and reduced_axes(context) == pooled
+    """Whether a mean is over the pixels of (N, C, H, W) or (N, H, W, C), or those of (N, C, W) or (N, W, C); where a
+    kernel can do it, only if pixels already lie so."""
+    known = {4: ((2, 3), (1, 2)), 3: ((2,), (1,))}.get(len(context.shape()), ())
+    if context.node.op != "ReduceMean" or reduced_axes(context) not in known:
+        return False
+    symbol, channels_first = context.symbol(0), len(context.shape()) - 1 in (reduced_axes(context) or ())
+    if not (channels_first and isinstance(symbol, Activation) and context.model.config.kernel):
+        return True
+    return len(context.shape()) == 4 or symbol.tensor.arranged(_mean_layout(context)) is not None
+
+
+def _mean_layout(context: NodeContext) -> Layout:
+    """The layout in which what a mean is over are the pixels of images."""
+    shape, behind = context.shape(), reduced_axes(context) != (len(context.shape()) - 1,)
+    if reduced_axes(context) == (2, 3) or not behind:
+        return spatial(shape)
+    n, *sides, c = shape
+    return Layout(shape, tuple(range(len(shape))), (n, math.prod(sides[:-1]), sides[-1], c))
 
 
 def mean_order(context: NodeContext) -> str | None:
     """What ReduceMean takes over pixels must be in the device's order, or be brought into it by at most 256 copies."""
-    good = placed(activation(context).tensor, natural(context.shape())) is not None
+    good = placed(activation(context).tensor, _mean_layout(context)) is not None
     return None if good else f"input {context.node.inputs[0]!r}"
 
 
@@ -110,21 +125,20 @@ def whole(context: NodeContext) -> Symbol:
 
 def rows(context: NodeContext) -> Symbol:
     """The mean over rows and columns, or over rows of tokens."""
-    tensor = activation(context).tensor
-    source = placed(tensor, natural(context.shape()))
+    source = placed(activation(context).tensor, _mean_layout(context))
     assert source is not None
-    sides, layout = _sides(context), natural(context.output)
-    if len(context.output) != 4:  # without kept dimensions: the same bytes
-        layout = packed(context.output)
+    sides = source.layout.nhwc
+    kept = len(context.output) == len(context.shape()) and reduced_axes(context) in ((2, 3), (2,))
+    layout = spatial(context.output) if kept else packed(context.output)
     return _pool(context, (source, activation(context).quant), sides, layout, Window(sides[1:3]), False)
 
 
 def _sides(context: NodeContext) -> Shape4:
     """The input as images that a pool takes as a whole."""
     shape = context.shape()
-    if context.node.op == "ReduceMean" and len(shape) == 3:
-        return shape[0], 1, shape[1], shape[2]
-    if context.node.op.startswith("Global") or context.node.op == "ReduceMean":
+    if context.node.op == "ReduceMean":
+        return _mean_layout(context).nhwc
+    if context.node.op.startswith("Global"):
         return shape[0], math.prod(shape[2:-1]), shape[-1], shape[1]
     return spatial(shape).nhwc
 
