@@ -37,7 +37,7 @@ def order_branches(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 
 
 def _moved(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | None:
-    """The place of the earlier of two convolutions that the operator at `at` reads, and all with it right before that one;
+    """The place of the earlier of two convolutions that operator `at` reads, and all with it right before that one;
     None if there are none, or it has to stay."""
     names = [view.buffer.name for view in ops[at].sources]
     found = [index for index in range(max(at - _MOST, 0), at) if ops[index].dst.buffer.name in names]
