@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, View
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed, refinement, spatial
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Recipe, Results, Symbol, Tensor, result
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import effort, placed
 from weft.compiler.onnx.runs import BOXES, ordered, runs
 
 Indices = tuple[np.ndarray, ...]
@@ -56,8 +56,9 @@ class Arrangement:
 def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrangement | None:
     """How a value of `shape` and what is taken of it lie on the device; None if its elements have another order."""
     taken = tuple(map(len, indices))
-    for find, kind in itertools.product((Tensor.arranged, placed), (natural, spatial, packed)):
-        found, groups = find(tensor, kind(shape)), _groups(kind(shape), shape, indices)
+    kinds = (natural, spatial, packed, _like(tensor, shape))
+    for kind in sorted(kinds, key=lambda kind: effort(tensor, kind(shape))):
+        found, groups = placed(tensor, kind(shape)), _groups(kind(shape), shape, indices)
         if found is not None and groups is not None:
             n, h, w, c = (math.prod(shape[axis] for axis in group) for group in groups)
             merged = tuple(_merged([(indices[axis], shape[axis]) for axis in group]) for group in groups)
@@ -66,6 +67,18 @@ def arrange(tensor: Tensor, shape: tuple[int, ...], indices: Indices) -> Arrange
                 found, (n, h, w, c), merged, dataclasses.replace(kind(taken), nhwc=(a, b, d, e))
             )
     return None
+
+
+def _like(tensor: Tensor, shape: tuple[int, ...]) -> Callable[[tuple[int, ...]], Layout]:
+    """Layouts of values with as many axes as `shape` in the order in which a tensor has them; row-major order if its
+    layout cuts one of them."""
+    if refinement(tensor.layout.shape, shape) != tuple(size for size in shape if size > 1):
+        return packed
+    long = [axis for axis, size in enumerate(shape) if size > 1]
+    single = [axis for axis, size in enumerate(shape) if size == 1]
+    sizes = tuple(shape[axis] for axis in long)
+    perm = (*single, *(long[axis] for axis in tensor.layout.split(sizes).perm))
+    return lambda given: Layout(given, perm, packed(given).nhwc)
 
 
 def _groups(layout: Layout, shape: tuple[int, ...], indices: Indices) -> list[list[int]] | None:

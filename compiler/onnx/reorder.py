@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
@@ -71,6 +72,15 @@ def placed(tensor: Tensor, layout: Layout) -> Tensor | None:
     """
     found = tensor.arranged(layout)
     return _moved(tensor, layout) if found is None else found
+
+
+def effort(tensor: Tensor, layout: Layout) -> float:
+    """What `placed` costs in cycles of a device of middle size: nothing for a value that is in the layout or comes from
+    the host; infinite if it cannot be."""
+    if tensor.arranged(layout) is not None:
+        return 0.0
+    way = cheapest(tensor.layout.canonical, layout.canonical)
+    return math.inf if way is None else way.cost
 
 
 def row_major(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:

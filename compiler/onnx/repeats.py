@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -13,7 +12,7 @@ from weft.compiler.ir.layout import Layout, Shape4, natural, packed
 from weft.compiler.onnx.channels import paired
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Quant, Tensor
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import effort, placed
 
 _OUTER = 3
 """Loops around channels: images, rows, columns."""
@@ -55,8 +54,8 @@ def _alike(context: NodeContext) -> Operands | str:
     """Operands of the result's shape, in any order of elements that both can have."""
     a, b = (symbol for symbol in context.symbols if isinstance(symbol, Activation))
     layouts = natural(context.output), a.tensor.layout, b.tensor.layout
-    for find, layout in itertools.product((Tensor.arranged, placed), layouts):
-        first, second = find(a.tensor, layout), find(b.tensor, layout)
+    for layout in sorted(layouts, key=lambda layout: effort(a.tensor, layout) + effort(b.tensor, layout)):
+        first, second = placed(a.tensor, layout), placed(b.tensor, layout)
         if first is not None and second is not None:
             views = first.view(), second.view(first.layout.nhwc)
             return Operands(
@@ -71,9 +70,12 @@ def _repeated(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands
     assert isinstance(whole, Activation)
     assert isinstance(other, Activation)
     reason = ""
-    for find, kind in itertools.product((Tensor.arranged, placed), (natural, packed)):
+    tensors = (whole.tensor, context.output), (other.tensor, shape)
+    for kind in sorted(
+        (natural, packed), key=lambda kind: sum(effort(tensor, kind(sizes)) for tensor, sizes in tensors)
+    ):
         layout = kind(context.output)
-        first, second = find(whole.tensor, layout), find(other.tensor, kind(shape))
+        first, second = (placed(tensor, kind(sizes)) for tensor, sizes in tensors)
         if first is None or second is None:
             wrong = context.node.inputs[at if first is None else 1 - at]
             reason = reason or f"input {wrong!r} has its elements in another order"

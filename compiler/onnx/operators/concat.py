@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Callable
 
 from weft.compiler.ir.graph import Buffer, Rescale, View
 from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
@@ -11,7 +11,7 @@ from weft.compiler.onnx.boxes import tensor_of
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Quant, Recipe, Tensor, finish, result, unfolded
-from weft.compiler.onnx.reorder import placed
+from weft.compiler.onnx.reorder import effort, placed
 
 
 def inputs_quantised(context: NodeContext) -> str | None:
@@ -57,11 +57,13 @@ def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | 
     """The inputs in one order, the layout of the result, and which axis of the device they follow each other on."""
     axis = int(context.node.attributes["axis"]) % len(context.output)
     shapes = [context.shape(index) for index in range(len(context.symbols))]
-    for find, kind in itertools.product((Tensor.arranged, placed), (natural, spatial, packed)):
-        tensors = (tensor_of(unfolded(symbol)) for symbol in context.symbols)
-        arranged = [
-            find(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True) if tensor
-        ]
+    tensors = [tensor for symbol in context.symbols if (tensor := tensor_of(unfolded(symbol))) is not None]
+
+    def efforts(kind: Callable[[tuple[int, ...]], Layout]) -> float:
+        return sum(effort(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True))
+
+    for kind in sorted((natural, spatial, packed), key=efforts):
+        arranged = [placed(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
         found = tuple(tensor for tensor in arranged if tensor is not None)
         if len(found) == len(shapes):
             layout = kind(context.output)
