@@ -139,7 +139,7 @@ def normalise(context: NodeContext) -> Pending:
     found = _normal(context)
     assert found is not None
     parts, number, (tensor, layout, _) = found
-    quant, count, tensors = parts.source.quant, layout.nhwc[3], (tensor,)
+    quant, count, used = parts.source.quant, layout.nhwc[3], [tensor]
     views: dict[str, Any] = {"name": context.node.name, "src": tensor.view(), "dst": result(layout.nhwc)}
     fields = views | {"x_zero": quant.zero, "centre": parts.centre}
     gain = quant.scale * (1 / number.gain if context.node.op == "Div" else number.gain)
@@ -155,13 +155,13 @@ def normalise(context: NodeContext) -> Pending:
     else:
         of = rows_of(number.source.tensor, number.shape, number.axes)
         assert of is not None
-        tensors = (tensor, of.tensor)
+        used.append(of.tensor)
         op = RowNorm(
             **fields, gain=gain, of=of.tensor.view(), total=number.total, factor=number.factor, offset=number.offset,
             root=number.root and "root", least=number.least, of_zero=number.source.quant.zero,
         )  # fmt: skip
     nodes = (*parts.nodes, *number.nodes, context.node.index)
-    return Pending((op,), layout, tensors, tuple(dict.fromkeys(nodes)))
+    return Pending((op,), layout, tuple(used), tuple(dict.fromkeys(nodes)))
 
 
 def _divides_plainly(number: RowNumber) -> bool:
@@ -268,7 +268,8 @@ def _constant(context: NodeContext) -> tuple[Pending, np.ndarray] | None:
         layout = pending.layout
         if layout.shape != context.output or (pending.low, pending.high) != (-math.inf, math.inf):
             continue
-        count, axes = 1, []
+        axes: list[int] = []
+        count = 1
         for axis in layout.perm[::-1]:
             if count < layout.nhwc[3]:
                 axes.insert(0, axis)

@@ -68,7 +68,7 @@ def window_size(context: NodeContext) -> str | None:
 def pooled_axes(context: NodeContext) -> bool:
     """Whether a mean is over both spatial dimensions of (N, C, H, W), or the rows of (N, rows, C)."""
     pooled = {4: (2, 3), 3: (1,)}.get(len(context.shape()))
-    return context.node.op == "ReduceMean" and reduced_axes(context) == pooled
+    return pooled is not None and context.node.op == "ReduceMean" and reduced_axes(context) == pooled
 
 
 def mean_order(context: NodeContext) -> str | None:

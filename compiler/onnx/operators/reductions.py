@@ -38,7 +38,6 @@ _TOTALS = {
     ("centred", "L2"): "spread",
 }  # fmt: skip
 """What a reduction adds up, by the form of its input and the end of its name."""
-NAMES = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin")
 
 
 def reduction_input(context: NodeContext) -> str | None:
@@ -229,8 +228,7 @@ def number_range(context: NodeContext) -> str | None:
     """What is added to a reduction must be at most 4096 steps of the result."""
     number = _number(context)
     steps = abs(number.offset * number.gain) / _scale(context)
-    most = 0 if number.least and not number.root else OFFSET
-    return None if number.root or (steps <= most and not number.least) else f"it is {steps:.6g}"
+    return None if number.root or steps <= OFFSET else f"it is {steps:.6g}"
 
 
 def _number(context: NodeContext) -> RowNumber:
@@ -277,12 +275,14 @@ def has_number(context: NodeContext) -> bool:
     )
 
 
+_CONSTRAINTS = (kernel_engine, reduction_axes, reduction_input, reduction_order, reduction_length)
+
 OPERATORS = (
+    Operator(("ReduceMean",), _CONSTRAINTS, reduce, applies=_own),
     Operator(
-        NAMES,
-        (kernel_engine, reduction_axes, reduction_input, reduction_order, reduction_length),
+        ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare"),
+        _CONSTRAINTS,
         reduce,
-        applies=_own,
     ),
     Operator(
         ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Sqrt", "Reciprocal", "Pow", *_MOVES),
