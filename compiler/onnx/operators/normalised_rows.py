@@ -348,7 +348,7 @@ def _divides(context: NodeContext) -> bool:
 
 def scales_rows(context: NodeContext) -> bool:
     """Whether elements meet a number for each row that is quantised, which no other operator takes."""
-    if not context.model.config.kernel or len(context.symbols) != 2:
+    if not context.model.config.kernel or context.node.op not in ("Mul", "Div"):
         return False
     if any(isinstance(symbol, RowElements) for symbol in context.symbols):
         return True
