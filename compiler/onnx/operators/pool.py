@@ -1,4 +1,4 @@
-"""Pools with a window, over the whole image, and ReduceMean over the same."""
+"""Pools with a window, over the whole image, and reductions over the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft.compiler.onnx.conditions import (
 )
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Pending, Quant, Symbol, Tensor, result
+from weft.compiler.onnx.qdq import Activation, Pending, Quant, Symbol, Tensor, result
 from weft.compiler.onnx.reorder import placed
 from weft.compiler.onnx.windows import window_of
 
@@ -65,14 +65,20 @@ def window_size(context: NodeContext) -> str | None:
     return None if math.prod(kernel) <= ELEMENTS else f"the window is {kernel}"
 
 
-def pooled_axes(context: NodeContext) -> bool:
-    """Whether a mean is over both spatial dimensions of (N, C, H, W), or the rows of (N, rows, C)."""
-    pooled = {4: (2, 3), 3: (1,)}.get(len(context.shape()))
-    return pooled is not None and context.node.op == "ReduceMean" and reduced_axes(context) == pooled
+def pooled(context: NodeContext) -> bool:
+    """Whether a reduction is over both spatial dimensions of (N, C, H, W), or the rows of (N, rows, C).
+
+    A mean that is taken off its input is not one of these: a normalisation begins with it.
+    """
+    axes = {4: (2, 3), 3: (1,)}.get(len(context.shape()))
+    if axes is None or reduced_axes(context) != axes or not isinstance(context.symbol(0), Activation):
+        return False
+    users = context.model.users(context.node.outputs[0])
+    return not any(user.op == "Sub" and context.node.inputs[0] in user.inputs for user in users)
 
 
 def mean_order(context: NodeContext) -> str | None:
-    """What ReduceMean takes over pixels must be in the device's order, or be brought into it by at most 256 copies."""
+    """What is reduced over pixels must be in the device's order, or be brought into it by at most 256 copies."""
     good = placed(activation(context).tensor, natural(context.shape())) is not None
     return None if good else f"input {context.node.inputs[0]!r}"
 
@@ -109,7 +115,7 @@ def whole(context: NodeContext) -> Symbol:
 
 
 def rows(context: NodeContext) -> Symbol:
-    """The mean over rows and columns, or over rows of tokens."""
+    """The mean, sum or maximum over rows and columns, or over rows of tokens."""
     tensor = activation(context).tensor
     source = placed(tensor, natural(context.shape()))
     assert source is not None
@@ -122,9 +128,9 @@ def rows(context: NodeContext) -> Symbol:
 def _sides(context: NodeContext) -> Shape4:
     """The input as images that a pool takes as a whole."""
     shape = context.shape()
-    if context.node.op == "ReduceMean" and len(shape) == 3:
+    if context.node.op.startswith("Reduce") and len(shape) == 3:
         return shape[0], 1, shape[1], shape[2]
-    if context.node.op.startswith("Global") or context.node.op == "ReduceMean":
+    if context.node.op.startswith(("Global", "Reduce")):
         return shape[0], math.prod(shape[2:-1]), shape[-1], shape[1]
     return spatial(shape).nhwc
 
@@ -137,7 +143,7 @@ def _pool(
     window: Window,
     include_pad: bool,
 ) -> Pending:
-    kind = "max" if context.node.op.endswith("MaxPool") else "average"
+    kind = "max" if context.node.op.endswith(("MaxPool", "ReduceMax")) else "average"
     (source, quant), (n, h, w, c) = given, seen
     shape = (n, *window.output(h, w), c)
     layout = dataclasses.replace(layout, nhwc=shape)
@@ -147,7 +153,7 @@ def _pool(
         result(shape),
         kind,
         window,
-        quant.scale,
+        quant.scale * (math.prod(window.kernel) if context.node.op == "ReduceSum" else 1),
         quant.zero,
         include_pad=include_pad,
     )
@@ -162,5 +168,5 @@ OPERATORS = (
         ("GlobalAveragePool", "GlobalMaxPool"), (image, input_quantised, image_order, window_size), whole
     ),
     Operator(("MaxPool",), (*_WINDOW, pool_values), pool),
-    Operator(("ReduceMean",), (mean_order, window_size), rows),
+    Operator(("ReduceMax", "ReduceMean", "ReduceSum"), (mean_order, window_size), rows, applies=pooled),
 )

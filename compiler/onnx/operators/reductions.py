@@ -12,7 +12,6 @@ from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.conditions import kernel_engine
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.operators.pool import pooled_axes
 from weft.compiler.onnx.operators.quantise import per_tensor
 from weft.compiler.onnx.qdq import (
     Activation,
@@ -260,14 +259,6 @@ def quantised(context: NodeContext) -> Recipe:
     return finish(pending, node.outputs[0], quant, node)
 
 
-def _own(context: NodeContext) -> bool:
-    """Whether a reduction is none that pools compute: these come before a QuantizeLinear."""
-    if not (isinstance(context.symbol(0), Activation) and pooled_axes(context)):
-        return True
-    users = context.model.users(context.node.outputs[0])
-    return any(user.op == "Sub" and context.node.inputs[0] in user.inputs for user in users)
-
-
 def has_number(context: NodeContext) -> bool:
     """Whether an input is a number of rows, and no other one but constants."""
     return any(isinstance(symbol, RowNumber) for symbol in context.symbols) and not any(
@@ -275,13 +266,10 @@ def has_number(context: NodeContext) -> bool:
     )
 
 
-_CONSTRAINTS = (kernel_engine, reduction_axes, reduction_input, reduction_order, reduction_length)
-
 OPERATORS = (
-    Operator(("ReduceMean",), _CONSTRAINTS, reduce, applies=_own),
     Operator(
-        ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare"),
-        _CONSTRAINTS,
+        ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"),
+        (kernel_engine, reduction_axes, reduction_input, reduction_order, reduction_length),
         reduce,
     ),
     Operator(

@@ -40,12 +40,12 @@ def reduced(built: Builder, op: str, value: str, axes: list[int] | None, **attri
 
 
 def drawn_axes(rng: np.random.Generator, shape: Shape) -> list[int] | None:
-    """All, the last ones, or the channels of an image."""
+    """All, the last ones, or the channels or pixels of an image."""
     way, rank = rng.random(), len(shape)
     if way < 0.2:
         return None if rng.integers(2) else list(range(rank))
     if way < 0.5 and rank == 4:
-        return [1]
+        return [1] if rng.integers(2) else [2, 3]
     first = int(rng.integers(1, rank)) if rank > 1 else 0
     axes = list(range(first, rank))
     return [axis - rank for axis in axes] if rng.integers(2) else axes
