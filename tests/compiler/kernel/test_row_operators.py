@@ -221,6 +221,15 @@ def test_golden(kind: str, name: str) -> None:
         compare(compile_segment(segment, config), segment, inputs, config)
 
 
+def test_root_of_nothing() -> None:
+    """Endless, and no large number."""
+    views = [View(Buffer(name, shape, kind), shape) for name, shape, kind in
+             (("x", (1, 1, 2, 4), "input"), ("y", (1, 1, 2, 1), "output"))]  # fmt: skip
+    op = RowTotal("total", *views, "squares", root="inverse", scale=0.1)
+    x = np.array([0, 0, 0, 0, 3, 0, 0, 0], np.int8).reshape(1, 1, 2, 4)
+    assert operator_of(op).evaluate(op, (x,), 24).reshape(-1).tolist() == [127, 0]
+
+
 def test_shapes_that_do_not_fit() -> None:
     views = [
         View(Buffer(name, shape, "input"), shape)

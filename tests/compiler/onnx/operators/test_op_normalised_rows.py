@@ -203,6 +203,38 @@ def test_lp_normalization(p: int) -> None:
         assert np.abs(np.rint((given - wanted) / scale)).max() <= 1, seed
 
 
+@pytest.mark.parametrize("way", ["sqrt", "inverse", "power"])
+def test_root_of_a_number_that_is_quantised(way: str) -> None:
+    """What is added behind a DequantizeLinear counts, and so do constants behind the quotient."""
+    for seed in range(12):
+        rng = np.random.default_rng([seed, len(way)])
+        built, shape = Builder(rng), (int(rng.integers(1, 9)), int(rng.integers(2, 50)))
+        x = built.input(shape)
+        number = built.input((shape[0], 1), unsigned=True)
+        value = built.node(
+            "Add", [built.dequantise(number), built.constant(np.float32(number.zero * number.scale + 0.3))]
+        )
+        names = [built.dequantise(x), built.node("Sqrt", [value])]
+        if way == "sqrt":
+            quotient = built.node("Div", names)
+        elif way == "inverse":
+            quotient = built.node("Mul", [built.node("Reciprocal", names[1:]), names[0]])
+        else:
+            quotient = built.node(
+                "Mul", [names[0], built.node("Pow", [value, built.constant(np.float32(-0.5))])]
+            )
+        made = built.node("Add", [quotient, built.constant(rng.normal(0, 1, shape[1]).astype(np.float32))])
+        model = built.finish(built.quantise(made, shape, 0.05, 0, False))
+        graph = import_model(model, config=Config(kernel=64))
+        assert kinds_of(graph) == ["RowScale"], seed
+        feeds = {
+            built.inputs[0].name: rng.normal(0, 1, shape).astype(np.float32),
+            built.inputs[1].name: rng.uniform(0, 4, (shape[0], 1)).astype(np.float32),
+        }
+        given = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((given - reference(model, feeds)) / 0.05)).max() <= 1, seed
+
+
 class Samples(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, samples: list[dict[str, np.ndarray]]) -> None:
         self.samples: Iterator[dict[str, np.ndarray]] = iter(samples)
@@ -272,9 +304,19 @@ def mean(built: Builder, value: str, axis: int = -1) -> str:
 
 
 def other_mean() -> onnx.ModelProto:
-    return refused(
-        lambda built, x: built.node("Sub", [x, mean(built, built.dequantise(source(built, (2, 3, 8))))])
-    )
+    """Of another value with the same parameters."""
+    built = builder()
+    first, other = (built.input((2, 3, 8)) for _ in range(2))
+    x = built.dequantise(first)
+    same = built.like(built.dequantise(other), (2, 3, 8), first)
+    return ended(built, built.node("Sub", [x, mean(built, built.dequantise(same))]))
+
+
+def sum_taken_off() -> onnx.ModelProto:
+    def build(built: Builder, x: str) -> str:
+        return built.node("Sub", [x, built.node("ReduceSum", [x, built.constant(np.array([-1], np.int64))])])
+
+    return refused(build)
 
 
 def cubed() -> onnx.ModelProto:
@@ -331,6 +373,7 @@ def lp(shape: Shape, axis: int, *, quantised: bool = True) -> onnx.ModelProto:
 
 CASES: dict[str, Case] = {
     "mean of something else": (other_mean, "Sub", row_mean),
+    "sum that is taken off": (sum_taken_off, "Sub", row_mean),
     "distances to the third power": (cubed, "Pow", row_square),
     "rows times their mean": (times_mean, "Mul", row_norm),
     "squares that are quantised": (quantised_squares, "QuantizeLinear", elements_plain),
