@@ -16,7 +16,7 @@ import numpy as np
 from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
-from weft.compiler.onnx.conditions import activation, input_quantised, kernel_engine
+from weft.compiler.onnx.conditions import activation, input_quantised, kernel_room
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.operators.quantise import per_tensor
@@ -34,7 +34,7 @@ from weft.compiler.onnx.qdq import (
 )
 from weft.compiler.onnx.reorder import placed
 from weft.compiler.onnx.repeats import operands
-from weft.compiler.onnx.row_forms import Divisor, Placed, along, divisor_of, repeats, rows_of, same
+from weft.compiler.onnx.row_forms import Divisor, Placed, along, divisor_of, repeats, row_fits, rows_of, same
 
 MOST_OFFSET = 1024
 """Most steps that what is under a root may be off its zero point."""
@@ -84,6 +84,14 @@ def squared(context: NodeContext) -> RowElements:
 def row_norm(context: NodeContext) -> str | None:
     """A row must be divided by a total of its own or of another value's rows, or by the root of one."""
     return None if _normal(context) is not None else f"inputs are {context.inputs}"
+
+
+def norm_room(context: NodeContext) -> str | None:
+    """To divide rows by a total of other rows takes a 'kernel' of 128 where 'n' is above 16."""
+    found, config = _normal(context), context.model.config
+    assert found is not None
+    good = config.n <= 16 or config.kernel >= 128 or _own_norm(*found[:2]) or _is_share(*found[:2])
+    return None if good else f"'kernel' is {config.kernel}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,7 +192,7 @@ def _own_norm(parts: _Parts, number: RowNumber) -> bool:
 
 
 def row_factor(context: NodeContext) -> str | None:
-    """A row may be multiplied or divided by a number of its own, which is quantised, or the root of what is."""
+    """A row of an eighth of the scratchpad at most may be scaled by a number that is quantised, or the root of one."""
     return None if _factor(context) is not None else f"inputs are {context.inputs}"
 
 
@@ -204,7 +212,7 @@ def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Placed, Tensor] | No
         if divisor is None or divisor.offset > MOST_OFFSET:
             continue
         found = rows_of(parts.source.tensor, parts.shape, axes)
-        if found is None:
+        if found is None or not row_fits(context.model.config, found.layout.nhwc[3]):
             continue
         rest = tuple(range(len(padded)))
         number = placed(divisor.tensor, Layout(padded, rest, (*found.layout.nhwc[:3], 1)))
@@ -306,12 +314,9 @@ def _along_axis(context: NodeContext) -> Placed | None:
 
 
 def norm_length(context: NodeContext) -> str | None:
-    """A row of LpNormalization must have at most 32768 elements, and fit a quarter of the scratchpad."""
+    """A row of LpNormalization must have at most 32768 elements, and fit an eighth of the scratchpad."""
     count = context.shape()[int(context.node.attributes.get("axis", -1)) % len(context.shape())]
-    config = context.model.config
-    return (
-        None if count <= 1 << 15 and 4 * count <= config.scratchpad_size * config.n else f"there are {count}"
-    )
+    return None if count <= 1 << 15 and row_fits(context.model.config, count) else f"there are {count}"
 
 
 def norm(context: NodeContext) -> Pending:
@@ -348,7 +353,7 @@ def _divides(context: NodeContext) -> bool:
 
 def scales_rows(context: NodeContext) -> bool:
     """Whether elements meet a number for each row that is quantised, which no other operator takes."""
-    if not context.model.config.kernel or context.node.op not in ("Mul", "Div"):
+    if context.model.config.kernel < 64 or context.node.op not in ("Mul", "Div"):
         return False
     if any(isinstance(symbol, RowElements) for symbol in context.symbols):
         return True
@@ -372,9 +377,9 @@ _TITLE = "Normalisations written out"
 OPERATORS = (
     Operator(("Sub",), (row_mean,), centred, applies=_takes_mean, title=_TITLE),
     Operator(("Pow", "Mul"), (row_square,), squared, applies=_squares, title=_TITLE),
-    Operator(("Mul", "Div"), (row_norm,), normalise, applies=_divides, title=_TITLE),
+    Operator(("Mul", "Div"), (row_norm, norm_room), normalise, applies=_divides, title=_TITLE),
     Operator(("Mul", "Div"), (row_factor,), scale, applies=scales_rows, title=_TITLE),
     Operator(("Mul", "Add"), (normal_affine,), affine, applies=_of_normal, title=_TITLE),
     Operator(("QuantizeLinear",), (per_tensor, elements_plain), distances, applies=_of_elements),
-    Operator(("LpNormalization",), (kernel_engine, input_quantised, norm_order, norm_length), norm),
+    Operator(("LpNormalization",), (kernel_room, input_quantised, norm_order, norm_length), norm),
 )

@@ -9,7 +9,7 @@ from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.row_operators import RowPair
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import PITCH_MAX
-from weft.compiler.onnx.conditions import kernel_engine
+from weft.compiler.onnx.conditions import kernel_room
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.operators.normalised_rows import scales_rows
@@ -95,7 +95,7 @@ def _two(context: NodeContext) -> bool:
 OPERATORS = (
     Operator(
         ("Div", "Max", "Min"),
-        (kernel_engine, element_pairs, pair_length),
+        (kernel_room, element_pairs, pair_length),
         combined,
         applies=_two,
         title="Div, Max, Min of two activations",

@@ -8,8 +8,7 @@ import math
 from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.row_operators import RowTotal
 from weft.compiler.kernel.steps import OFFSET
-from weft.compiler.machine.limits import PITCH_MAX
-from weft.compiler.onnx.conditions import kernel_engine
+from weft.compiler.onnx.conditions import kernel_room
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.operators.quantise import per_tensor
@@ -24,7 +23,7 @@ from weft.compiler.onnx.qdq import (
     parameters,
     result,
 )
-from weft.compiler.onnx.row_forms import Placed, form_of, rows_of
+from weft.compiler.onnx.row_forms import Placed, form_of, row_fits, rows_of
 
 SQUARES = 1 << 15
 """Most elements of a row whose squares are added up in 31 bits."""
@@ -57,12 +56,11 @@ def reduction_order(context: NodeContext) -> str | None:
 
 
 def reduction_length(context: NodeContext) -> str | None:
-    """A row to reduce must have at most 32768 elements, and fit half of the scratchpad."""
+    """A row to reduce must have at most 32768 elements, and fit an eighth of the scratchpad."""
     found = _placed(context)
     assert found is not None
-    count, config = found.layout.nhwc[3], context.model.config
-    fits = count <= min(SQUARES, PITCH_MAX) and 2 * count <= config.scratchpad_size * config.n
-    return None if fits else f"there are {count}"
+    count = found.layout.nhwc[3]
+    return None if count <= SQUARES and row_fits(context.model.config, count) else f"there are {count}"
 
 
 def _axes(context: NodeContext) -> tuple[int, ...] | None:
@@ -269,7 +267,7 @@ def has_number(context: NodeContext) -> bool:
 OPERATORS = (
     Operator(
         ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"),
-        (kernel_engine, reduction_axes, reduction_input, reduction_order, reduction_length),
+        (kernel_room, reduction_axes, reduction_input, reduction_order, reduction_length),
         reduce,
     ),
     Operator(

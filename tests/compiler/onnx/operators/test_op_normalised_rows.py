@@ -25,6 +25,7 @@ from weft.compiler.onnx.operators.normalised_rows import (
     elements_plain,
     norm_length,
     norm_order,
+    norm_room,
     normal_affine,
     row_factor,
     row_mean,
@@ -394,5 +395,17 @@ def test_fallback(name: str) -> None:
     check_fallback(CASES[name], kernel=64)
 
 
+def test_other_norm_on_wide_vectors() -> None:
+    """Divided by the root of the mean square, but less the mean."""
+
+    def build(built: Builder, x: str) -> str:
+        centred = built.node("Sub", [x, mean(built, x)])
+        return built.node("Div", [centred, built.node("Sqrt", [mean(built, built.node("Mul", [x, x]))])])
+
+    case: Case = (lambda: refused(build), "Div", norm_room)
+    check_fallback(case, kernel=64, n=32, bus_bytes=32)
+    assert not on_host(import_model(refused(build), config=Config(kernel=128, n=32, bus_bytes=32)))
+
+
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"kernel_engine", "per_tensor"}
+    assert untried(OPERATORS, CASES.values()) == {"kernel_room", "norm_room", "per_tensor"}

@@ -11,7 +11,7 @@ from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.conditions import kernel_engine
+from weft.compiler.onnx.conditions import kernel_room
 from weft.compiler.onnx.operators.pairs import OPERATORS, element_pairs, pair_length
 from weft.hdl.isa.config import Config
 
@@ -80,9 +80,10 @@ def test_fallback(name: str) -> None:
     check_fallback(CASES[name], kernel=64)
 
 
-def test_without_a_kernel_engine() -> None:
-    check_fallback((lambda: two("Div", (3, 4), (3, 4)), "Div", kernel_engine), kernel=0)
+@pytest.mark.parametrize("size", [0, 32])
+def test_without_a_kernel_engine(size: int) -> None:
+    check_fallback((lambda: two("Div", (3, 4), (3, 4)), "Div", kernel_room), kernel=size)
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"kernel_engine"}
+    assert untried(OPERATORS, CASES.values()) == {"kernel_room"}

@@ -13,7 +13,7 @@ from support.graph_runs import on_host, run_graph
 from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
-from weft.compiler.onnx.conditions import kernel_engine
+from weft.compiler.onnx.conditions import kernel_room
 from weft.compiler.onnx.operators.reductions import (
     OPERATORS,
     number_range,
@@ -173,11 +173,11 @@ def test_fallback(name: str) -> None:
 
 
 def test_without_a_kernel_engine() -> None:
-    check_fallback((lambda: refused("ReduceSum"), "ReduceSum", kernel_engine), kernel=0)
+    check_fallback((lambda: refused("ReduceSum"), "ReduceSum", kernel_room), kernel=0)
 
 
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"kernel_engine", "per_tensor"}
+    assert untried(OPERATORS, CASES.values()) == {"kernel_room", "per_tensor"}
 
 
 def test_count() -> None:
