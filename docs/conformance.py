@@ -158,7 +158,9 @@ def left_out() -> dict[str, Counter[str]]:
         if name in SCOPE:
             continue
         if name in APPROXIMATE:
-            reason = "the device approximates it: see [attention.md](attention.md) and [kernels.md](kernels.md)"
+            reason = (
+                "the device approximates it: see [attention.md](attention.md) and [kernels.md](kernels.md)"
+            )
         elif name:
             reason = "the device does not have the operator"
         else:

@@ -43,8 +43,8 @@ MOST_OFFSET = 1024
 def row_mean(context: NodeContext) -> str | None:
     """What is taken off an activation must be its own mean."""
     x, mean = context.symbols
-    if not (isinstance(x, Activation) and isinstance(mean, RowNumber)):
-        return f"inputs are {context.inputs}"
+    assert isinstance(x, Activation)
+    assert isinstance(mean, RowNumber)
     whole = math.prod(mean.shape[axis] for axis in mean.axes)
     plain = (mean.total, mean.offset, mean.root, mean.least, mean.gain) == ("sum", 0.0, "", 0.0, 1.0)
     plain = plain and math.isclose(mean.factor * whole, x.quant.scale, rel_tol=1e-4)
@@ -336,7 +336,7 @@ def norm(context: NodeContext) -> Pending:
 
 
 def _takes_mean(context: NodeContext) -> bool:
-    return any(isinstance(symbol, RowNumber) for symbol in context.symbols)
+    return isinstance(context.symbol(0), Activation) and isinstance(context.symbol(1), RowNumber)
 
 
 def _squares(context: NodeContext) -> bool:

@@ -23,7 +23,7 @@ from weft.compiler.onnx.qdq import (
     parameters,
     result,
 )
-from weft.compiler.onnx.row_forms import Placed, form_of, row_fits, rows_of
+from weft.compiler.onnx.row_forms import Placed, form_of, repeats, row_fits, rows_of
 
 SQUARES = 1 << 15
 """Most elements of a row whose squares are added up in 31 bits."""
@@ -122,9 +122,10 @@ def _next(context: NodeContext) -> RowNumber | None:
     number, node = context.symbols[at], context.node
     assert isinstance(number, RowNumber)
     found: RowNumber | None = None
+    if at and node.op not in ("Add", "Div", "Max", "Mul"):
+        return None
     if node.op in _MOVES:
-        count = math.prod(context.output)
-        found = number if count == math.prod(context.shape()) or node.op == "Expand" else None
+        found = number if _moves(context, number) else None
     elif node.op in ("Sqrt", "Reciprocal", "Pow"):
         found = _powered(number, {"Sqrt": 0.5, "Reciprocal": -1.0}.get(node.op) or _scalar(context, 1 - at))
     elif node.op == "Clip":
@@ -141,6 +142,15 @@ _ENDLESS = 1e30
 _MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
+def _moves(context: NodeContext, number: RowNumber) -> bool:
+    """Whether a node leaves a number for each row as it is, or repeats it for the elements of the row."""
+    if context.node.op == "Cast":
+        return context.model.dtypes[context.node.outputs[0]].startswith("float")
+    if math.prod(context.output) == math.prod(context.shape()):
+        return True
+    return context.output == number.shape and repeats(context.shape(), number.shape, number.axes)
+
+
 def _scalar(context: NodeContext, index: int) -> float | None:
     """An input that is one finite constant."""
     name = context.node.input(index)
@@ -155,11 +165,13 @@ def _scalar(context: NodeContext, index: int) -> float | None:
 def _combined(context: NodeContext, number: RowNumber, at: int) -> RowNumber | None:
     """A number and a constant."""
     value, op = _scalar(context, 1 - at), context.node.op
-    if value is None or math.prod(context.output) != math.prod(context.shape(at)):
+    if (
+        value is None
+        or len(context.symbols) != 2
+        or math.prod(context.output) != math.prod(context.shape(at))
+    ):
         return None
     if op in ("Add", "Sub"):
-        if at and op == "Sub":
-            return None
         return _plus(number, value if op == "Add" else -value)
     if op == "Max":
         return _at_least(number, value)

@@ -236,6 +236,26 @@ def test_root_of_a_number_that_is_quantised(way: str) -> None:
         assert np.abs(np.rint((given - reference(model, feeds)) / 0.05)).max() <= 1, seed
 
 
+@pytest.mark.parametrize("way", ["as it is", "expanded", "as columns", "in order"])
+def test_numbers_of_other_rows(way: str) -> None:
+    """Norms of rows that divide columns: a square matrix has as many."""
+    built = Builder(np.random.default_rng(8))
+    x = built.input((5, 5))
+    value = built.dequantise(x)
+    number = built.node("ReduceL2", [value, built.constant(np.array([1], np.int64))], keepdims=0)
+    if way == "expanded":
+        number = built.node("Expand", [number, built.constant(np.array([5, 5], np.int64))])
+    elif way != "as it is":
+        shape = [1, 5] if way == "as columns" else [5, 1]
+        number = built.node("Reshape", [number, built.constant(np.array(shape, np.int64))])
+    model = built.finish(built.quantise(built.node("Div", [value, number]), (5, 5), 0.01, 0, False))
+    graph = import_model(model, config=Config(kernel=64))
+    assert kinds_of(graph) == (["LayerNorm"] if way == "in order" else [])
+    feeds = {built.inputs[0].name: built.rng.normal(0, 1, (5, 5)).astype(np.float32)}
+    given = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert np.abs(np.rint((given - reference(model, feeds)) / 0.01)).max() <= 1
+
+
 class Samples(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, samples: list[dict[str, np.ndarray]]) -> None:
         self.samples: Iterator[dict[str, np.ndarray]] = iter(samples)

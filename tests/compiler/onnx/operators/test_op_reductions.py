@@ -66,6 +66,8 @@ def behind(built: Builder, value: str) -> str:
     if rng.random() < 0.4:
         value = built.node("Add", [built.constant(np.float32(rng.uniform(0.01, 2))), value])
     if rng.random() < 0.3:
+        value = built.node("Sub", [value, built.constant(np.float32(-0.2))])
+    if rng.random() < 0.3:
         value = built.node("Max", [value, built.constant(np.float32(0.3))])
     if rng.random() < 0.5:
         value = built.node("Sqrt", [value])
@@ -128,13 +130,13 @@ def refused(op: str, shape: Shape = (2, 3, 8), axes: object = (-1,), **attribute
     return ended(built, built.node(op, names, **attributes))
 
 
-def then(op: str, *constants: object, reduction: str = "ReduceMean", scale: float = 0.1) -> onnx.ModelProto:
-    """A node behind a reduction."""
+def then(op: str, *constants: object, first: bool = False) -> onnx.ModelProto:
+    """A node behind a sum of squares, with constants behind it or in front."""
     built = builder()
     value = built.dequantise(source(built, (2, 3, 8)))
-    value = built.node(reduction, [value, built.constant(np.array([-1], np.int64))])
+    value = built.node("ReduceSumSquare", [value, built.constant(np.array([-1], np.int64))])
     names = [built.constant(np.array(item)) for item in constants]
-    return ended(built, built.node(op, [value, *names]), scale)
+    return ended(built, built.node(op, [*names, value] if first else [value, *names]))
 
 
 def unquantised() -> onnx.ModelProto:
@@ -151,6 +153,22 @@ def given_axes() -> onnx.ModelProto:
     return built.finish(built.quantise(value, (2, 3, 1), 0.1, 0, False))
 
 
+def root_of_mean() -> onnx.ModelProto:
+    built = builder()
+    value = built.dequantise(source(built, (2, 3, 8)))
+    value = built.node("ReduceMean", [value, built.constant(np.array([-1], np.int64))])
+    return ended(built, built.node("Sqrt", [value]))
+
+
+def whole_number() -> onnx.ModelProto:
+    """A mean whose fraction is cut off."""
+    built = builder()
+    value = built.dequantise(source(built, (2, 3, 8)))
+    value = built.node("ReduceMean", [value, built.constant(np.array([-1], np.int64))])
+    cut = built.node("Cast", [value], to=onnx.TensorProto.INT32)
+    return ended(built, built.node("Cast", [cut], to=onnx.TensorProto.FLOAT))
+
+
 CASES: dict[str, Case] = {
     "input that is not quantised": (unquantised, "ReduceMax", reduction_input),
     "no axes": (lambda: refused("ReduceSum", axes=None, noop_with_empty_axes=1), "ReduceSum", reduction_axes),
@@ -160,8 +178,12 @@ CASES: dict[str, Case] = {
         reduction_order,
     ),
     "row that is too long": (lambda: refused("ReduceSum", (1, 40000)), "ReduceSum", reduction_length),
-    "root of what may be negative": (lambda: then("Sqrt"), "Sqrt", number_steps),
+    "root of what may be negative": (root_of_mean, "Sqrt", number_steps),
     "constant by row": (lambda: then("Add", np.ones((3, 1), np.float32)), "Add", number_steps),
+    "whole numbers": (whole_number, "Cast", number_steps),
+    "power of a constant": (lambda: then("Pow", np.float32(0.5), first=True), "Pow", number_steps),
+    "taken off a constant": (lambda: then("Sub", np.float32(0.5), first=True), "Sub", number_steps),
+    "three numbers": (lambda: then("Max", np.float32(0.5), np.float32(0.7)), "Max", number_steps),
     "large sum": (lambda: then("Add", np.float32(1000)), "QuantizeLinear", number_range),
     "number that is repeated": (lambda: then("Expand", np.array([2, 3, 8])), "QuantizeLinear", number_shape),
 }
