@@ -8,9 +8,10 @@
 >>> result.outputs["logits"].shape
 (1, 10)
 
-`compile` makes a `Program` of a quantised ONNX or TFLite model, and `Program.run` gives a `Result`. `check` tells which
-nodes of a model run on the device, `verilog` writes the accelerator, and `Program.save` and `load` keep a program in a
-folder. A `Config` holds the accelerator's parameters; the name of a preset or of a board does as well.
+`compile` makes a `Program` of a quantised ONNX or TFLite model, and `Program.run` gives a `Result`. `quantise` makes a
+quantised model of a float one. `check` tells which nodes of a model run on the device, `verilog` writes the
+accelerator, and `Program.save` and `load` keep a program in a folder. A `Config` holds the accelerator's parameters;
+the name of a preset or of a board does as well.
 
 Whatever weft refuses it refuses with a `WeftError`: `CompileError` (the model), `ConfigError` (the configuration),
 `InputError` (an argument), `FileError` and `ProgramFileError` (a file), `ProgramError` (instructions), `BoardError` (a
@@ -36,11 +37,13 @@ __all__ = [
     "Program",
     "ProgramError",
     "ProgramFileError",
+    "Quantised",
     "Result",
     "WeftError",
     "check",
     "compile",
     "load",
+    "quantise",
     "verilog",
 ]
 
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from weft.hdl.files.cache import CacheError
     from weft.hdl.isa.config import Config, ConfigError
     from weft.program import Program, Result
+    from weft.quantiser import Quantised, quantise
     from weft.sim.device import DeviceError
     from weft.sim.verilator.verilate import BuildError
 
@@ -71,8 +75,10 @@ _MODULES = {
     "Program": "program",
     "ProgramError": "hdl.checker.program",
     "ProgramFileError": "compiler.artefact",
+    "Quantised": "quantiser",
     "Result": "program",
     "WeftError": "hdl.errors",
+    "quantise": "quantiser",
 }
 """Where names are that are not in `weft.api`."""
 

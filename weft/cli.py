@@ -24,6 +24,7 @@ from weft import (
     files,
     litert,
     model_commands,
+    quantise_command,
     trace_command,
     tune_command,
 )
@@ -263,6 +264,7 @@ def _compare(golden: Any, result: Any) -> None:
 
 example_commands.add(app)
 model_commands.add(app)
+quantise_command.add(app)
 app.command()(writes(run))
 trace_command.add(app)
 tune_command.add(app)

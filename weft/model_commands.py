@@ -18,6 +18,7 @@ from weft.errors import FileError
 from weft.options import Configuration, Folder, Json, Model, Shapes, config_file, load, shapes_of, writes
 
 if TYPE_CHECKING:
+    from weft.api import Check
     from weft.compiler.ir.graph import DeviceSegment
 
 Assignment = Sequence[tuple[str, str, str, str]]
@@ -80,7 +81,7 @@ def compile_model(
     )
     if host:
         reports.show_assignment(host, reports.summary())
-    _warn(nodes)
+    warn_of_host(nodes)
 
 
 def _dumping(texts: dict[str, str]) -> Callable[[str, DeviceSegment], None]:
@@ -113,25 +114,31 @@ def check(
         print(json.dumps(listed | dataclasses.asdict(nodes.shares), indent=1))
     else:
         reports.show_assignment(nodes, reports.stdout())
-        print(f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host")
-        print(
-            f"{nodes.shares.on_device:.1%} of the multiplications are on the device; {nodes.shares.crossing:,} bytes "
-            "cross between host and device in each run"
-        )
+        print(*told_shares(nodes), sep="\n")
         reports.show_reasons(reasons(nodes), reports.stdout())
-    _warn(nodes)
+    warn_of_host(nodes)
 
 
-def _warn(nodes: Assignment) -> None:
+def told_shares(nodes: Check) -> tuple[str, str]:
+    """How much of a model the device runs, in two lines."""
+    host = sum(node[2] == "host" for node in nodes)
+    return (
+        f"{len(nodes) - host} of {len(nodes)} nodes run on the device, {host} on the host",
+        f"{nodes.shares.on_device:.1%} of the multiplications are on the device; {nodes.shares.crossing:,} bytes "
+        "cross between host and device in each run",
+    )
+
+
+def warn_of_host(nodes: Assignment) -> None:
     """Say what to do if nothing runs on the device."""
     if any(node[2] == "device" for node in nodes):
         return
     reasons = Counter(reason for *_, reason in nodes if reason).most_common(1)
     why = f": most often because {reasons[0][0]!r}" if reasons else ""
     reports.warn(
-        f"nothing of this model runs on the device{why}. Quantise it statically to int8 in the QDQ format, with int8 "
-        "or uint8 activations and static shapes, as onnxruntime.quantization.quantize_static does, or convert it to "
-        "TFLite with full integer quantisation; `weft check` lists the reasons of all nodes"
+        f"nothing of this model runs on the device{why}. Quantise the float model with `weft quantise`, which takes "
+        "int8 for weights and activations and the QDQ format, or convert it to TFLite with full integer "
+        "quantisation; `weft check` lists the reasons of all nodes"
     )
 
 

@@ -180,6 +180,19 @@ def show_assignment(nodes: Iterable[tuple[str, str, str, str]], console: Console
     console.print(made)
 
 
+def show_errors(layers: Iterable[Any], console: Console) -> None:
+    """Print the layers of a `weft.accuracy.Accuracy` with their errors."""
+    made = table("layer", "operator", "signal to noise", right=("signal to noise",))
+    for layer in layers:
+        made.add_row(*_cells(console, layer.name, layer.operator, decibels(layer.snr)))
+    console.print(made)
+
+
+def decibels(ratio: float) -> str:
+    """A signal-to-noise ratio; 200 dB is what there is without any noise."""
+    return "exact" if ratio >= 200 else f"{ratio:.1f} dB"
+
+
 def show_reasons(reasons: Counter[str], console: Console) -> None:
     """Print why nodes run on the host, and how many for each reason, the most frequent first; nothing if none does."""
     made = table("nodes", "reason for the host", right=("nodes",))

@@ -98,16 +98,9 @@ class _AttentionLowering:
 
     # --- loads
 
-    def _head(self, source: TensorRef, image: int, head: int, heads: int, size: int) -> TensorRef:
+    def _head(self, source: TensorRef, image: int, head: int, heads: int) -> TensorRef:
         """One head of an operand: its rows as the pixels of one row of an image."""
-        beside = source.c == heads * size and (self.op.page or source.n == self.op.images)
-        at = (
-            source.address(image, 0, 0) + head * size
-            if beside
-            else source.address(image * heads + head, 0, 0)
-        )
-        pitch = source.pixel_pitch
-        return TensorRef(source.base, at, 1, 1, source.w, size, source.w * pitch, source.w * pitch, pitch)
+        return source.matrix(image, head, (source.n if self.op.page else self.op.images, heads))
 
     def _load_parameters(self) -> Iterator[Task]:
         """LOAD the parameters of softmax, and behind them those by which scores are requantised before."""
@@ -157,7 +150,7 @@ class _AttentionLowering:
             return
         wide = self.config.wide_activations
         for index in range(tile.heads):
-            source = self._head(self.q, tile.image, tile.head + index, self.op.heads, self.op.head_size)
+            source = self._head(self.q, tile.image, tile.head + index, self.op.heads)
             yield self.emit.load_rows(
                 source, (tile.position, tile.positions), (0, self.op.head_size),
                 slot + index * tile.positions * self.k_vectors, self.k_vectors, self.op.q_zero if wide else 0,
@@ -176,12 +169,12 @@ class _AttentionLowering:
         self.loaded.add((what, slot))
         first = block * self.plan.block
         count = min(self.plan.block, op.keys - first)
-        source, size = (self.k, op.head_size) if what == "k" else (self.v, op.v_size)
+        source = self.k if what == "k" else self.v
         if not op.page:
-            head = self._head(source, tile.image, kv_head, op.kv_heads, size)
+            head = self._head(source, tile.image, kv_head, op.kv_heads)
             yield from self._load_rows(what, head, first, count, slot, None)
             return
-        head = self._head(source, 0, kv_head, op.kv_heads, size)
+        head = self._head(source, 0, kv_head, op.kv_heads)
         for row in range(first, first + count, min(op.page, count)):
             part = min(op.page, count)
             yield from self._load_rows(what, head, row % op.page, part, slot, row // op.page, row - first)
@@ -350,7 +343,7 @@ class _AttentionLowering:
                 count * max(overheads.DIVIDE, self.v_vectors * self.config.groups),
             )))  # fmt: skip
         for index in range(tile.heads):
-            head = self._head(self.dst, tile.image, tile.head + index, op.heads, op.v_size)
+            head = self._head(self.dst, tile.image, tile.head + index, op.heads)
             box = Box(0, tile.position, 1, tile.positions)
             at = out + index * tile.positions * self.v_vectors
             stores = self.emit.store_box(head, 0, box, (0, op.v_size), at, self.v_vectors)

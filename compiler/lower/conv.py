@@ -60,7 +60,11 @@ class _ConvLowering:
         self._product, self._drained = cache(self._multiplication), cache(self._requantisation)
         # What spatial tiles have in common is computed once.
         self._block_of, self._weights_of = cache(self._parameters), cache(self._weights)
-        self._chunks_of, self._box_of = cache(shape.chunks), cache(shape.input_box)
+        self._chunks_of, self._box_of, self._rest_of = (
+            cache(shape.chunks),
+            cache(shape.input_box),
+            cache(shape.rest),
+        )
 
     def tasks(self) -> Iterator[Task]:
         shape, group = self.shape, self.plan.group
@@ -147,12 +151,35 @@ class _ConvLowering:
             else:
                 at, tasks = self._inputs(image, conv, loaded, block, chunk)
                 yield from tasks
-            for part in range(shape.passes):
-                b, held = self.b.get(("b", block.start, part, chunk))
-                if not held:
-                    yield self.emit.load_constant(self._weights_of(block, part, chunk), b)
-                yield self._mm(conv, loaded, block, chunk, at, (b, rows), accumulate=begun)
+            for part in range(shape.parts):
+                yield from self._part_of(conv, loaded, block, chunk, at, rows, part, begun=begun)
                 begun = True
+
+    def _part_of(
+        self, conv: Box, loaded: Box, block: range, chunk: Chunk, at: _Place, rows: int, part: int, *, begun: bool
+    ) -> Iterator[Task]:  # fmt: skip
+        """The products of one part of the weights of a chunk: all at once, or of a later part what is not zero."""
+        rest = self._rest_of(block, part, chunk) if part else None
+        if rest == []:
+            return
+        b, held = self.b.get(("b", block.start, part, chunk))
+        if rest is None:
+            if not held:
+                yield self.emit.load_constant(self._weights_of(block, part, chunk), b)
+            yield self._mm(conv, loaded, block, chunk, at, (b, rows), accumulate=begun)
+            return
+        pieces = [self._weights_of(range(index, index + 1), part, piece) for index, piece in rest]
+        if not held:
+            yield self.emit.load_constant(b"".join(pieces), b)
+        tiles = self.shape.tiles
+        for (index, piece), payload in zip(rest, pieces, strict=True):
+            here, sums = at, rows + (index - block.start) * conv.h * conv.w
+            if self.plan.chunked:
+                behind = tiles[index].piece.at - tiles[block.start].piece.at
+                here = at.tile(behind + piece.kc[0] - chunk.kc[0])
+            one = range(index, index + 1)
+            yield self._mm(conv, loaded, one, piece, here, (b, sums), accumulate=True)
+            b += len(payload) // self.config.n
 
     def _weights(self, block: range, part: int, chunk: Chunk) -> bytes:
         return self.shape.weights(block.start, len(block), part, chunk)

@@ -147,6 +147,20 @@ class TensorRef:
         span = pixels * self.pixel_pitch
         return replace(self, n=1, h=1, w=pixels, image_pitch=span, row_pitch=span)
 
+    def matrix(self, image: int, head: int, counts: tuple[int, int]) -> TensorRef:
+        """One of `counts` (images, heads of an image) matrices, its rows as the pixels of one row of an image.
+
+        Heads lie beside each other in the channels, or one after the other as images.
+        """
+        images, heads = counts
+        if self.n == images:
+            size, at = self.c // heads, self.address(image, 0, 0)
+            at += head * size
+        else:
+            size, at = self.c, self.address(image * heads + head, 0, 0)
+        pitch = self.pixel_pitch
+        return TensorRef(self.base, at, 1, 1, self.w, size, self.w * pitch, self.w * pitch, pitch)
+
     @property
     def flattens(self) -> bool:
         return self.rows_join and (self.n == 1 or self.h * self.row_pitch == self.image_pitch)

@@ -12,16 +12,15 @@ from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, is_con
 from weft.compiler.onnx.reorder import placed
 
 
-def summands(context: NodeContext) -> tuple[Symbol, ...]:
-    """The operands of Add; a constant with a value of 8 bits for each element counts as an activation."""
+def paired(context: NodeContext) -> tuple[Symbol, ...]:
+    """The operands of Add, Sub or Mul; a constant of 8 bits counts as an activation, unless it has a value for each
+    channel, or but one."""
     for index in range(2):
         one, other = context.symbol(index), context.symbol(1 - index)
-        if isinstance(one, Activation) and isinstance(other, Constant) and other.activation is not None:
-            same = context.shape(index) == context.output and math.prod(
-                context.shape(1 - index)
-            ) == math.prod(context.output)
-            if same and channel_constant(context, one, other) is not None:
-                return (one, other.activation) if index == 0 else (other.activation, one)
+        if not (isinstance(one, Activation) and isinstance(other, Constant)) or other.activation is None:
+            continue
+        if channel_constant(context, one, other) is not None:
+            return (one, other.activation) if index == 0 else (other.activation, one)
     return context.symbols
 
 
@@ -98,7 +97,7 @@ def channel_layout(context: NodeContext, operand: Symbol, value: Constant | None
 def layouts(shape: tuple[int, ...], operand: Symbol) -> dict[int, Layout]:
     """The layouts of a value of `shape`, by the axis that is then channels on the device."""
     last = len(shape) - 1
-    known = {1: spatial(shape)} if len(shape) == 4 else {last: packed(shape)}
+    known = {1: spatial(shape), last: packed(shape)} if len(shape) == 4 else {last: packed(shape)}
     if len(shape) in (3, 5):
         known.setdefault(1, spatial(shape))
     if not isinstance(operand, Pending):

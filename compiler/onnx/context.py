@@ -18,7 +18,8 @@ class NodeContext:
     """A node with the symbols of its inputs (None for those left out).
 
     `arguments` has for each input the functions of int8 tensors that it is, `functions` those that the result is, the
-    nearest root first.
+    nearest root first. `alone` says of a product of activations why it is not the start of an attention; None where
+    that is yet to be tried.
     """
 
     model: Model
@@ -26,6 +27,7 @@ class NodeContext:
     symbols: tuple[Symbol, ...]
     arguments: tuple[tuple[Function, ...], ...] = ()
     functions: tuple[Function, ...] = ()
+    alone: str | None = None
 
     def symbol(self, index: int) -> Symbol:
         return self.symbols[index] if index < len(self.symbols) else None

@@ -17,12 +17,13 @@ from weft.compiler.onnx.reader import Source, read
 from weft.hdl.isa.config import Config
 
 HOW_TO_QUANTISE = (
-    "quantise it first, for example with "
-    "onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ)"
+    "quantise the float model with `weft quantise MODEL.onnx --data SAMPLES.npz -o QUANTISED.onnx`, or in Python "
+    "with weft.quantise"
 )
 COMPLETE = Config(kernel=64)
 """A device with everything that operators may need."""
-_QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+"""Operators of quantised models in other formats."""
 
 
 @dataclass(eq=False)
@@ -99,7 +100,7 @@ def _check_quantised(network: Network) -> None:
     operators = {node.operator for node in network.nodes}
     if operators & {"QuantizeLinear", "DequantizeLinear"}:
         return
-    for name in _QOPERATORS:
+    for name in QOPERATORS:
         if name in operators:
             raise CompileError(
                 f"the model uses {name}; weft reads the QDQ format (QuantizeLinear and DequantizeLinear around "

@@ -164,6 +164,8 @@ def reason(match: Match, node: Node) -> str:
         source = node.inputs[0]
         known = match.symbol(source) is not None or bool(match.functions.get(source))
         return match.unsupported[node.index] if known else COMPUTED_ON_HOST
+    if match.alone.get(node.index):
+        return match.alone[node.index]
     readers = [user.name for user in model.users(node.outputs[0])]
     if not readers or node.outputs[0] in model.outputs:
         return "its result is an output of the model in float"

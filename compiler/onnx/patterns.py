@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from weft.compiler.onnx import elementwise, registry
 from weft.compiler.onnx.context import NodeContext, sentence
 from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.operators.attention_written_out import attended
 from weft.compiler.onnx.operators.move import transposable
 from weft.compiler.onnx.qdq import (
     Activation,
@@ -35,7 +35,8 @@ class Match:
     """What of a model the device can compute.
 
     `symbols` by value, `recipes` by the value they make, `unsupported` by node index: why the host must run it.
-    `functions` by value: as which functions of int8 tensors it has been computed.
+    `functions` by value: as which functions of int8 tensors it has been computed. `alone` has the products of two
+    activations that start no attention, by node index, and why.
     """
 
     model: Model
@@ -43,6 +44,7 @@ class Match:
     recipes: dict[str, Recipe]
     unsupported: dict[int, str]
     functions: dict[str, tuple[Function, ...]]
+    alone: dict[int, str]
 
     def context(self, node: Node) -> NodeContext:
         symbols = tuple(_given(node, self.symbol(name)) for name in node.inputs)
@@ -50,7 +52,7 @@ class Match:
             elementwise.of_value(name, symbol, self.functions.get(name, ()))
             for name, symbol in zip(node.inputs, symbols, strict=True)
         )
-        context = NodeContext(self.model, node, symbols, arguments)
+        context = NodeContext(self.model, node, symbols, arguments, alone=self.alone.get(node.index))
         return dataclasses.replace(context, functions=elementwise.of_result(context))
 
     def add(self, recipe: Recipe) -> None:
@@ -108,16 +110,19 @@ def match(model: Model) -> Match:
         For quantisation parameters or attributes that make no sense.
     """
     refused: dict[int, str] = {}
+    alone: dict[int, str] = {}
     while True:
-        found = _walk(model, refused)
-        more = {index: reason for index, reason in _misplaced(found).items() if index not in refused}
-        if not more:
+        found = _walk(model, refused, alone)
+        products = {index: why for index, why in _no_attention(found).items() if index not in alone}
+        strange = {index: why for index, why in _strange_transposes(found).items() if index not in refused}
+        if not products and not strange:
             return found
-        refused |= more
+        alone |= products
+        refused |= strange
 
 
-def _walk(model: Model, refused: dict[int, str]) -> Match:
-    found = Match(model, {}, {}, {}, {})
+def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match:
+    found = Match(model, {}, {}, {}, {}, alone)
     for node in model.nodes:
         registry.check(model, node)
         context = found.context(node)
@@ -146,27 +151,41 @@ def _walk(model: Model, refused: dict[int, str]) -> Match:
     return found
 
 
-def _misplaced(found: Match) -> dict[int, str]:
-    """Nodes to leave to the host, with the reason: their results end where the device cannot go on."""
+def _stopped(found: Match) -> Iterator[tuple[Node, str, Symbol]]:
+    """The nodes that the device does not take, with each of their inputs and what that is."""
     done = {index for recipe in found.recipes.values() for index in recipe.nodes}
-    refused: dict[int, str] = {}
-    blocked: dict[int, str] = {}
     for node in found.model.nodes:
-        if node.index not in found.unsupported or node.index in done:
-            continue
-        for name in node.inputs:
-            symbol = found.symbol(name) if name else None
-            if isinstance(symbol, Scores | Probabilities):
-                start = (symbol.scores if isinstance(symbol, Probabilities) else symbol).nodes[0]
-                blocked.setdefault(start, f"{node.name!r}: {found.unsupported[node.index]}")
-            transpose = _strange_transpose(found, name, symbol)
-            if transpose is not None and registry.has(node.op):
-                refused[transpose] = f"{sentence(transposable)} ({node.name!r} does not)"
+        if node.index in found.unsupported and node.index not in done:
+            for name in filter(None, node.inputs):
+                yield node, name, found.symbol(name)
+
+
+def _no_attention(found: Match) -> dict[int, str]:
+    """Products of two activations that start no attention, and what that ends at; "" if nothing is known."""
+    done = {index for recipe in found.recipes.values() for index in recipe.nodes}
+    blocked: dict[int, str] = {}
+    for node, _, symbol in _stopped(found):
+        if isinstance(symbol, Scores | Probabilities):
+            start = (symbol.scores if isinstance(symbol, Probabilities) else symbol).nodes[0]
+            blocked.setdefault(start, f"{node.name!r}: {found.unsupported[node.index]}")
+        elif node.op == "MatMul" and all(isinstance(found.symbol(item), Activation) for item in node.inputs):
+            # A matrix that is no constant was not tried.
+            tried = len(found.model.shapes[node.inputs[1]]) > 2
+            blocked.setdefault(node.index, found.unsupported[node.index] if tried else "")
     for node in found.model.nodes:
         symbol = found.symbols.get(node.outputs[0])
         if isinstance(symbol, Scores) and symbol.nodes == (node.index,) and node.index not in done:
-            reason = sentence(attended)
-            refused[node.index] = reason + (f" ({blocked[node.index]})" if node.index in blocked else "")
+            blocked.setdefault(node.index, "")
+    return blocked
+
+
+def _strange_transposes(found: Match) -> dict[int, str]:
+    """Transposes to leave to the host, with the reason: the device cannot go on with the order that they make."""
+    refused: dict[int, str] = {}
+    for node, name, symbol in _stopped(found):
+        transpose = _strange_transpose(found, name, symbol)
+        if transpose is not None and registry.has(node.op):
+            refused[transpose] = f"{sentence(transposable)} ({node.name!r} does not)"
     return refused
 
 

@@ -246,6 +246,11 @@ Join = Callable[[Quant, str, tuple[int, int]], tuple[DeviceOp, ...]]
 """The operators that make a result: for its parameters, the name of its buffer, and the range that it is clamped to."""
 
 
+def unfolded(symbol: Symbol) -> Symbol:
+    """The same, but a constant of 8 bits with one scale as an activation, which the host writes into a buffer."""
+    return symbol.activation or symbol if isinstance(symbol, Constant) else symbol
+
+
 def result(shape: tuple[int, int, int, int]) -> View:
     """Where an unfinished operator writes."""
     return result_of(RESULT, shape)

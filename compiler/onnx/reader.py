@@ -36,8 +36,16 @@ _Function = tuple[str, str, str]
 def read(source: Source, shapes: Mapping[str, int] | None = None) -> Network:
     """Read and check a model; functions are written out.
 
+    Parameters and errors are those of `checked`.
+    """
+    return network_of(checked(source, shapes))
+
+
+def checked(source: Source, shapes: Mapping[str, int] | None = None) -> onnx.ModelProto:
+    """A valid model with static inputs, in ONNX's form; functions are written out.
+
     `shapes` has sizes for dimensions of inputs that the model leaves open, by the names that it gives them, or by
-    ``input.axis`` for those without a name.
+    ``input.axis`` for those without a name. What is in memory already is not changed.
 
     Raises
     ------
@@ -56,7 +64,7 @@ def read(source: Source, shapes: Mapping[str, int] | None = None) -> Network:
     _check_operators(proto.graph.node, proto)
     _check_inputs(proto)
     _check_valid(proto)
-    return network_of(proto)
+    return proto
 
 
 def _parsed(source: Source) -> onnx.ModelProto:

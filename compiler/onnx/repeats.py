@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
 from weft.compiler.ir.graph import View
-from weft.compiler.ir.layout import Layout, Shape4, natural
+from weft.compiler.ir.layout import Layout, Shape4, natural, packed
+from weft.compiler.onnx.channels import paired
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Quant, Tensor
 from weft.compiler.onnx.reorder import placed
@@ -35,7 +37,8 @@ class Operands:
 
 def operands(context: NodeContext) -> Operands | str:
     """The operands of a node with two activations, or what is not as the device takes it."""
-    symbols = context.symbols
+    symbols = paired(context)
+    context = dataclasses.replace(context, symbols=symbols)
     if len(symbols) != 2 or not all(isinstance(symbol, Activation) for symbol in symbols):
         return f"inputs are {context.inputs}"
     output, shapes = context.output, (context.shape(0), context.shape(1))
@@ -67,23 +70,27 @@ def _repeated(context: NodeContext, at: int, shape: tuple[int, ...]) -> Operands
     whole, other = context.symbols[at], context.symbols[1 - at]
     assert isinstance(whole, Activation)
     assert isinstance(other, Activation)
-    layout = natural(context.output)
-    first, second = placed(whole.tensor, layout), placed(other.tensor, natural(shape))
-    if first is None or second is None:
-        return f"input {context.node.inputs[at if first is None else 1 - at]!r} has its elements in another order"
-    seen = _loops(context.output, shape)
-    if isinstance(seen, str):
-        return seen
-    return Operands(
-        (first, second), (whole.quant, other.quant), (first.view(seen[0]), second.view(seen[1])), layout, seen[0],
-        swapped=at == 1,
-    )  # fmt: skip
+    reason = ""
+    for find, kind in itertools.product((Tensor.arranged, placed), (natural, packed)):
+        layout = kind(context.output)
+        first, second = find(whole.tensor, layout), find(other.tensor, kind(shape))
+        if first is None or second is None:
+            wrong = context.node.inputs[at if first is None else 1 - at]
+            reason = reason or f"input {wrong!r} has its elements in another order"
+            continue
+        seen = _loops(*(tuple(sizes[axis] for axis in layout.perm) for sizes in (context.output, shape)))
+        if not isinstance(seen, str):
+            return Operands(
+                (first, second), (whole.quant, other.quant), (first.view(seen[0]), second.view(seen[1])), layout,
+                seen[0], swapped=at == 1,
+            )  # fmt: skip
+        reason = seen
+    return reason
 
 
 def _loops(full: tuple[int, ...], part: tuple[int, ...]) -> tuple[Shape4, Shape4] | str:
-    """Both shapes as images of rows of columns of channels, where the second has all or one of each."""
-    if len(full) == 4:
-        full, part = ((shape[0], shape[2], shape[3], shape[1]) for shape in (full, part))
+    """Both shapes as images of rows of columns of channels, where the second has all or one of each; channels come
+    last in both."""
     if part[-1] != full[-1]:
         return f"one of {full[-1]} channels would have to be repeated"
     pairs = [(most, size) for most, size in zip(full[:-1], part[:-1], strict=True) if most > 1]

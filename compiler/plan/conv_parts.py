@@ -5,6 +5,7 @@ All cycles are estimates. Arrays have an entry for each size of tiles, or (size 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -251,9 +252,9 @@ class Parts:
 
     @cached_property
     def depth(self) -> int:
-        """Vectors of the contraction of a tile, over all passes."""
+        """Vectors of the contraction of a tile, over all parts."""
         kernel = self.shape.kernel[0] * self.shape.kernel[1]
-        return self.shape.passes * kernel * max(piece.vectors for piece in self.shape.pieces)
+        return math.ceil(self.shape.passes * kernel) * max(piece.vectors for piece in self.shape.pieces)
 
 
 def near(traffic: Array, vec: Array, instructions: Array | float) -> Array:

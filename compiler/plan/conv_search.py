@@ -139,7 +139,7 @@ class _Scored:
     def _divide(self) -> Array:
         """Choose groups of output tiles, and slots of the accumulator."""
         config = self.parts.config
-        self.per_block = self.shape.passes * self.count
+        self.per_block = np.ceil(self.shape.passes * self.count).astype(np.int64)
         held = np.minimum(self.b_count // self.per_block, self.blocks)
         self.group = np.concatenate(
             np.broadcast_arrays(self.blocks, held, np.maximum(held // 2, np.minimum(held, 1))), axis=3

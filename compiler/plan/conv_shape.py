@@ -28,7 +28,9 @@ from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITC
 from weft.compiler.plan.site import Site
 
 WEIGHT_LIMIT = 127
-"""Largest magnitude of a weight in the array; wider ones are split over passes that add in the accumulator."""
+"""Largest magnitude of a weight in the array; wider ones are split over parts that add in the accumulator."""
+_DENSE = 0.6
+"""Share of the vectors of a part beyond the first from which on all of them are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class ConvShape:
         self.h, self.w = window.output(src.h, src.w)
         self.pool = pool if pool is not None else Window()
         self.pooled = pool is not None
-        self.passes = max(1, ceil_div(max(int(op.weight.max()), -int(op.weight.min())), WEIGHT_LIMIT))
+        self.parts = max(1, ceil_div(max(int(op.weight.max()), -int(op.weight.min())), WEIGHT_LIMIT))
         self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
         self._split_channels()
 
@@ -154,13 +156,27 @@ class ConvShape:
         return self.pool.output(self.h, self.w) if self.pooled else (self.h, self.w)
 
     @cached_property
-    def steps(self) -> int:
-        """Array tiles of the convolution per block of rows: contraction vectors summed over output tiles and passes."""
+    def steps(self) -> float:
+        """Array tiles of the convolution per block of rows: contraction vectors summed over output tiles, all parts."""
         kernel = self.kernel[0] * self.kernel[1]
         return self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
 
     @cached_property
-    def weight_bytes(self) -> int:
+    def passes(self) -> float:
+        """How often the array multiplies all weights, about: once, and again what the parts beyond the first have."""
+        if self.parts == 1:
+            return 1.0
+        found = 0.0
+        for part in range(1, self.parts):
+            filled = np.concatenate(
+                [self._packed(index, part).any(axis=(3, 4)).reshape(-1) for index in range(len(self.tiles))]
+            )
+            share = float(filled.mean())
+            found += 1.0 if share > _DENSE else share
+        return 1 + ceil_div(round(found * 64), 4) / 16  # few values, as plans are known by it
+
+    @cached_property
+    def weight_bytes(self) -> float:
         """Bytes of all packed weights."""
         kernel = self.kernel[0] * self.kernel[1]
         return self.passes * kernel * self.config.n * sum(t.count * t.piece.vectors for t in self.tiles)
@@ -250,8 +266,29 @@ class ConvShape:
         each = len(self.tiles) // len(self.pieces)
         return [size for size in range(min(each, most), 0, -1) if each % size == 0]
 
+    def rest(self, block: range, part: int, chunk: Chunk) -> list[tuple[int, Chunk]] | None:
+        """What of a chunk a part beyond the first has: tiles of the block, each with a part of the chunk that is one
+        pixel of the kernel. None if that is nearly all of it.
+
+        Of weights whose zero point is not in the middle few are beyond `WEIGHT_LIMIT`, so that most vectors of the
+        second part are zero.
+        """
+        found, filled, total = [], 0, 0
+        (y, ky), (x, kx), (c, kc) = chunk
+        for index in block:
+            weights = self._packed(index, part)[y : y + ky, x : x + kx, c : c + kc]
+            used: np.ndarray = np.any(weights, axis=(3, 4))
+            filled, total = filled + int(used.sum()), total + used.size
+            for row, column in np.argwhere(used.any(axis=2)).tolist():
+                runs = np.flatnonzero(np.diff(np.pad(used[row, column].astype(np.int8), 1))).reshape(-1, 2)
+                found += [
+                    (index, Chunk((y + row, 1), (x + column, 1), (c + start, stop - start)))
+                    for start, stop in runs.tolist()
+                ]
+        return None if filled > _DENSE * total else found
+
     def weights(self, first: int, count: int, part: int, chunk: Chunk) -> bytes:
-        """Packed weights of one chunk in pass `part` of a block of `count` tiles: vectors in order (ky, kx, kc,
+        """Packed weights of one chunk of part `part` of a block of `count` tiles: vectors in order (ky, kx, kc,
         column), N lanes each.
 
         There are as many columns as the tiles have. What the array reads for the others does not matter: nobody stores
@@ -266,7 +303,7 @@ class ConvShape:
         return (parts[0] if count == 1 else np.concatenate(parts, axis=3)).tobytes()
 
     def _packed(self, index: int, part: int) -> np.ndarray:
-        """Weights of a tile in a pass, int8 (ky, kx, vectors, column, N)."""
+        """Weights of a tile of a part, int8 (ky, kx, vectors, column, N)."""
         if (index, part) not in self._kept_weights:
             tile, n = self.tiles[index], self.config.n
             dense = self._dense(tile)  # (count, kh, kw, lanes)

@@ -43,7 +43,7 @@ def test_module() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["compile", "run", "trace", "tune", "verilog", "demo", "example", "build", "flash"]
+    "name", ["compile", "run", "trace", "tune", "quantise", "verilog", "demo", "example", "build", "flash"]
 )
 def test_every_command_that_acts_can_be_quiet(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(name, "-h") == 0

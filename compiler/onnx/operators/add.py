@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from weft.compiler.ir.graph import Add
-from weft.compiler.onnx.channels import channel_operands, same_order, summands
+from weft.compiler.onnx.channels import channel_operands, paired, same_order
 from weft.compiler.onnx.conditions import multipliers
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.convolutions import with_constant
@@ -15,13 +13,13 @@ from weft.compiler.onnx.repeats import Operands, operands
 
 
 def _two(context: NodeContext) -> bool:
-    return all(isinstance(symbol, Activation) for symbol in summands(context))
+    return all(isinstance(symbol, Activation) for symbol in paired(context))
 
 
 def addable(context: NodeContext) -> str | None:
     """Add takes two int8 or uint8 activations, of which one may repeat, or a device value and a constant by channel."""
     if _two(context):
-        found = operands(_summed(context))
+        found = operands(context)
         return found if isinstance(found, str) else None
     return channel_operands(context)
 
@@ -39,17 +37,13 @@ def subtractable(context: NodeContext) -> str | None:
     return "the first would have to be repeated" if found.swapped else None
 
 
-def _summed(context: NodeContext) -> NodeContext:
-    return dataclasses.replace(context, symbols=summands(context))
-
-
 def add(context: NodeContext) -> Symbol:
     """The device's Add, or a bias."""
-    symbols = summands(context)
+    symbols = paired(context)
     for operand, value in (symbols, symbols[::-1]):
         if isinstance(value, Constant):
             return with_constant(context, operand, value)
-    found = operands(_summed(context))
+    found = operands(context)
     assert isinstance(found, Operands)
     return _sum(context, found, 1)
 

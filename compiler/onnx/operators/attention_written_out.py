@@ -40,15 +40,6 @@ FOLLOWED = (
 """The note on Q/DQ pairs whose range can clip scores."""
 
 
-def attended(context: NodeContext) -> str | None:
-    """A product of two activations must be part of attention: scaled, masked, softmax, and times the values."""
-    return (
-        None
-        if len(context.shape(0)) >= 2 and len(context.shape(1)) >= 2
-        else f"shapes are {_shapes(context)}"
-    )
-
-
 def same_lead(context: NodeContext) -> str | None:
     """The operands of products of attention must agree in their leading dimensions."""
     return None if context.shape(0)[:-2] == context.shape(1)[:-2] else f"shapes are {_shapes(context)}"
@@ -238,7 +229,9 @@ def _rounded(made: Pending, found: Scores, clipping: tuple[Pair, ...]) -> Pendin
 def _starts(context: NodeContext) -> bool:
     """Whether a product may be the scores of an attention; products with a matrix of weights are not."""
     kinds = [type(symbol) for symbol in context.symbols]
-    return kinds == [Activation, Activation] and (len(context.shape(1)) > 2 or len(context.shape()) == 2)
+    ranks = [len(context.model.shapes.get(name, ())) for name in context.node.inputs]
+    matrices = min(ranks) > 1 and (ranks[1] > 2 or ranks[0] == 2)
+    return context.alone is None and kinds == [Activation, Activation] and matrices
 
 
 def _ends(context: NodeContext) -> bool:
@@ -263,7 +256,7 @@ _VALUES = (values_quantised, same_lead, private, *FORM, scores_clamped, masked_a
 OPERATORS = tuple(
     Operator(names, constraints, handler, applies=applies, title="Attention written out")
     for names, constraints, handler, applies in (
-        (("MatMul",), (softmax_unit, attended, same_lead), scores, _starts),
+        (("MatMul",), (softmax_unit, same_lead), scores, _starts),
         (("Mul", "Div"), (scores_scale,), scale, _reads_scores),
         (("Add", "Where"), (scores_mask,), mask, _reads_scores),
         (("Softmax",), (scores_axis,), normalise, _reads_scores),

@@ -10,14 +10,14 @@ from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
 from weft.compiler.onnx.boxes import tensor_of
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Activation, Pending, Quant, Recipe, Tensor, finish, result
+from weft.compiler.onnx.qdq import Activation, Pending, Quant, Recipe, Tensor, finish, result, unfolded
 from weft.compiler.onnx.reorder import placed
 
 
 def inputs_quantised(context: NodeContext) -> str | None:
-    """All inputs must be int8 or uint8 activations behind DequantizeLinear, or all of them int8 or uint8 values."""
+    """All inputs must be int8 or uint8 activations or constants behind DequantizeLinear, or int8 or uint8 values."""
     integers = isinstance(context.symbol(0), Tensor)
-    for name, symbol in zip(context.node.inputs, context.symbols, strict=True):
+    for name, symbol in zip(context.node.inputs, map(unfolded, context.symbols), strict=True):
         if not isinstance(symbol, Tensor if integers else Activation):
             return f"input {name!r} is not"
     return None
@@ -37,7 +37,7 @@ def concat(context: NodeContext) -> Pending | Recipe:
     tensors, layout, dim = found
     buffer = Buffer(result(layout.nhwc).buffer.name, layout.nhwc)
     ops, position = [], 0
-    for index, (tensor, symbol) in enumerate(zip(tensors, context.symbols, strict=True)):
+    for index, (tensor, symbol) in enumerate(zip(tensors, map(unfolded, context.symbols), strict=True)):
         quant = symbol.quant if isinstance(symbol, Activation) else Quant(1.0, 0, tensor.unsigned)
         box = list(layout.nhwc)
         box[dim] = math.prod(context.shape(index)) * box[dim] // math.prod(context.output)
@@ -48,7 +48,7 @@ def concat(context: NodeContext) -> Pending | Recipe:
         ops.append(Rescale(name, tensor.view(boxed), dst, quant.scale, quant.zero))
         position += box[dim]
     made = Pending(tuple(ops), layout, tensors, (context.node.index,))
-    if isinstance(context.symbol(0), Activation):
+    if not isinstance(context.symbol(0), Tensor):
         return made
     return finish(made, context.node.outputs[0], Quant(1.0, 0, tensors[0].unsigned), context.node)
 
@@ -58,7 +58,7 @@ def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | 
     axis = int(context.node.attributes["axis"]) % len(context.output)
     shapes = [context.shape(index) for index in range(len(context.symbols))]
     for find, kind in itertools.product((Tensor.arranged, placed), (natural, spatial, packed)):
-        tensors = (tensor_of(symbol) for symbol in context.symbols)
+        tensors = (tensor_of(unfolded(symbol)) for symbol in context.symbols)
         arranged = [
             find(tensor, kind(shape)) for tensor, shape in zip(tensors, shapes, strict=True) if tensor
         ]

@@ -9,6 +9,7 @@ import numpy as np
 
 from weft.compiler.ir.layout import natural, packed
 from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.indices import taken
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Symbol, Tensor
 from weft.compiler.onnx.reorder import row_major
@@ -89,7 +90,23 @@ def _move_constant(context: NodeContext, source: Constant) -> Symbol:
     )
 
 
+def _takes_all(context: NodeContext) -> bool:
+    """Whether a node that takes elements of a float value, which has no bytes yet, takes all of them in order."""
+    found = (taken(context) or ()) if isinstance(context.symbol(0), Pending) else ()
+    return len(found) == 1 and all(
+        np.array_equal(places, np.arange(size))
+        for places, size in zip(found[0].indices, found[0].shape, strict=True)
+    )
+
+
 OPERATORS = (
+    Operator(
+        ("Expand", "Gather", "Slice", "Tile"),
+        (movable,),
+        move,
+        applies=_takes_all,
+        title="Expand, Gather, Slice and Tile that take all elements of a float value",
+    ),
     Operator(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"), (movable,), move),
     Operator(("Transpose",), (movable, transposable), move),
 )

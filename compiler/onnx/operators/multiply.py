@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from weft.compiler.ir.graph import Multiply
-from weft.compiler.onnx.channels import channel_operands, same_order, scaling
+from weft.compiler.onnx.channels import channel_operands, paired, same_order, scaling
 from weft.compiler.onnx.conditions import multipliers
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.convolutions import with_constant
@@ -23,7 +23,7 @@ def multipliable(context: NodeContext) -> str | None:
 
 
 def _two(context: NodeContext) -> bool:
-    return all(isinstance(symbol, Activation) for symbol in context.symbols) and not scales_rows(context)
+    return all(isinstance(symbol, Activation) for symbol in paired(context)) and not scales_rows(context)
 
 
 def pairs(context: NodeContext) -> str | None:

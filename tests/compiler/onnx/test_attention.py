@@ -19,6 +19,7 @@ from weft.compiler.frontend import import_model
 from weft.compiler.interpret import exact
 from weft.compiler.ir.dump import dump
 from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Rescale, Softmax
+from weft.compiler.ir.product import Product
 from weft.compiler.onnx.attention import Mask, mask_of, recognise
 from weft.compiler.onnx.operators.attention_written_out import ROUNDING
 from weft.hdl.isa.config import Config
@@ -350,7 +351,7 @@ def test_device_without_softmax_unit() -> None:
 
 
 def test_scores_that_end_elsewhere_leave_softmax_to_the_device() -> None:
-    """A product on the host, its softmax on the device."""
+    """A product by itself, and its softmax."""
     rng = np.random.default_rng(0)
     made = Exploded(rng, Sizes(1, 1, 1, 4, 4, 4, 4))
     builder = made.builder
@@ -358,7 +359,7 @@ def test_scores_that_end_elsewhere_leave_softmax_to_the_device() -> None:
     value = made.weights(made.product(q, k))
     model = builder.finish(builder.quantise(value, (4, 4), 1 / 256, 0, True))
     graph = import_model(model)
-    assert [type(op) for op in device_ops(graph)] == [Softmax]
+    assert [type(op) for op in device_ops(graph)] == [Product, Softmax]
     assert np.abs(steps(model, rng)).max() <= 1
 
 

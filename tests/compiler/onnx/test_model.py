@@ -190,16 +190,6 @@ def test_weights_quantised_again_by_nonsense_are_refused() -> None:
     assert "has scale 0; scales must be finite, and not zero to quantise" in fails(model)
 
 
-def test_computed_weights_of_a_product_are_said_to_be_no_constant() -> None:
-    """They are not taken for the keys of attention."""
-    builder = qdq_models.Builder(np.random.default_rng(0))
-    states, weights = (builder.dequantise(builder.input(shape)) for shape in ((1, 4, 8), (8, 30)))
-    result = builder.node("MatMul", [states, weights])
-    model = builder.finish(builder.quantise(result, (1, 4, 30), 0.1, 0, False))
-    (reason,) = [reason for _, op, _, reason in import_model(model).assignment if op == "MatMul"]
-    assert reason.startswith("Weights must be constant int8 or uint8 values behind DequantizeLinear (input")
-
-
 def test_dead_nodes_are_dropped() -> None:
     model = small()
     model.graph.node.append(helper.make_node("Relu", [model.graph.node[-1].output[0]], ["unused"]))

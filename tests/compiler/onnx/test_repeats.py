@@ -88,7 +88,7 @@ def test_compiled(op: str, preset: str) -> None:
 @pytest.mark.parametrize(
     ("op", "shapes", "reason"),
     [
-        ("Mul", ((1, 4, 6, 6), (1, 1, 6, 6)), "one of 4 channels would have to be repeated"),
+        ("Mul", ((2, 4, 6, 6), (2, 1, 6, 1)), "one of 6 channels would have to be repeated"),
         ("Add", ((3, 1), (1, 4)), "both would have to be repeated"),
         ("Sub", ((1, 4, 1, 1), (1, 4, 6, 6)), "the first would have to be repeated"),
         ("Mul", ((2, 3, 2, 3, 2, 5), (2, 1, 2, 1, 2, 5)), "repeat along too many axes"),

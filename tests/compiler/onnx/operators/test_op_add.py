@@ -41,7 +41,7 @@ def shifted(built: Builder, value: str) -> str:
 
 CASES: dict[str, Case] = {
     "constant after a reshape": (reshaped_sum, "Add", addable),
-    "channels that repeat": (lambda: two("Add", (1, 4, 6, 6), (1, 1, 6, 6)), "Add", addable),
+    "channels that repeat": (lambda: two("Add", (2, 4, 6, 6), (2, 1, 6, 1)), "Add", addable),
     "both repeat": (lambda: two("Sub", (1, 4), (3, 1)), "Sub", subtractable),
     "constant for each element": (lambda: with_constant("Add", (2, 4), (2, 4)), "Add", addable),
     "constant that broadcasts the value": (lambda: with_constant("Add", (1, 4), (3, 1)), "Add", addable),

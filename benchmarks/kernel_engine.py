@@ -1,6 +1,6 @@
 """Cycles of kernels in the cycle model, against a cycle for each operation on each element and lane.
 
-python benchmarks/kernels.py [CONFIG]
+python benchmarks/kernel_engine.py [CONFIG]
 """
 
 from __future__ import annotations

@@ -1,0 +1,222 @@
+"""Networks of torchvision, transformers and a few more, exported and quantised as people do it, on the device.
+
+    python benchmarks/torch_networks.py [NETWORK ...] [--config default] [--layers] [--write docs/networks.md]
+
+Each network (`torch_zoo.NETWORKS`, random weights) is exported by both of PyTorch's exporters and quantised by ONNX
+Runtime with its defaults and 4 random samples. *whole* tells whether all nodes between the first and the last quantised
+value run on the device; if not, the first reason of those that do not. Cycles are those of the cycle model, from start
+to done of all programs, behind a memory of 30 cycles' latency that moves as many bytes a cycle as the bus is wide. With
+``--layers`` every layer runs on the golden interpreter with ONNX Runtime's values before it: how many quantised values
+differ, and by how many steps at most.
+
+It needs more than the tests: ``pip install torch torchvision transformers onnxscript onnxruntime``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import weft
+from weft.compiler.backend import DeviceProgram
+from weft.hdl.files.cache import entry
+from weft.hdl.isa.config import Config
+
+EXPORTERS = ("legacy", "dynamo")
+QUANTISERS = ("ONNX Runtime",)
+HEADER = "| network | exporter | quantiser | whole | programs | MACs | cycles | utilisation |"
+MARKS = "<!-- table -->\n", "<!-- end of table -->\n"
+"""Between these lines of a page is the table."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a network: nodes between the first and the last quantised value on the host, with a reason for
+    one of them, and what `weft.Program.run` reports."""
+
+    name: str
+    exporter: str
+    quantiser: str
+    host: int
+    reason: str
+    programs: int
+    report: dict[str, Any]
+    apart: str = ""
+
+    def __str__(self) -> str:
+        whole = "yes" if not self.host else f"no: {self.host} nodes, {self.reason}"
+        return (
+            f"| {self.name} | {self.exporter} | {self.quantiser} | {whole} | {self.programs} "
+            f"| {self.report['macs']:,} | {self.report['cycles']:,} | {self.report['utilisation']:.1%} |{self.apart}"
+        )
+
+
+def quantised(name: str, exporter: str, quantiser: str) -> Path:
+    """The file of a quantised network, which is kept in the cache."""
+    import torch_zoo
+
+    packages = ("torch", "torchvision", "transformers", "onnx", "onnxruntime")
+    parts = (
+        *map(version, packages), Path(torch_zoo.__file__).read_text(), Path(__file__).read_text(), name, exporter,
+        quantiser,
+    )  # fmt: skip
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+    def make(folder: Path) -> None:
+        _export(name, exporter, folder / "float.onnx")
+        _quantise(folder, quantiser)
+        (folder / "float.onnx").unlink()
+
+    return entry(f"torch-{name}-{key}", make) / "quantised.onnx"
+
+
+def _export(name: str, exporter: str, target: Path) -> None:
+    import torch
+    import torch_zoo
+
+    module, shape = torch_zoo.network(name)
+    sample = (torch.randn(*shape),)
+    if exporter == "dynamo":
+        torch.onnx.export(
+            module, sample, target, dynamo=True, input_names=["input"], external_data=False, verbose=False
+        )
+    else:
+        torch.onnx.export(module, sample, target, dynamo=False, input_names=["input"], opset_version=17)
+
+
+def _quantise(folder: Path, quantiser: str) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    whole, plain = folder / "float.onnx", folder / "plain.onnx"
+    quant_pre_process(whole, plain, skip_symbolic_shape=True)
+    shape = [dim.dim_value for dim in onnx.load(plain).graph.input[0].type.tensor_type.shape.dim]
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = samples(shape, 4)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return {"input": self.left.pop()} if self.left else None
+
+    quantize_static(
+        plain, folder / "quantised.onnx", Reader(), quant_format=QuantFormat.QDQ, per_channel=True
+    )
+    plain.unlink()
+
+
+def samples(shape: list[int], count: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.normal(0, 1, shape).astype(np.float32) for _ in range(count)]
+
+
+def between(model: onnx.ModelProto) -> set[str]:
+    """The nodes behind the first quantised activation and ahead of the last, by name."""
+    graph = model.graph
+    known = {tensor.name for tensor in graph.initializer}
+    behind: set[str] = set()
+    ahead: set[str] = set()
+    for node in graph.node:
+        if known.issuperset(filter(None, node.input)):
+            known.update(node.output)
+        elif node.op_type == "QuantizeLinear" or behind.intersection(node.input):
+            behind.update(node.output)
+    for node in reversed(graph.node):
+        if (node.op_type == "DequantizeLinear" and node.input[0] not in known) or ahead.intersection(
+            node.output
+        ):
+            ahead.update(node.input)
+    return {
+        node.name
+        for node in graph.node
+        if behind.intersection(node.input) and ahead.intersection(node.output)
+    }
+
+
+def measure(name: str, exporter: str, quantiser: str, config: Config, *, layers: bool) -> Row:
+    path = quantised(name, exporter, quantiser)
+    model = onnx.load(path)
+    program = weft.compile(path, config)
+    inner = between(model)
+    host = [(node, why) for node, _, place, why in program.assignment if place == "host" and node in inner]
+    reasons = Counter(re.sub(r" \(.*\)$", "", why) for _, why in host)
+    programs = sum(isinstance(segment, DeviceProgram) for segment in program.segments)
+    inputs = {key: np.zeros(shape, dtype) for key, (dtype, shape) in program.inputs.items()}
+    report = program.run(inputs, on="timing").report
+    reason = reasons.most_common(1)[0][0] if reasons else ""
+    return Row(
+        name,
+        exporter,
+        quantiser,
+        len(host),
+        reason,
+        programs,
+        report,
+        _apart(model, config) if layers else "",
+    )
+
+
+def _apart(model: onnx.ModelProto, config: Config) -> str:
+    """How far layers are from ONNX Runtime, as a column."""
+    import oracle
+
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    feeds = [{model.graph.input[0].name: sample} for sample in samples(shape, 1)]
+    differ = total = most = 0
+    for layer in oracle.compared(model, oracle.layers(model), feeds, config):
+        (found,) = layer.result.outputs.values()
+        steps = oracle.steps(layer.wanted, found)
+        differ, total, most = differ + int((steps > 0).sum()), total + steps.size, max(most, int(steps.max()))
+    return f" {differ / max(total, 1):.2%}, {most} |"
+
+
+def rows(names: list[str], config: Config, *, layers: bool) -> Iterator[Row]:
+    for name in names:
+        for exporter in EXPORTERS:
+            for quantiser in QUANTISERS:
+                yield measure(name, exporter, quantiser, config, layers=layers)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("networks", nargs="*", metavar="NETWORK")
+    parser.add_argument("--config", default="default")
+    parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--write", type=Path, help="page whose table is made anew")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    import torch_zoo
+
+    config = Config.load(options.config)
+    config = config if config.kernel else config.replace(kernel=64)
+    header = HEADER + (" apart |" if options.layers else "")
+    lines = [header, "|---" * (header.count("|") - 1) + "|"]
+    print("\n".join(lines))
+    for row in rows(options.networks or list(torch_zoo.NETWORKS), config, layers=options.layers):
+        lines.append(str(row))
+        print(row, flush=True)
+    if options.write:
+        text = options.write.read_text()
+        before, behind = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
+        options.write.write_text(before + MARKS[0] + "\n".join(lines) + "\n" + MARKS[1] + behind)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

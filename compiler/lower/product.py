@@ -1,0 +1,131 @@
+"""Products of two activations to tasks: for every tile of the result, every chunk of the contraction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.compiler.ir.product import Product
+from weft.compiler.ir.scales import quantise_scale
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
+from weft.compiler.machine.memory import Ring, TensorRef
+from weft.compiler.machine.tasks import Task
+from weft.compiler.plan.product_plan import ProductPlan, a_parts, b_parts
+from weft.compiler.plan.site import Site
+from weft.hdl.isa import Mm, Vec, parameters
+
+Span = tuple[int, int]
+"""The first of some rows, columns or elements, and how many they are."""
+
+
+def lower_product(op: Product, site: Site, plan: ProductPlan, emit: Emitter) -> Iterator[Task]:
+    """Tasks of one product in sequential order."""
+    return _ProductLowering(op, site, plan, emit).tasks()
+
+
+class _ProductLowering:
+    def __init__(self, op: Product, site: Site, chosen: ProductPlan, emit: Emitter) -> None:
+        self.op, self.plan, self.emit = op, chosen, emit
+        self.config, self.layer, self.n = site.config, emit.layer, site.config.n
+        (self.a, self.b), self.dst = site.sources, site.dst
+        self.rings = {name: Ring(*getattr(chosen, name)) for name in ("a", "b", "out", "sums")}
+
+    def tasks(self) -> Iterator[Task]:
+        op, chosen = self.op, self.plan
+        yield self._load_parameters()
+        if b_parts(op):
+            payload = np.repeat(np.array(b_parts(op), np.int8), self.n).tobytes()
+            yield self.emit.load_constant(payload, chosen.constants)
+        for image in range(op.counts[0]):
+            for head in range(op.counts[1]):
+                for columns in _spans(op.columns, chosen.columns):
+                    for rows in _spans(op.rows, chosen.rows):
+                        yield from self._tile((image, head), rows, columns)
+
+    def _load_parameters(self) -> Task:
+        """LOAD the multiplier of all columns, and what sums lack if the array takes A with its zero point."""
+        op, n = self.op, self.n
+        bias = 0 if self.config.wide_activations else op.a_zero * op.b_zero * op.depth
+        mantissa, shift = quantise_scale(op.scale, self.config.mantissa_bits)
+        block = parameters.block(np.full(n, bias), np.full(n, mantissa), np.full(n, shift), n)
+        return self.emit.load_constant(block, self.plan.params)
+
+    def _tile(self, matrix: tuple[int, int], rows: Span, columns: Span) -> Iterator[Task]:
+        sums, _ = self.rings["sums"].get((matrix, rows, columns))
+        for chunk in _spans(self.op.depth, self.plan.depth):
+            a, tasks = self._operand_a(matrix, rows, chunk)
+            yield from tasks
+            b, tasks = self._operand_b(matrix, columns, chunk)
+            yield from tasks
+            yield from self._multiply(rows, columns, chunk, (a, b, sums))
+        yield from self._drain(matrix, rows, columns, sums)
+
+    def _operand_a(self, matrix: tuple[int, int], rows: Span, chunk: Span) -> tuple[int, Iterator[Task]]:
+        """Where rows of A are, and the LOAD that brings them if they are not there yet."""
+        op, vectors = self.op, ceil_div(chunk[1], self.n)
+        image, head = op.place(op.a_counts, *matrix)
+        slot, held = self.rings["a"].get((image, head, rows, chunk))
+        if held:
+            return slot, iter(())
+        source = self.a.matrix(image, head, op.a_counts)
+        fill = op.a_zero if self.config.wide_activations else 0
+        return slot, iter([self.emit.load_rows(source, rows, chunk, slot, vectors, fill)])
+
+    def _operand_b(self, matrix: tuple[int, int], columns: Span, chunk: Span) -> tuple[int, Iterator[Task]]:
+        """The same for B; what is given row by row of the contraction is transposed, N columns at a time."""
+        op, n, vectors = self.op, self.n, ceil_div(chunk[1], self.n)
+        image, head = op.place(op.b_counts, *matrix)
+        slot, held = self.rings["b"].get((image, head, columns, chunk))
+        if held:
+            return slot, iter(())
+        source, (first, count) = self.b.matrix(image, head, op.b_counts), columns
+        if op.transposed:
+            return slot, iter([self.emit.load_rows(source, columns, chunk, slot, vectors, 0)])
+        groups = ((at, min(n, count - at)) for at in range(0, count, n))
+        return slot, (
+            self.emit.load_transposed(source, chunk, (first + at, size), slot + at * vectors)
+            for at, size in groups
+        )
+
+    def _multiply(self, rows: Span, columns: Span, chunk: Span, at: tuple[int, int, int]) -> Iterator[Task]:
+        """MM of a chunk, and those for what its zero points take off."""
+        op, n, (a, b, sums) = self.op, self.n, at
+        vectors, groups, count = ceil_div(chunk[1], n), ceil_div(columns[1], n), rows[1]
+        wide = self.config.wide_activations
+        common = {
+            "nt": groups, "kc": vectors, "ox": count, "c": sums, "c_nt": taken(count, groups), "c_ox": 1,
+            "zero": op.a_zero if wide else 0,
+        }  # fmt: skip
+        left = {"a": a, "a_kc": 1, "a_ox": taken(vectors, count)}
+        right = {
+            "b": b, "b_nt": wrapped(n * vectors, groups), "b_kc": 1 if op.transposed else n,
+            "b_row": vectors if op.transposed else 1,
+        }  # fmt: skip
+        parts = [Mm(**common, **left, **right, accumulate=int(chunk[0] > 0))]
+        # Minus a zero point of A times B: rows in the padding.
+        parts += [Mm(**common, **right, accumulate=1, y=-1, pad=part) for part in a_parts(op, self.config)]
+        constants = (self.plan.constants + index for index in range(len(b_parts(op))))
+        parts += [Mm(**common, **left, accumulate=1, b=constant) for constant in constants]
+        for part in parts:
+            yield Task(part, self.layer, groups * vectors * max(count, n), paces=True)
+
+    def _drain(self, matrix: tuple[int, int], rows: Span, columns: Span, sums: int) -> Iterator[Task]:
+        """Requantise the sums of a tile, and STORE them."""
+        op, groups, count = self.op, ceil_div(columns[1], self.n), rows[1]
+        out, _ = self.rings["out"].get((matrix, rows, columns))
+        yield Task(
+            Vec(
+                ob=groups, ox=count, src=sums, src_ob=taken(count, groups), src_ox=1, dst=out, dst_ob=1,
+                dst_ox=taken(groups, count), params=self.plan.params, zero=op.y_zero, low=op.low, high=op.high,
+            ),
+            self.layer,
+            groups * count * self.config.groups,
+        )  # fmt: skip
+        dst: TensorRef = self.dst.matrix(*matrix, op.counts)
+        yield from self.emit.store_box(dst, 0, Box(0, rows[0], 1, count), columns, out, groups)
+
+
+def _spans(size: int, step: int) -> Iterator[Span]:
+    for first in range(0, size, step):
+        yield first, min(step, size - first)

@@ -1,0 +1,87 @@
+"""Products of two activations, matrix by matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+
+from weft.compiler.ir.graph import IrError
+from weft.compiler.ir.microops import Value, product_sum, requantise
+from weft.compiler.ir.product import Counts, Product
+from weft.compiler.lower.product import lower_product
+from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.tasks import Task
+from weft.compiler.operators.record import Cost, Operator, Shape4
+from weft.compiler.plan import product_plan
+from weft.compiler.plan.conv_plan import Chooser
+from weft.compiler.plan.product_plan import ProductPlan
+from weft.compiler.plan.site import Site
+from weft.hdl.isa.config import Config
+
+
+def _shape(op: Product) -> Shape4:
+    images, heads = op.counts
+    inner = op.b.shape[2] if not op.transposed else prod(op.b.shape) // (prod(op.b_counts) * op.b.shape[2])
+    for view, counts, rows in ((op.a, op.a_counts, op.rows), (op.b, op.b_counts, op.b.shape[2])):
+        size = prod(view.shape) // (prod(counts) * rows)
+        if view.shape not in _shapes(counts, rows, size) or counts[0] not in (1, images) or heads % counts[1]:
+            raise IrError(f"{op.name}: operand {view.shape} as {counts} matrices for {op.counts}")
+    if inner != op.depth:
+        raise IrError(f"{op.name}: rows of {op.depth} elements times columns of {inner}")
+    found = _shapes(op.counts, op.rows, op.columns)
+    return op.dst.shape if op.dst.shape in found else found[0]
+
+
+def _shapes(counts: Counts, rows: int, size: int) -> tuple[Shape4, Shape4]:
+    """How so many matrices may lie: as images, or as channels."""
+    images, heads = counts
+    return (images * heads, 1, rows, size), (images, 1, rows, heads * size)
+
+
+def matrices(view_shape: Shape4, counts: Counts, given: np.ndarray) -> np.ndarray:
+    """The matrices of an operand: (images, heads, rows, size)."""
+    images, heads = counts
+    if view_shape[0] == images:
+        return given.reshape(images, view_shape[2], heads, -1).swapaxes(1, 2)
+    return given.reshape(images, heads, view_shape[2], -1)
+
+
+def _evaluate(op: Product, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    """Sum of products of what is above the zero points, and requantisation."""
+    operands = []
+    for view, counts, zero, tensor in zip(
+        (op.a, op.b), (op.a_counts, op.b_counts), (op.a_zero, op.b_zero), given, strict=True
+    ):
+        found = matrices(view.shape, counts, tensor.astype(np.int64)) - zero
+        found = np.broadcast_to(found, (op.counts[0], *found.shape[1:]))
+        operands.append(np.repeat(found, op.counts[1] // counts[1], axis=1))
+    a, b = Value(operands[0], "nhwi"), Value(operands[1], "nhci" if op.transposed else "nhic")
+    result = requantise(product_sum(a, b, "i"), op.scale, "", op, bits).int8()
+    beside = op.dst.shape[0] == op.counts[0]
+    return (result.swapaxes(1, 2) if beside else result).reshape(op.dst.shape)
+
+
+def _plan(op: Product, site: Site, choose: Chooser) -> ProductPlan | None:
+    return product_plan.plan(op, site.config)
+
+
+def _lower(op: Product, site: Site, emit: Emitter) -> Iterator[Task]:
+    return lower_product(op, site, op.plan, emit)
+
+
+def _cost(op: Product, plan: ProductPlan | None, config: Config) -> Cost | None:
+    return None if plan is None else Cost(plan.cycles, plan.traffic)
+
+
+def _unsupported(op: Product, config: Config) -> str | None:
+    if op.transposed or config.softmax:
+        return None
+    return (
+        "this configuration cannot transpose the second matrix, which it does for attention; set 'probability_bits' "
+        "to 8, or to 7 for small parts"
+    )
+
+
+OPERATOR = Operator(Product, _shape, _evaluate, _plan, _lower, _cost, _unsupported, looked_up=False)

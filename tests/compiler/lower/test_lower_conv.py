@@ -1,0 +1,76 @@
+"""Convolutions with weights beyond the array's, of which a second part multiplies no more than there is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.golden_compare import compare
+from support.op_cases import convolution, random_conv, random_inputs, random_matmul, segment_of, whole
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.plan.conv_plan import ConvPlan, candidates
+from weft.compiler.plan.conv_plan import plan as plan_of
+from weft.compiler.plan.conv_shape import WEIGHT_LIMIT, ConvShape
+from weft.hdl.isa import Mm
+from weft.hdl.isa.config import PRESETS
+
+
+def with_few_wide(rng: np.random.Generator, op: Conv, share: float) -> Conv:
+    """The same with weights around 0, and a share of them anywhere from -255 to 255."""
+    weight = np.clip(np.rint(rng.normal(0, 35, op.weight.shape)), -WEIGHT_LIMIT, WEIGHT_LIMIT)
+    wide = rng.random(op.weight.shape) < share
+    weight = np.where(wide, rng.integers(-255, 256, op.weight.shape), weight)
+    return op.replace(weight=weight.astype(np.int16))
+
+
+@pytest.mark.parametrize("name", ["tiny", "small", "default"])
+def test_few_wide_weights(name: str) -> None:
+    config, rng = PRESETS[name], np.random.default_rng(5)
+    for case in range(40):
+        op = random_conv(rng) if case % 3 else random_matmul(rng)
+        op = with_few_wide(rng, op, (0.001, 0.01, 0.1)[case % 3])
+        segment = segment_of(op)
+        compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
+
+
+def products(op: Conv, name: str) -> int:
+    """Vectors of weights that a program multiplies with, times the pixels that it multiplies each with."""
+    instructions = compile_segment(segment_of(op), PRESETS[name]).instructions
+    found = [item for item in instructions if isinstance(item, Mm)]
+    return sum(item.nt * item.ky * item.kx * item.kc * item.oy * item.ox for item in found)
+
+
+@pytest.mark.parametrize(("h", "channels"), [(6, 64), (12, 200)])
+def test_second_part_is_what_there_is(h: int, channels: int) -> None:
+    """One wide weight takes one vector more; if all are wide, the work is twice as much."""
+    op = convolution(whole("x", (1, h, h, channels), "input"), 48, Window((3, 3), pad=(1, 1, 1, 1)))
+    plain = 9 * 3 * -(-channels // 16) * h**2
+    assert products(op, "default") == plain
+    weight = op.weight.copy()
+    weight[17, 1, 2, 40] = 200
+    one = op.replace(weight=weight)
+    assert products(one, "default") == plain + h**2
+    assert products(op.replace(weight=np.full_like(weight, 200)), "default") == 2 * plain
+    segment = segment_of(one)
+    inputs = random_inputs(np.random.default_rng(0), one)
+    compare(compile_segment(segment, PRESETS["default"]), segment, inputs, PRESETS["default"])
+
+
+def test_inputs_in_chunks() -> None:
+    """The second part of weights whose inputs come chunk by chunk, of one tile or of several side by side."""
+    config, rng, used = PRESETS["tiny"], np.random.default_rng(6), set()
+    for case in range(120):
+        grouped = [op for op in (random_conv(rng) for _ in range(9)) if op.groups > 1]
+        op = with_few_wide(rng, grouped[0] if case % 2 and grouped else random_conv(rng), 0.01)
+        found: list[ConvPlan] = []
+
+        def choose(shape: ConvShape, found: list[ConvPlan] = found, block: int = case % 3) -> ConvPlan | None:
+            known = [plan for plan in candidates(shape) if plan.chunked and (plan.block > 1 or not block)]
+            found[:] = known[:1]
+            return known[0] if known else plan_of(shape)
+
+        segment = segment_of(op)
+        compare(compile_segment(segment, config, choose=choose), segment, random_inputs(rng, op), config)
+        used |= {(plan.chunked, plan.block > 1, op.groups > 1) for plan in found}
+    assert used == {(True, several, grouped) for several in (False, True) for grouped in (False, True)}

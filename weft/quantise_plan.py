@@ -1,0 +1,134 @@
+"""Which operators of a float model the quantiser is to surround with QuantizeLinear and DequantizeLinear.
+
+All that the device has are, but for those that the device computes together with others, or more exactly, from what is
+quantised around them. These are left as they are if their neighbours quantise what they read and write:
+
+- the products, the scale, the mask and the softmax of attention: scores that are quantised behind their mask, which
+  adds -10,000 and less, have one value left for all others;
+- the operators that a function of one activation is written out in, GELU for example: one look-up table;
+- averages: their results get a scale of their own then, and the quantiser would give them their input's, by which
+  averages fall on exact halves, and much of the range goes unused;
+- normalisations, whose constants stay as exact as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import onnx
+
+from weft.compiler.onnx.elementwise import MOVES
+from weft.compiler.onnx.registry import NAMES
+
+_AVERAGES = ("AveragePool",)
+_NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization")
+_CLAMPS = ("Relu", "Clip")
+"""What becomes part of the operator in front of it; the quantiser leaves them alone where that is not quantised."""
+_NO_FLOATS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "And", "Or", "Not", "Xor"})
+
+_ELEMENTWISE = {
+    name: name not in MOVES and any(record.elementwise for record in records)
+    for name, records in NAMES.items()
+}
+
+
+def operators() -> list[str]:
+    """Names of the operators that are quantised: those of the device."""
+    return sorted({name.rpartition(".")[2] for name in NAMES} - _NO_FLOATS)
+
+
+class Plan:
+    """The nodes of a model that are not quantised.
+
+    Parameters
+    ----------
+    model : ModelProto
+        A prepared float model.
+    keep : sequence of str
+        Names of nodes that are not to be quantised in any case.
+    """
+
+    def __init__(self, model: onnx.ModelProto, keep: Sequence[str] = ()) -> None:
+        graph = model.graph
+        self._nodes = list(graph.node)
+        self._constants = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+        self._outputs = {value.name for value in graph.output}
+        self._makers = {name: node for node in self._nodes for name in node.output if name}
+        self._users: dict[str, list[onnx.NodeProto]] = {}
+        for node in self._nodes:
+            for name in dict.fromkeys(node.input):
+                self._users.setdefault(name, []).append(node)
+        self._quantised = frozenset(operators())
+        self.excluded = list(keep)
+        for group in (*self._attentions(), *self._alone(), *self._functions()):
+            if self._surrounded(group):
+                self.excluded += (node.name for node in group)
+
+    def _alone(self) -> Iterator[list[onnx.NodeProto]]:
+        yield from ([node] for node in self._nodes if node.op_type in (*_AVERAGES, *_NORMALISATIONS))
+
+    def _surrounded(self, group: Sequence[onnx.NodeProto]) -> bool:
+        """Whether other nodes quantise all that a group reads and writes."""
+        inside = {node.name for node in group}
+        if inside & set(self.excluded):
+            return False
+        made = {name for node in group for name in node.output if name}
+        read = {name for node in group for name in node.input if name} - made - self._constants.keys()
+        leaving = {
+            name
+            for name in made
+            if name in self._outputs or any(user.name not in inside for user in self._users.get(name, ()))
+        }
+        return not leaving & self._outputs and all(
+            self._quantised_by_others(name, inside) for name in (*read, *leaving)
+        )
+
+    def _quantised_by_others(self, value: str, inside: set[str]) -> bool:
+        maker = self._makers.get(value)
+        users = (node for node in self._users.get(value, ()) if node.op_type not in _CLAMPS)
+        others = (node for node in (maker, *users) if node is not None)
+        return any(
+            node.op_type in self._quantised and node.name not in inside and node.name not in self.excluded
+            for node in others
+        )
+
+    def _attentions(self) -> Iterator[list[onnx.NodeProto]]:
+        """From the product of queries and keys to the product with the values."""
+        for node in self._nodes:
+            users = self._users.get(node.output[0], [])
+            if node.op_type != "Softmax" or len(users) != 1 or users[0].op_type != "MatMul":
+                continue
+            group = [node, users[0]]
+            before = self._before(node)
+            while before is not None and before.op_type in ("Mul", "Div", "Add", "Sub", "Where"):
+                group.append(before)
+                before = self._before(before)
+            if before is not None and before.op_type == "MatMul" and self._activations(before) == 2:
+                yield [*group, before]
+
+    def _before(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The one node whose result, but for constants, a node reads, if nothing else reads it."""
+        read = [name for name in node.input if name and name not in self._constants]
+        alone = len(read) == 1 and len(self._users[read[0]]) == 1 and read[0] not in self._outputs
+        return self._makers.get(read[0]) if alone else None
+
+    def _activations(self, node: onnx.NodeProto) -> int:
+        return sum(name not in self._constants for name in node.input)
+
+    def _functions(self) -> Iterator[list[onnx.NodeProto]]:
+        """Two nodes or more that compute a function of one activation, element by element."""
+        roots: dict[str, str] = {}
+        groups: dict[str, list[onnx.NodeProto]] = {}
+        for node in self._nodes:
+            read = {name for name in node.input if name and name not in self._constants}
+            sizes = [self._constants[name] for name in node.input if name in self._constants]
+            found = {roots.get(name, name) for name in read}
+            elementwise = _ELEMENTWISE.get(node.op_type, False)
+            clamps = node.op_type in _CLAMPS and not read & roots.keys()
+            if len(found) != 1 or not elementwise or clamps or max(sizes, default=1) > 1:
+                continue
+            root = found.pop()
+            roots[node.output[0]] = root
+            groups.setdefault(root, []).append(node)
+        yield from (group for group in groups.values() if len(group) > 1)
