@@ -30,8 +30,8 @@ OPSET = 20
 then found in what exporters write out."""
 OLDEST = 13
 """The first version with a scale for each channel."""
-_ERRORS_ONLY = 3
-"""Severity of ONNX Runtime's log."""
+_FATAL_ONLY = 4
+"""Severity of ONNX Runtime's log: what it raises, it need not print as well."""
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -55,7 +55,7 @@ def silence() -> Iterator[None]:
     disabled = logging.root.manager.disable
     runtime = onnx_runtime()
     logging.disable(logging.ERROR)
-    runtime.set_default_logger_severity(_ERRORS_ONLY)
+    runtime.set_default_logger_severity(_FATAL_ONLY)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -75,7 +75,6 @@ def session(model: onnx.ModelProto, optimised: Path | None = None) -> Any:
     """
     found = onnx_runtime()
     options = found.SessionOptions()
-    options.log_severity_level = _ERRORS_ONLY
     level = "ORT_DISABLE_ALL" if optimised is None else "ORT_ENABLE_BASIC"
     options.graph_optimization_level = getattr(found.GraphOptimizationLevel, level)
     if optimised is not None:

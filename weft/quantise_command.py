@@ -62,7 +62,7 @@ def quantise(
         real(
             "--budget",
             "Least signal-to-noise ratio of a layer, in dB: exit code 1 if one has less.",
-            -200,
+            0,
             200,
         ),
     ] = None,

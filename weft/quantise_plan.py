@@ -3,8 +3,9 @@
 All that the device has are, but for those that the device computes together with others, or more exactly, from what is
 quantised around them. These are left as they are if their neighbours quantise what they read and write:
 
-- the products, the scale, the mask and the softmax of attention: scores that are quantised behind their mask, which
-  adds -10,000 and less, have one value left for all others;
+- the products, the scale, the mask and the softmax of attention, which is one operator of the device: scores that are
+  quantised behind their mask, which adds -10,000 and less, have one value left for all others. Where anything else is
+  added to scores it is none, and its products are quantised like others;
 - the operators that a function of one activation is written out in, GELU for example: one look-up table;
 - averages: their results get a scale of their own then, and the quantiser would give them their input's, by which
   averages fall on exact halves, and much of the range goes unused;
@@ -18,10 +19,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 import onnx
+from onnx import numpy_helper
 
 from weft.compiler.onnx.elementwise import MOVES
 from weft.compiler.onnx.registry import NAMES
 
+MASKED = -10_000
+"""What a mask adds, or less, to scores of keys that do not take part."""
 _AVERAGES = ("AveragePool",)
 _NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization")
 _CLAMPS = ("Relu", "Clip")
@@ -56,7 +60,7 @@ class Plan:
     def __init__(self, model: onnx.ModelProto, keep: Sequence[str] = ()) -> None:
         graph = model.graph
         self._nodes = list(graph.node)
-        self._constants = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+        self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._outputs = {value.name for value in graph.output}
         self._makers = {name: node for node in self._nodes for name in node.output if name}
         self._users: dict[str, list[onnx.NodeProto]] = {}
@@ -85,9 +89,7 @@ class Plan:
             for name in made
             if name in self._outputs or any(user.name not in inside for user in self._users.get(name, ()))
         }
-        return not leaving & self._outputs and all(
-            self._quantised_by_others(name, inside) for name in (*read, *leaving)
-        )
+        return all(self._quantised_by_others(name, inside) for name in (*read, *leaving))
 
     def _quantised_by_others(self, value: str, inside: set[str]) -> bool:
         maker = self._makers.get(value)
@@ -150,11 +152,19 @@ class Plan:
                 continue
             group = [node, users[0]]
             before = self._before(node)
-            while before is not None and before.op_type in ("Mul", "Div", "Add", "Sub", "Where"):
+            while before is not None and self._scaled_or_masked(before):
                 group.append(before)
                 before = self._before(before)
             if before is not None and before.op_type == "MatMul" and self._activations(before) == 2:
                 yield [*group, before]
+
+    def _scaled_or_masked(self, node: onnx.NodeProto) -> bool:
+        """Whether a node does with scores what attention on the device can: the addends are those of a mask."""
+        if node.op_type != "Add":
+            return node.op_type in ("Mul", "Div", "Where")
+        added = (self._constants[name] for name in node.input if name in self._constants)
+        values = (numpy_helper.to_array(tensor) for tensor in added)
+        return all(((value == 0) | (value <= MASKED)).all() for value in values)
 
     def _before(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The one node whose result, but for constants, a node reads, if nothing else reads it."""
@@ -171,7 +181,8 @@ class Plan:
         groups: dict[str, list[onnx.NodeProto]] = {}
         for node in self._nodes:
             read = {name for name in node.input if name and name not in self._constants}
-            sizes = [self._constants[name] for name in node.input if name in self._constants]
+            constants = (self._constants[name] for name in node.input if name in self._constants)
+            sizes = [math.prod(tensor.dims) for tensor in constants]
             found = {roots.get(name, name) for name in read}
             elementwise = _ELEMENTWISE.get(node.op_type, False)
             clamps = node.op_type in _CLAMPS and not read & roots.keys()

@@ -27,8 +27,8 @@ from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX
 from weft.compiler.plan.site import Site
 
-WEIGHT_LIMIT = 127
-"""Largest magnitude of a weight in the array; wider ones are split over parts that add in the accumulator."""
+WEIGHTS = (-128, 127)
+"""Least and largest weight of the array; what goes beyond is split over parts that add in the accumulator."""
 _DENSE = 0.6
 """Share of the vectors of a part beyond the first from which on all of them are multiplied."""
 
@@ -91,7 +91,8 @@ class ConvShape:
         self.h, self.w = window.output(src.h, src.w)
         self.pool = pool if pool is not None else Window()
         self.pooled = pool is not None
-        self.parts = max(1, ceil_div(max(int(op.weight.max()), -int(op.weight.min())), WEIGHT_LIMIT))
+        ends = int(op.weight.min()), int(op.weight.max())
+        self.parts = max(1, *(ceil_div(end, limit) for end, limit in zip(ends, WEIGHTS, strict=True)))
         self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
         self._split_channels()
 
@@ -270,7 +271,7 @@ class ConvShape:
         """What of a chunk a part beyond the first has: tiles of the block, each with a part of the chunk that is one
         pixel of the kernel. None if that is nearly all of it.
 
-        Of weights whose zero point is not in the middle few are beyond `WEIGHT_LIMIT`, so that most vectors of the
+        Of weights whose zero point is not in the middle few are beyond `WEIGHTS`, so that most vectors of the
         second part are zero.
         """
         found, filled, total = [], 0, 0
@@ -307,8 +308,8 @@ class ConvShape:
         if (index, part) not in self._kept_weights:
             tile, n = self.tiles[index], self.config.n
             dense = self._dense(tile)  # (count, kh, kw, lanes)
-            limit = part * WEIGHT_LIMIT
-            limited = np.clip(dense - np.clip(dense, -limit, limit), -WEIGHT_LIMIT, WEIGHT_LIMIT)
+            before = np.clip(dense, part * WEIGHTS[0], part * WEIGHTS[1])
+            limited = np.clip(dense - before, *WEIGHTS)
             packed = limited.astype(np.int8).reshape(*dense.shape[:3], tile.piece.vectors, n)
             self._kept_weights[index, part] = packed.transpose(1, 2, 3, 0, 4)
         return self._kept_weights[index, part]

@@ -36,8 +36,8 @@ Paths = tuple[Any, ...]
 def network() -> onnx.ModelProto:
     """Rows side by side, results on chip and in memory, an addition, two device segments, and the host between."""
     builder = Builder(np.random.default_rng(1))
-    x = builder.conv(builder.input((1, 1, 8, 8), unsigned=True), 8, (5, 5), pads=(2, 2, 2, 2))
-    y = builder.conv(x, 8, (3, 3), pads=(1, 1, 1, 1))
+    x = builder.conv(builder.input((1, 1, 8, 8), unsigned=True), 24, (5, 5), pads=(2, 2, 2, 2))
+    y = builder.conv(x, 24, (3, 3), pads=(1, 1, 1, 1))
     z = builder.add(x, y)
     middle = builder.node("LogSoftmax", [builder.dequantise(z)], axis=1)
     return builder.finish(builder.conv(builder.quantise(middle, z.shape, 0.05, 3, False), 4, (1, 1)))

@@ -61,8 +61,10 @@ class FloatNet:
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
             self.weights,
         )
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-        onnx.checker.check_model(made, full_check=True)
+        domains = sorted({node.domain for node in self.nodes} - {""})
+        opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+        made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        onnx.checker.check_model(made, full_check=not domains)
         return made
 
 
@@ -102,10 +104,10 @@ def perceptron() -> onnx.ModelProto:
     return net.model({"x": (1, 20)}, y, (1, 10))
 
 
-def transformer(masked: bool = False, opset: int = 20) -> onnx.ModelProto:
+def transformer(masked: bool = False, opset: int = 20, biased: bool = False) -> onnx.ModelProto:
     """Normalisation, attention of two heads and a layer of GELU that is written out, each added to what comes in.
 
-    Before version 17 of ONNX, normalisation is written out, too.
+    Before version 17 of ONNX, normalisation is written out, too. Scores may have a mask, and a bias for each of them.
     """
     net, tokens, width, heads = FloatNet(4), 6, 16, 2
     x = "x"
@@ -119,6 +121,8 @@ def transformer(masked: bool = False, opset: int = 20) -> onnx.ModelProto:
     if masked:
         mask = np.triu(np.full((tokens, tokens), -10000, np.float32), 1)
         scores = net.add("Add", scores, net.constant(mask), name="mask")
+    if biased:
+        scores = net.add("Add", scores, net.weight(1, heads, tokens, tokens), name="bias")
     mixed = net.add("MatMul", net.add("Softmax", scores, axis=-1), v, name="attention")
     flat = net.constant(np.array([1, tokens, width], np.int64))
     mixed = net.add("Reshape", net.add("Transpose", mixed, perm=[0, 2, 1, 3]), flat)
@@ -158,6 +162,7 @@ NETS: dict[str, Callable[[], onnx.ModelProto]] = {
     "transformer": transformer,
     "masked transformer": lambda: transformer(masked=True),
     "transformer of opset 13": lambda: transformer(opset=13),
+    "transformer with a bias of scores": lambda: transformer(biased=True),
     "two inputs": two_inputs,
 }
 

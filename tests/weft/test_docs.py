@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from support import tflite_networks
+from support import float_nets, tflite_networks
 
 from weft.examples import digits
 
@@ -23,7 +24,7 @@ PAGES = [
 ]
 RUN = [
     ROOT / "docs" / name
-    for name in ("machine.md", "compiling.md", "attention.md", "extending.md", "tflite.md")
+    for name in ("machine.md", "compiling.md", "quantising.md", "attention.md", "extending.md", "tflite.md")
 ]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -82,6 +83,9 @@ def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     if page.name == "tflite.md":
         Path("network.tflite").write_bytes(tflite_networks.convolutions())
         np.save("input.npy", np.zeros((1, 9, 8, 3), np.int8))
+    if page.name == "quantising.md":
+        onnx.save(float_nets.residual(batch="batch"), "network.onnx")
+        np.savez("samples.npz", **float_nets.samples(float_nets.residual(), 64))
     names: dict[str, object] = {}
     found = blocks(page)
     assert found

@@ -25,6 +25,8 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "tune --bandwidth": BANDWIDTH,
     "tune --trials": (1, 100_000),
     "tune --seed": SEED,
+    "quantise --budget": (0, 200),
+    "quantise --top": (0, 1_000_000),
     "build --seed": (1, (1 << 31) - 1),
     "build --clock": (1, 10_000),
     "demo --images": (1, None),

@@ -39,6 +39,16 @@ def test_averages(follows: bool) -> None:
     assert found == ({"average"} if follows else set())
 
 
+def test_an_average_behind_a_function() -> None:
+    """What lies between is quantised by one of both: the average gains more by its scale."""
+    net = FloatNet()
+    value = net.add("Conv", "x", net.weight(8, 3, 3, 3))
+    value = net.add("Mul", value, net.add("Sigmoid", value, name="sigmoid"), name="product")
+    value = net.add("AveragePool", value, kernel_shape=[2, 2], name="average")
+    found = excluded(net.model({"x": (1, 3, 12, 12)}, after(net, value), (1, 4, 9, 9)))
+    assert found == {"average"}
+
+
 def test_averages_in_a_row() -> None:
     """Of two, one quantises what lies between."""
     net = FloatNet()
@@ -102,6 +112,12 @@ def test_attention(masked: bool) -> None:
     )
     # The first normalisation and the addition read the input, which the addition quantises.
     assert sum(node.op_type == "LayerNormalization" for node in attention) == 2
+
+
+def test_scores_with_a_bias_are_quantised() -> None:
+    """Attention on the device has none, so its products run by themselves, and take quantised operands."""
+    found = excluded(float_model.prepared(transformer(biased=True), {}))
+    assert not found & {"scores", "bias", "attention"}
 
 
 def test_attention_next_to_a_node_in_float() -> None:

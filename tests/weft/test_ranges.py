@@ -45,6 +45,8 @@ def test_least_error(kind: str) -> None:
         assert min(values.min(), 0) <= low <= 0 <= high <= max(values.max(), 0)
         found = error(values, low, high)
         assert found <= error(values, min(values.min(), 0), max(values.max(), 0)) * 1.01
+        if kind == "tails":
+            assert values.min() * 0.99 < low < high < values.max() * 0.99
         others = [error(values, low * a, high * b) for a in (0.7, 1, 1.4) for b in (0.7, 1, 1.4)]
         assert found <= min(others) * 1.05
 
@@ -75,6 +77,14 @@ def test_ranges_of_a_model_do_not_depend_on_the_order_of_samples() -> None:
         assert softmax.output[0] not in found
         assert "x" in found
         assert all(low <= 0 <= high and low < high for low, high in found.values())
+
+
+def test_zeros_do_not_count() -> None:
+    """Three values among 20,000 zeros are no outliers."""
+    prepared = float_model.prepared(float_nets.perceptron(), {})
+    samples = Samples({"x": np.zeros((1000, 1, 20), np.float32)})
+    samples.arrays["x"][[1, 2, 3], 0, 0] = 1, 2, 4
+    assert ranges.ranges(prepared, samples, "percentile")["x"] == pytest.approx((0, 4), abs=0.002)
 
 
 def test_values_that_are_always_zero_have_no_range() -> None:

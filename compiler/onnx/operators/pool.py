@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from weft.compiler.ir.graph import Pool, Window
-from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
+from weft.compiler.ir.layout import Layout, Shape4, packed, spatial
 from weft.compiler.ir.windows import axes
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.onnx.conditions import (
@@ -66,20 +66,36 @@ def window_size(context: NodeContext) -> str | None:
 
 
 def pooled(context: NodeContext) -> bool:
-    """Whether a reduction is over both spatial dimensions of (N, C, H, W), or the rows of (N, rows, C).
+    """Whether a reduction is over the pixels of (N, C, H, W) or (N, H, W, C), or those of (N, C, W) or (N, W, C).
 
-    A mean that is taken off its input is not one of these: a normalisation begins with it.
+    Where a kernel can do it, only if pixels already lie so, and if it is not the start of a normalisation.
     """
-    axes = {4: (2, 3), 3: (1,)}.get(len(context.shape()))
-    if axes is None or reduced_axes(context) != axes or not isinstance(context.symbol(0), Activation):
+    axes, rank, symbol = reduced_axes(context), len(context.shape()), context.symbol(0)
+    if axes not in {4: ((2, 3), (1, 2)), 3: ((2,), (1,))}.get(rank, ()) or not isinstance(symbol, Activation):
         return False
-    users = context.model.users(context.node.outputs[0])
-    return not any(user.op == "Sub" and context.node.inputs[0] in user.inputs for user in users)
+    if not context.model.config.kernel:
+        return True
+    if any(user.op in _NORMALISING for user in context.model.users(context.node.outputs[0])):
+        return False
+    return rank - 1 not in axes or rank == 4 or symbol.tensor.arranged(_pixels(context)) is not None
+
+
+_NORMALISING = ("Add", "Clip", "Div", "Expand", "Max", "Mul", "Pow", "Sqrt", "Sub")
+"""What computes with a number for each row in float."""
+
+
+def _pixels(context: NodeContext) -> Layout:
+    """The layout in which what a reduction is over are the pixels of images."""
+    shape, axes = context.shape(), reduced_axes(context)
+    if axes in ((2, 3), (2,)):
+        return spatial(shape)
+    n, *sides, c = shape
+    return Layout(shape, tuple(range(len(shape))), (n, math.prod(sides[:-1]), sides[-1], c))
 
 
 def mean_order(context: NodeContext) -> str | None:
     """What is reduced over pixels must be in the device's order, or be brought into it by at most 256 copies."""
-    good = placed(activation(context).tensor, natural(context.shape())) is not None
+    good = placed(activation(context).tensor, _pixels(context)) is not None
     return None if good else f"input {context.node.inputs[0]!r}"
 
 
@@ -115,22 +131,21 @@ def whole(context: NodeContext) -> Symbol:
 
 
 def rows(context: NodeContext) -> Symbol:
-    """The mean, sum or maximum over rows and columns, or over rows of tokens."""
-    tensor = activation(context).tensor
-    source = placed(tensor, natural(context.shape()))
+    """The mean, sum or maximum over pixels, or over rows of tokens."""
+    source = placed(activation(context).tensor, _pixels(context))
     assert source is not None
-    sides, layout = _sides(context), natural(context.output)
-    if len(context.output) != 4:  # without kept dimensions: the same bytes
-        layout = packed(context.output)
+    sides = source.layout.nhwc
+    kept = len(context.output) == len(context.shape()) and reduced_axes(context) in ((2, 3), (2,))
+    layout = spatial(context.output) if kept else packed(context.output)
     return _pool(context, (source, activation(context).quant), sides, layout, Window(sides[1:3]), False)
 
 
 def _sides(context: NodeContext) -> Shape4:
     """The input as images that a pool takes as a whole."""
     shape = context.shape()
-    if context.node.op.startswith("Reduce") and len(shape) == 3:
-        return shape[0], 1, shape[1], shape[2]
-    if context.node.op.startswith(("Global", "Reduce")):
+    if context.node.op.startswith("Reduce"):
+        return _pixels(context).nhwc
+    if context.node.op.startswith("Global"):
         return shape[0], math.prod(shape[2:-1]), shape[-1], shape[1]
     return spatial(shape).nhwc
 

@@ -11,14 +11,14 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as plan_of
-from weft.compiler.plan.conv_shape import WEIGHT_LIMIT, ConvShape
+from weft.compiler.plan.conv_shape import WEIGHTS, ConvShape
 from weft.hdl.isa import Mm
 from weft.hdl.isa.config import PRESETS
 
 
 def with_few_wide(rng: np.random.Generator, op: Conv, share: float) -> Conv:
     """The same with weights around 0, and a share of them anywhere from -255 to 255."""
-    weight = np.clip(np.rint(rng.normal(0, 35, op.weight.shape)), -WEIGHT_LIMIT, WEIGHT_LIMIT)
+    weight = np.clip(np.rint(rng.normal(0, 35, op.weight.shape)), *WEIGHTS)
     wide = rng.random(op.weight.shape) < share
     weight = np.where(wide, rng.integers(-255, 256, op.weight.shape), weight)
     return op.replace(weight=weight.astype(np.int16))

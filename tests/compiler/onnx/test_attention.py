@@ -379,22 +379,6 @@ def test_position_embedding_is_an_operand_of_the_sum() -> None:
     assert np.abs(steps(model, rng)).max() <= 1
 
 
-def test_mean_over_rows() -> None:
-    rng = np.random.default_rng(0)
-    for keep in (True, False):
-        builder = Builder(rng)
-        source = builder.input((2, 6, 5))
-        axes = builder.constant(np.array([1], np.int64))
-        value = builder.node("ReduceMean", [builder.dequantise(source), axes], keepdims=int(keep))
-        mean = builder.quantise(value, builder.shape_of(value), source.scale * 0.37, 2, False)
-        flat = builder.node(
-            "Reshape", [builder.dequantise(mean), builder.constant(np.array([2, 5], np.int64))]
-        )
-        model = builder.finish(builder.dense(builder.like(flat, (2, 5), mean), 3))
-        assert not on_host(import_model(model))
-        assert np.abs(steps(model, rng)).max() <= 1
-
-
 def test_scaling_is_a_view() -> None:
     """Mul and Div by one number change no byte, however their result is quantised."""
     rng = np.random.default_rng(0)

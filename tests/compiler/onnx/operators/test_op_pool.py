@@ -6,8 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
 from support.fallbacks import Case, builder, check_fallback, ended, mixed, one, source, untried
-from support.qdq_models import Builder
+from support.graph_runs import on_host, run_graph
+from support.qdq_models import Builder, feeds
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
@@ -20,6 +22,7 @@ from weft.compiler.onnx.operators.pool import (
     pool_values,
     window_size,
 )
+from weft.hdl.isa.config import Config
 
 
 def indices() -> onnx.ModelProto:
@@ -44,6 +47,32 @@ def mean(axes: list[int], shape: tuple[int, ...] = (1, 4, 6, 6)) -> onnx.ModelPr
     built = builder()
     axis = built.constant(np.array(axes, np.int64))
     return ended(built, built.node("ReduceMean", [built.dequantise(source(built, shape)), axis]))
+
+
+@pytest.mark.parametrize("kernel", [0, 64])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((2, 5, 6, 3), [2, 3]), ((2, 5, 6, 3), [1, 2]), ((2, 5, 6), [2]), ((2, 5, 6), [1]), ((1, 9, 1), [-1])],
+)
+def test_means(shape: tuple[int, ...], axes: list[int], kernel: int) -> None:
+    """Over the pixels of images with channels in front or behind, and of rows; behind a convolution or not."""
+    for case in range(8):
+        built = Builder(np.random.default_rng(case))
+        given = source(built, shape)
+        if case & 2 and axes == [2, 3]:
+            given = built.conv(given, 7)
+        node = built.node(
+            "ReduceMean", [built.dequantise(given), built.constant(np.array(axes))], keepdims=case & 1
+        )
+        mean = built.quantise(node, built.shape_of(node), given.scale * 0.4, 2, False)
+        flat = built.node("Flatten", [built.dequantise(mean)])
+        model = built.finish(built.dense(built.like(flat, built.shape_of(flat), mean), 3))
+        graph = import_model(model, config=Config(kernel=kernel))
+        assert not on_host(graph)
+        values = feeds(model, np.random.default_rng(1))
+        (found,), (wanted,) = run_graph(graph, values).values(), ReferenceEvaluator(model).run(None, values)
+        (scale,) = (item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1])
+        assert np.abs(np.rint((found - wanted) / onnx.numpy_helper.to_array(scale))).max() <= 1
 
 
 CASES: dict[str, Case] = {

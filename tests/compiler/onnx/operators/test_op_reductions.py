@@ -161,10 +161,10 @@ def root_of_mean() -> onnx.ModelProto:
 
 
 def whole_number() -> onnx.ModelProto:
-    """A mean whose fraction is cut off."""
+    """A norm whose fraction is cut off."""
     built = builder()
     value = built.dequantise(source(built, (2, 3, 8)))
-    value = built.node("ReduceMean", [value, built.constant(np.array([-1], np.int64))])
+    value = built.node("ReduceL1", [value, built.constant(np.array([-1], np.int64))])
     cut = built.node("Cast", [value], to=onnx.TensorProto.INT32)
     return ended(built, built.node("Cast", [cut], to=onnx.TensorProto.FLOAT))
 
@@ -195,7 +195,7 @@ def test_fallback(name: str) -> None:
 
 
 def test_without_a_kernel_engine() -> None:
-    check_fallback((lambda: refused("ReduceSum"), "ReduceSum", kernel_room), kernel=0)
+    check_fallback((lambda: refused("ReduceMin"), "ReduceMin", kernel_room), kernel=0)
 
 
 def test_every_constraint_has_a_case() -> None:
