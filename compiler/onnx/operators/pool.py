@@ -71,7 +71,11 @@ def pooled(context: NodeContext) -> bool:
     Where a kernel can do it, only if pixels already lie so, and if it is not the start of a normalisation.
     """
     axes, rank, symbol = reduced_axes(context), len(context.shape()), context.symbol(0)
-    if axes not in {4: ((2, 3), (1, 2)), 3: ((2,), (1,))}.get(rank, ()) or not isinstance(symbol, Activation):
+    if (
+        axes is None
+        or axes not in {4: ((2, 3), (1, 2)), 3: ((2,), (1,))}.get(rank, ())
+        or not isinstance(symbol, Activation)
+    ):
         return False
     if not context.model.config.kernel:
         return True
