@@ -13,6 +13,7 @@ from weft.compiler.passes.fuse_pad import fuse_pad
 from weft.compiler.passes.fuse_pool import fuse_pool
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.passes.order_branches import order_branches
 from weft.compiler.passes.read_views import read_views
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.passes.write_views import write_views
@@ -45,6 +46,7 @@ PIPELINE = (
     Pass(fuse_pool),
     Pass(write_views),
     Pass(read_views),
+    Pass(order_branches),
     Pass(fuse_epilogue),
     Pass(gather_rows),
     Pass(split_pool),

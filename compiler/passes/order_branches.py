@@ -1,0 +1,83 @@
+"""The order of two branches that meet: which of two convolutions comes last, and has the sum in its epilogue."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, View, readers
+from weft.compiler.passes.fuse_epilogue import fuse_epilogue
+from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.planner import Planner
+
+_AROUND = 2
+"""Operators before and behind that are looked at: whether results stay on chip depends on the neighbours."""
+_MOST = 40
+"""Operators that may lie between two convolutions and their sum."""
+
+
+def order_branches(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Of two convolutions whose results meet in a sum or product, the first moves behind the second where that is
+    quicker.
+
+    That is by estimate, of these operators and their neighbours, once epilogues are fused and results stay on chip.
+    """
+    ops = list(segment.ops)
+    for joint in segment.ops:
+        found = _moved(ops, ops.index(joint)) if isinstance(joint, Add | Multiply) else None
+        if found is None:
+            continue
+        first, other = found
+        part = slice(max(first - _AROUND, 0), ops.index(joint) + 1 + _AROUND)
+        before, behind = (_cost(candidate, part, segment, planner) for candidate in (ops, other))
+        if before is not None and behind is not None and behind < before:
+            ops = other
+    return dataclasses.replace(segment, ops=tuple(ops))
+
+
+def _moved(ops: Sequence[DeviceOp], at: int) -> tuple[int, list[DeviceOp]] | None:
+    """The place of the earlier of two convolutions that operator `at` reads, and all with it right before that one;
+    None if there are none, or it has to stay."""
+    names = [view.buffer.name for view in ops[at].sources]
+    found = [index for index in range(max(at - _MOST, 0), at) if ops[index].dst.buffer.name in names]
+    if len(set(names)) < 2 or len(found) != 2 or not all(isinstance(ops[index], Conv) for index in found):
+        return None
+    first, moving = found[0], ops[found[0]]
+    touched = {view.buffer.name for view in (*moving.sources, moving.dst)}
+    between = ops[first + 1 : at]
+    # What it reads must not be written, and its result not be touched, by those that it passes.
+    reads = {view.buffer.name for op in between for view in op.sources}
+    if moving.dst.buffer.name in reads or any(op.dst.buffer.name in touched for op in between):
+        return None
+    return first, [*ops[:first], *between, moving, *ops[at:]]
+
+
+def _cost(ops: Sequence[DeviceOp], part: slice, segment: DeviceSegment, planner: Planner) -> float | None:
+    """Cycles of some operators by estimate, as the later passes make them; None if one cannot be planned."""
+    inside, every = ops[part], readers(segment.ops)
+    kept = every - Counter(readers(inside))
+
+    def seen(view: View) -> View:
+        """The same, of a buffer that others read as an output: it can be no part of another operator."""
+        buffer = view.buffer
+        outside = buffer.kind == "temp" and buffer.name in kept
+        return (
+            dataclasses.replace(view, buffer=dataclasses.replace(buffer, kind="output")) if outside else view
+        )
+
+    trial = fuse_epilogue(DeviceSegment(segment.name, tuple(op.on(seen) for op in inside)), planner)
+    trial = keep_resident(trial, planner)
+    total = 0.0
+    for index, op in enumerate(trial.ops):
+        region = trial.regions[index] if trial.regions else None
+        if isinstance(op, Conv):
+            plan = planner.plan(op, trial.resident, region)
+            cycles = None if plan is None else plan.cycles
+        else:
+            cost = planner.cost(op)
+            cycles = None if cost is None else cost.cycles
+        if cycles is None:
+            return None
+        total += cycles
+    return total
