@@ -38,9 +38,11 @@ SCOPE = (
 )  # fmt: skip
 """Operators on 8-bit integers, those that can be exact on them, and those that only move data."""
 APPROXIMATE = (
-    "Attention", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization", "Softmax",
+    "Attention", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization",
+    "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare", "Softmax",
 )  # fmt: skip
-"""What the device computes in block floating point, or with roots of 14 bits, so that no case could be exact."""
+"""What the device computes in block floating point, or the kernel engine, to a step of the result, so that cases are
+not exact."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,9 @@ def left_out() -> dict[str, Counter[str]]:
         if name in SCOPE:
             continue
         if name in APPROXIMATE:
-            reason = "the device approximates it: [attention.md](attention.md) says how well"
+            reason = (
+                "the device approximates it: see [attention.md](attention.md) and [kernels.md](kernels.md)"
+            )
         elif name:
             reason = "the device does not have the operator"
         else:

@@ -9,11 +9,12 @@ quantised around them. These are left as they are if their neighbours quantise w
 - the operators that a function of one activation is written out in, GELU for example: one look-up table;
 - averages: their results get a scale of their own then, and the quantiser would give them their input's, by which
   averages fall on exact halves, and much of the range goes unused;
-- normalisations, whose constants stay as exact as they are.
+- normalisations, whose constants stay as exact as they are, also those that are written out in operators.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -29,6 +30,9 @@ _AVERAGES = ("AveragePool",)
 _NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization")
 _CLAMPS = ("Relu", "Clip")
 """What becomes part of the operator in front of it; the quantiser leaves them alone where that is not quantised."""
+_REDUCTIONS = ("ReduceL1", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare")
+_NUMBER_STEPS = ("Add", "Clip", "Expand", "Max", "Mul", "Pow", "Reciprocal", "Reshape", "Sqrt", "Unsqueeze")
+"""What a written out normalisation does with the number that it has for each row."""
 _NO_FLOATS = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "And", "Or", "Not", "Xor"})
 
 _ELEMENTWISE = {
@@ -65,7 +69,8 @@ class Plan:
                 self._users.setdefault(name, []).append(node)
         self._quantised = frozenset(operators())
         self.excluded = list(keep)
-        for group in (*self._attentions(), *self._alone(), *self._functions()):
+        groups = (self._attentions(), self._alone(), self._normalisations(), self._functions())
+        for group in itertools.chain(*groups):
             if self._surrounded(group):
                 self.excluded += (node.name for node in group)
 
@@ -94,6 +99,50 @@ class Plan:
             node.op_type in self._quantised and node.name not in inside and node.name not in self.excluded
             for node in others
         )
+
+    def _normalisations(self) -> Iterator[list[onnx.NodeProto]]:
+        """Elements divided by a norm or a deviation of their own, with the constants behind that."""
+        for node in self._nodes:
+            read = [name for name in node.input if name and name not in self._constants]
+            if node.op_type not in ("Div", "Mul") or len(set(read)) != 2:
+                continue
+            norms = (self._norm(number, x) for x, number in (read, read[::-1]))
+            norm = next((found for found in norms if found), None)
+            if norm is not None:
+                yield [*norm, *self._scaled(node)]
+
+    def _norm(self, number: str, elements: str) -> list[onnx.NodeProto] | None:
+        """The nodes that make a number for each row of the elements, and these if they are less their mean."""
+        group: list[onnx.NodeProto] = []
+        made = self._makers.get(number)
+        while made is not None and made.op_type in _NUMBER_STEPS:
+            read = [name for name in made.input if name and name not in self._constants]
+            if len(read) != 1:
+                return None
+            group.append(made)
+            made = self._makers.get(read[0])
+        if made is None or made.op_type not in _REDUCTIONS:
+            return None
+        group.append(made)
+        power = self._makers.get(made.input[0])
+        if made.input[0] != elements and power is not None and power.op_type in ("Abs", "Mul", "Pow"):
+            group.append(power)
+        if group[-1].input[0] != elements:
+            return None
+        centred = self._makers.get(elements)
+        if centred is not None and centred.op_type == "Sub":
+            mean = self._makers.get(centred.input[1])
+            if mean is not None and mean.op_type == "ReduceMean" and mean.input[0] == centred.input[0]:
+                group += [centred, mean]
+        return group
+
+    def _scaled(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        """A node, and the products and sums with constants behind it."""
+        yield node
+        users = self._users.get(node.output[0], [])
+        while len(users) == 1 and users[0].op_type in ("Add", "Mul") and self._activations(users[0]) == 1:
+            yield users[0]
+            users = self._users.get(users[0].output[0], [])
 
     def _attentions(self) -> Iterator[list[onnx.NodeProto]]:
         """From the product of queries and keys to the product with the values."""

@@ -22,7 +22,7 @@ class RowTotal(RowOp):
 
     `total` is of x - x_zero: "sum", "magnitudes" (their sum), "squares" (their sum), "spread" (the sum of squared
     distances from the mean), "largest" or "smallest". `root` is "" for the number itself, "root" or "inverse", one
-    divided by the root. The number whose root is taken counts as at least `least`.
+    divided by the root. Before that the number counts as at least `least`, if that is above 0.
     """
 
     single: ClassVar[bool] = True
@@ -47,6 +47,10 @@ class RowTotal(RowOp):
         unit = math.ldexp(self.factor, -places)
         if not self.root:
             made = steps(total, self.scale * unit, self.scale * self.offset + self.y_zero)
+            if self.least:
+                made = made.maximum(
+                    round(math.ldexp(min(self.scale * self.least, SATURATED) + self.y_zero, FINE))
+                )
             rows.store_number(rounded(made, self))
             return rows
         value = positive(total, unit, self)

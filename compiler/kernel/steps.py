@@ -14,7 +14,7 @@ from weft.compiler.kernel.expressions import (
     Rows,
     constant,
 )
-from weft.compiler.kernel.operators import FINE, middle_of, spread_of, whole_number
+from weft.compiler.kernel.operators import FINE, RowOp, middle_of, spread_of, whole_number
 
 _SATURATED_BITS = 9
 SATURATED = 1 << _SATURATED_BITS
@@ -36,13 +36,6 @@ class Total(Protocol):
     def root(self) -> str: ...
     @property
     def least(self) -> float: ...
-
-
-class Clamped(Protocol):
-    """An operator whose results are clamped."""
-
-    low: int
-    high: int
 
 
 def total_of(rows: Rows, x: Expression, zero: int, op: Total) -> tuple[Expression, int]:
@@ -122,7 +115,7 @@ def shifted(value: Expression, offset: float) -> Expression:
     return value + round(math.ldexp(min(max(offset, -OFFSET), OFFSET), FINE)) if offset else value
 
 
-def rounded(value: Expression, op: Clamped) -> Expression:
+def rounded(value: Expression, op: RowOp) -> Expression:
     """The result of steps with `FINE` places."""
     result = value.times(1, FINE)
     if op.low > -128:

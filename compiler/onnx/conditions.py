@@ -100,6 +100,12 @@ def kernel_engine(context: NodeContext) -> str | None:
     return None if size >= 32 else f"'kernel' is {size}"
 
 
+def kernel_room(context: NodeContext) -> str | None:
+    """The configuration must have a kernel engine with room for this operator ('kernel' 64 or more)."""
+    size = context.model.config.kernel
+    return None if size >= 64 else f"'kernel' is {size}"
+
+
 def normalised_axis(context: NodeContext) -> int | None:
     """The single axis a Softmax normalises over; before opset 13 it is all from `axis` on."""
     shape = context.shape()

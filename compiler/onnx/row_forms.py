@@ -8,10 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.layout import Layout
+from weft.compiler.machine.emit import ceil_div
+from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.functions import Entries, Function, key_of
 from weft.compiler.onnx.qdq import Activation, Quant, Tensor
 from weft.compiler.onnx.reorder import placed
+from weft.hdl.isa.config import Config
 
 _BYTES = np.arange(-128, 128, dtype=np.float64)
 _CLOSE = 1e-5
@@ -46,6 +49,11 @@ def row_layout(shape: tuple[int, ...], axes: tuple[int, ...]) -> Layout:
     rest = tuple(axis for axis in range(len(shape)) if axis not in axes)
     pixels, count = (math.prod(shape[axis] for axis in chosen) for chosen in (rest, axes))
     return Layout(shape, (*rest, *axes), (1, 1, pixels, count))
+
+
+def row_fits(config: Config, count: int) -> bool:
+    """Whether rows of `count` elements fit the scratchpad with all that kernels read beside them."""
+    return count <= PITCH_MAX and 8 * ceil_div(count, config.n) <= config.scratchpad_size
 
 
 def repeats(part: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:

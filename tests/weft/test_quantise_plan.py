@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from support.float_nets import FloatNet, separable, transformer
@@ -141,3 +142,37 @@ def test_operators_are_those_of_the_device() -> None:
 def test_kept_nodes_are_excluded_once() -> None:
     plan = Plan(float_model.typed(separable()), ["average", "sigmoid2"])
     assert len(plan.excluded) == len(set(plan.excluded))
+
+
+def written_out(net: FloatNet, value: str, kind: str) -> str:
+    """A normalisation over the rows of (1, 6, 16)."""
+    add, weight = net.add, net.weight(16)
+
+    def reduced(op: str, of: str, name: str) -> str:
+        return add(op, of, net.constant(np.array([-1], np.int64)), name=name)
+
+    if kind == "layer":
+        value = add("Sub", value, reduced("ReduceMean", value, "mean"), name="distance")
+    if kind == "unit":
+        return add("Div", value, reduced("ReduceL2", value, "norm"), name="quotient")
+    mean = reduced("ReduceMean", add("Mul", value, value, name="square"), "mean square")
+    root = add("Sqrt", add("Add", mean, net.weight(1), name="added"), name="root")
+    value = add("Div", value, root, name="quotient")
+    return add("Add", add("Mul", value, weight, name="weighted"), net.weight(16), name="shifted")
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms", "unit"])
+@pytest.mark.parametrize("follows", [True, False])
+def test_normalisations_written_out(kind: str, follows: bool) -> None:
+    """All of one is left as it is, where products around it are quantised."""
+    net = FloatNet()
+    value = written_out(net, net.add("MatMul", "x", net.weight(8, 16), name="first"), kind)
+    if follows:
+        value = net.add("MatMul", value, net.weight(16, 4), name="second")
+    model = net.model({"x": (1, 6, 8)}, value, (1, 6, 4 if follows else 16))
+    found = excluded(model if follows else direct(model))
+    whole = {"square", "mean square", "added", "root", "quotient", "weighted", "shifted"}
+    names = {"unit": {"norm", "quotient"}, "layer": whole | {"mean", "distance"}, "rms": whole}[kind]
+    # At the end of a model, what is a function of one activation is still left alone.
+    alone = set() if kind == "unit" else {"added", "root"}
+    assert found == (names if follows else alone)

@@ -16,7 +16,7 @@ import numpy as np
 from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
-from weft.compiler.onnx.conditions import activation, input_quantised, kernel_engine
+from weft.compiler.onnx.conditions import activation, input_quantised, kernel_room
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.operators.quantise import per_tensor
@@ -34,7 +34,7 @@ from weft.compiler.onnx.qdq import (
 )
 from weft.compiler.onnx.reorder import placed
 from weft.compiler.onnx.repeats import operands
-from weft.compiler.onnx.row_forms import Divisor, Placed, along, divisor_of, repeats, rows_of, same
+from weft.compiler.onnx.row_forms import Divisor, Placed, along, divisor_of, repeats, row_fits, rows_of, same
 
 MOST_OFFSET = 1024
 """Most steps that what is under a root may be off its zero point."""
@@ -43,8 +43,8 @@ MOST_OFFSET = 1024
 def row_mean(context: NodeContext) -> str | None:
     """What is taken off an activation must be its own mean."""
     x, mean = context.symbols
-    if not (isinstance(x, Activation) and isinstance(mean, RowNumber)):
-        return f"inputs are {context.inputs}"
+    assert isinstance(x, Activation)
+    assert isinstance(mean, RowNumber)
     whole = math.prod(mean.shape[axis] for axis in mean.axes)
     plain = (mean.total, mean.offset, mean.root, mean.least, mean.gain) == ("sum", 0.0, "", 0.0, 1.0)
     plain = plain and math.isclose(mean.factor * whole, x.quant.scale, rel_tol=1e-4)
@@ -84,6 +84,14 @@ def squared(context: NodeContext) -> RowElements:
 def row_norm(context: NodeContext) -> str | None:
     """A row must be divided by a total of its own or of another value's rows, or by the root of one."""
     return None if _normal(context) is not None else f"inputs are {context.inputs}"
+
+
+def norm_room(context: NodeContext) -> str | None:
+    """To divide rows by a total of other rows takes a 'kernel' of 128 where 'n' is above 16."""
+    found, config = _normal(context), context.model.config
+    assert found is not None
+    good = config.n <= 16 or config.kernel >= 128 or _own_norm(*found[:2]) or _is_share(*found[:2])
+    return None if good else f"'kernel' is {config.kernel}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,7 +147,7 @@ def normalise(context: NodeContext) -> Pending:
     found = _normal(context)
     assert found is not None
     parts, number, (tensor, layout, _) = found
-    quant, count, tensors = parts.source.quant, layout.nhwc[3], (tensor,)
+    quant, count, used = parts.source.quant, layout.nhwc[3], [tensor]
     views: dict[str, Any] = {"name": context.node.name, "src": tensor.view(), "dst": result(layout.nhwc)}
     fields = views | {"x_zero": quant.zero, "centre": parts.centre}
     gain = quant.scale * (1 / number.gain if context.node.op == "Div" else number.gain)
@@ -155,13 +163,13 @@ def normalise(context: NodeContext) -> Pending:
     else:
         of = rows_of(number.source.tensor, number.shape, number.axes)
         assert of is not None
-        tensors = (tensor, of.tensor)
+        used.append(of.tensor)
         op = RowNorm(
             **fields, gain=gain, of=of.tensor.view(), total=number.total, factor=number.factor, offset=number.offset,
             root=number.root and "root", least=number.least, of_zero=number.source.quant.zero,
         )  # fmt: skip
     nodes = (*parts.nodes, *number.nodes, context.node.index)
-    return Pending((op,), layout, tensors, tuple(dict.fromkeys(nodes)))
+    return Pending((op,), layout, tuple(used), tuple(dict.fromkeys(nodes)))
 
 
 def _divides_plainly(number: RowNumber) -> bool:
@@ -184,7 +192,7 @@ def _own_norm(parts: _Parts, number: RowNumber) -> bool:
 
 
 def row_factor(context: NodeContext) -> str | None:
-    """A row may be multiplied or divided by a number of its own, which is quantised, or the root of what is."""
+    """A row of an eighth of the scratchpad at most may be scaled by a number that is quantised, or the root of one."""
     return None if _factor(context) is not None else f"inputs are {context.inputs}"
 
 
@@ -204,7 +212,7 @@ def _factor(context: NodeContext) -> tuple[_Parts, Divisor, Placed, Tensor] | No
         if divisor is None or divisor.offset > MOST_OFFSET:
             continue
         found = rows_of(parts.source.tensor, parts.shape, axes)
-        if found is None:
+        if found is None or not row_fits(context.model.config, found.layout.nhwc[3]):
             continue
         rest = tuple(range(len(padded)))
         number = placed(divisor.tensor, Layout(padded, rest, (*found.layout.nhwc[:3], 1)))
@@ -268,7 +276,8 @@ def _constant(context: NodeContext) -> tuple[Pending, np.ndarray] | None:
         layout = pending.layout
         if layout.shape != context.output or (pending.low, pending.high) != (-math.inf, math.inf):
             continue
-        count, axes = 1, []
+        axes: list[int] = []
+        count = 1
         for axis in layout.perm[::-1]:
             if count < layout.nhwc[3]:
                 axes.insert(0, axis)
@@ -305,12 +314,9 @@ def _along_axis(context: NodeContext) -> Placed | None:
 
 
 def norm_length(context: NodeContext) -> str | None:
-    """A row of LpNormalization must have at most 32768 elements, and fit a quarter of the scratchpad."""
+    """A row of LpNormalization must have at most 32768 elements, and fit an eighth of the scratchpad."""
     count = context.shape()[int(context.node.attributes.get("axis", -1)) % len(context.shape())]
-    config = context.model.config
-    return (
-        None if count <= 1 << 15 and 4 * count <= config.scratchpad_size * config.n else f"there are {count}"
-    )
+    return None if count <= 1 << 15 and row_fits(context.model.config, count) else f"there are {count}"
 
 
 def norm(context: NodeContext) -> Pending:
@@ -330,7 +336,7 @@ def norm(context: NodeContext) -> Pending:
 
 
 def _takes_mean(context: NodeContext) -> bool:
-    return any(isinstance(symbol, RowNumber) for symbol in context.symbols)
+    return isinstance(context.symbol(0), Activation) and isinstance(context.symbol(1), RowNumber)
 
 
 def _squares(context: NodeContext) -> bool:
@@ -347,7 +353,7 @@ def _divides(context: NodeContext) -> bool:
 
 def scales_rows(context: NodeContext) -> bool:
     """Whether elements meet a number for each row that is quantised, which no other operator takes."""
-    if not context.model.config.kernel or len(context.symbols) != 2:
+    if context.model.config.kernel < 64 or context.node.op not in ("Mul", "Div"):
         return False
     if any(isinstance(symbol, RowElements) for symbol in context.symbols):
         return True
@@ -371,9 +377,9 @@ _TITLE = "Normalisations written out"
 OPERATORS = (
     Operator(("Sub",), (row_mean,), centred, applies=_takes_mean, title=_TITLE),
     Operator(("Pow", "Mul"), (row_square,), squared, applies=_squares, title=_TITLE),
-    Operator(("Mul", "Div"), (row_norm,), normalise, applies=_divides, title=_TITLE),
+    Operator(("Mul", "Div"), (row_norm, norm_room), normalise, applies=_divides, title=_TITLE),
     Operator(("Mul", "Div"), (row_factor,), scale, applies=scales_rows, title=_TITLE),
     Operator(("Mul", "Add"), (normal_affine,), affine, applies=_of_normal, title=_TITLE),
     Operator(("QuantizeLinear",), (per_tensor, elements_plain), distances, applies=_of_elements),
-    Operator(("LpNormalization",), (kernel_engine, input_quantised, norm_order, norm_length), norm),
+    Operator(("LpNormalization",), (kernel_room, input_quantised, norm_order, norm_length), norm),
 )

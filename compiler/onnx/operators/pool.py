@@ -1,4 +1,4 @@
-"""Pools with a window, over the whole image, and ReduceMean over the same."""
+"""Pools with a window, over the whole image, and reductions over the same."""
 
 from __future__ import annotations
 
@@ -65,30 +65,41 @@ def window_size(context: NodeContext) -> str | None:
     return None if math.prod(kernel) <= ELEMENTS else f"the window is {kernel}"
 
 
-def pooled_axes(context: NodeContext) -> bool:
-    """Whether a mean is over the pixels of (N, C, H, W) or (N, H, W, C), or those of (N, C, W) or (N, W, C); where a
-    kernel can do it, only if pixels already lie so."""
-    known = {4: ((2, 3), (1, 2)), 3: ((2,), (1,))}.get(len(context.shape()), ())
-    if context.node.op != "ReduceMean" or reduced_axes(context) not in known:
+def pooled(context: NodeContext) -> bool:
+    """Whether a reduction is over the pixels of (N, C, H, W) or (N, H, W, C), or those of (N, C, W) or (N, W, C).
+
+    Where a kernel can do it, only if pixels already lie so, and if it is not the start of a normalisation.
+    """
+    axes, rank, symbol = reduced_axes(context), len(context.shape()), context.symbol(0)
+    if (
+        axes is None
+        or axes not in {4: ((2, 3), (1, 2)), 3: ((2,), (1,))}.get(rank, ())
+        or not isinstance(symbol, Activation)
+    ):
         return False
-    symbol, channels_first = context.symbol(0), len(context.shape()) - 1 in (reduced_axes(context) or ())
-    if not (channels_first and isinstance(symbol, Activation) and context.model.config.kernel):
+    if not context.model.config.kernel:
         return True
-    return len(context.shape()) == 4 or symbol.tensor.arranged(_mean_layout(context)) is not None
+    if any(user.op in _NORMALISING for user in context.model.users(context.node.outputs[0])):
+        return False
+    return rank - 1 not in axes or rank == 4 or symbol.tensor.arranged(_pixels(context)) is not None
 
 
-def _mean_layout(context: NodeContext) -> Layout:
-    """The layout in which what a mean is over are the pixels of images."""
-    shape, behind = context.shape(), reduced_axes(context) != (len(context.shape()) - 1,)
-    if reduced_axes(context) == (2, 3) or not behind:
+_NORMALISING = ("Add", "Clip", "Div", "Expand", "Max", "Mul", "Pow", "Sqrt", "Sub")
+"""What computes with a number for each row in float."""
+
+
+def _pixels(context: NodeContext) -> Layout:
+    """The layout in which what a reduction is over are the pixels of images."""
+    shape, axes = context.shape(), reduced_axes(context)
+    if axes in ((2, 3), (2,)):
         return spatial(shape)
     n, *sides, c = shape
     return Layout(shape, tuple(range(len(shape))), (n, math.prod(sides[:-1]), sides[-1], c))
 
 
 def mean_order(context: NodeContext) -> str | None:
-    """What ReduceMean takes over pixels must be in the device's order, or be brought into it by at most 256 copies."""
-    good = placed(activation(context).tensor, _mean_layout(context)) is not None
+    """What is reduced over pixels must be in the device's order, or be brought into it by at most 256 copies."""
+    good = placed(activation(context).tensor, _pixels(context)) is not None
     return None if good else f"input {context.node.inputs[0]!r}"
 
 
@@ -124,8 +135,8 @@ def whole(context: NodeContext) -> Symbol:
 
 
 def rows(context: NodeContext) -> Symbol:
-    """The mean over rows and columns, or over rows of tokens."""
-    source = placed(activation(context).tensor, _mean_layout(context))
+    """The mean, sum or maximum over pixels, or over rows of tokens."""
+    source = placed(activation(context).tensor, _pixels(context))
     assert source is not None
     sides = source.layout.nhwc
     kept = len(context.output) == len(context.shape()) and reduced_axes(context) in ((2, 3), (2,))
@@ -136,8 +147,8 @@ def rows(context: NodeContext) -> Symbol:
 def _sides(context: NodeContext) -> Shape4:
     """The input as images that a pool takes as a whole."""
     shape = context.shape()
-    if context.node.op == "ReduceMean":
-        return _mean_layout(context).nhwc
+    if context.node.op.startswith("Reduce"):
+        return _pixels(context).nhwc
     if context.node.op.startswith("Global"):
         return shape[0], math.prod(shape[2:-1]), shape[-1], shape[1]
     return spatial(shape).nhwc
@@ -151,7 +162,7 @@ def _pool(
     window: Window,
     include_pad: bool,
 ) -> Pending:
-    kind = "max" if context.node.op.endswith("MaxPool") else "average"
+    kind = "max" if context.node.op.endswith(("MaxPool", "ReduceMax")) else "average"
     (source, quant), (n, h, w, c) = given, seen
     shape = (n, *window.output(h, w), c)
     layout = dataclasses.replace(layout, nhwc=shape)
@@ -161,7 +172,7 @@ def _pool(
         result(shape),
         kind,
         window,
-        quant.scale,
+        quant.scale * (math.prod(window.kernel) if context.node.op == "ReduceSum" else 1),
         quant.zero,
         include_pad=include_pad,
     )
@@ -176,5 +187,5 @@ OPERATORS = (
         ("GlobalAveragePool", "GlobalMaxPool"), (image, input_quantised, image_order, window_size), whole
     ),
     Operator(("MaxPool",), (*_WINDOW, pool_values), pool),
-    Operator(("ReduceMean",), (mean_order, window_size), rows),
+    Operator(("ReduceMax", "ReduceMean", "ReduceSum"), (mean_order, window_size), rows, applies=pooled),
 )

@@ -8,11 +8,9 @@ import math
 from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.row_operators import RowTotal
 from weft.compiler.kernel.steps import OFFSET
-from weft.compiler.machine.limits import PITCH_MAX
-from weft.compiler.onnx.conditions import kernel_engine
+from weft.compiler.onnx.conditions import kernel_room
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.operators.pool import pooled_axes
 from weft.compiler.onnx.operators.quantise import per_tensor
 from weft.compiler.onnx.qdq import (
     Activation,
@@ -25,7 +23,7 @@ from weft.compiler.onnx.qdq import (
     parameters,
     result,
 )
-from weft.compiler.onnx.row_forms import Placed, form_of, rows_of
+from weft.compiler.onnx.row_forms import Placed, form_of, repeats, row_fits, rows_of
 
 SQUARES = 1 << 15
 """Most elements of a row whose squares are added up in 31 bits."""
@@ -38,7 +36,6 @@ _TOTALS = {
     ("centred", "L2"): "spread",
 }  # fmt: skip
 """What a reduction adds up, by the form of its input and the end of its name."""
-NAMES = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin")
 
 
 def reduction_input(context: NodeContext) -> str | None:
@@ -59,12 +56,11 @@ def reduction_order(context: NodeContext) -> str | None:
 
 
 def reduction_length(context: NodeContext) -> str | None:
-    """A row to reduce must have at most 32768 elements, and fit half of the scratchpad."""
+    """A row to reduce must have at most 32768 elements, and fit an eighth of the scratchpad."""
     found = _placed(context)
     assert found is not None
-    count, config = found.layout.nhwc[3], context.model.config
-    fits = count <= min(SQUARES, PITCH_MAX) and 2 * count <= config.scratchpad_size * config.n
-    return None if fits else f"there are {count}"
+    count = found.layout.nhwc[3]
+    return None if count <= SQUARES and row_fits(context.model.config, count) else f"there are {count}"
 
 
 def _axes(context: NodeContext) -> tuple[int, ...] | None:
@@ -126,9 +122,10 @@ def _next(context: NodeContext) -> RowNumber | None:
     number, node = context.symbols[at], context.node
     assert isinstance(number, RowNumber)
     found: RowNumber | None = None
+    if at and node.op not in ("Add", "Div", "Max", "Mul"):
+        return None
     if node.op in _MOVES:
-        count = math.prod(context.output)
-        found = number if count == math.prod(context.shape()) or node.op == "Expand" else None
+        found = number if _moves(context, number) else None
     elif node.op in ("Sqrt", "Reciprocal", "Pow"):
         found = _powered(number, {"Sqrt": 0.5, "Reciprocal": -1.0}.get(node.op) or _scalar(context, 1 - at))
     elif node.op == "Clip":
@@ -145,6 +142,15 @@ _ENDLESS = 1e30
 _MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
+def _moves(context: NodeContext, number: RowNumber) -> bool:
+    """Whether a node leaves a number for each row as it is, or repeats it for the elements of the row."""
+    if context.node.op == "Cast":
+        return context.model.dtypes[context.node.outputs[0]].startswith("float")
+    if math.prod(context.output) == math.prod(context.shape()):
+        return True
+    return context.output == number.shape and repeats(context.shape(), number.shape, number.axes)
+
+
 def _scalar(context: NodeContext, index: int) -> float | None:
     """An input that is one finite constant."""
     name = context.node.input(index)
@@ -159,11 +165,13 @@ def _scalar(context: NodeContext, index: int) -> float | None:
 def _combined(context: NodeContext, number: RowNumber, at: int) -> RowNumber | None:
     """A number and a constant."""
     value, op = _scalar(context, 1 - at), context.node.op
-    if value is None or math.prod(context.output) != math.prod(context.shape(at)):
+    if (
+        value is None
+        or len(context.symbols) != 2
+        or math.prod(context.output) != math.prod(context.shape(at))
+    ):
         return None
     if op in ("Add", "Sub"):
-        if at and op == "Sub":
-            return None
         return _plus(number, value if op == "Add" else -value)
     if op == "Max":
         return _at_least(number, value)
@@ -229,8 +237,7 @@ def number_range(context: NodeContext) -> str | None:
     """What is added to a reduction must be at most 4096 steps of the result."""
     number = _number(context)
     steps = abs(number.offset * number.gain) / _scale(context)
-    most = 0 if number.least and not number.root else OFFSET
-    return None if number.root or (steps <= most and not number.least) else f"it is {steps:.6g}"
+    return None if number.root or steps <= OFFSET else f"it is {steps:.6g}"
 
 
 def _number(context: NodeContext) -> RowNumber:
@@ -262,14 +269,6 @@ def quantised(context: NodeContext) -> Recipe:
     return finish(pending, node.outputs[0], quant, node)
 
 
-def _own(context: NodeContext) -> bool:
-    """Whether a reduction is none that pools compute: these come before a QuantizeLinear."""
-    if not (isinstance(context.symbol(0), Activation) and pooled_axes(context)):
-        return True
-    users = context.model.users(context.node.outputs[0])
-    return any(user.op == "Sub" and context.node.inputs[0] in user.inputs for user in users)
-
-
 def has_number(context: NodeContext) -> bool:
     """Whether an input is a number of rows, and no other one but constants."""
     return any(isinstance(symbol, RowNumber) for symbol in context.symbols) and not any(
@@ -279,10 +278,9 @@ def has_number(context: NodeContext) -> bool:
 
 OPERATORS = (
     Operator(
-        NAMES,
-        (kernel_engine, reduction_axes, reduction_input, reduction_order, reduction_length),
+        ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"),
+        (kernel_room, reduction_axes, reduction_input, reduction_order, reduction_length),
         reduce,
-        applies=_own,
     ),
     Operator(
         ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Sqrt", "Reciprocal", "Pow", *_MOVES),

@@ -25,9 +25,12 @@ CONFIGS = {
 OPERANDS = ("src", "b", "c", "d")
 
 
-def run(config: Config, ops: tuple[MicroOp, ...], tensors: list[np.ndarray]) -> np.ndarray:
-    """The result of a kernel on the golden interpreter: int8 (rows, columns)."""
+def run(
+    config: Config, ops: tuple[MicroOp, ...], tensors: list[np.ndarray], single: bool = False
+) -> np.ndarray:
+    """The result of a kernel on the golden interpreter: int8 (rows, columns), or with `single` (rows, 1)."""
     n, (rows, columns) = config.n, tensors[0].shape
+    columns = max(tensor.shape[1] for tensor in tensors)
     vectors = -(-columns // n)
     device = GoldenDevice(config, 1 << 15)
     fields, at = {}, 0
@@ -36,14 +39,15 @@ def run(config: Config, ops: tuple[MicroOp, ...], tensors: list[np.ndarray]) -> 
         if wide:
             content = np.frombuffer(b"".join(interleaved(row, n) for row in tensor), np.int8).reshape(-1, n)
         else:
-            content = np.full((len(tensor), vectors * n), 77, np.int8)  # what is behind a row is not zero
-            content[:, :columns] = tensor
+            width = vectors if tensor.shape[1] > 1 else 1
+            content = np.full((len(tensor), width * n), 77, np.int8)  # what is behind a row is not zero
+            content[:, : tensor.shape[1]] = tensor
             content = content.reshape(-1, n)
         device.scratchpad[at : at + len(content)] = content
         fields |= {
             name: at,
-            f"{name}_oy": (1 + wide) * vectors if len(tensor) > 1 else 0,
-            f"{name}_ox": 1 + wide,
+            f"{name}_oy": len(content) // len(tensor) if len(tensor) > 1 else 0,
+            f"{name}_ox": 1 + wide if wide or tensor.shape[1] > 1 else 0,
         }
         fields |= {f"{name}_vectors": 1 + wide} | ({} if name == "src" else {f"with_{name}": 1})
         at += len(content)
@@ -54,14 +58,22 @@ def run(config: Config, ops: tuple[MicroOp, ...], tensors: list[np.ndarray]) -> 
         for first in range(0, len(words), MICRO_OPS)
     ]  # fmt: skip
     kernel = Kernel(
-        source=1, oy=rows, ox=vectors, tail=columns % n, dst=at, dst_oy=vectors, dst_ox=1, **fields
+        source=1,
+        oy=rows,
+        ox=vectors,
+        tail=columns % n,
+        dst=at,
+        dst_oy=1 if single else vectors,
+        dst_ox=0 if single else 1,
+        **fields,
     )
     program = [*codes, kernel, End()]
     check(program, config)
     device.write(0, b"".join(instruction.encode() for instruction in program))
     device.start(0)
     device.wait()
-    return device.scratchpad[at : at + rows * vectors].reshape(rows, -1)[:, :columns]
+    stored = 1 if single else vectors
+    return device.scratchpad[at : at + rows * stored].reshape(rows, -1)[:, : 1 if single else columns]
 
 
 def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Expression]) -> Expression:
@@ -118,6 +130,26 @@ def test_random(name: str) -> None:
         kinds |= {op.op for op in ops}
         done += 1
     assert kinds == set(Op) - {Op.EQ, Op.TABLE}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_of_rows(name: str) -> None:
+    """One element of a tensor for each row, whatever lies beside it, and one result for each."""
+    config, rng = CONFIGS[name], np.random.default_rng(5)
+    for columns in (2, 3, config.n, 2 * config.n + 1):
+        tensors = [rng.integers(-128, 128, (9, width)).astype(np.int8) for width in (columns, 1)]
+        for single in (False, True):
+            rows = Rows(columns, 2)
+            x, number = rows.read(0), rows.number(1)
+            if single:
+                rows.store_number((rows.largest(x) + number).scaled(0.5))
+            else:
+                rows.store((x + number).scaled(0.5))
+            expected = evaluate(rows, tensors)
+            assert expected.shape == (9, 1 if single else columns)
+            ops = generate(rows, config.n)
+            assert bool(ops[-1].again) != single
+            assert np.array_equal(run(config, ops, tensors, single), expected)
 
 
 def test_chains_are_one_loop() -> None:

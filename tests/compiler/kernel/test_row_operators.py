@@ -47,7 +47,7 @@ def random_total(rng: Rng, most: int) -> RowTotal:
     offset = float(rng.choice([0, 1e-6, 3.0])) if root else float(rng.uniform(-100, 100) / scale)
     return RowTotal(
         "total", random_source(rng, "x", shape), random_view(rng, "y", (*shape[:3], 1), "output"), kind, factor, offset,
-        root, float(rng.choice([0, 0, 100.0])) if root else 0.0, scale, **clamp(rng),
+        root, float(rng.choice([0, 0, 100.0])), scale, **clamp(rng),
     )  # fmt: skip
 
 
@@ -125,8 +125,9 @@ def number_of(op: RowTotal | RowNorm, x: np.ndarray, zero: int) -> np.ndarray:
         "smallest": lambda: d.min(-1),
     }[op.total]()[..., None]  # fmt: skip
     number = number * op.factor + op.offset
+    number = np.maximum(number, op.least) if op.least else number
     if op.root:
-        number = np.sqrt(np.maximum(number, op.least)) ** (-1 if op.root == "inverse" else 1)
+        number = np.sqrt(np.maximum(number, 0)) ** (-1 if op.root == "inverse" else 1)
     return number
 
 
@@ -218,6 +219,15 @@ def test_golden(kind: str, name: str) -> None:
             for view in op.sources
         }
         compare(compile_segment(segment, config), segment, inputs, config)
+
+
+def test_root_of_nothing() -> None:
+    """Endless, and no large number."""
+    views = [View(Buffer(name, shape, kind), shape) for name, shape, kind in
+             (("x", (1, 1, 2, 4), "input"), ("y", (1, 1, 2, 1), "output"))]  # fmt: skip
+    op = RowTotal("total", *views, "squares", root="inverse", scale=0.1)
+    x = np.array([0, 0, 0, 0, 3, 0, 0, 0], np.int8).reshape(1, 1, 2, 4)
+    assert operator_of(op).evaluate(op, (x,), 24).reshape(-1).tolist() == [127, 0]
 
 
 def test_shapes_that_do_not_fit() -> None:

@@ -15,7 +15,7 @@ from support.graph_runs import device_ops, on_host, run_graph
 from weft.compiler.backend import compile_segment
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import DeviceSegment
-from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.config import PRESETS, Config
 
 Shape = tuple[int, ...]
 
@@ -96,9 +96,9 @@ def test_compiled(op: str, preset: str) -> None:
 )
 def test_what_the_device_does_not_repeat(op: str, shapes: tuple[Shape, Shape], reason: str) -> None:
     model, scale = model_of(np.random.default_rng(0), op, shapes)
-    found = " ".join(on_host(import_model(model, config=PRESETS["default"])).values())
+    found = " ".join(on_host(import_model(model, config=Config(kernel=0))).values())
     assert reason in found
-    assert not device_ops(import_model(model, config=PRESETS["default"]))
+    assert not device_ops(import_model(model, config=Config(kernel=0)))
     assert np.abs(steps(model, scale, np.random.default_rng(1))).max() <= 1
 
 

@@ -30,7 +30,6 @@ def unquantised() -> onnx.ModelProto:
 CASES: dict[str, Case] = {
     "constant that is not finite": (lambda: with_constant("Mul", (1, 4), (4,), np.nan), "Mul", multipliable),
     "division by zero": (lambda: divided("zero"), "Div", divisible),
-    "division by an input": (lambda: divided("input"), "Div", divisible),
     "product of a value and an input": (unquantised, "Mul", multipliable),
     "channels that repeat": (lambda: two("Mul", (2, 4), (2, 1)), "Mul", pairs),
 }

@@ -25,6 +25,7 @@ from weft.compiler.onnx.operators.normalised_rows import (
     elements_plain,
     norm_length,
     norm_order,
+    norm_room,
     normal_affine,
     row_factor,
     row_mean,
@@ -203,6 +204,58 @@ def test_lp_normalization(p: int) -> None:
         assert np.abs(np.rint((given - wanted) / scale)).max() <= 1, seed
 
 
+@pytest.mark.parametrize("way", ["sqrt", "inverse", "power"])
+def test_root_of_a_number_that_is_quantised(way: str) -> None:
+    """What is added behind a DequantizeLinear counts, and so do constants behind the quotient."""
+    for seed in range(12):
+        rng = np.random.default_rng([seed, len(way)])
+        built, shape = Builder(rng), (int(rng.integers(1, 9)), int(rng.integers(2, 50)))
+        x = built.input(shape)
+        number = built.input((shape[0], 1), unsigned=True)
+        value = built.node(
+            "Add", [built.dequantise(number), built.constant(np.float32(number.zero * number.scale + 0.3))]
+        )
+        names = [built.dequantise(x), built.node("Sqrt", [value])]
+        if way == "sqrt":
+            quotient = built.node("Div", names)
+        elif way == "inverse":
+            quotient = built.node("Mul", [built.node("Reciprocal", names[1:]), names[0]])
+        else:
+            quotient = built.node(
+                "Mul", [names[0], built.node("Pow", [value, built.constant(np.float32(-0.5))])]
+            )
+        made = built.node("Add", [quotient, built.constant(rng.normal(0, 1, shape[1]).astype(np.float32))])
+        model = built.finish(built.quantise(made, shape, 0.05, 0, False))
+        graph = import_model(model, config=Config(kernel=64))
+        assert kinds_of(graph) == ["RowScale"], seed
+        feeds = {
+            built.inputs[0].name: rng.normal(0, 1, shape).astype(np.float32),
+            built.inputs[1].name: rng.uniform(0, 4, (shape[0], 1)).astype(np.float32),
+        }
+        given = run_graph(graph, feeds)[model.graph.output[0].name]
+        assert np.abs(np.rint((given - reference(model, feeds)) / 0.05)).max() <= 1, seed
+
+
+@pytest.mark.parametrize("way", ["as it is", "expanded", "as columns", "in order"])
+def test_numbers_of_other_rows(way: str) -> None:
+    """Norms of rows that divide columns: a square matrix has as many."""
+    built = Builder(np.random.default_rng(8))
+    x = built.input((5, 5))
+    value = built.dequantise(x)
+    number = built.node("ReduceL2", [value, built.constant(np.array([1], np.int64))], keepdims=0)
+    if way == "expanded":
+        number = built.node("Expand", [number, built.constant(np.array([5, 5], np.int64))])
+    elif way != "as it is":
+        shape = [1, 5] if way == "as columns" else [5, 1]
+        number = built.node("Reshape", [number, built.constant(np.array(shape, np.int64))])
+    model = built.finish(built.quantise(built.node("Div", [value, number]), (5, 5), 0.01, 0, False))
+    graph = import_model(model, config=Config(kernel=64))
+    assert kinds_of(graph) == (["LayerNorm"] if way == "in order" else [])
+    feeds = {built.inputs[0].name: built.rng.normal(0, 1, (5, 5)).astype(np.float32)}
+    given = run_graph(graph, feeds)[model.graph.output[0].name]
+    assert np.abs(np.rint((given - reference(model, feeds)) / 0.01)).max() <= 1
+
+
 class Samples(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, samples: list[dict[str, np.ndarray]]) -> None:
         self.samples: Iterator[dict[str, np.ndarray]] = iter(samples)
@@ -272,9 +325,19 @@ def mean(built: Builder, value: str, axis: int = -1) -> str:
 
 
 def other_mean() -> onnx.ModelProto:
-    return refused(
-        lambda built, x: built.node("Sub", [x, mean(built, built.dequantise(source(built, (2, 3, 8))))])
-    )
+    """Of another value with the same parameters."""
+    built = builder()
+    first, other = (built.input((2, 3, 8)) for _ in range(2))
+    x = built.dequantise(first)
+    same = built.like(built.dequantise(other), (2, 3, 8), first)
+    return ended(built, built.node("Sub", [x, mean(built, built.dequantise(same))]))
+
+
+def sum_taken_off() -> onnx.ModelProto:
+    def build(built: Builder, x: str) -> str:
+        return built.node("Sub", [x, built.node("ReduceSum", [x, built.constant(np.array([-1], np.int64))])])
+
+    return refused(build)
 
 
 def cubed() -> onnx.ModelProto:
@@ -331,6 +394,7 @@ def lp(shape: Shape, axis: int, *, quantised: bool = True) -> onnx.ModelProto:
 
 CASES: dict[str, Case] = {
     "mean of something else": (other_mean, "Sub", row_mean),
+    "sum that is taken off": (sum_taken_off, "Sub", row_mean),
     "distances to the third power": (cubed, "Pow", row_square),
     "rows times their mean": (times_mean, "Mul", row_norm),
     "squares that are quantised": (quantised_squares, "QuantizeLinear", elements_plain),
@@ -351,5 +415,17 @@ def test_fallback(name: str) -> None:
     check_fallback(CASES[name], kernel=64)
 
 
+def test_other_norm_on_wide_vectors() -> None:
+    """Divided by the root of the mean square, but less the mean."""
+
+    def build(built: Builder, x: str) -> str:
+        centred = built.node("Sub", [x, mean(built, x)])
+        return built.node("Div", [centred, built.node("Sqrt", [mean(built, built.node("Mul", [x, x]))])])
+
+    case: Case = (lambda: refused(build), "Div", norm_room)
+    check_fallback(case, kernel=64, n=32, bus_bytes=32)
+    assert not on_host(import_model(refused(build), config=Config(kernel=128, n=32, bus_bytes=32)))
+
+
 def test_every_constraint_has_a_case() -> None:
-    assert untried(OPERATORS, CASES.values()) == {"kernel_engine", "per_tensor"}
+    assert untried(OPERATORS, CASES.values()) == {"kernel_room", "norm_room", "per_tensor"}

@@ -1,0 +1,89 @@
+"""Min, Max and Div of two activations against ONNX Runtime, and every constraint broken once."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from support.fallbacks import Case, check_fallback, two, untried
+from support.graph_runs import on_host, run_graph
+from support.qdq_models import Builder
+
+from weft.compiler.frontend import import_model
+from weft.compiler.onnx.conditions import kernel_room
+from weft.compiler.onnx.operators.pairs import OPERATORS, element_pairs, pair_length
+from weft.hdl.isa.config import Config
+
+Shape = tuple[int, ...]
+
+
+def shapes_of(rng: np.random.Generator) -> tuple[Shape, Shape]:
+    """The same twice; or one with rows, columns or images that repeat; or one number for each row."""
+    full = tuple(int(rng.integers(1, 8)) for _ in range(rng.integers(1, 5)))
+    way, part = rng.integers(4), full
+    channel = 1 if len(full) == 4 else len(full) - 1
+    if way == 1:
+        part = tuple(1 if axis != channel and rng.integers(2) else size for axis, size in enumerate(full))
+    elif way == 2:
+        part = tuple(1 if axis == channel else size for axis, size in enumerate(full))
+    while len(part) > 1 and part[0] == 1 and rng.integers(2):
+        part = part[1:]
+    return (part, full) if rng.integers(2) else (full, part)
+
+
+@pytest.mark.parametrize("op", ["Min", "Max", "Div"])
+def test_random(op: str) -> None:
+    """On the device, and at most one step from ONNX Runtime, divisions by 0 included."""
+    wrong = total = zeros = 0
+    for seed in range(50):
+        rng = np.random.default_rng([seed, ord(op[1])])
+        built, shapes = Builder(rng), shapes_of(rng)
+        a, b = (built.input(shape) for shape in shapes)
+        value = built.node(op, [built.dequantise(a), built.dequantise(b)])
+        _, zero, unsigned = built.parameters()
+        usual = a.scale / b.scale if op == "Div" else 60 * max(a.scale, b.scale)
+        scale = float(np.float32(usual * rng.uniform(0.5, 2) / 60))
+        model = built.finish(built.quantise(value, np.broadcast_shapes(*shapes), scale, zero, unsigned))
+        feeds = {
+            item.name: rng.normal(0, 40 * given.scale, given.shape).astype(np.float32)
+            for item, given in zip(model.graph.input, (a, b), strict=True)
+        }
+        first = divisor = list(feeds.values())
+        divisor[1][rng.random(shapes[1]) < 0.1] = 0
+        first[0][rng.random(shapes[0]) < 0.1] = 0
+        graph = import_model(model, config=Config(kernel=64))
+        assert not on_host(graph), (seed, shapes, on_host(graph))
+        wanted = reference(model, feeds)
+        difference = np.rint((run_graph(graph, feeds)[model.graph.output[0].name] - wanted) / scale)
+        assert np.abs(difference).max() <= 1, (seed, shapes)
+        wrong, total = wrong + int((difference != 0).sum()), total + difference.size
+        zeros += int((divisor[1] == 0).sum())
+    assert wrong < 0.02 * total
+    assert zeros > 20
+
+
+def reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return np.asarray(onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0])
+
+
+CASES: dict[str, Case] = {
+    "both repeat": (lambda: two("Max", (3, 1), (1, 4)), "Max", element_pairs),
+    "pixel that is too long": (lambda: two("Min", (1, 66000), (1, 66000)), "Min", pair_length),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fallback(name: str) -> None:
+    check_fallback(CASES[name], kernel=64)
+
+
+@pytest.mark.parametrize("size", [0, 32])
+def test_without_a_kernel_engine(size: int) -> None:
+    check_fallback((lambda: two("Div", (3, 4), (3, 4)), "Div", kernel_room), kernel=size)
+
+
+def test_every_constraint_has_a_case() -> None:
+    assert untried(OPERATORS, CASES.values()) == {"kernel_room"}
