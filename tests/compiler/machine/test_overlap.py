@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+from support.op_cases import convolution, whole
 
+from weft.compiler.machine.memory import Allocation
 from weft.compiler.machine.overlap import overlapped
 from weft.compiler.machine.tasks import Tasks
 from weft.hdl.checker.conflicts import SCRATCHPAD, Uses
@@ -83,3 +87,12 @@ def test_kernels_are_spread(first: bool) -> None:
 def test_nothing_to_merge() -> None:
     tasks = pair(2, 3, first=True)
     assert overlapped(tasks, ()) is tasks
+
+
+def test_memory_of_what_runs_together() -> None:
+    """A result is not written over what the operator beside it still reads."""
+    values = [whole(f"v{index}", (1, 4, 4, 8), "input" if not index else "temp") for index in range(4)]
+    ops = [convolution(src, 8).replace(dst=dst) for src, dst in itertools.pairwise(values)]
+    plain, beside = Allocation(ops), Allocation(ops, overlapped=(1,))
+    assert plain.offsets["v1"] == plain.offsets["v3"]
+    assert len({beside.offsets[name] for name in ("v1", "v2", "v3")}) == 3
