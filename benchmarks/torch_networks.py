@@ -2,12 +2,12 @@
 
     python benchmarks/torch_networks.py [NETWORK ...] [--config default] [--layers] [--write docs/networks.md]
 
-Each network (`torch_zoo.NETWORKS`, random weights) is exported by both of PyTorch's exporters and quantised with 4 random
-samples, by ONNX Runtime with its defaults and by `weft.quantise`. *whole* tells whether all nodes between the first and
-the last quantised value run on the device; if not, the most frequent reason of those that do not. Cycles are those of
-the cycle model, from start to done of all programs, behind a memory of 30 cycles' latency that moves as many bytes a
-cycle as the bus is wide. With ``--layers`` every layer runs on the golden interpreter with ONNX Runtime's values before
-it: how many quantised values differ, and by how many steps at most.
+Each network (`torch_zoo.NETWORKS`, random weights) is exported by both of PyTorch's exporters and quantised with four
+random samples, by ONNX Runtime with its defaults and by `weft.quantise`. *whole* tells whether all nodes between the
+first and the last quantised value run on the device; if not, the most frequent reason of those that do not. Cycles are
+those of the cycle model, from start to done of all programs, behind a memory of 30 cycles' latency that moves as many
+bytes a cycle as the bus is wide. With ``--layers`` every layer runs on the golden interpreter with ONNX Runtime's values
+before it: how many quantised values differ, and by how many steps at most.
 
 It needs more than the tests: ``pip install torch torchvision transformers onnxscript onnxruntime``.
 """
