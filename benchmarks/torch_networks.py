@@ -6,8 +6,8 @@ Each network (`torch_zoo.NETWORKS`, random weights) is exported by both of PyTor
 random samples, by ONNX Runtime with its defaults and by `weft.quantise`. *whole* tells whether all nodes between the
 first and the last quantised value run on the device; if not, the most frequent reason of those that do not. Cycles are
 those of the cycle model, from start to done of all programs, behind a memory of 30 cycles' latency that moves as many
-bytes a cycle as the bus is wide. With ``--layers`` every layer runs on the golden interpreter with ONNX Runtime's values
-before it: how many quantised values differ, and by how many steps at most.
+bytes a cycle as the bus is wide. With ``--layers`` every layer runs on the golden interpreter, on ONNX Runtime's values
+ahead of it: how many values differ, and by how many steps at most.
 
 It needs more than the tests: ``pip install torch torchvision transformers onnxscript onnxruntime``.
 """
