@@ -67,9 +67,8 @@ def _pair(segment: DeviceSegment, index: int, planner: Planner) -> _Pair | None:
         return None
     conv, other = ops[at], ops[1 - at]
     assert isinstance(conv, Conv)
-    held = {view.buffer.name for op in ops for view in (*op.sources, op.dst)} & set(segment.resident)
     whole = (0, planner.config.scratchpad_size)
-    if held or (segment.regions and {*segment.regions[index : index + 2]} != {whole}):
+    if segment.regions and {*segment.regions[index : index + 2]} != {whole}:  # beside what stays on chip
         return None
     alone = [operator_of(op).cost(op, op.plan, planner.config) for op in ops]
     if alone[0] is None or alone[1] is None:
