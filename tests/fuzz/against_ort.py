@@ -30,6 +30,7 @@ from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.segments import run_host
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment
+from weft.compiler.onnx.convolutions import ADD_WEIGHT
 from weft.compiler.onnx.operators.attention_written_out import FOLLOWED, ROUNDING
 from weft.compiler.onnx.reader import network_of
 from weft.hdl.isa.config import Config
@@ -207,6 +208,8 @@ def _allowed(
     if operators[:1] == ["Add"]:
         largest = (sum(np.abs(term) for term in terms) + np.abs(steps * scale - sum(terms))) / scale
     near = NEAR + largest * 2.0**-config.mantissa_bits
+    if operators[:1] in (["Add"], ["Sub"]) and len(terms) == 1:
+        near = near + _input_scale(layer) / ADD_WEIGHT / 2 / scale
     if operators[:2] == ["MatMul", "Add"]:
         near = near + _accumulator_step(layer) / 2 / scale
     distance = np.abs(steps - np.floor(steps) - 0.5)
@@ -231,6 +234,13 @@ def _attention_error(
     top = np.where(seen, scores, -np.inf).max(axis=-1, keepdims=True)
     error = 1 + variation(config, key.shape[-2]) * float(np.ptp(values)) / scale
     return np.where((top > HIGHEST) | (top < 20 - HIGHEST), 255, error)
+
+
+def _input_scale(layer: onnx.ModelProto) -> float:
+    """The scale of the only value that a layer reads: a constant for each channel is rounded to a share of it."""
+    constants = {item.name: numpy_helper.to_array(item) for item in layer.graph.initializer}
+    (given,) = layer.graph.input
+    return max(float(constants[node.input[1]]) for node in layer.graph.node if node.input[0] == given.name)
 
 
 def _accumulator_step(layer: onnx.ModelProto) -> float:
