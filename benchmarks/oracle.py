@@ -5,7 +5,7 @@ End to end, one early difference would be counted again wherever it spreads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +21,14 @@ def quantised_values(model: onnx.ModelProto) -> list[str]:
     return [node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"]
 
 
-def layers(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """The model cut at every quantised value: one sub-model for each, from the quantised values before it."""
+def layers(model: onnx.ModelProto, inside: Collection[str] = ()) -> Iterator[onnx.ModelProto]:
+    """The model cut at every quantised value but those `inside` a layer: one sub-model for each, from the quantised
+    values before it."""
     inferred = onnx.shape_inference.infer_shapes(model)
     known = {value.name: value for value in inferred.graph.value_info}
     makers = {output: node for node in model.graph.node for output in node.output}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    cuts = quantised_values(model)
+    cuts = [name for name in quantised_values(model) if name not in inside]
     for name in cuts:
         nodes, inputs, used, seen, stack = [], [], [], set(), [name]
         while stack:

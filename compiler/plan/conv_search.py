@@ -212,7 +212,6 @@ class _Scored:
         ahead = np.minimum(self.b_count / (self.group * self.per_block), 1.0) * compute / spatial / groups
         exposed = np.maximum(self.a_load - ahead, 0.0) * spatial * groups
         penalty = penalty + np.where(self.chunked | kept | b_held, 0.0, exposed)
-        penalty = penalty + np.where(~(b_held & (groups == 1)) & (self.b_count < 2), b_loads, 0.0)
         penalty = penalty + np.where(
             b_held & (groups > 1) & (self.b_count < 2 * self.group * self.per_block), b_loads, 0.0
         )
@@ -231,6 +230,12 @@ class _Scored:
         waits = np.where(
             close, overheads.SLOT_LATENCY * blocks * self.per_block * b_times + uneven * b_loads, 0.0
         )
+        # One slot is free only when its products have passed the array. Of two, the weights of first parts have but
+        # one if what later parts have, which is small, takes the other.
+        least = 2 + (shape.passes % 1 > 0)
+        alone = ~(b_held & (groups == 1)) & (self.b_count < least)
+        drain = overheads.SLOT_LATENCY + overheads.DRAIN + 2 * parts.config.n
+        penalty = penalty + np.where(alone, b_loads + drain * blocks * self.per_block * b_times, 0.0)
         waits = waits + np.where(
             self.chunked & (self.a_count == 2), overheads.SLOT_LATENCY * in_slots * per_box * spatial, 0.0
         )

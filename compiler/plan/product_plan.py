@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from weft.compiler.ir.product import Product
+from weft.compiler.ir.graph import View
+from weft.compiler.ir.product import Counts, Product
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import bus_cycles, ceil_div
-from weft.hdl.isa import PARAMETER_VECTORS
+from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import rmw_latency
 
 CONSTANTS = 2
 """Vectors that stand for a zero point of B."""
@@ -78,15 +80,14 @@ def _candidate(op: Product, config: Config, rows: int, columns: int, depth: int)
     if sums is None or zones is None:
         return None
     a, b, out, params = zones
-    a_times = 1 if a[2] >= chunks * down else across
-    b_times = 1 if b[2] >= chunks else down
-    compute, traffic, vector = _cycles(op, config, (rows, columns, depth), (a_times, b_times))
-    slow = (a[2] == 1) + (b[2] == 1) + (sums[2] == 1)  # units that wait for each other
-    parts = sorted((compute, traffic, vector), reverse=True)
+    compute = _compute(op, config, (rows, columns), zones)
+    traffic, vector = _around(op, config, (rows, columns, depth), (a[2], b[2]))
+    # What has but one slot is filled and used in turns.
+    turns = compute + (traffic if 1 in (a[2], b[2]) else 0) + (vector if sums[2] == 1 else 0)
     first = bus_cycles(config, 1, depth * (rows + columns)) + overheads.ALONE
     return ProductPlan(
         rows, columns, depth, a, b, out, sums, params, params + PARAMETER_VECTORS,
-        parts[0] + sum(parts[1:]) * slow / 3 + 0.05 * sum(parts[1:]) + first, traffic,
+        max(turns, traffic, vector) + 0.05 * (compute + traffic + vector) + first, traffic,
     )  # fmt: skip
 
 
@@ -109,26 +110,76 @@ def b_parts(op: Product) -> list[int]:
     return [-op.b_zero] if op.b_zero > -128 else [64, 64]
 
 
-def _cycles(
-    op: Product, config: Config, tile: tuple[int, int, int], times: tuple[int, int]
-) -> tuple[float, float, float]:
-    """What all matrices take the array, the bus and the vector unit."""
-    n, (rows, columns, depth), count = config.n, tile, prod(op.counts)
-    vectors, groups = ceil_div(op.depth, n), ceil_div(op.columns, n)
-    down, across = ceil_div(op.rows, rows), ceil_div(op.columns, columns)
+def _compute(op: Product, config: Config, tile: tuple[int, int], zones: tuple[Zone, Zone, Zone, int]) -> float:
+    """What all matrices take the array: where rows and weights are in one bank, it reads one after the other."""
+    n, (rows, _), (a, b, _, params) = config.n, tile, zones
+    last = (a[1] * a[2] - 1) // config.scratchpad_depth
     full, rest = divmod(op.rows, rows)
-    compute = passes(op, config) * vectors * groups * (full * max(rows, n) + (max(rest, n) if rest else 0))
-    run = min(depth, op.depth)
-    chunks = ceil_div(op.depth, depth)
-    a = bus_cycles(config, op.rows * chunks, run) * times[0]
-    b = (
-        bus_cycles(config, op.columns * chunks, run)
-        if op.transposed
-        else bus_cycles(config, op.depth * groups, min(n, op.columns))
-    ) * times[1]
-    out = bus_cycles(config, op.rows * across, min(columns, op.columns))
+    total = 0
+    for times, weights in (
+        (1, b[0]),
+        (len(a_parts(op, config)), None),
+        (len(b_parts(op)), params + PARAMETER_VECTORS),
+    ):
+        together = weights is not None and weights // config.scratchpad_depth <= last
+        steps = [max(count + n if together else max(count, n), rmw_latency(config)) for count in (rows, rest)]
+        total += times * (full * steps[0] + (steps[1] if rest else 0))
+    return float(prod(op.counts) * ceil_div(op.depth, n) * ceil_div(op.columns, n) * total)
+
+
+def _around(
+    op: Product, config: Config, tile: tuple[int, int, int], slots: tuple[int, int]
+) -> tuple[float, float]:
+    """What all matrices take the bus, with the instructions that it brings, and the vector unit."""
+    n, (rows, columns, depth), matrices = config.n, tile, prod(op.counts)
+    groups = ceil_div(op.columns, n)
+    down, across, chunks = ceil_div(op.rows, rows), ceil_div(op.columns, columns), ceil_div(op.depth, depth)
+    a_times = _times(op, op.a_counts, down * chunks, across, slots[0])
+    b_times = _times(op, op.b_counts, chunks, down, slots[1], across)
+    split = min(depth, op.depth)
+    a = _load(config, op.a, op.rows, rows, (op.depth, split)) * a_times
+    if op.transposed:
+        b = _load(config, op.b, op.columns, columns, (op.depth, split)) * b_times
+        loads = across * chunks
+    else:
+        each = max(bus_cycles(config, op.depth, min(n, op.columns)), chunks * ceil_div(split, n) * n)
+        b, loads = groups * each * b_times, groups * chunks
+    out = _runs(config, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
     vector = groups * op.rows * config.groups + down * across * overheads.vec_start(config)
-    return count * compute, float(count * (a + b + out)), count * vector
+    instructions = matrices * down * across * (passes(op, config) * chunks + 2)
+    instructions += a_times * down * chunks + b_times * loads
+    reads, writes = a + b + instructions * WORD_BYTES / config.bus_bytes, float(matrices * out)
+    # They have channels of their own, but one memory: the bytes of both take turns, and nothing else.
+    every = reads + matrices * op.rows * op.columns / config.bus_bytes
+    return max(every, writes), matrices * vector
+
+
+def _times(op: Product, counts: Counts, parts: int, again: int, slots: int, others: int = 1) -> int:
+    """How often all of a matrix of an operand is loaded, over all of the matrices. For a tile of the result it takes
+    `parts` slots, and is used `again` after that, then `others` follow."""
+    images, heads = op.counts
+    if slots < parts:
+        return images * heads * again
+    if others > 1 and slots < parts * others:
+        return images * heads
+    return counts[1] * (counts[0] if counts[1] == 1 or slots >= parts * others * counts[1] else images)
+
+
+def _load(config: Config, view: View, count: int, step: int, sizes: tuple[int, int]) -> int:
+    """What it takes to LOAD `count` rows of a matrix, `step` at a time: the bus, or to unpack them."""
+    size, part = sizes
+    vectors = ceil_div(size, part) * ceil_div(part, config.n)
+    return max(_runs(config, view, count, step, sizes), count * vectors)
+
+
+def _runs(config: Config, view: View, count: int, step: int, sizes: tuple[int, int]) -> int:
+    """What `count` rows of a matrix take the bus, `step` and a part of each at a time: those that fill all channels
+    are one run."""
+    size, part = sizes
+    if part == view.buffer.shape[3] and view.step[1] == 1:
+        full, rest = divmod(count, step)
+        return full * bus_cycles(config, 1, step * size) + (bus_cycles(config, 1, rest * size) if rest else 0)
+    return bus_cycles(config, count * ceil_div(size, part), part)
 
 
 def _accumulator(config: Config, size: int) -> Zone | None:

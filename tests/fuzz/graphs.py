@@ -8,21 +8,23 @@ from typing import Any
 
 import numpy as np
 import onnx
+from fuzz import product_steps, row_steps
 from fuzz.against_ort import compared
+from fuzz.drawn import LARGEST, Graph, Rng, is_image, sizes_of
 from fuzz.files import Edit
 from fuzz.outcome import Outcome
-from onnx import TensorProto, helper
-from support.qdq_models import Builder, Quantised
+from support.qdq_models import Quantised
 
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
 from weft.hdl.isa.config import PRESETS, Config
 
-Rng = np.random.Generator
-CONFIGS: dict[str, Config] = PRESETS | {board.name: board.config for board in BOARDS.values()}
+CONFIGS: dict[str, Config] = (
+    PRESETS
+    | {board.name: board.config for board in BOARDS.values()}
+    | {f"{name}, kernels": config.replace(kernel=64) for name, config in PRESETS.items()}
+)
 _SEQUENTIAL = {board.name for board in BOARDS.values() if board.core is CoreKind.SEQUENTIAL}
-_LARGEST = 6000
-"""Elements of a value: the time of an input stays far below its limit."""
 
 
 def draw(rng: Rng) -> list[Edit]:
@@ -48,88 +50,14 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
     return compared(model, feeds, CONFIGS[name], timing=name not in _SEQUENTIAL)
 
 
-class Wild(Builder):
-    """Zero points from end to end and scales over a decade."""
-
-    def parameters(self, unsigned: bool | None = None, symmetric: bool = False) -> tuple[float, int, bool]:
-        if unsigned is None:
-            unsigned = bool(self.rng.integers(2))
-        low = 0 if unsigned else -128
-        zero = int(self.rng.choice([low, low + 255, low + 128, *self.rng.integers(low, low + 256, 3)]))
-        return float(np.float32(10 ** self.rng.uniform(-2, -1))), zero, unsigned
-
-
-class Graph:
-    """A model under construction: `values` are what a step may read."""
-
-    def __init__(self) -> None:
-        self.builder = Wild(np.random.default_rng(0), opset=23)
-        self.values: list[Quantised] = []
-        self.inputs: dict[str, Quantised] = {}
-
-    def pick(self, fits: Callable[[Quantised], bool]) -> Quantised | None:
-        """One of the values that fit, the latest more often."""
-        found = [value for value in self.values if fits(value)]
-        if not found:
-            return None
-        late = self.builder.rng.random() < 0.6
-        return found[-1] if late else found[int(self.builder.rng.integers(len(found)))]
-
-    def add(self, value: Quantised) -> None:
-        self.values.append(value)
-
-    def input(self, shape: tuple[int, ...]) -> Quantised:
-        value = self.builder.input(shape)
-        self.inputs[self.builder.inputs[-1].name] = value
-        return value
-
-    def finish(self) -> onnx.ModelProto:
-        """The model; its outputs are all values that nothing reads, as floats."""
-        builder = self.builder
-        read = {name for node in builder.nodes for name in node.input}
-        outputs = [
-            helper.make_tensor_value_info(builder.dequantise(value), TensorProto.FLOAT, value.shape)
-            for value in self.values
-            if value.name not in read
-        ]
-        graph = helper.make_graph(builder.nodes, "random", builder.inputs, outputs, builder.constants)
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", builder.opset)], ir_version=10
-        )
-        onnx.checker.check_model(model, full_check=True)
-        return model
-
-    def feeds(self, rng: Rng) -> dict[str, np.ndarray]:
-        """Inputs that take all 256 values."""
-        made = {}
-        for name, value in self.inputs.items():
-            low = (0 if value.unsigned else -128) - value.zero
-            codes = rng.integers(low, low + 256, value.shape)
-            made[name] = (codes * np.float32(value.scale)).astype(np.float32)
-        return made
-
-
-def _sizes(rng: Rng, count: int) -> tuple[int, ...]:
-    """1 often, odd ones, and now and then one that is larger than small arrays."""
-    choices = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33]
-    while True:
-        sizes = tuple(int(value) for value in rng.choice(choices, count))
-        if np.prod(sizes) <= _LARGEST:
-            return sizes
-
-
 def _input(graph: Graph) -> None:
     rank = int(graph.builder.rng.choice([2, 3, 4, 4, 4]))
-    graph.add(graph.input(_sizes(graph.builder.rng, rank)))
-
-
-def _image(value: Quantised) -> bool:
-    return len(value.shape) == 4
+    graph.add(graph.input(sizes_of(graph.builder.rng, rank)))
 
 
 def _conv(graph: Graph) -> None:
     rng = graph.builder.rng
-    source = graph.pick(_image)
+    source = graph.pick(is_image)
     if source is None:
         return
     _, channels, *size = source.shape
@@ -147,7 +75,7 @@ def _conv(graph: Graph) -> None:
         per_channel=bool(rng.integers(2)), unsigned_weight=bool(rng.random() < 0.25), bias=bool(rng.integers(2)),
         relu=bool(rng.integers(2)), gain=float(2 ** rng.uniform(-2, 1)),
     )  # fmt: skip
-    if np.prod(value.shape) <= _LARGEST:
+    if np.prod(value.shape) <= LARGEST:
         graph.add(value)
 
 
@@ -166,7 +94,7 @@ def _dense(graph: Graph) -> None:
 
 def _pool(graph: Graph) -> None:
     rng = graph.builder.rng
-    source = graph.pick(_image)
+    source = graph.pick(is_image)
     if source is None:
         return
     op = str(rng.choice(["MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"]))
@@ -185,7 +113,7 @@ def _pool(graph: Graph) -> None:
 
 
 def _mean(graph: Graph) -> None:
-    source = graph.pick(_image)
+    source = graph.pick(is_image)
     if source is not None:
         graph.add(graph.builder.mean(source, keep=bool(graph.builder.rng.integers(2))))
 
@@ -306,7 +234,7 @@ def _function(graph: Graph) -> None:
 def _attention(graph: Graph) -> None:
     """Of a value with itself, or with new keys and values, and scores of all sizes."""
     builder, rng = graph.builder, graph.builder.rng
-    query = graph.pick(_image)
+    query = graph.pick(is_image)
     if query is None or query.shape[2] > 40:
         return
     batch, heads, rows, size = query.shape
@@ -334,7 +262,7 @@ def _attention(graph: Graph) -> None:
 
 def _spread(graph: Graph) -> None:
     """ConvTranspose."""
-    source, builder, rng = graph.pick(_image), graph.builder, graph.builder.rng
+    source, builder, rng = graph.pick(is_image), graph.builder, graph.builder.rng
     if source is None:
         return
     kernel, strides, dilations = (rng.integers(1, most, 2).tolist() for most in (5, 4, 3))
@@ -344,14 +272,14 @@ def _spread(graph: Graph) -> None:
         "ConvTranspose", [builder.dequantise(source), weight], strides=strides, dilations=dilations
     )
     shape = builder.shape_of(value)
-    if np.prod(shape) <= _LARGEST:
+    if np.prod(shape) <= LARGEST:
         spread = source.scale * float(scales.mean()) * 90 * float(source.shape[1] * np.prod(kernel)) ** 0.5
         graph.add(builder.quantise(value, shape, float(np.float32(spread)), *builder.parameters()[1:]))
 
 
 def _slopes(graph: Graph) -> None:
     """PRelu with a slope for each channel of images."""
-    source, builder = graph.pick(_image), graph.builder
+    source, builder = graph.pick(is_image), graph.builder
     if source is not None:
         slopes = builder.rng.uniform(0, 1.2, (source.shape[1], 1, 1)).astype(np.float32)
         value = builder.node("PRelu", [builder.dequantise(source), builder.constant(slopes)])
@@ -360,11 +288,11 @@ def _slopes(graph: Graph) -> None:
 
 def _resized(graph: Graph) -> None:
     """Images by linear interpolation."""
-    source, builder, rng = graph.pick(_image), graph.builder, graph.builder.rng
+    source, builder, rng = graph.pick(is_image), graph.builder, graph.builder.rng
     if source is None:
         return
     factors = [1, 1, *rng.choice([0.5, 1, 2, 3], 2)]
-    if np.prod(source.shape) * np.prod(factors) > _LARGEST or min(source.shape[2:]) < 2:
+    if np.prod(source.shape) * np.prod(factors) > LARGEST or min(source.shape[2:]) < 2:
         return
     scales = builder.constant(np.array(factors, np.float32))
     mode = str(rng.choice(["half_pixel", "asymmetric", "pytorch_half_pixel"]))
@@ -381,5 +309,7 @@ STEPS: dict[str, Callable[[Graph], None]] = {
     "spread": _spread, "slopes": _slopes, "resized": _resized,
 }  # fmt: skip
 """What adds to a graph, by name."""
-_WEIGHTS = np.array([1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 2, 1.5, 1, 1, 1])
-_CHANCES = _WEIGHTS / _WEIGHTS.sum()
+_WEIGHTS = dict(zip(STEPS, [1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 2, 1.5, 1, 1, 1], strict=True))
+for _name, (_step, _weight) in (product_steps.STEPS | row_steps.STEPS).items():
+    STEPS[_name], _WEIGHTS[_name] = _step, _weight
+_CHANCES = np.array(list(_WEIGHTS.values())) / sum(_WEIGHTS.values())

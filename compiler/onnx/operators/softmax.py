@@ -57,7 +57,7 @@ def softmax_rows(context: NodeContext) -> tuple[Tensor, Layout] | None:
     others = tuple(other for other in range(len(shape)) if other not in axes)
     layouts = [Layout(shape, (*others, *axes), (1, 1, math.prod(shape) // length, length))]
     if own.shape == shape and set(own.perm[len(others) :]) == set(axes):
-        same = own.nhwc if len(axes) == 1 else layouts[0].nhwc
+        same = own.nhwc if own.nhwc[3] == length else layouts[0].nhwc  # channels may be more axes than these
         layouts.insert(0, dataclasses.replace(own, nhwc=same))
     found = next(((symbol.tensor, layout) for layout in layouts if symbol.tensor.arranged(layout)), None)
     tensor, layout = found or (symbol.tensor, layouts[-1])

@@ -7,13 +7,17 @@ import pytest
 from support.golden_compare import compare
 from support.op_cases import convolution, random_conv, random_inputs, random_matmul, segment_of, whole
 
+from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as plan_of
 from weft.compiler.plan.conv_shape import WEIGHTS, ConvShape
 from weft.hdl.isa import Mm
-from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.timing import TimingDevice
 
 
 def with_few_wide(rng: np.random.Generator, op: Conv, share: float) -> Conv:
@@ -55,6 +59,24 @@ def test_second_part_is_what_there_is(h: int, channels: int) -> None:
     segment = segment_of(one)
     inputs = random_inputs(np.random.default_rng(0), one)
     compare(compile_segment(segment, PRESETS["default"]), segment, inputs, PRESETS["default"])
+
+
+def cycles(op: Conv, config: Config) -> int:
+    """What an operator takes on the cycle model."""
+    image = Image(compile_segment(segment_of(op), config))
+    model = TimingDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes)
+    image.run(model, random_inputs(np.random.default_rng(0), op))
+    return model.counters()[Counter.CYCLES]
+
+
+def test_small_second_part_hides_behind_the_first() -> None:
+    """A slot for a small second part is none for the first: where weights are loaded while others are used, there have
+    to be more than two."""
+    config = BOARDS["ulx3s-85f"].config
+    op = convolution(whole("x", (1, 1, 2, 200), "input"), 1047)
+    weight = op.weight.copy()
+    weight[::20, 0, 0, 7] = 200
+    assert cycles(op.replace(weight=weight), config) < 1.15 * cycles(op, config)
 
 
 def test_inputs_in_chunks() -> None:

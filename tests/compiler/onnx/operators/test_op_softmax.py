@@ -40,6 +40,18 @@ def test_any_axis(opset: int, axis: int, behind: str) -> None:
     one_step.check(model, rng, tally, None)
 
 
+@pytest.mark.parametrize("shape", [(5, 6, 1), (4, 3, 5), (2, 3, 2, 4)])
+def test_rows_of_several_axes(shape: tuple[int, ...]) -> None:
+    """Behind what has more axes as channels than Softmax is over."""
+    rng = np.random.default_rng(len(shape))
+    built = Builder(rng)
+    scale = built.constant(np.ones(shape[1:], np.float32))
+    value = built.node("LayerNormalization", [built.dequantise(built.input(shape)), scale], axis=1)
+    given = built.quantise(value, shape, 0.03, 3, False)
+    value = built.node("Softmax", [built.dequantise(given)], axis=-1)
+    one_step.check(built.finish(built.quantise(value, shape, 1 / 256, 0, True)), rng, one_step.Tally(), None)
+
+
 def long_softmax() -> onnx.ModelProto:
     built = builder()
     return ended(built, built.node("Softmax", [built.dequantise(built.input((1, 65536)))]))

@@ -1,0 +1,53 @@
+"""Estimates of products of two activations, against the cycle model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.op_cases import random_inputs, segment_of, whole
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.product import Counts, Product
+from weft.compiler.plan.product_plan import plan
+from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.timing import TimingDevice
+
+
+def product(
+    sizes: tuple[int, int, int], counts: Counts = (1, 1), *, transposed: bool = True, zeros: tuple[int, int] = (0, 0)
+) -> Product:  # fmt: skip
+    """Rows, depth and columns of matrices that lie as images."""
+    (rows, depth, columns), number = sizes, counts[0] * counts[1]
+    b = (number, 1, columns, depth) if transposed else (number, 1, depth, columns)
+    views = [
+        whole(name, shape, kind)
+        for name, shape, kind in (
+            ("a", (number, 1, rows, depth), "input"), ("b", b, "input"), ("y", (number, 1, rows, columns), "output")
+        )
+    ]  # fmt: skip
+    return Product("p", *views, counts, counts, counts, transposed, 0.001, *zeros)
+
+
+@pytest.mark.parametrize(
+    ("preset", "op"),
+    [
+        pytest.param("default", product((197, 64, 197), (1, 3)), id="scores of attention"),
+        pytest.param("default", product((197, 197, 64), (1, 3), transposed=False), id="transposed on the way"),
+        pytest.param("tiny", product((3, 342, 296)), id="rows that add to the same sums"),
+        pytest.param("tiny", product((3, 342, 296), zeros=(0, 127)), id="and a zero point of B"),
+        pytest.param("tiny", product((2, 9, 111), (2, 1), transposed=False), id="instructions"),
+        pytest.param("default", product((1671, 1, 2), (3, 1)), id="rows of one byte that lie together"),
+        pytest.param("default", product((64, 2000, 64)), id="a long contraction"),
+    ],
+)
+def test_estimate(preset: str, op: Product) -> None:
+    """At most a quarter off."""
+    config = PRESETS[preset]
+    chosen = plan(op, config)
+    assert chosen is not None
+    image = Image(compile_segment(segment_of(op), config))
+    model = TimingDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes)
+    image.run(model, random_inputs(np.random.default_rng(0), op))
+    assert 0.8 < model.counters()[Counter.CYCLES] / chosen.cycles < 1.25
