@@ -72,9 +72,7 @@ def _candidate(op: Product, config: Config, rows: int, columns: int, depth: int)
     """The plan for one size of tiles; None if it does not fit."""
     n = config.n
     vectors, groups = depth // n, columns // n
-    chunks, down, across = (
-        ceil_div(all_, part) for all_, part in ((op.depth, depth), (op.rows, rows), (op.columns, columns))
-    )
+    chunks, down = ceil_div(op.depth, depth), ceil_div(op.rows, rows)
     sums = _accumulator(config, rows * groups)
     zones = _scratchpad(config, rows * vectors, columns * vectors, rows * groups, (chunks * down, chunks))
     if sums is None or zones is None:
