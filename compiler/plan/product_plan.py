@@ -108,7 +108,9 @@ def b_parts(op: Product) -> list[int]:
     return [-op.b_zero] if op.b_zero > -128 else [64, 64]
 
 
-def _compute(op: Product, config: Config, tile: tuple[int, int], zones: tuple[Zone, Zone, Zone, int]) -> float:
+def _compute(
+    op: Product, config: Config, tile: tuple[int, int], zones: tuple[Zone, Zone, Zone, int]
+) -> float:
     """What all matrices take the array: where rows and weights are in one bank, it reads one after the other."""
     n, (rows, _), (a, b, _, params) = config.n, tile, zones
     last = (a[1] * a[2] - 1) // config.scratchpad_depth
