@@ -13,6 +13,8 @@ from weft.compiler.planner import Planner
 
 _AROUND = 2
 """Operators before and behind that are looked at: whether results stay on chip depends on the neighbours."""
+_GAIN = 0.98
+"""Share of the cycles at which it is done."""
 _MOST = 40
 """Operators that may lie between two convolutions and their sum."""
 
@@ -31,7 +33,7 @@ def order_branches(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         first, other = found
         part = slice(max(first - _AROUND, 0), ops.index(joint) + 1 + _AROUND)
         before, behind = (_cost(candidate, part, segment, planner) for candidate in (ops, other))
-        if before is not None and behind is not None and behind < before:
+        if before is not None and behind is not None and behind < _GAIN * before:
             ops = other
     return dataclasses.replace(segment, ops=tuple(ops))
 
