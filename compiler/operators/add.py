@@ -28,12 +28,5 @@ def _unsupported(op: Add, config: Config) -> str | None:
 
 
 OPERATOR = Operator(
-    Add,
-    pairwise.shape,
-    _evaluate,
-    pairwise.plan,
-    pairwise.lower,
-    pairwise.cost,
-    _unsupported,
-    beside=pairwise.beside,
+    Add, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported
 )

@@ -22,12 +22,5 @@ def _unsupported(op: Multiply, config: Config) -> str | None:
 
 
 OPERATOR = Operator(
-    Multiply,
-    pairwise.shape,
-    _evaluate,
-    pairwise.plan,
-    pairwise.lower,
-    pairwise.cost,
-    _unsupported,
-    beside=pairwise.beside,
+    Multiply, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported
 )

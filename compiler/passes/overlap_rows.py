@@ -1,9 +1,9 @@
-"""Kernels of rows, sums and products run beside the convolutions next to them: the array works while they do."""
+"""Operators of the kernel engine run beside the convolutions next to them: the array works while the engine does."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region
@@ -14,8 +14,8 @@ from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
 
 _TILES = (8, 4, 2)
-"""Parts of a convolution's pixels, at least, one behind the other: as much of the other operator lies ahead of
-all of the convolution, or behind it."""
+"""Parts of a convolution's pixels, at least, one behind the other: what of the kernel lies behind, or ahead of, all of
+the convolution is one of them."""
 _GAIN = 0.98
 """Share of the cycles at which it is done."""
 
@@ -29,8 +29,8 @@ class _Pair(NamedTuple):
 
 
 def overlap_rows(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """A kernel of rows, a sum or a product, and a convolution next to it share the scratchpad and run at the same time,
-    row by row, where that is quicker.
+    """An operator of the kernel engine and a convolution next to it share the scratchpad and run at the same time, row
+    by row, where that is quicker.
 
     That is by estimate; of neighbours those that save most.
     """
@@ -63,9 +63,9 @@ def _pair(segment: DeviceSegment, index: int, planner: Planner) -> _Pair | None:
     """Two operators that follow each other as a pair; None if they are none, or that saves too little."""
     ops = segment.ops[index : index + 2]
     at = next((at for at, op in enumerate(ops) if isinstance(op, Conv)), None)
-    if at is None or operator_of(ops[1 - at]).beside is None or _tables(ops) > 1:
+    if at is None or operator_of(ops[1 - at]).beside is None:
         return None
-    conv, other = ops[at], ops[1 - at]
+    conv, row = ops[at], ops[1 - at]
     assert isinstance(conv, Conv)
     whole = (0, planner.config.scratchpad_size)
     if segment.regions and {*segment.regions[index : index + 2]} != {whole}:  # beside what stays on chip
@@ -73,34 +73,27 @@ def _pair(segment: DeviceSegment, index: int, planner: Planner) -> _Pair | None:
     alone = [operator_of(op).cost(op, op.plan, planner.config) for op in ops]
     if alone[0] is None or alone[1] is None:
         return None
-    best, (cycles, traffic) = None, alone[1 - at] or (0.0, 0.0)
-    for *planned, regions, tiles in _planned(conv, other, planner):
-        array = planned[0].plan
-        vector = cycles + _vector_cycles(conv, planner)
-        together = max(array.cycles, vector, array.traffic + traffic) + cycles / tiles
+    best, (kernel, traffic) = None, alone[1 - at] or (0.0, 0.0)
+    for planned, other, regions, tiles in _planned(conv, row, planner):
+        array, vector = planned.plan, kernel + _vector_cycles(planned, planner)
+        together = max(array.cycles, vector, array.traffic + traffic) + kernel / tiles
         saved = alone[0].cycles + alone[1].cycles - together
         if together < _GAIN * (together + saved) and (best is None or saved > best.saved):
-            order = slice(None, None, 1 if at == 0 else -1)
-            best = _Pair((*planned[order],), regions[order], saved)  # type: ignore[arg-type]
+            pair = (planned, other) if at == 0 else (other, planned)
+            best = _Pair(pair, regions if at == 0 else regions[::-1], saved)
     return best
 
 
-def _tables(ops: Iterable[DeviceOp]) -> int:
-    """How many of some operators use look-up tables, which lie in the order in which tasks are made."""
-    every = ((op, getattr(op, "epilogue", None)) for op in ops)
-    return sum(any(item is not None and item.lookup is not None for item in items) for items in every)
-
-
 def _planned(
-    conv: Conv, other: DeviceOp, planner: Planner
+    conv: Conv, row: DeviceOp, planner: Planner
 ) -> Iterator[tuple[DeviceOp, DeviceOp, tuple[Region, Region], int]]:
     """Both with plans, the regions for them, and the parts of the convolution."""
-    config, record = planner.config, operator_of(other)
+    config, record = planner.config, operator_of(row)
     assert record.beside is not None
     step = unit(config)
     for banks in range(1, config.scratchpad_size // step - 1):
         region = (config.scratchpad_size - banks * step, config.scratchpad_size)
-        plan = record.beside(other, planner.site(other, region=region))
+        plan = record.beside(row, planner.site(row, region=region))
         if plan is not None:
             break
     else:
@@ -111,7 +104,7 @@ def _planned(
         chosen = planner.convolution(shape)
         if chosen is not None:
             parts = len(boxes(shape, chosen.tile)) * shape.src.n
-            yield conv.replace(plan=chosen), other.replace(plan=plan), (rest, region), parts
+            yield conv.replace(plan=chosen), row.replace(plan=plan), (rest, region), parts
 
 
 def _vector_cycles(conv: DeviceOp, planner: Planner) -> float:
