@@ -72,9 +72,7 @@ def _candidate(op: Product, config: Config, rows: int, columns: int, depth: int)
     """The plan for one size of tiles; None if it does not fit."""
     n = config.n
     vectors, groups = depth // n, columns // n
-    chunks, down, across = (
-        ceil_div(all_, part) for all_, part in ((op.depth, depth), (op.rows, rows), (op.columns, columns))
-    )
+    chunks, down = ceil_div(op.depth, depth), ceil_div(op.rows, rows)
     sums = _accumulator(config, rows * groups)
     zones = _scratchpad(config, rows * vectors, columns * vectors, rows * groups, (chunks * down, chunks))
     if sums is None or zones is None:
@@ -110,7 +108,9 @@ def b_parts(op: Product) -> list[int]:
     return [-op.b_zero] if op.b_zero > -128 else [64, 64]
 
 
-def _compute(op: Product, config: Config, tile: tuple[int, int], zones: tuple[Zone, Zone, Zone, int]) -> float:
+def _compute(
+    op: Product, config: Config, tile: tuple[int, int], zones: tuple[Zone, Zone, Zone, int]
+) -> float:
     """What all matrices take the array: where rows and weights are in one bank, it reads one after the other."""
     n, (rows, _), (a, b, _, params) = config.n, tile, zones
     last = (a[1] * a[2] - 1) // config.scratchpad_depth

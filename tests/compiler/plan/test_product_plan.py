@@ -34,7 +34,9 @@ def product(
     ("preset", "op"),
     [
         pytest.param("default", product((197, 64, 197), (1, 3)), id="scores of attention"),
-        pytest.param("default", product((197, 197, 64), (1, 3), transposed=False), id="transposed on the way"),
+        pytest.param(
+            "default", product((197, 197, 64), (1, 3), transposed=False), id="transposed on the way"
+        ),
         pytest.param("tiny", product((3, 342, 296)), id="rows that add to the same sums"),
         pytest.param("tiny", product((3, 342, 296), zeros=(0, 127)), id="and a zero point of B"),
         pytest.param("tiny", product((2, 9, 111), (2, 1), transposed=False), id="instructions"),
