@@ -44,8 +44,9 @@ SPARE = 2
 """Seeds to try beyond those that were asked for, if a tool crashes."""
 BASE = Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2, accumulator_depth=64,
               bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=0, row_states=64,
-              alignments=256, lookup_tables=0)  # fmt: skip
+              alignments=256, lookup_tables=0, multiply=0)  # fmt: skip
 SOFTMAX = {"probability_bits": 7}
+EVERYTHING = {"lookup_tables": 4, "multiply": 1, "kernel": 64}
 # One thing at a time, and some together.
 PIPELINED: tuple[dict[str, int], ...] = (
     {},
@@ -61,6 +62,14 @@ PIPELINED: tuple[dict[str, int], ...] = (
     {**SOFTMAX},
     {**SOFTMAX, "lanes": 4},
     {**SOFTMAX, "n": 8, "bus_bytes": 8, "lanes": 4, "mantissa_bits": 24},
+    {"lookup_tables": 4},
+    {"lookup_tables": 4, "lanes": 4},
+    {"multiply": 1},
+    {"multiply": 1, "lanes": 4},
+    {"kernel": 64},
+    {"kernel": 64, "lanes": 4},
+    {"kernel": 64, "n": 8, "bus_bytes": 8},
+    {**SOFTMAX, **EVERYTHING, "n": 8, "bus_bytes": 8, "lanes": 4, "mantissa_bits": 24},
 )
 SEQUENTIAL: tuple[dict[str, int], ...] = (
     {},
@@ -72,6 +81,8 @@ SEQUENTIAL: tuple[dict[str, int], ...] = (
     {**SOFTMAX},
     {**SOFTMAX, "n": 2},
     {**SOFTMAX, "n": 8, "bus_bytes": 8},
+    {"lookup_tables": 4, "multiply": 1},
+    {**SOFTMAX, "lookup_tables": 4, "multiply": 1},
 )
 CHANGES = {CoreKind.PIPELINED: PIPELINED, CoreKind.SEQUENTIAL: SEQUENTIAL}
 """The configurations that are synthesised to fit estimates, as changes of `BASE`."""

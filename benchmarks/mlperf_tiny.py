@@ -8,6 +8,12 @@ cycle model, or with ``--on rtl`` of the Verilog, whose memory is compared with 
 at a clock of so many MHz. With ``--samples`` so many random inputs, smooth ones and noise in turn, run on the golden
 interpreter and on LiteRT's reference kernels: *same class* counts those whose largest output is the same, *apart* is
 the share of output bytes that differ, and by how much at most.
+
+    python benchmarks/mlperf_tiny.py FOLDER --boards
+
+prints milliseconds by network and board instead, each with the board's own configuration, at its clock and behind its
+memory, as the cycle model has it; or how much memory a network needs that does not fit a board's. A share of the nodes
+stands behind networks of which the host runs a part.
 """
 
 from __future__ import annotations
@@ -22,6 +28,9 @@ import numpy as np
 
 import weft
 from weft import litert
+from weft.boards.board import Board
+from weft.boards.registry import BOARDS
+from weft.compiler.backend import DeviceProgram
 from weft.errors import FileError
 from weft.hdl.isa.config import Config
 
@@ -32,7 +41,9 @@ NETWORKS = {
     "visual wake words": "vww_96_int8.tflite",
     "streaming wake word": "str_ww_ref_model.tflite",
 }
-"""The files by what they are for; the last one is left out if it is not there."""
+"""The files by what they are for."""
+OPTIONAL = "streaming wake word"
+"""Is left out if it is not there."""
 HEADER = "| network | device | MACs | cycles | utilisation | ms | MB moved |"
 
 
@@ -98,6 +109,50 @@ def row(name: str, program: weft.Program, report: dict[str, Any], clock: float) 
     )
 
 
+def boards_alike() -> list[list[Board]]:
+    """All boards, those together on which a program is the same and as fast."""
+    groups: dict[object, list[Board]] = {}
+    for board in BOARDS.values():
+        groups.setdefault((board.config, board.clock, board.memory, board.core), []).append(board)
+    return list(groups.values())
+
+
+def on_board(path: Path, board: Board) -> str:
+    """What the table says of a network on a board."""
+    program = weft.compile(path, board.config)
+    segments = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
+    needed = max((segment.areas.memory_bytes for segment in segments), default=0)
+    if needed > board.memory.size:
+        return f"needs {needed / 1024:,.0f} KB"
+    if board.memory.modelled is None:
+        return "fits"
+    latency, bandwidth = board.memory.modelled
+    rng = np.random.default_rng(1)
+    inputs = {name: noise(rng, dtype, shape) for name, (dtype, shape) in program.inputs.items()}
+    cycles = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report["cycles"]
+    on_device = sum(place == "device" for _, _, place, _ in program.assignment)
+    share = "" if on_device == len(program.assignment) else f" ({on_device} of {len(program.assignment)})"
+    return f"{cycles / board.clock * 1e3:.2f} ms{share}"
+
+
+def boards_table(folder: Path) -> None:
+    """Print the table of networks and boards."""
+    groups = boards_alike()
+    titles = [
+        ", ".join([group[0].title, *(board.title.split()[-1] for board in group[1:])]) for group in groups
+    ]
+    print(f"| network | {' | '.join(titles)} |")
+    print("|---" * (len(groups) + 1) + "|")
+    for name, path in models(folder).items():
+        print(f"| {name} | {' | '.join(on_board(path, group[0]) for group in groups)} |", flush=True)
+
+
+def models(folder: Path) -> dict[str, Path]:
+    """The files by what they are for."""
+    paths = {name: folder / file for name, file in NETWORKS.items()}
+    return {name: path for name, path in paths.items() if path.exists() or name != OPTIONAL}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -107,15 +162,16 @@ def main() -> int:
     parser.add_argument("--clock", type=float, default=100.0, help="MHz")
     parser.add_argument("--on", choices=["timing", "rtl"], default="timing")
     parser.add_argument("--samples", type=int, default=0)
+    parser.add_argument("--boards", action="store_true", help="milliseconds on the boards instead")
     options = parser.parse_args()
+    if options.boards:
+        boards_table(options.folder)
+        return 0
     config, wrong = Config.load(options.config), 0
     more = " same class | apart |" if options.samples else ""
     print(HEADER + more)
     print("|---" * ((HEADER + more).count("|") - 1) + "|")
-    for name, file in NETWORKS.items():
-        path = options.folder / file
-        if not path.exists() and name == "streaming wake word":
-            continue
+    for name, path in models(options.folder).items():
         program = weft.compile(path, config)
         report, same = measure(program, options.on)
         wrong += not same

@@ -2,12 +2,12 @@
 
     python benchmarks/torch_networks.py [NETWORK ...] [--config default] [--layers] [--write docs/networks.md]
 
-Each network (`torch_zoo.NETWORKS`, random weights) is exported by both of PyTorch's exporters and quantised by ONNX
-Runtime with its defaults and 4 random samples. *whole* tells whether all nodes between the first and the last quantised
-value run on the device; if not, the first reason of those that do not. Cycles are those of the cycle model, from start
-to done of all programs, behind a memory of 30 cycles' latency that moves as many bytes a cycle as the bus is wide. With
-``--layers`` every layer runs on the golden interpreter with ONNX Runtime's values before it: how many quantised values
-differ, and by how many steps at most.
+Each network (`torch_zoo.NETWORKS`, random weights) is exported by both of PyTorch's exporters and quantised with four
+random samples, by ONNX Runtime with its defaults and by `weft.quantise`. *whole* tells whether all nodes between the
+first and the last quantised value run on the device; if not, the most frequent reason of those that do not. Cycles are
+those of the cycle model, from start to done of all programs, behind a memory of 30 cycles' latency that moves as many
+bytes a cycle as the bus is wide. With ``--layers`` every layer runs on the golden interpreter, on ONNX Runtime's values
+ahead of it: how many values differ, and by how many steps at most.
 
 It needs more than the tests: ``pip install torch torchvision transformers onnxscript onnxruntime``.
 """
@@ -36,7 +36,7 @@ from weft.hdl.files.cache import entry
 from weft.hdl.isa.config import Config
 
 EXPORTERS = ("legacy", "dynamo")
-QUANTISERS = ("ONNX Runtime",)
+QUANTISERS = ("ONNX Runtime", "weft")
 HEADER = "| network | exporter | quantiser | whole | programs | MACs | cycles | utilisation |"
 MARKS = "<!-- table -->\n", "<!-- end of table -->\n"
 """Between these lines of a page is the table."""
@@ -77,7 +77,7 @@ def quantised(name: str, exporter: str, quantiser: str) -> Path:
 
     def make(folder: Path) -> None:
         _export(name, exporter, folder / "float.onnx")
-        _quantise(folder, quantiser)
+        (_quantise if quantiser == "ONNX Runtime" else _quantise_for_weft)(folder)
         (folder / "float.onnx").unlink()
 
     return entry(f"torch-{name}-{key}", make) / "quantised.onnx"
@@ -97,7 +97,15 @@ def _export(name: str, exporter: str, target: Path) -> None:
         torch.onnx.export(module, sample, target, dynamo=False, input_names=["input"], opset_version=17)
 
 
-def _quantise(folder: Path, quantiser: str) -> None:
+def _quantise_for_weft(folder: Path) -> None:
+    shape = [
+        dim.dim_value for dim in onnx.load(folder / "float.onnx").graph.input[0].type.tensor_type.shape.dim
+    ]
+    given = np.concatenate(samples(shape, 4))
+    weft.quantise(folder / "float.onnx", given).save(folder / "quantised.onnx")
+
+
+def _quantise(folder: Path) -> None:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

@@ -53,6 +53,15 @@ class Memory:
     kind: MemoryKind
     size: int
 
+    @property
+    def modelled(self) -> tuple[int, float] | None:
+        """Latency in cycles and bytes a cycle behind which the cycle model comes near to programs on the board; None of
+        boards whose core it is not a model of.
+
+        Refreshes, and changes between reading and writing, take a part of the SDRAM's two bytes a cycle.
+        """
+        return (20, 1.9) if self.kind is MemoryKind.SDRAM else None
+
 
 @dataclass(frozen=True)
 class Line:

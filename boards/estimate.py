@@ -18,6 +18,10 @@ from weft.boards.family import Family, Resources
 from weft.hdl.files import schema
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.kernel import MICRO_BITS, REGISTERS, STRIP_ROWS
+from weft.hdl.sequential.micro import OPERAND_LOW
+from weft.hdl.sequential.microprogram import Microprogram
+from weft.hdl.sequential.processor import halves
+from weft.hdl.sequential.tables import entries
 
 FOLDER = Path(__file__).with_name("families")
 FORMAT = "weft estimates 2"
@@ -31,8 +35,11 @@ def features(kind: str, board: Board, config: Config) -> dict[str, float]:
         return _features_sequential(kind, board.family, config)
     family = board.family
     n, lanes, softmax = config.n, config.lanes, int(config.softmax)
+    kernel, tables = int(config.kernel > 0), int(config.lookup_tables > 0)
+    products = {"multiply_lanes": config.multiply * lanes, "kernel": kernel, "kernel_lanes": kernel * lanes}
     if kind == "dsp":
-        return {"one": 1, "n2": n * n, "lanes": lanes, "softmax": softmax, "softmax_lanes": softmax * lanes}
+        softmax_products = {"softmax": softmax, "softmax_lanes": softmax * lanes}
+        return {"one": 1, "n2": n * n, "lanes": lanes, **softmax_products, **products}
     if kind == "ram":
         return {
             "one": 1,
@@ -55,6 +62,10 @@ def features(kind: str, board: Board, config: Config) -> dict[str, float]:
         "softmax": softmax,
         "softmax_lanes": softmax * lanes,
         "softmax_n": softmax * n,
+        "tables": tables,
+        "tables_lanes": tables * lanes,
+        **products,
+        "kernel_n": kernel * n,
     }
 
 
@@ -63,11 +74,19 @@ def _features_sequential(kind: str, family: Family, config: Config) -> dict[str,
     if kind == "dsp":
         return {"one": 1, "n2": n * n}
     if kind == "ram":
-        memories = family.blocks(8 * n, config.scratchpad_size) + family.blocks(
-            32 * n, 2 * config.accumulator_size
-        )
-        return {"one": 1, "memories": memories, "table": softmax * family.blocks(8, config.table_depth)}
+        return {"one": 1, "memories": sequential_blocks(family, config)}
     return {"one": 1, "n": n, "n2": n * n, "bus": config.bus_bytes, "softmax": softmax}
+
+
+def sequential_blocks(family: Family, config: Config) -> int:
+    """Block RAMs of scratchpad and accumulator, of the microprogram, its data and the tables."""
+    program = Microprogram(config)
+    scratchpad = family.blocks(8 * config.n, config.scratchpad_size)
+    accumulator = family.blocks(32 * config.n, 2 * config.accumulator_size)
+    width = OPERAND_LOW + program.operand_bits
+    words = sum(family.blocks(width, count) for count in halves(len(program.words)))
+    tables = family.blocks(8, entries(config)) if entries(config) else 0
+    return scratchpad + accumulator + words + family.blocks(32, program.depth) + tables
 
 
 def memory_blocks(board: Board, config: Config) -> int:
@@ -78,12 +97,8 @@ def memory_blocks(board: Board, config: Config) -> int:
 
 
 def lookup_blocks(board: Board, config: Config) -> int:
-    """Block RAMs of the FPGA that look-up tables take: two lanes share a memory, or all of the sequential core."""
-    entries = LOOKUP_ENTRIES * config.lookup_tables
-    if board.core is CoreKind.SEQUENTIAL:
-        others = config.table_depth if config.softmax else 0
-        return board.family.blocks(8, others + entries) - board.family.blocks(8, others)
-    return -(-config.lanes // 2) * board.family.blocks(8, entries)
+    """Block RAMs of the FPGA that look-up tables of the pipelined core take: two lanes share a memory."""
+    return -(-config.lanes // 2) * board.family.blocks(8, LOOKUP_ENTRIES * config.lookup_tables)
 
 
 def kernel_blocks(board: Board, config: Config) -> int:
@@ -98,6 +113,8 @@ def kernel_blocks(board: Board, config: Config) -> int:
 
 def _exact_blocks(board: Board, config: Config) -> int:
     """Block RAMs that no weight is needed for."""
+    if board.core is CoreKind.SEQUENTIAL:
+        return memory_blocks(board, config)
     return memory_blocks(board, config) + lookup_blocks(board, config) + kernel_blocks(board, config)
 
 

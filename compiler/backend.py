@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from weft.compiler.ir.rows import Rows
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.memory import Allocation, Constants, Kernels, Ring
+from weft.compiler.machine.overlap import overlapped
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.tasks import Tasks
 from weft.compiler.onnx.limits import check_memory
@@ -140,7 +141,9 @@ def compile_segment(
     unwanted = ([] if reuse else [keep_resident]) + ([gather_rows] if plain_inputs else [])
     wanted = [item for item in passes if item.run not in unwanted]
     segment = run_passes(wanted, segment, Planner(config, choose), watch)
-    allocation = Allocation(segment.ops, reuse=reuse, resident=segment.resident)
+    allocation = Allocation(
+        segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped
+    )
     constants, tables, kernels = Constants(), Ring(0, 1, config.lookup_tables), Kernels(config.kernel)
     parts: list[Tasks] = []
     for index, op in enumerate(segment.ops):
@@ -149,10 +152,10 @@ def compile_segment(
         site = Site.of(op, allocation, config, segment.regions[index] if segment.regions else None)
         emit = Emitter(config, constants, index, tables, kernels)
         parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))
-    ordered, code = schedule(Tasks.joined(parts))
+    ordered, code = schedule(overlapped(Tasks.joined(parts), segment.overlapped))
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
-    layers = _layers(segment.ops, ordered)
+    layers = _layers(segment, ordered)
     program = DeviceProgram(
         segment.name, code, blob, layers, allocation.offsets, allocation.buffers, dict(segment.rows)
     )
@@ -161,13 +164,15 @@ def compile_segment(
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:
-    """Layers that follow each other as one."""
+    """Layers that follow each other, or run at the same time, as one: of the kind that has most multiplications, or of
+    the last one's."""
     first, last = layers[0], layers[-1]
+    kind = max(reversed(layers), key=lambda layer: layer.macs).kind
     if first is last:
         return first
     return Layer(
         f"{first.name} .. {last.name}",
-        last.kind,
+        kind,
         sum(layer.macs for layer in layers),
         {queue: sum(layer.cycles[queue] for layer in layers) for queue in last.cycles},
         sum(layer.read_bytes for layer in layers),
@@ -176,7 +181,17 @@ def _joined(layers: Sequence[Layer]) -> Layer:
     )
 
 
-def _layers(ops: Sequence[DeviceOp], tasks: Tasks) -> tuple[Layer, ...]:
+def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
+    """The operators, two that run at the same time as one."""
+    ops, found = segment.ops, list[Layer]()
+    for index, layer in enumerate(_each(ops, tasks)):
+        if index - 1 in segment.overlapped:
+            layer = _joined([found.pop(), layer])
+        found.append(layer)
+    return tuple(found)
+
+
+def _each(ops: Sequence[DeviceOp], tasks: Tasks) -> Iterator[Layer]:
     cycles, moved, queued = (np.zeros((len(ops), len(Queue)), np.int64) for _ in range(3))
     where = tasks.layer, tasks.queue
     np.add.at(cycles, where, tasks.cycles)
@@ -186,10 +201,8 @@ def _layers(ops: Sequence[DeviceOp], tasks: Tasks) -> tuple[Layer, ...]:
     def named(row: np.ndarray) -> dict[str, int]:
         return {queue.name: int(row[queue]) for queue in Queue}
 
-    return tuple(
-        Layer(
+    for index, op in enumerate(ops):
+        yield Layer(
             op.name, type(op).__name__.lower(), op.macs, named(cycles[index]), int(moved[index, Queue.LOAD]),
             int(moved[index, Queue.STORE]), named(queued[index]),
-        )
-        for index, op in enumerate(ops)
-    )  # fmt: skip
+        )  # fmt: skip

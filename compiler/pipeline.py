@@ -14,6 +14,7 @@ from weft.compiler.passes.fuse_pool import fuse_pool
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.passes.order_branches import order_branches
+from weft.compiler.passes.overlap_rows import overlap_rows
 from weft.compiler.passes.read_views import read_views
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.passes.write_views import write_views
@@ -52,6 +53,7 @@ PIPELINE = (
     Pass(split_pool),
     Pass(keep_resident),
     Pass(choose_plans),
+    Pass(overlap_rows),
 )
 
 

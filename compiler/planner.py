@@ -39,7 +39,7 @@ class Planner:
         `resident` has the buffers that are on chip, with their addresses, and `region` is what is left of the
         scratchpad for the operator (all of it if None).
         """
-        return operator_of(op).plan(op, self.site(op, resident, region), self._convolution)
+        return operator_of(op).plan(op, self.site(op, resident, region), self.convolution)
 
     def cost(self, op: DeviceOp) -> Cost | None:
         """Estimates for an operator by itself; None if it cannot be planned."""
@@ -49,7 +49,8 @@ class Planner:
         """The same operands as those of `plan`; their offsets in DRAM are not the program's, and decide nothing."""
         return Site.of(op, Allocation((op,), resident=resident), self.config, region)
 
-    def _convolution(self, shape: ConvShape) -> ConvPlan | None:
+    def convolution(self, shape: ConvShape) -> ConvPlan | None:
+        """The plan of a convolution; None if not even its smallest part fits."""
         if shape.key not in self._convolutions:
             self._convolutions[shape.key] = self._choose(shape)
         return self._convolutions[shape.key]

@@ -30,6 +30,8 @@ def dump_segment(segment: DeviceSegment) -> str:
         lines.append(f"  {type(op).__name__.lower()} {op.name}: {read} -> {_view(op.dst)}{_details(op)}")
         if segment.regions:
             lines.append("    vectors {} to {}".format(*segment.regions[index]))
+        if index in segment.overlapped:
+            lines.append("    runs beside the next one")
         if op.plan is not None:
             lines.append(f"    {op.plan}")
     return "\n".join(lines) + "\n"

@@ -443,7 +443,8 @@ class DeviceSegment:
 
     What passes find out about buffers is kept here: `rows` has the inputs whose rows the host lays side by side,
     `resident` the scratchpad address of each buffer that stays on chip and is never in DRAM, and `regions` what that
-    leaves of the scratchpad for each operator (all of it where there are none).
+    leaves of the scratchpad for each operator (all of it where there are none). Each operator whose index is in
+    `overlapped` runs at the same time as the one behind it.
     """
 
     name: str
@@ -451,6 +452,7 @@ class DeviceSegment:
     rows: Mapping[str, Rows] = field(default_factory=dict)
     resident: Mapping[str, int] = field(default_factory=dict)
     regions: tuple[Region, ...] = ()
+    overlapped: tuple[int, ...] = ()
 
 
 def readers(ops: Iterable[DeviceOp]) -> Counter[str]:

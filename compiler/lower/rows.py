@@ -99,9 +99,10 @@ class _RowLowering:
         self.op, self.tile, self.emit, self.config = op, tile, emit, site.config
         self.sources, self.dst, self.layer = site.sources, site.dst, emit.layer
         slots, n = tile.slots, site.config.n
-        self.constants = site.config.scratchpad_size - BYTES * len(op.vectors) * tile.vectors
+        first, last = site.room
+        self.constants = last - BYTES * len(op.vectors) * tile.vectors
         self.vectors = [ceil_div(tensor.c, n) for tensor in (*self.sources, self.dst)]
-        at, self.inputs = 0, []
+        at, self.inputs = first, []
         for vectors in self.vectors[:-1]:
             self.inputs.append(Ring(at, tile.rows * vectors, slots))
             at += slots * tile.rows * vectors

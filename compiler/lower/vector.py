@@ -76,11 +76,12 @@ class _VectorLowering:
         self.src, self.dst = site.sources[0], site.dst
         self.other = site.sources[1] if len(site.sources) > 1 else None
         # Outputs and parameters lie at the top, sources at the bottom, so that they tend to be in different banks.
-        top = site.config.scratchpad_size - tile.params * PARAMETER_VECTORS
+        first, last = site.room
+        top = last - tile.params * PARAMETER_VECTORS
         self.p = Ring(top, PARAMETER_VECTORS, tile.params)
         self.o = Ring(top - tile.slots * tile.out, tile.out, tile.slots)
-        self.a = Ring(0, tile.src, tile.slots)
-        self.b = Ring(tile.slots * tile.src, tile.src, tile.slots)
+        self.a = Ring(first, tile.src, tile.slots)
+        self.b = Ring(first + tile.slots * tile.src, tile.src, tile.slots)
 
     def tasks(self) -> Iterator[Task]:
         dst, tile = self.dst, self.tile

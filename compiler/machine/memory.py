@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, View
@@ -176,11 +176,17 @@ class TensorRef:
 class Allocation:
     """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space.
 
-    Those that are `resident` have none: they are in the scratchpad, at these addresses.
+    Those that are `resident` have none: they are in the scratchpad, at these addresses. Operators whose indices are in
+    `overlapped` live as long as those behind them.
     """
 
     def __init__(
-        self, ops: Sequence[DeviceOp], *, reuse: bool = True, resident: Mapping[str, int] | None = None
+        self,
+        ops: Sequence[DeviceOp],
+        *,
+        reuse: bool = True,
+        resident: Mapping[str, int] | None = None,
+        overlapped: Collection[int] = (),
     ) -> None:
         self.resident = resident or {}
         buffers: dict[str, Buffer] = {}
@@ -192,8 +198,8 @@ class Allocation:
                 if name in self.resident:
                     continue
                 buffers.setdefault(name, view.buffer)
-                first.setdefault(name, index)
-                last[name] = index
+                first.setdefault(name, index - (index - 1 in overlapped))
+                last[name] = index + (index in overlapped)
         self.offsets: dict[str, int] = {}
         self.buffers = buffers
         for kind in BASE_OF_KIND:

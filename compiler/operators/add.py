@@ -28,5 +28,12 @@ def _unsupported(op: Add, config: Config) -> str | None:
 
 
 OPERATOR = Operator(
-    Add, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported
+    Add,
+    pairwise.shape,
+    _evaluate,
+    pairwise.plan,
+    pairwise.lower,
+    pairwise.cost,
+    _unsupported,
+    beside=pairwise.beside,
 )

@@ -58,6 +58,9 @@ class Operator:
         Whether `evaluate` gives the device's bytes.
     looked_up : bool
         Whether results may pass a look-up table.
+    beside : function
+        The plan for a site in small parts, so that a convolution can run at the same time; None if none fits. None
+        for kinds that do not run so.
     """
 
     kind: type[DeviceOp]
@@ -69,6 +72,7 @@ class Operator:
     unsupported: Callable[[Any, Config], str | None] = supported
     exact: bool = True
     looked_up: bool = True
+    beside: Callable[[Any, Site], Any] | None = None
 
     def verify(self, op: DeviceOp) -> None:
         """Raise `IrError` if shapes, ranges or dtypes of an operator disagree."""

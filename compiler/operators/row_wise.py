@@ -20,6 +20,7 @@ from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.row_plan import RowPlan
 from weft.compiler.plan.site import Site
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import STRIP_ROWS
 
 
 def shape(op: RowOp) -> Shape4:
@@ -41,6 +42,12 @@ def evaluate_rows(op: RowOp, given: tuple[np.ndarray, ...], bits: int) -> np.nda
 
 def plan(op: RowOp, site: Site, choose: Chooser) -> RowPlan | None:
     return row_plan.plan(_flattened(site), BYTES * len(op.vectors))
+
+
+def beside(op: RowOp, site: Site) -> RowPlan | None:
+    """A strip of rows at a time, of which at least two fit."""
+    found = row_plan.plan(site.flattened(), BYTES * len(op.vectors), STRIP_ROWS)
+    return found if found is not None and found.slots > 1 else None
 
 
 def lower(op: RowOp, site: Site, emit: Emitter) -> Iterator[Task]:
@@ -70,4 +77,4 @@ def no_kernels(op: RowOp, config: Config) -> str | None:
 
 def operator(kind: type[RowOp]) -> Operator:
     """The record of a kind."""
-    return Operator(kind, shape, evaluate_rows, plan, lower, cost, no_kernels, looked_up=False)
+    return Operator(kind, shape, evaluate_rows, plan, lower, cost, no_kernels, looked_up=False, beside=beside)

@@ -1,4 +1,4 @@
-"""Every operator gets its plan: the last pass, behind which nothing is decided any more."""
+"""Every operator gets its plan."""
 
 from __future__ import annotations
 

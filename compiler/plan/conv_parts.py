@@ -65,7 +65,10 @@ class Parts:
         for width in cuts(self.w, min(rows, COUNT_MAX)):
             for height in cuts(self.h, min(max(1, rows // width), COUNT_MAX)):
                 found.append((height, width))
-        return np.array(found, np.int64)
+        sizes = np.array(found, np.int64)
+        spatial = -(-self.h // sizes[:, 0]) * -(-self.w // sizes[:, 1])
+        least = min(self.shape.tiles_least, self.h * self.w)
+        return sizes[spatial >= least]
 
     @cached_property
     def chunks(self) -> _Chunks:

@@ -146,6 +146,7 @@ class _Scored:
         )
         rest = np.concatenate(np.broadcast_arrays(False, held < self.blocks, held > 1), axis=3)
         fits = (self.group > 0) & (rest | (np.arange(3) == 0)) & ((np.arange(3) < 2) | (held < self.blocks))
+        fits &= (self.group == self.blocks) | (self.shape.tiles_least == 1)
         rows = _frame(self.parts.rows[self.size]) * self.block
         depth = config.accumulator_depth
         self.c_slot = -(-rows // depth) * depth

@@ -69,12 +69,13 @@ class ConvShape:
     """Geometry of one `Conv` where it runs. Sizes are in elements, vectors of N bytes, or rows.
 
     `src` is its input, `residual` what is added to its outputs, if anything is; `region` the part of the scratchpad
-    that is free for it.
+    that is free for it. Its outputs are computed in `tiles_least` tiles of pixels or more, if there are as many; all
+    channels of one before the next, if that is above 1.
     """
 
-    def __init__(self, op: Conv, site: Site) -> None:
+    def __init__(self, op: Conv, site: Site, tiles_least: int = 1) -> None:
         self.op, self.config = op, site.config
-        self.region = site.region or (0, site.config.scratchpad_size)
+        self.region, self.tiles_least = site.room, tiles_least
         src, dst, residual = site.sources[0], site.dst, site.sources[1] if len(site.sources) > 1 else None
         window, pool = op.window, op.pool
         pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
@@ -203,7 +204,7 @@ class ConvShape:
         op = self.op
         known = (
             self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes,
-            type(op.epilogue).__name__, self.lookups, self.region,
+            type(op.epilogue).__name__, self.lookups, self.region, self.tiles_least,
             *(dataclasses.replace(source, base=0, offset=0, resident=None if source.resident is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),
         )  # fmt: skip

@@ -21,17 +21,17 @@ class RowPlan:
     slots: int
 
 
-def plan(site: Site, constants: int) -> RowPlan | None:
+def plan(site: Site, constants: int, most: int = COUNT_MAX) -> RowPlan | None:
     """As many rows as fit three times, else twice, else once, beside `constants` vectors for each one of a row; a few
-    strips of the engine at least, if that many fit. None if not even one row fits."""
+    strips of the engine at least, if that many fit, and at most `most`. None if not even one row fits."""
     counts = [ceil_div(tensor.c, site.config.n) for tensor in (*site.sources, site.dst)]
     vectors = max(counts)
-    room = site.config.scratchpad_size - constants * vectors
+    room = site.room[1] - site.room[0] - constants * vectors
     if vectors > min(COUNT_MAX, STRIDE_MAX):
         return None
     for slots in (3, 2, 1):
-        rows = min(room // (slots * sum(counts)), site.dst.w, COUNT_MAX)
-        if rows >= min(site.dst.w, 16) or (slots == 1 and rows >= 1):
+        rows = min(room // (slots * sum(counts)), site.dst.w, most)
+        if rows >= min(site.dst.w, most, 16) or (slots == 1 and rows >= 1):
             return RowPlan(max(1, min(rows, max(16, _MOST // vectors))), vectors, slots)
     return None
 

@@ -25,6 +25,11 @@ class Site:
         """The site of an operator whose buffers lie as `allocation` has them."""
         return cls(tuple(map(allocation.reference, op.sources)), allocation.reference(op.dst), config, region)
 
+    @property
+    def room(self) -> Region:
+        """The part of the scratchpad that is free."""
+        return self.region or (0, self.config.scratchpad_size)
+
     def flattened(self) -> Site:
         """The same with all tensors as single rows of pixels, if the rows of each of them join; else as it is."""
         if not all(item.flattens for item in (*self.sources, self.dst)):

@@ -29,18 +29,22 @@ class VectorPlan:
     params: int
 
 
-def plan(site: Site, window: Window) -> VectorPlan | None:
+_BESIDE = 512
+"""Vectors of a tile of outputs at most, if a convolution runs at the same time."""
+
+
+def plan(site: Site, window: Window, *, beside: bool = False) -> VectorPlan | None:
     """The largest tile of which three sets fit, else two, else one; whole rows and all channels first.
 
-    None if not even the smallest tile fits.
+    With `beside` tiles are small, of whole pixels, and at least two sets fit. None if not even the smallest tile fits.
     """
     n, src, dst, config = site.config.n, site.sources[0], site.dst, site.config
     params = _parameter_slots(config)
-    room = config.scratchpad_size - params * PARAMETER_VECTORS
+    room = site.room[1] - site.room[0] - params * PARAMETER_VECTORS
     per_pixel = ceil_div(dst.c, n)
     channels = [dst.c] + [n << k for k in reversed(range(16)) if n << k < dst.c]
-    for slots in (3, 2, 1):
-        for count in channels:
+    for slots in (3, 2) if beside else (3, 2, 1):
+        for count in channels[:1] if beside else channels:
             vectors = ceil_div(count, n)
             for w in _halves(min(dst.w, COUNT_MAX)):
                 for h in _halves(min(dst.h, COUNT_MAX)):
@@ -50,6 +54,7 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
                     strides = src_w * vectors * max(window.stride[0], window.dilation[0]) <= STRIDE_MAX
                     # A few tiles at least, so that the units overlap.
                     large = h * w * per_pixel > 2048 and (h > 1 or w > 64) and slots == 3
+                    large |= beside and out > max(_BESIDE, vectors)
                     if fits and strides and not large and vectors * window.stride[1] <= STRIDE_MAX:
                         return VectorPlan(h, w, count, size, out, slots, params)
     return None

@@ -29,6 +29,12 @@ COMPARED_BITS = 6
 """Of addresses: words whose lowest bits differ have nothing to do with each other."""
 
 
+def halves(words: int) -> tuple[int, int]:
+    """Words of the two memories of a program of so many."""
+    low = 1 << max((words - 1).bit_length(), 1) - 1
+    return low, max(words - low, 1)
+
+
 class ProgramMemory(wiring.Component):
     """Words that never change.
 
@@ -54,11 +60,9 @@ class ProgramMemory(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        half = 1 << self.bits - 1
+        half, rest = halves(len(self.words))
         m.submodules.low = low = Memory(shape=self.width, depth=half, init=self.words[:half])
-        m.submodules.high = high = Memory(
-            shape=self.width, depth=max(len(self.words) - half, 1), init=self.words[half:]
-        )
+        m.submodules.high = high = Memory(shape=self.width, depth=rest, init=self.words[half:])
         ports = [memory.read_port() for memory in (low, high)]
         chooses_high = Signal()
         m.d.comb += self.data.eq(Mux(chooses_high, ports[1].data, ports[0].data))

@@ -40,20 +40,25 @@ def test_block_rams_of_a_memory(family: Family, bits: int, words: int, count: in
 def needs(board: Board, config: Config) -> Resources:
     """A world in which the formulas are exact."""
     if board.core is CoreKind.SEQUENTIAL:
-        memories = board.family.blocks(8 * config.n, config.scratchpad_size)
-        memories += board.family.blocks(32 * config.n, 2 * config.accumulator_size)
+        memories = estimate.sequential_blocks(board.family, config)
         return Resources(
             lut=4000 + 20 * config.n**2,
             ff=1500 + 30 * config.n,
             dsp=2 + config.n**2 // 2,
-            ram=10 + memories + estimate.memory_blocks(board, config) + estimate.lookup_blocks(board, config),
+            ram=3 + memories + estimate.memory_blocks(board, config),
         )
     ram = config.scratchpad_banks * board.family.blocks(8 * config.n, config.scratchpad_depth)
+    ram += sum(blocks(board, config) for blocks in (estimate.lookup_blocks, estimate.kernel_blocks))
+    kernel, tables, lanes = int(config.kernel > 0), int(config.lookup_tables > 0), config.lanes
     return Resources(
-        lut=1000 + 100 * config.n**2 + 200 * config.lanes,
-        ff=500 + 50 * config.n**2 + 70 * config.n,
-        dsp=config.n**2 // 2 + 3 * config.lanes,
-        ram=3 + ram + estimate.memory_blocks(board, config) + estimate.lookup_blocks(board, config),
+        lut=1000
+        + 100 * config.n**2
+        + 200 * lanes
+        + kernel * (1500 + 900 * lanes + 30 * config.n)
+        + 40 * tables,
+        ff=500 + 50 * config.n**2 + 70 * config.n + kernel * 700 * lanes + 60 * config.multiply * lanes,
+        dsp=config.n**2 // 2 + 3 * lanes + config.multiply * lanes + 2 * kernel * lanes,
+        ram=3 + ram,
     )
 
 
@@ -62,13 +67,17 @@ def world() -> dict[str, str]:
     """Weights from that world, by family."""
     configs = [TINY.replace(n=n, lanes=lanes, bus_bytes=16) for n in (2, 4, 8, 16) for lanes in (1, 2)]
     configs += [TINY.replace(scratchpad_banks=8), TINY.replace(probability_bits=0)]
+    kernels = [TINY.replace(kernel=64, n=n, lanes=lanes, bus_bytes=16) for n in (4, 8) for lanes in (1, 2)]
+    without = [
+        TINY.replace(**{name: 0}, lanes=lanes) for name in ("multiply", "lookup_tables") for lanes in (1, 2)
+    ]
     boards = [BOARDS[name] for name in ("ulx3s-85f", "icebreaker", "tang-nano-9k")]
-    return {
-        board.family.name: estimate.text(
-            {board.core: estimate.fit([(board, config, needs(board, config)) for config in configs])}
-        )
-        for board in boards
-    }
+    found = {}
+    for board in boards:
+        chosen = configs + without + (kernels if board.core is CoreKind.PIPELINED else [])
+        samples = [(board, config, needs(board, config)) for config in chosen]
+        found[board.family.name] = estimate.text({board.core: estimate.fit(samples)})
+    return found
 
 
 @pytest.fixture
@@ -82,7 +91,8 @@ def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["ulx3s-45f", "icebreaker", "tang-nano-9k"])
 def test_a_fit_finds_the_formulas(name: str) -> None:
     board = BOARDS[name]
-    for config in (TINY, TINY.replace(n=8, bus_bytes=8), TINY.replace(lanes=4)):
+    kernels = [TINY.replace(kernel=128, lanes=4)] if board.core is CoreKind.PIPELINED else []
+    for config in (TINY, TINY.replace(n=8, bus_bytes=8), TINY.replace(lanes=4), *kernels):
         got, wanted = estimate.estimate(board, config), needs(board, config)
         assert got is not None
         for kind, count in got.items():
@@ -96,9 +106,11 @@ def test_a_fit_finds_the_formulas(name: str) -> None:
         ("ulx3s-85f", {"lanes": 4}, 2),
         ("ulx3s-85f", {"lanes": 4, "lookup_tables": 8}, 2),
         ("ulx3s-85f", {"lanes": 4, "lookup_tables": 0}, 0),
-        # 1024 entries behind 2048 of softmax, and by themselves, in blocks of 512.
+        # 1024 entries behind 2048 of softmax, in blocks of 512; and by themselves, with one more of the microprogram.
         ("icebreaker", {}, 2),
-        ("icebreaker", {"probability_bits": 0}, 2),
+        ("icebreaker", {"probability_bits": 0}, 3),
+        # The microprogram's data fill two blocks without tables, and take four with them.
+        ("icebreaker", {"row_states": 16, "alignments": 64, "table_depth": 512, "multiply": 0}, 4),
         # Some room is left behind 512 entries.
         ("tang-nano-9k", {"table_depth": 512}, 0),
         ("tang-nano-9k", {"table_depth": 512, "probability_bits": 0}, 1),
@@ -113,6 +125,29 @@ def test_look_up_tables_are_counted(name: str, changes: dict[str, int], blocks: 
     assert with_tables is not None
     assert without is not None
     assert with_tables.ram - without.ram == blocks
+
+
+@pytest.mark.usefixtures("fitted")
+@pytest.mark.parametrize(
+    ("changes", "blocks", "multipliers"),
+    [
+        # 256 registers of 32 bits, twice, and micro-operations, each of 36 bits and more: two blocks.
+        ({"lanes": 1}, 4, 2),
+        ({"lanes": 1, "kernel": 256}, 4, 2),
+        # Wider and fewer.
+        ({"lanes": 4}, 10, 8),
+        # 1024 registers: two blocks of 18 bits, twice.
+        ({"lanes": 1, "n": 16, "bus_bytes": 16}, 6, 2),
+    ],
+)
+def test_the_kernel_engine_is_counted(changes: dict[str, int], blocks: int, multipliers: int) -> None:
+    board, config = BOARDS["ulx3s-85f"], TINY.replace(kernel=64).replace(**changes)
+    engine, without = (estimate.estimate(board, each) for each in (config, config.replace(kernel=0)))
+    assert engine is not None
+    assert without is not None
+    assert (engine.ram - without.ram, engine.dsp - without.dsp) == (blocks, multipliers)
+    logic = 1500 + 900 * config.lanes + 30 * config.n
+    assert engine.lut - without.lut == pytest.approx(logic, rel=0.02)
 
 
 def test_the_error_is_that_of_a_configuration_left_out() -> None:
@@ -209,8 +244,8 @@ def test_without_weights_everything_may_fit(tmp_path: Path, monkeypatch: pytest.
         ('"weft estimates 2"', '"weft estimates 0"', "it has format 'weft estimates 0', and this version of weft"),
         ('"format": "weft estimates 2",', "", "it has no format, and this version of weft reads 'weft estimates 2'"),
         ('"error": ', '"error": "x', "it is not JSON ("),
-        ('"samples": 10', '"samples": null', "cores[...][...].samples: expected int, got null"),
-        ('"samples": 10', '"spare": 1, "samples": 10', "cores[...][...]: object contains unknown field spare"),
+        ('"samples": 18', '"samples": null', "cores[...][...].samples: expected int, got null"),
+        ('"samples": 18', '"spare": 1, "samples": 18', "cores[...][...]: object contains unknown field spare"),
         ('"lut"', '"luts"', "has not all resources"),
         ("{", "", "expected object, got str"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mlperf_tiny
@@ -14,6 +16,8 @@ from support.litert import tensors
 import weft
 from weft import __main__ as command
 from weft import litert
+from weft.boards.board import Memory, MemoryKind
+from weft.boards.registry import BOARDS
 from weft.compiler.tflite.file import parse
 
 
@@ -103,3 +107,28 @@ def test_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     monkeypatch.setattr("sys.argv", ["mlperf_tiny.py", "none"])
     with pytest.raises(weft.CompileError, match=r"cannot read model none.ad01_int8\.tflite"):
         mlperf_tiny.main()
+
+
+def test_benchmark_on_boards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seed in zip(list(mlperf_tiny.NETWORKS.values())[:4], range(4), strict=True):
+        Path(name).write_bytes(tflite_networks.convolutions(seed))
+    small = replace(BOARDS["icebreaker"], memory=Memory(MemoryKind.SPRAM, 4096))
+    chosen = ("ulx3s-12f", "ulx3s-25f", "ulx3s-85f", "tang-primer-20k")
+    boards = {name: BOARDS[name] for name in chosen} | {"icebreaker": small}
+    monkeypatch.setattr(mlperf_tiny, "BOARDS", boards)
+    monkeypatch.setattr("sys.argv", ["mlperf_tiny.py", ".", "--boards"])
+    assert mlperf_tiny.main() == 0
+    title, rule, *rows = capsys.readouterr().out.splitlines()
+    assert title == "| network | ULX3S 12F, 25F | ULX3S 85F | Tang Primer 20K | iCEBreaker |"
+    assert {line.count("|") for line in (title, rule, *rows)} == {6}
+    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in list(mlperf_tiny.NETWORKS)[:4]]
+    for name, row in zip(mlperf_tiny.NETWORKS.values(), rows, strict=False):
+        cells = row.strip("| ").split(" | ")[1:]
+        for board, cell in zip((BOARDS["ulx3s-12f"], BOARDS["ulx3s-85f"]), cells, strict=False):
+            program = weft.compile(name, board.config)
+            inputs = {key: np.zeros(shape, dtype) for key, (dtype, shape) in program.inputs.items()}
+            latency, bandwidth = board.memory.modelled or (0, None)
+            cycles = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report["cycles"]
+            assert cell == f"{cycles / board.clock * 1e3:.2f} ms"
+        assert cells[2] == "fits"
+        assert re.fullmatch(r"needs \d+ KB", cells[3])

@@ -1,0 +1,98 @@
+"""Tasks of two operators in one order: nothing passes what it depends on, and both units work."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from support.op_cases import convolution, whole
+
+from weft.compiler.machine.memory import Allocation
+from weft.compiler.machine.overlap import overlapped
+from weft.compiler.machine.tasks import Tasks
+from weft.hdl.checker.conflicts import SCRATCHPAD, Uses
+from weft.hdl.isa import Queue
+
+LOAD, MM, VEC, STORE = (int(queue) for queue in (Queue.LOAD, Queue.MM, Queue.VEC, Queue.STORE))
+
+
+def tasks_of(rows: list[tuple[int, int, int, list[tuple[bool, int]]]]) -> Tasks:
+    """Of (layer, queue, cycles, what it touches: whether it writes, and the address)."""
+    layer, queue, cycles, touched = zip(*rows, strict=True)
+    uses = [
+        (task, 2 * queue[task] + write, SCRATCHPAD, at, at + 1)
+        for task, places in enumerate(touched)
+        for write, at in places
+    ]
+    count, columns = len(rows), np.array(uses, np.int64).reshape(-1, 5).T
+    return Tasks(
+        np.arange(count * 8, dtype=np.uint64).reshape(count, 8), np.array(queue), np.array(layer), np.array(cycles),
+        np.zeros(count, np.int64), np.ones(count, bool), Uses(*columns),
+    )  # fmt: skip
+
+
+def order_of(tasks: Tasks, firsts: tuple[int, ...]) -> list[int]:
+    return (overlapped(tasks, firsts).words[:, 0] // 8).astype(int).tolist()
+
+
+def random_rows(rng: np.random.Generator) -> list[tuple[int, int, int, list[tuple[bool, int]]]]:
+    """A layer of its own, two to merge, one of which the array computes, and one behind them."""
+    rows, paced = [], int(rng.integers(1, 3))
+    for layer in range(4):
+        for _ in range(rng.integers(1, 30)):
+            queues = [LOAD, MM, VEC, STORE] if layer in (0, 3, paced) else [LOAD, VEC, STORE]
+            queue = int(rng.choice(queues))
+            places = [(bool(rng.integers(2)), int(rng.integers(12))) for _ in range(rng.integers(1, 4))]
+            rows.append((layer, queue, int(rng.integers(1, 50)), [(w, 12 * queue + at) if w else (w, at + 12 * int(
+                rng.choice([LOAD, MM, VEC, STORE]))) for w, at in places]))  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_conflicts_keeps_its_order(seed: int) -> None:
+    rows = random_rows(np.random.default_rng(seed))
+    order = order_of(tasks_of(rows), (1,))
+    assert sorted(order) == list(range(len(rows)))
+    place = {task: index for index, task in enumerate(order)}
+    for late, (layer, queue, _, touched) in enumerate(rows):
+        for early in range(late):
+            other = rows[early]
+            clash = any(at == of and (write or wrote) for write, at in touched for wrote, of in other[3])
+            same = queue == other[1] and other[0] == layer
+            if clash or same or other[0] == 0 or layer == 3:
+                assert place[early] < place[late], (early, late)
+
+
+def pair(kernels: int, products: int, *, first: bool) -> Tasks:
+    """Products with a result each, and kernels that need nothing of them, ahead of them or behind."""
+    own = [(1 - int(not first), queue, cycles, [(write, 10 + index % 2)])
+           for index in range(products) for queue, cycles, write in ((MM, 100, True), (VEC, 5, False))]  # fmt: skip
+    other = [(int(not first), VEC, 150, [(True, 90 + index)]) for index in range(kernels)]
+    return tasks_of(other + own if first else own + other)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_kernels_are_spread(first: bool) -> None:
+    """Between the results of products, about as many ahead of each as there are."""
+    tasks = pair(10, 40, first=first)
+    made = overlapped(tasks, (0,))
+    kernels = np.flatnonzero(made.cycles == 150)
+    assert np.diff(kernels).max() < 2 * len(tasks) / 10
+    assert kernels[0] < 12
+    assert kernels[-1] > len(tasks) - 16
+    assert made.paces.sum() == 40
+
+
+def test_nothing_to_merge() -> None:
+    tasks = pair(2, 3, first=True)
+    assert overlapped(tasks, ()) is tasks
+
+
+def test_memory_of_what_runs_together() -> None:
+    """A result is not written over what the operator beside it still reads."""
+    values = [whole(f"v{index}", (1, 4, 4, 8), "input" if not index else "temp") for index in range(4)]
+    ops = [convolution(src, 8).replace(dst=dst) for src, dst in itertools.pairwise(values)]
+    plain, beside = Allocation(ops), Allocation(ops, overlapped=(1,))
+    assert plain.offsets["v1"] == plain.offsets["v3"]
+    assert len({beside.offsets[name] for name in ("v1", "v2", "v3")}) == 3

@@ -1,0 +1,149 @@
+"""Kernels of rows beside convolutions: the same results, sooner."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.golden_compare import compare
+from support.op_cases import convolution, draw, random_lookup, whole
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.interpret import run_ops
+from weft.compiler.ir.dump import dump_segment
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, View, Window
+from weft.compiler.kernel.operators import LayerNorm
+from weft.compiler.passes import overlap_rows as module
+from weft.compiler.passes.choose_plans import choose_plans
+from weft.compiler.passes.overlap_rows import overlap_rows
+from weft.compiler.pipeline import PIPELINE, run_passes
+from weft.compiler.planner import Planner
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.timing import TimingDevice
+
+CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", "default")}
+CONFIGS["one table"] = CONFIGS["tiny"].replace(lookup_tables=1)
+
+
+def norm(src: View, name: str, rng: np.random.Generator) -> LayerNorm:
+    channels = src.shape[3]
+    weight, bias = rng.normal(1, 0.3, channels), rng.normal(0, 0.3, channels)
+    return LayerNorm(name, src, whole(name, src.shape, "temp"), weight, bias, 1e-2, 30.0, 3, -8)
+
+
+def conv(src: View, name: str, out: int, kernel: int, rng: np.random.Generator) -> Conv:
+    """Some depthwise, where channels allow it."""
+    window = Window((kernel, kernel), pad=(kernel // 2,) * 4)
+    made = dataclasses.replace(convolution(src, out, window, name=name, kind="temp"), name=name)
+    scale = np.full(out, 60 / (np.sqrt(src.shape[3]) * kernel * 127 * 40))
+    if out == src.shape[3] and rng.random() < 0.3:
+        return made.replace(weight=made.weight[..., :1], groups=out, scale=scale * np.sqrt(out))
+    return made.replace(scale=scale)
+
+
+def pairwise(src: View, name: str, rng: np.random.Generator) -> Add | Multiply:
+    """With an input of all elements, or of one pixel."""
+    other = whole(f"b{name}", src.shape if rng.random() < 0.5 else (1, 1, 1, src.shape[3]), "input")
+    dst, lookup = whole(name, src.shape, "temp"), random_lookup(rng) if rng.random() < 0.3 else None
+    if rng.random() < 0.5:
+        return Multiply(name, src, other, dst, 0.01, 3, -7, 5, lookup=lookup)
+    return Add(name, src, other, dst, 0.7, 0.6, 3, -7, 5, lookup=lookup)
+
+
+def chain(rng: np.random.Generator, most: int, length: int) -> DeviceSegment:
+    """Convolutions and normalisations, sums or products in turn, of rows or images, from an input to an output."""
+    tokens = rng.random() < 0.5
+    shape = (1, 1, draw(rng, 1, 3 * most), draw(rng, 1, most)) if tokens else (
+        draw(rng, 1, 2), draw(rng, 1, 9), draw(rng, 1, 9), draw(rng, 1, most))  # fmt: skip
+    value, ops = whole("x", shape, "input"), list[DeviceOp]()
+    for index in range(length):
+        name = f"v{index}"
+        if rng.random() < 0.2 or index % 2 == int(tokens):
+            out = value.shape[3] if rng.random() < 0.5 else draw(rng, 1, most)
+            made = conv(value, name, out, 1 if tokens or rng.random() < 0.5 else 3, rng)
+            ops.append(made.replace(lookup=random_lookup(rng)) if rng.random() < 0.5 else made)
+        elif rng.random() < 0.5:
+            ops.append(norm(value, name, rng))
+        else:
+            ops.append(pairwise(value, name, rng))
+        value = ops[-1].dst
+    ops[-1] = ops[-1].replace(dst=whole("y", value.shape, "output"))
+    return DeviceSegment("chain", tuple(ops))
+
+
+def inputs_of(segment: DeviceSegment, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    buffers = [view.buffer for op in segment.ops for view in op.sources if view.buffer.kind == "input"]
+    return {item.name: rng.integers(-128, 128, item.shape).astype(np.int8) for item in buffers}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runs beside what: here every pair for which there is room."""
+    monkeypatch.setattr(module, "_GAIN", 100.0)
+    config, rng, pairs = CONFIGS[name], np.random.default_rng(4), 0
+    for _ in range(40):
+        segment = chain(rng, 70, draw(rng, 2, 5))
+        made = run_passes(PIPELINE, segment, Planner(config))
+        pairs += len(made.overlapped)
+        regions = [made.regions[index : index + 2] for index in made.overlapped]
+        assert all(one[1] <= other[0] or other[1] <= one[0] for one, other in regions)
+        assert dump_segment(made).count("runs beside the next one") == len(made.overlapped)
+        compare(compile_segment(segment, config), segment, inputs_of(segment, rng), config, temps=False)
+    assert pairs > 12
+
+
+def test_on_rtl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under random stalls; without them the cycle model agrees in every counter."""
+    monkeypatch.setattr(module, "_GAIN", 100.0)
+    config, rng = CONFIGS["tiny"], np.random.default_rng(6)
+    for case in range(6):
+        segment = chain(rng, 30, 4)
+        inputs, image = inputs_of(segment, rng), Image(compile_segment(segment, config))
+        stalls = {"stall_probability": 0.3, "stall_seed": case} if case % 2 else {}
+        with RtlDevice(config, image.memory_bytes, latency=5 * case + 1, **stalls) as rtl:
+            image.run(rtl, inputs)
+            found, counters = image.read(rtl, "y").reshape(-1), rtl.counters()
+        assert np.array_equal(found, run_ops(segment, inputs, config.mantissa_bits)["y"]), case
+        if not stalls:
+            model = TimingDevice(config, image.memory_bytes, latency=5 * case + 1)
+            image.run(model, inputs)
+            assert counters == model.counters()
+
+
+def cycles(segment: DeviceSegment, config: Config, *, beside: bool) -> int:
+    passes = [item for item in PIPELINE if beside or item.run is not overlap_rows]
+    image = Image(compile_segment(segment, config, passes=passes))
+    device = TimingDevice(config, image.memory_bytes)
+    image.run(device, {"x": np.zeros(segment.ops[0].sources[0].shape, np.int8)})
+    return device.counters()[Counter.CYCLES]
+
+
+@pytest.mark.parametrize(("behind", "share"), [(True, 0.4), (False, 0.65)])
+def test_sooner(behind: bool, share: float) -> None:
+    """Behind a convolution and ahead of one, a good part of the kernel takes no time of its own."""
+    config, rng = CONFIGS["default"], np.random.default_rng(0)
+    x = whole("x", (1, 1, 128, 512), "input")
+    first: DeviceOp = conv(x, "v", 1024, 1, rng) if behind else norm(x, "v", rng)
+    last = norm(first.dst, "y", rng) if behind else conv(first.dst, "y", 1024, 1, rng)
+    y = whole("y", last.dst.shape, "output")
+    segment = DeviceSegment("pair", (first, last.replace(dst=y)))
+    source = whole("x", first.dst.shape, "input")
+    kernel = norm(source, "v", rng).replace(dst=whole("y", source.shape, "output"))
+    alone = cycles(DeviceSegment("norm", (kernel,)), config, beside=False)
+    saved = cycles(segment, config, beside=False) - cycles(segment, config, beside=True)
+    assert saved > share * alone
+
+
+def test_not_if_it_is_slower() -> None:
+    """A convolution of few pixels would load its weights again for each part of them."""
+    rng = np.random.default_rng(0)
+    first = conv(whole("x", (1, 1, 4, 512), "input"), "v", 512, 1, rng)
+    last = norm(first.dst, "y", rng)
+    segment = DeviceSegment("pair", (first, last.replace(dst=whole("y", last.dst.shape, "output"))))
+    planner = Planner(CONFIGS["default"])
+    planned = choose_plans(segment, planner)
+    assert overlap_rows(planned, planner) is planned
