@@ -147,6 +147,9 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
         if isinstance(made, Recipe):
             found.add(made)
             made = made.output
+        tensor = made.tensor if isinstance(made, Activation) else made
+        if isinstance(tensor, Tensor) and tensor.made is not None:
+            found.add(tensor.made)  # also where nothing but the host reads it
         found.symbols[node.outputs[0]] = made
     return found
 

@@ -170,12 +170,22 @@ class ConvShape:
             return 1.0
         found = 0.0
         for part in range(1, self.parts):
-            filled = np.concatenate(
-                [self._packed(index, part).any(axis=(3, 4)).reshape(-1) for index in range(len(self.tiles))]
-            )
-            share = float(filled.mean())
+            share = self._filled(part)
             found += 1.0 if share > _DENSE else share
         return 1 + ceil_div(round(found * 64), 4) / 16  # few values, as plans are known by it
+
+    def _filled(self, part: int) -> float:
+        """The share of the vectors of a part of the weights that are not zero."""
+        op, n = self.op, self.config.n
+        if op.groups > 1 or self.folded:
+            tiles = [
+                self._packed(index, part).any(axis=(3, 4)).reshape(-1) for index in range(len(self.tiles))
+            ]
+            return float(np.concatenate(tiles).mean())
+        # The same without packing, as large weights are packed but once.
+        beyond = (op.weight < part * WEIGHTS[0]) | (op.weight > part * WEIGHTS[1])
+        lanes = np.logical_or.reduceat(beyond, range(0, op.weight.shape[3], n), axis=3)
+        return float(np.logical_or.reduceat(lanes, range(0, len(lanes), n), axis=0).mean())
 
     @cached_property
     def weight_bytes(self) -> float:

@@ -81,7 +81,10 @@ def _candidate(op: Product, config: Config, rows: int, columns: int, depth: int)
     compute = _compute(op, config, (rows, columns), zones)
     traffic, vector = _around(op, config, (rows, columns, depth), (a[2], b[2]))
     # What has but one slot is filled and used in turns.
-    turns = compute + (traffic if 1 in (a[2], b[2]) else 0) + (vector if sums[2] == 1 else 0)
+    turns = compute + (vector if sums[2] == 1 else 0)
+    if 1 in (a[2], b[2]):
+        tiles = prod(op.counts) * chunks * down * ceil_div(op.columns, columns)
+        turns += traffic + (overheads.SLOT_LATENCY + overheads.DRAIN + 2 * n) * tiles
     first = bus_cycles(config, 1, depth * (rows + columns)) + overheads.ALONE
     return ProductPlan(
         rows, columns, depth, a, b, out, sums, params, params + PARAMETER_VECTORS,

@@ -123,6 +123,7 @@ def _chained(
         low = -128 if zero.dtype == np.int8 else 0
         codes = np.clip(np.rint(feeds[node.input[0]] / scale) + zero, low, low + 255)
         values[name] = np.asarray(codes, zero.dtype)
+    roots = {name: {name} for name in values}
     for layer in layers(model, inside):
         sandbox.next_program()
         name = layer.graph.output[0].name
@@ -134,8 +135,22 @@ def _chained(
             values[name] = np.asarray(run_host(segment, inputs)[name])
         else:
             values[name] = np.asarray(weft.compile(layer, config).run(inputs).outputs[name])
-        _check_layer(layer, inputs, values[name], config)
+        exact = _check_layer(layer, inputs, values[name], config)
+        roots[name] = {name} | (
+            set.intersection(*map(roots.__getitem__, inputs)) if _of_bytes(layer) else set()
+        )
+        if len(inputs) > 1 and len(roots[name]) > 1 and config.lookup_tables:
+            values[name] = (
+                exact  # a function of one value, which is computed in floating point at compile time
+            )
     return values
+
+
+def _of_bytes(layer: onnx.ModelProto) -> bool:
+    """Whether each element of a layer's result depends on one of each input alone, and on these only."""
+    known = {"Abs", "Add", "Clip", "Div", "HardSwish", "Max", "Min", "Mul", "Neg", "Relu", "Sigmoid", "Sub"}
+    operators = {node.op_type for node in layer.graph.node if not node.op_type.endswith("Linear")}
+    return operators <= known and all(np.prod(item.dims) == 1 for item in layer.graph.initializer)
 
 
 def _inside(model: onnx.ModelProto, fused: set[str]) -> Iterator[str]:
@@ -150,8 +165,8 @@ def _inside(model: onnx.ModelProto, fused: set[str]) -> Iterator[str]:
 
 def _check_layer(
     layer: onnx.ModelProto, inputs: dict[str, np.ndarray], given: np.ndarray, config: Config
-) -> None:
-    """Raises `Failure` if a value is further from ONNX Runtime's than it may be."""
+) -> np.ndarray:
+    """ONNX Runtime's value. Raises `Failure` if the given one is further from it than it may be."""
     ends = layer.graph.node[-1]
     constants = {item.name: numpy_helper.to_array(item) for item in layer.graph.initializer}
     scale, zero = _parameters(ends, constants)
@@ -179,6 +194,7 @@ def _check_layer(
             f"at {tuple(map(int, at))} by {off[at]} steps: {given[at]} for {real[at] / scale + int(zero):.6f}",
             "+".join(operators),
         )  # fmt: skip
+    return np.asarray(wanted)
 
 
 def _dequantised(layer: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> Iterator[str]:

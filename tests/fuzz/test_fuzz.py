@@ -15,7 +15,7 @@ from fuzz import command, files, graphs, run, sandbox, seeds, values
 from fuzz.kinds import KINDS
 from fuzz.outcome import Outcome, check_sentence
 
-from weft.hdl.isa.config import ConfigError
+from weft.hdl.isa.config import PRESETS, ConfigError
 from weft.runtime import Image
 from weft.sim.device import Device
 
@@ -217,10 +217,10 @@ def test_a_case_is_minimised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert '"edits": [\n  [\n   "target"\n  ],\n  [\n   "b"\n  ]\n ]' in kept.read_text()
 
 
-def test_configurations_are_those_of_all_boards() -> None:
+def test_configurations_are_those_of_all_boards_and_with_kernels() -> None:
     drawn = {graphs.draw(np.random.default_rng(seed))[0][1] for seed in range(300)}
     assert drawn == set(graphs.CONFIGS)
-    assert len(drawn) == 13
+    assert len(drawn) == 13 + len(PRESETS)
 
 
 def test_a_sentence_may_have_any_words() -> None:

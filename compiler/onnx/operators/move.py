@@ -78,16 +78,27 @@ def move(context: NodeContext) -> Symbol:
 
 
 def _move_constant(context: NodeContext, source: Constant) -> Symbol:
-    if context.node.op == "Transpose":
-        perm = permutation(context)
-        return Constant(source.values.transpose(perm), source.scale.transpose(perm), source.exact)
     if context.node.op == "Identity":
         return source
-    if source.scale.size != 1:
+    if context.node.op == "Transpose":
+        perm = permutation(context)
+        values, scale = source.values.transpose(perm), source.scale.transpose(perm)
+    elif source.scale.size == 1:
+        values, scale = (
+            source.values.reshape(context.output),
+            source.scale.reshape((1,) * len(context.output)),
+        )
+    else:
         return None
-    return Constant(
-        source.values.reshape(context.output), source.scale.reshape((1,) * len(context.output)), source.exact
-    )
+    return Constant(values, scale, source.exact, _activation_of(context, source))
+
+
+def _activation_of(context: NodeContext, source: Constant) -> Activation | None:
+    """What a moved constant is as an activation, if it is one."""
+    if source.activation is None:
+        return None
+    moved = move(dataclasses.replace(context, symbols=(source.activation, *context.symbols[1:])))
+    return moved if isinstance(moved, Activation) else None
 
 
 def _takes_all(context: NodeContext) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from support import one_step
 from support.fallbacks import MANY, Case, builder, check_fallback, ended, mixed, source, untried
+from support.qdq_models import Builder
 
 from weft.compiler.onnx.operators.move import OPERATORS, transposable
 
@@ -49,6 +51,16 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_fallback(name: str) -> None:
     check_fallback(CASES[name])
+
+
+def test_copies_that_only_the_host_reads() -> None:
+    """An output is brought into another order, and nothing is computed from it."""
+    rng = np.random.default_rng(0)
+    built = Builder(rng)
+    value = built.conv(built.input((1, 3, 5, 4)), 6, (1, 1))
+    moved = built.node("Reshape", [built.dequantise(value), built.constant(np.array([8, 15]))])
+    moved = built.node("Transpose", [moved], perm=[1, 0])
+    one_step.check(built.finish(built.like(moved, (15, 8), value)), rng, one_step.Tally())
 
 
 def test_every_constraint_has_a_case() -> None:

@@ -38,7 +38,13 @@ SHAPES: list[tuple[Shape, Shape]] = [
 
 
 def given(built: Builder, shape: Shape, kind: str) -> str:
-    """An operand as it is, transposed from another order, with heads split from rows, or constant."""
+    """An operand as it is, transposed from another order, with heads split from rows, or constant, behind Reshape and
+    Transpose or not."""
+    if kind == "moved constant":
+        turned = (*shape[:-2], shape[-1], shape[-2])
+        value = given(built, (int(np.prod(shape)),), "constant")
+        value = built.node("Reshape", [value, built.constant(np.array(turned))])
+        return built.node("Transpose", [value], perm=[*range(len(shape) - 2), len(shape) - 1, len(shape) - 2])
     if kind == "constant":
         scale, zero, unsigned = built.parameters()
         low = 0 if unsigned else -128
@@ -90,8 +96,10 @@ def test_agrees_with_onnxruntime(shapes: tuple[Shape, Shape]) -> None:
     wrong = total = 0
     for seed in range(12):
         rng = np.random.default_rng([seed, *shapes[0]])
-        kinds = [str(rng.choice(["plain", "plain", "transposed", "heads", "constant"])) for _ in range(2)]
-        if kinds == ["constant"] * 2 or (kinds[1] == "constant" and len(shapes[1]) == 2):
+        known = "plain", "plain", "transposed", "heads", "constant", "moved constant"
+        kinds = [str(rng.choice(known)) for _ in range(2)]
+        constant = [kind.endswith("constant") for kind in kinds]
+        if all(constant) or (constant[1] and len(shapes[1]) == 2):
             kinds[1] = "plain"
         model = model_of(rng, shapes, (kinds[0], kinds[1]))
         config = PRESETS["default"] if seed % 3 else PRESETS["default"].replace(probability_bits=0)
