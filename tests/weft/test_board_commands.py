@@ -102,7 +102,7 @@ def test_build_leaves_bitstream_report_and_floorplan(
     assert call("build", "--board", "icebreaker") == 0
     assert files() == {f"build/icebreaker/{name}" for name in ("weft.bin", "report.json", "floorplan.svg")}
     assert calls == [
-        {"board": "icebreaker", "config": BOARDS["icebreaker"].config, "cache": calls[0]["cache"], "seed": 1,
+        {"board": "icebreaker", "config": BOARDS["icebreaker"].config, "cache": calls[0]["cache"], "seed": BOARDS["icebreaker"].seed,
          "clock": None, "allow_timing_fail": False}
     ]  # fmt: skip
     text = capsys.readouterr().out
