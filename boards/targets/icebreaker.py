@@ -28,12 +28,14 @@ BOARDS = [
         memory=Memory(MemoryKind.SPRAM, 128 << 10),
         clock=24e6,
         baud=1_500_000,
+        # All block RAMs: tables, and data of the microprogram, just fill theirs.
         config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
                       accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=7,
-                      row_states=16, alignments=64, table_depth=512, lookup_tables=0, multiply=0),
+                      row_states=8, alignments=64, table_depth=256, lookup_tables=1, multiply=1),
         programmer="ice40_generic",
         platform=_platform,
         core=CoreKind.SEQUENTIAL,
         pll=Ice40Pll.solve,
+        seed=2,
     )
 ]  # fmt: skip

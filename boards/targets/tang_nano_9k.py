@@ -30,7 +30,7 @@ BOARDS = [
         baud=1_500_000,
         config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
                       accumulator_depth=64, bus_bytes=4, mantissa_bits=16, queue_depth=2, probability_bits=7,
-                      row_states=16, alignments=64, table_depth=512, lookup_tables=0, multiply=0),
+                      row_states=16, alignments=64, table_depth=512, lookup_tables=4, multiply=1),
         programmer="tangnano9k",
         platform=_platform,
         core=CoreKind.SEQUENTIAL,

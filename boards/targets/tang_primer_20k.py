@@ -30,7 +30,7 @@ BOARDS = [
         baud=1_500_000,
         config=Config(n=8, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,
                       accumulator_depth=64, bus_bytes=8, mantissa_bits=24, queue_depth=2, probability_bits=8,
-                      row_states=32, alignments=128, table_depth=2048, lookup_tables=0, multiply=0),
+                      row_states=32, alignments=128, table_depth=2048, lookup_tables=4, multiply=1),
         programmer="tangprimer20k",
         platform=_platform,
         core=CoreKind.SEQUENTIAL,

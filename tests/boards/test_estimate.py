@@ -229,6 +229,15 @@ def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
     assert not estimate.fits(board, PRESETS["huge"])
 
 
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("icebreaker", 30), ("tang-nano-9k", 20), ("tang-primer-20k", 35)]
+)
+def test_block_rams_of_the_sequential_core_are_those_of_builds(name: str, blocks: int) -> None:
+    need = estimate.estimate(BOARDS[name], BOARDS[name].config)
+    assert need is not None
+    assert need.ram == blocks
+
+
 def test_without_weights_everything_may_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "FOLDER", tmp_path)
     board, config = BOARDS["icebreaker"], PRESETS["huge"]

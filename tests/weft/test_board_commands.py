@@ -102,8 +102,8 @@ def test_build_leaves_bitstream_report_and_floorplan(
     assert call("build", "--board", "icebreaker") == 0
     assert files() == {f"build/icebreaker/{name}" for name in ("weft.bin", "report.json", "floorplan.svg")}
     assert calls == [
-        {"board": "icebreaker", "config": BOARDS["icebreaker"].config, "cache": calls[0]["cache"], "seed": 1,
-         "clock": None, "allow_timing_fail": False}
+        {"board": "icebreaker", "config": BOARDS["icebreaker"].config, "cache": calls[0]["cache"],
+         "seed": BOARDS["icebreaker"].seed, "clock": None, "allow_timing_fail": False}
     ]  # fmt: skip
     text = capsys.readouterr().out
     assert re.search(r"LUTs +4,100 +5,280 +77\.7\n", text)

@@ -1,0 +1,55 @@
+"""What boards' own configurations run whole: networks with gates, of which every part is on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from support import qdq_models
+from support.qdq_models import Builder, Quantised
+
+import weft
+from weft.boards.board import Board, CoreKind
+from weft.boards.registry import BOARDS
+
+GATED = [board for board in BOARDS.values() if board.config.multiply and board.config.lookup_tables]
+
+
+def applied(builder: Builder, op: str, *sources: Quantised, scale: float, zero: int) -> Quantised:
+    """An operator between DequantizeLinear and QuantizeLinear."""
+    value = builder.node(op, [builder.dequantise(source) for source in sources])
+    shape = builder.shape_of(value)
+    return builder.like(value, shape, replace(sources[0], scale=scale, zero=zero, unsigned=False))
+
+
+def gated() -> onnx.ModelProto:
+    """A convolution with SiLU, and a gate for each channel from the means over its pixels."""
+    builder = Builder(np.random.default_rng(3))
+    value = builder.conv(builder.input((1, 3, 9, 10)), 6)
+    sigmoid = applied(builder, "Sigmoid", value, scale=1 / 256, zero=-128)
+    value = applied(builder, "Mul", value, sigmoid, scale=value.scale, zero=-20)
+    gate = applied(builder, "Sigmoid", builder.conv(builder.mean(value), 6, (1, 1)), scale=1 / 256, zero=-128)
+    return builder.finish(applied(builder, "Mul", value, gate, scale=value.scale / 2, zero=-20))
+
+
+@pytest.mark.parametrize("board", GATED, ids=lambda board: board.name)
+def test_gates_run_whole(board: Board) -> None:
+    model = gated()
+    program = weft.compile(model, config=board.config)
+    on_host = [op for _, op, place, _ in program.assignment if place != "device"]
+    assert on_host == ["QuantizeLinear", "DequantizeLinear"], "only the model's ends are floats"
+    feeds = qdq_models.feeds(model, np.random.default_rng(4))
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    (found,) = program.run(feeds).outputs.values()
+    assert found.std() > 0.05
+    np.testing.assert_allclose(found, wanted, atol=0.1)
+
+
+def test_boards_with_the_sequential_core_have_tables_and_products() -> None:
+    """They cost it nothing but words of its microprogram, and entries of a memory."""
+    assert {board.name for board in BOARDS.values() if board.core is CoreKind.SEQUENTIAL} <= {
+        board.name for board in GATED
+    }
