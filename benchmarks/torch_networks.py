@@ -1,6 +1,6 @@
 """Networks of torchvision, transformers and a few more, exported and quantised as people do it, on the device.
 
-    python benchmarks/torch_networks.py [NETWORK ...] [--config default] [--layers] [--write docs/networks.md]
+    python benchmarks/torch_networks.py [NETWORK ...] [--config default] [--quantiser Q] [--layers] [--write PAGE]
 
 Each network (`torch_zoo.NETWORKS`, random weights) is exported by both of PyTorch's exporters and quantised with four
 random samples, by ONNX Runtime with its defaults and by `weft.quantise`. *whole* tells whether all nodes between the
@@ -191,10 +191,10 @@ def _apart(model: onnx.ModelProto, config: Config) -> str:
     return f" {differ / max(total, 1):.2%}, {most} |"
 
 
-def rows(names: list[str], config: Config, *, layers: bool) -> Iterator[Row]:
+def rows(names: list[str], quantisers: list[str], config: Config, *, layers: bool) -> Iterator[Row]:
     for name in names:
         for exporter in EXPORTERS:
-            for quantiser in QUANTISERS:
+            for quantiser in quantisers:
                 yield measure(name, exporter, quantiser, config, layers=layers)
 
 
@@ -205,6 +205,7 @@ def main() -> int:
     parser.add_argument("networks", nargs="*", metavar="NETWORK")
     parser.add_argument("--config", default="default")
     parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--quantiser", choices=QUANTISERS, action="append", help="all if not given")
     parser.add_argument("--write", type=Path, help="page whose table is made anew")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -216,7 +217,8 @@ def main() -> int:
     header = HEADER + (" apart |" if options.layers else "")
     lines = [header, "|---" * (header.count("|") - 1) + "|"]
     print("\n".join(lines))
-    for row in rows(options.networks or list(torch_zoo.NETWORKS), config, layers=options.layers):
+    names, quantisers = options.networks or list(torch_zoo.NETWORKS), options.quantiser or list(QUANTISERS)
+    for row in rows(names, quantisers, config, layers=options.layers):
         lines.append(str(row))
         print(row, flush=True)
     if options.write:
