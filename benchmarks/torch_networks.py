@@ -98,10 +98,7 @@ def _export(name: str, exporter: str, target: Path) -> None:
 
 
 def _quantise_for_weft(folder: Path) -> None:
-    shape = [
-        dim.dim_value for dim in onnx.load(folder / "float.onnx").graph.input[0].type.tensor_type.shape.dim
-    ]
-    given = np.concatenate(samples(shape, 4))
+    given = np.concatenate(samples(_shape(onnx.load(folder / "float.onnx")), 4))
     weft.quantise(folder / "float.onnx", given).save(folder / "quantised.onnx")
 
 
@@ -111,7 +108,7 @@ def _quantise(folder: Path) -> None:
 
     whole, plain = folder / "float.onnx", folder / "plain.onnx"
     quant_pre_process(whole, plain, skip_symbolic_shape=True)
-    shape = [dim.dim_value for dim in onnx.load(plain).graph.input[0].type.tensor_type.shape.dim]
+    shape = _shape(onnx.load(plain))
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -124,6 +121,11 @@ def _quantise(folder: Path) -> None:
         plain, folder / "quantised.onnx", Reader(), quant_format=QuantFormat.QDQ, per_channel=True
     )
     plain.unlink()
+
+
+def _shape(model: onnx.ModelProto) -> list[int]:
+    """The shape of a model's input."""
+    return [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
 
 
 def samples(shape: list[int], count: int) -> list[np.ndarray]:
@@ -181,8 +183,7 @@ def _apart(model: onnx.ModelProto, config: Config) -> str:
     """How far layers are from ONNX Runtime, as a column."""
     import oracle
 
-    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
-    feeds = [{model.graph.input[0].name: sample} for sample in samples(shape, 1)]
+    feeds = [{model.graph.input[0].name: sample} for sample in samples(_shape(model), 1)]
     differ = total = most = 0
     for layer in oracle.compared(model, oracle.layers(model), feeds, config):
         (found,) = layer.result.outputs.values()

@@ -41,9 +41,11 @@ class Planner:
         """
         return operator_of(op).plan(op, self.site(op, resident, region), self.convolution)
 
-    def cost(self, op: DeviceOp) -> Cost | None:
-        """Estimates for an operator by itself; None if it cannot be planned."""
-        return operator_of(op).cost(op, self.plan(op), self.config)
+    def cost(
+        self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None
+    ) -> Cost | None:
+        """Estimates for an operator by itself, planned as by `plan`; None if it cannot be planned."""
+        return operator_of(op).cost(op, self.plan(op, resident, region), self.config)
 
     def site(self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None) -> Site:
         """The same operands as those of `plan`; their offsets in DRAM are not the program's, and decide nothing."""

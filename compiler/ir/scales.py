@@ -36,6 +36,13 @@ def quantise_scale(scale: float, bits: int = 24) -> tuple[int, int]:
     return mantissa, shift
 
 
+def negated(zero: int) -> list[int]:
+    """The int8 numbers that add up to minus a zero point: none for 0, and two for the one whose negative is no int8."""
+    if zero == -128:
+        return [64, 64]
+    return [-zero] if zero else []
+
+
 def score_multiplier(octaves: float, bits: int = 24) -> tuple[int, int]:
     """(mantissa, shift) of the scores' multiplier: from `octaves` per unit to 1/128 octave (`weft.hdl.isa.Softmax`).
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.compiler.ir.graph import Attention, Rounding
-from weft.compiler.ir.scales import normaliser, quantise_scale, score_multiplier
+from weft.compiler.ir.scales import negated, normaliser, quantise_scale, score_multiplier
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
@@ -134,9 +134,7 @@ class _AttentionLowering:
         """
         op = self.op
         near = k_zero_shift(op.k_zero, op.head_size, op.score_scale) > NEGLIGIBLE
-        if not op.k_zero or not (near or op.rounding is not None):
-            return []
-        return [-op.k_zero] if op.k_zero > -128 else [64, 64]
+        return negated(op.k_zero) if near or op.rounding is not None else []
 
     def _load_k_zero(self) -> Iterator[Task]:
         values = self._k_zero()

@@ -33,8 +33,7 @@ def overlapped(tasks: Tasks, firsts: Sequence[int]) -> Tasks:
     for first in firsts:
         start, middle, stop = np.searchsorted(tasks.layer, (first, first + 1, first + 2)).tolist()
         order[start:stop] = _merged(tasks, start, middle, stop)
-        both = slice(start, stop)
-        paces[both] &= tasks.queue[both] == int(Queue.MM)  # loads are scheduled against the array alone
+        paces[start:stop] &= tasks.queue[start:stop] == _MM  # loads are scheduled against the array alone
     return dataclasses.replace(tasks, paces=paces).ordered(order)
 
 

@@ -29,7 +29,7 @@ def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         kept = with_resident(segment, index, planner)
         if kept is not None:
             alive = range(index, index + len(_until_read(segment.ops, index)))
-            after, before = (_cost(item, alive, planner) for item in (kept, segment))
+            after, before = (cost_of(item, alive, planner) for item in (kept, segment))
             if after and before and after.cycles <= before.cycles and after.traffic < before.traffic:
                 segment = kept
     return segment
@@ -95,11 +95,11 @@ def _fits(shape: ConvShape) -> bool:
     return shape.aligned and apart and (not outputs or shape.uniform)
 
 
-def _cost(segment: DeviceSegment, alive: range, planner: Planner) -> Cost | None:
+def cost_of(segment: DeviceSegment, part: range, planner: Planner) -> Cost | None:
     """Estimates for some operators of a segment together; None if one of them cannot be planned."""
     regions = _regions(segment, planner.config)
-    found = [planner.plan(segment.ops[at], segment.resident, regions[at]) for at in alive]
-    plans = [plan for plan in found if plan is not None]
-    if len(plans) < len(found):
+    found = [planner.cost(segment.ops[at], segment.resident, regions[at]) for at in part]
+    costs = [cost for cost in found if cost is not None]
+    if len(costs) < len(found):
         return None
-    return Cost(sum(plan.cycles for plan in plans), sum(plan.traffic for plan in plans))
+    return Cost(sum(cost.cycles for cost in costs), sum(cost.traffic for cost in costs))

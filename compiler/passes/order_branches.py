@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, View, readers
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
-from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.passes.keep_resident import cost_of, keep_resident
 from weft.compiler.planner import Planner
 
 _AROUND = 2
@@ -70,16 +70,5 @@ def _cost(ops: Sequence[DeviceOp], part: slice, segment: DeviceSegment, planner:
 
     trial = fuse_epilogue(DeviceSegment(segment.name, tuple(op.on(seen) for op in inside)), planner)
     trial = keep_resident(trial, planner)
-    total = 0.0
-    for index, op in enumerate(trial.ops):
-        region = trial.regions[index] if trial.regions else None
-        if isinstance(op, Conv):
-            plan = planner.plan(op, trial.resident, region)
-            cycles = None if plan is None else plan.cycles
-        else:
-            cost = planner.cost(op)
-            cycles = None if cost is None else cost.cycles
-        if cycles is None:
-            return None
-        total += cycles
-    return total
+    found = cost_of(trial, range(len(trial.ops)), planner)
+    return None if found is None else found.cycles

@@ -70,14 +70,14 @@ def _pair(segment: DeviceSegment, index: int, planner: Planner) -> _Pair | None:
     whole = (0, planner.config.scratchpad_size)
     if segment.regions and {*segment.regions[index : index + 2]} != {whole}:  # beside what stays on chip
         return None
-    alone = [operator_of(op).cost(op, op.plan, planner.config) for op in ops]
-    if alone[0] is None or alone[1] is None:
+    product, alone = (operator_of(op).cost(op, op.plan, planner.config) for op in (conv, row))
+    if product is None or alone is None:
         return None
-    best, (kernel, traffic) = None, alone[1 - at] or (0.0, 0.0)
+    best: _Pair | None = None
     for planned, other, regions, tiles in _planned(conv, row, planner):
-        array, vector = planned.plan, kernel + _vector_cycles(planned, planner)
-        together = max(array.cycles, vector, array.traffic + traffic) + kernel / tiles
-        saved = alone[0].cycles + alone[1].cycles - together
+        array, vector = planned.plan, alone.cycles + _vector_cycles(planned, planner)
+        together = max(array.cycles, vector, array.traffic + alone.traffic) + alone.cycles / tiles
+        saved = product.cycles + alone.cycles - together
         if together < _GAIN * (together + saved) and (best is None or saved > best.saved):
             pair = (planned, other) if at == 0 else (other, planned)
             best = _Pair(pair, regions if at == 0 else regions[::-1], saved)

@@ -8,6 +8,7 @@ from math import prod
 
 from weft.compiler.ir.graph import View
 from weft.compiler.ir.product import Counts, Product
+from weft.compiler.ir.scales import negated
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import bus_cycles, ceil_div
 from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES
@@ -99,16 +100,12 @@ def passes(op: Product, config: Config) -> int:
 
 def a_parts(op: Product, config: Config) -> list[int]:
     """Values that stand, in rows of the padding, for minus the zero point of A, if the array does not subtract it."""
-    if config.wide_activations or not op.a_zero:
-        return []
-    return [-op.a_zero] if op.a_zero > -128 else [64, 64]
+    return [] if config.wide_activations else negated(op.a_zero)
 
 
 def b_parts(op: Product) -> list[int]:
     """Values of B that stand for minus its zero point."""
-    if not op.b_zero:
-        return []
-    return [-op.b_zero] if op.b_zero > -128 else [64, 64]
+    return negated(op.b_zero)
 
 
 def _compute(

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.compiler.backend import DeviceProgram
+from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import DeviceSegment
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import Config
 from weft.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.timing import TimingDevice
+
+
+def compare_on_rtl(segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config, case: int) -> None:
+    """Run a compiled segment on the RTL and compare its output `y` with the micro-ops. Every other case is under random
+    stalls; in the others the cycle model agrees in every counter."""
+    image = Image(compile_segment(segment, config))
+    stalls = 0.3 if case % 2 else 0.0
+    with RtlDevice(
+        config, image.memory_bytes, latency=5 * case + 1, stall_probability=stalls, stall_seed=case
+    ) as rtl:
+        image.run(rtl, inputs)
+        found, counters = image.read(rtl, "y").reshape(-1), rtl.counters()
+    assert np.array_equal(found, run_ops(segment, inputs, config.mantissa_bits)["y"]), case
+    if not stalls:
+        model = TimingDevice(config, image.memory_bytes, latency=5 * case + 1)
+        image.run(model, inputs)
+        assert counters == model.counters()
 
 
 def compare(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.torch_tensor import Tensor
 
 from weft.errors import FileError, InputError
 from weft.samples import fitted
@@ -56,19 +57,6 @@ def test_ways_to_give_samples(tmp_path: Path) -> None:
         assert (found == array[:, None]).all()
     np.savez(tmp_path / "two.npz", **{"x": floats(2, 3), "%2Fn": np.ones((2, 2), np.int64)})
     assert len(fitted(tmp_path / "two.npz", TWO)) == 2
-
-
-class Tensor:
-    """What is needed of PyTorch's."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def detach(self) -> Tensor:
-        return self
-
-    def cpu(self) -> np.ndarray:
-        return self.array
 
 
 def saved(array: np.ndarray) -> bytes:

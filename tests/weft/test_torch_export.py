@@ -15,23 +15,13 @@ import numpy as np
 import onnx
 import pytest
 from support import float_nets
+from support.torch_tensor import Tensor
 
 import weft
 from weft import torch_export
 from weft.errors import InputError
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-
-
-class Tensor:
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def detach(self) -> Tensor:
-        return self
-
-    def cpu(self) -> np.ndarray:
-        return self.array
 
 
 class Module:

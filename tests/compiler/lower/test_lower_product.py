@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.configurations import every
-from support.golden_compare import compare
+from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import draw, random_inputs, random_view, segment_of
 
 from weft.compiler.backend import compile_segment
@@ -15,9 +15,6 @@ from weft.compiler.ir.product import Counts, Product
 from weft.compiler.plan.product_plan import plan
 from weft.compiler.verify import verify_op
 from weft.hdl.isa.config import PRESETS, Config
-from weft.runtime import Image
-from weft.sim.rtl.device import RtlDevice
-from weft.sim.timing import TimingDevice
 
 CONFIGS = every()
 
@@ -139,14 +136,4 @@ def test_rtl(name: str) -> None:
     config, rng = PRESETS[name], np.random.default_rng(14)
     for case in range(6):
         op = random_product(rng, 50)
-        segment, inputs = segment_of(op), random_inputs(rng, op)
-        image = Image(compile_segment(segment, config))
-        stalls = {"stall_probability": 0.3, "stall_seed": case} if case % 2 else {}
-        with RtlDevice(config, image.memory_bytes, latency=5 * case + 1, **stalls) as rtl:
-            image.run(rtl, inputs)
-            found, counters = image.read(rtl, "y").reshape(-1), rtl.counters()
-        assert np.array_equal(found, run_ops(segment, inputs, config.mantissa_bits)["y"]), case
-        if not stalls:
-            model = TimingDevice(config, image.memory_bytes, latency=5 * case + 1)
-            image.run(model, inputs)
-            assert counters == model.counters()
+        compare_on_rtl(segment_of(op), random_inputs(rng, op), config, case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.golden_compare import compare
+from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import draw, random_source, random_view
 
 from weft.compiler.backend import compile_segment
@@ -17,7 +17,6 @@ from weft.hdl.isa import Kernel
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
-from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
 CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", "default")}
@@ -126,28 +125,7 @@ def test_on_rtl() -> None:
         op = random_group_norm(rng, config.n) if case % 4 > 1 else random_layer_norm(rng, 30)
         segment = DeviceSegment("norm", (op,))
         inputs = {op.src.buffer.name: rng.integers(-128, 128, op.src.buffer.shape).astype(np.int8)}
-        image = Image(compile_segment(segment, config))
-        stalls = {"stall_probability": 0.3, "stall_seed": case} if case % 2 else {}
-        with RtlDevice(config, image.memory_bytes, latency=5 * case + 1, **stalls) as rtl:
-            image.run(rtl, inputs)
-            found, counters = image.read(rtl, "y"), rtl.counters()
-        wanted = operator_of(op).evaluate(op, (_viewed(op, inputs),), config.mantissa_bits)
-        assert np.array_equal(_of(op.dst, found), wanted)
-        if not stalls:
-            model = TimingDevice(config, image.memory_bytes, latency=5 * case + 1)
-            image.run(model, inputs)
-            assert counters == model.counters()
-
-
-def _of(view: View, buffer: np.ndarray) -> np.ndarray:
-    """The contents of a view."""
-    n, h, w, c = view.shape
-    rows, columns = view.y + np.arange(h) * view.step[0], view.x + np.arange(w) * view.step[1]
-    return buffer.reshape(view.buffer.shape)[:, rows[:, None], columns, view.c : view.c + c][:n]
-
-
-def _viewed(op: LayerNorm, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    return _of(op.src, inputs[op.src.buffer.name])
+        compare_on_rtl(segment, inputs, config, case)
 
 
 def test_cycles() -> None:

@@ -6,11 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.golden_compare import compare
+from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import convolution, draw, whole
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.interpret import run_ops
 from weft.compiler.ir.dump import dump_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View, Window
 from weft.compiler.kernel.operators import LayerNorm
@@ -22,7 +21,6 @@ from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
-from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
 CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", "default")}
@@ -88,16 +86,7 @@ def test_on_rtl(monkeypatch: pytest.MonkeyPatch) -> None:
     config, rng = CONFIGS["tiny"], np.random.default_rng(6)
     for case in range(6):
         segment = chain(rng, 30, 4)
-        inputs, image = inputs_of(segment, rng), Image(compile_segment(segment, config))
-        stalls = {"stall_probability": 0.3, "stall_seed": case} if case % 2 else {}
-        with RtlDevice(config, image.memory_bytes, latency=5 * case + 1, **stalls) as rtl:
-            image.run(rtl, inputs)
-            found, counters = image.read(rtl, "y").reshape(-1), rtl.counters()
-        assert np.array_equal(found, run_ops(segment, inputs, config.mantissa_bits)["y"]), case
-        if not stalls:
-            model = TimingDevice(config, image.memory_bytes, latency=5 * case + 1)
-            image.run(model, inputs)
-            assert counters == model.counters()
+        compare_on_rtl(segment, inputs_of(segment, rng), config, case)
 
 
 def cycles(segment: DeviceSegment, config: Config, *, beside: bool) -> int:
