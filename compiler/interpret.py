@@ -32,7 +32,9 @@ def run_ops(segment: DeviceSegment, inputs: dict[str, np.ndarray], bits: int = 2
     for op in segment.ops:
         target = memory.setdefault(op.dst.buffer.name, np.zeros(op.dst.buffer.size, np.int8))
         given = tuple(_box(memory[view.buffer.name], view) for view in op.sources)
-        _box(target, op.dst)[...] = evaluate(op, given, bits)
+        result = evaluate(op, given, bits)
+        for plane, view in zip(np.split(result, len(result) // op.dst.shape[0]), op.dst.planes, strict=False):
+            _box(target, view)[...] = plane
     return memory
 
 
@@ -42,5 +44,6 @@ def _box(memory: np.ndarray, view: View) -> np.ndarray:
         slice(first, first + (count - 1) * step + 1, step or None)
         for first, count, step in zip((view.y, view.x), view.shape[1:3], view.step, strict=True)
     )
-    box = memory.reshape(view.buffer.shape)[:, y, x, view.c : view.c + view.shape[3]]
+    images = slice(view.image, view.image + view.shape[0])
+    box = memory.reshape(view.buffer.shape)[images, y, x, view.c : view.c + view.shape[3]]
     return box if all(view.step) else np.broadcast_to(box, view.shape)

@@ -52,6 +52,7 @@ class Buffer:
 class View:
     """A box of a buffer: all images, rows from `y`, columns from `x`, channels from `c` on; shape (n, h, w, c).
 
+    Of a buffer whose elements have 16 bits it is one plane, half of the images, from `image` on; see `planes`.
     `step` says how many rows and columns of the buffer it is from one row and column of the view to the next; 0, where
     it is read only, repeats one row or column. Concatenation is several operators writing views of one buffer.
     """
@@ -62,6 +63,7 @@ class View:
     x: int = 0
     c: int = 0
     step: tuple[int, int] = (1, 1)
+    image: int = 0
 
     @property
     def pixel_pitch(self) -> int:
@@ -78,8 +80,9 @@ class View:
 
     @property
     def offset(self) -> int:
-        """Byte offset of the first element of image 0 in the buffer."""
-        return (self.y * self.buffer.shape[2] + self.x) * self.buffer.shape[3] + self.c
+        """Byte offset of the first element of the first image in the buffer."""
+        pixel = (self.image * self.buffer.shape[1] + self.y) * self.buffer.shape[2] + self.x
+        return pixel * self.buffer.shape[3] + self.c
 
     @property
     def ends(self) -> tuple[int, int, int, int]:
@@ -87,7 +90,21 @@ class View:
         n, h, w, c = self.shape
         y, x = (first + (count - 1) * step + 1 for first, count, step in
                 ((self.y, h, self.step[0]), (self.x, w, self.step[1])))  # fmt: skip
-        return n, y, x, self.c + c
+        return self.image + n, y, x, self.c + c
+
+    @property
+    def plane_pitch(self) -> int:
+        """Bytes from the plane of upper bytes to that of lower ones."""
+        return self.shape[0] * self.image_pitch
+
+    @property
+    def planes(self) -> tuple[View, View]:
+        """Upper and lower bytes of elements of 16 bits, of which this view is the upper ones.
+
+        Elements of 16 bits are two planes, one behind the other: all upper bytes, signed, then all lower bytes less
+        128. So planes are the first and the second half of the images of a buffer, in whatever shape it is seen.
+        """
+        return self, dataclasses.replace(self, image=self.shape[0])
 
     @property
     def contiguous(self) -> bool:

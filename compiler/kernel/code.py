@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from weft.compiler.kernel.expressions import FACTOR, IMMEDIATE, Expression, KernelError, Rows
+from weft.compiler.kernel.expressions import EXPONENTS, FACTOR, IMMEDIATE, Expression, KernelError, Rows
 from weft.hdl.isa import MicroOp
 from weft.hdl.isa.kernel import REGISTERS, Op
 
 _OPERATIONS = {
     "add": Op.ADD, "subtract": Op.SUB, "minimum": Op.MIN, "maximum": Op.MAX, "less": Op.LT, "choose": Op.SELECT,
 }  # fmt: skip
+_ALIASES = ("known", "factor")
+"""Kinds of expressions that are their operand."""
 _RECIPROCALS = {"reciprocal": Op.RECIPROCAL, "rsqrt": Op.RSQRT}
 
 
@@ -81,18 +83,19 @@ class _Generator:
         self.levels: dict[int, int] = {}
 
     def ops(self) -> tuple[MicroOp, ...]:
-        (result,) = self.rows.result
-        last = _level(result, self.levels)
+        results = self.rows.result
+        last = max(_level(result, self.levels) for result in results)
         for level in range(last):
             found = [
                 item
-                for item in _all(result)
+                for item in _all(results)
                 if item.kind in ("sum", "largest") and self.levels[id(item)] == level + 1
             ]
             self._reductions(found)
-        self._rows_of([result])
+        self._rows_of(results)
         start = len(self.steps)
-        self._put(result)
+        for target, result in enumerate(results):
+            self._put(result, target)
         if not self.rows.single:
             self.loops.append((start, len(self.steps) - 1))
         given = _assign(self.steps, self.loops, self.rows)
@@ -176,28 +179,33 @@ class _Generator:
             return _Place("number", item.value)
         if item.kind == "read":
             return _Place("memory", item.value & 7, bool(item.value >> 3))
-        if item.kind == "known":
+        if item.kind == "accumulated":
+            return _Place("memory", 4 * item.value)
+        if item.kind in _ALIASES:
             return self._place(item.operands[0])
         if id(item) not in self.places and item.kind == "number":
             self.places[id(item)] = self._number(item)
         if id(item) not in self.places:
             number = self._new()
-            self._compute(item, number)
+            self._compute(item, number, {})
             self.places[id(item)] = _Place("register", number)
         return self.places[id(item)]
 
-    def _put(self, item: Expression) -> None:
-        """Compute the result and store it."""
-        item = _computed(item)
-        if item.kind in ("read", "constant") or id(item) in self.places or item.kind in _RECIPROCALS:
-            self._step(Op.ADD, self._first(self._place(item)), _ZERO, None, d_memory=1)
+    def _put(self, item: Expression, target: int) -> None:
+        """Compute a result and store it."""
+        item, more = _computed(item), {"d_memory": 1} | ({"d": target} if target else {})
+        kept = item.kind in ("read", "accumulated", "constant") or id(item) in self.places
+        if kept or item.kind in _RECIPROCALS:
+            self._step(Op.ADD, self._first(self._place(item)), _ZERO, None, **more)
         else:
-            self._compute(item, None)
+            self._compute(item, None, more)
 
-    def _compute(self, item: Expression, d: int | None) -> None:
-        more = {"d_memory": 1} if d is None else {}
+    def _compute(self, item: Expression, d: int | None, more: dict[str, int]) -> None:
         if item.kind == "multiply":
             self._multiply(item, d, more)
+        elif item.kind == "floor":
+            place = self._first(self._place(item.operands[0]))
+            self._step(Op.MUL, place, _Place("number", 1), d, shift=item.value, floor=1, **more)
         elif item.kind in _RECIPROCALS:
             place = self._place(item.operands[0])
             self._step(
@@ -234,7 +242,7 @@ class _Generator:
 
     def _multiply(self, item: Expression, d: int | None, more: dict[str, int]) -> None:
         x, y = item.operands
-        scaled = {"scaled": 1} if y.kind in _RECIPROCALS else {}
+        scaled = {"scaled": 1} if y.kind in EXPONENTS else {}
         a, b = self._place(x), self._place(y)
         small = x.low >= -FACTOR and x.high < FACTOR
         if not scaled and small and (a.kind == "number" or (b.kind == "memory" and a.kind != "memory")):
@@ -271,19 +279,19 @@ class _Generator:
         self.registers += 1
         return self.registers - 1
 
-    def _step(self, op: Op, a: _Place | None, b: _Place, d: int | None, **fields: int) -> None:
+    def _step(self, op: Op, a: _Place | None, b: _Place, d: int | None, /, **fields: int) -> None:
         self.steps.append(_Step(op, a, b, d, fields))
 
 
 def _computed(item: Expression) -> Expression:
     """The expression that computes a value of which more is known."""
-    while item.kind == "known":
+    while item.kind in _ALIASES:
         item = item.operands[0]
     return item
 
 
-def _all(item: Expression) -> list[Expression]:
-    """An expression and all that it is made of, each once, operands first."""
+def _all(items: list[Expression]) -> list[Expression]:
+    """Expressions and all that they are made of, each once, operands first."""
     found: dict[int, Expression] = {}
 
     def visit(each: Expression) -> None:
@@ -293,7 +301,8 @@ def _all(item: Expression) -> list[Expression]:
             visit(operand)
         found[id(each)] = each
 
-    visit(item)
+    for item in items:
+        visit(item)
     return list(found.values())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.compiler.kernel.expressions import Expression, Rows
+from weft.compiler.kernel.expressions import EXPONENTS, Expression, Rows
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 
 _QUOTIENT = 65535
@@ -16,7 +16,9 @@ _QUOTIENT = 65535
 def evaluate(rows: Rows, tensors: Sequence[np.ndarray]) -> np.ndarray:
     """The stored result, int8, for int8 or int16 tensors (rows, columns); (1, columns) where all rows have the same.
 
-    Tensors of which `Rows.number` is read, and results of `Rows.store_number`, are (rows, 1).
+    Tensors of which `Rows.number` is read, and results of `Rows.store_number`, are (rows, 1). Of results of 16 bits the
+    upper bytes come first, then the lower ones: (rows, 2 * columns). Where `Rows.accumulated` is read, the first tensor
+    has sums, int64 (rows, columns, one or two).
     """
     known: dict[int, np.ndarray] = {}
 
@@ -26,8 +28,9 @@ def evaluate(rows: Rows, tensors: Sequence[np.ndarray]) -> np.ndarray:
         return known[id(item)]
 
     count = max(len(tensor) for tensor in tensors)
-    result = np.broadcast_to(value(rows.result[0]), (count, 1 if rows.single else rows.columns))
-    return np.clip(result, -128, 127).astype(np.int8)
+    shape = count, 1 if rows.single else rows.columns
+    results = [np.broadcast_to(value(result), shape) for result in rows.result]
+    return np.clip(np.concatenate(results, axis=1), -128, 127).astype(np.int8)
 
 
 def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarray]) -> np.ndarray:
@@ -36,6 +39,8 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         if tensors[item.value & 3].dtype == np.int16 and not item.value & 4:
             read >>= 8
         return read & 0xFF if item.value & 8 else read
+    if item.kind == "accumulated":
+        return tensors[0][:, :, item.value]
     if item.kind == "number":
         return tensors[item.value][:, :1].astype(np.int64)
     if item.kind == "constant":
@@ -48,6 +53,8 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         )
     functions: dict[str, Callable[..., np.ndarray]] = {
         "known": lambda a: a,
+        "factor": lambda a: a,
+        "floor": lambda a: a >> item.value,
         "add": lambda a, b: a + b,
         "subtract": lambda a, b: a - b,
         "shift": lambda a: a << item.value,
@@ -63,7 +70,7 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
 
 def _product(item: Expression, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     shift: np.ndarray | int = item.value
-    if item.operands[1].kind in ("reciprocal", "rsqrt"):
+    if item.operands[1].kind in EXPONENTS:
         half = 1 << (MULTIPLIER_BITS - 1)
         shift = np.minimum(item.value + (b >> MULTIPLIER_BITS), 63)
         b = ((b & (2 * half - 1)) ^ half) - half

@@ -22,6 +22,8 @@ IMMEDIATE = 1 << 23
 """Constants lie below."""
 RECIPROCAL_PLACES = 15
 """Places behind the point of the reciprocals' factors, beside their exponent."""
+EXPONENTS = ("reciprocal", "rsqrt", "factor")
+"""Kinds of factors that have an exponent of their own."""
 
 
 class KernelError(CompileError):
@@ -33,11 +35,12 @@ class Expression:
     """A number for each element of a row, or one for all of a row if not `varies`.
 
     `kind` is what makes it of `operands`, with `value` beside them: "read" (of tensor `value` & 3; & 4: its lower
-    byte, & 8: unsigned), "number" (the only element that tensor `value` has for a row), "constant", "add",
-    "subtract", "multiply" (then shifted right by `value` and rounded half to even; by the exponent of the second
-    operand, too, if that is a reciprocal), "shift" (to the left), "minimum", "maximum", "less" (a condition), "choose"
-    (by a condition), "sum" and "largest" (over a row), "reciprocal" and "rsqrt", or "known", which is its operand.
-    `low` and `high` bound it.
+    byte, & 8: unsigned), "accumulated" (number `value` of the sums of tensor 0), "number" (the only element that tensor
+    `value` has for a row), "constant", "add", "subtract", "multiply" (then shifted right by `value` and rounded half to
+    even; by the exponent of the second operand, too, if that has one), "floor" (shifted right by `value` and rounded
+    down), "shift" (to the left), "minimum", "maximum", "less" (a condition), "choose" (by a condition), "sum" and
+    "largest" (over a row), "reciprocal" and "rsqrt", or "known" and "factor", which are their operand. `low` and `high`
+    bound it.
     """
 
     kind: str
@@ -80,7 +83,7 @@ class Expression:
     def times(self, other: Expression | int, shift: int = 0) -> Expression:
         """``self * other / 2**shift``, rounded half to even; `other` has 18 bits."""
         b = _as_expression(other)
-        _check(b.kind not in ("reciprocal", "rsqrt"), "a reciprocal divides with `over`")
+        _check(b.kind not in EXPONENTS, "a factor with an exponent multiplies with `over`")
         _check(
             b.low >= -FACTOR and b.high < FACTOR,
             f"a second factor has {MULTIPLIER_BITS} bits, but may be {b.low} to {b.high}",
@@ -99,12 +102,16 @@ class Expression:
         return self.times(mantissa, shift)
 
     def over(self, reciprocal: Expression, places: int, most: int) -> Expression:
-        """``self`` times a reciprocal with `places` binary places behind the point, rounded half to even; it must be
-        known that it is at most `most`."""
-        _check(reciprocal.kind in ("reciprocal", "rsqrt"), "`over` takes a reciprocal")
+        """``self`` times a reciprocal, or a `factor`, with `places` binary places behind the point, rounded half to even;
+        it must be known that it is at most `most`."""
+        _check(reciprocal.kind in EXPONENTS, "`over` takes a reciprocal")
         shift = RECIPROCAL_PLACES - places
-        _check(shift >= 0, f"a quotient has at most {RECIPROCAL_PLACES} places, not {places}")
+        _check(0 <= shift < 64, f"a quotient has at most {RECIPROCAL_PLACES} places, not {places}")
         return _made("multiply", (self, reciprocal), -most, most, value=shift)
+
+    def floored(self, shift: int) -> Expression:
+        """``self / 2**shift``, rounded down."""
+        return _made("floor", (self,), self.low >> shift, self.high >> shift, value=shift)
 
     def known(self, low: int, high: int) -> Expression:
         """The same, of which it is known that it lies from `low` to `high`."""
@@ -139,7 +146,8 @@ class Rows:
     """What a kernel works on: rows of `columns` elements of `tensors` tensors.
 
     With `lanes`, a power of two, a vector has several rows beside each other, of so many of its elements each: sums and
-    maxima are over these and over the vectors. With `single` the result is one element for each row.
+    maxima are over these and over the vectors. With `single` the result is one element for each row. There are two
+    results if elements have 16 bits: their upper bytes, and their lower ones less 128.
     """
 
     columns: int
@@ -156,6 +164,26 @@ class Rows:
         """An int16 element of a tensor, or what comes of adding it."""
         upper, lower = self._byte(tensor, 0, unsigned=False) << 8, self._byte(tensor, 1, unsigned=True)
         return upper + lower if added is None else added + upper + lower
+
+    def lower(self, tensor: int) -> Expression:
+        """The lower byte of an int16 element of a tensor, unsigned."""
+        return self._byte(tensor, 1, unsigned=True)
+
+    def bytes_of(self, upper: int, lower: int) -> Expression:
+        """An int16 element whose upper byte is an element of one tensor, and the lower one, less 128, of another."""
+        first, second = (self._byte(tensor, 0, unsigned=False) for tensor in (upper, lower))
+        return ((first << 8) + second + 128).known(-1 << 15, (1 << 15) - 1)
+
+    def accumulated(self, vector: int, most: int) -> Expression:
+        """A sum of the accumulator, one of two for each element, of which is known that it is at most `most`."""
+        return Expression("accumulated", (), -most, most, True, vector, _line())
+
+    def factor(self, mantissa: int, exponent: int) -> Expression:
+        """``m / 2**(15 + e)`` for `over`, of the 16 bits m of constant `mantissa` and the upper byte e, from 0 to 63, of
+        constant `exponent`."""
+        upper, lower = (self._byte(mantissa, vector, unsigned=True) for vector in (0, 1))
+        bits = self._byte(exponent, 0, unsigned=False).known(0, 63) << MULTIPLIER_BITS
+        return _made("factor", (bits + ((upper << 8) + lower),), 0, WORD - 1)
 
     def number(self, tensor: int) -> Expression:
         """The int8 element of a tensor that has one for each row."""
@@ -186,6 +214,13 @@ class Rows:
         """The result: an element for each of the row, saturated to int8."""
         _check(not self.result, "a kernel stores one result")
         self.result.append(element)
+
+    def store_bytes(self, element: Expression) -> None:
+        """The result: an int16 element for each of the row, saturated."""
+        limited = element.maximum(-1 << 15).minimum((1 << 15) - 1)
+        upper = limited.floored(8)
+        self.store(upper)
+        self.result.append((limited - (upper << 8) - 128).known(-128, 127))
 
     def store_number(self, value: Expression) -> None:
         """The result: one element for each row, saturated to int8."""

@@ -30,9 +30,14 @@ FINE = 6
 
 
 class RowOp(DeviceOp):
-    """An operator whose rows are the channels of a pixel. With `single` it has one result for each."""
+    """An operator whose rows are the channels of a pixel. With `single` it has one result for each.
+
+    Results are int8, or int16 with `wide`: `dst` is then the plane of upper bytes, as `View.planes` has them. Operands
+    of 16 bits are two of the `sources`.
+    """
 
     single: ClassVar[bool] = False
+    wide: bool = False
 
     @property
     def vectors(self) -> tuple[np.ndarray, ...]:

@@ -100,19 +100,23 @@ WEIGHT_PLACES = 15
 
 
 def steps(value: Expression, factor: float, offset: float, most: int = SATURATED) -> Expression:
-    """``value * factor + offset`` with `FINE` places; what is certainly beyond `most` is saturated."""
+    """``value * factor + offset`` with `FINE` places; what is certainly beyond `most`, or an offset beyond `OFFSET` or
+    `most`, is saturated."""
     limit = math.ceil(min((most + abs(offset)) / max(abs(factor), 2.0**-40), WORD - 1))
     limit = (limit + 255) & ~255 if limit >= IMMEDIATE else limit
     if limit < max(-value.low, value.high):
         value = value.minimum(whole_number(limit)).maximum(exact(-limit))
     # With a larger factor all values but 0 are beyond.
     factor = math.copysign(min(abs(factor), FACTOR / (2 << FINE)), factor)
-    return shifted(value.scaled(math.ldexp(factor, FINE)), offset)
+    return shifted(value.scaled(math.ldexp(factor, FINE)), offset, max(OFFSET, most))
 
 
-def shifted(value: Expression, offset: float) -> Expression:
-    """Steps with `FINE` places plus an offset."""
-    return value + round(math.ldexp(min(max(offset, -OFFSET), OFFSET), FINE)) if offset else value
+def shifted(value: Expression, offset: float, most: int = OFFSET) -> Expression:
+    """Steps with `FINE` places plus an offset of at most so many."""
+    if not offset:
+        return value
+    added = exact(round(math.ldexp(min(max(offset, -most), most), FINE)))
+    return value + added
 
 
 def rounded(value: Expression, op: RowOp) -> Expression:

@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.ir.graph import Add, Multiply
+from weft.compiler.ir.graph import Add, Conv, Multiply
 from weft.compiler.ir.scales import quantise_scale
+from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.lower.rows import BYTES, ROW_OPERANDS, interleaved, kernel_cycles
 from weft.compiler.lower.vector import pointwise, second_operand
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
 from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
 from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece, Tile
-from weft.hdl.isa import PARAMETER_VECTORS, Mm, Reduce, Vec, parameters
+from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Mm, Reduce, Vec, parameters
 from weft.hdl.isa import Source as VecSource
 
 
@@ -89,9 +91,8 @@ class _ConvLowering:
                 part = self._part(index, members)
                 if part.start == index > first:
                     yield from self._load_added(image, box, part)
-                yield from self._finish(
-                    image, box, conv, index, part, rows + (index - first) * conv.h * conv.w
-                )
+                sums = rows + (index - first) * conv.h * conv.w * self.shape.planes
+                yield from self._finish(image, box, conv, index, part, sums)
 
     def _part(self, index: int, members: range) -> range:
         """The tiles that leave together with tile `index`."""
@@ -114,14 +115,22 @@ class _ConvLowering:
         """Outputs of a tile from its sums, and the STORE if it is the last of its part."""
         shape, at = self.shape, index - part.start
         out = self._place(shape.dst, self.o, image, box, part.start, len(part))
-        yield from self._drain(box, conv, index, rows, out.tile(at))
+        lower = self._place(shape.dst, self.r, image, box, part.start, len(part)) if shape.wide else out
+        if isinstance(shape.op, WideConv):
+            yield from self._combine(box, index, rows, out.tile(at), lower.tile(at))
+        else:
+            yield from self._drain(shape.op, box, conv, index, rows, out.tile(at))
         if shape.op.epilogue is not None:
             added = out
             if shape.residual is not None:
                 added = self._place(shape.residual, self.r, image, box, part.start, len(part))
             yield from self._epilogue(box, out.tile(at), added.tile(at))
         if shape.dst.resident is None and index == part.stop - 1:
-            yield from self.emit.store_box(shape.dst, image, box, self._channels(part), out.start, len(part))
+            first, count = self._channels(part)
+            yield from self.emit.store_box(shape.dst, image, box, (first, count), out.start, len(part))
+            if shape.wide:
+                dst = shape.dst.moved(shape.op.dst.plane_pitch)
+                yield from self.emit.store_box(dst, image, box, (first, count), lower.start, len(part))
 
     def _place(self, at: TensorRef, ring: Ring, image: int, box: Box, first: int, tiles: int) -> _Place:
         """Where a box of outputs is, or of what is added to them, from tile `first` on: in a slot, or held."""
@@ -151,14 +160,23 @@ class _ConvLowering:
             else:
                 at, tasks = self._inputs(image, conv, loaded, block, chunk)
                 yield from tasks
+            # Bytes of 16-bit inputs lie behind one another in a pixel, and their sums in the accumulator.
+            apart = at.pixel // shape.planes if self.plan.chunked else shape.plane_vectors
             for part in range(shape.parts):
-                yield from self._part_of(conv, loaded, block, chunk, at, rows, part, begun=begun)
+                for plane in range(shape.planes):
+                    place, sums = at.tile(plane * apart), rows + plane
+                    yield from self._part_of(
+                        conv, loaded, block, chunk, place, sums, (part, plane), begun=begun
+                    )
                 begun = True
 
     def _part_of(
-        self, conv: Box, loaded: Box, block: range, chunk: Chunk, at: _Place, rows: int, part: int, *, begun: bool
+        self, conv: Box, loaded: Box, block: range, chunk: Chunk, at: _Place, rows: int, which: tuple[int, int], *,
+        begun: bool,
     ) -> Iterator[Task]:  # fmt: skip
-        """The products of one part of the weights of a chunk: all at once, or of a later part what is not zero."""
+        """The products of a plane of inputs with one part of the weights of a chunk: all at once, or of a later part
+        what is not zero. `which` are part and plane."""
+        part, plane = which
         rest = self._rest_of(block, part, chunk) if part else None
         if rest == []:
             return
@@ -166,19 +184,19 @@ class _ConvLowering:
         if rest is None:
             if not held:
                 yield self.emit.load_constant(self._weights_of(block, part, chunk), b)
-            yield self._mm(conv, loaded, block, chunk, at, (b, rows), accumulate=begun)
+            yield self._mm(conv, loaded, block, chunk, at, (b, rows), plane, accumulate=begun)
             return
         pieces = [self._weights_of(range(index, index + 1), part, piece) for index, piece in rest]
         if not held:
             yield self.emit.load_constant(b"".join(pieces), b)
         tiles = self.shape.tiles
         for (index, piece), payload in zip(rest, pieces, strict=True):
-            here, sums = at, rows + (index - block.start) * conv.h * conv.w
+            here, sums = at, rows + (index - block.start) * conv.h * conv.w * self.shape.planes
             if self.plan.chunked:
                 behind = tiles[index].piece.at - tiles[block.start].piece.at
                 here = at.tile(behind + piece.kc[0] - chunk.kc[0])
             one = range(index, index + 1)
-            yield self._mm(conv, loaded, one, piece, here, (b, sums), accumulate=True)
+            yield self._mm(conv, loaded, one, piece, here, (b, sums), plane, accumulate=True)
             b += len(payload) // self.config.n
 
     def _weights(self, block: range, part: int, chunk: Chunk) -> bytes:
@@ -197,20 +215,20 @@ class _ConvLowering:
         vectors = chunk.kc[1] * (1 if pieces[0] == pieces[1] else len(block))
         start, held = self.a.get(("a", image, conv, chunk, pieces[0].at))
         tasks = iter(()) if held else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
-        return _Place(start, vectors, box.w * vectors), tasks
+        pixel = vectors * shape.planes
+        return _Place(start, pixel, box.w * pixel), tasks
 
     def _load_inputs(self, image: int, conv: Box, box: Box, a: int) -> Iterator[Task]:
-        shape, fill = self.shape, self.shape.op.x_zero
+        shape = self.shape
         if shape.folded:
             yield self._load_windows(image, conv, box, (0, shape.vectors), a)
-        elif shape.aligned:
-            yield from self.emit.load_box(shape.src, image, box, (0, shape.src.c), a, shape.vectors, fill)
-        else:
-            for piece in shape.pieces:
-                channels = (piece.first, piece.count)
-                yield from self.emit.load_box(
-                    shape.src, image, box, channels, a + piece.at, shape.vectors, fill
-                )
+            return
+        whole = [Piece(0, shape.src.c, 0, shape.vectors)] if shape.aligned else shape.pieces
+        for plane, fill in enumerate(shape.fills):
+            src, at = shape.src.moved(plane * shape.op.src.plane_pitch), a + plane * shape.plane_vectors
+            for piece in whole:
+                channels, to = (piece.first, piece.count), at + piece.at
+                yield from self.emit.load_box(src, image, box, channels, to, shape.vectors, fill)
 
     def _load_chunk(
         self, image: int, conv: Box, box: Box, pieces: Sequence[Piece], chunk: Chunk, a: int, vectors: int
@@ -222,7 +240,9 @@ class _ConvLowering:
             return
         start = pieces[0].first + chunk.kc[0] * n
         count = min(vectors * n, pieces[1].first + pieces[1].count - start)
-        yield from self.emit.load_box(shape.src, image, box, (start, count), a, vectors, shape.op.x_zero)
+        for plane, fill in enumerate(shape.fills):
+            src, at = shape.src.moved(plane * shape.op.src.plane_pitch), a + plane * vectors
+            yield from self.emit.load_box(src, image, box, (start, count), at, vectors * shape.planes, fill)
 
     def _load_windows(self, image: int, conv: Box, box: Box, kc: tuple[int, int], a: int) -> Task:
         """LOAD of `kc` (first, count) vectors of the windows of a box."""
@@ -231,7 +251,7 @@ class _ConvLowering:
         skip = kc[0] * n
         first = (conv.x * sx - shape.window.pad[1]) * pitch + skip
         length = min(shape.span - skip, kc[1] * n)
-        rows, fill = (box.y, box.h), shape.op.x_zero
+        rows, fill = (box.y, box.h), shape.fills[0]
         return self.emit.load_windows(
             shape.src, image, rows, first, sx * pitch, conv.w, length, a, kc[1], fill
         )
@@ -244,6 +264,7 @@ class _ConvLowering:
         chunk: Chunk,
         at: _Place,
         slots: tuple[int, int],
+        plane: int,
         *,
         accumulate: bool,
     ) -> Task:
@@ -272,6 +293,7 @@ class _ConvLowering:
                 loaded.h,
                 loaded.w,
                 columns,
+                shape.fills[plane],
             ),
             self.layer,
             count * steps * max(conv.h * conv.w, n),
@@ -281,14 +303,14 @@ class _ConvLowering:
 
     def _multiplication(
         self, accumulate: bool, count: int, chunk: Chunk, oy: int, ox: int, a_nt: int, pitch: int, vectors: int,
-        y: int, x: int, h: int, w: int, columns: int,
+        y: int, x: int, h: int, w: int, columns: int, pad: int,
     ) -> Mm:  # fmt: skip
         """An MM without its addresses: `count` tiles, `columns` output channels in all, of (oy, ox) rows of A.
 
-        The first of these is at (y, x) of the (h, w) pixels that are there; `vectors` is from pixel to pixel, `pitch`
-        from row to row.
+        The first of these is at (y, x) of the (h, w) pixels that are there, around which is `pad`; `vectors` is from
+        pixel to pixel, `pitch` from row to row.
         """
-        (sy, sx), (dy, dx) = self.shape.window.stride, self.shape.window.dilation
+        (sy, sx), (dy, dx), planes = self.shape.window.stride, self.shape.window.dilation, self.shape.planes
         if self.shape.folded:
             sx, dx = 1, 0
         (_, ky), (_, kx), (_, kc) = chunk.ky, chunk.kx, chunk.kc
@@ -297,14 +319,39 @@ class _ConvLowering:
             a_nt=a_nt, a_ky=wrapped(dy * pitch, ky), a_kx=taken(dx * vectors, kx), a_kc=1,
             a_oy=wrapped(sy * pitch, oy), a_ox=taken(sx * vectors, ox),
             y=y, x=x, y_ky=taken(dy, ky), y_oy=taken(sy, oy), x_kx=taken(dx, kx), x_ox=taken(sx, ox),
-            h=h, w=w, pad=self.shape.op.x_zero,
+            h=h, w=w, pad=pad,
             b_nt=taken(self.config.n, count), b_ky=wrapped(kx * kc * columns, ky), b_kx=wrapped(kc * columns, kx),
-            b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox, count), c_oy=taken(ox, oy), c_ox=1,
+            b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox * planes, count), c_oy=taken(ox * planes, oy),
+            c_ox=planes,
         )  # fmt: skip
 
-    def _drain(self, box: Box, conv: Box, index: int, rows: int, out: _Place) -> Iterator[Task]:
+    def _combine(self, box: Box, index: int, sums: int, out: _Place, lower: _Place) -> Iterator[Task]:
+        """Outputs of a tile by a kernel: `out` is for upper bytes where there are two."""
+        shape, ops = self.shape, self.shape.kernel_ops
+        start = yield from self.emit.kernel(ops)
+        params, held = self.p.get(("p", index))
+        if not held:
+            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
+        rows, columns = (box.h, box.w) if out.row != box.w * out.pixel else (1, box.h * box.w)
+        fields: dict[str, int] = {"src_vectors": shape.planes}
+        for at, name in enumerate(ROW_OPERANDS):
+            fields |= {f"with_{name}": 1, name: params + BYTES * at, f"{name}_vectors": BYTES}
+        if shape.wide:
+            fields |= {"with_dst2": 1, "dst2": lower.start, "dst2_ob": taken(lower.row, rows),
+                       "dst2_oy": taken(lower.pixel, columns)}  # fmt: skip
+        yield Task(
+            Kernel(
+                source=VecSource.ACCUMULATOR, start=start, ob=rows, oy=columns, ox=1,
+                src=sums, src_ob=taken(columns * shape.planes, rows), src_oy=taken(shape.planes, columns),
+                dst=out.start, dst_ob=taken(out.row, rows), dst_oy=taken(out.pixel, columns), **fields,
+            ),
+            self.layer,
+            rows * kernel_cycles(ops, columns, 1, self.config),
+        )  # fmt: skip
+
+    def _drain(self, op: Conv, box: Box, conv: Box, index: int, rows: int, out: _Place) -> Iterator[Task]:
         shape, pool = self.shape, self.shape.pool
-        lookup = yield from self.emit.lookup(shape.op.lookup, self.p)
+        lookup = yield from self.emit.lookup(op.lookup, self.p)
         params, held = self.p.get(("p", index))
         if not held:
             yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
@@ -312,20 +359,20 @@ class _ConvLowering:
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
         outputs = box.h * box.w
         yield Task(
-            self._drained(box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel, *lookup.items()),
+            self._drained(op, box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel, *lookup.items()),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
             addresses=((rows + y * conv.w + x) % (1 << 16), out.start, params),
         )
 
     def _requantisation(
-        self, oy: int, ox: int, h: int, w: int, y: int, x: int, row: int, pixel: int, *lookup: tuple[str, int]
+        self, op: Conv, oy: int, ox: int, h: int, w: int, y: int, x: int, row: int, pixel: int, *lookup: tuple[str, int]
     ) -> Vec:
         """A VEC without its addresses: (oy, ox) outputs of (h, w) rows of sums, the first at (y, x).
 
         Results are `pixel` and `row` vectors apart. `lookup` are its fields for a look-up table.
         """
-        shape, op, pool = self.shape, self.shape.op, self.shape.pool
+        shape, pool = self.shape, self.shape.pool
         return Vec(
             reduce=Reduce.MAX if shape.pooled else Reduce.NONE,
             oy=oy, ox=ox, ry=pool.kernel[0], rx=pool.kernel[1],
@@ -360,7 +407,12 @@ class _ConvLowering:
         )  # fmt: skip
 
     def _parameters(self, tile: Tile) -> bytes:
+        """The block of VEC, or the constants of the kernel."""
         rows = slice(tile.first, tile.first + tile.count)
+        if isinstance(self.shape.op, WideConv):
+            return b"".join(
+                interleaved(vector[rows], self.config.n) for vector in self.shape.op.vectors
+            )
         scales = [
             quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]
         ]

@@ -20,7 +20,8 @@ from weft.hdl.isa.latencies import kernel_least, kernel_serial
 
 BYTES = 2
 """Vectors of a column of a tensor that is the same for all rows."""
-_NAMES = ("b", "c", "d")
+ROW_OPERANDS = ("b", "c", "d")
+"""The operands of KERNEL behind the first."""
 
 
 def lower_rows(op: RowOp, site: Site, plan: RowPlan, emit: Emitter) -> Iterator[Task]:
@@ -77,7 +78,7 @@ def lower_images(op: GroupNorm, site: Site, plan: RowPlan, emit: Emitter) -> Ite
         for index, tensor in enumerate(op.vectors):
             place = constants + BYTES * index * vectors
             yield emit.load_constant(interleaved(tensor[first : first + channels[1]], n), place)
-            name = _NAMES[index]
+            name = ROW_OPERANDS[index]
             fields |= {f"with_{name}": 1, name: place, f"{name}_oy": BYTES, f"{name}_vectors": BYTES}
         for image in range(dst.n):
             x, _ = images.get((image, first))
@@ -106,7 +107,7 @@ class _RowLowering:
         for vectors in self.vectors[:-1]:
             self.inputs.append(Ring(at, tile.rows * vectors, slots))
             at += slots * tile.rows * vectors
-        size = tile.rows * self.vectors[-1]
+        size = tile.rows * self.vectors[-1] * (1 + op.wide)
         self.outputs = Ring(self.constants - slots * size, size, slots)
 
     def tasks(self) -> Iterator[Task]:
@@ -138,20 +139,26 @@ class _RowLowering:
             (self.constants + BYTES * index * self.tile.vectors, 0, BYTES)
             for index in range(len(self.op.vectors))
         ]
-        for name, (place, row, column) in zip(_NAMES, [*moving, *fixed], strict=False):
+        for name, (place, row, column) in zip(ROW_OPERANDS, [*moving, *fixed], strict=False):
             fields |= {f"with_{name}": 1, name: place, f"{name}_oy": row, f"{name}_ox": column}
             fields |= {f"{name}_vectors": max(1, column)}
         vectors, columns = self.tile.vectors, max(self.sources[0].c, self.dst.c)
+        step, lower = (1 if stored > 1 else 0), out + rows * stored
+        if self.op.wide:
+            fields |= {"with_dst2": 1, "dst2": lower, "dst2_oy": stored, "dst2_ox": step}
         yield Task(
             Kernel(
                 source=Source.SCRATCHPAD, start=start, oy=rows, ox=vectors, tail=columns % self.config.n,
-                dst=out, dst_oy=stored, dst_ox=1 if stored > 1 else 0, **fields,
+                dst=out, dst_oy=stored, dst_ox=step, **fields,
             ),
             self.layer,
             kernel_cycles(ops, rows, vectors, self.config),
             paces=True,
         )  # fmt: skip
         yield from self.emit.store_box(self.dst, image, box, (0, self.dst.c), out, stored)
+        if self.op.wide:
+            dst = self.dst.moved(self.op.dst.plane_pitch)
+            yield from self.emit.store_box(dst, image, box, (0, dst.c), lower, stored)
 
 
 def _repeated(source: TensorRef, image: int, box: Box) -> tuple[int, Box]:

@@ -136,6 +136,10 @@ class TensorRef:
         """Byte offset of a pixel's first channel."""
         return self.offset + image * self.image_pitch + y * self.row_pitch + x * self.pixel_pitch
 
+    def moved(self, size: int) -> TensorRef:
+        """The same so many bytes further."""
+        return replace(self, offset=self.offset + size)
+
     def joined(self, rows: int, pixels: int) -> tuple[int, int]:
         """Rows and pixels of a row of a box, as one row where rows of full width follow one another."""
         whole = pixels == self.w and self.rows_join and rows * pixels <= PIXELS_MAX

@@ -18,6 +18,7 @@ from weft.compiler.ir.microops import (
     requantise,
     window_of,
 )
+from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.lower.conv import lower_conv
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.tasks import Task
@@ -58,19 +59,23 @@ def _check_epilogue(op: Conv, shape: Shape4) -> None:
         raise IrError(f"{op.name}: what stays on chip is no temporary of its own, but {own.buffer.name!r}")
 
 
-def _evaluate(op: Conv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
-    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, the
-    table, and the epilogue."""
+def sums(op: Conv | WideConv, centred: Value) -> Value:
+    """The sum of products over the window and the channels of a group, of inputs less what padding reads."""
     out, kh, kw, cin = op.weight.shape
     _, h, w, _ = op.src.shape
     weight = Value(op.weight.astype(np.int64).reshape(op.groups, out // op.groups, kh, kw, cin), "goyxi")
     groups = elementwise(lambda g, i: g * cin + i, iota("g", op.groups), iota("i", cin))
-    centred = elementwise(lambda v: v - op.x_zero, Value.image(given[0]))
     grouped = reindex(centred, "nhwgi", {"c": groups})
     acc = product_sum(window_of(grouped, op.window, op.window.output(h, w), 0), weight, "yxi")
     split = {"g": elementwise(lambda c: c // (out // op.groups), iota("c", out))}
     split["o"] = elementwise(lambda c: c % (out // op.groups), iota("c", out))
-    acc = reindex(acc, "nhwc", split)
+    return reindex(acc, "nhwc", split)
+
+
+def _evaluate(op: Conv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    """Sum of products over the window and the channels of a group, bias, requantisation, maximum over the pool, the
+    table, and the epilogue."""
+    acc = sums(op, elementwise(lambda v: v - op.x_zero, Value.image(given[0])))
     acc = elementwise(np.add, acc, Value(op.bias.astype(np.int64), "c"))
     q = requantise(acc, op.scale, "c", op, bits)
     if op.pool is not None:

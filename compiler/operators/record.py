@@ -44,7 +44,8 @@ class Operator:
     shape : function
         The shape (n, h, w, c) of an operator's output by its operands; raises `IrError` if these do not fit together.
     evaluate : function
-        The output (int8) for the contents of the sources (int8) and the width of mantissas in bits: its meaning.
+        The output (int8) for the contents of the sources (int8) and the width of mantissas in bits: its meaning. Of
+        results of 16 bits the planes are one behind the other along the images.
     plan : function
         The plan for a site, or None if not even the smallest part fits on chip. Convolutions are planned by the
         function that is given.
@@ -78,7 +79,8 @@ class Operator:
         """Raise `IrError` if shapes, ranges or dtypes of an operator disagree."""
         for view in (*op.sources, op.dst):
             n, whole = view.buffer.shape[0], zip(view.ends, view.buffer.shape, strict=True)
-            if view.shape[0] != n or any(end > size for end, size in whole):
+            half = 2 * view.shape[0] == n and view.image in (0, view.shape[0])
+            if not (half or view.shape[0] == n) or any(end > size for end, size in whole):
                 raise IrError(
                     f"{op.name}: view {view.shape} leaves buffer {view.buffer.name!r} {view.buffer.shape}"
                 )

@@ -37,16 +37,23 @@ def evaluate_rows(op: RowOp, given: tuple[np.ndarray, ...], bits: int) -> np.nda
     pixels = op.dst.shape[:3]
     spread = (np.broadcast_to(tensor, (*pixels, tensor.shape[3])) for tensor in given)
     tensors = [tensor.reshape(-1, tensor.shape[3]) for tensor in spread]
-    return evaluate(op.rows(), [*tensors, *(vector[None] for vector in op.vectors)]).reshape(op.dst.shape)
+    made = evaluate(op.rows(), [*tensors, *(vector[None] for vector in op.vectors)])
+    return stacked(made, op.dst.shape, wide=op.wide)
+
+
+def stacked(made: np.ndarray, shape: Shape4, *, wide: bool) -> np.ndarray:
+    """What `evaluate` gives as the contents of a view, or of its planes one behind the other."""
+    planes = np.split(made, 2, axis=1) if wide else [made]
+    return np.concatenate([plane.reshape(shape) for plane in planes])
 
 
 def plan(op: RowOp, site: Site, choose: Chooser) -> RowPlan | None:
-    return row_plan.plan(_flattened(site), BYTES * len(op.vectors))
+    return row_plan.plan(_flattened(site), BYTES * len(op.vectors), wide=op.wide)
 
 
 def beside(op: RowOp, site: Site) -> RowPlan | None:
     """A strip of rows at a time, of which at least two fit."""
-    found = row_plan.plan(site.flattened(), BYTES * len(op.vectors), STRIP_ROWS)
+    found = row_plan.plan(site.flattened(), BYTES * len(op.vectors), STRIP_ROWS, wide=op.wide)
     return found if found is not None and found.slots > 1 else None
 
 

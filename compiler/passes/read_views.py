@@ -31,7 +31,8 @@ def _removable(ops: list[DeviceOp], at: int) -> bool:
         return False
     written = [op.dst for op in ops if op is not copy and _meet(op.dst, copy.dst)]
     written += [op.dst for op in ops[at:] if _meet(op.dst, copy.src)]
-    return not written and copy.dst.step == (1, 1) and all(copy.src.step)
+    whole = all(view.shape[0] == view.buffer.shape[0] for view in (copy.src, copy.dst))
+    return not written and whole and copy.dst.step == (1, 1) and all(copy.src.step)
 
 
 def _reading(ops: list[DeviceOp], copy: DeviceOp) -> dict[int, DeviceOp]:
@@ -72,7 +73,7 @@ def _meet(view: View, box: View) -> bool:
         return False
     if view.buffer.shape != box.buffer.shape:
         return True
-    starts, others = (0, view.y, view.x, view.c), (0, box.y, box.x, box.c)
+    starts, others = (view.image, view.y, view.x, view.c), (box.image, box.y, box.x, box.c)
     return all(
         a < end and b < stop for a, b, end, stop in zip(starts, others, box.ends, view.ends, strict=True)
     )

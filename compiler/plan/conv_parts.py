@@ -60,7 +60,7 @@ class Parts:
     @cached_property
     def sizes(self) -> Array:
         """(rows, columns) of tiles of final outputs, one a row, that the accumulator has room for."""
-        rows = self.config.accumulator_size
+        rows = max(1, self.config.accumulator_size // self.shape.planes)
         found = []
         for width in cuts(self.w, min(rows, COUNT_MAX)):
             for height in cuts(self.h, min(max(1, rows // width), COUNT_MAX)):
@@ -97,7 +97,7 @@ class Parts:
     @cached_property
     def rows(self) -> Array:
         """Accumulator rows of an inner tile."""
-        return self.convs[0] * self.convs[1]
+        return self.convs[0] * self.convs[1] * self.shape.planes
 
     def _reach(self, axis: int, count: Array) -> Array:
         shape, pool = self.shape, self.shape.pool
@@ -141,7 +141,7 @@ class Parts:
     def vector(self) -> tuple[float, Array]:
         """Cycles of the vector unit: reading and writing, and starting instructions."""
         shape, groups = self.shape, self.config.groups
-        reads = shape.pool.kernel[0] * shape.pool.kernel[1] * groups
+        reads = max(len(shape.kernel_ops), 1) * shape.pool.kernel[0] * shape.pool.kernel[1] * groups
         instructions = 1
         if shape.op.epilogue is not None:
             reads, instructions = reads + groups + (shape.residual is not None), 2
@@ -173,9 +173,11 @@ class Parts:
             run = (w - 1) * step + shape.span
             cycles = np.maximum(h * reads * (-(-run // self.bus) + overheads.RUN), h * w * shape.vectors)
         elif shape.aligned:
-            cycles = self._load(h, w, src.c, shape.vectors)
+            cycles = shape.planes * self._load(h, w, src.c, shape.plane_vectors)
         else:
-            cycles = sum(self._load(h, w, piece.count, piece.vectors) for piece in shape.pieces)
+            cycles = shape.planes * sum(
+                self._load(h, w, piece.count, piece.vectors) for piece in shape.pieces
+            )
         return h * w * shape.vectors, np.asarray(cycles, float)
 
     @cached_property
@@ -191,14 +193,14 @@ class Parts:
             cycles = h * reads * (-(-((w - 1) * pitch + length) // self.bus) + overheads.RUN)
             return h * w * chunks.kc, np.maximum(cycles, h * w * chunks.kc)
         count = np.minimum(chunks.kc * self.config.n, max(piece.count for piece in shape.pieces))
-        return h * w * chunks.kc, self._load(h, w, count, chunks.kc)
+        return h * w * chunks.kc * shape.planes, self._load(h, w, count, chunks.kc) * shape.planes
 
     def stored(self, store: Array | np.int64) -> Array:
         """Cycles of the bus for all outputs, stored so many tiles at a time; 0 if they stay on chip."""
         dst, n = self.shape.dst, self.config.n
         if dst.resident is not None:
             return np.zeros_like(store, float)
-        part = -(-self.tiles // store) * (store * n / self.bus + overheads.RUN)
+        part = -(-self.tiles // store) * (store * n / self.bus + overheads.RUN) * (1 + self.shape.wide)
         pixel = np.where(store * n < dst.pixel_pitch, part, dst.c / self.bus)
         return np.asarray(self.h * self.w * self.shape.src.n * pixel)
 

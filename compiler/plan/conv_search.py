@@ -160,21 +160,18 @@ class _Scored:
         height, width = (_frame(column) for column in self.parts.sizes[self.size].T)
         tiles = np.minimum(self.group * self.block, self.parts.tiles)
         self.params = np.minimum(tiles, np.maximum(4, self.zone_o // 4 // PARAMETER_VECTORS))
-        epilogue, added = (
-            shape.op.epilogue is not None,
-            shape.residual is not None and shape.residual.resident is None,
-        )
+        epilogue, buffered = shape.op.epilogue is not None, shape.slots > 0
         room = self.zone_o - (self.params + epilogue) * PARAMETER_VECTORS
-        slots = height * width * ((shape.dst.resident is None) + added)
+        slots = height * width * shape.slots
         self.store = np.ones_like(tiles)
-        if shape.uniform and (added or shape.dst.resident is None):
+        if shape.uniform and buffered:
             most = np.minimum(tiles, np.maximum(LENGTH_MAX // n, 1))
             most = np.where(height > 1, np.minimum(most, np.maximum(STRIDE_MAX // width, 1)), most)
             self.store = np.maximum(np.minimum(most, room // slots // 2), 1)
         self.o_slot = height * width * self.store
-        slots = np.maximum(slots * self.store, 1) if added or shape.dst.resident is None else np.int64(1)
+        slots = np.maximum(slots * self.store, 1) if buffered else np.int64(1)
         self.o_count = np.maximum(np.minimum(room // slots, 4), 1)
-        return np.asarray((room >= slots) if added or shape.dst.resident is None else (room >= 0))
+        return np.asarray((room >= slots) if buffered else (room >= 0))
 
     def _estimate(self) -> tuple[Array, Array]:
         """Cycles, and those of the bus for data."""

@@ -23,9 +23,12 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX
 from weft.compiler.plan.site import Site
+from weft.hdl.isa import MicroOp
 
 WEIGHTS = (-128, 127)
 """Least and largest weight of the array; what goes beyond is split over parts that add in the accumulator."""
@@ -73,10 +76,14 @@ class ConvShape:
     channels of one before the next, if that is above 1.
     """
 
-    def __init__(self, op: Conv, site: Site, tiles_least: int = 1) -> None:
+    def __init__(self, op: Conv | WideConv, site: Site, tiles_least: int = 1) -> None:
         self.op, self.config = op, site.config
+        self.wide = isinstance(op, WideConv) and op.wide
+        self.fills = op.fills if isinstance(op, WideConv) else (op.x_zero,)
         self.region, self.tiles_least = site.room, tiles_least
-        src, dst, residual = site.sources[0], site.dst, site.sources[1] if len(site.sources) > 1 else None
+        src, dst, residual = site.sources[0], site.dst, None
+        if op.epilogue is not None and len(site.sources) > 1:
+            residual = site.sources[1]
         window, pool = op.window, op.pool
         pointwise = window.kernel == (1, 1) and window.pad == (0, 0, 0, 0) and pool is None
         if pointwise and window.stride != (1, 1) and src.resident is None:
@@ -105,7 +112,7 @@ class ConvShape:
         if op.groups == 1:
             self.span = (kw - 1) * self.window.dilation[1] * self.src.pixel_pitch + cin
             windows = ceil_div(self.span, n)
-            self.folded = kw > 1 and windows <= 0.9 * kw * ceil_div(cin, n) and self._folds()
+            self.folded = kw > 1 and len(self.fills) == 1 and windows <= 0.9 * kw * ceil_div(cin, n) and self._folds()
             self.pieces = [Piece(0, cin, 0, windows if self.folded else ceil_div(cin, n))]
             self.tiles = [Tile(o, min(n, out - o), self.pieces[0]) for o in range(0, out, n)]
         else:
@@ -119,7 +126,8 @@ class ConvShape:
                 self.pieces.append(piece)
                 first, count = group * per_out, groups * per_out
                 self.tiles += [Tile(first + o, min(n, count - o), piece) for o in range(0, count, n)]
-        self.vectors = sum(piece.vectors for piece in self.pieces)
+        self.plane_vectors = sum(piece.vectors for piece in self.pieces)
+        self.vectors = self.planes * self.plane_vectors
         # One LOAD fetches all pieces if every vector but the last is full.
         self.aligned = all(piece.count % n == 0 for piece in self.pieces[:-1])
 
@@ -143,6 +151,22 @@ class ConvShape:
         return self.window.kernel[1], self.window.stride[1], self.window.dilation[1]
 
     @property
+    def planes(self) -> int:
+        """Bytes of an input element, and sums of an output: all products are computed for each."""
+        return len(self.fills)
+
+    @cached_property
+    def kernel_ops(self) -> tuple[MicroOp, ...]:
+        """The micro-operations that make outputs of sums; none where the fixed path does."""
+        return generate(self.op.rows(), self.config.n) if isinstance(self.op, WideConv) else ()
+
+    @property
+    def slots(self) -> int:
+        """Slots that a tile of outputs takes at a time: its own, one for what is added, one more for lower bytes."""
+        added = self.residual is not None and self.residual.resident is None
+        return (self.dst.resident is None) + added + self.wide
+
+    @property
     def uniform(self) -> bool:
         """Whether output channels fill all vectors but the last of a pixel, so that tiles may lie side by side."""
         return all(tile.count == self.config.n for tile in self.tiles[:-1])
@@ -161,7 +185,7 @@ class ConvShape:
     def steps(self) -> float:
         """Array tiles of the convolution per block of rows: contraction vectors summed over output tiles, all parts."""
         kernel = self.kernel[0] * self.kernel[1]
-        return self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
+        return self.planes * self.passes * kernel * sum(tile.piece.vectors for tile in self.tiles)
 
     @cached_property
     def passes(self) -> float:
@@ -207,6 +231,7 @@ class ConvShape:
             type(op.epilogue).__name__, self.lookups, self.region, self.tiles_least,
             *(dataclasses.replace(source, base=0, offset=0, resident=None if source.resident is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),
+            *((self.fills, self.wide) if isinstance(self.op, WideConv) else ()),
         )  # fmt: skip
         return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
 

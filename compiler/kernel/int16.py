@@ -1,0 +1,94 @@
+"""Operators on elements of 16 bits: each is a kernel, made of expressions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from weft.compiler.ir.graph import View
+from weft.compiler.kernel.expressions import Expression, Rows
+from weft.compiler.kernel.operators import FINE, RowOp
+from weft.compiler.kernel.steps import steps
+
+LIMITS = (-(1 << 15), (1 << 15) - 1)
+"""Least and largest int16."""
+SATURATED = 1 << 17
+"""Steps that are beyond every int16, whatever the zero point."""
+_PRODUCT_SHIFT = 3
+"""Bits that products of two 16-bit elements less their zero points lose."""
+
+
+class Clamped(Protocol):
+    """What of an operator tells how results are stored: in 16 bits if `wide`, clamped to [least, most]."""
+
+    @property
+    def wide(self) -> bool: ...
+    @property
+    def least(self) -> int: ...
+    @property
+    def most(self) -> int: ...
+
+
+def stored(rows: Rows, value: Expression, op: Clamped, places: int = FINE) -> Rows:
+    """Store steps with so many places, rounded and clamped, in as many bits as results have."""
+    result, ends = value.times(1, places), LIMITS if op.wide else (-128, 127)
+    if op.least > ends[0]:
+        result = result.maximum(op.least)
+    if op.most < ends[1]:
+        result = result.minimum(op.most)
+    if op.wide:
+        rows.store_bytes(result)
+    else:
+        rows.store(result)
+    return rows
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WideElements(RowOp):
+    """Elements of one or two tensors of 8 or 16 bits: q = sat(round(f(a, b)) + y_zero), clamped to [least, most].
+
+    `kind` tells what f is: "requantise" (a), "sum" (a + b), "product" (a * b), "minimum" or "maximum", where a is
+    (x - a_zero) * a_scale, and b likewise; of products only `a_scale` counts, for both. `b` may repeat, as in `Add`.
+    `a_wide` and `b_wide` tell which have 16 bits, `wide` whether results have.
+    """
+
+    name: str
+    a: View
+    b: View | None = None
+    dst: View
+    kind: str
+    a_scale: float = 1.0
+    b_scale: float = 1.0
+    a_zero: int = 0
+    b_zero: int = 0
+    a_wide: bool = False
+    b_wide: bool = False
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    least: int = LIMITS[0]
+    most: int = LIMITS[1]
+    wide: bool = False
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        a = self.a.planes if self.a_wide else (self.a,)
+        if self.b is None:
+            return a
+        return (*a, *(self.b.planes if self.b_wide else (self.b,)))
+
+    def rows(self) -> Rows:
+        rows = Rows(self.sources[0].shape[3], len(self.sources))
+        at = 1 + self.a_wide
+        a = (rows.bytes_of(0, 1) if self.a_wide else rows.read(0)) - self.a_zero
+        if self.kind == "requantise":
+            return stored(rows, steps(a, self.a_scale, self.y_zero, SATURATED), self)
+        b = (rows.bytes_of(at, at + 1) if self.b_wide else rows.read(at)) - self.b_zero
+        if self.kind == "product":
+            shift = _PRODUCT_SHIFT if self.a_wide and self.b_wide else 0
+            made = steps(a.times(b, shift), self.a_scale * 2.0**shift, self.y_zero, SATURATED)
+            return stored(rows, made, self)
+        x = steps(a, self.a_scale, self.y_zero, SATURATED)
+        y = steps(b, self.b_scale, 0 if self.kind == "sum" else self.y_zero, SATURATED)
+        made = {"sum": lambda: x + y, "minimum": lambda: x.minimum(y), "maximum": lambda: x.maximum(y)}
+        return stored(rows, made[self.kind](), self)

@@ -1,0 +1,140 @@
+"""Convolutions of which inputs or results have 16 bits: a kernel makes the results of the sums in the accumulator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from weft.compiler.ir.graph import CompileError, Conv, DeviceOp, View, Window
+from weft.compiler.kernel.expressions import RECIPROCAL_PLACES, Rows
+from weft.compiler.kernel.int16 import LIMITS, stored
+from weft.compiler.kernel.operators import FINE
+
+_MANTISSA_BITS = 16
+_BIAS_BITS = 24
+_ROOM = 29
+"""Bits of a product of a sum and a scale, so that two of them and a bias fit 32."""
+_EXPONENT_MAX = 63
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WideConv(DeviceOp):
+    """Convolution, or matrix product as 1x1 convolution, with inputs or results of 16 bits.
+
+    q = sat(round((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [least, most]; padding reads
+    x_zero. `weight`, `bias` (int64), `scale`, `window` and `groups` are as in `Conv`. `x_wide` tells whether inputs
+    have 16 bits, `wide` whether results have; `src` and `dst` are then the planes of upper bytes. Sums of upper and of lower bytes lie side
+    by side in the accumulator, and a kernel combines them. Scales have 16 bits: results are at most one off.
+    """
+
+    pool: ClassVar[None] = None
+    epilogue: ClassVar[None] = None
+
+    name: str
+    src: View
+    dst: View
+    weight: np.ndarray
+    bias: np.ndarray
+    scale: np.ndarray
+    window: Window = Window()
+    groups: int = 1
+    x_zero: int = 0
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    least: int = LIMITS[0]
+    most: int = LIMITS[1]
+    x_wide: bool = False
+    wide: bool = False
+
+    @classmethod
+    def of(cls, conv: Conv) -> WideConv:
+        """A convolution of int8 whose results have 16 bits."""
+        return cls(
+            name=conv.name, src=conv.src, dst=conv.dst, weight=conv.weight, bias=conv.bias, scale=conv.scale,
+            window=conv.window, groups=conv.groups, x_zero=conv.x_zero, wide=True,
+        )  # fmt: skip
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return self.src.planes if self.x_wide else (self.src,)
+
+    @property
+    def macs(self) -> int:
+        """Multiplications of the convolution, of however many bytes each is."""
+        n, h, w, _ = self.src.shape
+        oh, ow = self.window.output(h, w)
+        return n * oh * ow * int(self.weight.size)
+
+    @property
+    def fills(self) -> tuple[int, ...]:
+        """The bytes that padding reads, for each plane of inputs."""
+        return (self.x_zero >> 8, (self.x_zero & 255) - 128) if self.x_wide else (self.x_zero,)
+
+    @property
+    def vectors(self) -> tuple[np.ndarray, ...]:
+        """What the kernel is given for each output channel: three tensors of int16 (channels,)."""
+        return self.form.vectors
+
+    @cached_property
+    def form(self) -> _Form:
+        return _Form.of(self)
+
+    def rows(self) -> Rows:
+        """The kernel: tensor 0 are the sums."""
+        form, rows = self.form, Rows(len(self.scale), 4)
+        factor, places = rows.factor(1, 2), RECIPROCAL_PLACES - form.shift
+        last = len(self.fills) - 1
+        made = rows.accumulated(last, form.largest).over(factor, places, 1 << _ROOM)
+        if self.x_wide:
+            made = made + rows.accumulated(0, form.largest).over(factor, places + 8, 1 << _ROOM)
+        for byte, at in ((rows.read(3), 16), (rows.lower(3), 8), (rows.lower(2), 0)):
+            made = made + (byte << at + form.bias_shift)
+        return stored(rows, made, self, form.places)
+
+
+@dataclass(frozen=True, eq=False)
+class _Form:
+    """The integers of a `WideConv`.
+
+    No sum is above `largest`. A scale is ``mantissa / 2**(shift + exponent)``, and makes results with `places`. `vectors`
+    are mantissas, exponents with the lowest bytes of biases, and what is left of these, which are shifted by
+    `bias_shift`.
+    """
+
+    largest: int
+    shift: int
+    places: int
+    bias_shift: int
+    vectors: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, op: WideConv) -> _Form:
+        totals = np.abs(op.weight).astype(np.int64).reshape(len(op.scale), -1).sum(axis=1)
+        most, step = 128 * totals, 8 * (len(op.fills) - 1)
+        fraction, exponent = np.frexp(op.scale)
+        bits = _MANTISSA_BITS - exponent
+        reached = math.log2(float((most * op.scale).max() or 1.0)) + step
+        places = min(FINE, math.floor(_ROOM - reached), int(bits.min()) - step)
+        if places < 0:
+            raise CompileError(
+                f"{op.name}: results of 16 bits are at most a few thousand times as fine as the sums that make them, but "
+                f"a scale is {op.scale.max():g}"
+            )
+        mantissa = np.minimum(np.rint(np.ldexp(fraction, _MANTISSA_BITS)), (1 << _MANTISSA_BITS) - 1)
+        more = np.minimum(bits - bits.min(), _EXPONENT_MAX)
+        added = 128 * (len(op.fills) - 1) - op.x_zero
+        bias = (op.bias + added * op.weight.astype(np.int64).reshape(len(op.scale), -1).sum(axis=1)) * op.scale
+        bias = np.ldexp(bias + op.y_zero, places)
+        shift = max(0, math.ceil(math.log2(max(float(np.abs(bias).max()), 1.0) + 1)) + 1 - _BIAS_BITS)
+        whole = np.rint(np.ldexp(bias, -shift)).astype(np.int64)
+        kept = (
+            mantissa.astype(np.uint16).view(np.int16),
+            (more.astype(np.int64) << 8 | whole & 255).astype(np.int16),
+            (whole >> 8).astype(np.int16),
+        )
+        return cls(int(most.max()), int(bits.min()) - places, places, shift, kept)

@@ -1,0 +1,58 @@
+"""Convolution with inputs or results of 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.compiler.ir.graph import IrError
+from weft.compiler.ir.microops import Value
+from weft.compiler.kernel.evaluate import evaluate
+from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.lower.conv import lower_conv
+from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.tasks import Task
+from weft.compiler.operators.conv import sums
+from weft.compiler.operators.record import Cost, Operator, Shape4
+from weft.compiler.operators.row_wise import no_kernels, stacked
+from weft.compiler.plan.conv_plan import Chooser, ConvPlan
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.site import Site
+from weft.hdl.isa.config import Config
+
+
+def _shape(op: WideConv) -> Shape4:
+    n, h, w, c = op.src.shape
+    out, kh, kw, cin = op.weight.shape
+    fits = cin * op.groups == c and out % op.groups == 0 and (kh, kw) == op.window.kernel
+    if not fits or op.bias.shape != (out,) or op.scale.shape != (out,):
+        raise IrError(f"{op.name}: weight {op.weight.shape} with {op.groups} groups on input {op.src.shape}")
+    return (n, *op.window.output(h, w), out)
+
+
+def _evaluate(op: WideConv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
+    """Sums of products of each byte of the inputs, and what the kernel makes of them."""
+    totals = op.weight.astype(np.int64).sum(axis=(1, 2, 3))
+    made = [
+        sums(op, Value.image(plane.astype(np.int64) - fill)).spread("nhwc") + fill * totals
+        for plane, fill in zip(given, op.fills, strict=True)
+    ]
+    tensors = [np.stack(made, axis=-1).reshape(-1, len(totals), len(made))]
+    made = evaluate(op.rows(), [*tensors, *(vector[None] for vector in op.vectors)])
+    return stacked(made, op.dst.shape, wide=op.wide)
+
+
+def _plan(op: WideConv, site: Site, choose: Chooser) -> ConvPlan | None:
+    return choose(ConvShape(op, site))
+
+
+def _lower(op: WideConv, site: Site, emit: Emitter) -> Iterator[Task]:
+    return lower_conv(ConvShape(op, site), op.plan, emit)
+
+
+def _cost(op: WideConv, plan: ConvPlan | None, config: Config) -> Cost | None:
+    return None if plan is None else Cost(plan.cycles, plan.traffic)
+
+
+OPERATOR = Operator(WideConv, _shape, _evaluate, _plan, _lower, _cost, no_kernels, looked_up=False)
