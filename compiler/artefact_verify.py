@@ -172,7 +172,7 @@ def _transfers(items: Iterable[Transfer], program: DeviceProgram, kind: str) -> 
 
 def _type(item: Transfer) -> Type:
     shape = item.shape if item.model_shape is None else item.model_shape
-    return ("uint8" if item.unsigned else "int8"), shape
+    return item.dtype, shape
 
 
 def _name(item: Transfer) -> str:
@@ -183,15 +183,11 @@ def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
     """The value and the buffer must be as large, and axes be named once."""
     buffer = program.buffers[item.buffer.name]
     inside = program.input_shape(buffer.name) if buffer.kind == "input" else buffer.shape
-    shapes = [
-        item.shape,
-        item.nhwc,
-        item.buffer.shape,
-        item.shape if item.model_shape is None else item.model_shape,
-    ]
-    for shape in shapes:
+    own = item.shape if item.model_shape is None else item.model_shape
+    parts = 2 if item.wide else 1
+    for shape, times in ((item.shape, parts), (item.nhwc, parts), (item.buffer.shape, 1), (own, parts)):
         _check_shape(_name(item), shape)
-        if math.prod(shape) != math.prod(inside):
+        if math.prod(shape) * times != math.prod(inside):
             raise CompileError(
                 f"{_name(item)} has shape {shown(shape)}, which does not fill {shown(inside)} of buffer "
                 f"{shown(buffer.name)}"

@@ -66,19 +66,39 @@ def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, n
 
 def to_buffer(transfer: Transfer, value: np.ndarray) -> np.ndarray:
     """The contents (int8, NHWC) of a transfer's buffer for a value of the model."""
-    if value.dtype != (np.uint8 if transfer.unsigned else np.int8):
+    if value.dtype != np.dtype(transfer.dtype):
         raise ValueError(f"value {transfer.value!r} has type {value.dtype}")
-    stored = (value ^ np.uint8(128)).view(np.int8) if transfer.unsigned else value
-    stored = stored.reshape(transfer.shape)
+    stored = _signed(value) if transfer.unsigned else value
+    planes = [stored >> 8, (stored & 255) - 128] if transfer.wide else [stored]
+    return np.concatenate([_laid_out(transfer, plane.astype(np.int8)) for plane in planes])
+
+
+def _laid_out(transfer: Transfer, plane: np.ndarray) -> np.ndarray:
+    plane = plane.reshape(transfer.shape)
     if transfer.perm is not None:
-        stored = stored.transpose(transfer.perm)
-    return np.ascontiguousarray(stored).reshape(transfer.nhwc)
+        plane = plane.transpose(transfer.perm)
+    return np.ascontiguousarray(plane).reshape(transfer.nhwc)
+
+
+def _signed(value: np.ndarray) -> np.ndarray:
+    """Unsigned integers less half of their range, or the inverse of that."""
+    kind = value.dtype.str.replace("u", "i") if value.dtype.kind == "u" else value.dtype.str.replace("i", "u")
+    half = np.array(1 << 8 * value.dtype.itemsize - 1, value.dtype.str.replace("i", "u"))
+    return (value.view(half.dtype) ^ half).view(kind)
 
 
 def from_buffer(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
     """The value of the model in a transfer's buffer (int8), the inverse of `to_buffer`."""
+    if transfer.wide:
+        upper, lower = (_taken(transfer, plane).astype(np.int16) for plane in np.split(contents.reshape(-1), 2))
+        stored = upper * np.int16(256) + lower + np.int16(128)
+    else:
+        stored = _taken(transfer, contents)
+    return _signed(stored) if transfer.unsigned else stored
+
+
+def _taken(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
     perm = transfer.perm or tuple(range(len(transfer.shape)))
     moved = contents.reshape([transfer.shape[axis] for axis in perm]).transpose(np.argsort(perm))
     shape = transfer.shape if transfer.model_shape is None else transfer.model_shape
-    stored = np.ascontiguousarray(moved).reshape(shape)
-    return stored.view(np.uint8) ^ np.uint8(128) if transfer.unsigned else stored
+    return np.ascontiguousarray(moved).reshape(shape)

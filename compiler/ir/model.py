@@ -40,7 +40,8 @@ class Transfer:
 
     The value, which has the model's shape and order of axes, is reshaped to `shape`, transposed by `perm` and reshaped
     to `nhwc`: that is the content of the buffer. `unsigned` marks uint8 values, which are stored minus 128.
-    `model_shape` is the value's own shape (None: it is `shape`).
+    `model_shape` is the value's own shape (None: it is `shape`). With `wide` values have 16 bits (unsigned ones are
+    stored minus 32768), and the buffer has two planes of shape `nhwc`, as `View.planes` tells.
     """
 
     value: str
@@ -50,6 +51,12 @@ class Transfer:
     perm: tuple[int, ...] | None
     unsigned: bool
     model_shape: tuple[int, ...] | None = None
+    wide: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The type of the value's elements."""
+        return f"{'u' if self.unsigned else ''}int{16 if self.wide else 8}"
 
 
 @dataclass(frozen=True, eq=False)

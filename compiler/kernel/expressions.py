@@ -83,7 +83,7 @@ class Expression:
     def times(self, other: Expression | int, shift: int = 0) -> Expression:
         """``self * other / 2**shift``, rounded half to even; `other` has 18 bits."""
         b = _as_expression(other)
-        _check(b.kind not in EXPONENTS, "a factor with an exponent multiplies with `over`")
+        _check(b.kind not in EXPONENTS, "a reciprocal divides with `over`")
         _check(
             b.low >= -FACTOR and b.high < FACTOR,
             f"a second factor has {MULTIPLIER_BITS} bits, but may be {b.low} to {b.high}",
@@ -102,8 +102,8 @@ class Expression:
         return self.times(mantissa, shift)
 
     def over(self, reciprocal: Expression, places: int, most: int) -> Expression:
-        """``self`` times a reciprocal, or a `factor`, with `places` binary places behind the point, rounded half to even;
-        it must be known that it is at most `most`."""
+        """``self`` times a reciprocal, or a `factor`, with `places` binary places behind the point, rounded half to
+        even; it must be known that it is at most `most`."""
         _check(reciprocal.kind in EXPONENTS, "`over` takes a reciprocal")
         shift = RECIPROCAL_PLACES - places
         _check(0 <= shift < 64, f"a quotient has at most {RECIPROCAL_PLACES} places, not {places}")
@@ -179,8 +179,8 @@ class Rows:
         return Expression("accumulated", (), -most, most, True, vector, _line())
 
     def factor(self, mantissa: int, exponent: int) -> Expression:
-        """``m / 2**(15 + e)`` for `over`, of the 16 bits m of constant `mantissa` and the upper byte e, from 0 to 63, of
-        constant `exponent`."""
+        """``m / 2**(15 + e)`` for `over`, of the 16 bits m of constant `mantissa` and the upper byte e, from 0 to 63,
+        of constant `exponent`."""
         upper, lower = (self._byte(mantissa, vector, unsigned=True) for vector in (0, 1))
         bits = self._byte(exponent, 0, unsigned=False).known(0, 63) << MULTIPLIER_BITS
         return _made("factor", (bits + ((upper << 8) + lower),), 0, WORD - 1)

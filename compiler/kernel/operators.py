@@ -125,13 +125,15 @@ def _normalised(rows: Rows, op: LayerNorm) -> Expression:
     return result.minimum(op.high) if op.high < 127 else result
 
 
-def middle_of(rows: Rows, x: Expression) -> tuple[Expression, Expression]:
-    """The mean of a row: the nearest whole number, and what the mean is beside it, with `MEAN_PLACES`: nothing, if all
-    elements are the same."""
+def middle_of(
+    rows: Rows, x: Expression, most: int = 128, largest_rest: int = REST
+) -> tuple[Expression, Expression]:
+    """The mean of a row of elements from `-most` to `most - 1`: the nearest whole number, and what the mean is beside
+    it, with `MEAN_PLACES`, at most `largest_rest`: nothing, if all elements are the same."""
     total = rows.sum(x)
-    middle = total.scaled(1 / rows.columns).known(-128, 127)
+    middle = total.scaled(1 / rows.columns).known(-most, most - 1)
     rest = (total - _times(middle, rows.columns)).scaled((1 << MEAN_PLACES) / rows.columns)
-    return middle, rest.known(-REST, REST)
+    return middle, rest.known(-largest_rest, largest_rest)
 
 
 def spread_of(

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError, Conv, DeviceOp, View, Window
+from weft.compiler.ir.graph import ONE, CompileError, Conv, DeviceOp, View, Window
 from weft.compiler.kernel.expressions import RECIPROCAL_PLACES, Rows
 from weft.compiler.kernel.int16 import LIMITS, stored
 from weft.compiler.kernel.operators import FINE
@@ -27,8 +27,9 @@ class WideConv(DeviceOp):
 
     q = sat(round((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [least, most]; padding reads
     x_zero. `weight`, `bias` (int64), `scale`, `window` and `groups` are as in `Conv`. `x_wide` tells whether inputs
-    have 16 bits, `wide` whether results have; `src` and `dst` are then the planes of upper bytes. Sums of upper and of lower bytes lie side
-    by side in the accumulator, and a kernel combines them. Scales have 16 bits: results are at most one off.
+    have 16 bits, `wide` whether results have; `src` and `dst` are then the planes of upper bytes. Sums of upper and of
+    lower bytes lie side by side in the accumulator, and a kernel combines them. Scales have 16 bits: results are at
+    most one off.
     """
 
     pool: ClassVar[None] = None
@@ -40,7 +41,7 @@ class WideConv(DeviceOp):
     weight: np.ndarray
     bias: np.ndarray
     scale: np.ndarray
-    window: Window = Window()
+    window: Window = ONE
     groups: int = 1
     x_zero: int = 0
     y_zero: int = 0
@@ -101,9 +102,9 @@ class WideConv(DeviceOp):
 class _Form:
     """The integers of a `WideConv`.
 
-    No sum is above `largest`. A scale is ``mantissa / 2**(shift + exponent)``, and makes results with `places`. `vectors`
-    are mantissas, exponents with the lowest bytes of biases, and what is left of these, which are shifted by
-    `bias_shift`.
+    No sum is above `largest`. A scale is ``mantissa / 2**(shift + exponent)``, and makes results with `places`.
+    `vectors` are mantissas, exponents with the lowest bytes of biases, and what is left of these, which are shifted
+    by `bias_shift`.
     """
 
     largest: int
@@ -122,8 +123,8 @@ class _Form:
         places = min(FINE, math.floor(_ROOM - reached), int(bits.min()) - step)
         if places < 0:
             raise CompileError(
-                f"{op.name}: results of 16 bits are at most a few thousand times as fine as the sums that make them, but "
-                f"a scale is {op.scale.max():g}"
+                f"{op.name}: of 16 bits sums times their scale must stay below {1 << _ROOM:,}, but there is a "
+                f"scale of {op.scale.max():g}"
             )
         mantissa = np.minimum(np.rint(np.ldexp(fraction, _MANTISSA_BITS)), (1 << _MANTISSA_BITS) - 1)
         more = np.minimum(bits - bits.min(), _EXPONENT_MAX)

@@ -21,6 +21,7 @@ from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Recipe, Results, Symbol, Tensor, result
 from weft.compiler.onnx.reorder import effort, placed
 from weft.compiler.onnx.runs import BOXES, ordered, runs
+from weft.compiler.onnx.wide import moved
 
 Indices = tuple[np.ndarray, ...]
 """For each axis the elements of the input that are taken, in order; -1 for what is not of the input."""
@@ -162,9 +163,10 @@ def results(context: NodeContext, made: Sequence[Moved]) -> Results:
     recipes = []
     for output, (source, ops, layout) in zip(node.outputs, made, strict=True):
         name = f"{output}/bytes" if isinstance(symbol, Activation) else output
-        model.shapes[name], model.dtypes[name] = model.shapes[output], "uint8" if source.unsigned else "int8"
-        tensor = Tensor(name, name, layout, layout, source.unsigned, False)
+        model.shapes[name], model.dtypes[name] = model.shapes[output], source.dtype
+        tensor = Tensor(name, name, layout, layout, source.unsigned, False, wide=source.wide)
         nodes = tuple(dict.fromkeys((*source.via, node.index)))
+        ops = moved(ops) if source.wide else ops
         recipes.append(Recipe(tensor, tuple(_named(ops, node.name, name)), (source,), nodes, ()))
         symbols.append(Activation(tensor, symbol.quant) if isinstance(symbol, Activation) else tensor)
     return Results(tuple(symbols), tuple(recipes))

@@ -39,7 +39,7 @@ Functions = tuple[Function, ...]
 
 def of_value(name: str, symbol: Symbol, known: Functions) -> Functions:
     """All functions that value `name` is: of itself if it is in a device buffer, and those `known`."""
-    if not isinstance(symbol, Tensor):
+    if not isinstance(symbol, Tensor) or symbol.wide:
         return known
     own = Function(symbol, frozenset((name,)))
     return (own, *(function for function in known if function.key != own.key))[:ROOTS]

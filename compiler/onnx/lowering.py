@@ -11,7 +11,7 @@ from weft.compiler.ir.network import Node
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.partition import Plan, assignment, reason
 from weft.compiler.onnx.patterns import Match
-from weft.compiler.onnx.qdq import Recipe, Tensor
+from weft.compiler.onnx.qdq import BITS, Recipe, Tensor
 
 
 def lower(match: Match, made: Plan) -> Graph:
@@ -92,15 +92,11 @@ def _read_elsewhere(match: Match, made: Plan, index: int, here: set[str]) -> dic
 
 def _transfer(model: Model, value: str, layout: Layout, name: str, kind: str) -> Transfer:
     perm = None if layout.perm == tuple(range(len(layout.perm))) else layout.perm
-    return Transfer(
-        value,
-        Buffer(name, layout.nhwc, kind),
-        layout.shape,
-        layout.nhwc,
-        perm,
-        model.dtypes[value] == "uint8",
-        model.shapes[value],
-    )
+    dtype, nhwc = model.dtypes[value], layout.nhwc
+    wide = BITS[dtype] > 8
+    buffer = Buffer(name, (nhwc[0] * (1 + wide), *nhwc[1:]), kind)
+    unsigned = dtype.startswith("u")
+    return Transfer(value, buffer, layout.shape, nhwc, perm, unsigned, model.shapes[value], wide)
 
 
 def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:

@@ -9,17 +9,17 @@ import numpy as np
 
 from weft.compiler.ir.layout import natural, packed
 from weft.compiler.ir.network import Node
-from weft.compiler.onnx import elementwise, registry
+from weft.compiler.onnx import elementwise, registry, wide
 from weft.compiler.onnx.context import NodeContext, sentence
 from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operators.move import transposable
 from weft.compiler.onnx.qdq import (
+    BITS,
     Activation,
     Constant,
     Pending,
     Probabilities,
-    Quant,
     Recipe,
     Results,
     Scores,
@@ -27,6 +27,7 @@ from weft.compiler.onnx.qdq import (
     Tensor,
     finish,
     hosted,
+    integers,
 )
 
 
@@ -61,7 +62,7 @@ class Match:
         self.recipes[output.storage] = recipe
         if output.value not in self.model.shapes:
             self.model.shapes[output.value] = output.layout.shape
-            self.model.dtypes[output.value] = "uint8" if output.unsigned else "int8"
+            self.model.dtypes[output.value] = output.dtype
         for tensor in recipe.inputs:
             if tensor.made is not None:
                 self.add(tensor.made)
@@ -71,7 +72,7 @@ class Match:
             return self.symbols[name]
         if name in self.model.constants:
             return float_constant(self.model.constants[name])
-        if self.model.dtypes.get(name) in ("int8", "uint8"):
+        if self.model.dtypes.get(name) in BITS:
             return hosted(self.model, name)
         return None
 
@@ -80,15 +81,13 @@ _OF_INTEGERS = ("GlobalMaxPool", "MaxPool")
 """Operators that compute on int8 and uint8 values as on floats."""
 
 
-def _integers(tensor: Tensor) -> Quant:
-    """Parameters by which bytes stay what they are."""
-    return Quant(1.0, 0, tensor.unsigned)
-
-
 def _given(node: Node, symbol: Symbol) -> Symbol:
-    """What a node reads, where that is integers as an activation."""
+    """What a node reads, where that is integers as an activation; None for values of 16 bits that it does not take."""
+    tensor = symbol.tensor if isinstance(symbol, Activation) else symbol
+    if isinstance(tensor, Tensor) and tensor.wide and node.op not in wide.OPERATORS:
+        return None
     if node.op in _OF_INTEGERS and isinstance(symbol, Tensor):
-        return Activation(symbol, _integers(symbol))
+        return Activation(symbol, integers(symbol))
     return symbol
 
 
@@ -132,13 +131,17 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
         if isinstance(operator, str):
             found.unsupported[node.index] = operator
             continue
-        made = operator.handler(context)
+        try:
+            made = operator.handler(context)
+        except wide.NarrowError as error:
+            found.unsupported[node.index] = str(error)
+            continue
         if (
             node.op in _OF_INTEGERS
             and isinstance(made, Pending)
             and isinstance(found.symbol(node.inputs[0]), Tensor)
         ):
-            made = finish(made, node.outputs[0], _integers(made.inputs[0]), node)
+            made = finish(made, node.outputs[0], integers(made.inputs[0]), node)
         if isinstance(made, Results):
             for recipe in made.recipes:
                 found.add(recipe)

@@ -18,35 +18,41 @@ from weft.compiler.ir.layout import Layout, natural, packed
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
 from weft.compiler.onnx.model import Model
+from weft.compiler.onnx.wide import doubled, widened
 
+BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
+"""Types of the values that the device has, and their bits."""
 RESULT = ""
 """Name of the buffer that an unfinished operator writes."""
 
 
 @dataclass(frozen=True)
 class Quant:
-    """Per-tensor parameters. `zero` is the zero point as stored on the device (uint8 minus 128)."""
+    """Per-tensor parameters of values of 8 or 16 `bits`. `zero` is the zero point as stored on the device (uint8 minus
+    128, uint16 minus 32768)."""
 
     scale: float
     zero: int
     unsigned: bool
+    bits: int = 8
 
     def same(self, other: Quant) -> bool:
-        """Whether requantisation from one to the other leaves all 255 steps where they are."""
-        kind = (self.zero, self.unsigned) == (other.zero, other.unsigned)
-        return kind and abs(self.scale / other.scale - 1) < 1e-3
+        """Whether requantisation from one to the other leaves all steps where they are."""
+        kind = (self.zero, self.unsigned, self.bits) == (other.zero, other.unsigned, other.bits)
+        return kind and abs(self.scale / other.scale - 1) < 0.256 / (1 << self.bits)
 
     def level(self, value: float) -> int:
         """`value` quantised as QuantizeLinear does."""
+        most = (1 << self.bits - 1) - 1
         if math.isinf(value):
-            return 127 if value > 0 else -128
+            return most if value > 0 else -most - 1
         quotient = np.rint(np.float32(value) / np.float32(self.scale))
-        return int(min(max(float(quotient) + self.zero, -128.0), 127.0))
+        return int(min(max(float(quotient) + self.zero, -most - 1.0), float(most)))
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An int8 or uint8 value.
+    """A value of 8 bits, or with `wide` of 16, whose buffer has a plane for each byte.
 
     `storage` names the device buffer, `value` the model's value that is in it, laid out as `source`; `layout` is that
     of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
@@ -65,6 +71,12 @@ class Tensor:
     order: Layout | None = None
     looked_up: bool = False
     made: Recipe | None = field(default=None, compare=False)
+    wide: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The type of its elements."""
+        return f"{'u' if self.unsigned else ''}int{16 if self.wide else 8}"
 
     def arranged(self, layout: Layout) -> Tensor | None:
         """This tensor in a given layout: as it is, or by another transfer if it comes from the host, else None."""
@@ -82,9 +94,10 @@ class Tensor:
         return dataclasses.replace(self, layout=layout, order=order)
 
     def view(self, shape: tuple[int, int, int, int] | None = None) -> View:
-        """The whole buffer, in the layout's shape or another one of the same size."""
+        """The whole buffer, or its first plane, in the layout's shape or another one of the same size."""
         shape = shape or self.layout.nhwc
-        return View(Buffer(self.storage, shape), shape)
+        view = View(Buffer(self.storage, shape), shape)
+        return doubled(view) if self.wide else view
 
 
 @dataclass(frozen=True)
@@ -269,13 +282,18 @@ def rescale(source: Activation, name: str) -> Pending:
 
 
 def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
-    """Complete a pending result with the parameters of the QuantizeLinear `node` that makes value `name`."""
-    bounds = max(quant.level(pending.low), -128), quant.level(pending.high)
+    """Complete a pending result with the parameters of the QuantizeLinear `node` that makes value `name`.
+
+    Raises `NarrowError` for values of 16 bits of operators that have none.
+    """
+    bounds, wide = (quant.level(pending.low), quant.level(pending.high)), quant.bits > 8
     if pending.join is not None:
         ops = pending.join(quant, name, bounds)
     else:
         ops = tuple(quantised(op, quant, name, bounds) for op in pending.ops)
-    output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False)
+    if wide or any(tensor.wide for tensor in pending.inputs):
+        ops = tuple(made for op in ops for made in widened(op, wide=wide))
+    output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False, wide=wide)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
     return Recipe(output, ops, pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
 
@@ -302,9 +320,9 @@ def check_parameters(model: Model, node: Node) -> None:
 
 
 def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
-    """Per-tensor int8 or uint8 parameters of a Q or DQ node whose integer side has `dtype`; None for anything else."""
+    """Per-tensor parameters of a Q or DQ node whose integer side has `dtype`; None unless it has 8 or 16 bits."""
     scale = model.constants.get(node.input(1))
-    if dtype not in ("int8", "uint8") or scale is None or scale.size != 1:
+    if dtype not in BITS or scale is None or scale.size != 1:
         return None
     zero = 0
     if node.input(2):
@@ -313,8 +331,9 @@ def parameters(model: Model, node: Node, dtype: str) -> Quant | None:
         zero = int(model.constants[node.input(2)].reshape(-1)[0])
     if not scale.reshape(-1)[0] > 0:
         return None
-    unsigned = dtype == "uint8"
-    return Quant(float(np.float32(scale.reshape(-1)[0])), zero - 128 * unsigned, unsigned)
+    unsigned, bits = dtype.startswith("u"), BITS[dtype]
+    stored = zero - (1 << bits - 1) * unsigned
+    return Quant(float(np.float32(scale.reshape(-1)[0])), stored, unsigned, bits)
 
 
 def constant(model: Model, node: Node) -> Constant | None:
@@ -346,10 +365,16 @@ def constant(model: Model, node: Node) -> Constant | None:
 
 
 def hosted(model: Model, name: str) -> Tensor:
-    """The symbol of an int8 or uint8 value that comes from the host."""
+    """The symbol of a value of 8 or 16 bits that comes from the host."""
     layout = natural(model.shapes[name])
-    shape = model.shapes[name]
-    return Tensor(name, name, layout, layout, model.dtypes[name] == "uint8", True, order=packed(shape))
+    shape, dtype = model.shapes[name], model.dtypes[name]
+    unsigned, wide = dtype.startswith("u"), BITS[dtype] > 8
+    return Tensor(name, name, layout, layout, unsigned, True, order=packed(shape), wide=wide)
+
+
+def integers(tensor: Tensor) -> Quant:
+    """Parameters by which a tensor stands for its integers."""
+    return Quant(1.0, 0, tensor.unsigned, 16 if tensor.wide else 8)
 
 
 def is_conv(pending: Pending) -> bool:

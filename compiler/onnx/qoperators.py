@@ -259,9 +259,10 @@ def _matmul(expansion: Expansion, node: Node) -> list[Node]:
 
 
 def _standard(expansion: Expansion, node: Node) -> list[Node]:
-    """QuantizeLinear and DequantizeLinear of 8 bits (and of 32, for biases) are ONNX's own."""
+    """QuantizeLinear and DequantizeLinear of 8 and 16 bits (and of 32, for biases) are ONNX's own."""
     scale, zero = expansion.values(node.input(1)), expansion.values(node.input(2))
-    known = ("int8", "uint8", "int32") if node.operator == "DequantizeLinear" else ("int8", "uint8")
+    activations = ("int8", "uint8", "int16", "uint16")
+    known = (*activations, "int32") if node.operator == "DequantizeLinear" else activations
     if scale is None or zero is None or str(zero.dtype) not in known:
         return [node]
     if scale.size > 1 and not expansion.per_axis:

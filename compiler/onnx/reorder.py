@@ -21,6 +21,7 @@ from weft.compiler.ir.graph import Buffer, DeviceOp, View
 from weft.compiler.ir.layout import Layout, packed
 from weft.compiler.onnx.qdq import Recipe, Tensor
 from weft.compiler.onnx.runs import WEIGHTS, ordered
+from weft.compiler.onnx.wide import moved
 
 COPIES = 256
 """Most copies, or products, that bring a value into another order."""
@@ -96,7 +97,8 @@ def _moved(tensor: Tensor, layout: Layout) -> Tensor | None:
     order = "x".join(f"{size}by{stride}" for size, stride in layout.canonical)
     name = f"{tensor.storage}:{order}"
     ops = tuple(_ops(way, prod(layout.shape), tensor.storage, name))
-    output = Tensor(name, name, layout, layout, tensor.unsigned, hosted=False)
+    ops = moved(ops) if tensor.wide else ops
+    output = Tensor(name, name, layout, layout, tensor.unsigned, hosted=False, wide=tensor.wide)
     return dataclasses.replace(output, made=Recipe(output, ops, (tensor,), tensor.via, ()))
 
 

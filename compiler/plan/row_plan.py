@@ -23,8 +23,8 @@ class RowPlan:
 
 def plan(site: Site, constants: int, most: int = COUNT_MAX, *, wide: bool = False) -> RowPlan | None:
     """As many rows as fit three times, else twice, else once, beside `constants` vectors for each one of a row; a few
-    strips of the engine at least, if that many fit, and at most `most`. None if not even one row fits. With `wide` results have
-    two planes."""
+    strips of the engine at least, if that many fit, and at most `most`. None if not even one row fits. With `wide`
+    results have two planes."""
     counts = [ceil_div(tensor.c, site.config.n) for tensor in (*site.sources, site.dst)]
     vectors = max(counts)
     counts[-1] *= 1 + wide

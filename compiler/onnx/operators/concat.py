@@ -10,15 +10,15 @@ from weft.compiler.ir.layout import Layout, Shape4, natural, packed, spatial
 from weft.compiler.onnx.boxes import tensor_of
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.qdq import Activation, Pending, Quant, Recipe, Tensor, finish, result, unfolded
+from weft.compiler.onnx.qdq import Activation, Pending, Recipe, Tensor, finish, integers, result, unfolded
 from weft.compiler.onnx.reorder import effort, placed
 
 
 def inputs_quantised(context: NodeContext) -> str | None:
     """All inputs must be int8 or uint8 activations or constants behind DequantizeLinear, or int8 or uint8 values."""
-    integers = isinstance(context.symbol(0), Tensor)
+    kind = Tensor if isinstance(context.symbol(0), Tensor) else Activation
     for name, symbol in zip(context.node.inputs, map(unfolded, context.symbols), strict=True):
-        if not isinstance(symbol, Tensor if integers else Activation):
+        if not isinstance(symbol, kind):
             return f"input {name!r} is not"
     return None
 
@@ -38,7 +38,7 @@ def concat(context: NodeContext) -> Pending | Recipe:
     buffer = Buffer(result(layout.nhwc).buffer.name, layout.nhwc)
     ops, position = [], 0
     for index, (tensor, symbol) in enumerate(zip(tensors, map(unfolded, context.symbols), strict=True)):
-        quant = symbol.quant if isinstance(symbol, Activation) else Quant(1.0, 0, tensor.unsigned)
+        quant = symbol.quant if isinstance(symbol, Activation) else integers(tensor)
         box = list(layout.nhwc)
         box[dim] = math.prod(context.shape(index)) * box[dim] // math.prod(context.output)
         boxed = (box[0], box[1], box[2], box[3])
@@ -50,7 +50,7 @@ def concat(context: NodeContext) -> Pending | Recipe:
     made = Pending(tuple(ops), layout, tensors, (context.node.index,))
     if not isinstance(context.symbol(0), Tensor):
         return made
-    return finish(made, context.node.outputs[0], Quant(1.0, 0, tensors[0].unsigned), context.node)
+    return finish(made, context.node.outputs[0], integers(tensors[0]), context.node)
 
 
 def _arranged(context: NodeContext) -> tuple[tuple[Tensor, ...], Layout, int] | None:

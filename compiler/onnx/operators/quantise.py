@@ -11,6 +11,7 @@ from weft.compiler.onnx.conditions import input_quantisable
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import (
+    BITS,
     Activation,
     Pending,
     Recipe,
@@ -22,13 +23,14 @@ from weft.compiler.onnx.qdq import (
     parameters,
     rescale,
 )
+from weft.compiler.onnx.wide import NarrowError, is_wide
 
 SCALE_LIMIT = 1 << 15
 """Scales from here on do not fit a mantissa of 16 bits without a shift."""
 
 
 def per_tensor(context: NodeContext) -> str | None:
-    """Activations must be int8 or uint8 with one constant scale above zero and zero point for the whole tensor."""
+    """Activations must have 8 or 16 bits, and one constant scale above zero and zero point for the whole tensor."""
     quantise = context.node.op == "QuantizeLinear"
     value = context.node.outputs[0] if quantise else context.node.inputs[0]
     dtype = context.model.dtypes[value]
@@ -38,6 +40,28 @@ def per_tensor(context: NodeContext) -> str | None:
     each = f" and {scale.size} scales" if scale is not None and scale.size != 1 else ""
     one = f" and scale {scale.reshape(-1)[0]:g}" if scale is not None and scale.size == 1 else ""
     return f"{value!r} has type {dtype}{each or one}"
+
+
+def wide_engine(context: NodeContext) -> str | None:
+    """Values of 16 bits need a kernel engine ('kernel' 32 or more)."""
+    node, size = context.node, context.model.config.kernel
+    value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0]
+    good = BITS[context.model.dtypes[value]] == 8 or size >= 32
+    return None if good else f"{value!r} is one, and 'kernel' is {size}"
+
+
+def wide_forms(context: NodeContext) -> str | None:
+    """Values of 16 bits are sums, products, convolutions, pools, minima, maxima, copies; normalisations read them."""
+    symbol, node = context.symbol(0), context.node
+    if not isinstance(symbol, Pending):
+        return None
+    quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
+    assert quant is not None
+    try:
+        finish(symbol, node.outputs[0], quant, node)
+    except NarrowError as error:
+        return str(error)
+    return None
 
 
 def scales_fit(context: NodeContext) -> str | None:
@@ -64,7 +88,7 @@ def sums_fit(context: NodeContext) -> str | None:
     """Sums of products must fit 32 bits for every possible input."""
     symbol = context.symbol(0)
     for op in symbol.ops if isinstance(symbol, Pending) else ():
-        if isinstance(op, Conv):
+        if isinstance(op, Conv) and not is_wide(op.src):
             totals = np.abs(op.weight).sum(axis=(1, 2, 3), dtype=np.int64)
             most = int(
                 (totals * max(127 - op.x_zero, op.x_zero + 128) + np.abs(op.bias.astype(np.int64))).max()
@@ -75,7 +99,7 @@ def sums_fit(context: NodeContext) -> str | None:
 
 
 def dequantise(context: NodeContext) -> Symbol:
-    """An int8 or uint8 value as an activation."""
+    """A value of 8 or 16 bits as an activation."""
     node, tensor = context.node, context.symbol(0)
     quant = parameters(context.model, node, context.model.dtypes[node.inputs[0]])
     assert isinstance(tensor, Tensor)
@@ -108,10 +132,10 @@ def quantise(context: NodeContext) -> Recipe | Tensor:
 
 OPERATORS = (
     Operator(("DequantizeLinear",), (), _dequantise_constant, applies=_of_constant),
-    Operator(("DequantizeLinear",), (per_tensor,), dequantise, check=check_parameters),
+    Operator(("DequantizeLinear",), (per_tensor, wide_engine), dequantise, check=check_parameters),
     Operator(
         ("QuantizeLinear",),
-        (per_tensor, input_quantisable, scales_fit, sums_fit),
+        (per_tensor, wide_engine, input_quantisable, scales_fit, sums_fit, wide_forms),
         quantise,
         check=check_parameters,
     ),

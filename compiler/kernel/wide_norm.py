@@ -1,0 +1,105 @@
+"""Normalisation of rows of 16-bit elements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from weft.compiler.ir.graph import View
+from weft.compiler.kernel.expressions import (
+    FACTOR,
+    IMMEDIATE,
+    MULTIPLIER_BITS,
+    RECIPROCAL_PLACES,
+    Expression,
+    Rows,
+    constant,
+)
+from weft.compiler.kernel.operators import FINE, MEAN_PLACES, LayerNorm, middle_of, whole_number
+from weft.compiler.kernel.steps import rounded
+
+_REST = 1 << MEAN_PLACES
+"""Largest fraction of a mean whose nearest whole number is known to 17 bits."""
+_UNIT_PLACES = 15
+"""Places of elements less their mean, divided by the largest of them."""
+_SHIFT = 8
+"""Bits by which the sum of squares is made smaller, so that much larger epsilons fit beside it."""
+_EPSILON_SHIFT = 4
+"""Bits that the square of the root of epsilon's part of the sum loses."""
+_LEAST_LARGEST = 1 << MEAN_PLACES - 2
+"""No element of a row is further from the mean than this unless all are the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class WideLayerNorm(LayerNorm):
+    """The same of elements of 16 bits; results have 8.
+
+    Squares of such elements do not fit: the elements of a row are first divided by the largest of them, less the
+    mean, or a part of epsilon's root, which takes one more loop over the row. Results are at most one off.
+    """
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return self.src.planes
+
+    @cached_property
+    def shift(self) -> int:
+        """Bits that squares lose, so that the sum of them fits."""
+        return math.ceil(math.log2(self.elements)) if self.elements > 1 else 0
+
+    @cached_property
+    def places(self) -> int:
+        """Places of elements divided by the root of the sum of squares."""
+        return min(RECIPROCAL_PLACES, MULTIPLIER_BITS - 2 - math.ceil((self.shift + _SHIFT) / 2))
+
+    @cached_property
+    def _weight_places(self) -> int:
+        return max(15 - math.frexp(np.abs(self._weights).max())[1], FINE - self.places + 3)
+
+    @property
+    def _weights(self) -> np.ndarray:
+        """Weights as factors of an element divided by the root of the shifted sum of squares."""
+        root = 2.0 ** (-(self.shift + _SHIFT) / 2)
+        return np.asarray(self.weight * self.scale * math.sqrt(self.elements) * root)
+
+    @property
+    def _least(self) -> int:
+        """What elements are divided by at least: so much that epsilon's part of the sum fits."""
+        return max(round(math.ldexp(math.sqrt(self.epsilon), MEAN_PLACES - _SHIFT // 2)), _LEAST_LARGEST)
+
+    @property
+    def vectors(self) -> tuple[np.ndarray, ...]:
+        """Weights and biases."""
+        biases = np.ldexp(self.bias * self.scale + self.y_zero, FINE)
+        pairs = (np.ldexp(self._weights, self._weight_places), biases)
+        return tuple(np.clip(np.rint(item), -(1 << 15), (1 << 15) - 1).astype(np.int16) for item in pairs)
+
+    def rows(self) -> Rows:
+        rows = Rows(self.elements, 4)
+        x = rows.bytes_of(0, 1)
+        if self.centre:
+            middle, rest = middle_of(rows, x, 1 << 15, _REST)
+            distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
+        else:
+            distance = (x - self.x_zero) << MEAN_PLACES
+        largest = rows.largest(distance.maximum(0 - distance).known(0, 1 << 30)).maximum(whole_number(self._least))
+        inverse = largest.reciprocal()
+        unit = distance.over(inverse, _UNIT_PLACES, (1 << _UNIT_PLACES) + 8)
+        square = rows.sum(unit.times(unit, self.shift)).times(1, _SHIFT)
+        root = (square + self._added(inverse)).maximum(1).rsqrt()
+        normal = unit.over(root, self.places, FACTOR - 1)
+        product = rows.wide(2).times(normal, min(self.places + self._weight_places - FINE, 63))
+        rows.store(rounded(rows.wide(3, product), self))
+        return rows
+
+    def _added(self, inverse: Expression) -> Expression:
+        """Epsilon's part of the shifted sum of squares: the square of a number divided by the largest distance."""
+        shift = (self.shift + _SHIFT - _EPSILON_SHIFT) / 2
+        wanted = math.sqrt(self.epsilon * self.elements) * 2.0 ** (MEAN_PLACES + _UNIT_PLACES - shift)
+        places = min(max(math.frexp(wanted)[1] - 22, 0), RECIPROCAL_PLACES)
+        number = constant(min(round(math.ldexp(wanted, -places)), IMMEDIATE - 1))
+        part = number.over(inverse, places, (1 << 31) - 1).minimum(FACTOR - 1).known(0, FACTOR - 1)
+        return part.times(part, _EPSILON_SHIFT)

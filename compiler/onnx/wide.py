@@ -1,0 +1,234 @@
+"""Values of 16 bits: what operators of 8 bits become that read or make them.
+
+Handlers of nodes make operators as for 8 bits; where one reads or makes a value of 16 bits, what it becomes is looked
+up here. Elements of 16 bits are two planes of bytes (`View.planes`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from weft.compiler.ir.graph import (
+    Add,
+    Buffer,
+    CompileError,
+    Conv,
+    DeviceOp,
+    Multiply,
+    Pad,
+    Pool,
+    Rescale,
+    View,
+    Window,
+)
+from weft.compiler.kernel.int16 import LIMITS, WideElements
+from weft.compiler.kernel.operators import LayerNorm
+from weft.compiler.kernel.row_operators import RowPair
+from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.kernel.wide_norm import WideLayerNorm
+
+OPERATORS = (
+    "Add", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear", "Div", "Expand", "Flatten",
+    "Gather", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LayerNormalization", "MatMul", "Max",
+    "MaxPool", "Min", "Mul", "Pad", "QuantizeLinear", "RMSNormalization", "Relu", "Reshape", "Resize", "Slice", "Split",
+    "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
+)  # fmt: skip
+"""Operators of ONNX that take values of 16 bits."""
+
+
+class NarrowError(Exception):
+    """An operator that has no form for 16 bits: a sentence for the report."""
+
+
+def is_wide(view: View) -> bool:
+    """Whether what is read or written has 16 bits: the buffer has a plane for each byte."""
+    return view.buffer.shape[0] == 2 * view.shape[0]
+
+
+def doubled(view: View) -> View:
+    """The upper plane of a view's elements, if these have 16 bits."""
+    n, *rest = view.buffer.shape
+    buffer = dataclasses.replace(view.buffer, shape=(2 * n, *rest))
+    return view if is_wide(view) else dataclasses.replace(view, buffer=buffer)
+
+
+def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
+    """Operators that only move bytes, once for each plane. Raises `NarrowError` if one does more."""
+    made = []
+    for op in ops:
+        if not _moves(op):
+            raise NarrowError(_sentence(op))
+        upper = op.on(doubled)
+        lower = upper.on(lambda view: view.planes[1])
+        if isinstance(op, Conv):  # channels that are none of the input's
+            high, low = _bytes(op.y_zero)
+            upper, lower = upper.replace(x_zero=high, y_zero=high), lower.replace(x_zero=low, y_zero=low)
+        made += [upper, lower]
+    return tuple(made)
+
+
+def _bytes(value: int) -> tuple[int, int]:
+    """A number of 16 bits in each plane."""
+    return value >> 8, (value & 255) - 128
+
+
+def _moves(op: DeviceOp) -> bool:
+    if isinstance(op, Rescale):
+        return op.unchanged
+    if not isinstance(op, Conv) or op.pool is not None or op.window.kernel != (1, 1):
+        return False
+    plain = not op.bias.any() and bool((op.scale == 1).all()) and op.x_zero == op.y_zero and op.groups == 1
+    ones = bool((op.weight >= 0).all() and (op.weight.sum(axis=(1, 2, 3)) <= 1).all())
+    return plain and ones and (op.low, op.high) == (-128, 127)
+
+
+def widened(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
+    """The same operator with inputs of 16 bits where buffers have planes, and with `wide` such results.
+
+    Clamps of the given one are those of the result. Raises `NarrowError` if there is none.
+    """
+    make = _FORMS.get(type(op))
+    if make is None or op.lookup is not None:
+        raise NarrowError(_sentence(op))
+    found = make(op, wide)
+    for made in (found,) if isinstance(found, WideConv) else ():
+        try:
+            _ = made.form
+        except CompileError as error:
+            raise NarrowError(str(error)) from None
+    return _as_tuple(found)
+
+
+def _sentence(op: DeviceOp) -> str:
+    known = "sums, products, convolutions, pools, minima, maxima, copies, and normalisations to 8 bits"
+    return f"Of values of 16 bits the device has {known} ({op.name!r} is none)"
+
+
+def _result(op: DeviceOp, wide: bool) -> dict[str, object]:
+    """The fields of results."""
+    dst = doubled(op.dst) if wide else op.dst
+    return {"name": op.name, "dst": dst, "y_zero": op.y_zero, "least": op.low, "most": op.high, "wide": wide}
+
+
+def _conv(op: Conv, wide: bool) -> WideConv:
+    return WideConv(
+        **_result(op, wide), src=op.src, weight=op.weight, bias=op.bias.astype(np.int64), scale=op.scale,
+        window=op.window, groups=op.groups, x_zero=op.x_zero, x_wide=is_wide(op.src),
+    )  # fmt: skip
+
+
+def _elements(op: Add | Multiply | RowPair, wide: bool, kind: str, scales: tuple[float, float]) -> WideElements:
+    return WideElements(
+        **_result(op, wide), a=op.a, b=op.b, kind=kind, a_scale=scales[0], b_scale=scales[1], a_zero=op.a_zero,
+        b_zero=op.b_zero, a_wide=is_wide(op.a), b_wide=is_wide(op.b),
+    )  # fmt: skip
+
+
+def _add(op: Add, wide: bool) -> WideElements:
+    return _elements(op, wide, "sum", (op.a_scale, op.b_scale))
+
+
+def _multiply(op: Multiply, wide: bool) -> WideElements:
+    return _elements(op, wide, "product", (op.scale, 1.0))
+
+
+def _pair(op: RowPair, wide: bool) -> WideElements:
+    if op.kind not in ("minimum", "maximum") or op.a.shape[3] != op.b.shape[3]:
+        raise NarrowError(_sentence(op))
+    return _elements(op, wide, op.kind, (op.a_scale, op.b_scale))
+
+
+def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
+    if wide and is_wide(op.src) and op.keeps and (op.low, op.high) == LIMITS:
+        return moved([op.replace(x_zero=0, y_zero=0, low=-128, high=127)])
+    return WideElements(
+        **_result(op, wide), a=op.src, kind="requantise", a_scale=op.scale, a_zero=op.x_zero, a_wide=is_wide(op.src)
+    )
+
+
+def _pad(op: Pad, wide: bool) -> tuple[DeviceOp, ...]:
+    if not (wide and is_wide(op.src) and op.keeps and (op.low, op.high) == LIMITS):
+        raise NarrowError(_sentence(op))
+    return _padded(op)
+
+
+def _padded(op: Pad) -> tuple[DeviceOp, ...]:
+    """Each plane with its byte of the number around it."""
+    bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).on(doubled)
+    fills = _bytes(op.fill)
+    return bytes_only.replace(fill=fills[0]), bytes_only.on(lambda view: view.planes[1]).replace(fill=fills[1])
+
+
+def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
+    if wide or type(op) is not LayerNorm or op.least:
+        raise NarrowError(_sentence(op))
+    return WideLayerNorm(**{item.name: getattr(op, item.name) for item in dataclasses.fields(op)})
+
+
+def _pool(op: Pool, wide: bool) -> WideConv | tuple[DeviceOp, ...]:
+    """An average as a convolution of each channel with weights of 1, a maximum as maxima of two places at a time."""
+    if op.kind == "max":
+        return tuple(_maxima(op, wide))
+    if any(op.window.pad) and not op.include_pad:
+        raise NarrowError(_sentence(op))
+    channels, taps = op.src.shape[3], op.window.kernel[0] * op.window.kernel[1]
+    return WideConv(
+        **_result(op, wide), src=op.src, weight=np.ones((channels, *op.window.kernel, 1), np.int16),
+        bias=np.zeros(channels, np.int64), scale=np.full(channels, op.scale / taps), window=op.window, groups=channels,
+        x_zero=op.x_zero, x_wide=is_wide(op.src),
+    )  # fmt: skip
+
+
+def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
+    """Maxima along rows, then along columns, of two places at a time; the last result is requantised."""
+    if not is_wide(op.src):
+        raise NarrowError(_sentence(op))
+    name, src = op.dst.buffer.name, op.src
+    if any(op.window.pad):
+        n, h, w, c = src.shape
+        top, left, bottom, right = op.window.pad
+        src = _new(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
+        around = Pad(f"{op.name}/padded", op.src, src, Window(pad=op.window.pad), LIMITS[0])
+        yield from _padded(around)
+    for axis in (1, 0):
+        taps = [_tap(src, op, axis, place) for place in range(op.window.kernel[axis])]
+        src = taps[0]
+        for place, tap in enumerate(taps[1:], 1):
+            made = _new(f"{name}/{'rows' if axis else 'columns'}{place}", tap.shape)
+            yield WideElements(
+                name=f"{op.name}/{'rows' if axis else 'columns'}{place}", a=src, b=tap, dst=made, kind="maximum",
+                a_wide=True, b_wide=True, wide=True,
+            )  # fmt: skip
+            src = made
+    last = Rescale(op.name, src, op.dst, op.scale, op.x_zero, op.y_zero, op.low, op.high)
+    yield from _as_tuple(_rescale(last, wide))
+
+
+def _new(name: str, shape: tuple[int, int, int, int]) -> View:
+    return doubled(View(Buffer(name, shape), shape))
+
+
+def _tap(view: View, op: Pool, axis: int, place: int) -> View:
+    """What windows have at one place along rows (axis 1) or columns (0)."""
+    first, stride = place * op.window.dilation[axis], op.window.stride[axis]
+    shape, step = list(view.shape), list(view.step)
+    shape[1 + axis] = op.dst.shape[1 + axis]
+    at = [view.y, view.x]
+    at[axis] += first * step[axis]
+    step[axis] *= stride if shape[1 + axis] > 1 else 1
+    n, h, w, c = shape
+    return dataclasses.replace(view, shape=(n, h, w, c), y=at[0], x=at[1], step=(step[0], step[1]))
+
+
+def _as_tuple(found: DeviceOp | tuple[DeviceOp, ...]) -> tuple[DeviceOp, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+_FORMS: dict[type[DeviceOp], Callable[..., DeviceOp | tuple[DeviceOp, ...]]] = {
+    Add: _add, Conv: _conv, LayerNorm: _layer_norm, Multiply: _multiply, Pad: _pad, Pool: _pool, Rescale: _rescale,
+    RowPair: _pair,
+}  # fmt: skip
+"""What becomes of each kind of operator."""
