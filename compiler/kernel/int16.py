@@ -48,7 +48,8 @@ class WideElements(RowOp):
     """Elements of one or two tensors of 8 or 16 bits: q = sat(round(f(a, b)) + y_zero), clamped to [least, most].
 
     `kind` tells what f is: "requantise" (a), "sum" (a + b), "product" (a * b), "minimum" or "maximum", where a is
-    (x - a_zero) * a_scale, and b likewise; of products only `a_scale` counts, for both. `b` may repeat, as in `Add`.
+    (x - a_zero) * a_scale, and b likewise; of products only `a_scale` counts, for both. `b` may repeat, as in `Add`,
+    or have one channel.
     `a_wide` and `b_wide` tell which have 16 bits, `wide` whether results have.
     """
 
@@ -77,13 +78,20 @@ class WideElements(RowOp):
             return a
         return (*a, *(self.b.planes if self.b_wide else (self.b,)))
 
+    def _second(self, rows: Rows, at: int) -> Expression:
+        """An element of `b`, or the number that it has for a row."""
+        assert self.b is not None
+        if self.b.shape[3] == rows.columns:
+            return rows.bytes_of(at, at + 1) if self.b_wide else rows.read(at)
+        upper = rows.number(at)
+        return (upper << 8) + rows.number(at + 1) + 128 if self.b_wide else upper
+
     def rows(self) -> Rows:
         rows = Rows(self.sources[0].shape[3], len(self.sources))
-        at = 1 + self.a_wide
         a = (rows.bytes_of(0, 1) if self.a_wide else rows.read(0)) - self.a_zero
         if self.kind == "requantise":
             return stored(rows, steps(a, self.a_scale, self.y_zero, SATURATED), self)
-        b = (rows.bytes_of(at, at + 1) if self.b_wide else rows.read(at)) - self.b_zero
+        b = self._second(rows, 1 + self.a_wide) - self.b_zero
         if self.kind == "product":
             shift = _PRODUCT_SHIFT if self.a_wide and self.b_wide else 0
             made = steps(a.times(b, shift), self.a_scale * 2.0**shift, self.y_zero, SATURATED)

@@ -14,6 +14,7 @@ from weft.compiler.onnx.context import NodeContext, sentence
 from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operators.move import transposable
+from weft.compiler.onnx.operators.quantise import wide_forms
 from weft.compiler.onnx.qdq import (
     BITS,
     Activation,
@@ -134,7 +135,7 @@ def _walk(model: Model, refused: dict[int, str], alone: dict[int, str]) -> Match
         try:
             made = operator.handler(context)
         except wide.NarrowError as error:
-            found.unsupported[node.index] = str(error)
+            found.unsupported[node.index] = f"{sentence(wide_forms)} ({error})"
             continue
         if (
             node.op in _OF_INTEGERS

@@ -342,20 +342,23 @@ def constant(model: Model, node: Node) -> Constant | None:
     zero = model.constants.get(node.input(2)) if node.input(2) else np.zeros((), np.int64)
     if values is None or scale is None or zero is None or node.attributes.get("block_size", 0):
         return None
-    if str(values.dtype) not in ("int8", "uint8", "int32"):
+    if str(values.dtype) not in (*BITS, "int32"):
         return None
     shape = [1] * values.ndim
     if scale.size > 1:
         axis = node.attributes.get("axis", 1)
         shape[axis] = scale.size
     # Weights may be a hundred million: they stay small.
-    dtype = np.dtype(np.int64 if str(values.dtype) == "int32" else np.int16)
+    dtype = np.dtype(np.int16 if values.dtype.itemsize == 1 else np.int64)
     wide: np.ndarray = values.astype(dtype)
     wide = wide - zero.astype(dtype).reshape(shape if zero.size > 1 else [1] * values.ndim)
     name = node.inputs[0]
     quant = parameters(model, node, model.dtypes[name])
     activation = None if quant is None else Activation(hosted(model, name), quant)
     steps = scale.astype(np.float32).astype(np.float64).reshape(shape)
+    if values.dtype.itemsize == 2:  # no weights of the device
+        floats = wide * steps
+        return Constant(floats, np.ones((1,) * values.ndim), exact=True, activation=activation)
     # Scales of weights may be negative or zero: the device's are above zero, its integers take what is left.
     return Constant(
         wide * np.sign(steps).astype(dtype),

@@ -27,6 +27,7 @@ from weft.compiler.ir.graph import (
 from weft.compiler.kernel.int16 import LIMITS, WideElements
 from weft.compiler.kernel.operators import LayerNorm
 from weft.compiler.kernel.row_operators import RowPair
+from weft.compiler.kernel.row_products import RowScale
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.kernel.wide_norm import WideLayerNorm
 
@@ -40,7 +41,7 @@ OPERATORS = (
 
 
 class NarrowError(Exception):
-    """An operator that has no form for 16 bits: a sentence for the report."""
+    """An operator that has no form for 16 bits: which one."""
 
 
 def is_wide(view: View) -> bool:
@@ -60,7 +61,7 @@ def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
     made = []
     for op in ops:
         if not _moves(op):
-            raise NarrowError(_sentence(op))
+            raise NarrowError(_named(op))
         upper = op.on(doubled)
         lower = upper.on(lambda view: view.planes[1])
         if isinstance(op, Conv):  # channels that are none of the input's
@@ -92,7 +93,7 @@ def widened(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
     """
     make = _FORMS.get(type(op))
     if make is None or op.lookup is not None:
-        raise NarrowError(_sentence(op))
+        raise NarrowError(_named(op))
     found = make(op, wide)
     for made in (found,) if isinstance(found, WideConv) else ():
         try:
@@ -102,9 +103,8 @@ def widened(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
     return _as_tuple(found)
 
 
-def _sentence(op: DeviceOp) -> str:
-    known = "sums, products, convolutions, pools, minima, maxima, copies, and normalisations to 8 bits"
-    return f"Of values of 16 bits the device has {known} ({op.name!r} is none)"
+def _named(op: DeviceOp) -> str:
+    return f"{op.name!r} is none of these"
 
 
 def _result(op: DeviceOp, wide: bool) -> dict[str, object]:
@@ -137,8 +137,17 @@ def _multiply(op: Multiply, wide: bool) -> WideElements:
 
 def _pair(op: RowPair, wide: bool) -> WideElements:
     if op.kind not in ("minimum", "maximum") or op.a.shape[3] != op.b.shape[3]:
-        raise NarrowError(_sentence(op))
+        raise NarrowError(_named(op))
     return _elements(op, wide, op.kind, (op.a_scale, op.b_scale))
+
+
+def _row_scale(op: RowScale, wide: bool) -> WideElements:
+    if op.by != "times" or op.number is None or op.centre or op.weight is not None:
+        raise NarrowError(_named(op))
+    return WideElements(
+        **_result(op, wide), a=op.src, b=op.number, kind="product", a_scale=op.scale * op.gain, a_zero=op.x_zero,
+        b_zero=op.r_zero, a_wide=is_wide(op.src), b_wide=is_wide(op.number),
+    )  # fmt: skip
 
 
 def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
@@ -151,7 +160,7 @@ def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
 
 def _pad(op: Pad, wide: bool) -> tuple[DeviceOp, ...]:
     if not (wide and is_wide(op.src) and op.keeps and (op.low, op.high) == LIMITS):
-        raise NarrowError(_sentence(op))
+        raise NarrowError(_named(op))
     return _padded(op)
 
 
@@ -164,7 +173,7 @@ def _padded(op: Pad) -> tuple[DeviceOp, ...]:
 
 def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
     if wide or type(op) is not LayerNorm or op.least:
-        raise NarrowError(_sentence(op))
+        raise NarrowError(_named(op))
     return WideLayerNorm(**{item.name: getattr(op, item.name) for item in dataclasses.fields(op)})
 
 
@@ -173,7 +182,7 @@ def _pool(op: Pool, wide: bool) -> WideConv | tuple[DeviceOp, ...]:
     if op.kind == "max":
         return tuple(_maxima(op, wide))
     if any(op.window.pad) and not op.include_pad:
-        raise NarrowError(_sentence(op))
+        raise NarrowError(_named(op))
     channels, taps = op.src.shape[3], op.window.kernel[0] * op.window.kernel[1]
     return WideConv(
         **_result(op, wide), src=op.src, weight=np.ones((channels, *op.window.kernel, 1), np.int16),
@@ -185,7 +194,7 @@ def _pool(op: Pool, wide: bool) -> WideConv | tuple[DeviceOp, ...]:
 def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
     """Maxima along rows, then along columns, of two places at a time; the last result is requantised."""
     if not is_wide(op.src):
-        raise NarrowError(_sentence(op))
+        raise NarrowError(_named(op))
     name, src = op.dst.buffer.name, op.src
     if any(op.window.pad):
         n, h, w, c = src.shape
@@ -229,6 +238,6 @@ def _as_tuple(found: DeviceOp | tuple[DeviceOp, ...]) -> tuple[DeviceOp, ...]:
 
 _FORMS: dict[type[DeviceOp], Callable[..., DeviceOp | tuple[DeviceOp, ...]]] = {
     Add: _add, Conv: _conv, LayerNorm: _layer_norm, Multiply: _multiply, Pad: _pad, Pool: _pool, Rescale: _rescale,
-    RowPair: _pair,
+    RowPair: _pair, RowScale: _row_scale,
 }  # fmt: skip
 """What becomes of each kind of operator."""
