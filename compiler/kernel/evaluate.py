@@ -51,6 +51,8 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         "add": lambda a, b: a + b,
         "subtract": lambda a, b: a - b,
         "shift": lambda a: a << item.value,
+        "floor": lambda a: a >> item.value,
+        "table": lambda a: np.frombuffer(item.table, np.int8)[np.clip(a, -128, 127) + 128].astype(np.int64),
         "minimum": np.minimum,
         "maximum": np.maximum,
         "less": lambda a, b: (a < b).astype(np.int64),
