@@ -64,6 +64,16 @@ def generate(rows: Rows, n: int) -> tuple[MicroOp, ...]:
     return _Generator(rows, n).ops()
 
 
+def tables_of(rows: Rows) -> tuple[bytes, ...]:
+    """The look-up tables that a kernel reads, each once: TABLE in what `generate` makes has their numbers here."""
+    return tuple(dict.fromkeys(item.table for item in _all(rows.result[0]) if item.kind == "table"))
+
+
+def with_tables(ops: tuple[MicroOp, ...], numbers: tuple[int, ...]) -> tuple[MicroOp, ...]:
+    """The same with the numbers that the tables of `tables_of` have in the device."""
+    return tuple(replace(op, immediate=numbers[op.immediate]) if op.op == Op.TABLE else op for op in ops)
+
+
 def _level(item: Expression, known: dict[int, int]) -> int:
     """How many loops come before the one that computes it."""
     if id(item) not in known:
@@ -81,6 +91,7 @@ class _Generator:
         self.places: dict[int, _Place] = {}
         self.registers = 0
         self.levels: dict[int, int] = {}
+        self.tables = tables_of(rows)
 
     def ops(self) -> tuple[MicroOp, ...]:
         results = self.rows.result
@@ -218,6 +229,9 @@ class _Generator:
         elif item.kind == "shift":
             place = self._first(self._shiftable(item.operands[0]))
             self._step(Op.ADD, replace(place, shift=place.shift + item.value), _ZERO, d, **more)
+        elif item.kind == "table":
+            place = self._first(self._place(item.operands[0]))
+            self._step(Op.TABLE, place, _Place("number", self.tables.index(item.table)), d, **more)
         elif item.kind == "choose":
             yes, no = (self._place(operand) for operand in item.operands[1:])
             yes, no = self._first(yes), self._second(no)

@@ -54,10 +54,11 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
     functions: dict[str, Callable[..., np.ndarray]] = {
         "known": lambda a: a,
         "factor": lambda a: a,
-        "floor": lambda a: a >> item.value,
         "add": lambda a, b: a + b,
         "subtract": lambda a, b: a - b,
         "shift": lambda a: a << item.value,
+        "floor": lambda a: a >> item.value,
+        "table": lambda a: np.frombuffer(item.table, np.int8)[np.clip(a, -128, 127) + 128].astype(np.int64),
         "minimum": np.minimum,
         "maximum": np.maximum,
         "less": lambda a, b: (a < b).astype(np.int64),

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from weft.compiler.ir.graph import CompileError
+from weft.hdl.isa.config import LOOKUP_ENTRIES
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 
 WORD = 1 << 31
@@ -24,6 +27,8 @@ RECIPROCAL_PLACES = 15
 """Places behind the point of the reciprocals' factors, beside their exponent."""
 EXPONENTS = ("reciprocal", "rsqrt", "factor")
 """Kinds of factors that have an exponent of their own."""
+DIGITS = 32639
+"""The largest number of two digits as `digits` has them."""
 
 
 class KernelError(CompileError):
@@ -37,10 +42,10 @@ class Expression:
     `kind` is what makes it of `operands`, with `value` beside them: "read" (of tensor `value` & 3; & 4: its lower
     byte, & 8: unsigned), "accumulated" (number `value` of the sums of tensor 0), "number" (the only element that tensor
     `value` has for a row), "constant", "add", "subtract", "multiply" (then shifted right by `value` and rounded half to
-    even; by the exponent of the second operand, too, if that has one), "floor" (shifted right by `value` and rounded
-    down), "shift" (to the left), "minimum", "maximum", "less" (a condition), "choose" (by a condition), "sum" and
-    "largest" (over a row), "reciprocal" and "rsqrt", or "known" and "factor", which are their operand. `low` and `high`
-    bound it.
+    even; by the exponent of the second operand, too, if that has one), "shift" (to the left), "floor" (to the right,
+    rounded down), "table" (the entry of `table`, 256 int8 as bytes), "minimum", "maximum", "less" (a condition),
+    "choose" (by a condition), "sum" and "largest" (over a row), "reciprocal" and "rsqrt", or "known" and "factor",
+    which are their operand. `low` and `high` bound it.
     """
 
     kind: str
@@ -50,6 +55,7 @@ class Expression:
     varies: bool
     value: int = 0
     where: str = ""
+    table: bytes = b""
 
     def __add__(self, other: Expression | int) -> Expression:
         return _two("add", self, other, lambda a, b: (a[0] + b[0], a[1] + b[1]))
@@ -109,9 +115,28 @@ class Expression:
         _check(0 <= shift < 64, f"a quotient has at most {RECIPROCAL_PLACES} places, not {places}")
         return _made("multiply", (self, reciprocal), -most, most, value=shift)
 
-    def floored(self, shift: int) -> Expression:
-        """``self / 2**shift``, rounded down."""
-        return _made("floor", (self,), self.low >> shift, self.high >> shift, value=shift)
+    def floored(self, places: int) -> Expression:
+        """``self / 2**places``, rounded down."""
+        _check(0 <= places < 64, f"a shift is 0 to 63, not {places}")
+        return _made("floor", (self,), self.low >> places, self.high >> places, value=places)
+
+    def looked_up(self, table: np.ndarray) -> Expression:
+        """Entry ``self + 128`` of a look-up table, int8 (256,); below -128 and above 127 the entry at that end."""
+        _check_table(table, "int8")
+        first, last = (min(max(end, -128), 127) + 128 for end in (self.low, self.high))
+        reached = table[first : last + 1]
+        return _made("table", (self,), int(reached.min()), int(reached.max()), table=table.tobytes())
+
+    def interpolated(self, table: np.ndarray, places: int) -> Expression:
+        """What a table, int8 or int16 (256,), has at ``self / 2**places + 128``: linear between its entries and rounded
+        half to even, and beyond its ends the entry there. int16, of at most 32639, takes two look-up tables."""
+        _check_table(table, "int8", "int16")
+        _check(0 < places < MULTIPLIER_BITS, f"between entries there are 1 to 17 binary places, not {places}")
+        place = self.floored(places)
+        rest = (self - (place << places)).known(0, (1 << places) - 1)
+        here, behind = _entry(place, table), _entry(place + 1, table)
+        found = here + (behind - here).times(rest, places)
+        return found.known(int(table.min()), int(table.max()))
 
     def known(self, low: int, high: int) -> Expression:
         """The same, of which it is known that it lies from `low` to `high`."""
@@ -124,6 +149,18 @@ class Expression:
     def rsqrt(self) -> Expression:
         """1 / sqrt(self), to 14 bits."""
         return _made("rsqrt", (self,), 0, WORD - 1)
+
+
+def digits(values: np.ndarray, count: int) -> list[np.ndarray]:
+    """Whole numbers as `count` digits from -128 to 127 of 256 each, int8, the highest one first."""
+    found: list[np.ndarray] = []
+    rest = values.astype(np.int64)
+    for _ in range(count):
+        digit = ((rest + 128) & 0xFF) - 128
+        found.insert(0, digit.astype(np.int8))
+        rest = (rest - digit) >> 8
+    _check(not rest.any(), f"{values.flat[int(np.argmax(rest != 0))]} has more than {count} digits")
+    return found
 
 
 def factor_of(scale: float) -> tuple[int, int]:
@@ -253,13 +290,29 @@ def _made(
     *,
     value: int = 0,
     varies: bool | None = None,
+    table: bytes = b"",
 ) -> Expression:
     _check(
         low >= -WORD and high < WORD,
         f"the result may be {low if low < -WORD else high}, which has more than 32 bits",
     )
     differs = any(operand.varies for operand in operands) if varies is None else varies
-    return Expression(kind, operands, low, high, differs, value, _line())
+    return Expression(kind, operands, low, high, differs, value, _line(), table)
+
+
+def _check_table(table: np.ndarray, *dtypes: str) -> None:
+    good = isinstance(table, np.ndarray) and table.dtype.name in dtypes and table.shape == (LOOKUP_ENTRIES,)
+    given = f"{table.dtype} of shape {table.shape}" if isinstance(table, np.ndarray) else repr(table)
+    _check(good, f"a look-up table is {' or '.join(dtypes)} of shape ({LOOKUP_ENTRIES},), not {given}")
+
+
+def _entry(place: Expression, table: np.ndarray) -> Expression:
+    """An entry of a table of int8 or int16."""
+    if table.dtype == np.int8:
+        return place.looked_up(table)
+    _check(table.max() <= DIGITS, f"entries of int16 are at most {DIGITS}, not {table.max()}")
+    upper, lower = digits(table, 2)
+    return (place.looked_up(upper) << 8) + place.looked_up(lower)
 
 
 def _shifted(value: int, shift: int) -> int:

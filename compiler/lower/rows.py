@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.code import generate, tables_of, with_tables
 from weft.compiler.kernel.operators import GroupNorm, RowOp
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
 from weft.compiler.machine.memory import Ring, TensorRef
@@ -14,7 +14,7 @@ from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.row_plan import RowPlan
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import Kernel, MicroOp, Source
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.kernel import SERIAL, STRIP_ROWS, Op
 from weft.hdl.isa.latencies import kernel_least, kernel_serial
 
@@ -111,7 +111,9 @@ class _RowLowering:
         self.outputs = Ring(self.constants - slots * size, size, slots)
 
     def tasks(self) -> Iterator[Task]:
-        ops = generate(self.op.rows(), self.config.n)
+        rows = self.op.rows()
+        tables = yield from self.emit.lookups(tables_of(rows), self._blocks())
+        ops = with_tables(generate(rows, self.config.n), tables)
         start = yield from self.emit.kernel(ops)
         for index, tensor in enumerate(self.op.vectors):
             at = self.constants + BYTES * index * self.tile.vectors
@@ -121,6 +123,11 @@ class _RowLowering:
                 for x in range(0, self.dst.w, self.tile.rows):
                     box = Box(y, x, 1, min(self.tile.rows, self.dst.w - x))
                     yield from self._tile(image, box, ops, start)
+
+    def _blocks(self) -> Ring:
+        """Where look-up tables come by: in the place of the first rows, which are loaded behind them."""
+        first = self.inputs[0].start
+        return Ring(first, min(self.constants - first, ceil_div(LOOKUP_ENTRIES, self.config.n)), 1)
 
     def _tile(self, image: int, box: Box, ops: tuple[MicroOp, ...], start: int) -> Iterator[Task]:
         rows, (*counts, stored) = box.w, self.vectors

@@ -13,7 +13,7 @@ from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
 from weft.compiler.machine.memory import CONSTANTS, Constants, Kernels, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
-from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES, Load, Lookup, Microcode, MicroOp, Store
+from weft.hdl.isa import WORD_BYTES, Load, Lookup, Microcode, MicroOp, Store
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.kernel import MICRO_OPS
 
@@ -139,15 +139,33 @@ class Emitter:
             return {}
         content = lookup.tobytes()
         table, held = self.tables.get(content)
-        if held:
-            return {"lookup": 1, "table": table}
-        size = min(PARAMETER_VECTORS * self.config.n, LOOKUP_ENTRIES)
+        if not held:
+            yield from self._filled(table, content, blocks)
+        return {"lookup": 1, "table": table}
+
+    def lookups(self, contents: tuple[bytes, ...], blocks: Ring) -> Generator[Task, None, tuple[int, ...]]:
+        """The same of the tables of a kernel, all of which must be there at a time; returns their numbers."""
+        filled: set[bytes] = set()
+        while True:
+            found = [self.tables.get(content) for content in contents]
+            missing = {content for content, (_, held) in zip(contents, found, strict=True) if not held}
+            if not missing:
+                break
+            filled |= missing  # which may have taken the place of one before it
+        for content, (table, _) in zip(contents, found, strict=True):
+            if content in filled:
+                yield from self._filled(table, content, blocks)
+        return tuple(table for table, _ in found)
+
+    def _filled(self, table: int, content: bytes, blocks: Ring) -> Iterator[Task]:
+        """Tasks that fill a look-up table."""
+        size = min(blocks.size * self.config.n, LOOKUP_ENTRIES)
         for entry in range(0, LOOKUP_ENTRIES, size):
             block, _ = blocks.get((content, entry))
-            yield self.load_constant(content[entry : entry + size], block)
-            filling = Lookup(src=block, vectors=size // self.config.n, table=table, entry=entry)
-            yield Task(filling, self.layer, size)
-        return {"lookup": 1, "table": table}
+            part = content[entry : entry + size]
+            yield self.load_constant(part, block)
+            filling = Lookup(src=block, vectors=len(part) // self.config.n, table=table, entry=entry)
+            yield Task(filling, self.layer, len(part))
 
     def kernel(self, ops: tuple[MicroOp, ...]) -> Generator[Task, None, int]:
         """Put a kernel into the engine's memory, unless it is there; returns its first entry."""

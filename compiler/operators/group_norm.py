@@ -15,7 +15,7 @@ from weft.compiler.lower.rows import BYTES, kernel_cycles, lower_images
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
-from weft.compiler.operators.row_wise import no_kernels
+from weft.compiler.operators.row_wise import lacking
 from weft.compiler.plan import row_plan, vector_plan
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.row_plan import RowPlan
@@ -60,7 +60,7 @@ def _cost(op: GroupNorm, plan: RowPlan | None, config: Config) -> Cost:
 def _unsupported(op: GroupNorm, config: Config) -> str | None:
     if op.group > config.n:
         return f"groups of {op.group} channels are more than the {config.n} elements of a vector"
-    return no_kernels(op, config)
+    return lacking(op, config)
 
 
 OPERATOR = Operator(GroupNorm, _shape, _evaluate, _plan, _lower, _cost, _unsupported, looked_up=False)

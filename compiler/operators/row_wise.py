@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from weft.compiler.ir.graph import IrError
-from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.code import generate, tables_of
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.operators import RowOp
 from weft.compiler.lower.rows import BYTES, kernel_cycles, lower_rows
@@ -19,7 +19,7 @@ from weft.compiler.plan import row_plan, vector_plan
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.row_plan import RowPlan
 from weft.compiler.plan.site import Site
-from weft.hdl.isa.config import Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.kernel import STRIP_ROWS
 
 
@@ -52,7 +52,9 @@ def plan(op: RowOp, site: Site, choose: Chooser) -> RowPlan | None:
 
 
 def beside(op: RowOp, site: Site) -> RowPlan | None:
-    """A strip of rows at a time, of which at least two fit."""
+    """A strip of rows at a time, of which at least two fit. What runs beside it could refill its look-up tables."""
+    if tables_of(op.rows()):
+        return None
     found = row_plan.plan(site.flattened(), BYTES * len(op.vectors), STRIP_ROWS, wide=op.wide)
     return found if found is not None and found.slots > 1 else None
 
@@ -71,17 +73,22 @@ def cost(op: RowOp, plan: RowPlan | None, config: Config) -> Cost:
     n, h, w, _ = op.dst.shape
     c = op.sources[0].shape[3]
     moved = prod(op.dst.shape) + sum(prod(view.shape) for view in op.sources)
-    cycles = kernel_cycles(generate(op.rows(), config.n), n * h * w, ceil_div(c, config.n), config)
+    rows = op.rows()
+    cycles = kernel_cycles(generate(rows, config.n), n * h * w, ceil_div(c, config.n), config)
+    cycles += LOOKUP_ENTRIES * len(tables_of(rows))
     return Cost(*vector_plan.cycles(op, config, cycles, moved))
 
 
-def no_kernels(op: RowOp, config: Config) -> str | None:
-    """What a configuration without the kernel engine says."""
-    if config.kernel:
+def lacking(op: RowOp, config: Config) -> str | None:
+    """What a configuration says that has no kernel engine, or fewer look-up tables than the kernel reads."""
+    if not config.kernel:
+        return "this configuration has no kernel engine; set 'kernel' to 64"
+    count, most = len(tables_of(op.rows())), config.lookup_tables
+    if count <= most:
         return None
-    return "this configuration has no kernel engine; set 'kernel' to 64"
+    return f"the kernel reads {count} look-up tables, but the configuration has {most}: set 'lookup_tables' to more"
 
 
 def operator(kind: type[RowOp]) -> Operator:
     """The record of a kind."""
-    return Operator(kind, shape, evaluate_rows, plan, lower, cost, no_kernels, looked_up=False, beside=beside)
+    return Operator(kind, shape, evaluate_rows, plan, lower, cost, lacking, looked_up=False, beside=beside)

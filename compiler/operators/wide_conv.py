@@ -15,7 +15,7 @@ from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.conv import sums
 from weft.compiler.operators.record import Cost, Operator, Shape4
-from weft.compiler.operators.row_wise import no_kernels, stacked
+from weft.compiler.operators.row_wise import lacking, stacked
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.site import Site
@@ -55,4 +55,4 @@ def _cost(op: WideConv, plan: ConvPlan | None, config: Config) -> Cost | None:
     return None if plan is None else Cost(plan.cycles, plan.traffic)
 
 
-OPERATOR = Operator(WideConv, _shape, _evaluate, _plan, _lower, _cost, no_kernels, looked_up=False)
+OPERATOR = Operator(WideConv, _shape, _evaluate, _plan, _lower, _cost, lacking, looked_up=False)

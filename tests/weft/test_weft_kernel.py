@@ -42,7 +42,18 @@ def ratio(rows: Rows) -> None:
     rows.store((rows.read(0) << 5).over(rows.read(1).reciprocal(), 0, 1 << 22))
 
 
-@pytest.mark.parametrize("function", [spread, mixed, ratio])
+PLACES = 128 * np.sin(np.arange(256) / 40)
+NEAR, FINE = np.clip(np.rint(PLACES), -128, 127).astype(np.int8), np.rint(PLACES * 250).astype(np.int16)
+
+
+def curves(rows: Rows) -> None:
+    """A sine of elements, and a finer one of products."""
+    x = rows.read(0)
+    fine = x.times(rows.read(1)).interpolated(FINE, 7)
+    rows.store(x.looked_up(NEAR).times(3, 2) + fine.times(1, 9))
+
+
+@pytest.mark.parametrize("function", [spread, mixed, ratio, curves])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (9, 7), (30, 16), (3, 150)])
 def test_examples(function: Callable[[Rows], object], rows: int, columns: int) -> None:
     rng = np.random.default_rng([rows, columns])
@@ -70,6 +81,13 @@ def test_meaning() -> None:
     kernel = weft.kernel.compile(spread, rows=20, columns=30, config=TINY)
     exact = (x - x.min(axis=1, keepdims=True).astype(int)) * (127 / 255)
     assert np.abs(kernel.run(x) - exact).max() <= 0.5 + 1e-3
+    kernel = weft.kernel.compile(ratio, rows=20, columns=30, tensors=2, config=TINY)
+    kernel = weft.kernel.compile(curves, rows=20, columns=30, tensors=2, config=TINY)
+    product = x.astype(float) * y
+    fine = np.interp(product / 128, np.arange(-128, 128), FINE) / 512
+    assert (
+        np.abs(kernel.run(x, y) - np.clip(NEAR[x.astype(int) + 128] * 0.75 + fine, -128, 127)).max() <= 1.01
+    )
     kernel = weft.kernel.compile(ratio, rows=20, columns=30, tensors=2, config=TINY)
     where = y != 0
     quotient = np.clip(32.0 * x[where] / y[where], -128, 127)
@@ -112,6 +130,12 @@ def test_refused() -> None:
         compiled(lambda rows: None)
     with pytest.raises(CompileError, match="no kernel engine; set 'kernel' to 64"):
         compiled(spread, config="tiny")
+    with pytest.raises(
+        CompileError, match="reads 3 look-up tables, but the configuration has 2: set 'lookup_"
+    ):
+        compiled(curves, tensors=2, config=TINY.replace(lookup_tables=2))
+    with pytest.raises(KernelError, match=r"table is int8 of shape \(256,\), not int64 of shape \(2,\)"):
+        compiled(lambda rows: rows.store(rows.read(0).looked_up(np.zeros(2, np.int64))))
     with pytest.raises(InputError, match="'columns'"):
         compiled(spread, columns=0)
     with pytest.raises(InputError, match="'tensors'"):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant, factor_of
+from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant, digits, factor_of
+
+RISING = np.arange(-128, 128).astype(np.int8)
 
 
 def test_ranges() -> None:
@@ -18,6 +21,8 @@ def test_ranges() -> None:
         (-128, 127): x, (-32768, 32767): y, (-255, 255): x - x, (-1024, 1016): x << 3, (-1280, 1270): rows.sum(x),
         (-128, 100): x.minimum(100), (0, 127): x.maximum(0), (0, 1): x < 3, (-8, 0): x.times(x, 11) - 8,
         (-6144, 6096): x.times(48), (-64, 64): x.scaled(0.5),
+        (-16, 15): x.floored(3), (-125, 127): x.maximum(-125).looked_up(RISING), (-128, 5): (x - 122).looked_up(RISING),
+        (-512, 508): (x << 9).interpolated(RISING.astype(np.int16) * 4, 9),
         (0, 16384): x.times(x), (-128, 32767): (x < y).choose(y.maximum(0), x),
     }  # fmt: skip
     for (low, high), made in cases.items():
@@ -30,6 +35,16 @@ def test_factors() -> None:
         assert abs(mantissa) < 1 << 17
         assert abs(mantissa / 2.0**shift / scale - 1) < 2**-16 or shift == 63
     assert factor_of(0.0) == (0, 0)
+
+
+def test_digits() -> None:
+    values = np.array([-32896, -32768, -129, -128, 0, 127, 128, 32639])
+    upper, lower = digits(values, 2)
+    assert upper.dtype == lower.dtype == np.int8
+    assert np.array_equal(upper.astype(int) * 256 + lower, values)
+    for value in (32640, -32897):
+        with pytest.raises(KernelError, match=f"{value} has more than 2 digits"):
+            digits(np.array([value]), 2)
 
 
 BAD: dict[str, Callable[[Rows, Expression], object]] = {
@@ -45,6 +60,22 @@ BAD: dict[str, Callable[[Rows, Expression], object]] = {
     "a reciprocal divides with `over`": lambda rows, x: x.times(x.reciprocal()),
     "`over` takes a reciprocal": lambda rows, x: x.over(x, 3, 100),
     "a quotient has at most 15 places, not 16": lambda rows, x: x.over(x.rsqrt(), 16, 100),
+    "a shift is 0 to 63, not -1": lambda rows, x: x.floored(-1),
+    "a look-up table is int8 of shape (256,), not int8 of shape (255,)": lambda rows, x: x.looked_up(
+        RISING[1:]
+    ),
+    "a look-up table is int8 of shape (256,), not int16 of shape (256,)": lambda rows, x: x.looked_up(
+        RISING.astype(np.int16)
+    ),
+    "a look-up table is int8 of shape (256,), not [1, 2]": lambda rows, x: x.looked_up([1, 2]),  # type: ignore[arg-type]
+    "a look-up table is int8 or int16 of shape (256,), not int64 of shape (256,)": lambda rows, x: (
+        x.interpolated(RISING.astype(np.int64), 3)
+    ),
+    "between entries there are 1 to 17 binary places, not 18": lambda rows, x: x.interpolated(RISING, 18),
+    "between entries there are 1 to 17 binary places, not 0": lambda rows, x: x.interpolated(RISING, 0),
+    "entries of int16 are at most 32639, not 32640": lambda rows, x: x.interpolated(
+        np.full(256, 32640, np.int16), 3
+    ),
     "only a comparison chooses": lambda rows, x: x.choose(1, 2),
     "there is no tensor 7: there are 2": lambda rows, x: rows.number(7),
     "one element for a row is stored of what is one number for it": lambda rows, x: rows.store_number(x),

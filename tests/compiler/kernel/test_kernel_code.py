@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.code import generate, tables_of, with_tables
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
 from weft.compiler.lower.rows import interleaved
@@ -26,13 +26,19 @@ OPERANDS = ("src", "b", "c", "d")
 
 
 def run(
-    config: Config, ops: tuple[MicroOp, ...], tensors: list[np.ndarray], single: bool = False
+    config: Config,
+    ops: tuple[MicroOp, ...],
+    tensors: list[np.ndarray],
+    single: bool = False,
+    tables: tuple[bytes, ...] = (),
 ) -> np.ndarray:
     """The result of a kernel on the golden interpreter: int8 (rows, columns), or with `single` (rows, 1)."""
     n, (rows, columns) = config.n, tensors[0].shape
     columns = max(tensor.shape[1] for tensor in tensors)
     vectors = -(-columns // n)
     device = GoldenDevice(config, 1 << 15)
+    for number, table in enumerate(tables):
+        device.memories.lookup[number] = np.frombuffer(table, np.int8)
     fields, at = {}, 0
     for name, tensor in zip(OPERANDS, tensors, strict=False):
         wide = tensor.dtype == np.int16
@@ -76,6 +82,12 @@ def run(
     return device.scratchpad[at : at + rows * stored].reshape(rows, -1)[:, : 1 if single else columns]
 
 
+def random_table(rng: random.Random, dtype: type) -> np.ndarray:
+    """Any entries, of int16 as large as they may be."""
+    ends = np.iinfo(dtype)
+    return np.array([rng.randint(ends.min, min(ends.max, 32639)) for _ in range(256)], dtype)
+
+
 def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Expression]) -> Expression:
     """Any expression; parts of it are shared."""
     if pool and rng.random() < 0.2:
@@ -87,12 +99,15 @@ def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Exp
         return rows.read(rng.randrange(2)) if leaf == "read" else rows.wide(2)
     a = random_expression(rng, rows, depth - 1, pool)
     kind = rng.choice(
-        ("add", "subtract", "times", "shift", "least", "most", "choose", "sum", "largest", "over", "scaled")
-    )
-    if kind in ("sum", "largest", "shift", "scaled"):
+        ("add", "subtract", "times", "shift", "least", "most", "choose", "sum", "largest", "over", "scaled",
+         "floored", "table", "between")
+    )  # fmt: skip
+    if kind in ("sum", "largest", "shift", "scaled", "floored", "table", "between"):
         made = {
             "sum": lambda: rows.sum(a), "largest": lambda: rows.largest(a), "shift": lambda: a << rng.randrange(1, 4),
-            "scaled": lambda: a.scaled(rng.uniform(-2, 2)),
+            "scaled": lambda: a.scaled(rng.uniform(-2, 2)), "floored": lambda: a.floored(rng.randrange(12)),
+            "table": lambda: a.looked_up(random_table(rng, np.int8)),
+            "between": lambda: a.interpolated(random_table(rng, rng.choice((np.int8, np.int16))), rng.randrange(1, 8)),
         }[kind]()  # fmt: skip
     else:
         b = random_expression(rng, rows, depth - 1, pool)
@@ -121,15 +136,22 @@ def test_random(name: str) -> None:
             ops = generate(rows, config.n)
         except KernelError:
             continue
+        tables = tables_of(rows)
+        if len(tables) > config.lookup_tables:
+            continue
+        numbers = tuple(rng.sample(range(config.lookup_tables), len(tables)))
+        filled = dict(zip(numbers, tables, strict=True))
         source = np.random.default_rng(rng.getrandbits(32))
         tensors = [source.integers(-128, 128, (count, columns)).astype(np.int8)]
         tensors += [source.integers(-128, 128, (rng.choice([1, count]), columns)).astype(np.int8)]
         tensors += [source.integers(-(1 << 15), 1 << 15, (rng.choice([1, count]), columns)).astype(np.int16)]
         expected = evaluate(rows, tensors)
-        assert np.array_equal(run(config, ops, tensors), expected), (rows, ops)
+        given = tuple(filled.get(number, bytes(256)) for number in range(config.lookup_tables))
+        found = run(config, with_tables(ops, numbers), tensors, tables=given)
+        assert np.array_equal(found, expected), (rows, ops)
         kinds |= {op.op for op in ops}
         done += 1
-    assert kinds == set(Op) - {Op.EQ, Op.TABLE}
+    assert kinds == set(Op) - {Op.EQ}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.golden_compare import compare, compare_on_rtl
-from support.op_cases import draw, random_source, random_view
+from support.op_cases import convolution, draw, random_lookup, random_source, random_view
+from support.op_cases import whole as tensor
 
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
+from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, DeviceSegment, Rescale, View
 from weft.compiler.kernel.code import generate
-from weft.compiler.kernel.operators import GroupNorm, LayerNorm
+from weft.compiler.kernel.expressions import Rows
+from weft.compiler.kernel.operators import GroupNorm, LayerNorm, RowFunction
 from weft.compiler.lower.rows import kernel_cycles
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa import Kernel
@@ -126,6 +128,81 @@ def test_on_rtl() -> None:
         segment = DeviceSegment("norm", (op,))
         inputs = {op.src.buffer.name: rng.integers(-128, 128, op.src.buffer.shape).astype(np.int8)}
         compare_on_rtl(segment, inputs, config, case)
+
+
+def with_tables(
+    rng: np.random.Generator, src: View, dst: View, pool: list[np.ndarray], count: int
+) -> RowFunction:
+    """A kernel that reads `count` tables of a pool, one behind the other."""
+    chosen = [pool[index] for index in rng.permutation(len(pool))[:count]]
+
+    def function(rows: Rows) -> None:
+        x = rows.read(0)
+        for table in chosen:
+            x = x.looked_up(table)
+        rows.store(x - 3)
+
+    return RowFunction(dst.buffer.name, (src,), dst, function)
+
+
+def random_tables(rng: np.random.Generator, config: Config) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+    """Kernels, convolutions and requantisations in turn, all with look-up tables of few contents."""
+    pool = [random_lookup(rng) for _ in range(config.lookup_tables + 2)]
+    shape = draw(rng, 1, 2), draw(rng, 1, 4), draw(rng, 1, 40), draw(rng, 1, 40)
+    value, ops, count = tensor("x", shape, "input"), list[DeviceOp](), draw(rng, 2, 7)
+    for index in range(count):
+        dst = tensor("y", shape, "output") if index == count - 1 else tensor(f"t{index}", shape, "temp")
+        kind = rng.random()
+        if kind < 0.6:
+            ops.append(with_tables(rng, value, dst, pool, draw(rng, 0, config.lookup_tables)))
+        elif kind < 0.8:
+            ops.append(Rescale(f"r{index}", value, dst, lookup=pool[draw(rng, 0, len(pool) - 1)]))
+        else:
+            made = convolution(value, shape[3], name=dst.buffer.name, kind=dst.buffer.kind)
+            scale = np.full(shape[3], 0.01 / shape[3] ** 0.5)
+            ops.append(made.replace(scale=scale, lookup=pool[draw(rng, 0, len(pool) - 1)]))
+        value = ops[-1].dst
+    return DeviceSegment("tables", tuple(ops)), {"x": rng.integers(-128, 128, shape).astype(np.int8)}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("tables", [1, 2, 4])
+def test_tables(name: str, tables: int) -> None:
+    """Kernels, convolutions and others share the look-up tables, and each finds what it reads."""
+    config, rng = CONFIGS[name].replace(lookup_tables=tables), np.random.default_rng(tables)
+    for _ in range(15):
+        segment, inputs = random_tables(rng, config)
+        compare(compile_segment(segment, config), segment, inputs, config, temps=False)
+
+
+def test_tables_on_rtl() -> None:
+    config, rng = CONFIGS["tiny"], np.random.default_rng(5)
+    for case in range(4):
+        segment, inputs = random_tables(rng, config)
+        compare_on_rtl(segment, inputs, config, case)
+
+
+def test_tables_pass_where_rows_are_loaded() -> None:
+    """A scratchpad with room for one row and its result takes a table in parts."""
+    config = Config(
+        n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=16, bus_bytes=4, kernel=16, mantissa_bits=16
+    )
+    rng, shape = np.random.default_rng(3), (1, 1, 3, 29)
+    pool = [random_lookup(rng)]
+    op = with_tables(rng, tensor("x", shape, "input"), tensor("y", shape, "output"), pool, 1)
+    segment = DeviceSegment("rows", (op,))
+    x = rng.integers(-128, 128, shape).astype(np.int8)
+    compare(compile_segment(segment, config), segment, {"x": x}, config)
+
+
+def test_too_few_tables() -> None:
+    """The configuration has to have as many as the kernel reads."""
+    rng, config = np.random.default_rng(8), CONFIGS["tiny"].replace(lookup_tables=1)
+    views = tensor("x", (1, 1, 3, 4), "input"), tensor("y", (1, 1, 3, 4), "output")
+    op = with_tables(rng, *views, [random_lookup(rng) for _ in range(2)], 2)
+    message = "y: the kernel reads 2 look-up tables, but the configuration has 1: set 'lookup_tables' to more"
+    with pytest.raises(CompileError, match=message):
+        compile_segment(DeviceSegment("rows", (op,)), config)
 
 
 def test_cycles() -> None:
