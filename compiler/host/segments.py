@@ -90,7 +90,9 @@ def _signed(value: np.ndarray) -> np.ndarray:
 def from_buffer(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
     """The value of the model in a transfer's buffer (int8), the inverse of `to_buffer`."""
     if transfer.wide:
-        upper, lower = (_taken(transfer, plane).astype(np.int16) for plane in np.split(contents.reshape(-1), 2))
+        upper, lower = (
+            _taken(transfer, plane).astype(np.int16) for plane in np.split(contents.reshape(-1), 2)
+        )
         stored = upper * np.int16(256) + lower + np.int16(128)
     else:
         stored = _taken(transfer, contents)

@@ -66,7 +66,7 @@ def generate(rows: Rows, n: int) -> tuple[MicroOp, ...]:
 
 def tables_of(rows: Rows) -> tuple[bytes, ...]:
     """The look-up tables that a kernel reads, each once: TABLE in what `generate` makes has their numbers here."""
-    return tuple(dict.fromkeys(item.table for item in _all(rows.result[0]) if item.kind == "table"))
+    return tuple(dict.fromkeys(item.table for item in _all(rows.result) if item.kind == "table"))
 
 
 def with_tables(ops: tuple[MicroOp, ...], numbers: tuple[int, ...]) -> tuple[MicroOp, ...]:

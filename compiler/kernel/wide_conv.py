@@ -129,7 +129,9 @@ class _Form:
         mantissa = np.minimum(np.rint(np.ldexp(fraction, _MANTISSA_BITS)), (1 << _MANTISSA_BITS) - 1)
         more = np.minimum(bits - bits.min(), _EXPONENT_MAX)
         added = 128 * (len(op.fills) - 1) - op.x_zero
-        bias = (op.bias + added * op.weight.astype(np.int64).reshape(len(op.scale), -1).sum(axis=1)) * op.scale
+        bias = (
+            op.bias + added * op.weight.astype(np.int64).reshape(len(op.scale), -1).sum(axis=1)
+        ) * op.scale
         bias = np.ldexp(bias + op.y_zero, places)
         shift = max(0, math.ceil(math.log2(max(float(np.abs(bias).max()), 1.0) + 1)) + 1 - _BIAS_BITS)
         whole = np.rint(np.ldexp(bias, -shift)).astype(np.int64)

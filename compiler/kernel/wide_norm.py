@@ -18,8 +18,8 @@ from weft.compiler.kernel.expressions import (
     Rows,
     constant,
 )
+from weft.compiler.kernel.int16 import LIMITS, stored
 from weft.compiler.kernel.operators import FINE, MEAN_PLACES, LayerNorm, middle_of, whole_number
-from weft.compiler.kernel.steps import rounded
 
 _REST = 1 << MEAN_PLACES
 """Largest fraction of a mean whose nearest whole number is known to 17 bits."""
@@ -35,11 +35,16 @@ _LEAST_LARGEST = 1 << MEAN_PLACES - 2
 
 @dataclass(frozen=True, eq=False)
 class WideLayerNorm(LayerNorm):
-    """The same of elements of 16 bits; results have 8.
+    """The same of elements of 16 bits; results have 8, or 16 with `wide`.
 
     Squares of such elements do not fit: the elements of a row are first divided by the largest of them, less the
-    mean, or a part of epsilon's root, which takes one more loop over the row. Results are at most one off.
+    mean, or a part of epsilon's root, which takes one more loop over the row. Results of 8 bits are at most one off;
+    those of 16 have about 13 bits, as roots have 14.
     """
+
+    least: int = LIMITS[0]
+    most: int = LIMITS[1]
+    wide: bool = False
 
     @property
     def sources(self) -> tuple[View, ...]:
@@ -70,10 +75,16 @@ class WideLayerNorm(LayerNorm):
         """What elements are divided by at least: so much that epsilon's part of the sum fits."""
         return max(round(math.ldexp(math.sqrt(self.epsilon), MEAN_PLACES - _SHIFT // 2)), _LEAST_LARGEST)
 
+    @cached_property
+    def _bias_shift(self) -> int:
+        """Places by which biases are shifted to the left: those of 16 bits have few behind the point."""
+        largest = float(np.abs(self.bias * self.scale + self.y_zero).max())
+        return max(0, math.frexp(largest)[1] + FINE - 15) if self.wide else 0
+
     @property
     def vectors(self) -> tuple[np.ndarray, ...]:
         """Weights and biases."""
-        biases = np.ldexp(self.bias * self.scale + self.y_zero, FINE)
+        biases = np.ldexp(self.bias * self.scale + self.y_zero, FINE - self._bias_shift)
         pairs = (np.ldexp(self._weights, self._weight_places), biases)
         return tuple(np.clip(np.rint(item), -(1 << 15), (1 << 15) - 1).astype(np.int16) for item in pairs)
 
@@ -85,15 +96,18 @@ class WideLayerNorm(LayerNorm):
             distance = (x << MEAN_PLACES) - ((middle << MEAN_PLACES) + rest)
         else:
             distance = (x - self.x_zero) << MEAN_PLACES
-        largest = rows.largest(distance.maximum(0 - distance).known(0, 1 << 30)).maximum(whole_number(self._least))
+        largest = rows.largest(distance.maximum(0 - distance).known(0, 1 << 30)).maximum(
+            whole_number(self._least)
+        )
         inverse = largest.reciprocal()
         unit = distance.over(inverse, _UNIT_PLACES, (1 << _UNIT_PLACES) + 8)
         square = rows.sum(unit.times(unit, self.shift)).times(1, _SHIFT)
         root = (square + self._added(inverse)).maximum(1).rsqrt()
         normal = unit.over(root, self.places, FACTOR - 1)
         product = rows.wide(2).times(normal, min(self.places + self._weight_places - FINE, 63))
-        rows.store(rounded(rows.wide(3, product), self))
-        return rows
+        if self._bias_shift:
+            return stored(rows, product + (rows.wide(3) << self._bias_shift), self)
+        return stored(rows, rows.wide(3, product), self)
 
     def _added(self, inverse: Expression) -> Expression:
         """Epsilon's part of the shifted sum of squares: the square of a number divided by the largest distance."""

@@ -366,7 +366,17 @@ class _ConvLowering:
         )
 
     def _requantisation(
-        self, op: Conv, oy: int, ox: int, h: int, w: int, y: int, x: int, row: int, pixel: int, *lookup: tuple[str, int]
+        self,
+        op: Conv,
+        oy: int,
+        ox: int,
+        h: int,
+        w: int,
+        y: int,
+        x: int,
+        row: int,
+        pixel: int,
+        *lookup: tuple[str, int],
     ) -> Vec:
         """A VEC without its addresses: (oy, ox) outputs of (h, w) rows of sums, the first at (y, x).
 
@@ -410,9 +420,7 @@ class _ConvLowering:
         """The block of VEC, or the constants of the kernel."""
         rows = slice(tile.first, tile.first + tile.count)
         if isinstance(self.shape.op, WideConv):
-            return b"".join(
-                interleaved(vector[rows], self.config.n) for vector in self.shape.op.vectors
-            )
+            return b"".join(interleaved(vector[rows], self.config.n) for vector in self.shape.op.vectors)
         scales = [
             quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]
         ]

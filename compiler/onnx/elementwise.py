@@ -1,4 +1,4 @@
-"""Finding functions of one int8 or uint8 value: what of a node's inputs are such functions, and so its result."""
+"""Finding functions of one quantised value: what of a node's inputs are such functions, and so its result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Functions = tuple[Function, ...]
 
 def of_value(name: str, symbol: Symbol, known: Functions) -> Functions:
     """All functions that value `name` is: of itself if it is in a device buffer, and those `known`."""
-    if not isinstance(symbol, Tensor) or symbol.wide:
+    if not isinstance(symbol, Tensor):
         return known
     own = Function(symbol, frozenset((name,)))
     return (own, *(function for function in known if function.key != own.key))[:ROOTS]

@@ -1,7 +1,8 @@
-"""Functions of one int8 or uint8 value: whatever a model computes of it, element by element, is a table of 256 entries.
+"""Functions of one quantised value: whatever a model computes of it, element by element, is a table of 256 entries.
 
 A function is the nodes between an int8 tensor, its *root*, and a value; its entries are what those nodes make of the
-256 values that an element of the root can have. So they are the model's own to the last bit.
+256 values that an element of the root can have. So they are the model's own to the last bit. Roots of 16 bits have
+65,536 values, and as many entries.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from weft.hdl.isa.config import LOOKUP_ENTRIES
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """A function's value for each stored byte of its root, from -128 on: `values` (256,), in the model's type.
+    """A function's value for each that its root can have, as stored from the least on, -128 or -32768: `values` (256,)
+    or (65536,), in the model's type.
 
     Where `undefined` is set, something that the value depends on is not a number; `cause` tells what.
     """
@@ -36,10 +38,11 @@ class Entries:
 
     @property
     def stored(self) -> np.ndarray:
-        """Entries of type int8 or uint8 as the device stores them."""
-        if self.values.dtype == np.uint8:
-            return (self.values.astype(np.int16) - 128).astype(np.int8)
-        return self.values
+        """Entries of 8 or 16 bits as the device stores them, signed."""
+        if self.values.dtype.kind == "i":
+            return self.values
+        half = 1 << 8 * self.values.dtype.itemsize - 1
+        return (self.values.astype(np.int32) - half).astype(np.int8 if half == 128 else np.int16)
 
 
 def key_of(root: Tensor) -> tuple[object, ...]:
@@ -74,15 +77,16 @@ class Function:
 
     @functools.cached_property
     def entries(self) -> Entries:
-        """What the model's nodes give for all 256 values."""
+        """What the model's nodes give for all values of the root."""
+        size = 1 << 16 if self.root.wide else LOOKUP_ENTRIES
         if self.node is None:
-            dtype, low = (np.uint8, 0) if self.root.unsigned else (np.int8, -128)
-            return Entries(np.arange(low, low + LOOKUP_ENTRIES).astype(dtype), np.zeros(LOOKUP_ENTRIES, bool))
+            low = 0 if self.root.unsigned else -size // 2
+            return Entries(np.arange(low, low + size).astype(self.root.dtype), np.zeros(size, bool))
         arguments = tuple(item.entries if isinstance(item, Function) else item for item in self.arguments)
         try:
-            values = _evaluated(self.node, arguments, self.opsets)
+            values = np.broadcast_to(_evaluated(self.node, arguments, self.opsets), size)
         except EvaluationError as error:
-            return Entries(np.zeros(LOOKUP_ENTRIES, np.float32), np.ones(LOOKUP_ENTRIES, bool), str(error))
+            return Entries(np.zeros(size, np.float32), np.ones(size, bool), str(error))
         return _checked(self.node, arguments, values)
 
 
@@ -96,15 +100,15 @@ def _evaluated(
     node = dataclasses.replace(node, inputs=names, outputs=("y",))
     types = {name: type_of(value) for name, value in feeds.items()}
     (result,) = Evaluator(Network((node,), tuple(feeds), ("y",), types, {}, opsets)).run(feeds)
-    return np.broadcast_to(np.asarray(result).reshape(-1), LOOKUP_ENTRIES)
+    return np.asarray(result).reshape(-1)
 
 
 def _checked(node: Node, arguments: tuple[Entries | np.ndarray | None, ...], values: np.ndarray) -> Entries:
     """The entries that a node made, with those that are undefined from here on."""
     entries = [item for item in arguments if isinstance(item, Entries)]
-    inherited = _inherited(node, arguments)
+    inherited = np.broadcast_to(_inherited(node, arguments), len(values))
     causes = [item.cause for item in entries if item.cause]
-    fresh = np.isnan(values) & ~inherited if values.dtype.kind == "f" else np.zeros(LOOKUP_ENTRIES, bool)
+    fresh = np.isnan(values) & ~inherited if values.dtype.kind == "f" else np.zeros(len(values), bool)
     if fresh.any():
         bytes_ = np.flatnonzero(fresh)
         first, last = (float(entries[0].values[index]) for index in (bytes_[0], bytes_[-1]))
@@ -114,13 +118,11 @@ def _checked(node: Node, arguments: tuple[Entries | np.ndarray | None, ...], val
 
 def _inherited(node: Node, arguments: tuple[Entries | np.ndarray | None, ...]) -> np.ndarray:
     """Entries that are undefined because an argument is; Where reads one of two, and IsNaN is there to ask."""
-    masks = [
-        item.undefined if isinstance(item, Entries) else np.zeros(LOOKUP_ENTRIES, bool) for item in arguments
-    ]
+    masks = [item.undefined if isinstance(item, Entries) else np.zeros(1, bool) for item in arguments]
     if node.op == "IsNaN":
-        return np.zeros(LOOKUP_ENTRIES, bool)
+        return np.zeros(1, bool)
     if node.op == "Where":
         condition = arguments[0]
         chosen = condition.values if isinstance(condition, Entries) else condition
         return masks[0] | np.where(np.asarray(chosen, bool), masks[1], masks[2])
-    return np.logical_or.reduce(masks)
+    return np.logical_or.reduce(np.broadcast_arrays(*masks))

@@ -108,6 +108,8 @@ def form_of(context: NodeContext, index: int) -> Form | None:
 
 def _fitted(function: Function, power: int) -> Quant | None:
     """The parameters by which a function is a power of the magnitudes of the root's values; None if it is not."""
+    if function.root.wide:
+        return None
     entries = function.entries
     if not entries.defined or entries.values.dtype.kind != "f":
         return None
@@ -143,7 +145,7 @@ def divisor_of(context: NodeContext, index: int, *, divides: bool) -> Divisor | 
         by, gain = ("over", 1 / symbol.quant.scale) if divides else ("times", symbol.quant.scale)
         return Divisor(symbol.tensor, by, gain, symbol.quant.zero, 0.0, ())
     for function in context.arguments[index]:
-        found = _root(function.entries, divides=divides)
+        found = None if function.root.wide else _root(function.entries, divides=divides)
         if found is not None:
             slope, zero, offset = found
             return Divisor(function.root, "root", 1 / math.sqrt(slope), zero, offset, function.nodes)

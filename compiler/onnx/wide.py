@@ -120,7 +120,9 @@ def _conv(op: Conv, wide: bool) -> WideConv:
     )  # fmt: skip
 
 
-def _elements(op: Add | Multiply | RowPair, wide: bool, kind: str, scales: tuple[float, float]) -> WideElements:
+def _elements(
+    op: Add | Multiply | RowPair, wide: bool, kind: str, scales: tuple[float, float]
+) -> WideElements:
     return WideElements(
         **_result(op, wide), a=op.a, b=op.b, kind=kind, a_scale=scales[0], b_scale=scales[1], a_zero=op.a_zero,
         b_zero=op.b_zero, a_wide=is_wide(op.a), b_wide=is_wide(op.b),
@@ -154,7 +156,12 @@ def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
     if wide and is_wide(op.src) and op.keeps and (op.low, op.high) == LIMITS:
         return moved([op.replace(x_zero=0, y_zero=0, low=-128, high=127)])
     return WideElements(
-        **_result(op, wide), a=op.src, kind="requantise", a_scale=op.scale, a_zero=op.x_zero, a_wide=is_wide(op.src)
+        **_result(op, wide),
+        a=op.src,
+        kind="requantise",
+        a_scale=op.scale,
+        a_zero=op.x_zero,
+        a_wide=is_wide(op.src),
     )
 
 
@@ -168,13 +175,16 @@ def _padded(op: Pad) -> tuple[DeviceOp, ...]:
     """Each plane with its byte of the number around it."""
     bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).on(doubled)
     fills = _bytes(op.fill)
-    return bytes_only.replace(fill=fills[0]), bytes_only.on(lambda view: view.planes[1]).replace(fill=fills[1])
+    return bytes_only.replace(fill=fills[0]), bytes_only.on(lambda view: view.planes[1]).replace(
+        fill=fills[1]
+    )
 
 
 def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
-    if wide or type(op) is not LayerNorm or op.least:
+    if type(op) is not LayerNorm or op.least or not is_wide(op.src):
         raise NarrowError(_named(op))
-    return WideLayerNorm(**{item.name: getattr(op, item.name) for item in dataclasses.fields(op)})
+    given = {item.name: getattr(op, item.name) for item in dataclasses.fields(op)}
+    return WideLayerNorm(**given | _result(op, wide) | {"low": -128, "high": 127})  # type: ignore[arg-type]
 
 
 def _pool(op: Pool, wide: bool) -> WideConv | tuple[DeviceOp, ...]:

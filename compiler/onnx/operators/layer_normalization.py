@@ -36,9 +36,9 @@ def normal_constants(context: NodeContext) -> str | None:
 
 
 def normal_room(context: NodeContext) -> str | None:
-    """Normalisation of values of 16 bits needs a kernel engine with room for it ('kernel' 96 or more)."""
+    """Normalisation of values of 16 bits needs a kernel engine with room for it ('kernel' 128)."""
     size = context.model.config.kernel
-    return None if not activation(context).tensor.wide or size >= 96 else f"'kernel' is {size}"
+    return None if not activation(context).tensor.wide or size >= 128 else f"'kernel' is {size}"
 
 
 def normal_results(context: NodeContext) -> str | None:
@@ -59,7 +59,9 @@ def normal_length(context: NodeContext) -> str | None:
     """A row to normalise, its result and the constants must fit the scratchpad, and the row 65535 bytes."""
     config, count = context.model.config, _elements(context)
     vectors = ceil_div(count, config.n)
-    fits = (2 + activation(context).tensor.wide + 2 * BYTES) * vectors <= config.scratchpad_size and count <= PITCH_MAX
+    fits = (
+        2 + activation(context).tensor.wide + 2 * BYTES
+    ) * vectors <= config.scratchpad_size and count <= PITCH_MAX
     return None if fits else f"there are {count} elements"
 
 
@@ -104,7 +106,15 @@ def layer_norm(context: NodeContext) -> Pending:
 OPERATORS = (
     Operator(
         ("LayerNormalization", "RMSNormalization"),
-        (kernel_engine, input_quantised, normal_room, normal_results, normal_constants, normal_axes, normal_length),
+        (
+            kernel_engine,
+            input_quantised,
+            normal_room,
+            normal_results,
+            normal_constants,
+            normal_axes,
+            normal_length,
+        ),
         layer_norm,
     ),
 )

@@ -1,18 +1,25 @@
-"""Functions of one int8 or uint8 value, element by element, as tables of 256 entries."""
+"""Functions of one quantised value, element by element, as tables of 256 entries, or lines between them."""
 
 from __future__ import annotations
 
-from weft.compiler.ir.graph import Rescale
+import numpy as np
+
+from weft.compiler.ir.graph import DeviceOp, Rescale
+from weft.compiler.kernel.wide_function import TABLES, WideFunction, lines
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.elementwise import ARITHMETIC, MOVES, PLAIN
 from weft.compiler.onnx.functions import Function
 from weft.compiler.onnx.operator import Operator
-from weft.compiler.onnx.operators.quantise import per_tensor, scales_fit
-from weft.compiler.onnx.qdq import Activation, Pending, Recipe, Tensor, result_of
+from weft.compiler.onnx.operators.quantise import KERNEL, per_tensor, scales_fit, wide_engine
+from weft.compiler.onnx.qdq import Activation, Pending, Recipe, Tensor, parameters, result_of
+from weft.compiler.onnx.wide import doubled
+
+WIDE_STEPS = 8
+"""Most steps of 16 bits that a function of a value of 16 bits may be off."""
 
 
 def one_value(context: NodeContext) -> str | None:
-    """The operator must be computed, element by element, from one int8 or uint8 activation and constants."""
+    """The operator must be computed, element by element, from one quantised activation and constants."""
     if context.functions:
         return None
     other = next((name for name, given in zip(context.node.inputs, context.arguments, strict=True)
@@ -26,7 +33,7 @@ def tables(context: NodeContext) -> str | None:
 
 
 def numbers(context: NodeContext) -> str | None:
-    """What is computed must be a number for each of the 256 values that the activation can have."""
+    """What is computed must be a number for each value that the activation can have."""
     if any(function.entries.defined for function in context.functions):
         return None
     return context.functions[0].entries.cause
@@ -37,12 +44,60 @@ def looked_up(context: NodeContext) -> Recipe:
     function = _chosen(context)
     assert function is not None
     root, name = function.root, context.node.outputs[0]
+    quant = parameters(context.model, context.node, context.model.dtypes[name])
+    assert quant is not None
     view = result_of(name, root.layout.nhwc)
-    op = Rescale(context.node.name, root.view(), view, lookup=function.entries.stored)
-    unsigned = context.model.dtypes[name] == "uint8"
-    output = Tensor(name, name, root.layout, root.layout, unsigned, hosted=False, looked_up=True)
+    view = doubled(view) if quant.bits > 8 else view
+    ops: tuple[DeviceOp, ...]
+    if root.wide:
+        made = _lines(context, function)
+        assert isinstance(made, WideFunction)
+        ops = (made.replace(src=root.view(), dst=view),)
+    elif quant.bits > 8:
+        stored = function.entries.stored.astype(np.int16)
+        ops = tuple(
+            Rescale(context.node.name, root.view(), plane, lookup=bytes_.astype(np.int8))
+            for plane, bytes_ in zip(view.planes, (stored >> 8, (stored & 255) - 128), strict=True)
+        )
+    else:
+        ops = (Rescale(context.node.name, root.view(), view, lookup=function.entries.stored),)
+    output = Tensor(
+        name,
+        name,
+        root.layout,
+        root.layout,
+        quant.unsigned,
+        hosted=False,
+        looked_up=True,
+        wide=quant.bits > 8,
+    )
     nodes = tuple(dict.fromkeys((*root.via, *function.nodes)))
-    return Recipe(output, (op,), (root,), nodes, ())
+    return Recipe(output, ops, (root,), nodes, ())
+
+
+def lines_near(context: NodeContext) -> str | None:
+    """Functions of 16-bit values are lines between 256 places, at most 8 steps off (1 step if results have 8 bits)."""
+    function = _chosen(context)
+    found = _lines(context, function) if function is not None and function.root.wide else None
+    return found if isinstance(found, str) else None
+
+
+def _lines(context: NodeContext, function: Function) -> WideFunction | str:
+    """A function of a root of 16 bits, but for its views, or how far it is off."""
+    name = context.node.outputs[0]
+    quant = parameters(context.model, context.node, context.model.dtypes[name])
+    before = function.arguments[0]
+    assert quant is not None
+    assert isinstance(before, Function)
+    limits = (-(1 << quant.bits - 1), (1 << quant.bits - 1) - 1)
+    with np.errstate(all="ignore"):
+        values = before.entries.values.astype(np.float64) / quant.scale + quant.zero
+    found = lines(np.nan_to_num(values, nan=0.0, posinf=2.0**40, neginf=-(2.0**40)), limits)
+    wide = quant.bits > 8
+    view = result_of(name, (1, 1, 1, 1))
+    made = WideFunction(name=context.node.name, src=doubled(view), dst=view, wide=wide, **found._asdict())
+    apart = int(np.abs(made.results - function.entries.stored.astype(np.int64)).max())
+    return made if apart <= (WIDE_STEPS if wide else 1) else f"they are {apart} off"
 
 
 def _chosen(context: NodeContext) -> Function | None:
@@ -53,7 +108,7 @@ def _chosen(context: NodeContext) -> Function | None:
     source = _requantised(context)
     if source is not None and not source.looked_up:
         return None
-    usable = (function for function in context.functions if function.entries.defined)
+    usable = (function for function in context.functions if _usable(context, function))
     nearest = found = next(usable, None)
     while found is not None and _private(context, found):
         older = next(usable, None)
@@ -61,6 +116,14 @@ def _chosen(context: NodeContext) -> Function | None:
             break
         found = older
     return None if source is not None and found is nearest else found
+
+
+def _usable(context: NodeContext, function: Function) -> bool:
+    """Whether a function is a number for all values of its root, and the device has what it takes."""
+    config = context.model.config
+    if function.root.wide and (config.lookup_tables < TABLES or config.kernel < KERNEL):
+        return False
+    return function.entries.defined
 
 
 def _requantised(context: NodeContext) -> Tensor | None:
@@ -108,7 +171,7 @@ def _passed(context: NodeContext) -> None:
 _OTHERS = (*ARITHMETIC, *MOVES)
 
 OPERATORS = (
-    Operator(("QuantizeLinear",), (per_tensor,), looked_up, applies=_ends),
+    Operator(("QuantizeLinear",), (per_tensor, wide_engine, lines_near), looked_up, applies=_ends),
     Operator(PLAIN, (one_value, tables, numbers), _passed, elementwise=True),
     Operator(
         _OTHERS,

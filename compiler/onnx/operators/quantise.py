@@ -25,6 +25,8 @@ from weft.compiler.onnx.qdq import (
 )
 from weft.compiler.onnx.wide import NarrowError, is_wide
 
+KERNEL = 32
+"""Micro-operations that kernels on values of 16 bits take at most, normalisations left out."""
 SCALE_LIMIT = 1 << 15
 """Scales from here on do not fit a mantissa of 16 bits without a shift."""
 
@@ -46,12 +48,12 @@ def wide_engine(context: NodeContext) -> str | None:
     """Values of 16 bits need a kernel engine ('kernel' 32 or more)."""
     node, size = context.node, context.model.config.kernel
     value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0]
-    good = BITS[context.model.dtypes[value]] == 8 or size >= 32
+    good = BITS[context.model.dtypes[value]] == 8 or size >= KERNEL
     return None if good else f"{value!r} is one, and 'kernel' is {size}"
 
 
 def wide_forms(context: NodeContext) -> str | None:
-    """Values of 16 bits are sums, products, convolutions, pools, minima, maxima, copies; normalisations read them."""
+    """Values of 16 bits are sums, products, convolutions, pools, minima, maxima, copies, functions, normalisations."""
     symbol, node = context.symbol(0), context.node
     if not isinstance(symbol, Pending):
         return None
