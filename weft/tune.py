@@ -146,6 +146,7 @@ class _Memory:
 def _alone(shape: ConvShape, chosen: ConvPlan) -> DeviceSegment:
     """A planned convolution by itself, with what is on chip in the program at the same place."""
     op = shape.op
+    assert isinstance(op, Conv)
     alone = dataclasses.replace(op, src=_as(op.src, "input"), dst=_as(op.dst, "output"), plan=chosen)
     if op.epilogue is not None:
         epilogue = dataclasses.replace(op.epilogue, dst=alone.dst)

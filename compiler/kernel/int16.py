@@ -19,23 +19,21 @@ _PRODUCT_SHIFT = 3
 
 
 class Clamped(Protocol):
-    """What of an operator tells how results are stored: in 16 bits if `wide`, clamped to [least, most]."""
+    """What of an operator tells how results are stored: in 16 bits if `wide`, and within `clamp`."""
 
     @property
     def wide(self) -> bool: ...
     @property
-    def least(self) -> int: ...
-    @property
-    def most(self) -> int: ...
+    def clamp(self) -> tuple[int, int]: ...
 
 
 def stored(rows: Rows, value: Expression, op: Clamped, places: int = FINE) -> Rows:
     """Store steps with so many places, rounded and clamped, in as many bits as results have."""
     result, ends = value.times(1, places), LIMITS if op.wide else (-128, 127)
-    if op.least > ends[0]:
-        result = result.maximum(op.least)
-    if op.most < ends[1]:
-        result = result.minimum(op.most)
+    if op.clamp[0] > ends[0]:
+        result = result.maximum(op.clamp[0])
+    if op.clamp[1] < ends[1]:
+        result = result.minimum(op.clamp[1])
     if op.wide:
         rows.store_bytes(result)
     else:
@@ -45,7 +43,7 @@ def stored(rows: Rows, value: Expression, op: Clamped, places: int = FINE) -> Ro
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WideElements(RowOp):
-    """Elements of one or two tensors of 8 or 16 bits: q = sat(round(f(a, b)) + y_zero), clamped to [least, most].
+    """Elements of one or two tensors of 8 or 16 bits: q = sat(round(f(a, b)) + y_zero), clamped to `clamp`.
 
     `kind` tells what f is: "requantise" (a), "sum" (a + b), "product" (a * b), "minimum" or "maximum", where a is
     (x - a_zero) * a_scale, and b likewise; of products only `a_scale` counts, for both. `b` may repeat, as in `Add`,
@@ -67,8 +65,7 @@ class WideElements(RowOp):
     y_zero: int = 0
     low: int = -128
     high: int = 127
-    least: int = LIMITS[0]
-    most: int = LIMITS[1]
+    clamp: tuple[int, int] = LIMITS
     wide: bool = False
 
     @property
@@ -98,5 +95,5 @@ class WideElements(RowOp):
             return stored(rows, made, self)
         x = steps(a, self.a_scale, self.y_zero, SATURATED)
         y = steps(b, self.b_scale, 0 if self.kind == "sum" else self.y_zero, SATURATED)
-        made = {"sum": lambda: x + y, "minimum": lambda: x.minimum(y), "maximum": lambda: x.maximum(y)}
-        return stored(rows, made[self.kind](), self)
+        combined = {"sum": lambda: x + y, "minimum": lambda: x.minimum(y), "maximum": lambda: x.maximum(y)}
+        return stored(rows, combined[self.kind](), self)

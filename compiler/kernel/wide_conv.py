@@ -25,7 +25,7 @@ _EXPONENT_MAX = 63
 class WideConv(DeviceOp):
     """Convolution, or matrix product as 1x1 convolution, with inputs or results of 16 bits.
 
-    q = sat(round((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to [least, most]; padding reads
+    q = sat(round((sum (x - x_zero) * weight + bias) * scale) + y_zero), then clamped to `clamp`; padding reads
     x_zero. `weight`, `bias` (int64), `scale`, `window` and `groups` are as in `Conv`. `x_wide` tells whether inputs
     have 16 bits, `wide` whether results have; `src` and `dst` are then the planes of upper bytes. Sums of upper and of
     lower bytes lie side by side in the accumulator, and a kernel combines them. Scales have 16 bits: results are at
@@ -47,8 +47,7 @@ class WideConv(DeviceOp):
     y_zero: int = 0
     low: int = -128
     high: int = 127
-    least: int = LIMITS[0]
-    most: int = LIMITS[1]
+    clamp: tuple[int, int] = LIMITS
     x_wide: bool = False
     wide: bool = False
 

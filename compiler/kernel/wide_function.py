@@ -38,8 +38,7 @@ class WideFunction(RowOp):
     y_zero: int = 0
     low: int = -128
     high: int = 127
-    least: int = LIMITS[0]
-    most: int = LIMITS[1]
+    clamp: tuple[int, int] = LIMITS
     wide: bool = False
 
     @property

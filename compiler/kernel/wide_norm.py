@@ -42,8 +42,7 @@ class WideLayerNorm(LayerNorm):
     those of 16 have about 13 bits, as roots have 14.
     """
 
-    least: int = LIMITS[0]
-    most: int = LIMITS[1]
+    clamp: tuple[int, int] = LIMITS
     wide: bool = False
 
     @property

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
 
-import numpy as np
-
-from weft.compiler.ir.graph import Add, Conv, Multiply
-from weft.compiler.ir.scales import quantise_scale
-from weft.compiler.kernel.wide_conv import WideConv
-from weft.compiler.lower.rows import BYTES, ROW_OPERANDS, interleaved, kernel_cycles
-from weft.compiler.lower.vector import pointwise, second_operand
+from weft.compiler.lower.conv_results import Place, Results
 from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
 from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
-from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece, Tile
-from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Mm, Reduce, Vec, parameters
-from weft.hdl.isa import Source as VecSource
+from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece
+from weft.hdl.isa import Mm
 
 
 def lower_conv(shape: ConvShape, plan: ConvPlan, emit: Emitter) -> Iterator[Task]:
     """Tasks of one convolution in sequential order."""
     return _ConvLowering(shape, plan, emit).tasks()
-
-
-class _Place(NamedTuple):
-    """Where the vectors of a box are on chip: the first, and how far it is from pixel to pixel and from row to row."""
-
-    start: int
-    pixel: int
-    row: int
-
-    def tile(self, index: int) -> _Place:
-        """The same for vectors that lie `index` further."""
-        return self._replace(start=self.start + index)
 
 
 class _ConvLowering:
@@ -49,19 +29,17 @@ class _ConvLowering:
         )
         self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
         self.b = Ring(zone.b[0], chosen.b_slot, chosen.b_count)
-        self.p = Ring(zone.o[0], PARAMETER_VECTORS, chosen.params)
-        outputs = zone.o[0] + chosen.params * PARAMETER_VECTORS
-        if shape.op.epilogue is not None:
-            self.epilogue, outputs = Ring(outputs, PARAMETER_VECTORS, 1), outputs + PARAMETER_VECTORS
+        self.results = Results(shape, chosen, emit, zone.o[0])
+        outputs = self.results.end
         self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
         if shape.dst.resident is None:
             outputs += chosen.o_count * chosen.o_slot
         self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
         # The same objects again and again, as `Task` tells.
-        self._product, self._drained = cache(self._multiplication), cache(self._requantisation)
+        self._product = cache(self._multiplication)
         # What spatial tiles have in common is computed once.
-        self._block_of, self._weights_of = cache(self._parameters), cache(self._weights)
+        self._weights_of = cache(self._weights)
         self._chunks_of, self._box_of, self._rest_of = (
             cache(shape.chunks),
             cache(shape.input_box),
@@ -116,15 +94,12 @@ class _ConvLowering:
         shape, at = self.shape, index - part.start
         out = self._place(shape.dst, self.o, image, box, part.start, len(part))
         lower = self._place(shape.dst, self.r, image, box, part.start, len(part)) if shape.wide else out
-        if isinstance(shape.op, WideConv):
-            yield from self._combine(box, index, rows, out.tile(at), lower.tile(at))
-        else:
-            yield from self._drain(shape.op, box, conv, index, rows, out.tile(at))
+        yield from self.results.made(box, conv, index, rows, (out.tile(at), lower.tile(at)))
         if shape.op.epilogue is not None:
             added = out
             if shape.residual is not None:
                 added = self._place(shape.residual, self.r, image, box, part.start, len(part))
-            yield from self._epilogue(box, out.tile(at), added.tile(at))
+            yield from self.results.epilogue(box, out.tile(at), added.tile(at))
         if shape.dst.resident is None and index == part.stop - 1:
             first, count = self._channels(part)
             yield from self.emit.store_box(shape.dst, image, box, (first, count), out.start, len(part))
@@ -132,19 +107,19 @@ class _ConvLowering:
                 dst = shape.dst.moved(shape.op.dst.plane_pitch)
                 yield from self.emit.store_box(dst, image, box, (first, count), lower.start, len(part))
 
-    def _place(self, at: TensorRef, ring: Ring, image: int, box: Box, first: int, tiles: int) -> _Place:
+    def _place(self, at: TensorRef, ring: Ring, image: int, box: Box, first: int, tiles: int) -> Place:
         """Where a box of outputs is, or of what is added to them, from tile `first` on: in a slot, or held."""
         if at.resident is None:
             start, _ = ring.get((image, box, first))
-            return _Place(start, tiles, box.w * tiles)
+            return Place(start, tiles, box.w * tiles)
         return self._on_chip(at, image, box).tile(first)
 
-    def _on_chip(self, at: TensorRef, image: int, box: Box) -> _Place:
+    def _on_chip(self, at: TensorRef, image: int, box: Box) -> Place:
         """Where a box of pixels is that are held."""
         assert at.resident is not None
         vectors = ceil_div(at.c, self.config.n)
         pixel = (image * at.h + box.y) * at.w + box.x
-        return _Place(at.resident + pixel * vectors, vectors, at.w * vectors)
+        return Place(at.resident + pixel * vectors, vectors, at.w * vectors)
 
     def _multiply(self, image: int, conv: Box, block: range, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan
@@ -171,7 +146,7 @@ class _ConvLowering:
                 begun = True
 
     def _part_of(
-        self, conv: Box, loaded: Box, block: range, chunk: Chunk, at: _Place, rows: int, which: tuple[int, int], *,
+        self, conv: Box, loaded: Box, block: range, chunk: Chunk, at: Place, rows: int, which: tuple[int, int], *,
         begun: bool,
     ) -> Iterator[Task]:  # fmt: skip
         """The products of a plane of inputs with one part of the weights of a chunk: all at once, or of a later part
@@ -204,19 +179,19 @@ class _ConvLowering:
 
     def _inputs(
         self, image: int, conv: Box, box: Box, block: range, chunk: Chunk
-    ) -> tuple[_Place, Iterator[Task]]:
+    ) -> tuple[Place, Iterator[Task]]:
         """Where inputs of a block are, and LOADs that bring them if they are not there yet."""
         shape = self.shape
         if not self.plan.chunked:
             start, held = self.a.get(("a", image, conv))
-            place = _Place(start, shape.vectors, box.w * shape.vectors)
+            place = Place(start, shape.vectors, box.w * shape.vectors)
             return place, iter(()) if held else self._load_inputs(image, conv, box, start)
         pieces = [shape.tiles[index].piece for index in (block.start, block.stop - 1)]
         vectors = chunk.kc[1] * (1 if pieces[0] == pieces[1] else len(block))
         start, held = self.a.get(("a", image, conv, chunk, pieces[0].at))
         tasks = iter(()) if held else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
         pixel = vectors * shape.planes
-        return _Place(start, pixel, box.w * pixel), tasks
+        return Place(start, pixel, box.w * pixel), tasks
 
     def _load_inputs(self, image: int, conv: Box, box: Box, a: int) -> Iterator[Task]:
         shape = self.shape
@@ -262,7 +237,7 @@ class _ConvLowering:
         loaded: Box,
         block: range,
         chunk: Chunk,
-        at: _Place,
+        at: Place,
         slots: tuple[int, int],
         plane: int,
         *,
@@ -324,105 +299,3 @@ class _ConvLowering:
             b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox * planes, count), c_oy=taken(ox * planes, oy),
             c_ox=planes,
         )  # fmt: skip
-
-    def _combine(self, box: Box, index: int, sums: int, out: _Place, lower: _Place) -> Iterator[Task]:
-        """Outputs of a tile by a kernel: `out` is for upper bytes where there are two."""
-        shape, ops = self.shape, self.shape.kernel_ops
-        start = yield from self.emit.kernel(ops)
-        params, held = self.p.get(("p", index))
-        if not held:
-            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
-        rows, columns = (box.h, box.w) if out.row != box.w * out.pixel else (1, box.h * box.w)
-        fields: dict[str, int] = {"src_vectors": shape.planes}
-        for at, name in enumerate(ROW_OPERANDS):
-            fields |= {f"with_{name}": 1, name: params + BYTES * at, f"{name}_vectors": BYTES}
-        if shape.wide:
-            fields |= {"with_dst2": 1, "dst2": lower.start, "dst2_ob": taken(lower.row, rows),
-                       "dst2_oy": taken(lower.pixel, columns)}  # fmt: skip
-        yield Task(
-            Kernel(
-                source=VecSource.ACCUMULATOR, start=start, ob=rows, oy=columns, ox=1,
-                src=sums, src_ob=taken(columns * shape.planes, rows), src_oy=taken(shape.planes, columns),
-                dst=out.start, dst_ob=taken(out.row, rows), dst_oy=taken(out.pixel, columns), **fields,
-            ),
-            self.layer,
-            rows * kernel_cycles(ops, columns, 1, self.config),
-        )  # fmt: skip
-
-    def _drain(self, op: Conv, box: Box, conv: Box, index: int, rows: int, out: _Place) -> Iterator[Task]:
-        shape, pool = self.shape, self.shape.pool
-        lookup = yield from self.emit.lookup(op.lookup, self.p)
-        params, held = self.p.get(("p", index))
-        if not held:
-            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
-        y = box.y * pool.stride[0] - pool.pad[0] - conv.y
-        x = box.x * pool.stride[1] - pool.pad[1] - conv.x
-        outputs = box.h * box.w
-        yield Task(
-            self._drained(op, box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel, *lookup.items()),
-            self.layer,
-            outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
-            addresses=((rows + y * conv.w + x) % (1 << 16), out.start, params),
-        )
-
-    def _requantisation(
-        self,
-        op: Conv,
-        oy: int,
-        ox: int,
-        h: int,
-        w: int,
-        y: int,
-        x: int,
-        row: int,
-        pixel: int,
-        *lookup: tuple[str, int],
-    ) -> Vec:
-        """A VEC without its addresses: (oy, ox) outputs of (h, w) rows of sums, the first at (y, x).
-
-        Results are `pixel` and `row` vectors apart. `lookup` are its fields for a look-up table.
-        """
-        shape, pool = self.shape, self.shape.pool
-        return Vec(
-            reduce=Reduce.MAX if shape.pooled else Reduce.NONE,
-            oy=oy, ox=ox, ry=pool.kernel[0], rx=pool.kernel[1],
-            src_oy=taken(pool.stride[0] * w, oy), src_ox=pool.stride[1],
-            src_ry=taken(pool.dilation[0] * w, pool.kernel[0]), src_rx=pool.dilation[1],
-            y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
-            h=h, w=w, dst_oy=taken(row, oy), dst_ox=pixel, zero=op.y_zero, low=op.low, high=op.high,
-            **dict(lookup),
-        )  # fmt: skip
-
-    def _epilogue(self, box: Box, out: _Place, added: _Place) -> Iterator[Task]:
-        """The epilogue of the outputs of a tile, in place: an output is read before it is written."""
-        op, config = self.shape.op.epilogue, self.config
-        assert op is not None
-        params, held = self.epilogue.get("epilogue")
-        if not held:
-            yield self.emit.load_constant(pointwise(op, config), params)
-        second: dict[str, int] = {}
-        if isinstance(op, Add | Multiply):
-            second = second_operand(op, config, added.start, box.h, added.row, added.pixel)
-        lookup = yield from self.emit.lookup(op.lookup, self.p)
-        rows = taken(out.row, box.h)
-        yield Task(
-            Vec(
-                source=VecSource.SCRATCHPAD, oy=box.h, ox=box.w,
-                src=out.start, src_oy=rows, src_ox=out.pixel, h=1, w=1,
-                dst=out.start, dst_oy=rows, dst_ox=out.pixel,
-                params=params, zero=op.y_zero, low=op.low, high=op.high, **second, **lookup,
-            ),
-            self.layer,
-            box.h * box.w * (config.groups + bool(second)),
-        )  # fmt: skip
-
-    def _parameters(self, tile: Tile) -> bytes:
-        """The block of VEC, or the constants of the kernel."""
-        rows = slice(tile.first, tile.first + tile.count)
-        if isinstance(self.shape.op, WideConv):
-            return b"".join(interleaved(vector[rows], self.config.n) for vector in self.shape.op.vectors)
-        scales = [
-            quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]
-        ]
-        mantissa, shift = np.array(scales, np.int64).T
-        return parameters.block(self.shape.bias(tile), mantissa, shift, self.config.n)

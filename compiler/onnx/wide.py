@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -51,8 +52,8 @@ def is_wide(view: View) -> bool:
 
 def doubled(view: View) -> View:
     """The upper plane of a view's elements, if these have 16 bits."""
-    n, *rest = view.buffer.shape
-    buffer = dataclasses.replace(view.buffer, shape=(2 * n, *rest))
+    n, h, w, c = view.buffer.shape
+    buffer = dataclasses.replace(view.buffer, shape=(2 * n, h, w, c))
     return view if is_wide(view) else dataclasses.replace(view, buffer=buffer)
 
 
@@ -107,10 +108,10 @@ def _named(op: DeviceOp) -> str:
     return f"{op.name!r} is none of these"
 
 
-def _result(op: DeviceOp, wide: bool) -> dict[str, object]:
+def _result(op: DeviceOp, wide: bool) -> dict[str, Any]:
     """The fields of results."""
     dst = doubled(op.dst) if wide else op.dst
-    return {"name": op.name, "dst": dst, "y_zero": op.y_zero, "least": op.low, "most": op.high, "wide": wide}
+    return {"name": op.name, "dst": dst, "y_zero": op.y_zero, "clamp": (op.low, op.high), "wide": wide}
 
 
 def _conv(op: Conv, wide: bool) -> WideConv:
@@ -184,7 +185,7 @@ def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
     if type(op) is not LayerNorm or op.least or not is_wide(op.src):
         raise NarrowError(_named(op))
     given = {item.name: getattr(op, item.name) for item in dataclasses.fields(op)}
-    return WideLayerNorm(**given | _result(op, wide) | {"low": -128, "high": 127})  # type: ignore[arg-type]
+    return WideLayerNorm(**given | _result(op, wide) | {"low": -128, "high": 127})
 
 
 def _pool(op: Pool, wide: bool) -> WideConv | tuple[DeviceOp, ...]:

@@ -34,11 +34,11 @@ def _shape(op: WideConv) -> Shape4:
 def _evaluate(op: WideConv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
     """Sums of products of each byte of the inputs, and what the kernel makes of them."""
     totals = op.weight.astype(np.int64).sum(axis=(1, 2, 3))
-    made = [
+    found = [
         sums(op, Value.image(plane.astype(np.int64) - fill)).spread("nhwc") + fill * totals
         for plane, fill in zip(given, op.fills, strict=True)
     ]
-    tensors = [np.stack(made, axis=-1).reshape(-1, len(totals), len(made))]
+    tensors = [np.stack(found, axis=-1).reshape(-1, len(totals), len(found))]
     made = evaluate(op.rows(), [*tensors, *(vector[None] for vector in op.vectors)])
     return stacked(made, op.dst.shape, wide=op.wide)
 

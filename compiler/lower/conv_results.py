@@ -1,0 +1,160 @@
+"""Results of convolutions from the sums in the accumulator: requantisation, an epilogue, or a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.ir.graph import Add, Conv, Multiply
+from weft.compiler.ir.scales import quantise_scale
+from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.lower.rows import BYTES, ROW_OPERANDS, interleaved, kernel_cycles
+from weft.compiler.lower.vector import pointwise, second_operand
+from weft.compiler.machine.emit import Box, Emitter, taken
+from weft.compiler.machine.memory import Ring
+from weft.compiler.machine.tasks import Task
+from weft.compiler.plan.conv_plan import ConvPlan
+from weft.compiler.plan.conv_shape import ConvShape, Tile
+from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Reduce, Vec, parameters
+from weft.hdl.isa import Source as VecSource
+
+
+class Place(NamedTuple):
+    """Where the vectors of a box are on chip: the first, and how far it is from pixel to pixel and from row to row."""
+
+    start: int
+    pixel: int
+    row: int
+
+    def tile(self, index: int) -> Place:
+        """The same for vectors that lie `index` further."""
+        return self._replace(start=self.start + index)
+
+
+class Results:
+    """Tasks of the vector unit for one convolution, with parameter blocks from address `first` on, up to `end`."""
+
+    def __init__(self, shape: ConvShape, plan: ConvPlan, emit: Emitter, first: int) -> None:
+        self.shape, self.emit = shape, emit
+        self.config, self.layer = shape.config, emit.layer
+        self.p = Ring(first, PARAMETER_VECTORS, plan.params)
+        self.end = first + plan.params * PARAMETER_VECTORS
+        if shape.op.epilogue is not None:
+            self.after, self.end = Ring(self.end, PARAMETER_VECTORS, 1), self.end + PARAMETER_VECTORS
+        # The same objects again and again, as `Task` tells.
+        self._drained = cache(self._requantisation)
+        # What spatial tiles have in common is computed once.
+        self._block_of = cache(self._parameters)
+
+    def made(self, box: Box, conv: Box, index: int, sums: int, places: tuple[Place, Place]) -> Iterator[Task]:
+        """Outputs of tile `index` from its sums; the second of the `places` is for lower bytes, where there are any."""
+        op = self.shape.op
+        if isinstance(op, WideConv):
+            yield from self._combine(box, index, sums, *places)
+        else:
+            yield from self._drain(op, box, conv, index, sums, places[0])
+
+    def _combine(self, box: Box, index: int, sums: int, out: Place, lower: Place) -> Iterator[Task]:
+        """Outputs of a tile by a kernel: `out` is for upper bytes where there are two."""
+        shape, ops = self.shape, self.shape.kernel_ops
+        start = yield from self.emit.kernel(ops)
+        params, held = self.p.get(("p", index))
+        if not held:
+            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
+        rows, columns = (box.h, box.w) if out.row != box.w * out.pixel else (1, box.h * box.w)
+        fields: dict[str, int] = {"src_vectors": shape.planes}
+        for at, name in enumerate(ROW_OPERANDS):
+            fields |= {f"with_{name}": 1, name: params + BYTES * at, f"{name}_vectors": BYTES}
+        if shape.wide:
+            fields |= {"with_dst2": 1, "dst2": lower.start, "dst2_ob": taken(lower.row, rows),
+                       "dst2_oy": taken(lower.pixel, columns)}  # fmt: skip
+        yield Task(
+            Kernel(
+                source=VecSource.ACCUMULATOR, start=start, ob=rows, oy=columns, ox=1,
+                src=sums, src_ob=taken(columns * shape.planes, rows), src_oy=taken(shape.planes, columns),
+                dst=out.start, dst_ob=taken(out.row, rows), dst_oy=taken(out.pixel, columns), **fields,
+            ),
+            self.layer,
+            rows * kernel_cycles(ops, columns, 1, self.config),
+        )  # fmt: skip
+
+    def _drain(self, op: Conv, box: Box, conv: Box, index: int, rows: int, out: Place) -> Iterator[Task]:
+        shape, pool = self.shape, self.shape.pool
+        lookup = yield from self.emit.lookup(op.lookup, self.p)
+        params, held = self.p.get(("p", index))
+        if not held:
+            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
+        y = box.y * pool.stride[0] - pool.pad[0] - conv.y
+        x = box.x * pool.stride[1] - pool.pad[1] - conv.x
+        outputs = box.h * box.w
+        yield Task(
+            self._drained(op, box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel, *lookup.items()),
+            self.layer,
+            outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
+            addresses=((rows + y * conv.w + x) % (1 << 16), out.start, params),
+        )
+
+    def _requantisation(
+        self,
+        op: Conv,
+        oy: int,
+        ox: int,
+        h: int,
+        w: int,
+        y: int,
+        x: int,
+        row: int,
+        pixel: int,
+        *lookup: tuple[str, int],
+    ) -> Vec:
+        """A VEC without its addresses: (oy, ox) outputs of (h, w) rows of sums, the first at (y, x).
+
+        Results are `pixel` and `row` vectors apart. `lookup` are its fields for a look-up table.
+        """
+        shape, pool = self.shape, self.shape.pool
+        return Vec(
+            reduce=Reduce.MAX if shape.pooled else Reduce.NONE,
+            oy=oy, ox=ox, ry=pool.kernel[0], rx=pool.kernel[1],
+            src_oy=taken(pool.stride[0] * w, oy), src_ox=pool.stride[1],
+            src_ry=taken(pool.dilation[0] * w, pool.kernel[0]), src_rx=pool.dilation[1],
+            y=y, x=x, y_oy=pool.stride[0], y_ry=pool.dilation[0], x_ox=pool.stride[1], x_rx=pool.dilation[1],
+            h=h, w=w, dst_oy=taken(row, oy), dst_ox=pixel, zero=op.y_zero, low=op.low, high=op.high,
+            **dict(lookup),
+        )  # fmt: skip
+
+    def epilogue(self, box: Box, out: Place, added: Place) -> Iterator[Task]:
+        """The epilogue of the outputs of a tile, in place: an output is read before it is written."""
+        op, config = self.shape.op.epilogue, self.config
+        assert op is not None
+        params, held = self.after.get("epilogue")
+        if not held:
+            yield self.emit.load_constant(pointwise(op, config), params)
+        second: dict[str, int] = {}
+        if isinstance(op, Add | Multiply):
+            second = second_operand(op, config, added.start, box.h, added.row, added.pixel)
+        lookup = yield from self.emit.lookup(op.lookup, self.p)
+        rows = taken(out.row, box.h)
+        yield Task(
+            Vec(
+                source=VecSource.SCRATCHPAD, oy=box.h, ox=box.w,
+                src=out.start, src_oy=rows, src_ox=out.pixel, h=1, w=1,
+                dst=out.start, dst_oy=rows, dst_ox=out.pixel,
+                params=params, zero=op.y_zero, low=op.low, high=op.high, **second, **lookup,
+            ),
+            self.layer,
+            box.h * box.w * (config.groups + bool(second)),
+        )  # fmt: skip
+
+    def _parameters(self, tile: Tile) -> bytes:
+        """The block of VEC, or the constants of the kernel."""
+        rows = slice(tile.first, tile.first + tile.count)
+        if isinstance(self.shape.op, WideConv):
+            return b"".join(interleaved(vector[rows], self.config.n) for vector in self.shape.op.vectors)
+        scales = [
+            quantise_scale(float(scale), self.config.mantissa_bits) for scale in self.shape.op.scale[rows]
+        ]
+        mantissa, shift = np.array(scales, np.int64).T
+        return parameters.block(self.shape.bias(tile), mantissa, shift, self.config.n)
