@@ -125,7 +125,7 @@ class Network:
     def part(self, nodes: Iterable[Node], outputs: Iterable[str]) -> Network:
         """Some of the nodes as a network of their own, which makes `outputs`; inputs are in the order of reading."""
         nodes, outputs = tuple(nodes), tuple(outputs)
-        made = {name for node in nodes for name in node.outputs}
+        made = dict.fromkeys(name for node in nodes for name in node.outputs)  # in order, as files are the same then
         read = dict.fromkeys((*(name for node in nodes for name in node.reads), *outputs))
         outer = [name for name in read if name not in made]
         return Network(
