@@ -38,7 +38,10 @@ Functions = tuple[Function, ...]
 
 
 def of_value(name: str, symbol: Symbol, known: Functions) -> Functions:
-    """All functions that value `name` is: of itself if it is in a device buffer, and those `known`."""
+    """All functions that value `name` is: of itself if it is in a device buffer, or stands for what is, and those
+    `known`."""
+    if isinstance(symbol, Activation) and not known:
+        return (Function(symbol.tensor, frozenset((name,)), quant=symbol.quant),)
     if not isinstance(symbol, Tensor):
         return known
     own = Function(symbol, frozenset((name,)))

@@ -49,10 +49,11 @@ class Match:
     alone: dict[int, str]
 
     def context(self, node: Node) -> NodeContext:
-        symbols = tuple(_given(node, self.symbol(name)) for name in node.inputs)
+        found = [self.symbol(name) for name in node.inputs]
+        symbols = tuple(_given(node, symbol) for symbol in found)
         arguments = tuple(
             elementwise.of_value(name, symbol, self.functions.get(name, ()))
-            for name, symbol in zip(node.inputs, symbols, strict=True)
+            for name, symbol in zip(node.inputs, found, strict=True)
         )
         context = NodeContext(self.model, node, symbols, arguments, alone=self.alone.get(node.index))
         return dataclasses.replace(context, functions=elementwise.of_result(context))

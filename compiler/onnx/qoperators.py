@@ -18,6 +18,12 @@ _PER_AXIS = 13
 one axis."""
 
 
+INTEGERS = ("int8", "uint8")
+WIDE = ("int16", "uint16")
+WIDE_SINCE = 21
+"""First version of the operator set whose QuantizeLinear makes values of 16 bits."""
+
+
 class Expansion:
     """The constants and names of the network that is being rewritten."""
 
@@ -259,9 +265,10 @@ def _matmul(expansion: Expansion, node: Node) -> list[Node]:
 
 
 def _standard(expansion: Expansion, node: Node) -> list[Node]:
-    """QuantizeLinear and DequantizeLinear of 8 and 16 bits (and of 32, for biases) are ONNX's own."""
+    """QuantizeLinear and DequantizeLinear of 8 bits (and of 32, for biases) are ONNX's own, and those of 16 where it
+    has these."""
     scale, zero = expansion.values(node.input(1)), expansion.values(node.input(2))
-    activations = ("int8", "uint8", "int16", "uint16")
+    activations = (*INTEGERS, *(WIDE if expansion.network.opset >= WIDE_SINCE else ()))
     known = (*activations, "int32") if node.operator == "DequantizeLinear" else activations
     if scale is None or zero is None or str(zero.dtype) not in known:
         return [node]
@@ -296,4 +303,4 @@ FORMS: dict[str, Form] = {
         "QuantizeLinear": _standard,
     }.items()
 }
-"""What each becomes, by `Node.op`."""
+"""What each becomes, by domain and operator."""
