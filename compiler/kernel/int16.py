@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.compiler.ir.graph import View
-from weft.compiler.kernel.expressions import Expression, Rows
+from weft.compiler.ir.graph import CompileError, View
+from weft.compiler.kernel.expressions import Expression, Rows, factor_of
 from weft.compiler.kernel.operators import FINE, RowOp
 from weft.compiler.kernel.steps import steps
+from weft.hdl.isa.kernel import MULTIPLIER_BITS
 
 LIMITS = (-(1 << 15), (1 << 15) - 1)
 """Least and largest int16."""
@@ -16,6 +18,10 @@ SATURATED = 1 << 17
 """Steps that are beyond every int16, whatever the zero point."""
 _PRODUCT_SHIFT = 3
 """Bits that products of two 16-bit elements less their zero points lose."""
+_FAR = 1 << 22
+"""Steps that a term of a sum may reach."""
+_LOST = 1 << FINE - 3
+"""Fine steps that a term may lose by the rounding of its scale: more of it are added."""
 
 
 class Clamped(Protocol):
@@ -47,7 +53,7 @@ class WideElements(RowOp):
 
     `kind` tells what f is: "requantise" (a), "sum" (a + b), "product" (a * b), "minimum" or "maximum", where a is
     (x - a_zero) * a_scale, and b likewise; of products only `a_scale` counts, for both. `b` may repeat, as in `Add`,
-    or have one channel.
+    or have one channel. Results are at most one off the exact ones.
     `a_wide` and `b_wide` tell which have 16 bits, `wide` whether results have.
     """
 
@@ -91,9 +97,29 @@ class WideElements(RowOp):
         b = self._second(rows, 1 + self.a_wide) - self.b_zero
         if self.kind == "product":
             shift = _PRODUCT_SHIFT if self.a_wide and self.b_wide else 0
+            if shift and abs(self.a_scale) > 2.0**-shift:
+                raise CompileError(
+                    f"{self.name}: scales of products of two values of 16 bits are at most {2.0**-shift:g}, but one is "
+                    f"{abs(self.a_scale):g}"
+                )
             made = steps(a.times(b, shift), self.a_scale * 2.0**shift, self.y_zero, SATURATED)
             return stored(rows, made, self)
-        x = steps(a, self.a_scale, self.y_zero, SATURATED)
-        y = steps(b, self.b_scale, 0 if self.kind == "sum" else self.y_zero, SATURATED)
-        combined = {"sum": lambda: x + y, "minimum": lambda: x.minimum(y), "maximum": lambda: x.maximum(y)}
-        return stored(rows, combined[self.kind](), self)
+        if self.kind == "sum":
+            total = self._term(a, self.a_scale, self.y_zero) + self._term(b, self.b_scale, 0)
+            return stored(rows, total, self)
+        x, y = (steps(e, by, self.y_zero, SATURATED) for e, by in ((a, self.a_scale), (b, self.b_scale)))
+        return stored(rows, x.minimum(y) if self.kind == "minimum" else x.maximum(y), self)
+
+    def _term(self, value: Expression, scale: float, offset: int) -> Expression:
+        """A term of a sum in steps, which another one may bring back into the range of results."""
+        largest = max(-value.low, value.high)
+        if largest * abs(scale) > _FAR:
+            raise CompileError(
+                f"{self.name}: terms of sums of 16 bits are at most {_FAR:,} steps of the result, but one may be "
+                f"{largest * abs(scale):,.0f}"
+            )
+        made, fine = steps(value, scale, offset, _FAR), math.ldexp(scale, FINE)
+        places = max(0, math.frexp(fine)[1] - MULTIPLIER_BITS + 2)
+        mantissa, shift = factor_of(math.ldexp(fine, -places))
+        rest = fine - math.ldexp(mantissa, places - shift)
+        return made + value.scaled(rest) if largest * abs(rest) > _LOST else made

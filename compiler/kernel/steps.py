@@ -107,8 +107,10 @@ def steps(value: Expression, factor: float, offset: float, most: int = SATURATED
     if limit < max(-value.low, value.high):
         value = value.minimum(whole_number(limit)).maximum(exact(-limit))
     # With a larger factor all values but 0 are beyond.
-    factor = math.copysign(min(abs(factor), FACTOR / (2 << FINE)), factor)
-    return shifted(value.scaled(math.ldexp(factor, FINE)), offset, max(OFFSET, most))
+    factor = math.copysign(min(abs(factor), 2.0 * (most + min(abs(offset), max(OFFSET, most)))), factor)
+    places = max(0, math.frexp(abs(factor) / (FACTOR >> FINE + 1))[1])
+    made = (value << places if places else value).scaled(math.ldexp(factor, FINE - places))
+    return shifted(made, offset, max(OFFSET, most))
 
 
 def shifted(value: Expression, offset: float, most: int = OFFSET) -> Expression:

@@ -18,6 +18,9 @@ _MANTISSA_BITS = 16
 _BIAS_BITS = 24
 _ROOM = 29
 """Bits of a product of a sum and a scale, so that two of them and a bias fit 32."""
+_PLACES = 2
+"""Places of results before they are rounded, at least."""
+_SUM_MAX = (1 << 31) - 1
 _EXPONENT_MAX = 63
 
 
@@ -114,24 +117,29 @@ class _Form:
 
     @classmethod
     def of(cls, op: WideConv) -> _Form:
-        totals = np.abs(op.weight).astype(np.int64).reshape(len(op.scale), -1).sum(axis=1)
-        most, step = 128 * totals, 8 * (len(op.fills) - 1)
+        weight = op.weight.astype(np.int64).reshape(len(op.scale), -1)
+        most, step = 128 * np.abs(weight).sum(axis=1), 8 * (len(op.fills) - 1)
+        if most.max() > _SUM_MAX:
+            raise CompileError(
+                f"{op.name}: sums of products must fit 32 bits, but may be {int(most.max()):,}; use fewer inputs"
+            )
         fraction, exponent = np.frexp(op.scale)
         bits = _MANTISSA_BITS - exponent
         reached = math.log2(float((most * op.scale).max() or 1.0)) + step
         places = min(FINE, math.floor(_ROOM - reached), int(bits.min()) - step)
-        if places < 0:
+        if places < _PLACES:
             raise CompileError(
-                f"{op.name}: of 16 bits sums times their scale must stay below {1 << _ROOM:,}, but there is a "
-                f"scale of {op.scale.max():g}"
+                f"{op.name}: of 16 bits sums times their scale must stay below {1 << _ROOM - _PLACES:,}, but there is "
+                f"a scale of {op.scale.max():g}"
             )
         mantissa = np.minimum(np.rint(np.ldexp(fraction, _MANTISSA_BITS)), (1 << _MANTISSA_BITS) - 1)
         more = np.minimum(bits - bits.min(), _EXPONENT_MAX)
         added = 128 * (len(op.fills) - 1) - op.x_zero
-        bias = (
-            op.bias + added * op.weight.astype(np.int64).reshape(len(op.scale), -1).sum(axis=1)
-        ) * op.scale
-        bias = np.ldexp(bias + op.y_zero, places)
+        # In proportion to the rounded scale: results are exact in the middle of their range, and little off elsewhere,
+        # however large the parts of sums are that zero points take away again.
+        used = np.ldexp(mantissa, -bits)
+        zero = op.y_zero * np.divide(used, op.scale, out=np.ones_like(used), where=op.scale > 0)
+        bias = np.ldexp((op.bias + added * weight.sum(axis=1)) * used + zero, places)
         shift = max(0, math.ceil(math.log2(max(float(np.abs(bias).max()), 1.0) + 1)) + 1 - _BIAS_BITS)
         whole = np.rint(np.ldexp(bias, -shift)).astype(np.int64)
         kept = (

@@ -26,7 +26,7 @@ from weft.compiler.ir.graph import (
     Window,
 )
 from weft.compiler.kernel.int16 import LIMITS, WideElements
-from weft.compiler.kernel.operators import LayerNorm
+from weft.compiler.kernel.operators import LayerNorm, RowOp
 from weft.compiler.kernel.row_operators import RowPair
 from weft.compiler.kernel.row_products import RowScale
 from weft.compiler.kernel.wide_conv import WideConv
@@ -95,13 +95,13 @@ def widened(op: DeviceOp, *, wide: bool) -> tuple[DeviceOp, ...]:
     make = _FORMS.get(type(op))
     if make is None or op.lookup is not None:
         raise NarrowError(_named(op))
-    found = make(op, wide)
-    for made in (found,) if isinstance(found, WideConv) else ():
+    found = _as_tuple(make(op, wide))
+    for made in found:
         try:
-            _ = made.form
+            _ = made.rows() if isinstance(made, WideConv | RowOp) else None
         except CompileError as error:
             raise NarrowError(str(error)) from None
-    return _as_tuple(found)
+    return found
 
 
 def _named(op: DeviceOp) -> str:
