@@ -29,7 +29,7 @@ DEVICE, WRAPPED, HOST, SKIP = CLASSES = ("device", "device, wrapped", "host", "s
 
 SCOPE = (
     "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger",
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ArgMax", "ArgMin",
     "Conv", "ConvTranspose", "Gemm", "MatMul",
     "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReduceMean",
     "Add", "BatchNormalization", "Clip", "Div", "Mul", "Relu", "Sub",

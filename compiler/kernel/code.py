@@ -217,6 +217,8 @@ class _Generator:
     def _compute(self, item: Expression, d: int | None, more: dict[str, int]) -> None:
         if item.kind == "multiply":
             self._multiply(item, d, more)
+        elif item.kind == "index":
+            self._step(Op.INDEX, None, _ZERO, d, **more)
         elif item.kind == "floor":
             place = self._first(self._place(item.operands[0]))
             self._step(Op.MUL, place, _Place("number", 1), d, shift=item.value, floor=1, **more)

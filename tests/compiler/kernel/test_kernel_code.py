@@ -93,7 +93,9 @@ def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Exp
     if pool and rng.random() < 0.2:
         return rng.choice(pool)
     if depth == 0 or rng.random() < 0.1:
-        leaf = rng.choice(("read", "read", "wide", "constant"))
+        leaf = rng.choice(("read", "read", "wide", "constant", "index"))
+        if leaf == "index":
+            return rows.index()
         if leaf == "constant":
             return constant(rng.choice((rng.randrange(-300, 300), rng.randrange(-(1 << 23), 1 << 23))))
         return rows.read(rng.randrange(2)) if leaf == "read" else rows.wide(2)
