@@ -92,6 +92,7 @@ class _Generator:
         self.registers = 0
         self.levels: dict[int, int] = {}
         self.tables = tables_of(rows)
+        self.inside = False  # whether the predicate tells which elements are in the row
 
     def ops(self) -> tuple[MicroOp, ...]:
         results = self.rows.result
@@ -120,7 +121,7 @@ class _Generator:
         """A loop that computes sums and maxima, and what follows it."""
         self._rows_of([item.operands[0] for item in items])
         totals = [self._start(item) for item in items]
-        start, kept = len(self.steps), dict(self.places)
+        start, kept, self.inside = len(self.steps), dict(self.places), False
         for item, total in zip(items, totals, strict=True):
             element = self._masked(item)
             operation = Op.ADD if item.kind == "sum" else Op.MAX
@@ -150,9 +151,11 @@ class _Generator:
         place = self._place(inner)
         if not self.masked or place.kind == "memory":
             return place
-        index = self._new()
-        self._step(Op.INDEX, None, _ZERO, index)
-        self._step(Op.LT, _Place("register", index), _Place("number", self.rows.columns), None)
+        if not self.inside:
+            index = self._new()
+            self._step(Op.INDEX, None, _ZERO, index)
+            self._step(Op.LT, _Place("register", index), _Place("number", self.rows.columns), None)
+            self.inside = True
         chosen = self._new()
         neutral = 0 if item.kind == "sum" else item.low
         self._step(Op.SELECT, self._first(place), _Place("number", neutral), chosen)
@@ -214,6 +217,8 @@ class _Generator:
     def _compute(self, item: Expression, d: int | None, more: dict[str, int]) -> None:
         if item.kind == "multiply":
             self._multiply(item, d, more)
+        elif item.kind == "index":
+            self._step(Op.INDEX, None, _ZERO, d, **more)
         elif item.kind == "floor":
             place = self._first(self._place(item.operands[0]))
             self._step(Op.MUL, place, _Place("number", 1), d, shift=item.value, floor=1, **more)
@@ -294,6 +299,7 @@ class _Generator:
         return self.registers - 1
 
     def _step(self, op: Op, a: _Place | None, b: _Place, d: int | None, /, **fields: int) -> None:
+        self.inside = self.inside and op != Op.LT
         self.steps.append(_Step(op, a, b, d, fields))
 
 

@@ -84,9 +84,10 @@ _OF_INTEGERS = ("GlobalMaxPool", "MaxPool")
 
 
 def _given(node: Node, symbol: Symbol) -> Symbol:
-    """What a node reads, where that is integers as an activation; None for values of 16 bits that it does not take."""
+    """What a node reads, where that is integers as an activation; None for values that it does not take: those of 16
+    bits, or indices."""
     tensor = symbol.tensor if isinstance(symbol, Activation) else symbol
-    if isinstance(tensor, Tensor) and tensor.wide and node.op not in wide.OPERATORS:
+    if isinstance(tensor, Tensor) and (tensor.index or (tensor.wide and node.op not in wide.OPERATORS)):
         return None
     if node.op in _OF_INTEGERS and isinstance(symbol, Tensor):
         return Activation(symbol, integers(symbol))

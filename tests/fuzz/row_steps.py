@@ -84,6 +84,19 @@ def reduced(graph: Graph) -> None:
     graph.add(builder.quantise(value, shape, float(np.float32(scale)), *builder.parameters()[1:]))
 
 
+def logarithms(graph: Graph) -> None:
+    """LogSoftmax along any axis."""
+    builder, rng = graph.builder, graph.builder.rng
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    axis = -1 if rng.random() < 0.6 else int(rng.integers(len(source.shape)))
+    value = builder.node("LogSoftmax", [builder.dequantise(source)], axis=axis)
+    unsigned = bool(rng.integers(2))
+    scale = float(np.float32((source.scale * rng.uniform(40, 255) + 3) / 255))
+    graph.add(builder.quantise(value, source.shape, scale, 255 if unsigned else 127, unsigned))
+
+
 def normalised(graph: Graph) -> None:
     """A normalisation written out: of rows less their mean or not, with a scale and a bias or without."""
     builder, rng = graph.builder, graph.builder.rng
@@ -151,6 +164,6 @@ def branches(graph: Graph) -> None:
 
 STEPS = {
     "paired": (paired, 3), "joined": (joined, 2), "reduced": (reduced, 2), "normalised": (normalised, 2),
-    "branches": (branches, 2),
+    "branches": (branches, 2), "logarithms": (logarithms, 1),
 }  # fmt: skip
 """Steps by name, each with how often it is drawn."""
