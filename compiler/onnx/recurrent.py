@@ -283,9 +283,12 @@ class _Cell:
         if not hidden:
             kept = self.rounded(self.emit("Mul", z, new), _UNIT)
             return self.rounded(self.emit("Sub", new, kept), _UNIT), ""
-        apart = self.rounded(self.emit("Sub", hidden, new), _TWICE)
-        moved = self.rounded(self.emit("Mul", z, apart), _TWICE)
-        return self.rounded(self.emit("Add", new, moved), _UNIT), ""
+        if hidden in self.known:
+            apart = self.emit("Add", new, self._fixed(-self.known[hidden], _UNIT))
+        else:
+            apart = self.emit("Sub", new, hidden)
+        moved = self.rounded(self.emit("Mul", z, self.rounded(apart, _TWICE)), _TWICE)
+        return self.rounded(self.emit("Sub", new, moved), _UNIT), ""
 
     # Parts of a step.
 
