@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 from fuzz.drawn import LARGEST, Graph, is_image
 from fuzz.product_steps import ints, operand, repeated
 from support.qdq_models import Quantised
@@ -97,6 +98,20 @@ def logarithms(graph: Graph) -> None:
     graph.add(builder.quantise(value, source.shape, scale, 255 if unsigned else 127, unsigned))
 
 
+def places(graph: Graph) -> None:
+    """ArgMax or ArgMin along any axis, as floats."""
+    builder, rng = graph.builder, graph.builder.rng
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    value = builder.node(
+        str(rng.choice(["ArgMax", "ArgMin"])), [builder.dequantise(source)],
+        axis=int(rng.integers(len(source.shape))), select_last_index=int(rng.integers(2)),
+    )  # fmt: skip
+    value = builder.node("Cast", [value], to=onnx.TensorProto.FLOAT)
+    graph.add(builder.quantise(value, builder.shape_of(value), 0.5, *builder.parameters()[1:]))
+
+
 def normalised(graph: Graph) -> None:
     """A normalisation written out: of rows less their mean or not, with a scale and a bias or without."""
     builder, rng = graph.builder, graph.builder.rng
@@ -164,6 +179,6 @@ def branches(graph: Graph) -> None:
 
 STEPS = {
     "paired": (paired, 3), "joined": (joined, 2), "reduced": (reduced, 2), "normalised": (normalised, 2),
-    "branches": (branches, 2), "logarithms": (logarithms, 1),
+    "branches": (branches, 2), "logarithms": (logarithms, 1), "places": (places, 1),
 }  # fmt: skip
 """Steps by name, each with how often it is drawn."""
