@@ -38,8 +38,8 @@ SCOPE = (
 )  # fmt: skip
 """Operators on 8-bit integers, those that can be exact on them, and those that only move data."""
 APPROXIMATE = (
-    "Attention", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LogSoftmax",
-    "LpNormalization", "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum",
+    "Attention", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
+    "LogSoftmax", "LpNormalization", "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum",
     "ReduceSumSquare", "Softmax",
 )  # fmt: skip
 """What the device computes in block floating point, or the kernel engine, to a step of the result, so that cases are

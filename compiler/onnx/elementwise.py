@@ -42,7 +42,7 @@ def of_value(name: str, symbol: Symbol, known: Functions) -> Functions:
     `known`."""
     if isinstance(symbol, Activation) and not known:
         return (Function(symbol.tensor, frozenset((name,)), quant=symbol.quant),)
-    if not isinstance(symbol, Tensor):
+    if not isinstance(symbol, Tensor) or symbol.index:  # of indices the model computes in 64 bits
         return known
     own = Function(symbol, frozenset((name,)))
     return (own, *(function for function in known if function.key != own.key))[:ROOTS]
