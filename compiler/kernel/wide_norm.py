@@ -11,9 +11,8 @@ import numpy as np
 from weft.compiler.ir.graph import View
 from weft.compiler.kernel.expressions import (
     FACTOR,
-    IMMEDIATE,
-    MULTIPLIER_BITS,
     RECIPROCAL_PLACES,
+    WORD,
     Expression,
     Rows,
     constant,
@@ -29,6 +28,8 @@ _SHIFT = 8
 """Bits by which the sum of squares is made smaller, so that much larger epsilons fit beside it."""
 _EPSILON_SHIFT = 4
 """Bits that the square of the root of epsilon's part of the sum loses."""
+_MORE = 6
+"""Places of that root beyond those of a factor."""
 _LEAST_LARGEST = 1 << MEAN_PLACES - 2
 """No element of a row is further from the mean than this unless all are the same."""
 
@@ -39,7 +40,8 @@ class WideLayerNorm(LayerNorm):
 
     Squares of such elements do not fit: the elements of a row are first divided by the largest of them, less the
     mean, or a part of epsilon's root, which takes one more loop over the row. Results of 8 bits are at most one off;
-    those of 16 have about 13 bits, as roots have 14.
+    those of 16 have about 13 bits, as roots have 14, and less where a row has elements that are far larger, or is so
+    uniform that the places of its mean count.
     """
 
     clamp: tuple[int, int] = LIMITS
@@ -55,13 +57,8 @@ class WideLayerNorm(LayerNorm):
         return math.ceil(math.log2(self.elements)) if self.elements > 1 else 0
 
     @cached_property
-    def places(self) -> int:
-        """Places of elements divided by the root of the sum of squares."""
-        return min(RECIPROCAL_PLACES, MULTIPLIER_BITS - 2 - math.ceil((self.shift + _SHIFT) / 2))
-
-    @cached_property
     def _weight_places(self) -> int:
-        return max(15 - math.frexp(np.abs(self._weights).max())[1], FINE - self.places + 3)
+        return max(15 - math.frexp(np.abs(self._weights).max())[1], FINE - RECIPROCAL_PLACES + 3)
 
     @property
     def _weights(self) -> np.ndarray:
@@ -102,8 +99,10 @@ class WideLayerNorm(LayerNorm):
         unit = distance.over(inverse, _UNIT_PLACES, (1 << _UNIT_PLACES) + 8)
         square = rows.sum(unit.times(unit, self.shift)).times(1, _SHIFT)
         root = (square + self._added(inverse)).maximum(1).rsqrt()
-        normal = unit.over(root, self.places, FACTOR - 1)
-        product = rows.wide(2).times(normal, min(self.places + self._weight_places - FINE, 63))
+        # No element is further from the mean than root(elements) times the deviation.
+        most = 2 << RECIPROCAL_PLACES + math.ceil((self.shift + _SHIFT) / 2)
+        normal = unit.over(root, RECIPROCAL_PLACES, most)
+        product = normal.times(rows.wide(2), min(RECIPROCAL_PLACES + self._weight_places - FINE, 63))
         if self._bias_shift:
             return stored(rows, product + (rows.wide(3) << self._bias_shift), self)
         return stored(rows, rows.wide(3, product), self)
@@ -112,7 +111,13 @@ class WideLayerNorm(LayerNorm):
         """Epsilon's part of the shifted sum of squares: the square of a number divided by the largest distance."""
         shift = (self.shift + _SHIFT - _EPSILON_SHIFT) / 2
         wanted = math.sqrt(self.epsilon * self.elements) * 2.0 ** (MEAN_PLACES + _UNIT_PLACES - shift)
+        # The square of a number c * 2**more + r is about (c * 2**more + 2 * r) * c * 2**more: c alone has too few bits.
+        more = min(_MORE, max(30 + RECIPROCAL_PLACES - math.frexp(wanted)[1], 0))
         places = min(max(math.frexp(wanted)[1] - 22, 0), RECIPROCAL_PLACES)
-        number = constant(min(round(math.ldexp(wanted, -places)), IMMEDIATE - 1))
-        part = number.over(inverse, places, (1 << 31) - 1).minimum(FACTOR - 1).known(0, FACTOR - 1)
-        return part.times(part, _EPSILON_SHIFT)
+        number = whole_number(min(round(math.ldexp(wanted, more - places)), WORD - 256))
+        number = constant(number) if isinstance(number, int) else number
+        part = number.over(inverse, places, (1 << 31) - 1)
+        part = part.minimum(FACTOR - 1 << more).known(0, FACTOR - 1 << more)
+        coarse = part.times(1, more)
+        doubled = ((part << 1) - (coarse << more)).known(0, FACTOR - 1 << more)
+        return doubled.times(coarse, _EPSILON_SHIFT + more)

@@ -51,6 +51,7 @@ def elements(rng: Rng, kind: str, shape: Shape, *wide: bool) -> WideElements:
         )
     if rng.random() < 0.15:
         scales["a_scale"] *= float(rng.choice([0.0, 1e-6, -1.0, 8.0, 60.0]))
+        scales["a_scale"] = min(scales["a_scale"], 60.0 if a_wide else 16000.0)
     return WideElements(
         name="elements", kind=kind, a=wide_cases.source(rng, "a", shape, wide=a_wide),
         dst=wide_cases.target(rng, shape, wide=y_wide), a_zero=wide_cases.zero(rng, wide=a_wide), a_wide=a_wide,
