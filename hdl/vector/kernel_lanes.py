@@ -264,22 +264,22 @@ class KernelLanes(wiring.Component):
         difference, less = Signal(signed(33), name=f"difference_{lane}"), Signal(name=f"less_{lane}")
         index = Cat(self._element(lane, issue), issue.column)
         m.d.comb += [difference.eq(shifted - other), less.eq(difference[-1])]
+        # One adder for ADD, RSUB and INDEX: what is subtracted is inverted, and the bit below carries.
+        turned, added = op.op == Op.RSUB, Signal(signed(33), name=f"added_{lane}")
+        addend = Mux(op.op == Op.INDEX, index, shifted ^ turned.replicate(32).as_signed())
+        m.d.comb += added.eq(Cat(turned, addend).as_signed() + Cat(turned, other).as_signed())
         chosen = Signal(signed(32), name=f"chosen_{lane}")
         with m.Switch(op.op):
             with m.Case(Op.SUB):
                 m.d.comb += chosen.eq(difference)
-            with m.Case(Op.RSUB):
-                m.d.comb += chosen.eq(-difference)
             with m.Case(Op.MIN):
                 m.d.comb += chosen.eq(Mux(less, shifted, other))
             with m.Case(Op.MAX):
                 m.d.comb += chosen.eq(Mux(less, other, shifted))
             with m.Case(Op.SELECT):
                 m.d.comb += chosen.eq(Mux(predicate, shifted, other))
-            with m.Case(Op.INDEX):
-                m.d.comb += chosen.eq(other + index)
             with m.Default():
-                m.d.comb += chosen.eq(shifted + other)
+                m.d.comb += chosen.eq(added[1:])
         m.d.sync += [result.eq(chosen), flag.eq(Mux(op.op == Op.EQ, difference == 0, less))]
         return result, flag
 

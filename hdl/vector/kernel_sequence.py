@@ -91,7 +91,8 @@ class KernelSequence(wiring.Component):
         m.d.comb += starts.eq(self.load & is_kind(Kernel, self.payload))
         op, phase = Signal(MicroOp.layout()), Signal(range(_ADDED + 2))
         following, coming = Signal(range(self.config.kernel)), Signal(MicroOp.layout())
-        m.d.comb += coming.eq(self._memory(m, following))
+        # Block RAM is slow, and no micro-operation is shorter than the eight slots that this has time for.
+        m.d.sync += coming.eq(self._memory(m, following))
         turn = Signal()
         with m.If(starts | turn):
             m.d.sync += phase.eq(0)
