@@ -67,7 +67,7 @@ class CellNet:
         stored = np.rint(values / scale.reshape(shape)) + zero.reshape(shape).astype(int)
         given = (np.clip(stored, limits.min, limits.max).astype(cell.weights), scale, zero)
         names = [self.constant(f"{name}_{at}", item) for at, item in enumerate(given)]
-        attributes = {"axis": 1} if rows else {}
+        attributes: dict[str, Any] = {"axis": 1} if rows else {}
         self.nodes.append(helper.make_node("DequantizeLinear", names, [name], f"{name}_dq", **attributes))
         return name
 

@@ -60,5 +60,5 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    # These are tried with another operator, or implied in any model that ONNX accepts; forms of 16 bits in test_wide.py.
+    # Tried with another operator, or implied in any model that ONNX accepts; forms of 16 bits are in test_wide.py.
     assert untried(OPERATORS, CASES.values()) == {"input_quantisable", "wide_forms"}
