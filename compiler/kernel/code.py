@@ -17,6 +17,8 @@ from weft.hdl.isa.kernel import REGISTERS, Op
 _OPERATIONS = {
     "add": Op.ADD, "subtract": Op.SUB, "minimum": Op.MIN, "maximum": Op.MAX, "less": Op.LT, "choose": Op.SELECT,
 }  # fmt: skip
+_OF_ROWS = ("sum", "largest", "number", "index")
+"""Kinds of expressions that depend on more of a row than the element."""
 _ALIASES = ("known", "factor")
 """Kinds of expressions that are their operand."""
 _RECIPROCALS = {"reciprocal": Op.RECIPROCAL, "rsqrt": Op.RSQRT}
@@ -67,6 +69,11 @@ def generate(rows: Rows, n: int) -> tuple[MicroOp, ...]:
 def tables_of(rows: Rows) -> tuple[bytes, ...]:
     """The look-up tables that a kernel reads, each once: TABLE in what `generate` makes has their numbers here."""
     return tuple(dict.fromkeys(item.table for item in _all(rows.result) if item.kind == "table"))
+
+
+def elementwise(rows: Rows) -> bool:
+    """Whether each result is made of the elements in its own place alone, wherever in a row that is."""
+    return not rows.single and not any(item.kind in _OF_ROWS for item in _all(rows.result))
 
 
 def with_tables(ops: tuple[MicroOp, ...], numbers: tuple[int, ...]) -> tuple[MicroOp, ...]:
