@@ -17,6 +17,9 @@ _PER_AXIS = 13
 """First version of the operator set whose DequantizeLinear takes one scale for each channel, and whose Softmax is over
 one axis."""
 
+_SIXTEEN = 21
+"""First version whose QuantizeLinear and DequantizeLinear have 16 bits."""
+
 
 class Expansion:
     """The constants and names of the network that is being rewritten."""
@@ -25,6 +28,7 @@ class Expansion:
         self.constants = dict(network.constants)
         self.network = network
         self.per_axis = network.opset >= _PER_AXIS
+        self.sixteen = network.opset >= _SIXTEEN
         self._taken = {name for node in network.nodes for name in (*node.inputs, *node.outputs)}
         self._taken |= {*self.constants, *network.inputs}
 
@@ -259,9 +263,10 @@ def _matmul(expansion: Expansion, node: Node) -> list[Node]:
 
 
 def _standard(expansion: Expansion, node: Node) -> list[Node]:
-    """QuantizeLinear and DequantizeLinear of 8 and 16 bits (and of 32, for biases) are ONNX's own."""
+    """QuantizeLinear and DequantizeLinear of 8 and 16 bits (and of 32, for biases) are ONNX's own, if its version has
+    these types."""
     scale, zero = expansion.values(node.input(1)), expansion.values(node.input(2))
-    activations = ("int8", "uint8", "int16", "uint16")
+    activations = ("int8", "uint8", *(("int16", "uint16") if expansion.sixteen else ()))
     known = (*activations, "int32") if node.operator == "DequantizeLinear" else activations
     if scale is None or zero is None or str(zero.dtype) not in known:
         return [node]
