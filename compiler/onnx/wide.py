@@ -59,8 +59,11 @@ def doubled(view: View) -> View:
 
 def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
     """Operators that only move bytes, once for each plane. Raises `NarrowError` if one does more."""
-    made = []
+    made: list[DeviceOp] = []
     for op in ops:
+        if isinstance(op, Pad) and op.keeps:
+            made += _padded(op)
+            continue
         if not _moves(op):
             raise NarrowError(_named(op))
         upper = op.on(doubled)

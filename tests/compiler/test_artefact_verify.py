@@ -187,6 +187,22 @@ def _unsigned(m: Any) -> None:
     m["to_device"][0]["unsigned"] ^= True
 
 
+def _wide(m: Any) -> None:
+    m["to_device"][0]["wide"] ^= True
+
+
+def _wide_output(m: Any) -> None:
+    m["from_device"][0]["wide"] ^= True
+
+
+def _wide_of_half_the_size(m: Any) -> None:
+    """As many bytes as there are, as half as many elements."""
+    item = m["from_device"][0]
+    for shape in (item["nhwc"], item["shape"], item["model_shape"]):
+        shape[next(index for index, size in enumerate(shape) if size % 2 == 0)] //= 2
+    item["wide"] = True
+
+
 def _rows(m: Any) -> None:
     (rows,) = device(m)["rows"].values()
     rows["kernel"] += 1
@@ -284,6 +300,9 @@ CLASSES = {
     _perm: "(0, 0, 1, 2) is no order of 4 axes",
     _transfer_of_another_size: "which does not fill ",
     _unsigned: "where int8 of shape",
+    _wide: "which does not fill ",
+    _wide_output: "which does not fill ",
+    _wide_of_half_the_size: "is uint16 of shape (1, 12, 8, 8), where ",
     _rows: "do not fit its shape",
     _no_rows: "do not fit its shape",
     _rows_of_an_output: "which is no input",
@@ -311,6 +330,52 @@ def test_classes(folder: Path, change: Any) -> None:
     change(manifest)
     write(folder, manifest)
     assert CLASSES[change] in refusal(folder)
+
+
+@pytest.fixture(scope="module")
+def wide() -> weft.Program:
+    """Values of 16 bits that enter, leave, and lie between two segments."""
+    builder = Builder(np.random.default_rng(1), bits=16)
+    x = builder.conv(builder.input((1, 3, 8, 8)), 4, (1, 1))
+    middle = builder.node("LogSoftmax", [builder.dequantise(x)], axis=1)
+    model = builder.finish(builder.conv(builder.quantise(middle, x.shape, 0.05, 3, False), 4, (1, 1)))
+    return weft.compile(model, PRESETS["tiny"].replace(kernel=64))
+
+
+def test_programs_of_16_bits_on_disk(wide: weft.Program, tmp_path: Path) -> None:
+    wide.save(tmp_path)
+    loaded = weft.load(tmp_path)
+    (name,) = wide.inputs
+    x = {name: np.random.default_rng(0).normal(0, 2, (1, 3, 8, 8)).astype(np.float32)}
+    (ours,), (theirs,) = wide.run(x).outputs.values(), loaded.run(x).outputs.values()
+    assert ours.any()
+    assert np.array_equal(ours, theirs)
+
+
+def _narrow(item: Any) -> None:
+    item["wide"] = False
+
+
+def _narrow_of_twice_the_size(item: Any) -> None:
+    item["wide"] = False
+    for shape in (item["nhwc"], item["shape"], item["model_shape"]):
+        shape[0] *= 2
+
+
+@pytest.mark.parametrize("change", [_narrow, _narrow_of_twice_the_size])
+@pytest.mark.parametrize(
+    ("side", "at"), [("to_device", 0), ("to_device", 1), ("from_device", 0), ("from_device", 1)]
+)
+def test_values_that_have_16_bits(
+    wide: weft.Program, tmp_path: Path, side: str, at: int, change: Any
+) -> None:
+    """A transfer that says that they have 8 is refused: sizes, or types of values on the host, disagree."""
+    wide.save(tmp_path)
+    manifest = manifest_of(tmp_path)
+    change(manifest[side][at])
+    write(tmp_path, manifest)
+    said = refusal(tmp_path)
+    assert ("which does not fill" if change is _narrow else "int16 of shape") in said
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def moved(built: Builder, source: Quantised, kind: str) -> Quantised:
         move = sliced
     if rng.random() < 0.3:
         name, shape = move(built, source.name, source.shape)
-        return Quantised(name, shape, source.scale, source.zero, source.unsigned)
+        return Quantised(name, shape, source.scale, source.zero, source.unsigned, source.bits)
     name, shape = move(built, built.dequantise(source), source.shape)
     if rng.random() < 0.7:
         return built.like(name, shape, source)

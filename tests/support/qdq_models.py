@@ -19,21 +19,38 @@ Rng = np.random.Generator
 
 @dataclasses.dataclass(frozen=True)
 class Quantised:
-    """An int8 or uint8 value of the model with its parameters."""
+    """An int8 or uint8 value of the model with its parameters.
+
+    One of 16 `bits` has the range that one of 8 has with these: scale and zero point are `exact`.
+    """
 
     name: str
     shape: tuple[int, ...]
     scale: float
     zero: int
     unsigned: bool
+    bits: int = 8
+
+    @property
+    def exact(self) -> tuple[np.float32, np.ndarray]:
+        """Scale and zero point in the model."""
+        dtype = np.dtype(f"{'u' if self.unsigned else ''}int{self.bits}")
+        if self.bits == 8:
+            return np.float32(self.scale), np.array(self.zero, dtype)
+        zero = self.zero * 257 if self.unsigned else (self.zero + 128) * 257 - 32768
+        return np.float32(self.scale / 256), np.array(zero, dtype)
 
 
 class Builder:
-    """Builds a QDQ model whose input and output are float."""
+    """Builds a QDQ model whose input and output are float.
 
-    def __init__(self, rng: Rng, opset: int = 21) -> None:
+    Values have `bits` bits if nothing else is said, and the nodes that quantise are of `domain`.
+    """
+
+    def __init__(self, rng: Rng, opset: int = 21, bits: int = 8, domain: str = "") -> None:
         self.rng = rng
         self.opset = opset
+        self.bits, self.domain = bits, domain
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -62,17 +79,23 @@ class Builder:
         return float(np.float32(self.rng.uniform(0.01, 0.1))), zero, unsigned
 
     def quantise(
-        self, value: str, shape: tuple[int, ...], scale: float, zero: int, unsigned: bool
+        self,
+        value: str,
+        shape: tuple[int, ...],
+        scale: float,
+        zero: int,
+        unsigned: bool,
+        bits: int | None = None,
     ) -> Quantised:
-        zeros = np.array(zero, np.uint8 if unsigned else np.int8)
-        name = self.node("QuantizeLinear", [value, self.constant(np.float32(scale)), self.constant(zeros)])
-        return Quantised(name, shape, scale, zero, unsigned)
+        made = Quantised("", shape, scale, zero, unsigned, bits or self.bits)
+        return dataclasses.replace(made, name=self._exact("QuantizeLinear", value, made))
 
     def dequantise(self, value: Quantised) -> str:
-        zero = np.array(value.zero, np.uint8 if value.unsigned else np.int8)
-        return self.node(
-            "DequantizeLinear", [value.name, self.constant(np.float32(value.scale)), self.constant(zero)]
-        )
+        return self._exact("DequantizeLinear", value.name, value)
+
+    def _exact(self, op: str, name: str, value: Quantised) -> str:
+        inputs = [name, *(self.constant(item) for item in value.exact)]
+        return self.node(op, inputs, **({"domain": self.domain} if self.domain else {}))
 
     def input(self, shape: tuple[int, ...], unsigned: bool | None = None) -> Quantised:
         name = self.name("input")
@@ -81,7 +104,7 @@ class Builder:
 
     def like(self, value: str, shape: tuple[int, ...], source: Quantised) -> Quantised:
         """Quantise with the parameters of another value, as quantisers do for MaxPool and Concat."""
-        return self.quantise(value, shape, source.scale, source.zero, source.unsigned)
+        return self.quantise(value, shape, source.scale, source.zero, source.unsigned, source.bits)
 
     def weight(
         self, shape: tuple[int, ...], axis: int, *, per_channel: bool, unsigned: bool
@@ -103,8 +126,10 @@ class Builder:
 
     def bias(self, source: Quantised, scales: np.ndarray) -> str:
         """An int32 bias at scale sx * sw."""
-        scale = (np.float32(source.scale) * scales).astype(np.float32)
-        values = self.rng.integers(-2000, 2000, len(scales)).astype(np.int32)
+        scale = (source.exact[0] * scales).astype(np.float32)
+        values = self.rng.integers(-2000, 2000, len(scales)).astype(np.int32) * (
+            256 if source.bits > 8 else 1
+        )
         zero = np.zeros(len(scales), np.int32)
         return self.node(
             "DequantizeLinear",
@@ -222,7 +247,9 @@ class Builder:
     ) -> onnx.ModelProto:
         outputs = [helper.make_tensor_value_info(output, kind, shape)]
         graph = helper.make_graph(self.nodes, "random", self.inputs, outputs, self.constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        opsets = [helper.make_opsetid("", self.opset)]
+        opsets += [helper.make_opsetid(self.domain, 1)] if self.domain else []
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
     def finish_as(self, value: str, kind: int) -> onnx.ModelProto:
         """The model that gives a value as it is, of a type by its number."""

@@ -87,7 +87,7 @@ def _fill(context: NodeContext) -> int:
         return symbol.quant.level(value)
     tensor = tensor_of(symbol)
     assert tensor is not None
-    return int(value) - 128 * tensor.unsigned
+    return int(value) - (1 << (15 if tensor.wide else 7)) * tensor.unsigned
 
 
 def _arrangement(context: NodeContext) -> Arrangement:

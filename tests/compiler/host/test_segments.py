@@ -133,3 +133,59 @@ def test_transfer_of_indices(wide: bool) -> None:
 def test_transfer_of_another_type() -> None:
     with pytest.raises(ValueError, match=r"^value 'v' has type int8$"):
         to_buffer(transfer(unsigned=True), np.zeros((2, 60), np.int8))
+
+
+LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, int, int, int], tuple[int, ...] | None]] = {
+    "images": ((2, 3, 4, 5), (2, 4, 5, 3), (0, 2, 3, 1)),
+    "as it is": ((2, 3, 4, 5), (2, 3, 4, 5), None),
+    "rows": ((6, 20), (1, 1, 6, 20), None),
+    "reversed": ((3, 4, 10), (1, 10, 4, 3), (2, 1, 0)),
+    "five axes": ((2, 3, 2, 2, 5), (2, 2, 2, 15), (0, 2, 3, 1, 4)),
+    "flat": ((120,), (1, 1, 1, 120), None),
+}
+
+
+@pytest.mark.parametrize("unsigned", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_transfers_of_16_bits(name: str, unsigned: bool) -> None:
+    """All upper bytes, then all lower ones less 128, each laid out as values of 8 bits are; and back."""
+    shape, nhwc, perm = LAYOUTS[name]
+    rng, half = np.random.default_rng(1), 32768 * unsigned
+    item = Transfer(
+        "v", Buffer("b", (2 * nhwc[0], *nhwc[1:]), "input"), shape, nhwc, perm, unsigned, (8, 15), True
+    )
+    assert item.dtype == ("uint16" if unsigned else "int16")
+    stored = rng.integers(-32768, 32768, (8, 15))
+    stored.flat[:4] = -32768, 32767, -1, 0
+    value = (stored + half).astype(item.dtype)
+    contents = to_buffer(item, value)
+    assert (contents.dtype, contents.shape) == (np.int8, item.buffer.shape)
+    laid = stored.reshape(shape) if perm is None else stored.reshape(shape).transpose(perm)
+    upper, lower = np.split(contents.astype(int), 2)
+    assert np.array_equal(upper * 256 + lower + 128, laid.reshape(nhwc))
+    given = from_buffer(item, contents)
+    assert given.dtype == value.dtype
+    assert np.array_equal(given, value)
+
+
+def test_every_value_of_16_bits_comes_back() -> None:
+    for dtype in (np.int16, np.uint16):
+        item = Transfer(
+            "v",
+            Buffer("b", (2, 1, 256, 256), "input"),
+            (65536,),
+            (1, 1, 256, 256),
+            None,
+            dtype == np.uint16,
+            None,
+            True,
+        )
+        value = np.arange(65536).astype(np.uint16).view(dtype)
+        assert np.array_equal(from_buffer(item, to_buffer(item, value)), value)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32])
+def test_transfer_of_16_bits_of_another_type(dtype: type[np.integer]) -> None:
+    item = Transfer("v", Buffer("b", (2, 1, 1, 4), "input"), (4,), (1, 1, 1, 4), None, False, None, True)
+    with pytest.raises(ValueError, match=rf"^value 'v' has type {np.dtype(dtype).name}$"):
+        to_buffer(item, np.zeros(4, dtype))

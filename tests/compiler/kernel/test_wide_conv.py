@@ -252,6 +252,14 @@ def test_scales_that_are_too_large() -> None:
         compile_segment(wide_cases.segment(op.replace(scale=np.full(3, fits * 1.01))), CONFIGS["tiny"])
 
 
+def test_scales_next_to_a_power_of_two() -> None:
+    """Mantissas of which rounding would make one bit more."""
+    op = plain()
+    op = op.replace(scale=np.array([1 - 2.0**-20, 1.0, 1 + 2.0**-20]) / 64, y_zero=0, bias=0 * op.bias)
+    x = wide_cases.contents(np.random.default_rng(7), op.src.shape, wide=True) // 20
+    assert np.abs(wide_cases.run(op, split(x, op), wide=True) - exact(op, x)).max() <= 1
+
+
 def test_sums_that_are_too_long() -> None:
     """Sums must fit the 32 bits of the accumulator."""
     count = (1 << 31) // (128 * 255)

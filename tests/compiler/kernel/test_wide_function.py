@@ -152,9 +152,10 @@ def test_golden(name: str) -> None:
         assert len(generate(op.rows(), config.n)) <= 32
 
 
-def test_two_functions_in_a_row() -> None:
-    """Tables of the second take the place of the first ones."""
-    rng, config = np.random.default_rng(1), CONFIGS["tiny"].replace(lookup_tables=2)
+@pytest.mark.parametrize("tables", [2, 4])
+def test_two_functions_in_a_row(tables: int) -> None:
+    """Tables of the second take the place of the first ones, or lie behind them."""
+    rng, config = np.random.default_rng(1), CONFIGS["tiny"].replace(lookup_tables=tables)
     middle = wide_cases.plain("m", (1, 1, 2, 3), "temp", wide=True)
     first, second = operator("tanh", True).replace(dst=middle), operator("gelu", True).replace(src=middle)
     segment = DeviceSegment("both", (first, second))
