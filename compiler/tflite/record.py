@@ -10,10 +10,12 @@ from weft.compiler.tflite.context import Convert
 @dataclass(frozen=True)
 class Record:
     """Operators by the format's `names`, the number of inputs that they take at least and at most (None: any), what
-    of ONNX they become, for the documentation, and the function that writes it.
+    of ONNX they become, for the documentation, and the function that writes it. `states` are inputs that may be kept
+    from run to run: every run starts with zeros.
     """
 
     names: tuple[str, ...]
     inputs: tuple[int, int | None]
     becomes: str
     convert: Convert
+    states: tuple[int, ...] = ()

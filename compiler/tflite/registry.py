@@ -33,10 +33,15 @@ def convert(context: Context) -> None:
     if count < least or (most is not None and count > most):
         wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
         raise context.refuse(f"has {count} inputs; it takes {wanted}")
+    kept = [context.operator.inputs[at] for at in record.states if at < count]
     for index in (*context.operator.inputs, *context.operator.outputs):
-        _check_tensor(context, index)
+        _check_tensor(context, index, kept=index in kept)
     for index in context.operator.inputs:
-        if index >= 0 and not context.builder.known(context.builder.file.tensors[index]):
+        if (
+            index >= 0
+            and index not in kept
+            and not context.builder.known(context.builder.file.tensors[index])
+        ):
             tensor = context.builder.file.tensors[index]
             raise context.refuse(f"reads {tensor.label}, which no operator in front of it makes")
     if len(set(context.operator.outputs)) < len(context.operator.outputs):
@@ -52,14 +57,14 @@ def convert(context: Context) -> None:
     record.convert(context)
 
 
-def _check_tensor(context: Context, index: int) -> None:
+def _check_tensor(context: Context, index: int, *, kept: bool) -> None:
     """Raise `CompileError` for an index that is of no tensor, or of one that the host could not hold either."""
     tensors = context.builder.file.tensors
     if not -1 <= index < len(tensors):
         raise context.refuse(f"names tensor {index}; the file has {len(tensors)}")
     if index < 0:
         return
-    if tensors[index].variable:
+    if tensors[index].variable and not kept:
         raise context.refuse(f"keeps {tensors[index].label} from run to run, which weft does not read")
     if tensors[index].dtype not in DTYPES:
         raise context.refuse(

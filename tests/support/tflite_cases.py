@@ -699,7 +699,7 @@ class Behind(Case):
             return data
         item = self.model.tensors[data]
         moved = self.model.tensor(shape, item.dtype, item.scale[0], item.zero[0])
-        ones = dict.fromkeys(("FilterHeight", "FilterWidth", "StrideH", "StrideW"), 1)
+        ones: dict[str, Any] = dict.fromkeys(("FilterHeight", "FilterWidth", "StrideH", "StrideW"), 1)
         self.model.operator("MAX_POOL_2D", [data], [moved], "Pool2D", Padding=VALID, **ones)
         return moved
 

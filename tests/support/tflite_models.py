@@ -36,6 +36,7 @@ class _Operator:
     kind: str
     options: dict[str, Any]
     code: int | None = None
+    intermediates: Sequence[int] = ()
 
 
 @dataclass
@@ -71,10 +72,17 @@ class Model:
         return self.tensor(array.shape, dtype, data=array)
 
     def operator(
-        self, name: str, inputs: Sequence[int], outputs: Sequence[int], kind: str = "", **options: Any
+        self,
+        name: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        kind: str = "",
+        intermediates: Sequence[int] = (),
+        **options: Any,
     ) -> None:
         """Add an operator, with options of the class `kind`Options."""
-        self.operators.append(_Operator(name, inputs, outputs, kind and f"{kind}Options", options))
+        kind = kind and f"{kind}Options"
+        self.operators.append(_Operator(name, inputs, outputs, kind, options, None, intermediates))
 
     def write(self, inputs: Sequence[int], outputs: Sequence[int], **changes: Any) -> bytes:
         """The file. `changes` are of `version` and `subgraphs`."""
@@ -132,6 +140,8 @@ class Model:
             "Inputs": _numbers(b, "Operator", "Inputs", item.inputs),
             "Outputs": _numbers(b, "Operator", "Outputs", item.outputs),
         }
+        if item.intermediates:
+            fields["Intermediates"] = _numbers(b, "Operator", "Intermediates", item.intermediates)
         if item.kind:
             fields["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, item.kind)
             fields["BuiltinOptions"] = _table(b, item.kind, item.options)
