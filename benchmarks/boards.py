@@ -1,7 +1,7 @@
 """Configurations on boards: what they use, how fast they are, how long they take to build.
 
     python benchmarks/boards.py [--board NAME ...] [--own | --config NAME ...] [--seeds 1] [--write docs/boards.md]
-    python benchmarks/boards.py fit
+    python benchmarks/boards.py fit [--board NAME ...]
 
 The table has a row for every configuration that fits a board by estimate: its own default and, without ``--own``, all
 presets. LUT and FF are what nextpnr placed; LUT/MAC and DSP/MAC are those of the whole design over N * N; peak is
@@ -10,7 +10,8 @@ two comments in a file.
 Of several seeds, from the board's own on, the fastest counts. Builds are kept, so that the second time takes no time.
 
 ``fit`` synthesises a number of configurations for each family and core (about a minute each), on the first board that
-has them, fits the weights of `weft.boards.estimate` to what they need, and writes those into ``boards/families``.
+has them, fits the weights of `weft.boards.estimate` to what they need, and writes those into ``boards/families``. With
+``--board`` only those of that board's family.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ PIPELINED: tuple[dict[str, int], ...] = (
     {"kernel": 64, "lanes": 4},
     {"kernel": 64, "n": 8, "bus_bytes": 8},
     {**SOFTMAX, **EVERYTHING, "n": 8, "bus_bytes": 8, "lanes": 4, "mantissa_bits": 24},
+    {"n": 16, "bus_bytes": 16},
+    {**SOFTMAX, "n": 16, "bus_bytes": 16},
+    {**SOFTMAX, **EVERYTHING, "n": 16, "bus_bytes": 16},
 )
 SEQUENTIAL: tuple[dict[str, int], ...] = (
     {},
@@ -104,9 +108,10 @@ def synthesise(board: Board, config: Config) -> Resources:
     return need
 
 
-def fit() -> int:
+def fit(names: list[str] | None) -> int:
+    wanted = {find(name).family for name in names or BOARDS}
     chosen = {(board.family, board.core): board for board in reversed(BOARDS.values())}
-    for family in FAMILIES.values():
+    for family in (family for family in FAMILIES.values() if family in wanted):
         cores = {}
         for board in (board for (of, _), board in chosen.items() if of is family):
             samples = []
@@ -211,7 +216,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="also put the table into this file")
     arguments = parser.parse_args()
     if arguments.what == "fit":
-        return fit()
+        return fit(arguments.board)
     lines = [HEADER]
     print(HEADER)
     for boards in alike(map(find, arguments.board or BOARDS)):

@@ -15,6 +15,7 @@ from weft.compiler.onnx.model import prepare as prepare_network
 from weft.compiler.onnx.partition import plan
 from weft.compiler.onnx.patterns import match
 from weft.compiler.onnx.reader import Source
+from weft.compiler.onnx.recurrent import unrolled
 from weft.compiler.tflite.reader import SUFFIX, is_tflite, read
 from weft.compiler.verify import verify
 from weft.hdl.isa.config import Config
@@ -54,6 +55,7 @@ def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
         If it cannot be run at all.
     """
     model.config = config
+    model = unrolled(model)
     found = match(model)
     graph = lower(found, plan(found))
     for segment in graph.segments:

@@ -29,7 +29,7 @@ DEVICE, WRAPPED, HOST, SKIP = CLASSES = ("device", "device, wrapped", "host", "s
 
 SCOPE = (
     "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger",
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ArgMax", "ArgMin",
     "Conv", "ConvTranspose", "Gemm", "MatMul",
     "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReduceMean",
     "Add", "BatchNormalization", "Clip", "Div", "Mul", "Relu", "Sub",
@@ -38,8 +38,9 @@ SCOPE = (
 )  # fmt: skip
 """Operators on 8-bit integers, those that can be exact on them, and those that only move data."""
 APPROXIMATE = (
-    "Attention", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization",
-    "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare", "Softmax",
+    "Attention", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
+    "LogSoftmax", "LpNormalization", "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum",
+    "ReduceSumSquare", "Softmax",
 )  # fmt: skip
 """What the device computes in block floating point, or the kernel engine, to a step of the result, so that cases are
 not exact."""

@@ -29,6 +29,7 @@ from weft import (
     tune_command,
 )
 from weft import report as reports
+from weft.board_run import run_on_board, say_source
 from weft.errors import FileError, InputError
 from weft.hdl.errors import WeftError
 from weft.options import Bandwidth, Folder, Latency, StallSeed, load, whole, writes
@@ -148,8 +149,10 @@ def run(
             result = program.run(inputs, on="rtl", trace=recorded, **timing)
         elif port is not None:
             golden = dataclasses.replace(golden, memory=b"")  # a board's memory is not read back
-            result = _on_board(program, inputs, port, baud, progress)
+            result = run_on_board(program, inputs, port, baud, progress)
     _keep(result, output, report)
+    if on is Target.BOARD:
+        say_source(result.report)
     if theirs is not None:
         reports.say(litert.compared(result.outputs, theirs))
     if waves is not None:
@@ -240,18 +243,6 @@ def _show_units(counters: dict[str, int]) -> None:
         }
         shares = [f"{name} {value / max(counters['cycles'], 1):.1%}" for name, value in own.items()]
         reports.say(f"{unit}: {', '.join(shares)}")
-
-
-def _on_board(
-    program: Any, inputs: dict[str, Any], port: str, baud: int | None, progress: reports.Progress
-) -> Any:
-    from weft.virtual import PREFIX, board_at
-
-    if port.startswith(PREFIX):
-        progress("building the board's simulator (about a minute, the first time only)")
-    with board_at(port, program.config, baud) as device:
-        progress(f"running on {device.identity.board}")
-        return program.run(inputs, on=device, memory=False)
 
 
 def _compare(golden: Any, result: Any) -> None:

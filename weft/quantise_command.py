@@ -57,6 +57,13 @@ def quantise(
     keep_float: Annotated[
         list[str], typer.Option(help="Node not to quantise, by name; once for each.", metavar="NODE")
     ] = [],  # noqa: B006
+    wide: Annotated[
+        list[str],
+        typer.Option(
+            help="Node whose result gets 16 bits, by name; once for each. The device then needs a kernel engine.",
+            metavar="NODE",
+        ),
+    ] = [],  # noqa: B006
     budget: Annotated[
         float | None,
         real(
@@ -86,6 +93,7 @@ def quantise(
             held_out=held_out,
             method=method.value,
             keep_float=keep_float,
+            wide=wide,
             shapes=shapes_of(shape),
             progress=progress,
         )
@@ -128,13 +136,13 @@ def _tell_device(nodes: Check, config: str) -> None:
 
 
 def _tell_budget(accuracy: Accuracy, budget: float) -> None:
-    """Which layers are below the budget, and how to leave those in float that bring the error in."""
+    """Which layers are below the budget, and how to give those more bits that bring the error in."""
     below, causes = accuracy.below(budget), accuracy.causes(budget)
-    options = " ".join(f"--keep-float {layer.name!r}" for layer in causes[:8])
+    options = " ".join(f"--wide {layer.name!r}" for layer in causes[:8])
     more = f" and {len(causes) - 8} more" if len(causes) > 8 else ""
     reports.warn(
         f"{len(below)} of {len(accuracy.layers)} layers have less than {budget:g} dB; the error comes from "
-        f"{len(causes)} of them, which {options}{more} would leave in float, on the host"
+        f"{len(causes)} of them, which {options}{more} would give 16 bits, and --keep-float leave in float, on the host"
     )
 
 

@@ -74,6 +74,16 @@ class Plan:
             if self._surrounded(group):
                 self.excluded += (node.name for node in group)
 
+    def results(self, names: Sequence[str]) -> list[str]:
+        """The values that are quantised of what nodes make: a clamp behind a node is part of it."""
+        found = []
+        for node in self._nodes:
+            for value in node.output if node.name in names else ():
+                found.append(value)
+                users = self._users.get(value, [])
+                found += [name for user in users if user.op_type in _CLAMPS for name in user.output]
+        return list(dict.fromkeys(found))
+
     def _alone(self) -> Iterator[list[onnx.NodeProto]]:
         yield from ([node] for node in self._nodes if node.op_type in (*_AVERAGES, *_NORMALISATIONS))
 

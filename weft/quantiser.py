@@ -49,6 +49,7 @@ def quantise(
     held_out: Given | None = None,
     method: str = "minmax",
     keep_float: Sequence[str] = (),
+    wide: Sequence[str] = (),
     shapes: Mapping[str, int] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Quantised:
@@ -70,6 +71,8 @@ def quantise(
         How ranges are chosen: "minmax" (all values), "percentile" (99.99 % of them) or "mse" (least squared error).
     keep_float : sequence of str
         Names of nodes that are not quantised, and run on the host.
+    wide : sequence of str
+        Names of nodes whose results get 16 bits: for these the device needs a kernel engine.
     shapes : mapping of str to int
         Sizes of dimensions that the model leaves open, as of `weft.compile`.
     progress : callable
@@ -83,27 +86,31 @@ def quantise(
         If samples do not fit the model, or another argument is wrong; or if ONNX Runtime is not installed.
     """
     tell = progress or (lambda text: None)
-    sizes = _checked(method, keep_float, shapes)
+    sizes = _checked(method, {"keep_float": keep_float, "wide": wide}, shapes)
     float_model.onnx_runtime()
     tell("reading the model")
     prepared = float_model.prepared(_source(model, samples), sizes)
     taken = float_model.signature(prepared)
     calibrating = fitted(samples, taken)
     measured = calibrating if held_out is None else fitted(held_out, taken)
-    _check_names(prepared, keep_float)
+    _check_names(prepared, (*keep_float, *wide))
     with float_model.silence():
         tell(f"calibrating with {len(calibrating):,} samples")
-        made = _quantised(prepared, calibrating, method, Plan(prepared, keep_float).excluded)
+        plan = Plan(prepared, keep_float)
+        made = _quantised(prepared, calibrating, method, plan.excluded, plan.results(wide))
         _check_made(made)
         return Quantised(made, measure(prepared, made, measured, tell))
 
 
-def _checked(method: str, keep_float: Sequence[str], shapes: Mapping[str, int] | None) -> dict[str, int]:
+def _checked(
+    method: str, names: Mapping[str, Sequence[str]], shapes: Mapping[str, int] | None
+) -> dict[str, int]:
     """The sizes of open dimensions, once all arguments are of their types."""
     if method not in METHODS:
         raise InputError(f"'method' must be {', '.join(METHODS)}, not {method!r}")
-    if isinstance(keep_float, str) or not all(isinstance(name, str) for name in keep_float):
-        raise InputError(f"'keep_float' must be a list of names of nodes, not {keep_float!r}")
+    for what, given in names.items():
+        if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+            raise InputError(f"{what!r} must be a list of names of nodes, not {given!r}")
     if not isinstance(shapes, Mapping | None):
         raise InputError(f"'shapes' must be a mapping of names to sizes, not {type(shapes).__name__}")
     return {name: integer(f"shapes[{name!r}]", size, 1, ELEMENTS) for name, size in (shapes or {}).items()}
@@ -121,10 +128,10 @@ def _source(model: Any, samples: Given) -> Source:
     return model
 
 
-def _check_names(model: onnx.ModelProto, keep_float: Sequence[str]) -> None:
+def _check_names(model: onnx.ModelProto, given: Sequence[str]) -> None:
     """Raise `InputError` for a name of no node."""
     names = [node.name for node in model.graph.node]
-    for name in keep_float:
+    for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
             told = ", ".join(repr(printable(each, 60)) for each in near)
@@ -149,9 +156,9 @@ class _Reader:
 
 
 def _quantised(
-    model: onnx.ModelProto, samples: Samples, method: str, excluded: Sequence[str]
+    model: onnx.ModelProto, samples: Samples, method: str, excluded: Sequence[str], wide: Sequence[str]
 ) -> onnx.ModelProto:
-    """What ONNX Runtime's quantiser makes of a prepared model."""
+    """What ONNX Runtime's quantiser makes of a prepared model, with 16 bits for the values `wide`."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         CalibrationMethod,
@@ -176,6 +183,9 @@ def _quantised(
         runs = itertools.islice(
             runs, 1
         )  # the quantiser looks for ranges in any case, and does not use them then
+    overrides = options.setdefault("TensorQuantOverrides", {})
+    for name in wide:
+        overrides.setdefault(name, [{}])[0]["quant_type"] = QuantType.QInt16
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "float.onnx"), Path(folder, "quantised.onnx")
         source.write_bytes(float_model.serialised(model))

@@ -144,15 +144,18 @@ def _cells(console: Console, name: str, *others: str) -> list[Text]:
 
 
 def show_layers(report: dict[str, Any], console: Console) -> None:
-    """Print the table of a report's layers and a line of totals."""
-    numbers = ("cycles", "MACs", "utilisation", "DRAM bytes")
+    """Print the table of a report's layers and a line of totals, with what the cycle model says if that is in it."""
+    modelled = report.get("modelled")
+    total = report | {"name": "total", "modelled_cycles": modelled and modelled["cycles"]}
+    cycles = ("cycles", "modelled cycles") if modelled else ("cycles",)
+    numbers = (*cycles, "MACs", "utilisation", "DRAM bytes")
     made = table("layer", *numbers, "bound by", right=numbers)
-    for layer in (*report["layers"], report | {"name": "total"}):
-        if layer.get("name") == "total":
+    for layer in (*report["layers"], total):
+        if layer is total:
             made.add_section()
-        counts = [_integer(layer[key]) for key in ("cycles", "macs", "dram_bytes")]
-        cells = (*counts[:2], _share(layer["utilisation"]), counts[2], str(layer.get("bound") or ""))
-        made.add_row(*_cells(console, str(layer["name"]), *cells))
+        times = [_integer(layer[name.replace(" ", "_")]) for name in cycles]
+        cells = (*times, _integer(layer["macs"]), _share(layer["utilisation"]), _integer(layer["dram_bytes"]))
+        made.add_row(*_cells(console, str(layer["name"]), *cells, str(layer.get("bound") or "")))
     console.print(made)
 
 

@@ -18,9 +18,9 @@ RESOURCES = {
     "45": Resources(lut=43848, ff=43848, dsp=72, ram=108),
     "85": Resources(lut=83640, ff=83640, dsp=156, ram=208),
 }
-# With softmax, but few lanes and short queues.
+# With softmax, look-up tables and products, but few lanes and short queues.
 _SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2, table_depth=512, row_states=32,
-                                        alignments=128, lookup_tables=0, multiply=0)  # fmt: skip
+                                        alignments=128)  # fmt: skip
 # SDRAM brings two bytes a cycle: one lane keeps up with that.
 _LARGEST = Config.load("default").replace(lanes=1, queue_depth=2, scratchpad_banks=4, scratchpad_depth=2048,
                                           accumulator_banks=2, row_states=128, alignments=1024,

@@ -68,6 +68,7 @@ def to_buffer(transfer: Transfer, value: np.ndarray) -> np.ndarray:
     """The contents (int8, NHWC) of a transfer's buffer for a value of the model."""
     if value.dtype != np.dtype(transfer.dtype):
         raise ValueError(f"value {transfer.value!r} has type {value.dtype}")
+    value = value.astype(transfer.stored)
     stored = _signed(value) if transfer.unsigned else value
     planes = [stored >> 8, (stored & 255) - 128] if transfer.wide else [stored]
     return np.concatenate([_laid_out(transfer, plane.astype(np.int8)) for plane in planes])
@@ -91,12 +92,13 @@ def from_buffer(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
     """The value of the model in a transfer's buffer (int8), the inverse of `to_buffer`."""
     if transfer.wide:
         upper, lower = (
-            _taken(transfer, plane).astype(np.int16) for plane in np.split(contents.reshape(-1), 2)
+            _taken(transfer, plane).astype(np.int32) for plane in np.split(contents.reshape(-1), 2)
         )
-        stored = upper * np.int16(256) + lower + np.int16(128)
+        stored = np.asarray(upper * 256 + lower + 128).astype(np.int16)
     else:
         stored = _taken(transfer, contents)
-    return _signed(stored) if transfer.unsigned else stored
+    made = _signed(stored) if transfer.unsigned else stored
+    return made.astype(transfer.dtype, copy=False)
 
 
 def _taken(transfer: Transfer, contents: np.ndarray) -> np.ndarray:

@@ -41,7 +41,8 @@ class Transfer:
     The value, which has the model's shape and order of axes, is reshaped to `shape`, transposed by `perm` and reshaped
     to `nhwc`: that is the content of the buffer. `unsigned` marks uint8 values, which are stored minus 128.
     `model_shape` is the value's own shape (None: it is `shape`). With `wide` values have 16 bits (unsigned ones are
-    stored minus 32768), and the buffer has two planes of shape `nhwc`, as `View.planes` tells.
+    stored minus 32768), and the buffer has two planes of shape `nhwc`, as `View.planes` tells. With `index` the value
+    is int64, of which that many bits are stored.
     """
 
     value: str
@@ -52,10 +53,16 @@ class Transfer:
     unsigned: bool
     model_shape: tuple[int, ...] | None = None
     wide: bool = False
+    index: bool = False
 
     @property
     def dtype(self) -> str:
         """The type of the value's elements."""
+        return "int64" if self.index else self.stored
+
+    @property
+    def stored(self) -> str:
+        """The type of the elements that are stored."""
         return f"{'u' if self.unsigned else ''}int{16 if self.wide else 8}"
 
 

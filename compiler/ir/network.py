@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+LINKS = ("QuantizeLinear", "DequantizeLinear")
+"""Between real numbers and integers. ONNX Runtime has them for 16 bits in any version, ONNX from version 21 on."""
 DTYPES = (
     "bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64",
     "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
@@ -63,8 +65,11 @@ class Node:
 
     @property
     def op(self) -> str:
-        """The operator with the domain in front if it is not ONNX's own: "com.microsoft.Attention" is another."""
-        return f"{self.domain}.{self.operator}" if self.domain else self.operator
+        """The operator with the domain in front if it is not ONNX's own: "com.microsoft.Attention" is another. Those of
+        `LINKS` are the same in all domains."""
+        return (
+            f"{self.domain}.{self.operator}" if self.domain and self.operator not in LINKS else self.operator
+        )
 
     @property
     def label(self) -> str:
@@ -125,7 +130,9 @@ class Network:
     def part(self, nodes: Iterable[Node], outputs: Iterable[str]) -> Network:
         """Some of the nodes as a network of their own, which makes `outputs`; inputs are in the order of reading."""
         nodes, outputs = tuple(nodes), tuple(outputs)
-        made = dict.fromkeys(name for node in nodes for name in node.outputs)  # in order, as files are the same then
+        made = dict.fromkeys(
+            name for node in nodes for name in node.outputs
+        )  # in order, as files are the same then
         read = dict.fromkeys((*(name for node in nodes for name in node.reads), *outputs))
         outer = [name for name in read if name not in made]
         return Network(

@@ -17,6 +17,8 @@ from weft.hdl.isa.kernel import REGISTERS, Op
 _OPERATIONS = {
     "add": Op.ADD, "subtract": Op.SUB, "minimum": Op.MIN, "maximum": Op.MAX, "less": Op.LT, "choose": Op.SELECT,
 }  # fmt: skip
+_OF_ROWS = ("sum", "largest", "number", "index")
+"""Kinds of expressions that depend on more of a row than the element."""
 _ALIASES = ("known", "factor")
 """Kinds of expressions that are their operand."""
 _RECIPROCALS = {"reciprocal": Op.RECIPROCAL, "rsqrt": Op.RSQRT}
@@ -69,6 +71,11 @@ def tables_of(rows: Rows) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(item.table for item in _all(rows.result) if item.kind == "table"))
 
 
+def elementwise(rows: Rows) -> bool:
+    """Whether each result is made of the elements in its own place alone, wherever in a row that is."""
+    return not rows.single and not any(item.kind in _OF_ROWS for item in _all(rows.result))
+
+
 def with_tables(ops: tuple[MicroOp, ...], numbers: tuple[int, ...]) -> tuple[MicroOp, ...]:
     """The same with the numbers that the tables of `tables_of` have in the device."""
     return tuple(replace(op, immediate=numbers[op.immediate]) if op.op == Op.TABLE else op for op in ops)
@@ -92,6 +99,7 @@ class _Generator:
         self.registers = 0
         self.levels: dict[int, int] = {}
         self.tables = tables_of(rows)
+        self.inside = False  # whether the predicate tells which elements are in the row
 
     def ops(self) -> tuple[MicroOp, ...]:
         results = self.rows.result
@@ -120,7 +128,7 @@ class _Generator:
         """A loop that computes sums and maxima, and what follows it."""
         self._rows_of([item.operands[0] for item in items])
         totals = [self._start(item) for item in items]
-        start, kept = len(self.steps), dict(self.places)
+        start, kept, self.inside = len(self.steps), dict(self.places), False
         for item, total in zip(items, totals, strict=True):
             element = self._masked(item)
             operation = Op.ADD if item.kind == "sum" else Op.MAX
@@ -150,9 +158,11 @@ class _Generator:
         place = self._place(inner)
         if not self.masked or place.kind == "memory":
             return place
-        index = self._new()
-        self._step(Op.INDEX, None, _ZERO, index)
-        self._step(Op.LT, _Place("register", index), _Place("number", self.rows.columns), None)
+        if not self.inside:
+            index = self._new()
+            self._step(Op.INDEX, None, _ZERO, index)
+            self._step(Op.LT, _Place("register", index), _Place("number", self.rows.columns), None)
+            self.inside = True
         chosen = self._new()
         neutral = 0 if item.kind == "sum" else item.low
         self._step(Op.SELECT, self._first(place), _Place("number", neutral), chosen)
@@ -214,6 +224,8 @@ class _Generator:
     def _compute(self, item: Expression, d: int | None, more: dict[str, int]) -> None:
         if item.kind == "multiply":
             self._multiply(item, d, more)
+        elif item.kind == "index":
+            self._step(Op.INDEX, None, _ZERO, d, **more)
         elif item.kind == "floor":
             place = self._first(self._place(item.operands[0]))
             self._step(Op.MUL, place, _Place("number", 1), d, shift=item.value, floor=1, **more)
@@ -294,6 +306,7 @@ class _Generator:
         return self.registers - 1
 
     def _step(self, op: Op, a: _Place | None, b: _Place, d: int | None, /, **fields: int) -> None:
+        self.inside = self.inside and op != Op.LT
         self.steps.append(_Step(op, a, b, d, fields))
 
 

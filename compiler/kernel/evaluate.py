@@ -23,6 +23,8 @@ def evaluate(rows: Rows, tensors: Sequence[np.ndarray]) -> np.ndarray:
     known: dict[int, np.ndarray] = {}
 
     def value(item: Expression) -> np.ndarray:
+        if item.kind == "index":
+            return np.arange(rows.columns, dtype=np.int64)[None]
         if id(item) not in known:
             known[id(item)] = _value(item, [value(operand) for operand in item.operands], tensors)
         return known[id(item)]

@@ -41,11 +41,11 @@ class Expression:
 
     `kind` is what makes it of `operands`, with `value` beside them: "read" (of tensor `value` & 3; & 4: its lower
     byte, & 8: unsigned), "accumulated" (number `value` of the sums of tensor 0), "number" (the only element that tensor
-    `value` has for a row), "constant", "add", "subtract", "multiply" (then shifted right by `value` and rounded half to
-    even; by the exponent of the second operand, too, if that has one), "shift" (to the left), "floor" (to the right,
-    rounded down), "table" (the entry of `table`, 256 int8 as bytes), "minimum", "maximum", "less" (a condition),
-    "choose" (by a condition), "sum" and "largest" (over a row), "reciprocal" and "rsqrt", or "known" and "factor",
-    which are their operand. `low` and `high` bound it.
+    `value` has for a row), "index" (the element's own, from 0), "constant", "add", "subtract", "multiply" (then shifted
+    right by `value` and rounded half to even; by the exponent of the second operand, too, if that has one), "shift" (to
+    the left), "floor" (to the right, rounded down), "table" (the entry of `table`, 256 int8 as bytes), "minimum",
+    "maximum", "less" (a condition), "choose" (by a condition), "sum" and "largest" (over a row), "reciprocal" and
+    "rsqrt", or "known" and "factor", which are their operand. `low` and `high` bound it.
     """
 
     kind: str
@@ -206,6 +206,11 @@ class Rows:
         """The lower byte of an int16 element of a tensor, unsigned."""
         return self._byte(tensor, 1, unsigned=True)
 
+    def index(self) -> Expression:
+        """The number of an element in its row, from 0."""
+        _check(not self.lanes, "rows beside each other have no order of elements")
+        return Expression("index", (), 0, self.columns - 1, True, 0, _line())
+
     def bytes_of(self, upper: int, lower: int) -> Expression:
         """An int16 element whose upper byte is an element of one tensor, and the lower one, less 128, of another."""
         first, second = (self._byte(tensor, 0, unsigned=False) for tensor in (upper, lower))
@@ -259,11 +264,11 @@ class Rows:
         self.store(upper)
         self.result.append((limited - (upper << 8) - 128).known(-128, 127))
 
-    def store_number(self, value: Expression) -> None:
-        """The result: one element for each row, saturated to int8."""
+    def store_number(self, value: Expression, *, wide: bool = False) -> None:
+        """The result: one element for each row, saturated to int8, or with `wide` to int16."""
         _check(not value.varies, "one element for a row is stored of what is one number for it")
         _check(not self.lanes, "rows beside each other have no number of their own")
-        self.store(value)
+        (self.store_bytes if wide else self.store)(value)
         self.single = True
 
 

@@ -48,7 +48,20 @@ def stored(rows: Rows, value: Expression, op: Clamped, places: int = FINE) -> Ro
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WideElements(RowOp):
+class ClampedRows(RowOp):
+    """An operator whose results are stored as `stored` does it."""
+
+    name: str
+    dst: View
+    y_zero: int = 0
+    low: int = -128
+    high: int = 127
+    clamp: tuple[int, int] = LIMITS
+    wide: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WideElements(ClampedRows):
     """Elements of one or two tensors of 8 or 16 bits: q = sat(round(f(a, b)) + y_zero), clamped to `clamp`.
 
     `kind` tells what f is: "requantise" (a), "sum" (a + b), "product" (a * b), "minimum" or "maximum", where a is
@@ -57,10 +70,8 @@ class WideElements(RowOp):
     `a_wide` and `b_wide` tell which have 16 bits, `wide` whether results have.
     """
 
-    name: str
     a: View
     b: View | None = None
-    dst: View
     kind: str
     a_scale: float = 1.0
     b_scale: float = 1.0
@@ -68,11 +79,6 @@ class WideElements(RowOp):
     b_zero: int = 0
     a_wide: bool = False
     b_wide: bool = False
-    y_zero: int = 0
-    low: int = -128
-    high: int = 127
-    clamp: tuple[int, int] = LIMITS
-    wide: bool = False
 
     @property
     def sources(self) -> tuple[View, ...]:

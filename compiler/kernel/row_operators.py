@@ -1,4 +1,4 @@
-"""Operators on rows whose results are totals of them, or of elements of two tensors: each is a kernel."""
+"""Operators on rows whose results are totals of them, places in them, or made of elements of two: each is a kernel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from weft.compiler.kernel.steps import SATURATED, positive, quotient, rounded, s
 
 _ROOT_PLACES = 15
 _INVERSE_PLACES = 30
+_PLACE_BITS = 16
+"""Bits of the number of an element in its row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,34 @@ class RowTotal(RowOp):
             made = steps(inverse, self.scale / math.sqrt(unit) * 2.0**-_INVERSE_PLACES, self.y_zero)
             made = (value < 1).choose(SATURATED << FINE, made)
         rows.store_number(rounded(made, self))
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlace(RowOp):
+    """Where the largest element of the channels of each pixel is, or the `smallest`: the first of several, or the
+    `final` one. Of that channel's number 128 is taken off, or with `wide` 32768, which is then 16 bits."""
+
+    single: ClassVar[bool] = True
+
+    name: str
+    src: View
+    dst: View
+    smallest: bool = False
+    final: bool = False
+    wide: bool = False
+    low: int = -128
+    high: int = 127
+
+    def rows(self) -> Rows:
+        rows = Rows(self.src.shape[3], 1)
+        x, index, last = rows.read(0), rows.index(), (1 << _PLACE_BITS) - 1
+        # Behind the element are digits by which equal ones differ.
+        behind = index if self.final else last - index
+        best = rows.largest(((-1 - x if self.smallest else x) << _PLACE_BITS) + behind)
+        digits = (best - (best.floored(_PLACE_BITS) << _PLACE_BITS)).known(0, last)
+        place = digits if self.final else last - digits
+        rows.store_number(place - (1 << 15 if self.wide else 128), wide=self.wide)
         return rows
 
 

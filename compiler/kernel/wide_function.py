@@ -11,8 +11,8 @@ import numpy as np
 from weft.compiler.ir.graph import View
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.expressions import DIGITS, Rows
-from weft.compiler.kernel.int16 import LIMITS, stored
-from weft.compiler.kernel.operators import FINE, RowOp
+from weft.compiler.kernel.int16 import LIMITS, ClampedRows, stored
+from weft.compiler.kernel.operators import FINE
 from weft.hdl.isa.config import LOOKUP_ENTRIES
 
 TABLES = 2
@@ -24,22 +24,15 @@ _BEYOND = 1.25
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WideFunction(RowOp):
+class WideFunction(ClampedRows):
     """q = sat(round(line(x) * scale)), where line(x) is on the straight line between the entries of `table`, int16
     (256,), next to ``(x - first) / spacing``, and x has 16 bits. Results have 8, or 16 with `wide`."""
 
-    name: str
     src: View
-    dst: View
     table: np.ndarray
     first: int
     spacing: int
     scale: float
-    y_zero: int = 0
-    low: int = -128
-    high: int = 127
-    clamp: tuple[int, int] = LIMITS
-    wide: bool = False
 
     @property
     def sources(self) -> tuple[View, ...]:

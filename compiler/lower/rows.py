@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.kernel.code import generate, tables_of, with_tables
+from weft.compiler.kernel.code import elementwise, generate, tables_of, with_tables
 from weft.compiler.kernel.operators import GroupNorm, RowOp
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
+from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.row_plan import RowPlan
@@ -42,6 +44,44 @@ def kernel_cycles(ops: tuple[MicroOp, ...], rows: int, columns: int, config: Con
     return sum(
         _strip_cycles(ops, min(STRIP_ROWS, rows - first), columns, config) for first in _strips(rows)
     ) + kernel_least(config.groups)
+
+
+class Loops(NamedTuple):
+    """How rows of vectors are the loops ``ob``, ``oy`` and ``ox`` of KERNEL, which works on ``oy`` side by side.
+
+    Rows are rows; or each vector is, where a kernel makes every element of those in its place alone: with few rows
+    that takes a fraction of the time. `whole` tells that all operands have their rows one behind the other, so
+    that all vectors are one loop.
+    """
+
+    outer: int
+    rows: int
+    columns: int
+    whole: bool = False
+
+    def strides(self, row: int, column: int) -> tuple[int, int, int]:
+        """Those of an operand whose rows and columns are so many vectors apart."""
+        if self.whole:
+            return 0, column, 0
+        return (0, row, column) if self.outer == 1 else (row, column, 0)
+
+    def cycles(self, ops: tuple[MicroOp, ...], config: Config) -> int:
+        """What the engine takes, by itself."""
+        return self.outer * kernel_cycles(ops, self.rows, self.columns, config)
+
+
+def loops_of(
+    ops: tuple[MicroOp, ...], rows: int, vectors: int, config: Config, *, apart: bool, whole: bool
+) -> Loops:
+    """The quickest loops over rows of so many vectors, which the kernel may work on each by itself if `apart`."""
+    found = [Loops(1, rows, vectors)]
+    if apart and whole and rows * vectors <= COUNT_MAX:
+        found.append(Loops(1, rows * vectors, 1, whole=True))
+    elif apart and rows > 1:
+        found.append(Loops(rows, vectors, 1))
+    elif apart:
+        found.append(Loops(1, vectors, 1, whole=True))
+    return min(found, key=lambda loops: loops.cycles(ops, config))
 
 
 def _strips(rows: int) -> range:
@@ -100,6 +140,7 @@ class _RowLowering:
         self.op, self.tile, self.emit, self.config = op, tile, emit, site.config
         self.sources, self.dst, self.layer = site.sources, site.dst, emit.layer
         slots, n = tile.slots, site.config.n
+        self.apart = elementwise(op.rows())
         first, last = site.room
         self.constants = last - BYTES * len(op.vectors) * tile.vectors
         self.vectors = [ceil_div(tensor.c, n) for tensor in (*self.sources, self.dst)]
@@ -140,32 +181,39 @@ class _RowLowering:
             # Rows that read the same one, or columns that read the same vector.
             places.append((place, count if part[1].w > 1 else 0, 1 if count > 1 else 0))
         out, _ = self.outputs.get((image, box))
-        (first, row, column), *moving = places
-        fields = {"src": first, "src_oy": row, "src_ox": column}
-        fixed = [
-            (self.constants + BYTES * index * self.tile.vectors, 0, BYTES)
-            for index in range(len(self.op.vectors))
-        ]
-        for name, (place, row, column) in zip(ROW_OPERANDS, [*moving, *fixed], strict=False):
-            fields |= {f"with_{name}": 1, name: place, f"{name}_oy": row, f"{name}_ox": column}
-            fields |= {f"{name}_vectors": max(1, column)}
         vectors, columns = self.tile.vectors, max(self.sources[0].c, self.dst.c)
-        step, lower = (1 if stored > 1 else 0), out + rows * stored
+        places += [
+            (self.constants + BYTES * index * vectors, 0, BYTES) for index in range(len(self.op.vectors))
+        ]
+        lower, ends = out + rows * stored, (stored, 1 if stored > 1 else 0)
+        whole = all(row == column * vectors for _, row, column in (*places, (out, *ends)))
+        loops = loops_of(ops, rows, vectors, self.config, apart=self.apart, whole=whole or rows == 1)
+        fields = _operand("src", places[0], loops)
+        for name, read in zip(ROW_OPERANDS, places[1:], strict=False):
+            fields |= {f"with_{name}": 1, f"{name}_vectors": max(1, read[2])} | _operand(name, read, loops)
+        fields |= _operand("dst", (out, *ends), loops)
         if self.op.wide:
-            fields |= {"with_dst2": 1, "dst2": lower, "dst2_oy": stored, "dst2_ox": step}
+            fields |= {"with_dst2": 1} | _operand("dst2", (lower, *ends), loops)
         yield Task(
             Kernel(
-                source=Source.SCRATCHPAD, start=start, oy=rows, ox=vectors, tail=columns % self.config.n,
-                dst=out, dst_oy=stored, dst_ox=step, **fields,
+                source=Source.SCRATCHPAD, start=start, ob=loops.outer, oy=loops.rows, ox=loops.columns,
+                tail=0 if loops.whole or loops.outer > 1 else columns % self.config.n, **fields,
             ),
             self.layer,
-            kernel_cycles(ops, rows, vectors, self.config),
+            loops.cycles(ops, self.config),
             paces=True,
         )  # fmt: skip
         yield from self.emit.store_box(self.dst, image, box, (0, self.dst.c), out, stored)
         if self.op.wide:
             dst = self.dst.moved(self.op.dst.plane_pitch)
             yield from self.emit.store_box(dst, image, box, (0, dst.c), lower, stored)
+
+
+def _operand(name: str, place: tuple[int, int, int], loops: Loops) -> dict[str, int]:
+    """The address and strides of an operand whose rows and columns are so many vectors apart."""
+    at, row, column = place
+    strides = loops.strides(row, column)
+    return {name: at} | {f"{name}_{loop}": by for loop, by in zip(("ob", "oy", "ox"), strides, strict=True)}
 
 
 def _repeated(source: TensorRef, image: int, box: Box) -> tuple[int, Box]:

@@ -38,8 +38,11 @@ Functions = tuple[Function, ...]
 
 
 def of_value(name: str, symbol: Symbol, known: Functions) -> Functions:
-    """All functions that value `name` is: of itself if it is in a device buffer, and those `known`."""
-    if not isinstance(symbol, Tensor):
+    """All functions that value `name` is: of itself if it is in a device buffer, or stands for what is, and those
+    `known`."""
+    if isinstance(symbol, Activation) and not known:
+        return (Function(symbol.tensor, frozenset((name,)), quant=symbol.quant),)
+    if not isinstance(symbol, Tensor) or symbol.index:  # of indices the model computes in 64 bits
         return known
     own = Function(symbol, frozenset((name,)))
     return (own, *(function for function in known if function.key != own.key))[:ROOTS]

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.network import Network, Node, type_of
-from weft.compiler.onnx.qdq import Tensor
+from weft.compiler.onnx.qdq import Quant, Tensor
 from weft.hdl.isa.config import LOOKUP_ENTRIES
 
 
@@ -55,7 +55,8 @@ class Function:
     """A value of the model as function of the tensor `root`, element by element and in the order of its elements.
 
     `node` computes it of `arguments`: functions of the same root, scalar constants, and None for inputs left out. It
-    is None where the value is the root, or has only been moved since. `nodes` are all nodes from the root to the value,
+    is None where the value is the root, or with `quant` the real numbers that the root stands for, or has only been
+    moved since. `nodes` are all nodes from the root to the value,
     and `sources` the names of the root on the way: values that are in its buffer.
     """
 
@@ -65,6 +66,7 @@ class Function:
     node: Node | None = None
     arguments: tuple[Function | np.ndarray | None, ...] = ()
     opsets: Mapping[str, int] = field(default_factory=dict)
+    quant: Quant | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -80,8 +82,12 @@ class Function:
         """What the model's nodes give for all values of the root."""
         size = 1 << 16 if self.root.wide else LOOKUP_ENTRIES
         if self.node is None:
-            low = 0 if self.root.unsigned else -size // 2
-            return Entries(np.arange(low, low + size).astype(self.root.dtype), np.zeros(size, bool))
+            stored = np.arange(-size // 2, size // 2)
+            none = np.zeros(size, bool)
+            if self.quant is not None:
+                values = (stored - self.quant.zero).astype(np.float32) * np.float32(self.quant.scale)
+                return Entries(values, none)
+            return Entries((stored + size // 2 * self.root.unsigned).astype(self.root.dtype), none)
         arguments = tuple(item.entries if isinstance(item, Function) else item for item in self.arguments)
         try:
             values = np.broadcast_to(_evaluated(self.node, arguments, self.opsets), size)

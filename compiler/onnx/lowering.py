@@ -11,7 +11,7 @@ from weft.compiler.ir.network import Node
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.partition import Plan, assignment, reason
 from weft.compiler.onnx.patterns import Match
-from weft.compiler.onnx.qdq import BITS, Recipe, Tensor
+from weft.compiler.onnx.qdq import Recipe, Tensor
 
 
 def lower(match: Match, made: Plan) -> Graph:
@@ -62,12 +62,12 @@ def _device(
             name = tensor.storage if tensor.storage not in used else f"{tensor.storage}@{index}"
             renamed[tensor.storage] = (name, "input")
             source = tensor if tensor.hosted else match.recipes[tensor.storage].output
-            entering.append(_transfer(match.model, source.value, source.source, name, "input"))
+            entering.append(_transfer(match.model, source.value, source, source.source, name, "input"))
         storage = recipe.output.storage
         renamed[storage] = (storage, "output" if storage in sent else "temp")
     for storage, values in sent.items():
         for value, tensor in values.items():
-            leaving.append(_transfer(match.model, value, tensor.layout, storage, "output"))
+            leaving.append(_transfer(match.model, value, tensor, tensor.layout, storage, "output"))
     ops = [_renamed(op, renamed) for recipe in recipes for op in recipe.ops]
     return DeviceSegment(f"device{index}", tuple(ops))
 
@@ -90,13 +90,14 @@ def _read_elsewhere(match: Match, made: Plan, index: int, here: set[str]) -> dic
     return sent
 
 
-def _transfer(model: Model, value: str, layout: Layout, name: str, kind: str) -> Transfer:
+def _transfer(model: Model, value: str, tensor: Tensor, layout: Layout, name: str, kind: str) -> Transfer:
+    """Of a value that is a tensor, or in its buffer."""
     perm = None if layout.perm == tuple(range(len(layout.perm))) else layout.perm
-    dtype, nhwc = model.dtypes[value], layout.nhwc
-    wide = BITS[dtype] > 8
+    nhwc, wide = layout.nhwc, tensor.wide
     buffer = Buffer(name, (nhwc[0] * (1 + wide), *nhwc[1:]), kind)
-    unsigned = dtype.startswith("u")
-    return Transfer(value, buffer, layout.shape, nhwc, perm, unsigned, model.shapes[value], wide)
+    return Transfer(
+        value, buffer, layout.shape, nhwc, perm, tensor.unsigned, model.shapes[value], wide, tensor.index
+    )
 
 
 def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:

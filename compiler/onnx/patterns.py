@@ -49,10 +49,11 @@ class Match:
     alone: dict[int, str]
 
     def context(self, node: Node) -> NodeContext:
-        symbols = tuple(_given(node, self.symbol(name)) for name in node.inputs)
+        found = [self.symbol(name) for name in node.inputs]
+        symbols = tuple(_given(node, symbol) for symbol in found)
         arguments = tuple(
             elementwise.of_value(name, symbol, self.functions.get(name, ()))
-            for name, symbol in zip(node.inputs, symbols, strict=True)
+            for name, symbol in zip(node.inputs, found, strict=True)
         )
         context = NodeContext(self.model, node, symbols, arguments, alone=self.alone.get(node.index))
         return dataclasses.replace(context, functions=elementwise.of_result(context))
@@ -83,9 +84,10 @@ _OF_INTEGERS = ("GlobalMaxPool", "MaxPool")
 
 
 def _given(node: Node, symbol: Symbol) -> Symbol:
-    """What a node reads, where that is integers as an activation; None for values of 16 bits that it does not take."""
+    """What a node reads, where that is integers as an activation; None for values that it does not take: those of 16
+    bits, or indices."""
     tensor = symbol.tensor if isinstance(symbol, Activation) else symbol
-    if isinstance(tensor, Tensor) and tensor.wide and node.op not in wide.OPERATORS:
+    if isinstance(tensor, Tensor) and (tensor.index or (tensor.wide and node.op not in wide.OPERATORS)):
         return None
     if node.op in _OF_INTEGERS and isinstance(symbol, Tensor):
         return Activation(symbol, integers(symbol))

@@ -58,7 +58,8 @@ class Tensor:
     of this tensor, which may be a reshaped or transposed `value`. `via` are the nodes that only renamed it.
     `hosted` tensors come from the host, which can lay them out in any way: `order` is the layout of this tensor whose
     buffer is `value` in row-major order, None if there is none. `looked_up` tells that a table of its own made it.
-    `made` is the recipe that brought another tensor's bytes into this order, None for others.
+    `made` is the recipe that brought another tensor's bytes into this order, None for others. With `index` the value
+    is int64, of which so many bits are stored; only the host reads it.
     """
 
     storage: str
@@ -72,10 +73,11 @@ class Tensor:
     looked_up: bool = False
     made: Recipe | None = field(default=None, compare=False)
     wide: bool = False
+    index: bool = False
 
     @property
     def dtype(self) -> str:
-        """The type of its elements."""
+        """The type of its elements, or of what is stored of an `index`."""
         return f"{'u' if self.unsigned else ''}int{16 if self.wide else 8}"
 
     def arranged(self, layout: Layout) -> Tensor | None:

@@ -14,7 +14,7 @@ import numpy as np
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node
 from weft.compiler.onnx.model_rules import Site, parameters_agree
-from weft.compiler.onnx.qoperators import FORMS, Expansion
+from weft.compiler.onnx.qoperators import FORMS, Expansion, Form
 
 _FLOAT = {"QLinearConv": "Conv", "QLinearMatMul": "MatMul"}
 
@@ -27,15 +27,18 @@ def expand_qlinear(network: Network) -> Network:
     CompileError
         If a scale or zero point has a shape that the operator does not take.
     """
-    if not any(node.op in (*_FLOAT, *FORMS) for node in network.nodes):
+    if not any(node.op in _FLOAT or _form(node) is not None for node in network.nodes):
         return network
     expansion = _Products(network)
-    nodes = tuple(
-        new
-        for node in network.nodes
-        for new in (FORMS[node.op](expansion, node) if node.op in FORMS else expansion.nodes(node))
-    )
-    return dataclasses.replace(network, nodes=nodes, constants=expansion.constants)
+    nodes: list[Node] = []
+    for node in network.nodes:
+        form = _form(node)
+        nodes += expansion.nodes(node) if form is None else form(expansion, node)
+    return dataclasses.replace(network, nodes=tuple(nodes), constants=expansion.constants)
+
+
+def _form(node: Node) -> Form | None:
+    return FORMS.get(f"{node.domain}.{node.operator}")
 
 
 class _Products(Expansion):

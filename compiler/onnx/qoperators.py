@@ -17,8 +17,11 @@ _PER_AXIS = 13
 """First version of the operator set whose DequantizeLinear takes one scale for each channel, and whose Softmax is over
 one axis."""
 
-_SIXTEEN = 21
-"""First version whose QuantizeLinear and DequantizeLinear have 16 bits."""
+
+INTEGERS = ("int8", "uint8")
+WIDE = ("int16", "uint16")
+WIDE_SINCE = 21
+"""First version of the operator set whose QuantizeLinear makes values of 16 bits."""
 
 
 class Expansion:
@@ -28,7 +31,6 @@ class Expansion:
         self.constants = dict(network.constants)
         self.network = network
         self.per_axis = network.opset >= _PER_AXIS
-        self.sixteen = network.opset >= _SIXTEEN
         self._taken = {name for node in network.nodes for name in (*node.inputs, *node.outputs)}
         self._taken |= {*self.constants, *network.inputs}
 
@@ -263,10 +265,10 @@ def _matmul(expansion: Expansion, node: Node) -> list[Node]:
 
 
 def _standard(expansion: Expansion, node: Node) -> list[Node]:
-    """QuantizeLinear and DequantizeLinear of 8 and 16 bits (and of 32, for biases) are ONNX's own, if its version has
-    these types."""
+    """QuantizeLinear and DequantizeLinear of 8 bits (and of 32, for biases) are ONNX's own, and those of 16 where it
+    has these."""
     scale, zero = expansion.values(node.input(1)), expansion.values(node.input(2))
-    activations = ("int8", "uint8", *(("int16", "uint16") if expansion.sixteen else ()))
+    activations = (*INTEGERS, *(WIDE if expansion.network.opset >= WIDE_SINCE else ()))
     known = (*activations, "int32") if node.operator == "DequantizeLinear" else activations
     if scale is None or zero is None or str(zero.dtype) not in known:
         return [node]
@@ -301,4 +303,4 @@ FORMS: dict[str, Form] = {
         "QuantizeLinear": _standard,
     }.items()
 }
-"""What each becomes, by `Node.op`."""
+"""What each becomes, by domain and operator."""

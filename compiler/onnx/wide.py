@@ -41,7 +41,7 @@ OPERATORS = (
 """Operators of ONNX that take values of 16 bits."""
 
 
-class NarrowError(Exception):
+class NarrowError(CompileError):
     """An operator that has no form for 16 bits: which one."""
 
 

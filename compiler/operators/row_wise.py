@@ -8,10 +8,10 @@ from math import prod
 import numpy as np
 
 from weft.compiler.ir.graph import IrError
-from weft.compiler.kernel.code import generate, tables_of
+from weft.compiler.kernel.code import elementwise, generate, tables_of
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.operators import RowOp
-from weft.compiler.lower.rows import BYTES, kernel_cycles, lower_rows
+from weft.compiler.lower.rows import BYTES, loops_of, lower_rows
 from weft.compiler.machine.emit import Emitter, ceil_div
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
@@ -74,8 +74,9 @@ def cost(op: RowOp, plan: RowPlan | None, config: Config) -> Cost:
     c = op.sources[0].shape[3]
     moved = prod(op.dst.shape) + sum(prod(view.shape) for view in op.sources)
     rows = op.rows()
-    cycles = kernel_cycles(generate(rows, config.n), n * h * w, ceil_div(c, config.n), config)
-    cycles += LOOKUP_ENTRIES * len(tables_of(rows))
+    ops, apart = generate(rows, config.n), elementwise(rows)
+    loops = loops_of(ops, n * h * w, ceil_div(c, config.n), config, apart=apart, whole=apart)
+    cycles = loops.cycles(ops, config) + LOOKUP_ENTRIES * len(tables_of(rows))
     return Cost(*vector_plan.cycles(op, config, cycles, moved))
 
 

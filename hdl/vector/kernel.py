@@ -13,7 +13,7 @@ from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.vector.kernel_lanes import KernelLanes, table_members
 from weft.hdl.vector.kernel_sequence import KernelSequence, request_layout
 from weft.hdl.vector.vec_kinds import view
-from weft.hdl.vector.vec_streams import results_layout
+from weft.hdl.vector.vec_streams import index_range, results_layout
 
 
 class KernelEngine(wiring.Component):
@@ -38,6 +38,8 @@ class KernelEngine(wiring.Component):
     scratchpad : Out(ports.scratchpad_read(config))
     stall_port : Out(1)
         A read waits for its grant.
+    group, vectors, rows
+        Lane groups of what is read: see `weft.hdl.vector.kernel_lanes.KernelLanes`.
     results : Out(results_layout(config))
         Vectors to write, lane group by lane group; ``end`` with the last result of an instruction.
     index, table, entries
@@ -55,6 +57,9 @@ class KernelEngine(wiring.Component):
                 "accumulator": Out(ports.accumulator_read(config)),
                 "scratchpad": Out(ports.scratchpad_read(config)),
                 "stall_port": Out(1),
+                "group": Out(index_range(config)),
+                "vectors": In(8 * config.lanes),
+                "rows": In(32 * config.lanes),
                 "results": Out(results_layout(config)),
                 **table_members(config),
             }
@@ -71,6 +76,9 @@ class KernelEngine(wiring.Component):
             sequence.load.eq(load),
             sequence.payload.eq(payload),
             lanes.source.eq(source),
+            lanes.vectors.eq(self.vectors),
+            lanes.rows.eq(self.rows),
+            self.group.eq(lanes.group),
             self.results.eq(lanes.results),
         ]
         with m.If(sequence.loaded):
@@ -102,21 +110,18 @@ class KernelEngine(wiring.Component):
             ahead.i.payload.eq(sequence.slot),
             sequence.ready.eq(ahead.i.ready),
             ahead.o.ready.eq(~valid | granted),
-            self.scratchpad.valid.eq(valid & request.ask & request.scratchpad),
+            self.scratchpad.valid.eq(valid & request.ask_scratchpad),
             self.scratchpad.address.eq(request.address),
-            self.accumulator.valid.eq(valid & request.ask & ~request.scratchpad),
+            self.accumulator.valid.eq(valid & request.ask_accumulator),
             self.accumulator.address.eq(request.address),
             ready.eq(
-                ~request.ask
-                | request.scratchpad & self.scratchpad.ready
-                | ~request.scratchpad & self.accumulator.ready
+                (self.scratchpad.ready | ~request.ask_scratchpad)
+                & (self.accumulator.ready | ~request.ask_accumulator)
             ),
             granted.eq(valid & ready),
             self.stall_port.eq(valid & ~ready),
             lanes.issue.eq(request.issue),
             lanes.issue.valid.eq(granted & request.issue.valid),
-            lanes.scratchpad.eq(self.scratchpad.data),
-            lanes.accumulator.eq(self.accumulator.data),
         ]
         with m.If(ahead.o.ready):
             m.d.sync += valid.eq(ahead.o.valid)

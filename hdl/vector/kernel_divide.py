@@ -104,22 +104,15 @@ class KernelDivide(wiring.Component):
 
     def _divide(self, m: Module, element: Value, step: Signal, root: Signal) -> Value:
         """The packed result of an element, in the last of its steps."""
-        size, count = Signal(32, reset_less=True), Signal(range(33), reset_less=True)
+        size, highest = Signal(32, reset_less=True), Signal(5, reset_less=True)
         top, rest, square = (
             Signal(32, reset_less=True),
             Signal(17, reset_less=True),
             Signal(18, reset_less=True),
         )
         quotient, base = Signal(_QUOTIENT, reset_less=True), Signal(16, reset_less=True)
+        exponent = Signal(6, reset_less=True)
         negative, nothing = element[-1], Signal(reset_less=True)
-        bits = Signal(range(33))
-        m.d.comb += bits.eq(0)
-        for bit in range(32):
-            with m.If(size[bit]):
-                m.d.comb += bits.eq(bit + 1)
-        even = Signal(range(33))
-        m.d.comb += even.eq(Mux(root, bits + bits[0], bits))
-
         dividing, rooting = Signal(), Signal()
         m.d.comb += [
             rooting.eq(root & (step >= 3) & (step < 3 + KERNEL_ROOT)),
@@ -141,9 +134,16 @@ class KernelDivide(wiring.Component):
                 nothing.eq(~element.any() | (root & negative)),
             ]
         with m.Elif(step == 1):
-            m.d.sync += count.eq(even)
+            # One less than the number of bits; of roots that is rounded up to an even one.
+            m.d.sync += highest.eq(_highest(size) | root)
         with m.Elif(step == 2):
-            m.d.sync += [top.eq(size << (32 - count)[:6]), rest.eq(1 << 16), square.eq(0), base.eq(0)]
+            m.d.sync += [
+                top.eq(size << ~highest),
+                exponent.eq(Mux(root, highest >> 1, highest) + 1),
+                rest.eq(1 << 16),
+                square.eq(0),
+                base.eq(0),
+            ]
         with m.Elif(rooting):
             m.d.sync += [
                 top.eq(top << 2),
@@ -156,11 +156,17 @@ class KernelDivide(wiring.Component):
                 rest.eq(Mux(less[-1], doubled, less)),
                 quotient.eq(Cat(~less[-1], quotient)),
             ]
-        factor, exponent = Signal(MULTIPLIER_BITS), Signal(6)
-        m.d.comb += [
-            factor.eq(Mux(negative, -quotient, quotient)),
-            exponent.eq(Mux(root, count >> 1, count)),
-        ]
+        factor = Signal(MULTIPLIER_BITS)
+        m.d.comb += factor.eq(Mux(negative, -quotient, quotient))
         with m.If(nothing):
-            m.d.comb += [factor.eq((1 << _QUOTIENT) - 1), exponent.eq(0)]
-        return Cat(factor, exponent)
+            m.d.comb += factor.eq((1 << _QUOTIENT) - 1)
+        return Cat(factor, Mux(nothing, 0, exponent))
+
+
+def _highest(value: Value) -> Value:
+    """The number of the highest bit that is set, of one that is not 0: halves of halves, so that no path is long."""
+    if len(value) == 2:
+        return value[1]
+    half = len(value) // 2
+    upper = value[half:].any()
+    return Cat(Mux(upper, _highest(value[half:]), _highest(value[:half])), upper)

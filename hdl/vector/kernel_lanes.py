@@ -13,7 +13,7 @@ from weft.hdl.isa.latencies import KERNEL_RESULT, READ_LATENCY
 from weft.hdl.vector.kernel_divide import KernelDivide
 from weft.hdl.vector.kernel_sequence import issue_layout
 from weft.hdl.vector.requantise import rounded
-from weft.hdl.vector.vec_streams import results_layout
+from weft.hdl.vector.vec_streams import index_range, results_layout
 
 _CHOSEN = READ_LATENCY + 2
 """Cycles from an issue to its operands."""
@@ -46,8 +46,10 @@ class KernelLanes(wiring.Component):
     issue : In(issue_layout(config))
     tail : In(8)
         Elements of the last column, or 0.
-    scratchpad, accumulator : In(vector), In(row)
-        What was read, `READ_LATENCY` cycles after the issue.
+    group : Out(index_range(config))
+        The lane group that is wanted of what the ports show in the next cycle.
+    vectors, rows : In(8 * lanes), In(32 * lanes)
+        It, of the scratchpad's vector and the accumulator's row, `READ_LATENCY` + 1 cycles after the issue.
     source : In(1)
         The first operand is in the scratchpad.
     index, table : Out(lanes x 8), Out
@@ -65,8 +67,9 @@ class KernelLanes(wiring.Component):
                 "issue": In(issue_layout(config)),
                 "tail": In(8),
                 "source": In(1),
-                "scratchpad": In(config.widths.vector),
-                "accumulator": In(config.widths.row),
+                "group": Out(index_range(config)),
+                "vectors": In(8 * config.lanes),
+                "rows": In(32 * config.lanes),
                 "results": Out(results_layout(config)),
                 **table_members(config),
             }
@@ -111,12 +114,8 @@ class KernelLanes(wiring.Component):
         config, lanes = self.config, self.config.lanes
         asked, chosen, last = stages[READ_LATENCY], stages[READ_LATENCY + 1], stages[KERNEL_RESULT]
         depth = STRIP_ROWS * config.groups
-        vectors, rows = Signal(8 * lanes, reset_less=True), Signal(32 * lanes, reset_less=True)
         group = asked.entry.group
-        m.d.sync += [
-            vectors.eq(self.scratchpad.word_select(group, 8 * lanes)),
-            rows.eq(self.accumulator.word_select(group, 32 * lanes)),
-        ]
+        m.d.comb += self.group.eq(stages[READ_LATENCY - 1].entry.group)
         other = group ^ ((1 << asked.op.swap) >> 1 >> (lanes - 1).bit_length())[: len(group)]
         entry = Signal.like(divide.entry, name="written_entry")
         writes, written = Signal(), Signal(lanes * 32)
@@ -154,7 +153,7 @@ class KernelLanes(wiring.Component):
         first, second = (Signal(layout, name=name, reset_less=True) for name in ("first", "second"))
         for lane in range(lanes):
             m.d.sync += [
-                first[lane].eq(self._first(m, lane, chosen, vectors, rows, names[0])),
+                first[lane].eq(self._first(m, lane, chosen, names[0])),
                 second[lane].eq(self._second(m, lane, chosen, names[1])),
             ]
         return first, second, predicate
@@ -166,14 +165,12 @@ class KernelLanes(wiring.Component):
         register = issue.op.d if register is None else register
         return Cat(group[:bits], issue.entry.row, register)
 
-    def _first(
-        self, m: Module, lane: int, issue: data.View, vectors: Value, rows: Value, registers: Value
-    ) -> Value:
+    def _first(self, m: Module, lane: int, issue: data.View, registers: Value) -> Value:
         """The first operand of a lane."""
         op = issue.op
-        byte = vectors.word_select(lane, 8)
+        byte = self.vectors.word_select(lane, 8)
         vector = Cat(byte, (byte[7] & ~op.unsigned).replicate(24)).as_signed()
-        row = rows.word_select(lane, 32).as_signed()
+        row = self.rows.word_select(lane, 32).as_signed()
         read = Signal(signed(32), name=f"read_{lane}")
         behind = Signal(name=f"behind_{lane}")
         m.d.comb += [
@@ -264,22 +261,22 @@ class KernelLanes(wiring.Component):
         difference, less = Signal(signed(33), name=f"difference_{lane}"), Signal(name=f"less_{lane}")
         index = Cat(self._element(lane, issue), issue.column)
         m.d.comb += [difference.eq(shifted - other), less.eq(difference[-1])]
+        # One adder for ADD, RSUB and INDEX: what is subtracted is inverted, and the bit below carries.
+        turned, added = op.op == Op.RSUB, Signal(signed(33), name=f"added_{lane}")
+        addend = Mux(op.op == Op.INDEX, index, shifted ^ turned.replicate(32).as_signed())
+        m.d.comb += added.eq(Cat(turned, addend).as_signed() + Cat(turned, other).as_signed())
         chosen = Signal(signed(32), name=f"chosen_{lane}")
         with m.Switch(op.op):
             with m.Case(Op.SUB):
                 m.d.comb += chosen.eq(difference)
-            with m.Case(Op.RSUB):
-                m.d.comb += chosen.eq(-difference)
             with m.Case(Op.MIN):
                 m.d.comb += chosen.eq(Mux(less, shifted, other))
             with m.Case(Op.MAX):
                 m.d.comb += chosen.eq(Mux(less, other, shifted))
             with m.Case(Op.SELECT):
                 m.d.comb += chosen.eq(Mux(predicate, shifted, other))
-            with m.Case(Op.INDEX):
-                m.d.comb += chosen.eq(other + index)
             with m.Default():
-                m.d.comb += chosen.eq(shifted + other)
+                m.d.comb += chosen.eq(added[1:])
         m.d.sync += [result.eq(chosen), flag.eq(Mux(op.op == Op.EQ, difference == 0, less))]
         return result, flag
 

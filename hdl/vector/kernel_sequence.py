@@ -17,6 +17,7 @@ _LOOPS = ("ob", "oy", "ox")
 _OPERANDS = (*SOURCES, *TARGETS)
 _ADDED = len(_OPERANDS)
 """Cycles in which the addresses of all operands move, one after the other."""
+_ROW_BITS = (STRIP_ROWS - 1).bit_length()
 
 
 def entry_layout(config: Config) -> data.StructLayout:
@@ -41,9 +42,11 @@ def issue_layout(config: Config) -> data.StructLayout:
 
 
 def request_layout(config: Config) -> data.StructLayout:
-    """An issue with what to read for it: from where in the accumulator, or with `scratchpad` there."""
+    """An issue with what to read for it, and in which memory, if anything."""
     width = max(config.widths.scratchpad_address, config.widths.accumulator_address)
-    return data.StructLayout({"ask": 1, "scratchpad": 1, "address": width, "issue": issue_layout(config)})
+    return data.StructLayout(
+        {"ask_scratchpad": 1, "ask_accumulator": 1, "address": width, "issue": issue_layout(config)}
+    )
 
 
 class KernelSequence(wiring.Component):
@@ -91,7 +94,8 @@ class KernelSequence(wiring.Component):
         m.d.comb += starts.eq(self.load & is_kind(Kernel, self.payload))
         op, phase = Signal(MicroOp.layout()), Signal(range(_ADDED + 2))
         following, coming = Signal(range(self.config.kernel)), Signal(MicroOp.layout())
-        m.d.comb += coming.eq(self._memory(m, following))
+        # Block RAM is slow, and no micro-operation is shorter than the eight slots that this has time for.
+        m.d.sync += coming.eq(self._memory(m, following))
         turn = Signal()
         with m.If(starts | turn):
             m.d.sync += phase.eq(0)
@@ -102,14 +106,15 @@ class KernelSequence(wiring.Component):
         self._follow(m, kernel, starts, turn, op, phase, place, following)
         positions, steps = self._positions(m, kernel, starts, phase, place)
         real, row_done = self._slots(m, starts, turn, op, coming, place)
-        self._addresses(m, starts, turn, real & row_done, coming, positions, steps)
+        from_scratchpad = self._addresses(m, starts, turn, real & row_done, coming, positions, steps)
         with m.If(starts):
             m.d.sync += op.eq(0)
         with m.Elif(turn):
             m.d.sync += op.eq(coming)
         issue = self.slot.issue
         m.d.comb += [
-            self.slot.ask.eq(op.a_memory & real),
+            self.slot.ask_scratchpad.eq(op.a_memory & real & from_scratchpad),
+            self.slot.ask_accumulator.eq(op.a_memory & real & ~from_scratchpad),
             issue.op.eq(op),
             issue.valid.eq(real),
             issue.column.eq(place.column),
@@ -146,33 +151,35 @@ class KernelSequence(wiring.Component):
         next strip or the next block of strips."""
         place = Signal(
             data.StructLayout(
-                {"column": 12, "last_column": 1, "rows": range(STRIP_ROWS), "last_strip": 1, "last_block": 1}
+                {"column": 12, "last_column": 1, "rows": range(STRIP_ROWS)}
                 | dict.fromkeys(("onward", "back", "strip", "block", "done"), 1)
             )
         )
-        ox, oy, rows_left, blocks_left = (
-            Signal(12, name=name) for name in ("ox", "oy", "rows_left", "blocks_left")
-        )
-        ends = Signal()
+        ox, blocks_left = Signal(12), Signal(12)
+        # Strips behind the current one, and behind the first one of each block; rows of the last one, less 1.
+        strips_left, strips, last_rows = Signal(12 - _ROW_BITS), Signal(12 - _ROW_BITS), Signal(_ROW_BITS)
+        last_strip, last_block, ends = Signal(), Signal(), Signal()
         m.d.comb += [
             place.onward.eq(op.again & ~place.last_column),
             place.back.eq(op.again & place.last_column),
             ends.eq(op.end & ~place.onward),
-            place.strip.eq(ends & ~place.last_strip),
-            place.block.eq(ends & place.last_strip & ~place.last_block),
-            place.done.eq(ends & place.last_strip & place.last_block),
-            place.last_strip.eq(rows_left <= STRIP_ROWS),
-            place.last_block.eq(blocks_left == 1),
-            place.rows.eq(Mux(place.last_strip, rows_left - 1, STRIP_ROWS - 1)),
+            place.strip.eq(ends & ~last_strip),
+            place.block.eq(ends & last_strip & ~last_block),
+            place.done.eq(ends & last_strip & last_block),
+            place.rows.eq(Mux(last_strip, last_rows, STRIP_ROWS - 1)),
         ]
         column, last = Signal(12), Signal()
         m.d.comb += [place.column.eq(column), place.last_column.eq(last)]
+        before = (kernel.oy - 1)[:12]
         with m.If(starts):
             m.d.sync += [
                 ox.eq(kernel.ox),
-                oy.eq(kernel.oy),
-                rows_left.eq(kernel.oy),
+                strips.eq(before >> _ROW_BITS),
+                strips_left.eq(before >> _ROW_BITS),
+                last_rows.eq(before),
+                last_strip.eq(~(before >> _ROW_BITS).any()),
                 blocks_left.eq(kernel.ob),
+                last_block.eq(kernel.ob == 1),
                 column.eq(0),
                 last.eq(kernel.ox == 1),
             ]
@@ -182,9 +189,10 @@ class KernelSequence(wiring.Component):
             with m.Elif(place.back):
                 m.d.sync += [column.eq(0), last.eq(ox == 1)]
             with m.If(place.strip):
-                m.d.sync += rows_left.eq(rows_left - STRIP_ROWS)
+                m.d.sync += [strips_left.eq(strips_left - 1), last_strip.eq(strips_left == 1)]
             with m.Elif(place.block):
-                m.d.sync += [rows_left.eq(oy), blocks_left.eq(blocks_left - 1)]
+                m.d.sync += [strips_left.eq(strips), last_strip.eq(~strips.any())]
+                m.d.sync += [blocks_left.eq(blocks_left - 1), last_block.eq(blocks_left == 2)]
         return place
 
     def _follow(
@@ -235,7 +243,7 @@ class KernelSequence(wiring.Component):
         with m.If(place.block):
             m.d.comb += right.eq(steps[0][0])
         with m.Elif(place.strip):
-            m.d.comb += right.eq(steps[1][0] << (STRIP_ROWS - 1).bit_length())
+            m.d.comb += right.eq(steps[1][0] << _ROW_BITS)
         with m.Elif(place.onward):
             m.d.comb += right.eq(steps[2][0])
         with m.If(starts):
@@ -314,12 +322,12 @@ class KernelSequence(wiring.Component):
         coming: data.View,
         positions: data.View,
         steps: data.View,
-    ) -> None:
-        """The address that is read and the one that is written: they move by a step from row to row."""
+    ) -> Value:
+        """The address that is read and the one that is written: they move by a step from row to row. Returns whether
+        the former is one in the scratchpad."""
         source, width = Signal(), len(self.slot.address)
         with m.If(starts):
             m.d.sync += source.eq(view(Kernel, self.payload).source)
-        m.d.comb += self.slot.scratchpad.eq(source | self.slot.issue.op.a[:2].any())
         for address, index, behind, name in (
             (self.slot.address, coming.a[:2], coming.a[2], "read"),
             (self.slot.issue.dst, len(SOURCES) + coming.d[0], coming.d[1], "write"),
@@ -330,3 +338,4 @@ class KernelSequence(wiring.Component):
             with m.Elif(row_done & self.ready):
                 m.d.sync += at.eq(at + step)
             m.d.comb += address.eq(at)
+        return source | self.slot.issue.op.a[:2].any()

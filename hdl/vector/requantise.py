@@ -240,18 +240,21 @@ def rounded(
     m.d.comb += bits.eq(product << 1)
     window, sticky = Signal(size, name=f"window_{lane}"), Signal(name=f"sticky_{lane}")
     fits, negative = Signal(name=f"fits_{lane}"), Signal(name=f"negative_{lane}")
-    fine = _register(m, shift[:3], f"fine_{lane}")
+    fine, coarse = _register(m, shift[:3], f"fine_{lane}"), shift[3:6]
     m.d.sync += negative.eq(product[-1])
-    with m.Switch(shift[3:]):
+    with m.Switch(coarse):
         for count in range(8):
-            base = 8 * count
-            above = bits[base + size - 1 :]
             with m.Case(count):
-                m.d.sync += [
-                    window.eq(bits[base : base + size]),
-                    sticky.eq(bits[:base].any() if base else 0),
-                    fits.eq(above.all() | ~above.any()),
-                ]
+                m.d.sync += window.eq(bits[8 * count : 8 * count + size])
+    # Bytes are looked at before it is known which of them count, so that no path is long.
+    above = (bits.as_unsigned() ^ product[-1].replicate(len(bits)))[size - 1 :]
+    spilled = Cat(
+        (coarse <= index // 8) & above[index : index + 8].any() for index in range(0, len(above), 8)
+    )
+    m.d.sync += [
+        sticky.eq(Cat((coarse > index) & bits[8 * index : 8 * index + 8].any() for index in range(7)).any()),
+        fits.eq(~spilled.any()),
+    ]
     guard, lower = Signal(name=f"guard_{lane}"), Signal(size - 1, name=f"lower_{lane}")
     m.d.comb += Cat(guard, lower).eq(window.as_signed() >> fine)
     lost = (window & ((1 << fine) - 1)[:7]).any() | sticky

@@ -103,10 +103,18 @@ class VecUnit(wiring.Component):
         if config.kernel:
             m.submodules.kernel = kernel = KernelEngine(config)
             results = self._share(m, reader, kernel, writer)
+            group = Signal.like(operands.group)
+            m.d.sync += group.eq(Mux(kernel.active, kernel.group, reader.approaching))
+            m.d.comb += [
+                operands.group.eq(group),
+                kernel.vectors.eq(operands.vectors),
+                kernel.rows.eq(operands.rows),
+            ]
         else:
             for name in ("instruction", "accumulator", "scratchpad"):
                 wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(reader, name))
             m.d.comb += [
+                operands.group.eq(reader.arrival.element.tag.index),
                 writer.mask.eq(reader.current.signal),
                 self.busy.eq(reader.active | writer.busy),
                 self.stall_port.eq(reader.stall_port),

@@ -11,7 +11,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.parameters import BIAS, MANTISSA, SHIFT
 from weft.hdl.vector.requantise import column_layout
 from weft.hdl.vector.vec_kinds import bytewise
-from weft.hdl.vector.vec_streams import arrival_layout, instruction_layout, operands_layout
+from weft.hdl.vector.vec_streams import arrival_layout, index_range, instruction_layout, operands_layout
 
 _PARTS = {"bias": BIAS, "mantissa": MANTISSA, "shift": SHIFT}
 
@@ -28,7 +28,11 @@ class VecOperands(wiring.Component):
     current : In(instruction_layout(config))
     arrival : In(arrival_layout(config))
         What `scratchpad` and `accumulator` are in this cycle.
+    group : In(index_range(config))
+        The lane group of that.
     scratchpad, accumulator : In(vector), In(row)
+    vectors, rows : Out(8 * lanes), Out(32 * lanes)
+        The lane group of both, in the next cycle.
     clear : In(1)
         Parameters become 0. With softmax only.
     normalising : In(1)
@@ -55,6 +59,9 @@ class VecOperands(wiring.Component):
             {
                 "current": In(instruction_layout(config)),
                 "arrival": In(arrival_layout(config)),
+                "group": In(index_range(config)),
+                "vectors": Out(8 * config.lanes),
+                "rows": Out(32 * config.lanes),
                 "scratchpad": In(config.widths.vector),
                 "accumulator": In(config.widths.row),
                 "operands": Out(operands_layout(config)),
@@ -102,13 +109,14 @@ class VecOperands(wiring.Component):
 
     def _elements(self, m: Module, in_range: Value, second: Value) -> None:
         """The lane group of what arrives, two cycles later; `second` is that of the second operand."""
-        current, index, arriving = self.current, self.arrival.element.tag.index, self.arrival.element.in_range
+        current, arriving = self.current, self.arrival.element.in_range
         rows, vectors = (
-            Signal(bits * self.config.lanes, name=name, reset_less=True)
-            for bits, name in ((32, "rows"), (8, "vectors"))
+            Signal.like(value, name=name, reset_less=True)
+            for value, name in ((self.rows, "row_lanes"), (self.vectors, "vector_lanes"))
         )
-        lanes = self._lanes(m, self.scratchpad, index)
-        m.d.sync += [rows.eq(self._lanes(m, self.accumulator, index)), vectors.eq(lanes)]
+        lanes = self._lanes(m, self.scratchpad, self.group)
+        m.d.sync += [rows.eq(self._lanes(m, self.accumulator, self.group)), vectors.eq(lanes)]
+        m.d.comb += [self.rows.eq(rows), self.vectors.eq(vectors)]
         pad = Signal(signed(32))
         m.d.comb += pad.eq(Mux(current.settings.reduce == Reduce.MAX, -(1 << 31), current.pad))
         elements = Signal.like(self.operands.elements, name="elements", reset_less=True)

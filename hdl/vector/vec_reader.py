@@ -19,6 +19,7 @@ from weft.hdl.vector.vec_streams import (
     Sequence,
     arrival_layout,
     element_layout,
+    index_range,
     instruction_layout,
     note_layout,
     second_width,
@@ -74,6 +75,8 @@ class VecReader(wiring.Component):
         A read waits for its grant.
     arrival : Out(arrival_layout(config))
         What the data is that stands at the ports in this cycle.
+    approaching : Out(index_range(config))
+        The lane group of that in the next one.
     """
 
     def __init__(self, config: Config, serial: bool) -> None:
@@ -91,6 +94,7 @@ class VecReader(wiring.Component):
                 "scratchpad": Out(ports.scratchpad_read(config)),
                 "stall_port": Out(1),
                 "arrival": Out(arrival_layout(config)),
+                "approaching": Out(index_range(config)),
             }
         )
 
@@ -103,12 +107,15 @@ class VecReader(wiring.Component):
         granted = self._ask(m, request, nest.load)
         self._fill(m, nest, request, granted)
         self._follow(m, nest, request, granted)
-        arrival = granted
+        arrivals = [granted]
         for stage in range(READ_LATENCY):
             following = Signal(granted.shape(), name=f"arrival_{stage}")
-            m.d.sync += following.eq(arrival)
-            arrival = following
-        m.d.comb += self.arrival.eq(arrival)
+            m.d.sync += following.eq(arrivals[-1])
+            arrivals.append(following)
+        m.d.comb += [
+            self.arrival.eq(arrivals[-1]),
+            self.approaching.eq(arrivals[-2].element.tag.index),
+        ]
         return m
 
     def _accept(self, m: Module, nest: LoopNest) -> None:

@@ -230,6 +230,33 @@ def test_the_weights_that_come_with_weft_know_every_board(board: Board) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "synthesised"),
+    [
+        ({}, Resources(lut=51766, ff=47441, dsp=134, ram=103)),
+        ({"scratchpad_banks": 2, "scratchpad_depth": 4096}, Resources(lut=50465, ff=46339, dsp=134, ram=103)),
+    ],
+)
+def test_tables_products_and_the_kernel_engine_are_estimated(
+    changes: dict[str, int], synthesised: Resources
+) -> None:
+    """By weights that were fitted to other configurations, as near as they say."""
+    board = BOARDS["ulx3s-85f"]
+    config = Config(lanes=1, scratchpad_banks=4, accumulator_banks=2, queue_depth=2, row_states=128,
+                    alignments=1024, kernel=64).replace(**changes)  # fmt: skip
+    need, fitted = estimate.estimate(board, config), estimate.weights(board)
+    assert need is not None
+    for kind, count in need.items():
+        assert count == pytest.approx(getattr(synthesised, kind), rel=fitted[kind].error + 1e-9), kind
+        assert fitted[kind].error <= (0.3 if kind == "ram" else 0.15)
+    for name in ("lookup_tables", "multiply", "kernel"):
+        without = estimate.estimate(board, config.replace(**{name: 0}))
+        assert without is not None
+        assert without.lut < need.lut
+        assert without.ff < need.ff
+        assert without.dsp == need.dsp - {"lookup_tables": 0, "multiply": 1, "kernel": 2}[name]
+
+
+@pytest.mark.parametrize(
     ("name", "blocks"), [("icebreaker", 30), ("tang-nano-9k", 20), ("tang-primer-20k", 35)]
 )
 def test_block_rams_of_the_sequential_core_are_those_of_builds(name: str, blocks: int) -> None:

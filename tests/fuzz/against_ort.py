@@ -43,7 +43,7 @@ from weft.hdl.isa.config import Config
 NEAR = 2.0**-8
 """Of a step: how far ONNX Runtime's sums of float32 are from the truth, at most."""
 _FUSED = (ROUNDING[:30], FOLLOWED[:30])
-_KERNELS = {"Div", "Max", "Min", "Sqrt"} | {
+_KERNELS = {"Div", "LRN", "LogSoftmax", "Max", "Min", "Sqrt"} | {
     f"Reduce{kind}" for kind in ("L1", "L2", "Max", "Mean", "Min", "Sum", "SumSquare")
 }
 """What the kernel engine does, whose results are at most one step off, and any where a divisor is 0."""

@@ -217,7 +217,7 @@ def _host(graph: Graph) -> None:
     source = graph.pick(lambda value: True)
     if source is not None:
         builder = graph.builder
-        value = builder.node("LogSoftmax", [builder.dequantise(source)])
+        value = builder.node("Hardmax", [builder.dequantise(source)])
         graph.add(builder.quantise(value, source.shape, *builder.parameters()))
 
 

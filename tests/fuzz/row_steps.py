@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 from fuzz.drawn import LARGEST, Graph, is_image
 from fuzz.product_steps import ints, operand, repeated
 from support.qdq_models import Quantised
@@ -84,6 +85,49 @@ def reduced(graph: Graph) -> None:
     graph.add(builder.quantise(value, shape, float(np.float32(scale)), *builder.parameters()[1:]))
 
 
+def logarithms(graph: Graph) -> None:
+    """LogSoftmax along any axis."""
+    builder, rng = graph.builder, graph.builder.rng
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    axis = -1 if rng.random() < 0.6 else int(rng.integers(len(source.shape)))
+    value = builder.node("LogSoftmax", [builder.dequantise(source)], axis=axis)
+    unsigned = bool(rng.integers(2))
+    scale = float(np.float32((source.scale * rng.uniform(40, 255) + 3) / 255))
+    graph.add(builder.quantise(value, source.shape, scale, 255 if unsigned else 127, unsigned))
+
+
+def responses(graph: Graph) -> None:
+    """LRN of images."""
+    builder, rng = graph.builder, graph.builder.rng
+    source = graph.pick(is_image)
+    if source is None:
+        return
+    largest, bias = 128 * source.scale, float(rng.uniform(0.5, 3))
+    ratio, beta = float(10.0 ** rng.uniform(-2, 2)), float(rng.choice([0.5, 0.75, 1]))
+    value = builder.node(
+        "LRN", [builder.dequantise(source)], size=int(rng.choice([1, 3, 5, 9])), alpha=ratio * bias / largest**2,
+        beta=beta, bias=bias,
+    )  # fmt: skip
+    scale = largest / (bias + 0.2 * ratio * bias) ** beta / 127
+    graph.add(builder.quantise(value, source.shape, float(np.float32(scale)), *builder.parameters()[1:]))
+
+
+def places(graph: Graph) -> None:
+    """ArgMax or ArgMin along any axis, as floats."""
+    builder, rng = graph.builder, graph.builder.rng
+    source = graph.pick(lambda value: True)
+    if source is None:
+        return
+    value = builder.node(
+        str(rng.choice(["ArgMax", "ArgMin"])), [builder.dequantise(source)],
+        axis=int(rng.integers(len(source.shape))), select_last_index=int(rng.integers(2)),
+    )  # fmt: skip
+    value = builder.node("Cast", [value], to=onnx.TensorProto.FLOAT)
+    graph.add(builder.quantise(value, builder.shape_of(value), 0.5, *builder.parameters()[1:]))
+
+
 def normalised(graph: Graph) -> None:
     """A normalisation written out: of rows less their mean or not, with a scale and a bias or without."""
     builder, rng = graph.builder, graph.builder.rng
@@ -151,6 +195,7 @@ def branches(graph: Graph) -> None:
 
 STEPS = {
     "paired": (paired, 3), "joined": (joined, 2), "reduced": (reduced, 2), "normalised": (normalised, 2),
-    "branches": (branches, 2),
+    "branches": (branches, 2), "logarithms": (logarithms, 1), "places": (places, 1),
+    "responses": (responses, 1),
 }  # fmt: skip
 """Steps by name, each with how often it is drawn."""

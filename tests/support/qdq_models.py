@@ -251,6 +251,10 @@ class Builder:
         opsets += [helper.make_opsetid(self.domain, 1)] if self.domain else []
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
+    def finish_as(self, value: str, kind: int) -> onnx.ModelProto:
+        """The model that gives a value as it is, of a type by its number."""
+        return onnx.shape_inference.infer_shapes(self._model(value, None, kind), strict_mode=True)
+
     def finish(self, value: Quantised) -> onnx.ModelProto:
         """The model that gives `value` in float."""
         model = self._model(self.dequantise(value), value.shape)

@@ -556,9 +556,10 @@ def arg(case: Case, name: str) -> None:
     shape = case.shape()
     axis = case.size(0, len(shape) - 1)
     data = case.input(shape)
-    output = case.plain((*shape[:axis], *shape[axis + 1 :]), "int32")
+    dtype, number = case.pick(("int32", 2), ("int64", 4))
+    output = case.plain((*shape[:axis], *shape[axis + 1 :]), dtype)
     kind = "ArgMax" if name == "ARG_MAX" else "ArgMin"
-    case.model.operator(name, [data, case.model.constant([axis])], [output], kind, OutputType=2)
+    case.model.operator(name, [data, case.model.constant([axis])], [output], kind, OutputType=number)
 
 
 def blocks(case: Case, name: str) -> None:

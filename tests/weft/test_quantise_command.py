@@ -124,14 +124,19 @@ def test_budget(capsys: pytest.CaptureFixture[str]) -> None:
     (warning,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
     assert warning == (
         f"warning: 2 of {len(layers)} layers have less than {budget:g} dB; the error comes from 1 of them, which "
-        f"--keep-float {cause!r} would leave in float, on the host"
+        f"--wide {cause!r} would give 16 bits, and --keep-float leave in float, on the host"
     )
+    assert quantise("--wide", cause) == 0
+    made = weft.quantise("float.onnx", "data.npz", wide=[cause])
+    wide = {layer.name: layer.snr for layer in made.accuracy.layers}
+    assert Path("int8.onnx").read_bytes() == made.model.SerializeToString()
     assert quantise("--keep-float", cause) == 0
     kept = {
         layer.name: layer.snr
         for layer in weft.quantise("float.onnx", "data.npz", keep_float=[cause]).accuracy.layers
     }
     assert kept[cause] > layers[0].snr
+    assert wide[cause] > layers[0].snr
 
 
 def test_quiet_and_without_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,6 +212,27 @@ def test_every_sample_counts() -> None:
         assert constants[first.input[1]] == pytest.approx((50 - lowest) / 255, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["residual", "transformer"])
+def test_results_of_16_bits(name: str) -> None:
+    model = float_nets.NETS[name]()
+    samples = float_nets.samples(model, 8)
+    sums = [node.name for node in model.graph.node if node.op_type == "Add" and "add" in node.name]
+    narrow = weft.quantise(model, samples)
+    chosen = [layer.name for layer in narrow.accuracy.layers if layer.name in sums]
+    made = weft.quantise(model, samples, wide=chosen)
+    assert chosen
+    config = KERNEL.replace(kernel=128)
+    assert on_host(import_model(made.model, config=config)) == {}
+    assert on_host(import_model(made.model, config=KERNEL.replace(kernel=0))) != {}
+    errors, before = ({layer.name: layer.snr for layer in each.accuracy.layers} for each in (made, narrow))
+    assert all(errors[layer] > before[layer] for layer in chosen)
+    program = weft.compile(made.model, config)
+    runs = [{key: value[at : at + 1] for key, value in samples.items()} for at in range(8)]
+    wanted = np.stack([reference(model, run) for run in runs])
+    got = np.stack([program.run(run).outputs["y"] for run in runs])
+    assert abs(snr(wanted, got) - made.accuracy.outputs[0].snr) < 1.5
+
+
 def test_nodes_that_are_kept_in_float() -> None:
     model = float_nets.residual()
     samples = float_nets.samples(model)

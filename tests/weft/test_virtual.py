@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -55,17 +56,49 @@ def test_digits_on_a_board(name: str) -> None:
         device.close()
 
 
+@pytest.mark.parametrize("name", ["ulx3s-85f", "icebreaker"])
 def test_run_on_a_board_from_the_command_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    board = registry.find(name)
+    program = weft.compile(digits.model(), config=CONFIGS.get(name, board.config))
+    program.save("program")
+    image = digits.held_out()[0][:1]
+    np.savez("in.npz", image=image)
+    arguments = ["run", "program", "--input", "in.npz", "--on", "board", "--port"]
+    assert _exit_code([*arguments, f"virtual:{name}", "--report", "report.json"]) == 0
+    title, *rows, source, same = capsys.readouterr().out.splitlines()
+    assert same == "mismatching bytes: 0"
+    report = json.loads(Path("report.json").read_text())
+    assert report["counters"]["array_active"] > 0
+    if board.core is CoreKind.SEQUENTIAL:
+        assert source == "the board counts cycles of whole programs; `--on rtl` counts those of layers"
+        assert "modelled" not in title
+        return
+    model = program.run({"image": image}, on="timing", latency=20, bandwidth=1.9).report
+    assert [layer["modelled_cycles"] for layer in report["layers"]] == [
+        layer["cycles"] for layer in model["layers"]
+    ]
+    assert report["modelled"] == {"cycles": model["cycles"], "latency": 20, "bandwidth": 1.9}
+    assert report["modelled"]["cycles"] == pytest.approx(report["cycles"], rel=0.1)
+    assert [layer["cycles"] for layer in report["layers"]] == [None] * len(rows[: len(report["layers"])])
+    assert re.split("  +", title)[:4] == ["layer", "cycles", "modelled cycles", "MACs"]
+    for row, layer in zip(rows, model["layers"], strict=False):
+        assert re.split("  +", row)[1:3] == ["-", f"{layer['cycles']:,}"]
+    total = next(row for row in rows if row.startswith("total"))
+    assert re.split("  +", total)[1:3] == [f"{report['cycles']:,}", f"{model['cycles']:,}"]
+    share = model["cycles"] / report["cycles"] - 1
+    assert source.endswith(f"{abs(share):.1%} {'more' if share > 0 else 'fewer'}")
+
+
+def test_ports_that_no_board_is_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    board = registry.find("icebreaker")
-    weft.compile(digits.model(), config=board.config).save("program")
+    weft.compile(digits.model(), config=registry.find("icebreaker").config).save("program")
     np.savez("in.npz", image=digits.held_out()[0][:1])
     arguments = ["run", "program", "--input", "in.npz", "--on", "board", "--port"]
-    assert _exit_code([*arguments, "virtual:icebreaker", "--report", "report.json"]) == 0
-    assert capsys.readouterr().out.endswith("mismatching bytes: 0\n")
-    assert json.loads(Path("report.json").read_text())["counters"]["array_active"] > 0
     assert _exit_code([*arguments, "virtual:icecream"]) == 2
     assert "error: unknown board 'icecream'; choose icebreaker" in capsys.readouterr().err
 

@@ -114,6 +114,22 @@ def test_transfer_stores_uint8_minus_128() -> None:
     assert np.array_equal(from_buffer(transfer(unsigned=True), contents), value)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_transfer_of_indices(wide: bool) -> None:
+    """int64 of the model, of which 8 or 16 bits are stored; also of a single one without axes."""
+    given = dataclasses.replace(transfer(unsigned=True), wide=wide, index=True)
+    value = np.linspace(0, 65535 if wide else 255, 120).astype(np.int64).reshape(2, 60)
+    contents = to_buffer(given, value)
+    assert contents.dtype == np.int8
+    assert contents.size == 120 * (1 + wide)
+    assert contents.reshape(-1)[0] == -128
+    found = from_buffer(given, contents)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, value)
+    one = dataclasses.replace(given, shape=(), nhwc=(1, 1, 1, 1), perm=None, model_shape=())
+    assert from_buffer(one, to_buffer(one, np.array(255))) == 255
+
+
 def test_transfer_of_another_type() -> None:
     with pytest.raises(ValueError, match=r"^value 'v' has type int8$"):
         to_buffer(transfer(unsigned=True), np.zeros((2, 60), np.int8))

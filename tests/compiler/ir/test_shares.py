@@ -29,7 +29,7 @@ def test_all_on_the_device() -> None:
 
 
 def test_what_the_host_makes_between_crosses_twice() -> None:
-    found = shares(import_model(model(between="LogSoftmax")))
+    found = shares(import_model(model(between="Hardmax")))
     assert (found.device_macs, found.host_macs) == (CONV + DENSE, 0)
     assert (found.bytes_to_device, found.bytes_from_device) == (3 * 8 * 8 + 4 * 36, 4 * 36 + 5)
 
@@ -38,6 +38,6 @@ def test_products_of_the_host_count() -> None:
     builder = qdq_models.Builder(np.random.default_rng(0))
     value = builder.input((2, 7))
     weight = builder.constant(np.ones((7, 3), np.float32))
-    made = builder.node("MatMul", [builder.node("LogSoftmax", [builder.dequantise(value)], axis=1), weight])
+    made = builder.node("MatMul", [builder.node("Hardmax", [builder.dequantise(value)], axis=1), weight])
     found = shares(import_model(builder.finish(builder.quantise(made, (2, 3), 0.1, 0, False))))
     assert (found.device_macs, found.host_macs, found.on_device, found.crossing) == (0, 2 * 7 * 3, 0.0, 0)

@@ -21,7 +21,8 @@ def test_ranges() -> None:
         (-128, 127): x, (-32768, 32767): y, (-255, 255): x - x, (-1024, 1016): x << 3, (-1280, 1270): rows.sum(x),
         (-128, 100): x.minimum(100), (0, 127): x.maximum(0), (0, 1): x < 3, (-8, 0): x.times(x, 11) - 8,
         (-6144, 6096): x.times(48), (-64, 64): x.scaled(0.5),
-        (-16, 15): x.floored(3), (-125, 127): x.maximum(-125).looked_up(RISING), (-128, 5): (x - 122).looked_up(RISING),
+        (0, 9): rows.index(), (-16, 15): x.floored(3),
+        (-125, 127): x.maximum(-125).looked_up(RISING), (-128, 5): (x - 122).looked_up(RISING),
         (-512, 508): (x << 9).interpolated(RISING.astype(np.int16) * 4, 9),
         (0, 16384): x.times(x), (-128, 32767): (x < y).choose(y.maximum(0), x),
     }  # fmt: skip

@@ -93,7 +93,9 @@ def random_expression(rng: random.Random, rows: Rows, depth: int, pool: list[Exp
     if pool and rng.random() < 0.2:
         return rng.choice(pool)
     if depth == 0 or rng.random() < 0.1:
-        leaf = rng.choice(("read", "read", "wide", "constant"))
+        leaf = rng.choice(("read", "read", "wide", "constant", "index"))
+        if leaf == "index":
+            return rows.index()
         if leaf == "constant":
             return constant(rng.choice((rng.randrange(-300, 300), rng.randrange(-(1 << 23), 1 << 23))))
         return rows.read(rng.randrange(2)) if leaf == "read" else rows.wide(2)
@@ -172,6 +174,22 @@ def test_numbers_of_rows(name: str) -> None:
             ops = generate(rows, config.n)
             assert bool(ops[-1].again) != single
             assert np.array_equal(run(config, ops, tensors, single), expected)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ends_of_rows_in_several_sums(name: str) -> None:
+    """What is behind the end counts in none of them: of one loop, with a comparison between, and of the next loop."""
+    config, rng = CONFIGS[name], np.random.default_rng(6)
+    columns = 2 * config.n + 1
+    rows = Rows(columns, 2)
+    x, y = rows.read(0), rows.read(1)
+    first, second = (rows.sum((a < b).choose(a + 2, b - 3)) for a, b in ((x, y), (y, x)))
+    third = rows.sum((x + 2).times(3, 1) + first.scaled(0.1))
+    rows.store(x + second.scaled(0.1) + (rows.largest(first.scaled(0.1) - y) + third).scaled(0.05))
+    tensors = [rng.integers(-128, 128, (9, columns)).astype(np.int8) for _ in range(2)]
+    ops = generate(rows, config.n)
+    assert sum(op.op == Op.INDEX for op in ops) == 3
+    assert np.array_equal(run(config, ops, tensors), evaluate(rows, tensors))
 
 
 def test_chains_are_one_loop() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.golden_compare import compare
+from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import draw, random_source, random_view
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, IrError, View
-from weft.compiler.kernel.row_operators import RowPair, RowTotal
+from weft.compiler.kernel.row_operators import RowPair, RowPlace, RowTotal
 from weft.compiler.kernel.row_products import RowNorm, RowProduct, RowScale, RowShare
+from weft.compiler.onnx.wide import doubled
 from weft.compiler.operators.record import operator_of
 from weft.hdl.isa.config import PRESETS
 from weft.runtime import Image
@@ -205,6 +206,60 @@ def test_meaning(kind: str) -> None:
         assert difference.max() <= 1, (case, op)
         wrong, total = wrong + int(difference.sum()), total + difference.size
     assert wrong < 0.03 * total
+
+
+def random_place(rng: Rng, most: int, channels: int = 0) -> RowPlace:
+    shape = (*random_shape(rng, 1)[:3], channels or draw(rng, 1, most))
+    wide = shape[3] > 256 or bool(rng.integers(2))
+    dst = random_view(rng, "y", (*shape[:3], 1), "output")
+    return RowPlace("place", random_source(rng, "x", shape), doubled(dst) if wide else dst,
+                    bool(rng.integers(2)), bool(rng.integers(2)), wide)  # fmt: skip
+
+
+def few(rng: Rng, shape: Shape) -> np.ndarray:
+    """Rows of few different values, so that the largest and the smallest are there several times; some at the ends."""
+    values = rng.integers(0, rng.choice([1, 3, 6, 300], (*shape[:3], 1)), shape) + rng.choice([-128, 0, 125])
+    return np.clip(values * rng.choice([-1, 1]), -128, 127).astype(np.int8)
+
+
+def place_of(op: RowPlace, x: np.ndarray) -> np.ndarray:
+    """The channel, as numpy finds it."""
+    values = -x.astype(int) if op.smallest else x.astype(int)
+    if op.final:
+        return values.shape[-1] - 1 - values[..., ::-1].argmax(-1)
+    return values.argmax(-1)
+
+
+def test_places() -> None:
+    """Rows of every length there is."""
+    for case in range(120):
+        rng = np.random.default_rng([case, 3])
+        op = random_place(rng, 1000, {0: 65535, 1: 1, 2: 2, 3: 256, 4: 257, 5: 32769, 6: 128}.get(case, 0))
+        x = few(rng, op.src.shape)
+        found = operator_of(op).evaluate(op, (x,), 24).astype(int)
+        if op.wide:
+            upper, lower = np.split(found, 2)
+            found = (upper << 8) + lower + 128 + (1 << 15)
+        else:
+            found = found + 128
+        assert np.array_equal(found[..., 0], place_of(op, x)), (case, op)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_places_on_golden(name: str) -> None:
+    config, rng = CONFIGS[name], np.random.default_rng(11)
+    for _ in range(12):
+        op = random_place(rng, 300)
+        inputs = {"x": few(rng, op.src.buffer.shape)}
+        segment = DeviceSegment("rows", (op,))
+        compare(compile_segment(segment, config), segment, inputs, config)
+
+
+def test_places_on_rtl() -> None:
+    config, rng = CONFIGS["tiny"], np.random.default_rng(12)
+    for case in range(4):
+        op = random_place(rng, 40)
+        compare_on_rtl(DeviceSegment("rows", (op,)), {"x": few(rng, op.src.buffer.shape)}, config, case)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

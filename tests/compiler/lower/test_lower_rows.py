@@ -233,3 +233,52 @@ def test_without_room() -> None:
         compile_segment(DeviceSegment("norm", (whole((1, 1, 3, 4)),)), PRESETS["tiny"])
     with pytest.raises(CompileError, match="has room for 16: set 'kernel' to more"):
         compile_segment(DeviceSegment("norm", (whole((1, 1, 3, 4)),)), PRESETS["tiny"].replace(kernel=16))
+
+
+def plain_kernel(rows: Rows) -> None:
+    """Each result of the elements in its place: of two tensors, and a constant for each channel."""
+    rows.store((rows.read(0).times(rows.read(1), 6) + rows.wide(2)).maximum(-100))
+
+
+SHAPES: dict[str, tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int, int]]] = {
+    "one row": ((1, 1, 1, 300), (1, 1, 1, 300), (1, 38, 1)),
+    "few rows": ((1, 1, 3, 300), (1, 1, 3, 300), (3, 38, 1)),
+    "few rows, one of them repeated": ((1, 1, 3, 300), (1, 1, 1, 300), (3, 38, 1)),
+    "rows enough": ((1, 1, 8, 300), (1, 1, 8, 300), (1, 8, 38)),
+    "short rows": ((1, 1, 5, 7), (1, 1, 5, 7), (1, 5, 1)),
+}
+"""Shapes of two operands, and the loops of the instruction on N = 8: rows are short of eight, or are not."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("constant", [True, False])
+def test_few_rows_of_elements(name: str, constant: bool) -> None:
+    """Vectors of a row are worked on side by side where rows are few; without constants those of all rows."""
+    config, rng = CONFIGS["small"], np.random.default_rng(11)
+    first, second, loops = SHAPES[name]
+    views = [View(Buffer(at, shape, "input"), shape) for at, shape in (("a", first), ("b", second))]
+    constants = (rng.integers(-90, 90, first[3]).astype(np.int16),) if constant else ()
+
+    def kernel(rows: Rows) -> None:
+        if constant:
+            plain_kernel(rows)
+        else:
+            rows.store(rows.read(0).times(rows.read(1), 6).maximum(-100))
+
+    op = RowFunction("f", tuple(views), View(Buffer("y", first, "output"), first), kernel, constants)
+    segment = DeviceSegment("f", (op,))
+    inputs = {view.buffer.name: rng.integers(-128, 128, view.shape).astype(np.int8) for view in views}
+    program = compile_segment(segment, config)
+    compare(program, segment, inputs, config)
+    (found,) = {(item.ob, item.oy, item.ox) for item in program.instructions if isinstance(item, Kernel)}
+    if not constant and first == second and loops[2] == 1 and loops[0] > 1:
+        loops = (1, loops[0] * loops[1], 1)
+    assert found == loops
+    compare_on_rtl(segment, inputs, config, int(constant))
+
+
+def test_totals_of_few_rows_stay_rows() -> None:
+    op = whole((1, 1, 2, 300))
+    program = compile_segment(DeviceSegment("norm", (op,)), CONFIGS["small"])
+    (found,) = (item for item in program.instructions if isinstance(item, Kernel))
+    assert (found.ob, found.oy, found.ox, found.tail) == (1, 2, 38, 300 % 8)

@@ -255,7 +255,7 @@ def test_residual(rounded: bool) -> None:
     made = chain.rounded(made) if rounded else made
     one_table(chain.ended(chain.apply("Add", chain.value, made)), chain.feeds)
     chain = Chain()
-    other = chain.rounded(chain.apply("LogSoftmax", chain.value))
+    other = chain.rounded(chain.apply("Hardmax", chain.value))
     model = chain.ended(chain.apply("Add", chain.rounded(silu(chain, chain.value)), other))
     assert [type(op) for op in device_ops(check(model, chain.feeds, steps=1))] == [Rescale, Add]
 
@@ -307,7 +307,7 @@ def test_transposed_operand_is_another(inner: bool) -> None:
 
 def of_device(chain: Chain) -> str:
     """A value that the device makes of one that the host makes."""
-    value = chain.rounded(chain.apply("LogSoftmax", chain.value))
+    value = chain.rounded(chain.apply("Hardmax", chain.value))
     return chain.rounded(chain.apply("Tanh", value), 0.01)
 
 

@@ -41,8 +41,8 @@ def test_fallback(name: str) -> None:
 
 
 def test_every_constraint_has_a_case() -> None:
-    # Tables have a test of their own; Q nodes without parameters are tried with those.
-    assert untried(OPERATORS, CASES.values()) == {"tables", "per_tensor"}
+    # Tables and values of 16 bits have tests of their own; Q nodes without parameters are tried with those.
+    assert untried(OPERATORS, CASES.values()) == {"tables", "per_tensor", "lines_near", "wide_engine"}
 
 
 def test_without_tables() -> None:

@@ -1,0 +1,112 @@
+"""Normalisation by neighbours: against float64, and compiled programs on the golden interpreter and the RTL."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.golden_compare import compare, compare_on_rtl
+from support.op_cases import draw, random_source, random_view, whole
+
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.kernel.code import generate
+from weft.compiler.kernel.row_response import FLAT, WHOLE, RowResponse, tables
+from weft.compiler.onnx.wide import doubled
+from weft.compiler.operators.record import operator_of
+from weft.hdl.isa.config import PRESETS
+
+CONFIGS = {name: PRESETS[name].replace(kernel=64) for name in ("tiny", "small", "default")}
+
+
+def random_op(rng: np.random.Generator, most: int) -> RowResponse:
+    """Of any gain there may be, whose largest results fill half of the bytes or saturate."""
+    shape = draw(rng, 1, 2), draw(rng, 1, 4), draw(rng, 1, 20), draw(rng, 1, most)
+    bias, ratio = 10.0 ** rng.uniform(-3, 3), rng.choice([0.0, FLAT, FLAT**2, 10.0 ** rng.uniform(-2, 2.4)])
+    power = float(rng.choice([0, 0.25, 0.5, 0.75, 1]))
+    fields = {"x_zero": draw(rng, -128, 127), "y_zero": draw(rng, -128, 127)}
+    if rng.random() < 0.3:
+        fields |= {"low": draw(rng, -128, 0), "high": draw(rng, 0, 127)}
+    return RowResponse(
+        "response", random_source(rng, "x", shape), doubled(whole("s", shape, "input")),
+        random_view(rng, "y", shape, "output"), bias, float(ratio * bias / WHOLE), power,
+        float(rng.uniform(0.3, 1.5) * bias**power * (1 + ratio * rng.random()) ** power), **fields,
+    )  # fmt: skip
+
+
+def random_sums(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Whole numbers from 0 on of every size, and the ends of tables."""
+    sums = WHOLE * 10.0 ** -rng.uniform(0, 5, shape)
+    ends = rng.choice([0, 1, 4079, 4080, 4095, 4096, WHOLE - 1, WHOLE], shape)
+    return np.where(rng.random(shape) < 0.2, ends, np.rint(sums)).astype(np.int64)
+
+
+def planes(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    stored = sums - (1 << 15)
+    return (stored >> 8).astype(np.int8), ((stored & 255) - 128).astype(np.int8)
+
+
+def test_meaning() -> None:
+    """At most one step from the exact result, and that seldom."""
+    wrong = total = 0
+    for case in range(150):
+        rng = np.random.default_rng(case)
+        op = random_op(rng, 90)
+        x = rng.integers(-128, 128, op.src.shape).astype(np.int8)
+        sums = random_sums(rng, op.src.shape)
+        found = operator_of(op).evaluate(op, (x, *planes(sums)), 24).astype(int)
+        exact = (x.astype(float) - op.x_zero) * op.scale * (op.bias + op.gain * sums) ** -op.power
+        wanted = np.clip(np.rint(exact) + op.y_zero, op.low, op.high)
+        difference = np.abs(found - wanted)
+        assert difference.max() <= 1, (case, op)
+        wrong, total = wrong + int(difference.sum()), total + difference.size
+    assert wrong < 0.03 * total
+
+
+@pytest.mark.parametrize("ratio", [FLAT, FLAT**2])
+@pytest.mark.parametrize("ends", [(0, 200), (4070, 4100), (WHOLE - 300, WHOLE)])
+def test_ends_of_tables(ratio: float, ends: tuple[int, int]) -> None:
+    """Where a table ends, or another begins, results are hardly less exact: 0.2 % of 100 steps."""
+    rng, shape = np.random.default_rng(4), (1, 1, 90, 90)
+    sums = rng.integers(ends[0], ends[1] + 1, shape)
+    gain = ratio / WHOLE
+    op = RowResponse(
+        "response", whole("x", shape, "input"), doubled(whole("s", shape, "input")), whole("y", shape, "output"),
+        1.0, gain, 1.0, float(0.8 * (1 + gain * ends[0])),
+    )  # fmt: skip
+    x = rng.integers(-128, 128, shape).astype(np.int8)
+    found = operator_of(op).evaluate(op, (x, *planes(sums)), 24).astype(int)
+    exact = x.astype(float) * op.scale / (1 + gain * sums)
+    assert np.abs(found - exact).max() < 0.72
+    assert (found != np.rint(exact)).mean() < 0.08
+
+
+def inputs_of(rng: np.random.Generator, op: RowResponse) -> dict[str, np.ndarray]:
+    return {
+        view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in op.sources
+    }
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_golden(name: str) -> None:
+    config, rng = CONFIGS[name], np.random.default_rng(8)
+    for _ in range(10):
+        op = random_op(rng, 90)
+        segment = DeviceSegment("rows", (op,))
+        compare(compile_segment(segment, config), segment, inputs_of(rng, op), config)
+
+
+def test_on_rtl() -> None:
+    config, rng = CONFIGS["tiny"], np.random.default_rng(9)
+    for case in range(4):
+        op = random_op(rng, 30)
+        compare_on_rtl(DeviceSegment("rows", (op,)), inputs_of(rng, op), config, case)
+
+
+@pytest.mark.parametrize("n", [2, 128])
+@pytest.mark.parametrize("ratio", [FLAT, 2 * FLAT])
+def test_micro_operations(n: int, ratio: float) -> None:
+    """As many as fit a 'kernel' of 64."""
+    op = random_op(np.random.default_rng(3), 9).replace(bias=1.0, gain=ratio / WHOLE, low=-100, high=100)
+    ops = generate(op.rows(), n)
+    assert len(ops) <= 64
+    assert sum(item.op.name == "TABLE" for item in ops) == 2 * tables(ratio)

@@ -1,0 +1,137 @@
+"""Models of a recurrent operator with quantised weights, and what ONNX Runtime makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+CELL_STEP = np.float32(8 / 127)
+STATE_STEP = np.float32(1 / 127)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recurrent operator between Q/DQ pairs; `weights` is "int8" or "uint8", with a scale for each row if `rows`."""
+
+    op: str
+    steps: int
+    batch: int
+    inputs: int
+    size: int
+    direction: str = "forward"
+    late: int = 0
+    layout: int = 0
+    initial: str = ""
+    biased: bool = True
+    weights: str = "int8"
+    rows: bool = False
+    opset: int = 17
+    seed: int = 0
+    more: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.direction == "bidirectional" else 1
+
+    def shape(self) -> tuple[int, int, int]:
+        steps, batch = (self.batch, self.steps) if self.layout else (self.steps, self.batch)
+        return steps, batch, self.inputs
+
+
+class CellNet:
+    """Makes the model of a cell, and inputs for it."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.rng = cell, np.random.default_rng(cell.seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def constant(self, name: str, value: Any) -> str:
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def dequantised(self, name: str, values: np.ndarray) -> str:
+        """Weights of 8 bits; those of one direction may have a scale for each row."""
+        cell = self.cell
+        rows = cell.rows and cell.directions == 1
+        scale = np.abs(values).max(axis=(0, 2) if rows else None).astype(np.float32) / 100
+        shape = (1, -1, 1) if rows else ()
+        zero = np.full(scale.shape, 131 if cell.weights == "uint8" else 0, cell.weights)
+        limits = np.iinfo(cell.weights)
+        stored = np.rint(values / scale.reshape(shape)) + zero.reshape(shape).astype(int)
+        given = (np.clip(stored, limits.min, limits.max).astype(cell.weights), scale, zero)
+        names = [self.constant(f"{name}_{at}", item) for at, item in enumerate(given)]
+        attributes: dict[str, Any] = {"axis": 1} if rows else {}
+        self.nodes.append(helper.make_node("DequantizeLinear", names, [name], f"{name}_dq", **attributes))
+        return name
+
+    def link(self, name: str, scale: np.float32, zero: int = 0) -> str:
+        ends = [self.constant(f"{name}_scale", scale), self.constant(f"{name}_zero", np.int8(zero))]
+        self.nodes.append(helper.make_node("QuantizeLinear", [name, *ends], [f"{name}_q"]))
+        self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", *ends], [f"{name}_d"]))
+        return f"{name}_d"
+
+    def model(self) -> onnx.ModelProto:
+        cell, rng = self.cell, self.rng
+        gates = 4 if cell.op == "LSTM" else 3
+        data = self.link("x", np.float32(0.03), 3)
+        inputs = [data]
+        for name, count in (("W", cell.inputs), ("R", cell.size)):
+            values = rng.normal(0, 1 / np.sqrt(count), (cell.directions, gates * cell.size, count))
+            inputs.append(self.dequantised(name, values))
+        biases = rng.normal(0, 0.3, (cell.directions, 2 * gates * cell.size)).astype(np.float32)
+        inputs.append(self.constant("B", biases) if cell.biased else "")
+        entering = {"x": cell.shape()}
+        inputs.append("")
+        for name in ("h0", "c0")[: 2 if cell.op == "LSTM" else 1] if cell.initial else ():
+            shape = (cell.directions, cell.batch, cell.size)
+            shape = (shape[1], shape[0], shape[2]) if cell.layout else shape
+            if cell.initial == "constant":
+                inputs.append(self.constant(name, rng.uniform(-0.9, 0.9, shape).astype(np.float32)))
+            else:
+                entering[name] = shape
+                inputs.append(self.link(name, STATE_STEP))
+        results = ["Y", "Y_h", "Y_c"][: 3 if cell.op == "LSTM" else 2]
+        attributes: dict[str, Any] = {
+            "hidden_size": cell.size,
+            "direction": cell.direction,
+            **dict(cell.more),
+        }
+        attributes |= {"linear_before_reset": cell.late} if cell.op == "GRU" else {}
+        attributes |= {"layout": 1} if cell.layout else {}
+        self.nodes.append(helper.make_node(cell.op, inputs, results, "cell", **attributes))
+        outputs = [self.link(name, CELL_STEP if name == "Y_c" else STATE_STEP) for name in results]
+        graph = helper.make_graph(
+            self.nodes, "cell",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in entering.items()],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs], self.constants,
+        )  # fmt: skip
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", cell.opset)], ir_version=10)
+        return onnx.shape_inference.infer_shapes(made)
+
+    def inputs(self, model: onnx.ModelProto) -> dict[str, np.ndarray]:
+        found = {}
+        for value in model.graph.input:
+            shape = [item.dim_value for item in value.type.tensor_type.shape.dim]
+            drawn = self.rng.normal(0, 1, shape) if value.name == "x" else self.rng.uniform(-1, 1, shape)
+            found[value.name] = drawn.astype(np.float32)
+        return found
+
+
+def reference(cell: Cell, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What ONNX Runtime makes of it, which knows no `layout`: that is made of transposes."""
+    ort = pytest.importorskip("onnxruntime")
+    plain = CellNet(dataclasses.replace(cell, layout=0)).model()
+    feeds = {name: value.transpose(1, 0, 2) if cell.layout else value for name, value in given.items()}
+    found = ort.InferenceSession(plain.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, feeds
+    )
+    if not cell.layout:
+        return list(found)
+    return [value.transpose(2, 0, 1, 3) if value.ndim == 4 else value.transpose(1, 0, 2) for value in found]

@@ -1,0 +1,68 @@
+"""Running a program on a board, with what the cycle model says of its layers: the board counts whole programs only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.report import Progress, say
+
+if TYPE_CHECKING:
+    from weft.boards.board import Board
+    from weft.program import Program, Result
+
+
+def run_on_board(
+    program: Program, inputs: dict[str, np.ndarray], port: str, baud: int | None, progress: Progress
+) -> Result:
+    """Run on the board at a port, as `weft.virtual.board_at` opens it, and tell of the layers as `add_model` does.
+
+    Raises
+    ------
+    weft.boards.board.BoardError
+    weft.sim.device.DeviceError
+    """
+    from weft.boards.registry import BOARDS
+    from weft.virtual import PREFIX, board_at
+
+    if port.startswith(PREFIX):
+        progress("building the board's simulator (about a minute, the first time only)")
+    with board_at(port, program.config, baud) as device:
+        progress(f"running on {device.identity.board}")
+        result = program.run(inputs, on=device, memory=False)
+        board = BOARDS.get(device.identity.board)
+    if board is not None:
+        progress("asking the cycle model for the layers' shares")
+        add_model(result.report, program, board)
+    return result
+
+
+def add_model(report: dict[str, Any], program: Program, board: Board) -> None:
+    """Give every layer of a board's report ``modelled_cycles``, and the report ``modelled``: the ``cycles`` of all of
+    them, and the memory behind which they are, by ``latency`` in cycles and ``bandwidth`` in bytes a cycle.
+
+    Nothing where the cycle model is not one of the board's core.
+    """
+    if board.memory.modelled is None:
+        return
+    latency, bandwidth = board.memory.modelled
+    zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+    model = program.run(zeros, on="timing", latency=latency, bandwidth=bandwidth).report
+    for layer, known in zip(report["layers"], model["layers"], strict=True):
+        layer["modelled_cycles"] = known["cycles"]
+    report["modelled"] = {"cycles": model["cycles"], "latency": latency, "bandwidth": bandwidth}
+
+
+def say_source(report: dict[str, Any]) -> None:
+    """Say where the cycles of a board's report come from."""
+    modelled = report.get("modelled")
+    if modelled is None:
+        say("the board counts cycles of whole programs; `--on rtl` counts those of layers")
+        return
+    more = modelled["cycles"] / report["cycles"] - 1
+    say(
+        "cycles are what the board counted, of whole programs; modelled cycles are the cycle model's, behind memory of "
+        f"{modelled['bandwidth']:g} bytes a cycle and {modelled['latency']} cycles of latency: in total "
+        f"{abs(more):.1%} {'more' if more > 0 else 'fewer'}"
+    )
