@@ -18,7 +18,7 @@ from weft.compiler.ir.layout import Layout, natural, packed
 from weft.compiler.ir.network import Node
 from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
 from weft.compiler.onnx.model import Model
-from weft.compiler.onnx.wide import doubled, widened
+from weft.compiler.onnx.wide import NarrowError, doubled, widened
 
 BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
 """Types of the values that the device has, and their bits."""
@@ -289,11 +289,14 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
     Raises `NarrowError` for values of 16 bits of operators that have none.
     """
     bounds, wide = (quant.level(pending.low), quant.level(pending.high)), quant.bits > 8
+    narrow = not wide and not any(tensor.wide for tensor in pending.inputs)
+    if pending.join is not None and not narrow:
+        raise NarrowError(f"{pending.ops[0].name!r} is of results in between")
     if pending.join is not None:
         ops = pending.join(quant, name, bounds)
     else:
         ops = tuple(quantised(op, quant, name, bounds) for op in pending.ops)
-    if wide or any(tensor.wide for tensor in pending.inputs):
+    if not narrow:
         ops = tuple(made for op in ops for made in widened(op, wide=wide))
     output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False, wide=wide)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)

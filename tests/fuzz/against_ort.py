@@ -8,9 +8,12 @@ How far a result may be off is derived, not tuned:
   rounded (of all terms, for an addition) for the mantissa.
 - A bias that is a float is rounded to the scale of the sums it is added to, by half a step of those.
 - Softmax and attention have probabilities of `probability_bits` bits: see `variation`.
+- Values of 16 bits are computed by kernels, whose results are at most one step off; of functions and normalisations
+  they are `WIDE_STEPS`.
 - Deeper down, one early difference would be counted wherever it spreads. So where whole programs differ, results are
   compared layer by layer, each layer on *the same* quantised inputs, and the whole program must give exactly what its
-  layers give one after the other, however the compiler fuses them and where it keeps their results.
+  layers give one after the other, however the compiler fuses them and where it keeps their results. Only functions of
+  values of 16 bits are lines of their own where they are fused.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment
 from weft.compiler.onnx.convolutions import ADD_WEIGHT
 from weft.compiler.onnx.operators.attention_written_out import FOLLOWED, ROUNDING
+from weft.compiler.onnx.operators.lookup import WIDE_STEPS
+from weft.compiler.onnx.qdq import BITS
 from weft.compiler.onnx.reader import network_of
 from weft.hdl.isa.config import Config
 
@@ -42,6 +47,12 @@ _KERNELS = {"Div", "LRN", "LogSoftmax", "Max", "Min", "Sqrt"} | {
     f"Reduce{kind}" for kind in ("L1", "L2", "Max", "Mean", "Min", "Sum", "SumSquare")
 }
 """What the kernel engine does, whose results are at most one step off, and any where a divisor is 0."""
+_EXACT = {
+    "Add", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "Expand", "Flatten", "Gather", "Gemm",
+    "GlobalAveragePool", "GlobalMaxPool", "MatMul", "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Slice",
+    "Split", "Squeeze", "Sub", "Transpose",
+}  # fmt: skip
+"""What is no function of values of 16 bits."""
 HIGHEST = 170.0
 """Scores of attention, in nats: the device clamps them at 256 octaves."""
 
@@ -68,6 +79,8 @@ def compared(
         values = _chained(model, feeds, config, on_host, set(_inside(model, fused)))
     except NoOracle:
         return Outcome("done", "no oracle")
+    if any(value.dtype.itemsize == 2 for value in values.values()):
+        return Outcome("done", "by its layers")
     makers = {node.output[0]: node for node in model.graph.node}
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     for name, array in given.items():
@@ -94,7 +107,7 @@ def _parameters(node: onnx.NodeProto, constants: dict[str, np.ndarray]) -> tuple
     """Scale and zero point of QuantizeLinear or DequantizeLinear."""
     scale = constants.get(node.input[1])
     zero = constants.get(node.input[2]) if len(node.input) > 2 else np.uint8(0)
-    if scale is None or zero is None or scale.size != 1 or zero.dtype not in (np.int8, np.uint8):
+    if scale is None or zero is None or scale.size != 1 or zero.dtype.name not in BITS:
         raise NoOracle
     return scale, np.asarray(zero)
 
@@ -120,8 +133,8 @@ def _chained(
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     for name, node in first.items():
         scale, zero = _parameters(node, constants)
-        low = -128 if zero.dtype == np.int8 else 0
-        codes = np.clip(np.rint(feeds[node.input[0]] / scale) + zero, low, low + 255)
+        info = np.iinfo(zero.dtype)
+        codes = np.clip(np.rint(feeds[node.input[0]] / scale) + zero, info.min, info.max)
         values[name] = np.asarray(codes, zero.dtype)
     roots = {name: {name} for name in values}
     for layer in layers(model, inside):
@@ -186,6 +199,10 @@ def _check_layer(
         )
     off = np.abs(given.astype(np.int32) - wanted.astype(np.int32))
     allowed = _allowed(layer, operators, real / scale, terms, float(scale), config)
+    if 2 in (given.dtype.itemsize, *(value.dtype.itemsize for value in inputs.values())):
+        allowed = np.maximum(
+            allowed, _allowed_of_kernels(layer, operators, given.dtype, float(scale), len(terms))
+        )
     if (off > allowed).any():
         at = np.unravel_index(int(np.argmax(off - allowed)), off.shape)
         raise Failure(
@@ -230,6 +247,19 @@ def _allowed(
         near = near + _accumulator_step(layer) / 2 / scale
     distance = np.abs(steps - np.floor(steps) - 0.5)
     return (distance <= near).astype(np.int32)
+
+
+def _allowed_of_kernels(
+    layer: onnx.ModelProto, operators: list[str], dtype: np.dtype, scale: float, terms: int
+) -> float:
+    """Steps that a result may be off where it or an input has 16 bits."""
+    if dtype.itemsize == 1:
+        return 1
+    if operators[:1] in (["Add"], ["Sub"]) and terms == 1:
+        return 1 + np.ceil(_input_scale(layer) / ADD_WEIGHT / 2 / scale)
+    if operators[:2] == ["MatMul", "Add"]:
+        return 1 + np.ceil(_accumulator_step(layer) / 2 / scale)
+    return 1 if set(operators) <= _EXACT else WIDE_STEPS
 
 
 def _attention_error(

@@ -15,7 +15,22 @@ LARGEST = 6000
 
 
 class Wild(Builder):
-    """Zero points from end to end and scales over a decade."""
+    """Zero points from end to end and scales over a decade. Values have 16 bits as often as `wide` says."""
+
+    wide = 0.0
+
+    def quantise(
+        self,
+        value: str,
+        shape: tuple[int, ...],
+        scale: float,
+        zero: int,
+        unsigned: bool,
+        bits: int | None = None,
+    ) -> Quantised:
+        if bits is None and self.wide:
+            bits = 16 if self.rng.random() < self.wide else 8
+        return super().quantise(value, shape, scale, zero, unsigned, bits)
 
     def parameters(self, unsigned: bool | None = None, symmetric: bool = False) -> tuple[float, int, bool]:
         if unsigned is None:
@@ -107,12 +122,13 @@ class Graph:
         return model
 
     def feeds(self, rng: Rng) -> dict[str, np.ndarray]:
-        """Inputs that take all 256 values."""
+        """Inputs that take all values of their types."""
         made = {}
         for name, value in self.inputs.items():
-            low = (0 if value.unsigned else -128) - value.zero
-            codes = rng.integers(low, low + 256, value.shape)
-            made[name] = np.asarray(codes * np.float32(value.scale), np.float32)
+            scale, zero = value.exact
+            low = int(np.iinfo(zero.dtype).min) - int(zero)
+            codes = rng.integers(low, low + (1 << value.bits), value.shape)
+            made[name] = np.asarray(codes * scale, np.float32)
         return made
 
 

@@ -32,6 +32,8 @@ def draw(rng: Rng) -> list[Edit]:
     config = str(rng.choice(list(CONFIGS)))
     count = int(rng.integers(1, 9))
     steps = ["input", *(str(name) for name in rng.choice(list(STEPS), count, p=_CHANCES))]
+    if CONFIGS[config].kernel and rng.random() < 0.5:
+        steps.insert(int(rng.choice([0, 0, count])), "wide")
     return [["graph", config], *([name, int(rng.integers(1 << 30))] for name in steps)]
 
 
@@ -303,13 +305,18 @@ def _resized(graph: Graph) -> None:
     graph.add(builder.quantise(name, builder.shape_of(name), scale, *builder.parameters()[1:]))
 
 
+def _wide(graph: Graph) -> None:
+    """From here on values have 16 bits now and then, or always."""
+    graph.builder.wide = float(graph.builder.rng.choice([0.3, 0.6, 1.0]))
+
+
 STEPS: dict[str, Callable[[Graph], None]] = {
     "input": _input, "conv": _conv, "dense": _dense, "pool": _pool, "mean": _mean, "add": _add, "concat": _concat,
     "softmax": _softmax, "view": _view, "clamp": _clamp, "host": _host, "function": _function, "attention": _attention,
-    "spread": _spread, "slopes": _slopes, "resized": _resized,
+    "spread": _spread, "slopes": _slopes, "resized": _resized, "wide": _wide,
 }  # fmt: skip
 """What adds to a graph, by name."""
-_WEIGHTS = dict(zip(STEPS, [1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 2, 1.5, 1, 1, 1], strict=True))
+_WEIGHTS = dict(zip(STEPS, [1, 5, 3, 3, 1, 3, 2, 1, 2, 1, 1, 2, 1.5, 1, 1, 1, 0], strict=True))
 for _name, (_step, _weight) in (product_steps.STEPS | row_steps.STEPS).items():
     STEPS[_name], _WEIGHTS[_name] = _step, _weight
 _CHANCES = np.array(list(_WEIGHTS.values())) / sum(_WEIGHTS.values())

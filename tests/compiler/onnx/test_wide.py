@@ -101,6 +101,17 @@ def two(op: str, shape: Shape = IMAGE) -> Case:
     return case
 
 
+def channels(op: str) -> Case:
+    """Of a value and a number for each channel."""
+
+    def case(b: Mixed) -> Quantised:
+        b.wide_inputs = True  # sums with values of 8 bits are a step of 16 bits further off
+        x, other = b.input(IMAGE), b.constant(b.rng.uniform(0.4, 2, (6, 1, 1)).astype(np.float32))
+        return b.of(op, x, other, scale=x.scale * 1.7)
+
+    return case
+
+
 def one(op: str, shape: Shape = IMAGE, scale: float = 0.0, **attributes: Any) -> Case:
     def case(b: Mixed) -> Quantised:
         b.wide_inputs = "MaxPool" in op  # of 8 bits they have results of 8 bits
@@ -162,6 +173,7 @@ EXACT: dict[str, Case] = {
     "Gemm": gemm, "MatMul": lambda b: b.dense(b.input(ROWS), 9, op="MatMul"), "ConvTranspose": transposed_conv,
     **{f"{op} {value:g}": number(op, value) for op in ("Add", "Sub", "Mul", "Div") for value in (0.7, -1.3)},
     "Sub from": number("Sub", 0.4, first=True), "Min with": number("Min", 90.0), "Max with": number("Max", -90.0),
+    **{f"{op} channels": channels(op) for op in ("Add", "Mul", "Div")},
     **{op: two(op) for op in ("Add", "Sub", "Mul", "Min", "Max")},
     **{f"{op} repeated": two(op, (1, 6, 1, 1)) for op in ("Add", "Sub", "Mul")},
     **{f"{op} repeated rows": two(op, (1, 1, 8)) for op in ("Add", "Mul")},
@@ -285,7 +297,17 @@ def test_networks(seed: int, narrow: float) -> None:
 
 Refusal = tuple[Case, str, str, dict[str, int]]
 FORMS = r"Values of 16 bits are sums, products, convolutions, pools, minima, maxima, copies, functions, normalisations"
+
+
+def slopes(b: Mixed) -> Quantised:
+    b.inputs.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, IMAGE))
+    x = b.quantise("x", IMAGE, 0.05, 3, False, 8)
+    other = b.constant(b.rng.uniform(0.1, 1.3, (6, 1, 1)).astype(np.float32))
+    return b.of("PRelu", x, other)
+
+
 REFUSED: dict[str, Refusal] = {
+    "PRelu of 8 bits": (slopes, "QuantizeLinear", FORMS, {}),
     "Softmax": (one("Softmax", ROWS, 1 / 256), "Softmax", "", {}),
     "MatMul of two": (
         lambda b: b.of("MatMul", b.input(ROWS), b.input((2, 12, 4)), scale=0.5),
@@ -364,6 +386,24 @@ def test_padding_of_integers(dtype: type[np.integer]) -> None:
     info = np.iinfo(dtype)
     stored = np.clip(np.rint(value / scale) + zero, info.min, info.max).astype(dtype)
     assert np.array_equal(given, np.pad(stored, ((0, 0), (0, 0), (1, 0), (2, 3)), constant_values=300))
+
+
+@pytest.mark.parametrize("dtypes", [(np.int8, np.int16), (np.int16, np.int8)])
+def test_other_bits_of_the_same_scale(dtypes: tuple[type[np.integer], ...]) -> None:
+    """Values of 16 bits are not those of 8, though scale and zero point are the same."""
+    b = Mixed(np.random.default_rng(0))
+    b.inputs.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, IMAGE))
+    value, scale = "x", b.constant(np.float32(0.01))
+    for dtype in dtypes:
+        pair = [scale, b.constant(np.array(0, dtype))]
+        value = b.node(
+            "DequantizeLinear",
+            [b.node("QuantizeLinear", [value, *pair]), scale, b.constant(np.array(0, dtype))],
+        )
+    outputs = [helper.make_tensor_value_info(value, TensorProto.FLOAT, IMAGE)]
+    graph = helper.make_graph(b.nodes, "same", b.inputs, outputs, b.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    check(model, b.rng, 0)
 
 
 def test_every_operator_is_tried() -> None:
