@@ -135,3 +135,69 @@ def reference(cell: Cell, given: dict[str, np.ndarray]) -> list[np.ndarray]:
     if not cell.layout:
         return list(found)
     return [value.transpose(2, 0, 1, 3) if value.ndim == 4 else value.transpose(1, 0, 2) for value in found]
+
+
+def exact(cell: Cell, model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The same in float64, as the standard has it. ONNX Runtime is wrong in some bidirectional LSTMs of two rows."""
+    known = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+
+    def real(name: str) -> np.ndarray:
+        """Weights, biases, inputs and states, with directions and steps in front."""
+        if f"{name}_0" in known:
+            stored, scale, zero = (known[f"{name}_{at}"].astype(np.float64) for at in range(3))
+            shape = (1, -1, 1) if scale.ndim else ()
+            return np.asarray((stored - zero.reshape(shape)) * scale.reshape(shape))
+        if name in known:
+            values = known[name].astype(np.float64)
+        elif name in given:
+            scale, zero = known[f"{name}_scale"].astype(np.float64), known[f"{name}_zero"].astype(np.float64)
+            rounded = np.rint(given[name] / known[f"{name}_scale"]) + zero
+            values = (np.clip(rounded, -128, 127) - zero) * scale
+        else:
+            return np.zeros((cell.directions, cell.batch, cell.size))
+        return values.transpose(1, 0, 2) if cell.layout and name != "B" else values
+
+    biases = real("B") if cell.biased else np.zeros((cell.directions, 8 * cell.size))
+    every = np.zeros((cell.steps, cell.directions, cell.batch, cell.size))
+    last = [np.zeros((cell.directions, cell.batch, cell.size)) for _ in range(2)]
+    for direction in range(cell.directions):
+        state = real("h0")[direction], real("c0")[direction]
+        weights = real("W")[direction], real("R")[direction], biases[direction]
+        backwards = direction == 1 or cell.direction == "reverse"
+        for step in range(cell.steps)[::-1] if backwards else range(cell.steps):
+            state = (_lstm if cell.op == "LSTM" else _gru)(cell, real("x")[step], state, weights)
+            every[step, direction] = state[0]
+        for found, value in zip(last, state, strict=True):
+            found[direction] = value
+    if cell.layout:
+        every, last = every.transpose(2, 0, 1, 3), [value.transpose(1, 0, 2) for value in last]
+    return [every, *last[: 2 if cell.op == "LSTM" else 1]]
+
+
+_States = tuple[np.ndarray, np.ndarray]
+_Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _sigmoid(values: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-values)))
+
+
+def _lstm(cell: Cell, x: np.ndarray, state: _States, weights: _Weights) -> _States:
+    w, r, biases = weights
+    sums = x @ w.T + state[0] @ r.T + biases[: 4 * cell.size] + biases[4 * cell.size : 8 * cell.size]
+    i, o, f, c = np.split(sums, 4, axis=1)
+    kept = _sigmoid(f) * state[1] + _sigmoid(i) * np.tanh(c)
+    return _sigmoid(o) * np.tanh(kept), kept
+
+
+def _gru(cell: Cell, x: np.ndarray, state: _States, weights: _Weights) -> _States:
+    w, r, biases = weights
+    size, hidden = cell.size, state[0]
+    own = np.split(x @ w.T + biases[: 3 * size], 3, axis=1)
+    behind = np.split(biases[3 * size : 6 * size], 3)
+    z, reset = (_sigmoid(own[at] + hidden @ r[at * size : (at + 1) * size].T + behind[at]) for at in range(2))
+    if cell.late:
+        new = np.tanh(own[2] + reset * (hidden @ r[2 * size :].T + behind[2]))
+    else:
+        new = np.tanh(own[2] + (reset * hidden) @ r[2 * size :].T + behind[2])
+    return (1 - z) * new + z * hidden, state[1]
