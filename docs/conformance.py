@@ -38,7 +38,7 @@ SCOPE = (
 )  # fmt: skip
 """Operators on 8-bit integers, those that can be exact on them, and those that only move data."""
 APPROXIMATE = (
-    "Attention", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
+    "Attention", "GRU", "GroupNormalization", "InstanceNormalization", "LRN", "LSTM", "LayerNormalization",
     "LogSoftmax", "LpNormalization", "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceSum",
     "ReduceSumSquare", "Softmax",
 )  # fmt: skip
