@@ -243,7 +243,13 @@ def draw_value(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> 
 
 def test_every_operator_has_a_case() -> None:
     drawn = {name.removesuffix("_APPROXIMATE") for name in (*CASES, *FLOATS)}
-    others = {"CAST", "REVERSE_V2", "BROADCAST_TO", "REDUCE_PROD", "UNIDIRECTIONAL_SEQUENCE_LSTM"}  # see test_lstm.py
+    others = {
+        "CAST",
+        "REVERSE_V2",
+        "BROADCAST_TO",
+        "REDUCE_PROD",
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+    }  # see test_lstm.py
     assert drawn | others == set(NAMES)
 
 
