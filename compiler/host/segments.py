@@ -10,6 +10,7 @@ from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import dtype_of
+from weft.compiler.ir.planes import joined, signed, split, unsigned
 
 _evaluator = lru_cache(maxsize=64)(Evaluator)
 """The evaluator of a network, kept for the next run."""
@@ -69,9 +70,9 @@ def to_buffer(transfer: Transfer, value: np.ndarray) -> np.ndarray:
     if value.dtype != np.dtype(transfer.dtype):
         raise ValueError(f"value {transfer.value!r} has type {value.dtype}")
     value = value.astype(transfer.stored)
-    stored = _signed(value) if transfer.unsigned else value
-    planes = [stored >> 8, (stored & 255) - 128] if transfer.wide else [stored]
-    return np.concatenate([_laid_out(transfer, plane.astype(np.int8)) for plane in planes])
+    stored = signed(value) if transfer.unsigned else value
+    planes = split(stored) if transfer.wide else (stored,)
+    return np.concatenate([_laid_out(transfer, plane) for plane in planes])
 
 
 def _laid_out(transfer: Transfer, plane: np.ndarray) -> np.ndarray:
@@ -81,23 +82,14 @@ def _laid_out(transfer: Transfer, plane: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(plane).reshape(transfer.nhwc)
 
 
-def _signed(value: np.ndarray) -> np.ndarray:
-    """Unsigned integers less half of their range, or the inverse of that."""
-    kind = value.dtype.str.replace("u", "i") if value.dtype.kind == "u" else value.dtype.str.replace("i", "u")
-    half = np.array(1 << 8 * value.dtype.itemsize - 1, value.dtype.str.replace("i", "u"))
-    return (value.view(half.dtype) ^ half).view(kind)
-
-
 def from_buffer(transfer: Transfer, contents: np.ndarray) -> np.ndarray:
     """The value of the model in a transfer's buffer (int8), the inverse of `to_buffer`."""
     if transfer.wide:
-        upper, lower = (
-            _taken(transfer, plane).astype(np.int32) for plane in np.split(contents.reshape(-1), 2)
-        )
-        stored = np.asarray(upper * 256 + lower + 128).astype(np.int16)
+        upper, lower = (_taken(transfer, plane) for plane in np.split(contents.reshape(-1), 2))
+        stored = joined(upper, lower).astype(np.int16)
     else:
         stored = _taken(transfer, contents)
-    made = _signed(stored) if transfer.unsigned else stored
+    made = unsigned(stored) if transfer.unsigned else stored
     return made.astype(transfer.dtype, copy=False)
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.compiler.ir.graph import ONE, CompileError, Conv, DeviceOp, View, Window
+from weft.compiler.ir.graph import ONE, CompileError, DeviceOp, View, Window
+from weft.compiler.ir.planes import fills
 from weft.compiler.kernel.expressions import RECIPROCAL_PLACES, Rows
 from weft.compiler.kernel.int16 import LIMITS, stored
 from weft.compiler.kernel.operators import FINE
@@ -54,14 +55,6 @@ class WideConv(DeviceOp):
     x_wide: bool = False
     wide: bool = False
 
-    @classmethod
-    def of(cls, conv: Conv) -> WideConv:
-        """A convolution of int8 whose results have 16 bits."""
-        return cls(
-            name=conv.name, src=conv.src, dst=conv.dst, weight=conv.weight, bias=conv.bias, scale=conv.scale,
-            window=conv.window, groups=conv.groups, x_zero=conv.x_zero, wide=True,
-        )  # fmt: skip
-
     @property
     def sources(self) -> tuple[View, ...]:
         return self.src.planes if self.x_wide else (self.src,)
@@ -76,7 +69,7 @@ class WideConv(DeviceOp):
     @property
     def fills(self) -> tuple[int, ...]:
         """The bytes that padding reads, for each plane of inputs."""
-        return (self.x_zero >> 8, (self.x_zero & 255) - 128) if self.x_wide else (self.x_zero,)
+        return fills(self.x_zero) if self.x_wide else (self.x_zero,)
 
     @property
     def vectors(self) -> tuple[np.ndarray, ...]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import View
+from weft.compiler.ir.planes import joined, split
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.expressions import DIGITS, Rows
 from weft.compiler.kernel.int16 import LIMITS, ClampedRows, stored
@@ -49,9 +50,8 @@ class WideFunction(ClampedRows):
     def results(self) -> np.ndarray:
         """What it makes of each x, from the least on: (65536,)."""
         x = np.arange(LIMITS[0], LIMITS[1] + 1)
-        planes = (plane.astype(np.int8)[:, None] for plane in (x >> 8, (x & 255) - 128))
-        found = evaluate(self._single().rows(), list(planes)).astype(np.int64)
-        return found[:, 0] * 256 + found[:, 1] + 128 if self.wide else found[:, 0]
+        found = evaluate(self._single().rows(), [plane[:, None] for plane in split(x)])
+        return joined(found[:, 0], found[:, 1]) if self.wide else found[:, 0].astype(np.int32)
 
     def _single(self) -> WideFunction:
         """The same of one element."""

@@ -79,8 +79,6 @@ def loops_of(
         found.append(Loops(1, rows * vectors, 1, whole=True))
     elif apart and rows > 1:
         found.append(Loops(rows, vectors, 1))
-    elif apart:
-        found.append(Loops(1, vectors, 1, whole=True))
     return min(found, key=lambda loops: loops.cycles(ops, config))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.compiler.host.evaluate import EvaluationError, Evaluator
 from weft.compiler.ir.network import Network, Node, type_of
+from weft.compiler.ir.planes import signed
 from weft.compiler.onnx.qdq import Quant, Tensor
 from weft.hdl.isa.config import LOOKUP_ENTRIES
 
@@ -39,10 +40,7 @@ class Entries:
     @property
     def stored(self) -> np.ndarray:
         """Entries of 8 or 16 bits as the device stores them, signed."""
-        if self.values.dtype.kind == "i":
-            return self.values
-        half = 1 << 8 * self.values.dtype.itemsize - 1
-        return (self.values.astype(np.int32) - half).astype(np.int8 if half == 128 else np.int16)
+        return signed(self.values) if self.values.dtype.kind == "u" else self.values
 
 
 def key_of(root: Tensor) -> tuple[object, ...]:

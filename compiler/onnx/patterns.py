@@ -9,6 +9,7 @@ import numpy as np
 
 from weft.compiler.ir.layout import natural, packed
 from weft.compiler.ir.network import Node
+from weft.compiler.ir.planes import BITS
 from weft.compiler.onnx import elementwise, registry, wide
 from weft.compiler.onnx.context import NodeContext, sentence
 from weft.compiler.onnx.functions import Function
@@ -16,7 +17,6 @@ from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.operators.move import transposable
 from weft.compiler.onnx.operators.quantise import wide_forms
 from weft.compiler.onnx.qdq import (
-    BITS,
     Activation,
     Constant,
     Pending,

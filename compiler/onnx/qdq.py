@@ -16,12 +16,11 @@ import numpy as np
 from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, natural, packed
 from weft.compiler.ir.network import Node
+from weft.compiler.ir.planes import BITS
 from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.wide import NarrowError, doubled, widened
 
-BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
-"""Types of the values that the device has, and their bits."""
 RESULT = ""
 """Name of the buffer that an unfinished operator writes."""
 
@@ -289,7 +288,7 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
     Raises `NarrowError` for values of 16 bits of operators that have none.
     """
     bounds, wide = (quant.level(pending.low), quant.level(pending.high)), quant.bits > 8
-    narrow = not wide and not any(tensor.wide for tensor in pending.inputs)
+    narrow = not has_wide(pending, quant)
     if pending.join is not None and not narrow:
         raise NarrowError(f"{pending.ops[0].name!r} is of results in between")
     if pending.join is not None:
@@ -301,6 +300,11 @@ def finish(pending: Pending, name: str, quant: Quant, node: Node) -> Recipe:
     output = Tensor(name, name, pending.layout, pending.layout, quant.unsigned, False, wide=wide)
     nodes = (*pending.nodes, *(index for tensor in pending.inputs for index in tensor.via), node.index)
     return Recipe(output, ops, pending.inputs, tuple(dict.fromkeys(nodes)), pending.notes)
+
+
+def has_wide(pending: Pending, quant: Quant) -> bool:
+    """Whether a result with these parameters has 16 bits, or what it is made of."""
+    return quant.bits > 8 or any(tensor.wide for tensor in pending.inputs)
 
 
 def quantised(op: DeviceOp, quant: Quant, name: str, bounds: tuple[int, int]) -> DeviceOp:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from weft.compiler.ir.network import Network, Node
+from weft.compiler.ir.planes import BITS
 
 _PER_AXIS = 13
 """First version of the operator set whose DequantizeLinear takes one scale for each channel, and whose Softmax is over
 one axis."""
 
 
-INTEGERS = ("int8", "uint8")
-WIDE = ("int16", "uint16")
 WIDE_SINCE = 21
 """First version of the operator set whose QuantizeLinear makes values of 16 bits."""
 
@@ -268,8 +267,8 @@ def _standard(expansion: Expansion, node: Node) -> list[Node]:
     """QuantizeLinear and DequantizeLinear of 8 bits (and of 32, for biases) are ONNX's own, and those of 16 where it
     has these."""
     scale, zero = expansion.values(node.input(1)), expansion.values(node.input(2))
-    activations = (*INTEGERS, *(WIDE if expansion.network.opset >= WIDE_SINCE else ()))
-    known = (*activations, "int32") if node.operator == "DequantizeLinear" else activations
+    activations = [name for name, bits in BITS.items() if bits == 8 or expansion.network.opset >= WIDE_SINCE]
+    known = [*activations, "int32"] if node.operator == "DequantizeLinear" else activations
     if scale is None or zero is None or str(zero.dtype) not in known:
         return [node]
     if scale.size > 1 and not expansion.per_axis:

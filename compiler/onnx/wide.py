@@ -25,6 +25,7 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
+from weft.compiler.ir.planes import fills
 from weft.compiler.kernel.int16 import LIMITS, WideElements
 from weft.compiler.kernel.operators import LayerNorm, RowOp
 from weft.compiler.kernel.row_operators import RowPair
@@ -69,15 +70,10 @@ def moved(ops: Iterable[DeviceOp]) -> tuple[DeviceOp, ...]:
         upper = op.on(doubled)
         lower = upper.on(lambda view: view.planes[1])
         if isinstance(op, Conv):  # channels that are none of the input's
-            high, low = _bytes(op.y_zero)
+            high, low = fills(op.y_zero)
             upper, lower = upper.replace(x_zero=high, y_zero=high), lower.replace(x_zero=low, y_zero=low)
         made += [upper, lower]
     return tuple(made)
-
-
-def _bytes(value: int) -> tuple[int, int]:
-    """A number of 16 bits in each plane."""
-    return value >> 8, (value & 255) - 128
 
 
 def _moves(op: DeviceOp) -> bool:
@@ -157,7 +153,7 @@ def _row_scale(op: RowScale, wide: bool) -> WideElements:
 
 
 def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
-    if wide and is_wide(op.src) and op.keeps and (op.low, op.high) == LIMITS:
+    if _stays(op, wide):
         return moved([op.replace(x_zero=0, y_zero=0, low=-128, high=127)])
     return WideElements(
         **_result(op, wide),
@@ -170,18 +166,21 @@ def _rescale(op: Rescale, wide: bool) -> WideElements | tuple[DeviceOp, ...]:
 
 
 def _pad(op: Pad, wide: bool) -> tuple[DeviceOp, ...]:
-    if not (wide and is_wide(op.src) and op.keeps and (op.low, op.high) == LIMITS):
+    if not _stays(op, wide):
         raise NarrowError(_named(op))
     return _padded(op)
+
+
+def _stays(op: Rescale | Pad, wide: bool) -> bool:
+    """Whether every value of 16 bits stays as it is."""
+    return wide and is_wide(op.src) and op.keeps and (op.low, op.high) == LIMITS
 
 
 def _padded(op: Pad) -> tuple[DeviceOp, ...]:
     """Each plane with its byte of the number around it."""
     bytes_only = op.replace(x_zero=0, y_zero=0, low=-128, high=127).on(doubled)
-    fills = _bytes(op.fill)
-    return bytes_only.replace(fill=fills[0]), bytes_only.on(lambda view: view.planes[1]).replace(
-        fill=fills[1]
-    )
+    high, low = fills(op.fill)
+    return bytes_only.replace(fill=high), bytes_only.on(lambda view: view.planes[1]).replace(fill=low)
 
 
 def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
@@ -213,14 +212,14 @@ def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
     if any(op.window.pad):
         n, h, w, c = src.shape
         top, left, bottom, right = op.window.pad
-        src = _new(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
+        src = between(f"{name}/padded", (n, h + top + bottom, w + left + right, c))
         around = Pad(f"{op.name}/padded", op.src, src, Window(pad=op.window.pad), LIMITS[0])
         yield from _padded(around)
     for axis in (1, 0):
         taps = [_tap(src, op, axis, place) for place in range(op.window.kernel[axis])]
         src = taps[0]
         for place, tap in enumerate(taps[1:], 1):
-            made = _new(f"{name}/{'rows' if axis else 'columns'}{place}", tap.shape)
+            made = between(f"{name}/{'rows' if axis else 'columns'}{place}", tap.shape)
             yield WideElements(
                 name=f"{op.name}/{'rows' if axis else 'columns'}{place}", a=src, b=tap, dst=made, kind="maximum",
                 a_wide=True, b_wide=True, wide=True,
@@ -230,7 +229,8 @@ def _maxima(op: Pool, wide: bool) -> Iterator[DeviceOp]:
     yield from _as_tuple(_rescale(last, wide))
 
 
-def _new(name: str, shape: tuple[int, int, int, int]) -> View:
+def between(name: str, shape: tuple[int, int, int, int]) -> View:
+    """A new buffer of 16 bits."""
     return doubled(View(Buffer(name, shape), shape))
 
 

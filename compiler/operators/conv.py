@@ -87,16 +87,16 @@ def _evaluate(op: Conv, given: tuple[np.ndarray, ...], bits: int) -> np.ndarray:
     )  # fmt: skip
 
 
-def _plan(op: Conv, site: Site, choose: Chooser) -> ConvPlan | None:
+def plan(op: Conv | WideConv, site: Site, choose: Chooser) -> ConvPlan | None:
     return choose(ConvShape(op, site))
 
 
-def _lower(op: Conv, site: Site, emit: Emitter) -> Iterator[Task]:
+def lower(op: Conv | WideConv, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_conv(ConvShape(op, site), op.plan, emit)
 
 
-def _cost(op: Conv, plan: ConvPlan | None, config: Config) -> Cost | None:
+def cost(op: Conv | WideConv, plan: ConvPlan | None, config: Config) -> Cost | None:
     return None if plan is None else Cost(plan.cycles, plan.traffic)
 
 
-OPERATOR = Operator(Conv, _shape, _evaluate, _plan, _lower, _cost)
+OPERATOR = Operator(Conv, _shape, _evaluate, plan, lower, cost)

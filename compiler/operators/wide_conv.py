@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from weft.compiler.ir.graph import IrError
 from weft.compiler.ir.microops import Value
 from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.wide_conv import WideConv
-from weft.compiler.lower.conv import lower_conv
-from weft.compiler.machine.emit import Emitter
-from weft.compiler.machine.tasks import Task
-from weft.compiler.operators.conv import sums
-from weft.compiler.operators.record import Cost, Operator, Shape4
+from weft.compiler.operators.conv import cost, lower, plan, sums
+from weft.compiler.operators.record import Operator, Shape4
 from weft.compiler.operators.row_wise import lacking, stacked
-from weft.compiler.plan.conv_plan import Chooser, ConvPlan
-from weft.compiler.plan.conv_shape import ConvShape
-from weft.compiler.plan.site import Site
-from weft.hdl.isa.config import Config
 
 
 def _shape(op: WideConv) -> Shape4:
@@ -43,16 +34,4 @@ def _evaluate(op: WideConv, given: tuple[np.ndarray, ...], bits: int) -> np.ndar
     return stacked(made, op.dst.shape, wide=op.wide)
 
 
-def _plan(op: WideConv, site: Site, choose: Chooser) -> ConvPlan | None:
-    return choose(ConvShape(op, site))
-
-
-def _lower(op: WideConv, site: Site, emit: Emitter) -> Iterator[Task]:
-    return lower_conv(ConvShape(op, site), op.plan, emit)
-
-
-def _cost(op: WideConv, plan: ConvPlan | None, config: Config) -> Cost | None:
-    return None if plan is None else Cost(plan.cycles, plan.traffic)
-
-
-OPERATOR = Operator(WideConv, _shape, _evaluate, _plan, _lower, _cost, lacking, looked_up=False)
+OPERATOR = Operator(WideConv, _shape, _evaluate, plan, lower, cost, lacking, looked_up=False)

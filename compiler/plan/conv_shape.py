@@ -113,7 +113,7 @@ class ConvShape:
             self.span = (kw - 1) * self.window.dilation[1] * self.src.pixel_pitch + cin
             windows = ceil_div(self.span, n)
             self.folded = (
-                kw > 1 and len(self.fills) == 1 and windows <= 0.9 * kw * ceil_div(cin, n) and self._folds()
+                kw > 1 and self.planes == 1 and windows <= 0.9 * kw * ceil_div(cin, n) and self._folds()
             )
             self.pieces = [Piece(0, cin, 0, windows if self.folded else ceil_div(cin, n))]
             self.tiles = [Tile(o, min(n, out - o), self.pieces[0]) for o in range(0, out, n)]

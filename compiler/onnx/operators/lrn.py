@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from weft.compiler.ir.graph import Buffer, DeviceOp, View
+from weft.compiler.ir.graph import DeviceOp
 from weft.compiler.kernel.int16 import LIMITS, WideElements
 from weft.compiler.kernel.row_response import FLAT, WHOLE, RowResponse, tables
 from weft.compiler.kernel.wide_conv import WideConv
@@ -18,7 +18,7 @@ from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Pending, Quant, quantised, result
 from weft.compiler.onnx.row_forms import Placed, row_fits, rows_of
-from weft.compiler.onnx.wide import doubled
+from weft.compiler.onnx.wide import between
 
 
 def response_order(context: NodeContext) -> str | None:
@@ -83,13 +83,13 @@ def response(context: NodeContext) -> Pending:
     assert found is not None
     (square, count), (_, beta, bias) = _largest(context), _constants(context)
     shape = found.layout.nhwc
-    src, sums = found.tensor.view(), _between("sums", shape)
+    src, sums = found.tensor.view(), between("sums", shape)
     op = RowResponse(
         name, src, sums, result(shape), bias, _ratio(context) * bias / WHOLE, beta, quant.scale, quant.zero
     )
 
     def join(to: Quant, value: str, bounds: tuple[int, int]) -> tuple[DeviceOp, ...]:
-        squares, sums = (_between(f"{value}/{part}", shape) for part in ("squares", "sums"))
+        squares, sums = (between(f"{value}/{part}", shape) for part in ("squares", "sums"))
         zero = LIMITS[0]
         return (
             WideElements(
@@ -105,11 +105,6 @@ def response(context: NodeContext) -> Pending:
         )  # fmt: skip
 
     return Pending((op,), found.layout, (found.tensor,), (context.node.index,), join=join)
-
-
-def _between(name: str, shape: tuple[int, int, int, int]) -> View:
-    """A buffer of 16 bits."""
-    return doubled(View(Buffer(name, shape), shape))
 
 
 def _band(channels: int, size: int) -> np.ndarray:

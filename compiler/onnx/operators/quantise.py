@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 
 from weft.compiler.ir.graph import Conv
+from weft.compiler.ir.planes import BITS
 from weft.compiler.onnx.conditions import input_quantisable
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import (
-    BITS,
     Activation,
     Pending,
     Recipe,
@@ -20,6 +20,7 @@ from weft.compiler.onnx.qdq import (
     check_parameters,
     constant,
     finish,
+    has_wide,
     parameters,
     rescale,
 )
@@ -59,6 +60,8 @@ def wide_forms(context: NodeContext) -> str | None:
         return None
     quant = parameters(context.model, node, context.model.dtypes[node.outputs[0]])
     assert quant is not None
+    if not has_wide(symbol, quant):
+        return None
     try:
         finish(symbol, node.outputs[0], quant, node)
     except NarrowError as error:

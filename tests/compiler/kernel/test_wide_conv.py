@@ -13,7 +13,9 @@ from support.wide_cases import CONFIGS, Rng, Shape
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import CompileError, Conv, IrError, Window
+from weft.compiler.kernel.int16 import LIMITS
 from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.onnx import wide as wide_operators
 from weft.compiler.operators.record import operator_of
 from weft.compiler.plan.conv_plan import ConvPlan, boxes, candidates
 from weft.compiler.plan.conv_plan import plan as best
@@ -231,9 +233,9 @@ def plain(shape: Shape = (1, 1, 2, 5), outputs: int = 3) -> WideConv:
 
 def test_of_an_int8_convolution() -> None:
     conv = op_cases.convolution(op_cases.whole("x", (1, 3, 4, 5), "input"), 7, Window((2, 2)))
-    op = WideConv.of(
-        conv.replace(x_zero=5, dst=wide_cases.doubled(conv.dst, wide=True), scale=np.full(7, 0.3))
-    )
+    given = conv.replace(x_zero=5, scale=np.full(7, 0.3), low=LIMITS[0], high=LIMITS[1])
+    (op,) = wide_operators.widened(given, wide=True)
+    assert isinstance(op, WideConv)
     x = np.random.default_rng(0).integers(-128, 128, conv.src.shape)
     assert (op.x_wide, op.wide) == (False, True)
     assert np.abs(wide_cases.run(op, [x.astype(np.int8)], wide=True) - exact(op, x)).max() <= 1
