@@ -24,7 +24,7 @@ from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config, ConfigError
 
 MANIFEST = "program.json"
-FORMAT = "weft program 6"
+FORMAT = "weft program 7"
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -15,16 +15,17 @@ import numpy as np
 from weft.compiler.artefact import Compiled
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.host.onnx_model import NetworkError, check
+from weft.compiler.ir.embedding import INDICES, RowIndices
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment, Transfer
 from weft.compiler.ir.network import DTYPES, Network, dtype_of
 from weft.compiler.ir.rows import Rows
 from weft.hdl.files.schema import shown
-from weft.hdl.isa import Opcode, Queue
+from weft.hdl.isa import PAGE_ENTRY, Opcode, Queue
 
 _LARGEST = 1 << 32
 """Bytes that a value may have, and above every size of a dimension: that is where addresses end."""
-_KINDS = ("temp", "input", "output")
+_KINDS = ("temp", "input", "output", "table")
 """Kinds of buffers that compiled models have."""
 
 Type = tuple[str, tuple[int, ...]]
@@ -132,10 +133,10 @@ def _check_flow(compiled: Compiled) -> None:
         if isinstance(segment, HostSegment):
             values |= _check_host(segment, values)
             continue
-        for item in _transfers(compiled.to_device, segment, "input"):
+        for item in _transfers(compiled.to_device, segment, ("input", "table")):
             _check_transfer(item, segment)
             _check_known(f"the device's {shown(item.value)}", item.value, _type(item), values)
-        made = _transfers(compiled.from_device, segment, "output")
+        made = _transfers(compiled.from_device, segment, ("output",))
         for item in made:
             _check_transfer(item, segment)
         values |= {item.value: _type(item) for item in made}
@@ -155,17 +156,24 @@ def _said(kind: Type) -> str:
     return f"{dtype} of shape {shown(shape)}"
 
 
-def _transfers(items: Iterable[Transfer], program: DeviceProgram, kind: str) -> list[Transfer]:
-    """Those of one program, one at least for each buffer of that kind."""
+def _transfers(items: Iterable[Transfer], program: DeviceProgram, kinds: tuple[str, ...]) -> list[Transfer]:
+    """Those of one program, one at least for each buffer of these kinds."""
     mine = [item for item in items if item.buffer.name in program.buffers]
     for item in mine:
-        if program.buffers[item.buffer.name].kind != kind:
-            raise CompileError(f"{_name(item)} is in buffer {shown(item.buffer.name)}, which is no {kind}")
+        kind = program.buffers[item.buffer.name].kind
+        if kind not in kinds:
+            raise CompileError(
+                f"{_name(item)} is in buffer {shown(item.buffer.name)}, which is no {kinds[0]}"
+            )
+        if (kind == "table") != (item.rows is not None):
+            raise CompileError(
+                f"{_name(item)} is in {kind} {shown(item.buffer.name)}, and only indices are in tables"
+            )
     moved = {item.buffer.name for item in mine}
     for name, buffer in program.buffers.items():
-        if buffer.kind == kind and name not in moved:
-            raise CompileError(f"{shown(program.name)}: no value is in {kind} {shown(name)}")
-    if kind == "input" and len(moved) < len(mine):
+        if buffer.kind in kinds and name not in moved:
+            raise CompileError(f"{shown(program.name)}: no value is in {buffer.kind} {shown(name)}")
+    if "input" in kinds and len(moved) < len(mine):
         raise CompileError(f"{shown(program.name)}: two values are in one input")
     return mine
 
@@ -184,8 +192,12 @@ def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
     buffer = program.buffers[item.buffer.name]
     inside = program.input_shape(buffer.name) if buffer.kind == "input" else buffer.shape
     own = item.shape if item.model_shape is None else item.model_shape
-    parts = 2 if item.wide else 1
-    for shape, times in ((item.shape, parts), (item.nhwc, parts), (item.buffer.shape, 1), (own, parts)):
+    planes = 2 if item.wide else 1
+    each = planes
+    if item.rows is not None:
+        _check_indices(item, item.rows, program)
+        each = PAGE_ENTRY
+    for shape, times in ((item.shape, each), (item.nhwc, planes), (item.buffer.shape, 1), (own, each)):
         _check_shape(_name(item), shape)
         if math.prod(shape) * times != math.prod(inside):
             raise CompileError(
@@ -194,6 +206,19 @@ def _check_transfer(item: Transfer, program: DeviceProgram) -> None:
             )
     if item.perm is not None and sorted(item.perm) != list(range(len(item.shape))):
         raise CompileError(f"{_name(item)}: {shown(item.perm)} is no order of {len(item.shape)} axes")
+
+
+def _check_indices(item: Transfer, rows: RowIndices, program: DeviceProgram) -> None:
+    """Indices are integers, and the rows are constants."""
+    if rows.dtype not in INDICES:
+        raise CompileError(
+            f"{_name(item)} has indices of type {shown(rows.dtype)}, not {' or '.join(INDICES)}"
+        )
+    if min(rows.rows, rows.pitch) < 1 or rows.rows * rows.pitch > len(program.constants):
+        raise CompileError(
+            f"{_name(item)} has indices of {shown(rows.rows)} rows of {shown(rows.pitch)} bytes, but constants have "
+            f"{len(program.constants)}"
+        )
 
 
 def _check_host(segment: HostSegment, values: dict[str, Type]) -> dict[str, Type]:

@@ -66,9 +66,17 @@ def run_host(segment: HostSegment, values: dict[str, np.ndarray]) -> dict[str, n
 
 
 def to_buffer(transfer: Transfer, value: np.ndarray) -> np.ndarray:
-    """The contents (int8, NHWC) of a transfer's buffer for a value of the model."""
+    """The contents (int8, NHWC) of a transfer's buffer for a value of the model.
+
+    Raises
+    ------
+    CompileError
+        For an index of a row that is not there.
+    """
     if value.dtype != np.dtype(transfer.dtype):
         raise ValueError(f"value {transfer.value!r} has type {value.dtype}")
+    if transfer.rows is not None:
+        return transfer.rows.offsets(transfer.value, value)
     value = value.astype(transfer.stored)
     stored = signed(value) if transfer.unsigned else value
     planes = split(stored) if transfer.wide else (stored,)

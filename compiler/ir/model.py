@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.compiler.ir.embedding import RowIndices
 from weft.compiler.ir.graph import Buffer, DeviceSegment
 from weft.compiler.ir.network import Network
 
@@ -42,7 +43,7 @@ class Transfer:
     to `nhwc`: that is the content of the buffer. `unsigned` marks uint8 values, which are stored minus 128.
     `model_shape` is the value's own shape (None: it is `shape`). With `wide` values have 16 bits (unsigned ones are
     stored minus 32768), and the buffer has two planes of shape `nhwc`, as `View.planes` tells. With `index` the value
-    is int64, of which that many bits are stored.
+    is int64, of which that many bits are stored. With `rows` it has indices, and their offsets are stored.
     """
 
     value: str
@@ -54,10 +55,13 @@ class Transfer:
     model_shape: tuple[int, ...] | None = None
     wide: bool = False
     index: bool = False
+    rows: RowIndices | None = None
 
     @property
     def dtype(self) -> str:
         """The type of the value's elements."""
+        if self.rows is not None:
+            return self.rows.dtype
         return "int64" if self.index else self.stored
 
     @property

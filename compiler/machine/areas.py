@@ -82,9 +82,10 @@ class Areas:
                     shared=buffer.kind == "temp",
                 )
             )
-        if any(buffer.kind == "pages" for buffer in self.buffers.values()):
-            return Extents(pieces, self.bases, frozenset({LENGTH}), {PAGES: TABLES})
-        return Extents(pieces, self.bases)
+        kinds = {buffer.kind for buffer in self.buffers.values()}
+        # Offsets are those of pages of keys and values, or of rows of constants.
+        paged = {PAGES if "pages" in kinds else CONSTANTS: TABLES} if "table" in kinds else {}
+        return Extents(pieces, self.bases, frozenset({LENGTH} if "pages" in kinds else ()), paged)
 
     def address(self, name: str) -> int:
         """The address of a buffer."""

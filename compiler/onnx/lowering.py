@@ -60,9 +60,10 @@ def _device(
             if tensor.storage in here or tensor.storage in renamed:
                 continue
             name = tensor.storage if tensor.storage not in used else f"{tensor.storage}@{index}"
-            renamed[tensor.storage] = (name, "input")
+            kind = "input" if tensor.rows is None else "table"
+            renamed[tensor.storage] = (name, kind)
             source = tensor if tensor.hosted else match.recipes[tensor.storage].output
-            entering.append(_transfer(match.model, source.value, source, source.source, name, "input"))
+            entering.append(_transfer(match.model, source.value, source, source.source, name, kind))
         storage = recipe.output.storage
         renamed[storage] = (storage, "output" if storage in sent else "temp")
     for storage, values in sent.items():
@@ -96,8 +97,9 @@ def _transfer(model: Model, value: str, tensor: Tensor, layout: Layout, name: st
     nhwc, wide = layout.nhwc, tensor.wide
     buffer = Buffer(name, (nhwc[0] * (1 + wide), *nhwc[1:]), kind)
     return Transfer(
-        value, buffer, layout.shape, nhwc, perm, tensor.unsigned, model.shapes[value], wide, tensor.index
-    )
+        value, buffer, layout.shape, nhwc, perm, tensor.unsigned, model.shapes[value], wide, tensor.index,
+        tensor.rows,
+    )  # fmt: skip
 
 
 def _renamed(op: DeviceOp, names: dict[str, tuple[str, str]]) -> DeviceOp:

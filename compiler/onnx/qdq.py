@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from weft.compiler.ir.embedding import RowIndices
 from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, natural, packed
 from weft.compiler.ir.network import Node
@@ -58,7 +59,7 @@ class Tensor:
     `hosted` tensors come from the host, which can lay them out in any way: `order` is the layout of this tensor whose
     buffer is `value` in row-major order, None if there is none. `looked_up` tells that a table of its own made it.
     `made` is the recipe that brought another tensor's bytes into this order, None for others. With `index` the value
-    is int64, of which so many bits are stored; only the host reads it.
+    is int64, of which so many bits are stored; only the host reads it. With `rows` it has indices of rows.
     """
 
     storage: str
@@ -73,6 +74,7 @@ class Tensor:
     made: Recipe | None = field(default=None, compare=False)
     wide: bool = False
     index: bool = False
+    rows: RowIndices | None = None
 
     @property
     def dtype(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.ir.embedding import Embedding
 from weft.compiler.ir.graph import (
     Add,
     Buffer,
@@ -25,7 +26,7 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
-from weft.compiler.ir.planes import fills
+from weft.compiler.ir.planes import fills, split
 from weft.compiler.kernel.int16 import LIMITS, WideElements
 from weft.compiler.kernel.operators import LayerNorm, RowOp
 from weft.compiler.kernel.row_operators import RowPair
@@ -183,6 +184,13 @@ def _padded(op: Pad) -> tuple[DeviceOp, ...]:
     return bytes_only.replace(fill=high), bytes_only.on(lambda view: view.planes[1]).replace(fill=low)
 
 
+def _embedding(op: Embedding, wide: bool) -> tuple[DeviceOp, ...]:
+    """A table of each plane's bytes."""
+    upper, lower = split(op.quantised(*LIMITS))
+    plain = op.replace(scale=np.ones((1, 1)), y_zero=0, low=-128, high=127, dst=doubled(op.dst))
+    return plain.replace(values=upper), plain.replace(values=lower, dst=plain.dst.planes[1])
+
+
 def _layer_norm(op: LayerNorm, wide: bool) -> WideLayerNorm:
     if type(op) is not LayerNorm or op.least or not is_wide(op.src):
         raise NarrowError(_named(op))
@@ -251,7 +259,8 @@ def _as_tuple(found: DeviceOp | tuple[DeviceOp, ...]) -> tuple[DeviceOp, ...]:
 
 
 _FORMS: dict[type[DeviceOp], Callable[..., DeviceOp | tuple[DeviceOp, ...]]] = {
-    Add: _add, Conv: _conv, LayerNorm: _layer_norm, Multiply: _multiply, Pad: _pad, Pool: _pool, Rescale: _rescale,
+    Add: _add, Conv: _conv, Embedding: _embedding, LayerNorm: _layer_norm, Multiply: _multiply, Pad: _pad, Pool: _pool,
+    Rescale: _rescale,
     RowPair: _pair, RowScale: _row_scale,
 }  # fmt: skip
 """What becomes of each kind of operator."""

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
-import json
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from support.manifests import manifest_of, refusal, write
 from support.qdq_models import Builder
 
 import weft
@@ -59,21 +59,6 @@ def folder(program: weft.Program, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def manifest_of(folder: Path) -> Any:
-    return json.loads((folder / MANIFEST).read_text().rstrip("\n").rpartition("\n")[0])
-
-
-def write(folder: Path, manifest: Any) -> None:
-    """With checksums that fit."""
-    if isinstance(manifest, dict) and isinstance(manifest.get("segments"), list):
-        for index, entry in enumerate(manifest["segments"]):
-            for path in folder.glob(f"segment{index}.*"):
-                if isinstance(entry, dict) and entry.get("sha256") == "new":
-                    entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    text = json.dumps(manifest)
-    (folder / MANIFEST).write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
-
-
 def at(manifest: Any, path: Paths) -> Any:
     for key in path:
         manifest = manifest[key]
@@ -82,17 +67,6 @@ def at(manifest: Any, path: Paths) -> Any:
 
 def device(manifest: Any, index: int = 0) -> Any:
     return [entry for entry in manifest["segments"] if entry["kind"] == "device"][index]
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises((CompileError, ProgramError)) as caught:
-        weft.load(folder)
-    text = str(caught.value)
-    assert str(folder) in text
-    assert text.isprintable()
-    assert len(text) < 700
-    assert text.endswith("; compile the model again")
-    return text
 
 
 def first(entries: dict[str, Any], **wanted: Any) -> str:
@@ -332,54 +306,8 @@ def test_classes(folder: Path, change: Any) -> None:
     assert CLASSES[change] in refusal(folder)
 
 
-@pytest.fixture(scope="module")
-def wide() -> weft.Program:
-    """Values of 16 bits that enter, leave, and lie between two segments."""
-    builder = Builder(np.random.default_rng(1), bits=16)
-    x = builder.conv(builder.input((1, 3, 8, 8)), 4, (1, 1))
-    middle = builder.node("LogSoftmax", [builder.dequantise(x)], axis=1)
-    model = builder.finish(builder.conv(builder.quantise(middle, x.shape, 0.05, 3, False), 4, (1, 1)))
-    return weft.compile(model, PRESETS["tiny"].replace(kernel=64))
-
-
-def test_programs_of_16_bits_on_disk(wide: weft.Program, tmp_path: Path) -> None:
-    wide.save(tmp_path)
-    loaded = weft.load(tmp_path)
-    (name,) = wide.inputs
-    x = {name: np.random.default_rng(0).normal(0, 2, (1, 3, 8, 8)).astype(np.float32)}
-    (ours,), (theirs,) = wide.run(x).outputs.values(), loaded.run(x).outputs.values()
-    assert ours.any()
-    assert np.array_equal(ours, theirs)
-
-
-def _narrow(item: Any) -> None:
-    item["wide"] = False
-
-
-def _narrow_of_twice_the_size(item: Any) -> None:
-    item["wide"] = False
-    for shape in (item["nhwc"], item["shape"], item["model_shape"]):
-        shape[0] *= 2
-
-
-@pytest.mark.parametrize("change", [_narrow, _narrow_of_twice_the_size])
 @pytest.mark.parametrize(
-    ("side", "at"), [("to_device", 0), ("to_device", 1), ("from_device", 0), ("from_device", 1)]
-)
-def test_values_that_have_16_bits(
-    wide: weft.Program, tmp_path: Path, side: str, at: int, change: Any
-) -> None:
-    """A transfer that says that they have 8 is refused: sizes, or types of values on the host, disagree."""
-    wide.save(tmp_path)
-    manifest = manifest_of(tmp_path)
-    change(manifest[side][at])
-    write(tmp_path, manifest)
-    said = refusal(tmp_path)
-    assert ("which does not fill" if change is _narrow else "int16 of shape") in said
-
-
-@pytest.mark.parametrize(
-    "raw", ["null", "[]", "3", '"x"', "{}", "[" * 100_000, "9" * 5000, '{"format": "weft program 6"}']
+    "raw", ["null", "[]", "3", '"x"', "{}", "[" * 100_000, "9" * 5000, '{"format": "weft program 7"}']
 )
 def test_manifests_that_are_something_else(folder: Path, raw: str) -> None:
     (folder / MANIFEST).write_text(f"{raw}\n{hashlib.sha256(raw.encode()).hexdigest()}\n")

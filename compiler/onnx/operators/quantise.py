@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from weft.compiler.ir.embedding import Embedding
 from weft.compiler.ir.graph import Conv
 from weft.compiler.ir.planes import BITS
 from weft.compiler.onnx.conditions import input_quantisable
@@ -82,6 +83,8 @@ def scales_fit(context: NodeContext) -> str | None:
         )
     assert isinstance(symbol, Pending)
     for op in symbol.ops:
+        if isinstance(op, Embedding):
+            continue  # whose rows are quantised ahead
         for name in ("scale", "a_scale", "b_scale"):
             most = float(np.max(np.abs(getattr(op, name, 0.0)))) / quant.scale
             if not most < SCALE_LIMIT:

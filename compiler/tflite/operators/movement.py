@@ -238,6 +238,12 @@ def gather(context: Context) -> None:
     context.move("Gather", 0, context.stored(1), order=order, axis=place(axis, order))
 
 
+def embedding(context: Context) -> None:
+    """Rows of the second input by indices."""
+    order = Order.FILE
+    context.move("Gather", 1, context.stored(0), order=order, axis=place(0, order))
+
+
 def tile(context: Context) -> None:
     """The elements several times along each axis."""
     order, given = context.order(0), [int(value) for value in context.numbers(1, "repetitions")]
@@ -338,6 +344,7 @@ OPERATORS = (
     Record(("SLICE",), (3, 3), "Slice", slice_sizes),
     Record(("STRIDED_SLICE",), (4, 4), "Slice, Reshape", slice_strides),
     Record(("GATHER",), (2, 2), "Gather", gather),
+    Record(("EMBEDDING_LOOKUP",), (2, 2), "Gather", embedding),
     Record(("TILE",), (2, 2), "Tile", tile),
     Record(("BROADCAST_TO",), (2, 2), "Expand", expand),
     Record(("REVERSE_V2",), (2, 2), "Slice", reverse),

@@ -1,0 +1,97 @@
+"""Gather of rows of a constant table by indices that are known when the model runs: embeddings."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.compiler.ir.embedding import INDICES, Embedding, RowIndices
+from weft.compiler.ir.graph import Buffer, View
+from weft.compiler.ir.layout import Layout, packed
+from weft.compiler.ir.planes import BITS, signed
+from weft.compiler.lower.embedding import ENTRIES
+from weft.compiler.onnx.conditions import softmax_unit
+from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.operator import Operator
+from weft.compiler.onnx.qdq import Constant, Pending, Quant, Recipe, Tensor, finish, result
+from weft.hdl.isa import PAGE_ENTRY
+
+_LARGEST = 1 << 30
+"""Bytes of a table at most, which lies in the program's constants."""
+
+
+class _Table(NamedTuple):
+    """`values` times `scale`; with `quant` a node makes these integers themselves, with such parameters."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    quant: Quant | None = None
+
+
+def rows_constant(context: NodeContext) -> str | None:
+    """With indices that are not constant, Gather must take whole rows of a constant table, along its first axis."""
+    table, axis = _table(context), int(context.node.attributes.get("axis", 0))
+    if table is None:
+        return f"input {context.node.inputs[0]!r} is no constant"
+    return None if axis in (0, -len(context.shape())) else f"axis is {axis}"
+
+
+def table_size(context: NodeContext) -> str | None:
+    """A table of rows must have between 1 and 1073741824 elements, and at most 65536 rows be taken of it."""
+    count, size = math.prod(context.shape(1)), math.prod(context.shape())
+    good = 1 <= size <= _LARGEST and 1 <= count <= ENTRIES
+    return None if good else f"{count:,} rows are taken of shape {context.shape()}"
+
+
+def indices_integers(context: NodeContext) -> str | None:
+    """Indices of rows must be int32 or int64 values."""
+    dtype = context.model.dtypes.get(context.node.inputs[1])
+    return None if dtype in INDICES else f"input {context.node.inputs[1]!r} is {dtype}"
+
+
+def _at_run_time(context: NodeContext) -> bool:
+    return context.node.inputs[1] not in context.model.constants and _table(context) is not None
+
+
+def _table(context: NodeContext) -> _Table | None:
+    symbol, name = context.symbol(0), context.node.inputs[0]
+    if isinstance(symbol, Constant):
+        return _Table(symbol.values, symbol.scale)
+    given = context.model.constants.get(name)
+    if given is None or str(given.dtype) not in BITS:
+        return None
+    unsigned = given.dtype.kind == "u"
+    stored = signed(given) if unsigned else given
+    return _Table(stored, np.ones((1,) * stored.ndim), Quant(1.0, 0, unsigned, 8 * given.dtype.itemsize))
+
+
+def rows(context: NodeContext) -> Pending | Recipe:
+    """The device's Embedding."""
+    node, table, shape = context.node, _table(context), context.shape()
+    assert table is not None
+    count, width = math.prod(context.shape(1)), math.prod(shape[1:])
+    indices = _indices(context, RowIndices(context.model.dtypes[node.inputs[1]], shape[0], width), count)
+    places = View(Buffer(indices.storage, indices.layout.nhwc), indices.layout.nhwc)
+    values, scale = table.values.reshape(shape[0], width), table.scale.reshape(-1, 1)
+    if scale.size > 1:
+        scale = np.broadcast_to(table.scale, shape).reshape(values.shape)
+    op = Embedding(node.name, places, result((1, 1, count, width)), values, scale)
+    pending = Pending((op,), packed(context.output), (indices,), (node.index,))
+    return pending if table.quant is None else finish(pending, node.outputs[0], table.quant, node)
+
+
+def _indices(context: NodeContext, rows: RowIndices, count: int) -> Tensor:
+    """The indices as the host stores them."""
+    name, shape = context.node.inputs[1], context.shape(1)
+    layout = Layout(shape, tuple(range(len(shape))), (1, 1, count, PAGE_ENTRY))
+    storage = f"{name}:{rows.rows} rows of {rows.pitch} bytes"
+    return Tensor(storage, name, layout, layout, unsigned=False, hosted=True, rows=rows)
+
+
+OPERATORS = (
+    Operator(
+        ("Gather",), (softmax_unit, rows_constant, indices_integers, table_size), rows, applies=_at_run_time,
+    ),
+)  # fmt: skip
