@@ -214,7 +214,7 @@ def main() -> int:
     import torch_zoo
 
     config = Config.load(options.config)
-    config = config if config.kernel else config.replace(kernel=64)
+    config = config.replace(kernel=64)  # the least that these networks need on 16 x 16
     header = HEADER + (" apart |" if options.layers else "")
     lines = [header, "|---" * (header.count("|") - 1) + "|"]
     print("\n".join(lines))

@@ -194,7 +194,7 @@ def test_nothing_on_the_device(kind: str, capsys: pytest.CaptureFixture[str]) ->
     model = quantised(kind)
     capsys.readouterr()
     for arguments in (["compile", model, "-o", "program"], ["check", model], ["check", model, "--json"]):
-        assert call(*arguments) == 0
+        assert call(*arguments, "--config", "small") == 0
         out, err = capsys.readouterr()
         (warning,) = (line for line in err.splitlines() if line.startswith("warning: "))
         assert warning.startswith("warning: nothing of this model runs on the device: most often because ")
