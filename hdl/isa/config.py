@@ -22,6 +22,8 @@ LOOKUP_ENTRIES = 256
 """Entries of a look-up table: one for each int8."""
 KERNEL_ENTRIES = 256
 """Micro-operations that the kernel engine holds at most."""
+DEPTHWISE_TAPS = 8
+"""Products of neighbouring rows that an array adds up at most."""
 
 
 class ConfigError(WeftError, ValueError):
@@ -71,6 +73,9 @@ class Config:
     kernel : int
         Micro-operations that the kernel engine's memory holds: a power of two from 16 to 256, or 0 for an accelerator
         without that engine, which then costs nothing.
+    depthwise_taps : int
+        Products of neighbouring rows that the array can add up for each channel by itself, as depthwise convolutions do:
+        2 to ``n / 2``, at most 8, or 0 for an array without that path.
 
     Raises
     ------
@@ -94,6 +99,7 @@ class Config:
     lookup_tables: int = 4
     multiply: int = 1
     kernel: int = 0
+    depthwise_taps: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -130,6 +136,12 @@ class Config:
             self._power("lookup_tables", 1, LOOKUP_TABLES, " or 0")
         if self.kernel != 0:
             self._power("kernel", 16, KERNEL_ENTRIES, " or 0")
+        most = min(DEPTHWISE_TAPS, self.n // 2)
+        if self.depthwise_taps != 0 and not 2 <= self.depthwise_taps <= most:
+            choice = f"from 2 to {most}, or 0" if most >= 2 else f"0 where 'n' is {self.n}"
+            raise ConfigError(
+                f"configuration field 'depthwise_taps' must be {choice}, not {schema.shown(self.depthwise_taps)}"
+            )
         for memory in ("scratchpad", "accumulator"):
             size = getattr(self, f"{memory}_banks") * getattr(self, f"{memory}_depth")
             if size > 1 << 16:

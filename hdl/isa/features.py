@@ -8,6 +8,7 @@ from weft.hdl.isa.config import Config
 
 _NO_MULTIPLIERS = "the configuration has no products of elements ('multiply' is 0)"
 _NO_KERNELS = "the configuration has no kernel engine ('kernel' is 0)"
+_NO_TAPS = "the configuration's array adds up no products of neighbouring rows ('depthwise_taps' is 0)"
 _NO_TABLES = "the configuration has no look-up tables ('lookup_tables' is 0)"
 
 
@@ -19,6 +20,7 @@ class Feature(enum.Enum):
     LOOKUP = "look-up tables only"
     MULTIPLY = "products of elements only"
     KERNEL = "kernel engine only"
+    DEPTHWISE = "sums along rows only"
 
     def missing(self, config: Config) -> str | None:
         """Why a configuration does not have it, as a clause; None if it has."""
@@ -26,6 +28,8 @@ class Feature(enum.Enum):
             return None if config.lookup_tables else _NO_TABLES
         if self is Feature.KERNEL:
             return None if config.kernel else _NO_KERNELS
+        if self is Feature.DEPTHWISE:
+            return None if config.depthwise_taps else _NO_TAPS
         if self is Feature.MULTIPLY:
             return None if config.multiply else _NO_MULTIPLIERS
         if not config.softmax:

@@ -13,7 +13,8 @@ a sum ``l`` for each row of scores under way, addressed by ``state``), *alignmen
 vector of probabilities, addressed by ``alignment``), and the *table* of ``table_depth`` bytes. Without softmax the
 opcodes SOFTMAX, NORMALISE and TABLE do not exist, and fields marked "softmax only" must be 0. Configurations with
 `lookup_tables` have so many *look-up tables* of 256 bytes; without them the opcode LOOKUP does not exist, and fields
-marked "look-up tables only" must be 0. Fields marked "products of elements only" must be 0 without `multiply`.
+marked "look-up tables only" must be 0. Fields marked "products of elements only" must be 0 without `multiply`,
+and those marked "sums along rows only" without `depthwise_taps`.
 ``rsh(x, s)`` stands for ``(x + 2**(s-1)) >> s``, arithmetic, and for ``x`` where ``s = 0``.
 """
 
@@ -165,6 +166,11 @@ class Mm(Instruction):
     (ky, kx, kc, oy, ox). Where it is s >= 0, a row of products p is added as ``rsh(C, s) + p``, else as
     ``C + rsh(p, -s)``; overwriting takes C for 0.
 
+    With ``depthwise``, each channel is by itself, and rows of A that follow each other along ``ox`` are added up, T =
+    `depthwise_taps` of them: ``C[i, k] += sum_t (A[i - T + 1 + t, k] - zero) * B[N - 2*T + 2*t, k]``, t = 0..T-1. Rows
+    of A ahead of the first one of a line, the one with ``ox = 0``, count as zero there. The other words of B are read,
+    and have no effect.
+
     Within a tile all C rows must differ.
     """
 
@@ -230,6 +236,7 @@ class Mm(Instruction):
     zero: int = bits(8, "zero point of A", signed=True, requires=Feature.WIDE_ACTIVATIONS)
     align: int = bits(1, "align C and products", requires=Feature.SOFTMAX)
     alignment: int = bits(12, "first alignment", requires=Feature.SOFTMAX)
+    depthwise: int = bits(1, "channels by themselves, and rows that follow each other", requires=Feature.DEPTHWISE)
 
     @property
     def rows(self) -> int:

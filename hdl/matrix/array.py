@@ -13,6 +13,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.matrix.pe import PeRow
 from weft.hdl.matrix.pe_pairs import DualRow, PackedRow, PairRow
+from weft.hdl.matrix.taps import FLAGS, delayed, sums_along_rows
 
 
 def _row_of(
@@ -43,6 +44,10 @@ class Array(wiring.Component):
         s(t) >= w(t) + N      the weights have arrived in every column before the swap
         w(t+1) >= s(t)        the weights before them have been taken
 
+    With `Config.depthwise_taps` there is another path, see `weft.hdl.matrix.taps`: for rows with `depthwise`, row k of
+    the array adds up the products of element k with the words of B for taps, of this row of A and of those ahead of it
+    since the last one with `start`, and that is element k of the row of C.
+
     Parameters
     ----------
     config : Config
@@ -60,6 +65,8 @@ class Array(wiring.Component):
         Row of A: element k is field k, signed, -255 at least.
     swap : In(1)
         The row is the first one of a tile.
+    valid, depthwise, start : In(1)
+        With `Config.depthwise_taps` only: there is a row; it is one for the other path; it is the first one of a line.
     b : In(8 * N)
         Word of B: element k is byte k, signed.
     latch : In(1)
@@ -73,15 +80,14 @@ class Array(wiring.Component):
         self.config = config
         self.multipliers = multipliers
         self.latency = array_latency(config, multipliers)
-        super().__init__(
-            {
-                "a": In(config.widths.activation * config.n),
-                "swap": In(1),
-                "b": In(8 * config.n),
-                "latch": In(1),
-                "c": Out(data.ArrayLayout(signed(config.widths.psum), config.n)),
-            }
-        )
+        members = {
+            "a": In(config.widths.activation * config.n),
+            "swap": In(1),
+            "b": In(8 * config.n),
+            "latch": In(1),
+            "c": Out(data.ArrayLayout(signed(config.widths.psum), config.n)),
+        }
+        super().__init__(members | (dict.fromkeys(FLAGS, In(1)) if config.depthwise_taps else {}))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -91,22 +97,15 @@ class Array(wiring.Component):
         for r, row in enumerate(rows):
             m.submodules[f"row{r}"] = row
             entry = Cat(self.a.word_select(r, widths.activation), self.b.word_select(r, 8))
-            m.d.comb += Cat(row.a, row.b).eq(_delay(m, entry, r, f"skew{r}"))
+            m.d.comb += Cat(row.a, row.b).eq(delayed(m, entry, r, f"skew{r}"))
         m.d.comb += [rows[0].latch.eq(self.latch), rows[0].swap.eq(self.swap)]
         for row, below in pairwise(rows):
             m.d.comb += [below.latch.eq(row.latch_below), below.swap.eq(row.swap_below)]
             m.d.comb += [below.above[g].eq(row.below[g]) for g in range(row.groups)]
-        columns: list[Value] = []
-        for g in range(rows[-1].groups):
-            columns.append(_delay(m, Cat(*rows[-1].sums(m, g)), rows[-1].groups - 1 - g, f"deskew{g}"))
+        leaving: list[Value] = [Cat(*rows[-1].sums(m, g)) for g in range(rows[-1].groups)]
+        if self.config.depthwise_taps:
+            flags = Cat(self.valid, self.depthwise, self.start)
+            leaving = sums_along_rows(m, rows, flags, leaving, self.config.depthwise_taps)
+        columns = [delayed(m, value, len(leaving) - 1 - g, f"deskew{g}") for g, value in enumerate(leaving)]
         m.d.comb += self.c.as_value().eq(Cat(*columns))
         return m
-
-
-def _delay(m: Module, value: Value, cycles: int, name: str) -> Value:
-    """`value`, `cycles` later, through one packed shift register."""
-    if not cycles:
-        return value
-    line = Signal(len(value) * cycles, name=name, reset_less=True)
-    m.d.sync += line.eq(Cat(value, line))
-    return line[-len(value) :]

@@ -92,6 +92,12 @@ class MmUnit(wiring.Component):
             self.stall_weights.eq(rows.stall_weights),
             self.stall_port.eq(rows.stall_port),
         ]
+        if self.config.depthwise_taps:
+            m.d.comb += [
+                array.valid.eq(rows.a_valid),
+                array.depthwise.eq(rows.a_depthwise),
+                array.start.eq(rows.a_start),
+            ]
         self._accept(m, weights, rows)
         self._finish(m, rows, array)
         return m

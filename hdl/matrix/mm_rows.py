@@ -41,6 +41,8 @@ def _row(config: Config) -> data.StructLayout:
     }
     if config.wide_activations:
         layout["zero"] = signed(8)
+    if config.depthwise_taps:
+        layout |= {"depthwise": 1, "start": 1}
     if config.softmax:
         layout |= {"aligned": 1, "alignment": range(config.alignments)}
     return data.StructLayout(layout)
@@ -76,6 +78,8 @@ class RowIssuer(wiring.Component):
     a : Out(config.widths.activation * N)
     a_swap, a_valid : Out(1)
         Row of A, for the array.
+    a_depthwise, a_start : Out(1)
+        With `Config.depthwise_taps` only: the instruction's `depthwise`, and whether it is the first row of a line.
     alignments : Out(ports.alignment_read(config))
         With softmax only.
     alignment : Out(signed(6))
@@ -101,6 +105,8 @@ class RowIssuer(wiring.Component):
             "stall_weights": Out(1),
             "stall_port": Out(1),
         }
+        if config.depthwise_taps:
+            members |= {"a_depthwise": Out(1), "a_start": Out(1)}
         if config.softmax:
             members["alignments"] = Out(ports.alignment_read(config))
             members["alignment"] = Out(signed(ports.ALIGNMENT_BITS))
@@ -114,6 +120,8 @@ class RowIssuer(wiring.Component):
         held = {"h": h, "w": w, "pad": pad, "accumulate": accumulate, "signal": signal}
         if self.config.wide_activations:
             held["zero"] = zero = Signal(signed(8))
+        if self.config.depthwise_taps:
+            held["depthwise"] = depthwise = Signal()
         m.d.comb += [*nest.take(self.instruction), nest.load.eq(self.load)]
         with m.If(self.load):
             m.d.sync += [register.eq(self.instruction[name]) for name, register in held.items()]
@@ -137,6 +145,11 @@ class RowIssuer(wiring.Component):
         ]
         if self.config.wide_activations:
             m.d.comb += ahead.i.payload.zero.eq(zero)
+        if self.config.depthwise_taps:
+            m.d.comb += [
+                ahead.i.payload.depthwise.eq(depthwise),
+                ahead.i.payload.start.eq(nest.first.ox),
+            ]
         valid, step, row = Signal(), Signal(), Signal(_row(self.config))
         following = ahead.o.payload
         m.d.comb += [
@@ -188,14 +201,18 @@ class RowIssuer(wiring.Component):
 
     def _fetch(self, m: Module, row: data.View) -> None:
         """Carry the issued row along with its read, replace it if it lies in the padding, and subtract ``zero``."""
-        wide = self.config.wide_activations
-        source: Value = Cat(self.issued, self.swap, row.inside, row.fill, row.zero if wide else Cat())
+        wide, taps = self.config.wide_activations, self.config.depthwise_taps
+        along = Cat(row.depthwise, row.start) if taps else Cat()
+        source: Value = Cat(self.issued, self.swap, row.inside, row.fill, along, row.zero if wide else Cat())
         for stage in range(READ_LATENCY):
             flight = Signal(len(source), name=f"flight{stage}")
             m.d.sync += flight.eq(source)
             source = flight
-        issued, swap, inside, fill, zero = source[0], source[1], source[2], source[3:11], source[11:]
+        issued, swap, inside, fill, rest = source[0], source[1], source[2], source[3:11], source[11:]
+        along, zero = rest[: len(along)], rest[len(along) :]
         m.d.sync += [self.a_valid.eq(issued), self.a_swap.eq(swap)]
+        if taps:
+            m.d.sync += Cat(self.a_depthwise, self.a_start).eq(along)
         vector = Mux(inside, self.read.data, fill.replicate(self.config.n))
         if wide:
             elements = [vector.word_select(k, 8).as_signed() - zero.as_signed() for k in range(self.config.n)]

@@ -30,6 +30,8 @@ class PeRow(wiring.Component):
         are.
     cycles : int
         From an activation's entry to what `sums` returns, for group 0; group g is g cycles later.
+    due : int
+        From an activation's entry to the cycle in which `above` is added to its product, for group 0.
 
     Members
     -------
@@ -48,6 +50,7 @@ class PeRow(wiring.Component):
 
     width = 1
     cycles = 3
+    due = 2
 
     def __init__(self, columns: int, activation_width: int, psum_width: int) -> None:
         self.groups = columns
@@ -65,6 +68,11 @@ class PeRow(wiring.Component):
                 "swap_below": Out(1),
             }
         )
+
+    @staticmethod
+    def even(sums: Value) -> list[tuple[Value, int]]:
+        """The parts of what a group hands down that make up its first column, and how many cycles each is behind."""
+        return [(sums, 0)]
 
     def sums(self, m: Module, group: int) -> list[Value]:
         """The columns' sums from what the array's last row hands down."""

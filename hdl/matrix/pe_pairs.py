@@ -38,6 +38,8 @@ class PairRow(wiring.Component):
         What a pair hands down.
     cycles : int
         From an activation's entry to what `sums` returns, for pair 0; pair p is p cycles later.
+    due : int
+        From an activation's entry to the cycle in which `above` is added to its product, for pair 0.
 
     Members
     -------
@@ -48,6 +50,7 @@ class PairRow(wiring.Component):
 
     width = 2
     cycles: int
+    due: int
 
     def __init__(
         self, columns: int, activation_width: int, psum_width: int, block: Callable[..., Instance]
@@ -71,6 +74,11 @@ class PairRow(wiring.Component):
 
     @property
     def passed(self) -> data.StructLayout:
+        raise NotImplementedError
+
+    @staticmethod
+    def even(sums: data.View) -> list[tuple[Value, int]]:
+        """The parts of what a pair hands down that make up its first column, and how many cycles each is behind."""
         raise NotImplementedError
 
     def sums(self, m: Module, group: int) -> list[Value]:
@@ -120,6 +128,7 @@ class PackedRow(PairRow):
 
     # The activation's register, three in the multiplier, the sum of h's register and its own, and one for `sums`.
     cycles = 7
+    due = 4
 
     @property
     def passed(self) -> data.StructLayout:
@@ -147,6 +156,10 @@ class PackedRow(PairRow):
             sums.high.eq(above.high + high),
         ]
         m.d.comb += below.eq(sums)
+
+    @staticmethod
+    def even(sums: data.View) -> list[tuple[Value, int]]:
+        return [(sums.lower, 0), (sums.high, 1)]
 
     @staticmethod
     def _low_product(m: Module, a: Value, weight: Value, p: int) -> Signal:
@@ -192,6 +205,7 @@ class DualRow(PairRow):
     """
 
     cycles = 3
+    due = 2
 
     @property
     def passed(self) -> data.StructLayout:
@@ -206,6 +220,10 @@ class DualRow(PairRow):
             sums.odd.eq(self.above[p].odd + products[1]),
         ]
         m.d.comb += self.below[p].eq(sums)
+
+    @staticmethod
+    def even(sums: data.View) -> list[tuple[Value, int]]:
+        return [(sums.even, 0)]
 
     def sums(self, m: Module, group: int) -> list[Value]:
         return [self.below[group].even, self.below[group].odd]

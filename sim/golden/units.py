@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.hdl.isa import PAGE_ENTRY, Load, Mm, Operand, Store
+from weft.hdl.isa.config import Config
 from weft.sim.device import DeviceError
 from weft.sim.golden.arithmetic import rsh, wrap
 from weft.sim.golden.execute import executes
@@ -140,7 +141,7 @@ def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
     ]
     parts: list[np.ndarray] = []
     # A zero point makes activations 9 bits.
-    chunk = 1 if i.align else max(1, (_EXACT_TERMS // 2 if i.zero else _EXACT_TERMS) // n)
+    chunk = 1 if i.align or i.depthwise else max(1, (_EXACT_TERMS // 2 if i.zero else _EXACT_TERMS) // n)
     for low in range(0, a_step.size, chunk):
         part = slice(low, low + chunk)
         valid = np.ones((a_row.size, a_step[part].size), bool)
@@ -150,12 +151,25 @@ def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
         b = memories.scratchpad[memories.check(weights, b_word[:, None] + b_step[part])]
         left = a.reshape(a_row.size, -1).astype(np.float32) - np.float32(i.zero)
         right = b.reshape(b_word.size, -1).astype(np.float32)
-        product = (left @ right.T).astype(np.int32)
+        product = (_along(left, right, i, config) if i.depthwise else left @ right.T).astype(np.int32)
         if parts and not i.align:
             parts[0] += product
         else:
             parts.append(product)
     return np.stack(parts).reshape(-1, a_row.size, len(tiles), n)
+
+
+def _along(rows: np.ndarray, words: np.ndarray, i: Mm, config: Config) -> np.ndarray:
+    """Sums of neighbouring rows (rows, N) of a line, channel by channel: (rows, tiles * N), for words (tiles * N, N)."""
+    n, taps = config.n, config.depthwise_taps
+    lines = rows.reshape(i.oy, i.ox, 1, n)
+    weights = words.reshape(-1, n, n)[:, n - 2 * taps :: 2]
+    total = np.zeros((i.oy, i.ox, len(weights), n), np.float32)
+    for tap in range(taps):
+        back = taps - 1 - tap
+        if back < i.ox:
+            total[:, back:] += lines[:, : i.ox - back] * weights[:, tap]
+    return total.reshape(i.rows, -1)
 
 
 def _gather(
