@@ -79,6 +79,7 @@ class Slow:
             alignment = i.alignment + ((ky * i.kx + kx) * i.kc + kc) * i.oy * i.ox
             first = i.b + nt * i.b_nt + ky * i.b_ky + kx * i.b_kx + kc * i.b_kc
             words = [self.scratchpad[(first + j * i.b_row) % 65536] for j in range(self.n)]
+            line: list[list[int]] = []
             for oy, ox in itertools.product(range(i.oy), range(i.ox)):
                 y = signed(i.y + ky * i.y_ky + oy * i.y_oy, 16)
                 x = signed(i.x + kx * i.x_kx + ox * i.x_ox, 16)
@@ -86,10 +87,13 @@ class Slow:
                 if 0 <= y < i.h and 0 <= x < i.w:
                     address = i.a + nt * i.a_nt + ky * i.a_ky + kx * i.a_kx + kc * i.a_kc
                     a = self.scratchpad[(address + oy * i.a_oy + ox * i.a_ox) % 65536]
+                line = [a, *(line if ox else [])][: self.config.depthwise_taps]
                 row = self.accumulator[(i.c + nt * i.c_nt + oy * i.c_oy + ox * i.c_ox) % 65536]
                 for j, word in enumerate(words):
                     keep = row[j] if i.accumulate or (ky, kx, kc) != (0, 0, 0) else 0
                     product = sum((x - i.zero) * y for x, y in zip(a, word, strict=True))
+                    if i.depthwise:
+                        product = sum((past[j] - i.zero) * words[-2 * k][j] for k, past in enumerate(line, 1))
                     if i.align:
                         shift = self.alignments[alignment + oy * i.ox + ox]
                         keep, product = rsh(keep, max(shift, 0)), rsh(product, max(-shift, 0))

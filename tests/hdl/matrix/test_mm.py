@@ -102,9 +102,16 @@ def execute(
             if not mm.accumulate and ky == kx == kc == 0:
                 accumulator[c] = 0
             shift = int(alignments[entry % config.alignments]) if mm.align else 0
-            products = rsh(weights @ (row - zero), max(-shift, 0))
+            line = [row - zero] if not ox else [*line, row - zero]
+            products = rsh(along(line, weights, config) if mm.depthwise else weights @ line[-1], max(-shift, 0))
             accumulator[c] = (rsh(accumulator[c], max(shift, 0)) + products).astype(np.uint32).view(np.int32)
             entry += 1
+
+
+def along(line: list[np.ndarray], weights: np.ndarray, config: Config) -> np.ndarray:
+    """Of the last rows of a line, each channel's sum of products with the words that are taps."""
+    taps = weights[config.n - 2 * config.depthwise_taps :: 2]
+    return sum(row * tap for row, tap in zip(line[::-1], taps[::-1], strict=False))
 
 
 def rows_of(mm: Mm, config: Config, nt: int) -> list[int]:
@@ -119,8 +126,10 @@ def step() -> int:
     return random.randint(-0x8000, 0x7FFF)
 
 
-def softmax_fields(config: Config) -> dict[str, int]:
+def optional_fields(config: Config) -> dict[str, int]:
     fields = {}
+    if config.depthwise_taps:
+        fields["depthwise"] = random.getrandbits(1)
     if config.wide_activations:
         fields["zero"] = random.choice([-128, -128, 0, 127, random.randint(-128, 127)])
     if config.softmax and random.random() < 0.7:
@@ -140,7 +149,7 @@ def random_mm(config: Config) -> Mm:
             y_ky=random.randint(-2, 2), y_oy=random.randint(-2, 2), x_kx=random.randint(-2, 2),
             x_ox=random.randint(-2, 2), pad=random.randint(-128, 127),
             b=address(), b_nt=step(), b_ky=step(), b_kx=step(), b_kc=step(), b_row=step(),
-            c=address(), c_nt=step(), c_oy=step(), c_ox=step(), **softmax_fields(config),
+            c=address(), c_nt=step(), c_oy=step(), c_ox=step(), **optional_fields(config),
         )  # fmt: skip
         if all(len(set(rows_of(mm, config, nt))) == mm.oy * mm.ox for nt in range(mm.nt)):
             return mm
@@ -161,7 +170,7 @@ def convolution(config: Config) -> Mm:
         y=-padding, x=-padding, h=height, w=width, pad=random.randint(-128, 127),
         y_ky=dilation, x_kx=dilation, y_oy=stride, x_ox=stride,
         b=random.randrange(64), b_nt=kernel * kernel * kc * config.n, b_ky=kernel * kc, b_kx=kc, b_kc=1,
-        b_row=kernel * kernel * kc, **softmax_fields(config),
+        b_row=kernel * kernel * kc, **optional_fields(config),
         c=random.randrange(config.accumulator_size), c_nt=oy * ox, c_oy=ox, c_ox=1,
     )  # fmt: skip
 
@@ -171,7 +180,7 @@ def gemm(config: Config, rows: int, *, c: int, depth: int = 1, columns: int = 1,
     return Mm(
         accumulate=accumulate, nt=columns, kc=depth, ox=rows, signal=1 + random.getrandbits(15),
         a=random.randrange(64), a_kc=1, a_ox=depth, b=random.randrange(64), b_nt=config.n * depth, b_kc=1,
-        b_row=depth, c=c, c_nt=rows, c_ox=1, **softmax_fields(config),
+        b_row=depth, c=c, c_nt=rows, c_ox=1, **optional_fields(config),
     )  # fmt: skip
 
 
@@ -359,8 +368,8 @@ async def bench_short_tiles(dut):
     [
         Config(n=2, lanes=1, accumulator_depth=64, alignments=16),
         PRESETS["tiny"],
-        PRESETS["tiny"].replace(probability_bits=0),
-        Config(n=8, accumulator_depth=32, probability_bits=7, alignments=4096),
+        PRESETS["tiny"].replace(probability_bits=0, depthwise_taps=2),
+        Config(n=8, accumulator_depth=32, probability_bits=7, alignments=4096, depthwise_taps=3),
     ],
     ids=lambda config: f"{config.n}-{config.probability_bits}",
 )

@@ -19,10 +19,10 @@ MEMORY = 1 << 15
 PROGRAM, PAGES, PARAMS = 0x7000, 0x6000, 200
 TINY = PRESETS["tiny"]
 CONFIGS = {
-    "tiny": TINY,
+    "tiny": TINY.replace(depthwise_taps=2),
     "n2": Config(n=2, lanes=2, scratchpad_banks=2, scratchpad_depth=512, accumulator_banks=2, accumulator_depth=64,
                  bus_bytes=4, probability_bits=7, table_depth=256),
-    "small": PRESETS["small"].replace(mantissa_bits=16, table_depth=1024),
+    "small": PRESETS["small"].replace(mantissa_bits=16, table_depth=1024, depthwise_taps=3),
 }  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def random_mm(rng: random.Random, config: Config) -> Mm:
         h=rng.choice([1, 4, 60000]), w=rng.choice([1, 4, 60000]), pad=rng.randint(-128, 127), b=rng.randrange(100, 150),
         b_nt=small(), b_ky=small(), b_kx=small(), b_kc=small(), b_row=small(), c=rng.randrange(40, 50),
         c_nt=rng.choice([0, 1, -3]), c_oy=ox, c_ox=1, zero=zero, align=rng.choice([0, 1, 1]),
-        alignment=rng.randrange(20),
+        alignment=rng.randrange(20), depthwise=rng.randrange(2) if config.depthwise_taps else 0,
     )  # fmt: skip
 
 
