@@ -70,6 +70,7 @@ PIPELINED: tuple[dict[str, int], ...] = (
     {"kernel": 64},
     {"kernel": 64, "lanes": 4},
     {"kernel": 64, "n": 8, "bus_bytes": 8},
+    {"depthwise_taps": 3, "n": 8, "bus_bytes": 8},
     {**SOFTMAX, **EVERYTHING, "n": 8, "bus_bytes": 8, "lanes": 4, "mantissa_bits": 24},
     {"n": 16, "bus_bytes": 16},
     {**SOFTMAX, "n": 16, "bus_bytes": 16},

@@ -66,6 +66,7 @@ def features(kind: str, board: Board, config: Config) -> dict[str, float]:
         "tables_lanes": tables * lanes,
         **products,
         "kernel_n": kernel * n,
+        "taps_n": config.depthwise_taps * n,
     }
 
 

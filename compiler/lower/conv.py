@@ -69,7 +69,7 @@ class _ConvLowering:
                 part = self._part(index, members)
                 if part.start == index > first:
                     yield from self._load_added(image, box, part)
-                sums = rows + (index - first) * conv.h * conv.w * self.shape.planes
+                sums = rows + (index - first) * self.shape.rows(conv)
                 yield from self._finish(image, box, conv, index, part, sums)
 
     def _part(self, index: int, members: range) -> range:
@@ -166,7 +166,7 @@ class _ConvLowering:
             yield self.emit.load_constant(b"".join(pieces), b)
         tiles = self.shape.tiles
         for (index, piece), payload in zip(rest, pieces, strict=True):
-            here, sums = at, rows + (index - block.start) * conv.h * conv.w * self.shape.planes
+            here, sums = at, rows + (index - block.start) * self.shape.rows(conv)
             if self.plan.chunked:
                 behind = tiles[index].piece.at - tiles[block.start].piece.at
                 here = at.tile(behind + piece.kc[0] - chunk.kc[0])
@@ -251,6 +251,8 @@ class _ConvLowering:
         (sy, sx), (dy, dx) = window.stride, window.dilation
         y = conv.y * sy - window.pad[0] + chunk.ky[0] * dy - loaded.y
         x = 0 if shape.folded else conv.x * sx - window.pad[1] + chunk.kx[0] * dx - loaded.x
+        if shape.lines is not None:
+            x, columns = x - shape.lines.before, count * n
         steps = chunk.steps
         a_nt = 0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors
         return Task(
@@ -259,7 +261,7 @@ class _ConvLowering:
                 count,
                 chunk,
                 conv.h,
-                conv.w,
+                conv.w + shape.more,
                 a_nt,
                 pitch,
                 vectors,
@@ -271,7 +273,7 @@ class _ConvLowering:
                 shape.fills[plane],
             ),
             self.layer,
-            count * steps * max(conv.h * conv.w, n),
+            count * steps * max(conv.h * (conv.w + shape.more), n),
             paces=True,
             addresses=((first + y * pitch + x * vectors) % (1 << 16), b, c),
         )
@@ -288,6 +290,8 @@ class _ConvLowering:
         (sy, sx), (dy, dx), planes = self.shape.window.stride, self.shape.window.dilation, self.shape.planes
         if self.shape.folded:
             sx, dx = 1, 0
+        if self.shape.lines is not None:
+            dx = self.shape.lines.step
         (_, ky), (_, kx), (_, kc) = chunk.ky, chunk.kx, chunk.kc
         return Mm(
             accumulate=int(accumulate), nt=count, ky=ky, kx=kx, kc=kc, oy=oy, ox=ox,
@@ -297,5 +301,5 @@ class _ConvLowering:
             h=h, w=w, pad=pad,
             b_nt=taken(self.config.n, count), b_ky=wrapped(kx * kc * columns, ky), b_kx=wrapped(kc * columns, kx),
             b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox * planes, count), c_oy=taken(ox * planes, oy),
-            c_ox=planes,
+            c_ox=planes, depthwise=int(self.shape.lines is not None),
         )  # fmt: skip

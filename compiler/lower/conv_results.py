@@ -89,12 +89,12 @@ class Results:
             yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
         y = box.y * pool.stride[0] - pool.pad[0] - conv.y
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
-        outputs = box.h * box.w
+        outputs, line = box.h * box.w, conv.w + shape.more
         yield Task(
-            self._drained(op, box.h, box.w, conv.h, conv.w, y, x, out.row, out.pixel, *lookup.items()),
+            self._drained(op, box.h, box.w, conv.h, line, y, x, out.row, out.pixel, *lookup.items()),
             self.layer,
             outputs * pool.kernel[0] * pool.kernel[1] * self.config.groups,
-            addresses=((rows + y * conv.w + x) % (1 << 16), out.start, params),
+            addresses=((rows + y * line + x + shape.more) % (1 << 16), out.start, params),
         )
 
     def _requantisation(

@@ -63,7 +63,7 @@ class Parts:
         rows = max(1, self.config.accumulator_size // self.shape.planes)
         found = []
         for width in cuts(self.w, min(rows, COUNT_MAX)):
-            for height in cuts(self.h, min(max(1, rows // width), COUNT_MAX)):
+            for height in cuts(self.h, min(max(1, rows // (width + self.shape.more)), COUNT_MAX)):
                 found.append((height, width))
         sizes = np.array(found, np.int64)
         spatial = -(-self.h // sizes[:, 0]) * -(-self.w // sizes[:, 1])
@@ -97,7 +97,7 @@ class Parts:
     @cached_property
     def rows(self) -> Array:
         """Accumulator rows of an inner tile."""
-        return self.convs[0] * self.convs[1] * self.shape.planes
+        return self.convs[0] * (self.convs[1] + self.shape.more) * self.shape.planes
 
     def _reach(self, axis: int, count: Array) -> Array:
         shape, pool = self.shape, self.shape.pool
@@ -107,7 +107,9 @@ class Parts:
         return np.minimum(span, (shape.h, shape.w)[axis])
 
     def _input(self, axis: int, count: Array, kernel: Array | int) -> Array:
-        """Input rows or columns that so many convolution outputs read."""
+        """Input rows or columns that so many convolution outputs read, by so many rows or columns of the kernel."""
+        if axis == 1 and self.shape.lines is not None:
+            kernel = self.shape.window.kernel[1]
         window, total = self.shape.window, (self.shape.src.h, self.shape.src.w)[axis]
         if axis == 1 and self.shape.folded:
             return count
@@ -131,7 +133,9 @@ class Parts:
                 ((inner, full), (np.maximum(inner - (size - rest), 1), (rest > 0).astype(np.int64)))
             )
         area = sum(
-            times_h * times_w * np.maximum(h * w, max(self.config.n, rmw_latency(self.config)))
+            times_h
+            * times_w
+            * np.maximum(h * (w + self.shape.more), max(self.config.n, rmw_latency(self.config)))
             for h, times_h in totals[0]
             for w, times_w in totals[1]
         )

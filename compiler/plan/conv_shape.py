@@ -9,7 +9,8 @@ Two mappings of the contraction onto vectors of N bytes:
   lie side by side in DRAM (`weft.compiler.passes.gather_rows`), a window is all of the contraction.
 
 Groups become block-diagonal tiles: as many groups as fit share one vector. Depthwise convolution is the extreme case,
-N groups of one channel, and uses 1/N of the array whatever the dataflow.
+N groups of one channel, and uses 1/N of the array so. Where the array has a path for sums along its rows, which takes
+several columns of the kernel at a time, it is used (`weft.compiler.plan.lines`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX
+from weft.compiler.plan.lines import Lines
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import MicroOp
 
@@ -102,7 +104,16 @@ class ConvShape:
         ends = int(op.weight.min()), int(op.weight.max())
         self.parts = max(1, *(ceil_div(end, limit) for end, limit in zip(ends, WEIGHTS, strict=True)))
         self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
+        self.lines = self._lines()
         self._split_channels()
+
+    def _lines(self) -> Lines | None:
+        """How it is made of sums along rows of the array, if it is."""
+        op = self.op
+        single = op.groups > 1 and op.weight.shape[0] == op.groups and op.weight.shape[3] == 1
+        if not single or type(op) is not Conv or self.pooled or self.parts > 1:
+            return None
+        return Lines.of(self.window, self.w, self.config)
 
     def _split_channels(self) -> None:
         op, n = self.op, self.config.n
@@ -175,8 +186,19 @@ class ConvShape:
 
     @property
     def kernel(self) -> tuple[int, int]:
-        """Kernel rows and columns that are loops of the instruction."""
+        """Kernel rows and columns that are loops of the instruction, or passes instead of columns."""
+        if self.lines is not None:
+            return self.window.kernel[0], self.lines.passes
         return self.window.kernel[0], 1 if self.folded else self.window.kernel[1]
+
+    @property
+    def more(self) -> int:
+        """Rows of A in front of those for the outputs of each row."""
+        return 0 if self.lines is None else self.lines.more
+
+    def rows(self, conv: Box) -> int:
+        """Rows of the accumulator for a box of outputs of a tile."""
+        return conv.h * (conv.w + self.more) * self.planes
 
     @property
     def outputs(self) -> tuple[int, int]:
@@ -216,8 +238,9 @@ class ConvShape:
     @cached_property
     def weight_bytes(self) -> float:
         """Bytes of all packed weights."""
-        kernel = self.kernel[0] * self.kernel[1]
-        return self.passes * kernel * self.config.n * sum(t.count * t.piece.vectors for t in self.tiles)
+        kernel, n = self.kernel[0] * self.kernel[1], self.config.n
+        words = sum((n if self.lines else tile.count) * tile.piece.vectors for tile in self.tiles)
+        return self.passes * kernel * n * words
 
     @property
     def lookups(self) -> int:
@@ -254,6 +277,8 @@ class ConvShape:
         y, h = self._reach(0, conv.y, conv.h, ky, kyn, self.src.h)
         if self.folded:
             return Box(y, conv.x, h, conv.w)
+        if self.lines is not None:
+            kx, kxn = 0, self.window.kernel[1]
         x, w = self._reach(1, conv.x, conv.w, kx, kxn, self.src.w)
         return Box(y, x, h, w)
 
@@ -270,7 +295,8 @@ class ConvShape:
         (kh, kw), steps = self.kernel, limit // self.config.n
         kc = min(piece.vectors, max(1, steps // (kh * kw)), COUNT_MAX)
         ky = min(kh, max(1, steps // (kw * kc)), COUNT_MAX)
-        kx = min(kw, max(1, steps // (ky * kc)), COUNT_MAX) if ky == 1 else kw
+        cut = ky == 1 and self.lines is None
+        kx = min(kw, max(1, steps // (ky * kc)), COUNT_MAX) if cut else kw
         # Of two buffers, one is loaded while the other is used: both wait for the longer of their chunks.
         return _evenly(kh, ky), _evenly(kw, kx), _evenly(piece.vectors, kc)
 
@@ -330,8 +356,8 @@ class ConvShape:
         """Packed weights of one chunk of part `part` of a block of `count` tiles: vectors in order (ky, kx, kc,
         column), N lanes each.
 
-        There are as many columns as the tiles have. What the array reads for the others does not matter: nobody stores
-        their results.
+        There are as many columns as the tiles have, N each with `lines`. What the array reads for the others does not
+        matter: nobody stores their results.
         """
         parts = [
             self._packed(index, part)[
@@ -343,6 +369,10 @@ class ConvShape:
 
     def _packed(self, index: int, part: int) -> np.ndarray:
         """Weights of a tile of a part, int8 (ky, kx, vectors, column, N)."""
+        if (index, part) not in self._kept_weights and self.lines is not None:
+            tile, n = self.tiles[index], self.config.n
+            weight = self.op.weight[tile.first : tile.first + tile.count, :, :, 0]
+            self._kept_weights[index, part] = self.lines.words(weight, self.window, n)
         if (index, part) not in self._kept_weights:
             tile, n = self.tiles[index], self.config.n
             dense = self._dense(tile)  # (count, kh, kw, lanes)

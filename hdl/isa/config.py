@@ -74,8 +74,8 @@ class Config:
         Micro-operations that the kernel engine's memory holds: a power of two from 16 to 256, or 0 for an accelerator
         without that engine, which then costs nothing.
     depthwise_taps : int
-        Products of neighbouring rows that the array can add up for each channel by itself, as depthwise convolutions do:
-        2 to ``n / 2``, at most 8, or 0 for an array without that path.
+        Products of neighbouring rows that the array can add up for each channel by itself, as depthwise convolutions
+        do: 2 to ``n / 2``, at most 8, or 0 for an array without that path.
 
     Raises
     ------
@@ -284,8 +284,8 @@ PRESETS: dict[str, Config] = {
                    accumulator_banks=2, accumulator_depth=64, bus_bytes=4, row_states=64, alignments=256),
     "small": Config(n=8, lanes=4, scratchpad_banks=8, scratchpad_depth=512,
                     accumulator_banks=4, accumulator_depth=128, bus_bytes=8, row_states=128, alignments=1024),
-    "default": Config(kernel=128),
-    "large": Config(n=32, lanes=16, bus_bytes=32, kernel=128),
-    "xlarge": Config(n=64, lanes=32, bus_bytes=64, row_states=512, kernel=128),
-    "huge": Config(n=128, lanes=64, bus_bytes=128, row_states=512, kernel=128),
+    "default": Config(kernel=128, depthwise_taps=5),
+    "large": Config(n=32, lanes=16, bus_bytes=32, kernel=128, depthwise_taps=5),
+    "xlarge": Config(n=64, lanes=32, bus_bytes=64, row_states=512, kernel=128, depthwise_taps=5),
+    "huge": Config(n=128, lanes=64, bus_bytes=128, row_states=512, kernel=128, depthwise_taps=5),
 }  # fmt: skip

@@ -236,7 +236,9 @@ class Mm(Instruction):
     zero: int = bits(8, "zero point of A", signed=True, requires=Feature.WIDE_ACTIVATIONS)
     align: int = bits(1, "align C and products", requires=Feature.SOFTMAX)
     alignment: int = bits(12, "first alignment", requires=Feature.SOFTMAX)
-    depthwise: int = bits(1, "channels by themselves, and rows that follow each other", requires=Feature.DEPTHWISE)
+    depthwise: int = bits(
+        1, "channels by themselves, and rows that follow each other", requires=Feature.DEPTHWISE
+    )
 
     @property
     def rows(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from amaranth.hdl import Cat, Instance, Module, Signal, Value, signed
+from amaranth.hdl import Cat, Instance, Module, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 

@@ -1,11 +1,10 @@
 """A path for sums along the rows of the array, for convolutions of each channel by itself.
 
 A row of the array has one channel, and activations pass along it. So the products that a convolution adds up, of
-neighbouring activations, can be made by neighbours in a row: each takes the sum of the one ahead of it, as it was for the
-activation before, adds its own product, and the last one has the sum over all taps. A depthwise convolution of three taps
-a row takes a third of the cycles so, and the path only costs a multiplexer for each tap and channel. (A heterogeneous
-systolic array has such a path for every element: Xu et al., "Heterogeneous systolic array architecture for compact CNNs
-hardware accelerators", IEEE TPDS 33(11), 2022.)
+neighbouring activations, can be made by neighbours in a row: each takes the sum of the one ahead of it, as it was for
+the activation before, adds its own product, and the last one has the sum over all taps. A depthwise convolution of
+three taps a row takes a third of the cycles so, and the path only costs a multiplexer and two registers for each tap
+and channel. The array stays as it is otherwise. (HeSA, 10.1109/TPDS.2021.3129647, has a second path in each element.)
 
 Taps are in every second column, as some rows have columns in pairs that share what they hand down, up to the last ones:
 then the sums of row k leave the array when those of column k do, or before.
@@ -114,7 +113,10 @@ def _from_the_left(
         held: Value = Value.cast(0)
         if step:
             # The sum stands `step - 1` cycles ahead of the one in which this group wants that of the row of A before.
-            stages = [Signal(len(along), name=f"held{r}_{g}_{index}_{stage}", reset_less=True) for stage in range(step)]
+            stages = [
+                Signal(len(along), name=f"held{r}_{g}_{index}_{stage}", reset_less=True)
+                for stage in range(step)
+            ]
             with m.If(flags.at(entry + lag + 1 - step, _VALID)):
                 m.d.sync += Cat(*stages).eq(Cat(along, *stages[:-1]))
             held = Mux(flags.at(entry + lag, _START), 0, stages[-1])

@@ -60,6 +60,11 @@ class SequentialCore(wiring.Component):
             raise ConfigError(
                 f"the sequential core has no kernel engine: configuration field 'kernel' is {config.kernel}, not 0"
             )
+        if config.depthwise_taps:
+            raise ConfigError(
+                "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "
+                f"{config.depthwise_taps}, not 0"
+            )
         self.config = config
         self.multipliers = multipliers
         manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}

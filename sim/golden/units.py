@@ -160,7 +160,7 @@ def _products(memories: Memories, i: Mm, tiles: range) -> np.ndarray:
 
 
 def _along(rows: np.ndarray, words: np.ndarray, i: Mm, config: Config) -> np.ndarray:
-    """Sums of neighbouring rows (rows, N) of a line, channel by channel: (rows, tiles * N), for words (tiles * N, N)."""
+    """Sums of neighbouring rows (rows, N) of a line by words (tiles * N, N), channel by channel: (rows, tiles * N)."""
     n, taps = config.n, config.depthwise_taps
     lines = rows.reshape(i.oy, i.ox, 1, n)
     weights = words.reshape(-1, n, n)[:, n - 2 * taps :: 2]

@@ -81,6 +81,21 @@ def test_kernel_engine() -> None:
         )
 
 
+def test_sums_along_rows() -> None:
+    for n, taps in ((2, 0), (4, 2), (16, 8), (128, 8)):
+        assert Config(n=n, lanes=1, bus_bytes=128, depthwise_taps=taps).depthwise_taps == taps
+    for n, taps, most in ((4, 3, 2), (16, 1, 8), (16, 9, 8), (8, -1, 4)):
+        refuse(
+            f"configuration field 'depthwise_taps' must be from 2 to {most}, or 0, not {taps}",
+            n=n,
+            lanes=1,
+            depthwise_taps=taps,
+        )
+    refuse(
+        "configuration field 'depthwise_taps' must be 0 where 'n' is 2, not 2", n=2, lanes=1, depthwise_taps=2
+    )
+
+
 def test_derived_values() -> None:
     config = Config()
     assert (config.scratchpad_size, config.accumulator_size, config.groups) == (16384, 2048, 2)

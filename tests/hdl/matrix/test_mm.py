@@ -92,6 +92,7 @@ def execute(
         weights = scratchpad[[wrap(b + j * mm.b_row) % len(scratchpad) for j in range(config.n)]].astype(
             np.int32
         )
+        line: list[np.ndarray] = []
         for oy, ox in itertools.product(range(mm.oy), range(mm.ox)):
             a = mm.a + nt * mm.a_nt + ky * mm.a_ky + kx * mm.a_kx + kc * mm.a_kc + oy * mm.a_oy + ox * mm.a_ox
             y, x = wrap(mm.y + ky * mm.y_ky + oy * mm.y_oy), wrap(mm.x + kx * mm.x_kx + ox * mm.x_ox)
@@ -103,7 +104,9 @@ def execute(
                 accumulator[c] = 0
             shift = int(alignments[entry % config.alignments]) if mm.align else 0
             line = [row - zero] if not ox else [*line, row - zero]
-            products = rsh(along(line, weights, config) if mm.depthwise else weights @ line[-1], max(-shift, 0))
+            products = rsh(
+                along(line, weights, config) if mm.depthwise else weights @ line[-1], max(-shift, 0)
+            )
             accumulator[c] = (rsh(accumulator[c], max(shift, 0)) + products).astype(np.uint32).view(np.int32)
             entry += 1
 
