@@ -121,6 +121,7 @@ def compile(  # the public name, and what it does
             graph.inputs,
             graph.outputs,
             graph.assignment,
+            graph.states,
         )
     )
 

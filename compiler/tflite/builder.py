@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from weft.compiler.host.onnx_model import NetworkError, inferred
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network import Network, Node, Type
+from weft.compiler.ir.network import Network, Node, State, Type
 from weft.compiler.tflite.file import File, Quantisation, Tensor
 
 OPSET = 21
@@ -52,6 +53,7 @@ class Builder:
         self._declared: dict[str, Type] = {}
         self._types: dict[str, Type] = {}
         self._settled = 0
+        self._states: dict[int, State] = {}
         self._makers: dict[str, str] = {}
         self._values: dict[int, dict[Order, str]] = {}
         self._reals: dict[str, str] = {}
@@ -176,6 +178,28 @@ class Builder:
         self._values[tensor.index] = {Order.FILE: name}
         self._types[name] = self._declared[name]
 
+    def read_state(self, tensor: Tensor) -> str:
+        """The value that a variable has at the start of a run: zeros, which it is given if it was not before."""
+        if tensor.index not in self._states:
+            zero = 0 if tensor.quantisation is None else int(tensor.quantisation.zeros[0])
+            name = self._declare(self._names[tensor.index], tensor, Order.FILE)
+            self._types[name] = self._declared[name]
+            initial = np.full(tensor.shape, zero, tensor.dtype)
+            self._states[tensor.index] = State(name, "", initial)
+        return self._states[tensor.index].source
+
+    def write_state(self, tensor: Tensor, value: str, base: str) -> None:
+        """Note that a variable becomes stored `value` at the end of a run, and which operator made it."""
+        state = self._states[tensor.index]
+        target = self.unique(f"{state.source}:next")
+        self.node("Identity", (value,), (target,), f"{base}.keep")
+        self._declare(target, tensor, Order.FILE)
+        self._states[tensor.index] = replace(state, target=target)
+
+    def kept(self, tensor: Tensor) -> bool:
+        """Whether an operator keeps something in a variable already."""
+        return tensor.index in self._states and bool(self._states[tensor.index].target)
+
     def target(self, tensor: Tensor, order: Order) -> str:
         """The name for the value that an operator makes of a tensor, in an order."""
         name = self._names[tensor.index]
@@ -262,13 +286,15 @@ class Builder:
     def network(self) -> Network:
         """The network, and its types as far as the file tells them."""
         tensors = self.file.tensors
-        inputs = tuple(self._names[index] for index in self.file.inputs)
+        states = tuple(self._states.values())
+        inputs = (*(self._names[index] for index in self.file.inputs), *(state.source for state in states))
         outputs = tuple(self.value(tensors[index]) for index in self.file.outputs)
+        outputs = (*outputs, *(state.target for state in states))
         self.settle()
         types = {name: self._types[name] for name in inputs}
         read = {*outputs, *(name for node in self._nodes for name in node.inputs)}
         constants = {name: value for name, value in self._constants.items() if name in read}
-        return Network(tuple(self._nodes), inputs, outputs, types, constants, {"": OPSET})
+        return Network(tuple(self._nodes), inputs, outputs, types, constants, {"": OPSET}, states)
 
 
 def _floats(stored: np.ndarray, quantisation: Quantisation, axis: int | None) -> np.ndarray:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,13 @@ _CLAMPS = {1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """Fused activations that clamp: RELU, RELU_N1_TO_1, RELU6."""
 _TANH = 4
 _PADDINGS = ("SAME", "VALID")
+
+
+class Kept(NamedTuple):
+    """A quantised value as it is stored, and the real numbers that it stands for."""
+
+    stored: str
+    real: str
 
 
 @dataclass(eq=False)
@@ -174,6 +181,18 @@ class Context:
         names = [self.builder.unique(f"{self.name}:part") for _ in sizes]
         self.builder.node("Split", (value, self.array(sizes)), names, self.name, axis=axis)
         return names
+
+    # What is kept from run to run
+
+    def keeps(self, index: int) -> Kept:
+        """What a variable is at the start of a run."""
+        tensor = self.tensor(index)
+        stored = self.builder.read_state(tensor)
+        return Kept(stored, self.builder.dequantised(stored, tensor, range(tensor.rank)))
+
+    def keep(self, index: int, stored: str) -> None:
+        """Keep a stored value in a variable until the next run."""
+        self.builder.write_state(self.tensor(index), stored, self.name)
 
     # Results
 
