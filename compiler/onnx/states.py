@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, View
+from weft.compiler.ir.layout import Layout
 from weft.compiler.ir.model import Graph, HostSegment, Transfer
 from weft.compiler.ir.network import State
 
@@ -27,9 +28,8 @@ def _places(graph: Graph, state: State) -> tuple[DeviceSegment, Transfer, Transf
     if len(entering) != 1 or len(leaving) != 1 or on_host:
         return None
     (source,), (target,) = entering, leaving
-    alike = dataclasses.replace(source, value=target.value, buffer=target.buffer) == target
     for segment in graph.segments:
-        if isinstance(segment, DeviceSegment) and alike:
+        if isinstance(segment, DeviceSegment) and _alike(source, target):
             read = {view.buffer.name for op in segment.ops for view in op.sources}
             made = {op.dst.buffer.name for op in segment.ops}
             if (
@@ -38,6 +38,14 @@ def _places(graph: Graph, state: State) -> tuple[DeviceSegment, Transfer, Transf
             ):
                 return segment, source, target
     return None
+
+
+def _alike(source: Transfer, target: Transfer) -> bool:
+    """Whether the bytes of two values mean the same in their buffers."""
+    layouts = [
+        Layout(item.shape, item.perm or tuple(range(len(item.shape))), item.nhwc) for item in (source, target)
+    ]
+    return layouts[0].same(layouts[1]) and (source.dtype, source.stored) == (target.dtype, target.stored)
 
 
 def _kept(graph: Graph, segment: DeviceSegment, source: Transfer, target: Transfer) -> Graph:

@@ -184,6 +184,11 @@ class Context:
 
     # What is kept from run to run
 
+    def parameters(self, index: int) -> tuple[str, str]:
+        """Scale and zero point of an input."""
+        tensor = self.tensor(index)
+        return self.builder.parameters(self._scale(tensor), tensor, self.name)
+
     def keeps(self, index: int) -> Kept:
         """What a variable is at the start of a run."""
         tensor = self.tensor(index)
