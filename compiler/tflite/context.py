@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network import Type
 from weft.compiler.tflite.builder import FIRST, LAST, QUANTISED, Builder, Order
 from weft.compiler.tflite.file import Operator, Quantisation, Tensor
 
@@ -109,7 +110,7 @@ class Context:
 
     # Options
 
-    def option(self, name: str, default: float = 0) -> Any:
+    def option(self, name: str, default: float | str = 0) -> Any:
         """An option by the format's name."""
         return self.operator.options.get(name, default)
 
@@ -192,12 +193,13 @@ class Context:
     def keeps(self, index: int) -> Kept:
         """What a variable is at the start of a run."""
         tensor = self.tensor(index)
-        stored = self.builder.read_state(tensor)
+        stored = self.builder.variables.read(tensor.index)
         return Kept(stored, self.builder.dequantised(stored, tensor, range(tensor.rank)))
 
     def keep(self, index: int, stored: str) -> None:
         """Keep a stored value in a variable until the next run."""
-        self.builder.write_state(self.tensor(index), stored, self.name)
+        tensor = self.tensor(index)
+        self.builder.variables.assign(tensor.index, stored, Type(tensor.dtype, tensor.shape))
 
     # Results
 

@@ -96,7 +96,10 @@ class _Form:
         bits = max(int(np.abs(self.weights.astype(np.int64)).max(initial=0)).bit_length() - 7, 0)
         if not bits:
             return self._convolved(image, self.weights.astype(np.int8), 0, unit, biased=True)
-        upper, lower = (self.weights >> bits).astype(np.int8), (self.weights & (1 << bits) - 1).astype(np.uint8)
+        upper, lower = (
+            (self.weights >> bits).astype(np.int8),
+            (self.weights & (1 << bits) - 1).astype(np.uint8),
+        )
         step = _scale(context.output())
         rest = _LARGEST * lower.astype(np.int64).sum(axis=(1, 2)) + np.abs(self.bias)
         places = math.floor(math.log2(_LARGEST / (_STEPS + float(rest.max()) * unit / step)))
@@ -114,7 +117,10 @@ class _Form:
         """The product with some weights times ``2**shift``, with `unit` as the scale of sums."""
         context, builder = self.context, self.context.builder
         scale = math.ldexp(_scale(context.tensor(2)), shift)
-        given = [builder.constant(values[..., None], f"{context.name}:weights"), context.array(scale, "float32")]
+        given = [
+            builder.constant(values[..., None], f"{context.name}:weights"),
+            context.array(scale, "float32"),
+        ]
         weights = context.emit("DequantizeLinear", *given, suffix="weights")
         inputs = [image, weights]
         if biased and self.bias.any():
@@ -146,5 +152,7 @@ def _scale(tensor: Tensor) -> float:
 
 
 OPERATORS = (
-    Record(("SVDF",), (5, 5), "MatMul, Concat with what is kept, and Conv of each unit", svdf, states=(_STATE,)),
+    Record(
+        ("SVDF",), (5, 5), "MatMul, Concat with what is kept, and Conv of each unit", svdf, states=(_STATE,)
+    ),
 )
