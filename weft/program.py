@@ -111,7 +111,7 @@ class Program:
         if not isinstance(states, Mapping | None):
             raise InputError(f"states are a dict of arrays by name, not {type(states).__name__}")
         first = {state.source: state.initial for state in self._compiled.states}
-        given = {name: _array("state", name, value).copy() for name, value in (states or {}).items()}
+        given = {name: _array("state", name, value) for name, value in (states or {}).items()}
         for name, value in given.items():
             if name not in first:
                 raise InputError(f"the model has no state {name!r}; it keeps {_listed(first)}")
@@ -120,7 +120,7 @@ class Program:
                     f"state {name!r} is {value.dtype.name} of shape {value.shape}; "
                     f"the model keeps {first[name].dtype.name} of shape {first[name].shape}"
                 )
-        self._states = first | given
+        self._states = {name: np.array(value) for name, value in (first | given).items()}
 
     @property
     def segments(self) -> tuple[DeviceProgram | HostSegment, ...]:

@@ -151,7 +151,7 @@ class _Parser:
         codes = [_operator_name(model.OperatorCodes(at)) for at in self._range(model.OperatorCodesLength())]
         found = self._graph(model, codes, 0) if count else None
         called = set() if found is None else {_called(item) for item in found.operators} - {None}
-        if found is None or called != set(range(1, count)):
+        if found is None or len(called) != count - 1 or not all(at in range(1, count) for at in called):
             raise CompileError(
                 f"the file has {count} subgraphs; weft reads the first, and all others must be called by its CALL_ONCE"
             )

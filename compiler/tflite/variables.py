@@ -49,7 +49,7 @@ class Variables:
             if isinstance(key, int):
                 tensor = self._builder.file.tensors[key]
                 zero = 0 if tensor.quantisation is None else int(tensor.quantisation.zeros[0])
-                initial = np.full(tensor.shape, zero, tensor.dtype)
+                initial = np.broadcast_to(np.array(zero, tensor.dtype), tensor.shape)  # of any size
                 name = self._builder.name_of(tensor)
                 self._known[key] = _Variable(name, tensor.label, initial, type=type_of(initial))
             else:
@@ -70,7 +70,9 @@ class Variables:
             If one of them is used ahead of that, or the subgraph is none that runs then.
         """
         if subgraph not in self._contents:
-            raise CompileError(f"CALL_ONCE in a subgraph calls subgraph {subgraph}; weft reads such in the first only")
+            raise CompileError(
+                f"CALL_ONCE in a subgraph calls subgraph {subgraph}; weft reads such in the first only"
+            )
         for key, initial in self._contents[subgraph].items():
             variable = self._found(key)
             if variable.read or variable.value:
