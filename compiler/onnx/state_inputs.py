@@ -41,11 +41,14 @@ def check_states(
     for state in states:
         kinds = [(dtypes[name], shapes[name]) for name in (state.source, state.target)]
         if kinds[0] != kinds[1]:
-            (one, other) = (f"{dtype} of shape {'x'.join(map(str, shape)) or '()'}" for dtype, shape in kinds)
-            raise CompileError(
-                f"{state.source!r} is {one}, and {state.target!r}, which it becomes, {other}; what is kept has one "
-                "type and shape"
-            )
+            raise _differ(state.source, state.target, *kinds)
+
+
+def _differ(source: str, target: str, *kinds: tuple[str, tuple[int, ...]]) -> CompileError:
+    one, other = (f"{dtype} of shape {'x'.join(map(str, shape)) or '()'}" for dtype, shape in kinds)
+    return CompileError(
+        f"{source!r} is {one}, and {target!r}, which it becomes, {other}; what is kept has one type and shape"
+    )
 
 
 def _with(network: Network, source: str, target: str) -> Network:
@@ -56,6 +59,9 @@ def _with(network: Network, source: str, target: str) -> Network:
             )
     kind = network.types[source]
     assert kind.sizes is not None
+    made = network.types.get(target)
+    if made is not None and made.sizes is not None and made != kind:
+        raise _differ(source, target, (kind.dtype, kind.sizes), (made.dtype, made.sizes))
     link = next((node for node in network.nodes if target in node.outputs), None)
     zero = None if link is None else _zero_of(network, link)
     if link is None or zero is None or kind.dtype != "float32":
