@@ -75,6 +75,9 @@ class Program:
         if self.fails:
             raise self.fails
 
+    def reset(self) -> None:
+        self.calls.append({"on": "reset"})
+
     def disassemble(self) -> str:
         return "END\n"
 

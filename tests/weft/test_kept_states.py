@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from support.litert import runs
+from support.qdq_models import Builder, finished
 from support.state_models import Ring, Svdf
 
 import weft
@@ -202,6 +204,49 @@ def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as left:
         command.main(list(arguments))
     return int(left.value.code or 0)
+
+
+def sums() -> onnx.ModelProto:
+    """y, which is the sum of all inputs so far, as is "y1"."""
+    builder = Builder(np.random.default_rng(0))
+    total = builder.add(builder.input((1, 4)), builder.input((1, 4)))
+    return finished(builder, total, total)
+
+
+def test_states_of_onnx_models_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sums.onnx").write_bytes(sums().SerializeToString())
+    before = sums().graph.input[1].name
+    given = ("sums.onnx", "--config", "tiny", "--state", f"{before}=y1")
+    assert call("compile", *given, "-o", "program") == 0
+    assert call("check", *given) == 0
+    assert "0 on the host" not in capsys.readouterr().out  # float inputs and outputs are quantised there
+    program = weft.load("program")
+    assert list(program.outputs) == ["y0"]
+    assert list(program.states) == [f"{before}/kept"]
+    for wrong, said in (
+        ((f"{before}=no",), "the model has no output 'no' to keep; it has 'y0', 'y1'"),
+        (("=y1",), "'=y1' is not INPUT=OUTPUT with an input that is named once"),
+        ((f"{before}=",), f"'{before}=' is not INPUT=OUTPUT with an input that is named once"),
+        (
+            (f"{before}=y1", f"{before}=y0"),
+            f"'{before}=y0' is not INPUT=OUTPUT with an input that is named once",
+        ),
+    ):
+        options = [word for text in wrong for word in ("--state", text)]
+        assert call("check", "sums.onnx", *options) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_states_that_cannot_be_given() -> None:
+    with pytest.raises(
+        weft.CompileError, match=r"^a TFLite model says itself what it keeps from run to run, so x=y"
+    ):
+        weft.compile(RING.build(), CONFIG, states={"x": "y"})
+    with pytest.raises(InputError, match=r"^'states' must be a mapping of inputs to outputs, not list$"):
+        weft.check(RING.build(), CONFIG, states=["x"])  # type: ignore[arg-type]
 
 
 def test_inputs_of_several_runs(
