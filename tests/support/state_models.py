@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ _REACH = 60_000
 @dataclass(frozen=True)
 class Svdf:
     """An SVDF of integers. `changes` are inputs by their place, -1 to leave them out, `told` the rank that the file
-    says, and `spread` what its output's scale is times as large."""
+    says, and `spread` what its output's scale is times as large. Weights in time have 8 bits if `narrow`, and lower
+    bytes of 0 if `coarse`; with RELU the output's zero point is so many `above` the least."""
 
     seed: int
     batch: int = 1
@@ -26,6 +28,8 @@ class Svdf:
     relu: bool = True
     bias: bool = True
     narrow: bool = False
+    coarse: bool = False
+    above: int = 0
     spread: float = 1.0
     told: int | None = None
     activation: int | None = None
@@ -52,7 +56,7 @@ class Svdf:
         shape = (self.batch, self.filters * self.memory)
         state = m.tensor(shape, "int16", scale=kept, zero=self.state_zero, name="state", IsVariable=True)
         spread = np.sqrt((time.astype(float) ** 2).reshape(self.units, -1).sum(axis=1).max()) * 8000 / 50
-        zero = -128 if self.relu else int(rng.integers(-128, 128))
+        zero = self.above - 128 if self.relu else int(rng.integers(-128, 128))
         y = m.tensor((self.batch, self.units), scale=kept * scale * spread * self.spread, zero=zero, name="y")
         given = [x, first, second, third if self.bias else -1, state]
         for at, index in self.changes:
@@ -71,7 +75,7 @@ class Svdf:
         drawn *= _REACH / np.abs(drawn).sum(axis=1, keepdims=True) / (256 if self.narrow else 1)
         most = 127 if self.narrow else 32767
         whole = np.clip(np.rint(drawn), -most, most).astype(np.int16)
-        return whole.reshape(self.filters, self.memory)
+        return (whole & -256 if self.coarse and not self.narrow else whole).reshape(self.filters, self.memory)
 
     def feeds(self, count: int) -> list[np.ndarray]:
         """Inputs of so many runs."""
@@ -103,9 +107,11 @@ class Ring:
     def build(self) -> bytes:
         """The file: tensors "x" and "y", and a variable "ring"."""
         rng, m = np.random.default_rng(self.seed), Model()
-        zero, stored = (3, {"scale": 0.05, "zero": 3}) if self.dtype == "int8" else (0, {"scale": 0.01})
+        zero = 3 if self.dtype == "int8" else 0
+        stored: dict[str, Any] = {"scale": 0.05 if zero else 0.01, "zero": zero}
         x = m.tensor((1, 1, self.channels), self.dtype, name="x", **stored)
         handle = m.tensor((), "resource", name="handle")
+        calls: list[tuple[str, list[int], list[int], str, dict[str, Any]]]
         calls = [("CALL_ONCE", [], [], "CallOnce", {"InitSubgraphIndex": 1})] if self.start else []
         whole = (1, self.taps, self.channels)
         old, new = (m.tensor(whole, self.dtype, **stored) for _ in range(2))
@@ -116,18 +122,18 @@ class Ring:
         y = m.tensor((1, self.outputs), self.dtype, 0.1 if zero else 0.02, -7 if zero else 0, name="y")
         ends = [m.constant(values) for values in ([0, 1, 0], whole, [1, 1, 1])]
         shape = m.constant([1, self.taps * self.channels])
-        use = [
+        use: list[tuple[str, list[int], list[int], str, dict[str, Any]]] = [
             ("VAR_HANDLE", [], [handle], "VarHandle", {"Container": "", "SharedName": "ring"}),
             ("READ_VARIABLE", [handle], [old], "ReadVariable", {}),
             ("STRIDED_SLICE", [old, *ends], [kept], "StridedSlice", {}),
             ("CONCATENATION", [kept, x], [new], "Concatenation", {"Axis": 1}),
         ]
-        given = new
+        value = new
         if self.assigned:
-            given = m.tensor(self.assigned, self.dtype, **stored)
-            use.append(("RESHAPE", [new, m.constant(self.assigned)], [given], "Reshape", {}))
+            value = m.tensor(self.assigned, self.dtype, **stored)
+            use.append(("RESHAPE", [new, m.constant(self.assigned)], [value], "Reshape", {}))
         if self.assigned is None or self.assigned:
-            use.append(("ASSIGN_VARIABLE", [handle, given], [], "AssignVariable", {}))
+            use.append(("ASSIGN_VARIABLE", [handle, value], [], "AssignVariable", {}))
         if self.twice:  # what was assigned is read, and assigned again
             again = m.tensor(whole, self.dtype, **stored)
             use += [
@@ -144,7 +150,7 @@ class Ring:
         outputs = [y, new] if self.shown else [y]
         return m.write([x], outputs, others=[self._first(rng, stored)] if self.start else [])
 
-    def _first(self, rng: np.random.Generator, stored: dict[str, float]) -> Model:
+    def _first(self, rng: np.random.Generator, stored: dict[str, Any]) -> Model:
         m, shape = Model(), (1, self.taps, self.channels)
         handle = m.tensor((), "resource", name="handle")
         m.operator("VAR_HANDLE", [], [handle], "VarHandle", Container="", SharedName="ring")

@@ -21,8 +21,8 @@ _ACTIVATIONS = (0, 1)
 """Fused activations that there are: none, and RELU."""
 _LARGEST = 1 << 15
 """Of numbers of 16 bits."""
-_MOST, _LEAST = 7, 2
-"""Binary places of the two parts of a result in its own steps, at most and at least."""
+_LEAST = 2
+"""Binary places of the two parts of a result in its own steps, at least."""
 _STEPS = 256
 """Steps of a result of 8 bits from which on it is saturated, whatever the zero point."""
 
@@ -93,7 +93,7 @@ class _Form:
         """The sum over rank and time of products with the weights, and biases: (batch, units, 1, 1)."""
         context = self.context
         unit = _scale(context.tensor(_STATE)) * _scale(context.tensor(2))
-        bits = max(int(np.abs(self.weights.astype(np.int64)).max(initial=0)).bit_length() - 7, 0)
+        bits = max(int(np.maximum(self.weights, ~self.weights).max(initial=0)).bit_length() - 7, 0)
         if not bits:
             return self._convolved(image, self.weights.astype(np.int8), 0, unit, biased=True)
         upper, lower = (
@@ -105,7 +105,7 @@ class _Form:
         places = math.floor(math.log2(_LARGEST / (_STEPS + float(rest.max()) * unit / step)))
         if places < _LEAST:
             return self._convolved(image, self.weights, 0, unit, biased=True)
-        given = context.array(math.ldexp(step, -min(places, _MOST)), "float32"), context.array(0, "int16")
+        given = context.array(math.ldexp(step, -places), "float32"), context.array(0, "int16")
         parts = []
         for values, shift in ((upper, bits), (lower, 0)):
             made = self._convolved(image, values, shift, unit, biased=not shift)
