@@ -91,8 +91,9 @@ def agreement(model: Path, program: weft.Program, samples: int) -> Agreement:
     for index in range(samples):
         draw = (smooth, noise)[index % 2]
         inputs = {name: draw(rng, dtype, shape) for name, (dtype, shape) in program.inputs.items()}
+        program.reset()
         ours = program.run(inputs).outputs
-        theirs = litert.run(model, inputs, program.inputs, program.outputs)
+        theirs = litert.run(model, [inputs], program.inputs, program.outputs)[0]
         same += all(int(value.argmax()) == int(theirs[name].argmax()) for name, value in ours.items())
         apart += [np.abs(value.astype(int) - theirs[name]).ravel() for name, value in ours.items()]
     every = np.concatenate(apart)

@@ -16,6 +16,7 @@ import msgspec
 from weft.compiler.backend import DeviceProgram, Layer
 from weft.compiler.ir.graph import Buffer, CompileError
 from weft.compiler.ir.model import HostSegment, Transfer
+from weft.compiler.ir.network import Network, State
 from weft.compiler.ir.network_file import decode, encode
 from weft.compiler.ir.rows import Rows
 from weft.hdl.files import schema
@@ -24,6 +25,7 @@ from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config, ConfigError
 
 MANIFEST = "program.json"
+STATES = "states.bin"
 FORMAT = "weft program 7"
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
@@ -57,6 +59,14 @@ class _Device(_Segment, tag="device"):
     rows: dict[str, Rows]
 
 
+class _States(msgspec.Struct, forbid_unknown_fields=True):
+    """The values that become states, by these, and the size and hash of the file of their first contents."""
+
+    targets: dict[str, str]
+    bytes: int
+    sha256: str
+
+
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     config: dict[str, Any]
@@ -66,6 +76,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     to_device: tuple[Transfer, ...]
     from_device: tuple[Transfer, ...]
     assignment: tuple[tuple[str, str, str, str], ...]
+    states: _States | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +84,7 @@ class Compiled:
     """A compiled model: segments in order, transfers, the model's signature and where every node runs.
 
     `segments` holds a `DeviceProgram` or a `HostSegment` each; `inputs` and `outputs` map names to (dtype name, shape).
+    `states` are kept from run to run, and are none of these.
     """
 
     config: Config
@@ -82,6 +94,7 @@ class Compiled:
     inputs: Signature
     outputs: Signature
     assignment: tuple[tuple[str, str, str, str], ...]
+    states: tuple[State, ...] = ()
 
     def save(self, folder: Path) -> None:
         """Write manifest and blobs to `folder`, which must exist."""
@@ -92,7 +105,7 @@ class Compiled:
             entries.append(_entry(segment, blob))
         manifest = _Manifest(
             FORMAT, self.config.to_dict(), self.inputs, self.outputs, tuple(entries), self.to_device,
-            self.from_device, self.assignment,
+            self.from_device, self.assignment, _save_states(folder, self.states),
         )  # fmt: skip
         body = schema.encode(manifest).rstrip("\n").encode()
         (folder / MANIFEST).write_bytes(body + f"\n{_hash(body)}\n".encode())
@@ -109,6 +122,30 @@ def _file(index: int, host: bool) -> str:
 def _blob(segment: DeviceProgram | HostSegment) -> bytes:
     """The content of a segment's file."""
     return encode(segment.network) if isinstance(segment, HostSegment) else segment.constants + segment.code
+
+
+def _save_states(folder: Path, states: tuple[State, ...]) -> _States | None:
+    """Write the first contents of states, if there are any, as the constants of a network."""
+    if not states:
+        return None
+    contents = {state.source: state.initial for state in states}
+    blob = encode(Network((), (), tuple(contents), {}, contents))
+    (folder / STATES).write_bytes(blob)
+    return _States({state.source: state.target for state in states}, len(blob), _hash(blob))
+
+
+def _load_states(folder: Path, entry: _States | None) -> tuple[State, ...]:
+    if entry is None:
+        return ()
+    path = folder / STATES
+    blob = _blob_at(path, entry.bytes, entry.sha256)
+    try:
+        contents = decode(blob).constants
+    except schema.SchemaError as error:
+        raise ProgramFileError(f"{path}: {error}; compile the model again") from None
+    if contents.keys() != entry.targets.keys():
+        raise ProgramFileError(f"{path} holds other states than {MANIFEST}; compile the model again")
+    return tuple(State(name, target, contents[name]) for name, target in entry.targets.items())
 
 
 def _entry(segment: DeviceProgram | HostSegment, blob: bytes) -> _Host | _Device:
@@ -142,6 +179,7 @@ def load(folder: Path) -> Compiled:
         manifest.inputs,
         manifest.outputs,
         manifest.assignment,
+        _load_states(folder, manifest.states),
     )
 
 
@@ -175,11 +213,17 @@ def _read(path: Path, limit: int, size: int | None = None) -> bytes:
         raise ProgramFileError(f"cannot read {path}: {error.strerror}; compile the model again") from None
 
 
+def _blob_at(path: Path, size: int, digest: str) -> bytes:
+    """The bytes of a file, `size` of them with this hash."""
+    blob = _read(path, size, size)
+    if _hash(blob) != digest:
+        raise ProgramFileError(f"{path} is damaged: its checksum does not match; compile the model again")
+    return blob
+
+
 def _segment(folder: Path, index: int, entry: _Host | _Device) -> DeviceProgram | HostSegment:
     path = folder / _file(index, isinstance(entry, _Host))
-    blob = _read(path, entry.bytes, entry.bytes)
-    if _hash(blob) != entry.sha256:
-        raise ProgramFileError(f"{path} is damaged: its checksum does not match; compile the model again")
+    blob = _blob_at(path, entry.bytes, entry.sha256)
     if isinstance(entry, _Host):
         try:
             return HostSegment(entry.name, decode(blob), entry.nodes)

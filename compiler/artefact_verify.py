@@ -18,14 +18,14 @@ from weft.compiler.host.onnx_model import NetworkError, check
 from weft.compiler.ir.embedding import INDICES, RowIndices
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import HostSegment, Transfer
-from weft.compiler.ir.network import DTYPES, Network, dtype_of
+from weft.compiler.ir.network import DTYPES, Network, State, dtype_of, type_of
 from weft.compiler.ir.rows import Rows
 from weft.hdl.files.schema import shown
 from weft.hdl.isa import PAGE_ENTRY, Opcode, Queue
 
 _LARGEST = 1 << 32
 """Bytes that a value may have, and above every size of a dimension: that is where addresses end."""
-_KINDS = ("temp", "input", "output", "table")
+_KINDS = ("temp", "input", "output", "state", "table")
 """Kinds of buffers that compiled models have."""
 
 Type = tuple[str, tuple[int, ...]]
@@ -37,6 +37,7 @@ def verify(compiled: Compiled) -> None:
     for what, signature in (("input", compiled.inputs), ("output", compiled.outputs)):
         for name, (dtype, shape) in signature.items():
             _check_type(f"{what} {shown(name)}", dtype, shape)
+    _check_states(compiled)
     programs = [segment for segment in compiled.segments if isinstance(segment, DeviceProgram)]
     for program in programs:
         _check_program(program)
@@ -47,6 +48,23 @@ def verify(compiled: Compiled) -> None:
         if item.buffer.name not in names:
             raise CompileError(f"{_name(item)} is in buffer {shown(item.buffer.name)}, which no segment has")
     _check_flow(compiled)
+
+
+def _check_states(compiled: Compiled) -> None:
+    """A state is no input, and there once."""
+    taken = set(compiled.inputs)
+    for state in compiled.states:
+        what = f"state {shown(state.source)}"
+        if state.source in taken:
+            raise CompileError(f"{what} is an input as well, or there twice")
+        taken.add(state.source)
+        _check_type(what, *_state_type(state))
+
+
+def _state_type(state: State) -> Type:
+    dtype, shape = type_of(state.initial)
+    assert shape is not None
+    return dtype, tuple(size for size in shape if size is not None)
 
 
 def _check_type(what: str, dtype: str, shape: Sequence[int]) -> None:
@@ -129,6 +147,7 @@ def _check_layers(program: DeviceProgram) -> None:
 def _check_flow(compiled: Compiled) -> None:
     """Follow the values through all segments."""
     values: dict[str, Type] = dict(compiled.inputs)
+    values |= {state.source: _state_type(state) for state in compiled.states}
     for segment in compiled.segments:
         if isinstance(segment, HostSegment):
             values |= _check_host(segment, values)
@@ -142,6 +161,8 @@ def _check_flow(compiled: Compiled) -> None:
         values |= {item.value: _type(item) for item in made}
     for name, kind in compiled.outputs.items():
         _check_known(f"output {shown(name)}", name, kind, values)
+    for state in compiled.states:
+        _check_known(f"what state {shown(state.source)} becomes", state.target, _state_type(state), values)
 
 
 def _check_known(what: str, name: str, wanted: Type, values: dict[str, Type]) -> None:
@@ -161,7 +182,7 @@ def _transfers(items: Iterable[Transfer], program: DeviceProgram, kinds: tuple[s
     mine = [item for item in items if item.buffer.name in program.buffers]
     for item in mine:
         kind = program.buffers[item.buffer.name].kind
-        if kind not in kinds:
+        if kind not in (*kinds, "state"):
             raise CompileError(
                 f"{_name(item)} is in buffer {shown(item.buffer.name)}, which is no {kinds[0]}"
             )
@@ -171,8 +192,9 @@ def _transfers(items: Iterable[Transfer], program: DeviceProgram, kinds: tuple[s
             )
     moved = {item.buffer.name for item in mine}
     for name, buffer in program.buffers.items():
-        if buffer.kind in kinds and name not in moved:
-            raise CompileError(f"{shown(program.name)}: no value is in {buffer.kind} {shown(name)}")
+        wanted = buffer.kind in kinds or ("input" in kinds and buffer.kind == "state")
+        if wanted and name not in moved:
+            raise CompileError(f"{shown(program.name)}: no value is in {kinds[0]} {shown(name)}")
     if "input" in kinds and len(moved) < len(mine):
         raise CompileError(f"{shown(program.name)}: two values are in one input")
     return mine

@@ -22,12 +22,17 @@ from weft.hdl.isa.config import Config
 
 
 def import_model(
-    source: Source, *, config: Config = COMPLETE, shapes: Mapping[str, int] | None = None
+    source: Source,
+    *,
+    config: Config = COMPLETE,
+    shapes: Mapping[str, int] | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> Graph:
     """Read a quantised ONNX (QDQ) or TFLite model (a path, bytes or a `ModelProto`), for devices with the units of
     `config`. What a file is, it says itself.
 
-    `shapes` has sizes for dimensions that the model leaves open (`weft.compiler.onnx.reader.read`).
+    `shapes` has sizes for dimensions that the model leaves open (`weft.compiler.onnx.reader.read`), and `states` the
+    outputs that inputs become for the next run, by their names (`weft.compiler.onnx.state_inputs`).
 
     What the device cannot do becomes host segments; `Graph.assignment` gives the reason for every node.
 
@@ -39,10 +44,15 @@ def import_model(
     """
     tflite = _tflite(source)
     if tflite is None:
-        return import_loaded(load(source, shapes), config=config)
+        return import_loaded(load(source, shapes, states), config=config)
     if shapes:
         given = ", ".join(f"{name}={size}" for name, size in shapes.items())
         raise CompileError(f"the shapes of a TFLite model are fixed, so {given} cannot be given")
+    if states:
+        given = ", ".join(f"{name}={target}" for name, target in states.items())
+        raise CompileError(
+            f"a TFLite model says itself what it keeps from run to run, so {given} cannot be given"
+        )
     return import_loaded(prepare_network(read(*tflite)), config=config)
 
 

@@ -35,7 +35,7 @@ def run_ops(segment: DeviceSegment, inputs: dict[str, np.ndarray], bits: int = 2
         result = evaluate(op, given, bits)
         for plane, view in zip(np.split(result, len(result) // op.dst.shape[0]), op.dst.planes, strict=False):
             _box(target, view)[...] = plane
-    return memory
+    return memory | {state: memory[made].copy() for state, made in segment.states.items()}
 
 
 def _box(memory: np.ndarray, view: View) -> np.ndarray:

@@ -17,6 +17,7 @@ from weft.compiler.passes.order_branches import order_branches
 from weft.compiler.passes.overlap_rows import overlap_rows
 from weft.compiler.passes.read_views import read_views
 from weft.compiler.passes.split_pool import split_pool
+from weft.compiler.passes.store_states import store_states
 from weft.compiler.passes.write_views import write_views
 from weft.compiler.planner import Planner
 from weft.compiler.verify import verify_segment
@@ -52,6 +53,7 @@ PIPELINE = (
     Pass(gather_rows),
     Pass(split_pool),
     Pass(keep_resident),
+    Pass(store_states),
     Pass(choose_plans),
     Pass(overlap_rows),
 )

@@ -6,8 +6,8 @@ from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, IrErro
 from weft.compiler.ir.model import Graph
 from weft.compiler.operators.record import operator_of
 
-_BY_THE_HOST = ("input", "pages", "table")
-"""Kinds of buffers that the host writes."""
+_BY_THE_HOST = ("input", "state", "pages", "table")
+"""Kinds of buffers that hold something before a segment runs."""
 
 
 def verify(graph: Graph) -> None:
@@ -47,8 +47,19 @@ def _verify_segment(segment: DeviceSegment, buffers: dict[str, Buffer], written:
                 raise IrError(f"{op.name}: reads buffer {view.buffer.name!r} before it is written")
         _verify_alias(op.dst.buffer, buffers, op.name)
         written.add(op.dst.buffer.name)
+    for state, made in segment.states.items():
+        _verify_state(state, made, buffers, written)
     for name in on_chip & set(buffers):
         raise IrError(f"buffer {name!r} stays on chip in one operator and is used by another")
+
+
+def _verify_state(state: str, made: str, buffers: dict[str, Buffer], written: set[str]) -> None:
+    """What a state becomes must be made, where no later operator takes its place, and be as large."""
+    old, new = buffers.get(state), buffers.get(made)
+    if new is None or new.kind != "output" or made not in written:
+        raise IrError(f"state {state!r}: buffer {made!r} is no output that is written")
+    if old is not None and (old.kind != "state" or old.size != new.size):
+        raise IrError(f"state {state!r} is {old.shape} {old.kind}, but becomes {new.shape}")
 
 
 def _verify_alias(buffer: Buffer, buffers: dict[str, Buffer], where: str) -> None:

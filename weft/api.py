@@ -56,6 +56,7 @@ def compile(  # the public name, and what it does
     choose: Chooser = plan,
     watch: Watch | None = None,
     shapes: Mapping[str, int] | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> Program:
     """Compile a quantised ONNX (QDQ) or TFLite model.
 
@@ -81,6 +82,9 @@ def compile(  # the public name, and what it does
         (`weft.compiler.ir.dump.dump_segment` writes it as text).
     shapes : mapping of str to int
         Sizes of dimensions that the model leaves open, by their names, or by ``input.axis``.
+    states : mapping of str to str
+        Inputs of an ONNX model that are kept from run to run, each by the name of the output that it becomes for the
+        next run; both are then neither inputs nor outputs of the program. A TFLite model says itself what it keeps.
 
     Raises
     ------
@@ -97,7 +101,7 @@ def compile(  # the public name, and what it does
     for name, function in (("progress", progress), ("choose", choose), ("watch", watch)):
         if function is not None and not callable(function):
             raise InputError(f"{name!r} must be a function, not {type(function).__name__}")
-    graph = _graph(model, chosen, shapes)
+    graph = _graph(model, chosen, shapes, states)
     segments = tuple(
         compile_segment(
             segment,
@@ -121,18 +125,23 @@ def compile(  # the public name, and what it does
             graph.inputs,
             graph.outputs,
             graph.assignment,
+            graph.states,
         )
     )
 
 
-def _graph(model: Source, config: Config, shapes: Mapping[str, int] | None) -> Graph:
+def _graph(
+    model: Source, config: Config, shapes: Mapping[str, int] | None, states: Mapping[str, str] | None
+) -> Graph:
     """The model as `config` runs it: what `compile` compiles, and what `check` tells of."""
     if not isinstance(model, Source):
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
     if not isinstance(shapes, Mapping | None):
         raise InputError(f"'shapes' must be a mapping of names to sizes, not {type(shapes).__name__}")
     sizes = {name: integer(f"shapes[{name!r}]", size, 1, ELEMENTS) for name, size in (shapes or {}).items()}
-    return import_model(model, config=config, shapes=sizes)
+    if not isinstance(states, Mapping | None):
+        raise InputError(f"'states' must be a mapping of inputs to outputs, not {type(states).__name__}")
+    return import_model(model, config=config, shapes=sizes, states=states)
 
 
 def _checked(compiled: Compiled) -> Program:
@@ -180,12 +189,13 @@ def check(
     config: str | os.PathLike[str] | Config = "default",
     *,
     shapes: Mapping[str, int] | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> Check:
     """Tell where every node of a model runs, without compiling it.
 
     Parameters
     ----------
-    model, config, shapes
+    model, config, shapes, states
         As of `compile`.
 
     Returns
@@ -199,7 +209,7 @@ def check(
     CompileError, ConfigError, InputError
         As `compile`.
     """
-    graph = _graph(model, configuration(config), shapes)
+    graph = _graph(model, configuration(config), shapes, states)
     return Check(graph.assignment, shares(graph))
 
 

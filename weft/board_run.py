@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
 
 
 def run_on_board(
-    program: Program, inputs: dict[str, np.ndarray], port: str, baud: int | None, progress: Progress
-) -> Result:
-    """Run on the board at a port, as `weft.virtual.board_at` opens it, and tell of the layers as `add_model` does.
+    program: Program,
+    runs: Sequence[dict[str, np.ndarray]],
+    port: str,
+    baud: int | None,
+    progress: Progress,
+) -> list[Result]:
+    """Run on the board at a port, as `weft.virtual.board_at` opens it, once for each of `runs`, and tell of the last
+    one's layers as `add_model` does.
 
     Raises
     ------
@@ -30,12 +36,12 @@ def run_on_board(
         progress("building the board's simulator (about a minute, the first time only)")
     with board_at(port, program.config, baud) as device:
         progress(f"running on {device.identity.board}")
-        result = program.run(inputs, on=device, memory=False)
+        results = [program.run(inputs, on=device, memory=False) for inputs in runs]
         board = BOARDS.get(device.identity.board)
     if board is not None:
         progress("asking the cycle model for the layers' shares")
-        add_model(result.report, program, board)
-    return result
+        add_model(results[-1].report, program, board)
+    return results
 
 
 def add_model(report: dict[str, Any], program: Program, board: Board) -> None:

@@ -80,16 +80,21 @@ def _options(
 def run(
     folder: Folder,
     source: Annotated[
-        Path | None,
+        list[Path],
         typer.Option(
             "--input",
-            help="The model's inputs: .npz by name, or .npy or an image for one input, or - for stdin; not for timing.",
+            help="The model's inputs: .npz by name, or .npy or an image for one input, or - for stdin; not for timing. "
+            "Given several times it is a run for each, in order: states go on.",
             show_default=False,
         ),
-    ] = None,
+    ] = [],  # noqa: B006
     on: Annotated[Target, typer.Option("--on", help="Where to run.")] = Target.GOLDEN,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Write the model's outputs to this .npz.")
+        Path | None,
+        typer.Option(
+            "--output",
+            help="Write the model's outputs to this .npz; of several runs along a first dimension.",
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option("--report", help="Write cycles, MACs and the rest as JSON.")
@@ -123,7 +128,7 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run a compiled program.
+    """Run a compiled program. What is told of several runs is of the last one.
 
     On rtl, outputs and memory are compared with the golden interpreter's; on board, outputs. On timing, nothing is
     computed: a model of the hardware tells how many cycles it takes, and why.
@@ -133,64 +138,81 @@ def run(
         if against is not None:
             raise FileError("--against and --on timing do not go together: timing computes no outputs")
         return _time(folder, output, report, {"latency": latency, "bandwidth": bandwidth})
-    program, inputs = _read(on, folder, source, port, _written(output, report, waves), against)
+    program, runs = _read(on, folder, source, port, _written(output, report, waves), against)
     if output is not None:
         arrays.check_outputs(program.outputs)
     ends = (program.inputs, program.outputs)
-    theirs = None if against is None else litert.run(against, inputs, *ends)
+    theirs = None if against is None else litert.run(against, runs, *ends)
     from weft.waves import recording
 
     with reports.progress() as progress, recording(waves, waves_from, waves_cycles) as recorded:
         progress("running on the golden interpreter")
-        golden = result = program.run(inputs, on="golden")
+        golden = results = [program.run(inputs, on="golden") for inputs in runs]
         if on is Target.RTL:
             progress(reports.RTL_STARTS)
             timing = {"latency": latency, "bandwidth": bandwidth, "stalls": stall_seed}
-            result = program.run(inputs, on="rtl", trace=recorded, **timing)
+            program.reset()
+            traces = [None] * (len(runs) - 1) + [recorded]
+            results = [
+                program.run(inputs, on="rtl", trace=trace, **timing)
+                for inputs, trace in zip(runs, traces, strict=True)
+            ]
         elif port is not None:
-            golden = dataclasses.replace(golden, memory=b"")  # a board's memory is not read back
-            result = run_on_board(program, inputs, port, baud, progress)
-    _keep(result, output, report)
+            # A board's memory is not read back.
+            golden = [dataclasses.replace(result, memory=b"") for result in golden]
+            program.reset()
+            results = run_on_board(program, runs, port, baud, progress)
+    _keep(results, output, report)
     if on is Target.BOARD:
-        say_source(result.report)
+        say_source(results[-1].report)
     if theirs is not None:
-        reports.say(litert.compared(result.outputs, theirs))
+        reports.say(litert.compared([result.outputs for result in results], theirs))
     if waves is not None:
         viewers = " and ".join(str(waves.with_suffix(suffix)) for suffix in VIEWERS)
         reports.say(f"{waves}: waveforms from cycle {waves_from:,} on; {viewers} open them")
     if on is not Target.GOLDEN:
-        _compare(golden, result)
+        _compare(golden, results)
 
 
 def _read(
     on: Target,
     folder: Path,
-    source: Path | None,
+    source: list[Path],
     port: str | None,
     written: dict[str, Path | None],
     against: Path | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """The program and its inputs, once the options of `run` go together."""
-    if source is None:
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The program and the inputs of each run, once the options of `run` go together."""
+    if not source:
         raise FileError("--input is missing: say which file holds the model's inputs")
     if (on is Target.BOARD) != (port is not None):
         raise FileError("--on board and --port PORT go together: say both, or neither")
     program, read = load(folder)
-    files.apart(written, [*read, source, against and files.existing(against)])
+    files.apart(written, [*read, *source, against and files.existing(against)])
     _check_device(on, program)
-    return program, arrays.read_inputs(source, program.inputs)
+    return program, [arrays.read_inputs(item, program.inputs) for item in source]
 
 
-def _keep(result: Any, output: Path | None, report: Path | None) -> None:
+def _keep(results: list[Any], output: Path | None, report: Path | None) -> None:
     """Write what was asked for, and show the rest."""
+    result = results[-1]
     if output is not None:
-        arrays.save_arrays(output, result.outputs)
+        arrays.save_arrays(output, _outputs(results))
     if report is not None:
         files.write_json(report, result.report)
     reports.show_layers(result.report, reports.summary())
     reports.show_host(result.report)
     for name, value in result.outputs.items():
         reports.say(f"output {name}: {value.dtype} {'x'.join(map(str, value.shape))}")
+
+
+def _outputs(results: list[Any]) -> dict[str, Any]:
+    """The outputs of a run; those of several along a dimension in front."""
+    import numpy as np
+
+    if len(results) == 1:
+        return results[0].outputs
+    return {name: np.stack([result.outputs[name] for result in results]) for name in results[0].outputs}
 
 
 def _written(output: Path | None, report: Path | None, waves: Path | None) -> dict[str, Path | None]:
@@ -245,9 +267,9 @@ def _show_units(counters: dict[str, int]) -> None:
         reports.say(f"{unit}: {', '.join(shares)}")
 
 
-def _compare(golden: Any, result: Any) -> None:
+def _compare(golden: list[Any], results: list[Any]) -> None:
     """Say how many bytes of memory and outputs differ; leave with exit code 1 if any does."""
-    wrong = reports.difference(golden, result)
+    wrong = sum(map(reports.difference, golden, results))
     reports.say(f"mismatching bytes: {wrong}")
     if wrong:
         raise typer.Exit(1)

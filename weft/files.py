@@ -61,7 +61,7 @@ def apart(writes: Mapping[str, Path | None], reads: Iterable[Path | None]) -> No
 
 def program_files(folder: Path) -> list[Path]:
     """What is read of a program folder."""
-    return [folder / "program.json", *folder.glob("segment*")]
+    return [folder / "program.json", *folder.glob("segment*"), *folder.glob("states.bin")]
 
 
 def special(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ Ends = Mapping[str, tuple[str, tuple[int, ...]]]
 """Inputs or outputs by name: dtype and shape, in order."""
 
 
-def run(model: Path, inputs: Mapping[str, np.ndarray], wanted: Ends, made: Ends) -> dict[str, np.ndarray]:
-    """The outputs of a TFLite model by LiteRT's reference kernels, named as those of a program, which has the inputs
-    `wanted` and the outputs `made`.
+def run(
+    model: Path, runs: Sequence[Mapping[str, np.ndarray]], wanted: Ends, made: Ends
+) -> list[dict[str, np.ndarray]]:
+    """The outputs of a TFLite model by LiteRT's reference kernels, in `runs` that follow each other, named as those of
+    a program, which has the inputs `wanted` and the outputs `made`.
 
     Raises
     ------
@@ -32,19 +34,24 @@ def run(model: Path, inputs: Mapping[str, np.ndarray], wanted: Ends, made: Ends)
     interpreter = _interpreter(model)
     details = interpreter.get_input_details()
     _check(model, "inputs", details, wanted)
-    for detail, name in zip(details, wanted, strict=True):
-        interpreter.set_tensor(detail["index"], inputs[name])
-    _guarded(model, interpreter.invoke)
-    details = interpreter.get_output_details()
-    _check(model, "outputs", details, made)
-    return {name: interpreter.get_tensor(detail["index"]) for name, detail in zip(made, details, strict=True)}
+    outputs = interpreter.get_output_details()
+    _check(model, "outputs", outputs, made)
+    found = []
+    for inputs in runs:
+        for detail, name in zip(details, wanted, strict=True):
+            interpreter.set_tensor(detail["index"], inputs[name])
+        _guarded(model, interpreter.invoke)
+        values = (interpreter.get_tensor(detail["index"]) for detail in outputs)
+        found.append(dict(zip(made, values, strict=True)))
+    return found
 
 
-def compared(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> str:
-    """How many values differ, and by how much, as a sentence."""
-    apart = np.concatenate(
-        [np.abs(np.subtract(value, theirs[name], dtype=np.float64)).ravel() for name, value in ours.items()]
-    )
+def compared(ours: Sequence[dict[str, np.ndarray]], theirs: Sequence[dict[str, np.ndarray]]) -> str:
+    """How many values of the outputs of all runs differ, and by how much, as a sentence."""
+    pairs = [
+        (value, other[name]) for one, other in zip(ours, theirs, strict=True) for name, value in one.items()
+    ]
+    apart = np.concatenate([np.abs(np.subtract(*pair, dtype=np.float64)).ravel() for pair in pairs])
     wrong = np.count_nonzero(apart)
     most = f", by {apart.max():g} at most" if wrong else ""
     return f"LiteRT: {wrong:,} of {apart.size:,} output values differ{most}"

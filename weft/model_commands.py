@@ -15,7 +15,19 @@ from weft import files
 from weft import report as reports
 from weft.configurations import configuration
 from weft.errors import FileError
-from weft.options import Configuration, Folder, Json, Model, Shapes, config_file, load, shapes_of, writes
+from weft.options import (
+    Configuration,
+    Folder,
+    Json,
+    Model,
+    Shapes,
+    States,
+    config_file,
+    load,
+    shapes_of,
+    states_of,
+    writes,
+)
 
 if TYPE_CHECKING:
     from weft.api import Check
@@ -48,6 +60,7 @@ def compile_model(
         ),
     ] = None,
     shape: Shapes = [],  # noqa: B006
+    state: States = [],  # noqa: B006
 ) -> None:
     """Compile a model for one configuration of the hardware."""
     import weft
@@ -55,6 +68,7 @@ def compile_model(
     chosen = configuration(config)
     files.existing(model)
     options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
+    options["states"] = states_of(state)
     dumped: dict[str, str] = {}
     if dump_passes is not None:
         options["watch"] = _dumping(dumped)
@@ -100,12 +114,14 @@ def check(
     config: Configuration = "default",
     as_json: Json = False,
     shape: Shapes = [],  # noqa: B006
+    state: States = [],  # noqa: B006
 ) -> None:
     """Show which nodes of a model run on the device, which on the host, and why."""
     import weft
     from weft.compiler.ir.shares import reasons
 
-    nodes = weft.check(files.existing(model), configuration(config), shapes=shapes_of(shape))
+    options: dict[str, Any] = {"shapes": shapes_of(shape), "states": states_of(state)}
+    nodes = weft.check(files.existing(model), configuration(config), **options)
     host = sum(node[2] == "host" for node in nodes)
     if as_json:
         keys = ("name", "operator", "place", "reason")

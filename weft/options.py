@@ -82,6 +82,32 @@ def _checked(texts: list[str]) -> list[str]:
     return texts
 
 
+def states_of(texts: list[str]) -> dict[str, str]:
+    """What was given as `States`: outputs by the inputs that they become."""
+    found: dict[str, str] = {}
+    for text in texts:
+        source, _, target = text.partition("=")
+        if not source or not target or source in found:
+            raise typer.BadParameter(f"{text!r} is not INPUT=OUTPUT with an input that is named once")
+        found[source] = target
+    return found
+
+
+def _checked_states(texts: list[str]) -> list[str]:
+    states_of(texts)
+    return texts
+
+
+States = Annotated[
+    list[str],
+    typer.Option(
+        "--state",
+        metavar="INPUT=OUTPUT",
+        callback=_checked_states,
+        help="Input of an ONNX model that the next run takes from an output of this one; once for each.",
+        show_default=False,
+    ),
+]
 Shapes = Annotated[
     list[str],
     typer.Option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -69,6 +69,8 @@ class Program:
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
+        self._states: dict[str, np.ndarray] = {}
+        self.reset()
 
     def __repr__(self) -> str:
         n, host = self.config.n, sum(node[2] == "host" for node in self.assignment)
@@ -91,6 +93,34 @@ class Program:
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Output names with (dtype name, shape): what `Result.outputs` holds."""
         return self._compiled.outputs
+
+    @property
+    def states(self) -> dict[str, np.ndarray]:
+        """What the model keeps from run to run, by name, as it is now: copies. `reset` takes the same."""
+        return {name: value.copy() for name, value in self._states.items()}
+
+    def reset(self, states: Mapping[str, np.ndarray] | None = None) -> None:
+        """Set what is kept from run to run: to `states`, those of an earlier time, and what these leave out to what the
+        model starts with.
+
+        Raises
+        ------
+        InputError
+            If the model has no state of a name, or it has another dtype or shape; nothing is set then.
+        """
+        if not isinstance(states, Mapping | None):
+            raise InputError(f"states are a dict of arrays by name, not {type(states).__name__}")
+        first = {state.source: state.initial for state in self._compiled.states}
+        given = {name: _array("state", name, value) for name, value in (states or {}).items()}
+        for name, value in given.items():
+            if name not in first:
+                raise InputError(f"the model has no state {name!r}; it keeps {_listed(first)}")
+            if (value.dtype, value.shape) != (first[name].dtype, first[name].shape):
+                raise InputError(
+                    f"state {name!r} is {value.dtype.name} of shape {value.shape}; "
+                    f"the model keeps {first[name].dtype.name} of shape {first[name].shape}"
+                )
+        self._states = {name: np.array(value) for name, value in (first | given).items()}
 
     @property
     def segments(self) -> tuple[DeviceProgram | HostSegment, ...]:
@@ -134,7 +164,8 @@ class Program:
         trace: str | os.PathLike[str] | Waves | None = None,
         memory: bool = True,
     ) -> Result:
-        """Run the model.
+        """Run the model. What it keeps from run to run goes on from the run before, wherever that was (see `reset`); a
+        run that fails, or is on "timing", leaves it as it is.
 
         Parameters
         ----------
@@ -167,7 +198,7 @@ class Program:
         """
         simulation = Simulation(latency, bandwidth, stalls, trace)
         execution = Execution(on, self.config, simulation, keep=flag("memory", memory))
-        values = self._check(inputs)
+        values = self._check(inputs) | self._states
         if on == "timing" and not self.on_device:
             raise InputError("nothing of this program runs on the device, so there are no cycles to tell")
         for segment in self.segments:
@@ -179,6 +210,8 @@ class Program:
                 values |= run_host(segment, values)
                 execution.add_host(segment, perf_counter() - started)
         outputs = {name: np.asarray(values[name]) for name in self.outputs} if execution.complete else {}
+        if execution.complete:
+            self._states = {state.source: np.asarray(values[state.target]) for state in self._compiled.states}
         return Result(outputs, execution.report, execution.memory)
 
     def _check(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -190,7 +223,7 @@ class Program:
                 raise InputError(
                     f"input {name!r} is missing; the model reads {', '.join(map(repr, self.inputs))}"
                 )
-            value = _array(name, inputs[name])
+            value = _array("input", name, inputs[name])
             if value.dtype.name != dtype or value.shape != shape:
                 raise InputError(
                     f"input {name!r} is {value.dtype.name} of shape {value.shape}; "
@@ -221,11 +254,15 @@ class Program:
         }
 
 
-def _array(name: str, value: object) -> np.ndarray:
+def _array(what: str, name: str, value: object) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise InputError(f"input {name!r} is no array: {error}") from None
+        raise InputError(f"{what} {name!r} is no array: {error}") from None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "nothing"
 
 
 def _signature(values: Mapping[str, Any]) -> str:

@@ -32,7 +32,8 @@ class CompileError(WeftError, ValueError):
 class Buffer:
     """A packed NHWC int8 array in DRAM.
 
-    `kind` is "input" and "output" for what the host writes before and reads after a device segment, "temp" otherwise.
+    `kind` is "input" and "output" for what the host writes before and reads after a device segment, "state" for what
+    keeps its contents from run to run, "temp" otherwise.
 
     Buffers of one name are one piece of memory: an operator may see it in another shape of the same size (a matrix of
     B rows as (B, 1, 1, F) or (1, 1, B, F), an image as one long pixel). They must agree in size and kind.
@@ -462,6 +463,9 @@ class DeviceSegment:
     `resident` the scratchpad address of each buffer that stays on chip and is never in DRAM, and `regions` what that
     leaves of the scratchpad for each operator (all of it where there are none). Each operator whose index is in
     `overlapped` runs at the same time as the one behind it.
+
+    `states` has, by the name of each "state" buffer, the "output" buffer that it becomes at the end of a run, of the
+    same size; the pass `store_states` makes operators of that.
     """
 
     name: str
@@ -470,6 +474,7 @@ class DeviceSegment:
     resident: Mapping[str, int] = field(default_factory=dict)
     regions: tuple[Region, ...] = ()
     overlapped: tuple[int, ...] = ()
+    states: Mapping[str, str] = field(default_factory=dict)
 
 
 def readers(ops: Iterable[DeviceOp]) -> Counter[str]:

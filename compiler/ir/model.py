@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.compiler.ir.embedding import RowIndices
 from weft.compiler.ir.graph import Buffer, DeviceSegment
-from weft.compiler.ir.network import Network
+from weft.compiler.ir.network import Network, State
 
 READ_ON_HOST = "its result is read on the host"
 COMPUTED_ON_HOST = "its input is computed on the host"
@@ -74,7 +74,8 @@ class Transfer:
 class Graph:
     """A whole model: segments in order, how values enter and leave device buffers, and the model's signature.
 
-    `inputs` and `outputs` map names to (numpy dtype name, shape).
+    `inputs` and `outputs` map names to (numpy dtype name, shape). They are those of the user: `states`, which are kept
+    from run to run, are apart.
     """
 
     segments: tuple[DeviceSegment | HostSegment, ...]
@@ -84,3 +85,4 @@ class Graph:
     outputs: dict[str, tuple[str, tuple[int, ...]]]
     assignment: tuple[tuple[str, str, str, str], ...] = ()
     """(node name, operator type, "device" or "host", reason) for every node of the model, in order."""
+    states: tuple[State, ...] = ()

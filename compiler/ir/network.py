@@ -96,11 +96,22 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
+class State:
+    """A value that is kept from run to run: input `source` of a network is `initial` in the first run, and afterwards
+    what output `target`, of the same type and shape, was in the run before."""
+
+    source: str
+    target: str
+    initial: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Network:
     """Operators in topological order.
 
     `types` has those of values as far as they are known, constants left out, and `opsets` the version of each
-    operator set. Bodies of control flow have no `opsets`: they are those of the network around them.
+    operator set. Bodies of control flow have no `opsets`: they are those of the network around them. `states` are kept
+    from run to run; `inputs` and `outputs` have theirs.
     """
 
     nodes: tuple[Node, ...]
@@ -109,6 +120,7 @@ class Network:
     types: Mapping[str, Type]
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     opsets: Mapping[str, int] = field(default_factory=dict)
+    states: tuple[State, ...] = ()
 
     @property
     def opset(self) -> int:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from weft.compiler.ir.graph import Buffer
-from weft.compiler.machine.memory import ALIGN, BASE_OF_KIND, CONSTANTS, LENGTH, PAGES, TABLES
+from weft.compiler.machine.memory import ALIGN, BASE_OF_KIND, CONSTANTS, LENGTH, PAGES, STATES, TABLES
 from weft.hdl.checker.program import Extent, Extents
 from weft.hdl.files.schema import shown
 
 _ALIGNMENT = 256
 """Of areas, in bytes: any bus word, and short bursts that do not cross pages more often than they must."""
-_WRITTEN = ("temp", "output")
+_WRITTEN = ("temp", "output", "state")
 """Kinds of buffers that programs write."""
 
 
@@ -44,6 +44,8 @@ class Areas:
     def sizes(self) -> dict[int, int]:
         """Bytes behind each base register."""
         ends = {CONSTANTS: self.constants + _up(self.code, ALIGN)} | dict.fromkeys(BASE_OF_KIND.values(), 0)
+        if all(buffer.kind != "state" for buffer in self.buffers.values()):
+            del ends[STATES]
         for name, buffer in self.buffers.items():
             base = BASE_OF_KIND[buffer.kind]
             ends[base] = max(ends[base], _up(self.offsets[name] + buffer.size, ALIGN))

@@ -25,7 +25,12 @@ TABLES = 5
 LENGTH = 6
 """Base register that holds no address, but the number of keys in the pages."""
 
-BASE_OF_KIND = {"temp": TEMPS, "input": INPUTS, "output": OUTPUTS, "pages": PAGES, "table": TABLES}
+STATES = 7
+"""Base register of what is kept from run to run."""
+
+BASE_OF_KIND = {
+    "temp": TEMPS, "input": INPUTS, "output": OUTPUTS, "pages": PAGES, "table": TABLES, "state": STATES,
+}  # fmt: skip
 ALIGN = 64
 """Alignment of everything in DRAM, in bytes: a multiple of no more than the widest bus the presets use."""
 

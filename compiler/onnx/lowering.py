@@ -12,6 +12,7 @@ from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.partition import Plan, assignment, reason
 from weft.compiler.onnx.patterns import Match
 from weft.compiler.onnx.qdq import Recipe, Tensor
+from weft.compiler.onnx.states import keep_on_device
 
 
 def lower(match: Match, made: Plan) -> Graph:
@@ -32,14 +33,20 @@ def lower(match: Match, made: Plan) -> Graph:
     if constants:
         names = dict.fromkeys(constants)
         segments.insert(0, HostSegment("constants", model.network.part((), names), ()))
-    return Graph(
+    states = model.network.states
+    kept = {name for state in states for name in (state.source, state.target)}
+    graph = Graph(
         segments=tuple(segments),
         to_device=tuple(entering),
         from_device=tuple(leaving),
-        inputs={name: (model.dtypes[name], model.shapes[name]) for name in model.inputs},
-        outputs={name: (model.dtypes[name], model.shapes[name]) for name in model.outputs},
+        inputs={name: (model.dtypes[name], model.shapes[name]) for name in model.inputs if name not in kept},
+        outputs={
+            name: (model.dtypes[name], model.shapes[name]) for name in model.outputs if name not in kept
+        },
         assignment=assignment(match, made),
+        states=states,
     )
+    return keep_on_device(graph)
 
 
 def _device(

@@ -14,6 +14,7 @@ from weft.compiler.onnx.folding import Known, resolve
 from weft.compiler.onnx.limits import check_windows
 from weft.compiler.onnx.qlinear import expand_qlinear
 from weft.compiler.onnx.reader import Source, read
+from weft.compiler.onnx.state_inputs import check_states, with_states
 from weft.hdl.isa.config import Config
 
 HOW_TO_QUANTISE = (
@@ -68,8 +69,11 @@ class Model:
         return self.consumers.get(value, [])
 
 
-def load(source: Source, shapes: Mapping[str, int] | None = None) -> Model:
-    """Read, check and simplify a model, with sizes for dimensions that it leaves open.
+def load(
+    source: Source, shapes: Mapping[str, int] | None = None, states: Mapping[str, str] | None = None
+) -> Model:
+    """Read, check and simplify a model, with sizes for dimensions that it leaves open, and the outputs that inputs
+    become for the next run.
 
     Raises
     ------
@@ -81,7 +85,9 @@ def load(source: Source, shapes: Mapping[str, int] | None = None) -> Model:
     check_windows(network)
     network = expand_qlinear(network)
     _check_quantised(network)
-    return _simplified(resolve(network))
+    model = _simplified(resolve(with_states(network, states or {})))
+    check_states(model.network.states, model.dtypes, model.shapes)
+    return model
 
 
 def prepare(network: Network) -> Model:

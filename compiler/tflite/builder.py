@@ -7,7 +7,7 @@ asked for: as the file has it, or channels first. Between the two there is a Tra
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from weft.compiler.host.onnx_model import NetworkError, inferred
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node, Type
 from weft.compiler.tflite.file import File, Quantisation, Tensor
+from weft.compiler.tflite.variables import Key, Variables
 
 OPSET = 21
 """The version of ONNX's operators: the first whose QuantizeLinear makes int16."""
@@ -39,9 +40,9 @@ class Order(enum.Enum):
 
 
 class Builder:
-    """Makes the network of a file."""
+    """Makes the network of a file, whose variables may start with `contents`, as `Variables` has it."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, contents: Mapping[int, Mapping[Key, np.ndarray]] | None = None) -> None:
         self.file = file
         self._room = _SMALL + _COPIES * sum(
             item.data.nbytes for item in file.tensors if item.data is not None
@@ -52,6 +53,7 @@ class Builder:
         self._declared: dict[str, Type] = {}
         self._types: dict[str, Type] = {}
         self._settled = 0
+        self.variables = Variables(self, contents or {})
         self._makers: dict[str, str] = {}
         self._values: dict[int, dict[Order, str]] = {}
         self._reals: dict[str, str] = {}
@@ -110,7 +112,9 @@ class Builder:
 
     def known(self, tensor: Tensor) -> bool:
         """Whether there is a value for a tensor already."""
-        return tensor.data is not None or tensor.index in self._values
+        return (
+            tensor.data is not None or tensor.index in self._values or tensor.index in self.variables.handles
+        )
 
     def native(self, tensor: Tensor) -> Order:
         """The order in which a tensor was made, which costs nothing."""
@@ -172,9 +176,17 @@ class Builder:
 
     def add_input(self, tensor: Tensor) -> None:
         """Take a tensor as an input of the model."""
-        name = self._declare(self._names[tensor.index], tensor, Order.FILE)
+        name = self._names[tensor.index]
+        self.add_value(name, Type(tensor.dtype, tensor.shape))
         self._values[tensor.index] = {Order.FILE: name}
-        self._types[name] = self._declared[name]
+
+    def add_value(self, name: str, type_: Type) -> None:
+        """Take a value that no operator makes."""
+        self._declared[name] = self._types[name] = type_
+
+    def name_of(self, tensor: Tensor) -> str:
+        """The name of the value that a tensor is, as the file has it."""
+        return self._names[tensor.index]
 
     def target(self, tensor: Tensor, order: Order) -> str:
         """The name for the value that an operator makes of a tensor, in an order."""
@@ -259,16 +271,24 @@ class Builder:
         zero = self.constant(quantisation.zeros.reshape(shape).astype(tensor.dtype), f"{base}:zero")
         return scale, zero
 
+    def part(self, outputs: Sequence[str]) -> Network:
+        """What makes some values, of no inputs."""
+        self.settle()
+        return Network((), (), (), self._types, self._constants, {"": OPSET}).part(self._nodes, outputs)
+
     def network(self) -> Network:
         """The network, and its types as far as the file tells them."""
         tensors = self.file.tensors
-        inputs = tuple(self._names[index] for index in self.file.inputs)
+        states = tuple(self.variables.states())
+        self._constants.update(self.variables.constants())
+        inputs = (*(self._names[index] for index in self.file.inputs), *(state.source for state in states))
         outputs = tuple(self.value(tensors[index]) for index in self.file.outputs)
+        outputs = (*outputs, *(state.target for state in states))
         self.settle()
         types = {name: self._types[name] for name in inputs}
         read = {*outputs, *(name for node in self._nodes for name in node.inputs)}
         constants = {name: value for name, value in self._constants.items() if name in read}
-        return Network(tuple(self._nodes), inputs, outputs, types, constants, {"": OPSET})
+        return Network(tuple(self._nodes), inputs, outputs, types, constants, {"": OPSET}, states)
 
 
 def _floats(stored: np.ndarray, quantisation: Quantisation, axis: int | None) -> np.ndarray:

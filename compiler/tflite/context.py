@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network import Type
 from weft.compiler.tflite.builder import FIRST, LAST, QUANTISED, Builder, Order
 from weft.compiler.tflite.file import Operator, Quantisation, Tensor
 
@@ -24,6 +25,13 @@ _CLAMPS = {1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """Fused activations that clamp: RELU, RELU_N1_TO_1, RELU6."""
 _TANH = 4
 _PADDINGS = ("SAME", "VALID")
+
+
+class Kept(NamedTuple):
+    """A quantised value as it is stored, and the real numbers that it stands for."""
+
+    stored: str
+    real: str
 
 
 @dataclass(eq=False)
@@ -102,7 +110,7 @@ class Context:
 
     # Options
 
-    def option(self, name: str, default: float = 0) -> Any:
+    def option(self, name: str, default: float | str = 0) -> Any:
         """An option by the format's name."""
         return self.operator.options.get(name, default)
 
@@ -174,6 +182,24 @@ class Context:
         names = [self.builder.unique(f"{self.name}:part") for _ in sizes]
         self.builder.node("Split", (value, self.array(sizes)), names, self.name, axis=axis)
         return names
+
+    # What is kept from run to run
+
+    def parameters(self, index: int) -> tuple[str, str]:
+        """Scale and zero point of an input."""
+        tensor = self.tensor(index)
+        return self.builder.parameters(self._scale(tensor), tensor, self.name)
+
+    def keeps(self, index: int) -> Kept:
+        """What a variable is at the start of a run."""
+        tensor = self.tensor(index)
+        stored = self.builder.variables.read(tensor.index)
+        return Kept(stored, self.builder.dequantised(stored, tensor, range(tensor.rank)))
+
+    def keep(self, index: int, stored: str) -> None:
+        """Keep a stored value in a variable until the next run."""
+        tensor = self.tensor(index)
+        self.builder.variables.assign(tensor.index, stored, Type(tensor.dtype, tensor.shape))
 
     # Results
 

@@ -11,7 +11,7 @@ import inspect
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -81,13 +81,14 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator; `inputs` has -1 for those that are left out, `options` the numbers that it is told beside them."""
+    """One operator; `inputs` has -1 for those that are left out, `options` the numbers and texts that it is told beside
+    them."""
 
     index: int
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    options: Mapping[str, float]
+    options: Mapping[str, float | str]
 
     @property
     def label(self) -> str:
@@ -97,12 +98,16 @@ class Operator:
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """The only subgraph of a file: operators in the order in which they run, inputs and outputs as tensors' indices."""
+    """The first subgraph of a file: operators in the order in which they run, inputs and outputs as tensors' indices.
+
+    `once` are the subgraphs that its CALL_ONCE operators call, by their numbers.
+    """
 
     tensors: tuple[Tensor, ...]
     operators: tuple[Operator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    once: Mapping[int, File] = field(default_factory=dict)
 
 
 def parse(data: bytes, what: str) -> File:
@@ -143,12 +148,17 @@ class _Parser:
                 f"the file is of version {model.Version()} of the TFLite format; weft reads version 3"
             )
         count = model.SubgraphsLength()
-        if count != 1:
-            raise CompileError(
-                f"the file has {count} subgraphs; weft reads files with one, which calls no others"
-            )
-        graph = model.Subgraphs(0)
         codes = [_operator_name(model.OperatorCodes(at)) for at in self._range(model.OperatorCodesLength())]
+        found = self._graph(model, codes, 0) if count else None
+        called = set() if found is None else {_called(item) for item in found.operators} - {None}
+        if found is None or len(called) != count - 1 or not all(at in range(1, count) for at in called):
+            raise CompileError(
+                f"the file has {count} subgraphs; weft reads the first, and all others must be called by its CALL_ONCE"
+            )
+        return replace(found, once={at: self._graph(model, codes, at) for at in range(1, count)})
+
+    def _graph(self, model: Any, codes: list[str], at: int) -> File:
+        graph = model.Subgraphs(at)
         tensors = tuple(
             self._tensor(model, graph.Tensors(at), at) for at in self._range(graph.TensorsLength())
         )
@@ -299,8 +309,8 @@ def _dtype(code: int) -> str:
     return _DTYPES.get(name, name)
 
 
-def _options(table: Any) -> dict[str, float]:
-    """All numbers among an operator's options, by the names of the format."""
+def _options(table: Any) -> dict[str, float | str]:
+    """All numbers and texts among an operator's options, by the names of the format."""
     kind = _names("BuiltinOptions").get(table.BuiltinOptionsType(), "NONE")
     union = table.BuiltinOptions()
     if kind == "NONE" or union is None:
@@ -308,7 +318,14 @@ def _options(table: Any) -> dict[str, float]:
     options = getattr(_library(), kind)()
     options.Init(union.Bytes, union.Pos)
     found = {name: read(options) for name, read in _fields(kind)}
-    return {name: value for name, value in found.items() if isinstance(value, bool | int | float)}
+    texts = {name: value for name, value in found.items() if isinstance(value, bytes)}
+    numbers = {name: value for name, value in found.items() if isinstance(value, bool | int | float)}
+    return numbers | {name: value.decode("utf-8", "backslashreplace") for name, value in texts.items()}
+
+
+def _called(operator: Operator) -> int | None:
+    """The subgraph that an operator calls before the first run; None for other operators."""
+    return int(operator.options.get("InitSubgraphIndex", 0)) if operator.name == "CALL_ONCE" else None
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network
 from weft.compiler.onnx.limits import NODES
@@ -9,6 +11,7 @@ from weft.compiler.tflite.builder import QUANTISED, Builder
 from weft.compiler.tflite.context import Context
 from weft.compiler.tflite.file import IDENTIFIER, File, Tensor, parse
 from weft.compiler.tflite.registry import convert
+from weft.compiler.tflite.variables import Key
 
 SUFFIX = ".tflite"
 HOW_TO_QUANTISE = (
@@ -45,7 +48,7 @@ def network_of(file: File) -> Network:
         As `read`.
     """
     _check(file)
-    builder = Builder(file)
+    builder = Builder(file, {at: _initial(graph) for at, graph in file.once.items()})
     for index in file.inputs:
         builder.add_input(file.tensors[index])
     for operator in file.operators:
@@ -58,6 +61,19 @@ def network_of(file: File) -> Network:
     if len(network.nodes) > NODES:
         raise CompileError(f"the model becomes {len(network.nodes):,} nodes; weft takes up to {NODES:,}")
     return network
+
+
+def _initial(file: File) -> dict[Key, np.ndarray]:
+    """What a subgraph assigns to variables that runs once, ahead of the first run."""
+    if file.inputs:
+        raise CompileError(
+            f"a subgraph that CALL_ONCE calls has {len(file.inputs)} inputs; it must have none"
+        )
+    builder = Builder(file)
+    for operator in file.operators:
+        convert(Context(operator, builder))
+        builder.settle()
+    return builder.variables.evaluated()
 
 
 def _check(file: File) -> None:

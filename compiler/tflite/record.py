@@ -10,8 +10,8 @@ from weft.compiler.tflite.context import Convert
 @dataclass(frozen=True)
 class Record:
     """Operators by the format's `names`, the number of inputs that they take at least and at most (None: any), what
-    of ONNX they become, for the documentation, and the function that writes it. `states` are inputs that may be kept
-    from run to run: every run starts with zeros.
+    of ONNX they become, for the documentation, and the function that writes it. `states` are inputs that are
+    variables, kept from run to run, and with `handles` tensors may be handles of variables.
     """
 
     names: tuple[str, ...]
@@ -19,3 +19,4 @@ class Record:
     becomes: str
     convert: Convert
     states: tuple[int, ...] = ()
+    handles: bool = False

@@ -16,6 +16,10 @@ OPERATORS: tuple[Record, ...] = tuple(
     for record in importlib.import_module(f"{operators.__name__}.{found.name}").OPERATORS
 )
 NAMES = {name: record for record in OPERATORS for name in record.names}
+_HANDLE = "RESOURCE"
+"""The type of handles of variables."""
+KEEPING = tuple(name for name, record in NAMES.items() if record.states)
+"""Operators that have variables."""
 
 
 def convert(context: Context) -> None:
@@ -64,9 +68,18 @@ def _check_tensor(context: Context, index: int, *, kept: bool) -> None:
         raise context.refuse(f"names tensor {index}; the file has {len(tensors)}")
     if index < 0:
         return
-    if tensors[index].variable and not kept:
-        raise context.refuse(f"keeps {tensors[index].label} from run to run, which weft does not read")
-    if tensors[index].dtype not in DTYPES:
+    tensor = tensors[index]
+    if tensor.variable and not kept:
         raise context.refuse(
-            f"has {tensors[index].label} of type {tensors[index].dtype}, which weft does not read"
+            f"reads or makes {tensor.label}, a variable; only {', '.join(KEEPING)} keep such"
         )
+    if kept and not tensor.variable:
+        raise context.refuse(f"keeps {tensor.label} from run to run, which must be a variable")
+    if kept and tensor.data is not None:
+        raise context.refuse(f"keeps {tensor.label}, which has contents; variables start with zeros")
+    if kept and context.builder.variables.assigned(index):
+        raise context.refuse(f"keeps {tensor.label}, as an operator in front of it does")
+    if tensor.dtype == _HANDLE and NAMES[context.operator.name].handles:
+        return
+    if tensor.dtype not in DTYPES:
+        raise context.refuse(f"has {tensor.label} of type {tensor.dtype}, which weft does not read")

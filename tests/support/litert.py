@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
@@ -19,10 +19,20 @@ from weft.hdl.isa.config import Config
 
 def tensors(content: bytes, inputs: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
     """All tensors of a file after a run on `inputs`, by index."""
+    return next(runs(content, [inputs]))
+
+
+def runs(content: bytes, feeds: Iterable[dict[int, np.ndarray]]) -> Iterator[dict[int, np.ndarray]]:
+    """The same after each of several runs of one interpreter, which keeps variables between them."""
     interpreter = _interpreter(content, OpResolverType.BUILTIN_REF)
-    for index, value in inputs.items():
-        interpreter.set_tensor(index, value)
-    interpreter.invoke()
+    for inputs in feeds:
+        for index, value in inputs.items():
+            interpreter.set_tensor(index, value)
+        interpreter.invoke()
+        yield _contents(interpreter)
+
+
+def _contents(interpreter: Interpreter) -> dict[int, np.ndarray]:
     found = {}
     for detail in interpreter.get_tensor_details():
         try:

@@ -262,6 +262,22 @@ class Builder:
         return model
 
 
+def finished(builder: Builder, *outputs: Quantised) -> onnx.ModelProto:
+    """The model that gives some values in float, as "y0", "y1" and so on."""
+    model = builder.finish(outputs[0])
+    del model.graph.output[:], model.graph.node[-1:]
+    for index, value in enumerate(outputs):
+        scale, zero = (builder.constant(item) for item in value.exact)
+        model.graph.node.append(
+            helper.make_node("DequantizeLinear", [value.name, scale, zero], [f"y{index}"])
+        )
+        model.graph.output.append(helper.make_tensor_value_info(f"y{index}", TensorProto.FLOAT, value.shape))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(builder.constants)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
 def conv_case(rng: Rng) -> dict[str, Any]:
     """Random parameters of `Builder.conv` with `channels` and `size` of an input they fit."""
     kernel = tuple(int(value) for value in rng.integers(1, 4, 2))

@@ -12,7 +12,7 @@ import tflite
 
 TYPES = {
     "float32": "FLOAT32", "float16": "FLOAT16", "int4": "INT4", "int8": "INT8", "uint8": "UINT8", "int16": "INT16",
-    "int32": "INT32", "int64": "INT64", "bool": "BOOL",
+    "int32": "INT32", "int64": "INT64", "bool": "BOOL", "resource": "RESOURCE",
 }  # fmt: skip
 
 
@@ -85,29 +85,47 @@ class Model:
         self.operators.append(_Operator(name, inputs, outputs, kind, options, None, intermediates))
 
     def write(self, inputs: Sequence[int], outputs: Sequence[int], **changes: Any) -> bytes:
-        """The file. `changes` are of `version` and `subgraphs`."""
+        """The file. `changes` are of `version`, `subgraphs` (how often it is there), and `others`, models that are
+        further subgraphs, without inputs and outputs."""
         b = flatbuffers.Builder(1024)
-        names = list(dict.fromkeys(operator.name for operator in self.operators))
-        buffers = [self._buffer(b, None), *(self._buffer(b, item.data) for item in self.tensors)]
-        tensors = [self._tensor(b, at, item) for at, item in enumerate(self.tensors)]
+        graphs = (self, *changes.get("others", ()))
+        names = list(dict.fromkeys(operator.name for graph in graphs for operator in graph.operators))
+        contents = [item.data for graph in graphs for item in graph.tensors]
+        buffers = [self._buffer(b, None), *(self._buffer(b, data) for data in contents)]
+        first = self._subgraph(b, names, 0, inputs, outputs)
+        behind, at = [], len(self.tensors)
+        for graph in graphs[1:]:
+            behind.append(graph._subgraph(b, names, at, (), ()))
+            at += len(graph.tensors)
+        codes = [self._code(b, name) for name in names]
+        fields = {
+            "OperatorCodes": _offsets(b, "Model", "OperatorCodes", codes),
+            "Subgraphs": _offsets(b, "Model", "Subgraphs", [first] * changes.get("subgraphs", 1) + behind),
+            "Buffers": _offsets(b, "Model", "Buffers", buffers),
+            "Version": changes.get("version", 3),
+        }
+        b.Finish(_table(b, "Model", fields), b"TFL3")
+        return bytes(b.Output())
+
+    def _subgraph(
+        self,
+        b: flatbuffers.Builder,
+        names: list[str],
+        at: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+    ) -> int:
+        """The subgraph whose tensors have the buffers behind `at` others."""
+        tensors = [self._tensor(b, at + index, item) for index, item in enumerate(self.tensors)]
         operators = [self._operator(b, names.index(item.name), item) for item in self.operators]
         parts = [_numbers(b, "SubGraph", "Inputs", inputs), _numbers(b, "SubGraph", "Outputs", outputs)]
         parts += [
             _offsets(b, "SubGraph", "Tensors", tensors),
             _offsets(b, "SubGraph", "Operators", operators),
         ]
-        graph = _table(
+        return _table(
             b, "SubGraph", dict(zip(("Inputs", "Outputs", "Tensors", "Operators"), parts, strict=True))
         )
-        codes = [self._code(b, name) for name in names]
-        fields = {
-            "OperatorCodes": _offsets(b, "Model", "OperatorCodes", codes),
-            "Subgraphs": _offsets(b, "Model", "Subgraphs", [graph] * changes.get("subgraphs", 1)),
-            "Buffers": _offsets(b, "Model", "Buffers", buffers),
-            "Version": changes.get("version", 3),
-        }
-        b.Finish(_table(b, "Model", fields), b"TFL3")
-        return bytes(b.Output())
 
     def _buffer(self, b: flatbuffers.Builder, data: bytes | None) -> int:
         if data is None:
@@ -144,7 +162,11 @@ class Model:
             fields["Intermediates"] = _numbers(b, "Operator", "Intermediates", item.intermediates)
         if item.kind:
             fields["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, item.kind)
-            fields["BuiltinOptions"] = _table(b, item.kind, item.options)
+            options = {
+                name: b.CreateString(value) if isinstance(value, str) else value
+                for name, value in item.options.items()
+            }
+            fields["BuiltinOptions"] = _table(b, item.kind, options)
         return _table(b, "Operator", fields)
 
     def _code(self, b: flatbuffers.Builder, name: str) -> int:

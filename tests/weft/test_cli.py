@@ -75,6 +75,9 @@ class Program:
         if self.fails:
             raise self.fails
 
+    def reset(self) -> None:
+        self.calls.append({"on": "reset"})
+
     def disassemble(self) -> str:
         return "END\n"
 
@@ -106,7 +109,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     api: dict[str, Any] = {
         "compile": compile,
         "load": lambda folder: program,
-        "check": lambda model, config, shapes: Check(NODES, Shares(9, 1, 2, 3)),
+        "check": lambda model, config, shapes, states: Check(NODES, Shares(9, 1, 2, 3)),
         "verilog": lambda config: (
             "module top;\nendmodule\n",
             {"core": "pipelined", "parameters": config.to_dict()},
@@ -139,12 +142,12 @@ def test_compile_writes_the_program_and_names_host_nodes(
     text = capsys.readouterr().out
     assert "1 of 2 nodes run on the device" in text
     assert "the device has no TopK" in text
-    assert program.compiled == [{"plain_inputs": False, "shapes": {}}]
+    assert program.compiled == [{"plain_inputs": False, "shapes": {}, "states": {}}]
 
 
 def test_compile_takes_inputs_as_they_are(program: Program) -> None:
     assert call("compile", "model.onnx", "-o", "out", "--plain-inputs") == 0
-    assert program.compiled == [{"plain_inputs": True, "shapes": {}}]
+    assert program.compiled == [{"plain_inputs": True, "shapes": {}, "states": {}}]
 
 
 def test_compile_keeps_other_files_of_its_folder(program: Program) -> None:

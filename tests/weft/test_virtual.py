@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.deaf_memory import deaf_top
+from support.state_models import Ring
 
 import weft
 from weft import cli, virtual
@@ -90,6 +91,24 @@ def test_run_on_a_board_from_the_command_line(
     assert re.split("  +", total)[1:3] == [f"{report['cycles']:,}", f"{model['cycles']:,}"]
     share = model["cycles"] / report["cycles"] - 1
     assert source.endswith(f"{abs(share):.1%} {'more' if share > 0 else 'fewer'}")
+
+
+def test_runs_on_a_board_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is kept is the golden interpreter's in every run."""
+    monkeypatch.chdir(tmp_path)
+    ring = Ring(taps=3, channels=4)
+    weft.compile(ring.build(), registry.find("icebreaker").config).save("program")
+    given = []
+    for index, feed in enumerate(ring.feeds(3)):
+        np.save(f"{index}.npy", feed)
+        given += ["--input", f"{index}.npy"]
+    board = ("--on", "board", "--port", "virtual:icebreaker")
+    assert _exit_code(["run", "program", *given, *board, "--output", "board.npz"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "mismatching bytes: 0"
+    assert _exit_code(["run", "program", *given, "--output", "golden.npz"]) == 0
+    assert np.array_equal(np.load("board.npz")["y"], np.load("golden.npz")["y"])
 
 
 def test_ports_that_no_board_is_behind(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.tflite.context import Context
+from weft.compiler.tflite.context import Context, Kept
 from weft.compiler.tflite.file import Quantisation, Tensor
 from weft.compiler.tflite.record import Record
 
@@ -22,13 +22,13 @@ _INPUTS = {
 }  # fmt: skip
 """The first input of what an LSTM may have, or be without."""
 _HIDDEN, _CELL = 18, 19
-"""Inputs that are the states from run to run, zeros at first."""
+"""Inputs that are the states from run to run."""
 _ORDER = (0, 3, 1, 2)
 """Gates of input, output, forgetting and cell in the order in which the file has them."""
 
 
 def lstm(context: Context) -> None:
-    """Each run starts with states of zeros."""
+    """The first run starts with states of zeros, each other one with those of the run before."""
     data = context.tensor()
     if data.rank != 3:
         raise context.refuse(f"takes sequences of rows, of three dimensions; {data.label} has {data.rank}")
@@ -40,10 +40,12 @@ def lstm(context: Context) -> None:
         rows = context.emit("Transpose", rows, suffix="transpose", perm=(1, 0, 2))
     cell = _Cell.of(context, batch)
     sums = cell.product(context.reshaped(rows, (steps * batch, data.shape[2])), 1, biased=True)
-    pages, hidden, state = [], "", ""
+    kept, pages = (context.keeps(_HIDDEN), context.keeps(_CELL)), []
     for at in range(steps):
-        hidden, state = cell.step(cell.part(sums, 0, at * batch, batch), hidden, state)
-        pages.append(context.reshaped(hidden, (1, batch, cell.size)))
+        kept = cell.step(cell.part(sums, 0, at * batch, batch), *kept)
+        pages.append(context.reshaped(kept[0].real, (1, batch, cell.size)))
+    for index, value in zip((_HIDDEN, _CELL), kept, strict=True):
+        context.keep(index, value.stored)
     made = pages[0] if steps == 1 else context.emit("Concat", *pages, suffix="concat", axis=0)
     if not first:
         made = context.emit("Transpose", made, suffix="transpose", perm=(1, 0, 2))
@@ -108,29 +110,36 @@ class _Cell:
                     f"has biases {context.tensor(index).label}, which must be {size} constants"
                 )
         hidden, cell = _quantisation(context, _HIDDEN, "int8"), _quantisation(context, _CELL, "int16")
+        for index in (_HIDDEN, _CELL):
+            if context.tensor(index).shape != (batch, size):
+                raise context.refuse(
+                    f"keeps {context.tensor(index).label} of shape {context.tensor(index).shape}; {(batch, size)} is "
+                    "wanted"
+                )
         return cls(context, size, hidden, cell, float(context.option("CellClip")))
 
-    def step(self, part: str, hidden: str, cell: str) -> tuple[str, str]:
-        """Hidden state and cell behind a step, both "" for zeros ahead of the first."""
+    def step(self, part: str, hidden: Kept, cell: Kept) -> tuple[Kept, Kept]:
+        """Hidden state and cell behind a step, of those ahead of it."""
         emit = self.context.emit
-        sums = part
-        if hidden:
-            sums = self.rounded(emit("Add", part, self.product(hidden, 5, biased=False), suffix="add"), _SUMS)
-        gates = self.rounded(emit("Sigmoid", self.part(sums, 1, 0, 3 * self.size), suffix="sigmoid"), _UNIT)
+        product = self.product(hidden.real, 5, biased=False)
+        sums = self.rounded(emit("Add", part, product, suffix="add"), _SUMS).real
+        gates = self.rounded(
+            emit("Sigmoid", self.part(sums, 1, 0, 3 * self.size), suffix="sigmoid"), _UNIT
+        ).real
         i, o, f = (self.part(gates, 1, at * self.size, self.size) for at in range(3))
-        new = self.rounded(emit("Tanh", self.part(sums, 1, 3 * self.size, self.size), suffix="tanh"), _UNIT)
+        new = self.rounded(
+            emit("Tanh", self.part(sums, 1, 3 * self.size, self.size), suffix="tanh"), _UNIT
+        ).real
         scale = float(self.cell.scales[0])
-        made = emit("Mul", i, new, suffix="multiply")
-        if cell:
-            kept = self.rounded(emit("Mul", f, cell, suffix="multiply"), scale)
-            made = emit("Add", kept, self.rounded(made, scale), suffix="add")
+        parts = (emit("Mul", *pair, suffix="multiply") for pair in ((f, cell.real), (i, new)))
+        made = emit("Add", *(self.rounded(item, scale).real for item in parts), suffix="add")
         if self.clip > 0:
             ends = (self.context.array(end, "float32") for end in (-self.clip, self.clip))
             made = emit("Clip", made, *ends, suffix="clip")
-        made = self.rounded(made, scale)
-        seen = self.rounded(emit("Tanh", made, suffix="tanh"), _UNIT)
+        left = self.rounded(made, scale)
+        seen = self.rounded(emit("Tanh", left.real, suffix="tanh"), _UNIT).real
         result = emit("Mul", o, seen, suffix="multiply")
-        return self.rounded(result, float(self.hidden.scales[0]), int(self.hidden.zeros[0]), "int8"), made
+        return self.rounded(result, float(self.hidden.scales[0]), int(self.hidden.zeros[0]), "int8"), left
 
     def product(self, value: str, index: int, *, biased: bool) -> str:
         """Rows times the weights of all gates, and biases; rounded."""
@@ -151,16 +160,16 @@ class _Cell:
             inputs = _scale(context.tensor(0))
             values = [_contents(item) * inputs * _scale(of) for item, of in zip(biases, tensors, strict=True)]
             made = context.emit("Add", made, context.array(np.concatenate(values), "float32"), suffix="bias")
-        return self.rounded(made, _SUMS)
+        return self.rounded(made, _SUMS).real
 
     def part(self, value: str, axis: int, first: int, count: int) -> str:
         ends = (self.context.array([end]) for end in (first, first + count, axis))
         return self.context.emit("Slice", value, *ends, suffix="part")
 
-    def rounded(self, value: str, scale: float, zero: int = 0, dtype: str = "int16") -> str:
+    def rounded(self, value: str, scale: float, zero: int = 0, dtype: str = "int16") -> Kept:
         given = (self.context.array(scale, "float32"), self.context.array(zero, dtype))
         stored = self.context.emit("QuantizeLinear", value, *given, suffix="quantise")
-        return self.context.emit("DequantizeLinear", stored, *given, suffix="dequantise")
+        return Kept(stored, self.context.emit("DequantizeLinear", stored, *given, suffix="dequantise"))
 
 
 def _contents(tensor: Tensor) -> np.ndarray:

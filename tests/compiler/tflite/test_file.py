@@ -141,7 +141,7 @@ def test_other_versions() -> None:
 def test_subgraphs(count: int) -> None:
     model, source, result = one()
     assert fails(model.write([source], [result], subgraphs=count)) == (
-        f"the file has {count} subgraphs; weft reads files with one, which calls no others"
+        f"the file has {count} subgraphs; weft reads the first, and all others must be called by its CALL_ONCE"
     )
 
 

@@ -1,0 +1,158 @@
+"""SVDF: rows of features over the time, kept from run to run, and products of each with weights of 16 bits.
+
+What the state is in the file, the memory of each filter, is here an image whose rows are points in time and whose
+channels are filters. So a run moves all rows up by one, and the product is a convolution. Its weights are the sum of
+two of 8 bits, of which each makes results of 16 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.tflite.context import Context
+from weft.compiler.tflite.file import Quantisation, Tensor
+from weft.compiler.tflite.record import Record
+
+_STATE = 4
+_ACTIVATIONS = (0, 1)
+"""Fused activations that there are: none, and RELU."""
+_LARGEST = 1 << 15
+"""Of numbers of 16 bits."""
+_LEAST = 2
+"""Binary places of the two parts of a result in its own steps, at least."""
+_STEPS = 256
+"""Steps of a result of 8 bits from which on it is saturated, whatever the zero point."""
+
+
+def svdf(context: Context) -> None:
+    """The first run starts with a state of zeros, each other one with that of the run before."""
+    form = _Form.of(context)
+    batch, filters, memory = form.batch, form.filters, form.memory
+    weights = context.builder.transposed(context.real(1), (1, 0), context.name)
+    product = context.emit("MatMul", context.real(0), weights, suffix="features")
+    features = context.emit("QuantizeLinear", product, *context.parameters(_STATE), suffix="quantise")
+    newest = context.reshaped(features, (batch, filters, 1, 1))
+    rows = newest
+    if memory > 1:
+        before = context.reshaped(context.keeps(_STATE).stored, (batch, filters, memory, 1))
+        ends = (context.array([end]) for end in (1, memory, 2))
+        kept = context.emit("Slice", before, *ends, suffix="kept")
+        rows = context.emit("Concat", kept, newest, suffix="concat", axis=2)
+    else:
+        context.keeps(_STATE)
+    context.keep(_STATE, context.reshaped(rows, (batch, filters * memory)))
+    image = context.emit("DequantizeLinear", rows, *context.parameters(_STATE), suffix="dequantise")
+    result = context.activated(form.product(image))
+    context.finish_reshaped(result)
+
+
+@dataclass(frozen=True, eq=False)
+class _Form:
+    """Sizes of an SVDF, its weights in time (units, rank, memory) and biases (units,)."""
+
+    context: Context
+    batch: int
+    filters: int
+    memory: int
+    weights: np.ndarray
+    bias: np.ndarray
+
+    @classmethod
+    def of(cls, context: Context) -> _Form:
+        data, features, time = (_matrix(context, at, *types) for at, types in enumerate(_TYPES))
+        rank, filters = int(context.option("Rank")), features.shape[0]
+        if rank < 1 or filters % rank:
+            raise context.refuse(f"has rank {rank} for {filters} filters; they must be a multiple of it")
+        units, memory = filters // rank, time.shape[1]
+        state = _matrix(context, _STATE, "int16")
+        wanted = {
+            1: (filters, data.shape[1]), 2: (filters, memory), 3: (units,), _STATE: (data.shape[0], filters * memory),
+        }  # fmt: skip
+        for at, shape in wanted.items():
+            if context.has(at) and context.tensor(at).shape != shape:
+                raise context.refuse(
+                    f"reads {context.tensor(at).label} of shape {context.tensor(at).shape}; {shape} is wanted"
+                )
+        if int(context.option("FusedActivationFunction")) not in _ACTIVATIONS:
+            raise context.refuse(
+                f"has activation {int(context.option('FusedActivationFunction'))}; weft reads 0, none, and 1, RELU"
+            )
+        for tensor in (features, time, *((context.tensor(3),) if context.has(3) else ())):
+            if tensor.data is None:
+                raise context.refuse(f"reads {tensor.label}, which must be constant")
+        if state.variable and _quantisation(state).zeros[0]:
+            raise context.refuse(f"keeps {state.label}, whose zero point must be 0")
+        assert time.data is not None
+        bias = context.numbers(3, "biases") if context.has(3) else np.zeros(units, np.int64)
+        return cls(context, data.shape[0], filters, memory, time.data.reshape(units, rank, memory), bias)
+
+    def product(self, image: str) -> str:
+        """The sum over rank and time of products with the weights, and biases: (batch, units, 1, 1)."""
+        context = self.context
+        unit = _scale(context.tensor(_STATE)) * _scale(context.tensor(2))
+        bits = max(int(np.maximum(self.weights, ~self.weights).max(initial=0)).bit_length() - 7, 0)
+        if not bits:
+            return self._convolved(image, self.weights.astype(np.int8), 0, unit, biased=True)
+        upper, lower = (
+            (self.weights >> bits).astype(np.int8),
+            (self.weights & (1 << bits) - 1).astype(np.uint8),
+        )
+        step = _scale(context.output())
+        rest = _LARGEST * lower.astype(np.int64).sum(axis=(1, 2)) + np.abs(self.bias)
+        places = math.floor(math.log2(_LARGEST / (_STEPS + float(rest.max()) * unit / step)))
+        if places < _LEAST:
+            return self._convolved(image, self.weights, 0, unit, biased=True)
+        given = context.array(math.ldexp(step, -places), "float32"), context.array(0, "int16")
+        parts = []
+        for values, shift in ((upper, bits), (lower, 0)):
+            made = self._convolved(image, values, shift, unit, biased=not shift)
+            stored = context.emit("QuantizeLinear", made, *given, suffix="quantise")
+            parts.append(context.emit("DequantizeLinear", stored, *given, suffix="dequantise"))
+        return context.emit("Add", *parts, suffix="add")
+
+    def _convolved(self, image: str, values: np.ndarray, shift: int, unit: float, *, biased: bool) -> str:
+        """The product with some weights times ``2**shift``, with `unit` as the scale of sums."""
+        context, builder = self.context, self.context.builder
+        scale = math.ldexp(_scale(context.tensor(2)), shift)
+        given = [
+            builder.constant(values[..., None], f"{context.name}:weights"),
+            context.array(scale, "float32"),
+        ]
+        weights = context.emit("DequantizeLinear", *given, suffix="weights")
+        inputs = [image, weights]
+        if biased and self.bias.any():
+            inputs.append(context.array(self.bias * unit, "float32"))
+        return context.emit("Conv", *inputs, suffix="product", group=len(values))
+
+
+_TYPES = (("int8",), ("int8",), ("int8", "int16"))
+"""Types of the data, and of the weights of features and in time."""
+
+
+def _matrix(context: Context, index: int, *types: str) -> Tensor:
+    """An input that must be a matrix of one of some types, and have one scale."""
+    tensor = context.tensor(index)
+    if tensor.dtype not in types or tensor.quantisation is None or not tensor.quantisation.whole:
+        raise context.refuse(f"reads {tensor.label}, which must be {' or '.join(types)} with one scale")
+    if tensor.rank != 2:
+        raise context.refuse(f"reads {tensor.label}, which must be a matrix")
+    return tensor
+
+
+def _quantisation(tensor: Tensor) -> Quantisation:
+    assert tensor.quantisation is not None
+    return tensor.quantisation
+
+
+def _scale(tensor: Tensor) -> float:
+    return float(_quantisation(tensor).scales[0])
+
+
+OPERATORS = (
+    Record(
+        ("SVDF",), (5, 5), "MatMul, Concat with what is kept, and Conv of each unit", svdf, states=(_STATE,)
+    ),
+)

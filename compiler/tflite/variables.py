@@ -1,0 +1,153 @@
+"""What a TFLite file keeps from run to run: tensors that are variables, and resource variables, which have handles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.compiler.host.evaluate import EvaluationError, Evaluator
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.ir.network import State, Type, type_of
+
+if TYPE_CHECKING:
+    from weft.compiler.tflite.builder import Builder
+
+Key = int | tuple[str, str]
+"""A variable: the index of its tensor, or a resource's container and name."""
+
+
+@dataclass
+class _Variable:
+    """`name` is that of the value that it is at the start of a run, `label` the one in messages. `initial` is what it
+    starts with, None while that is not known, and `value` what was assigned last, "" for nothing yet."""
+
+    name: str
+    label: str
+    initial: np.ndarray | None = None
+    value: str = ""
+    type: Type | None = None
+    read: bool = False
+
+
+class Variables:
+    """The variables of the network that `builder` makes.
+
+    `contents` are what subgraphs assign to variables, by the number of the subgraph, and `handles` the variables that
+    handles are of, by the tensor's index.
+    """
+
+    def __init__(self, builder: Builder, contents: Mapping[int, Mapping[Key, np.ndarray]]) -> None:
+        self._builder, self._contents = builder, contents
+        self._known: dict[Key, _Variable] = {}
+        self.handles: dict[int, Key] = {}
+
+    def _found(self, key: Key) -> _Variable:
+        if key not in self._known:
+            if isinstance(key, int):
+                tensor = self._builder.file.tensors[key]
+                zero = 0 if tensor.quantisation is None else int(tensor.quantisation.zeros[0])
+                initial = np.broadcast_to(np.array(zero, tensor.dtype), tensor.shape)  # of any size
+                name = self._builder.name_of(tensor)
+                self._known[key] = _Variable(name, tensor.label, initial, type=type_of(initial))
+            else:
+                name = self._builder.unique(key[1] or "variable")
+                self._known[key] = _Variable(name, f"variable {key[1]!r}")
+        return self._known[key]
+
+    def assigned(self, key: Key) -> bool:
+        """Whether an operator has assigned something to a variable already."""
+        return key in self._known and bool(self._known[key].value)
+
+    def start(self, subgraph: int) -> None:
+        """Give variables what a subgraph assigns to them, which runs ahead of the first run only.
+
+        Raises
+        ------
+        CompileError
+            If one of them is used ahead of that, or the subgraph is none that runs then.
+        """
+        if subgraph not in self._contents:
+            raise CompileError(
+                f"CALL_ONCE in a subgraph calls subgraph {subgraph}; weft reads such in the first only"
+            )
+        for key, initial in self._contents[subgraph].items():
+            variable = self._found(key)
+            if variable.read or variable.value:
+                raise CompileError(f"{variable.label} is used in front of the CALL_ONCE that starts it")
+            variable.initial, variable.type = initial, type_of(initial)
+
+    def read(self, key: Key) -> str:
+        """The stored value that a variable has at this place of the run.
+
+        Raises
+        ------
+        CompileError
+            If it has none in the first run.
+        """
+        variable = self._found(key)
+        if variable.value:
+            return variable.value
+        if variable.initial is None or variable.type is None:
+            raise CompileError(
+                f"{variable.label} is read before anything is assigned to it; start it in a subgraph that CALL_ONCE "
+                "calls"
+            )
+        if not variable.read:
+            variable.read = True
+            self._builder.add_value(variable.name, variable.type)
+        return variable.name
+
+    def assign(self, key: Key, value: str, type_: Type) -> None:
+        """Note that a variable is stored `value` from here on.
+
+        Raises
+        ------
+        CompileError
+            If it holds values of another type or shape.
+        """
+        variable = self._found(key)
+        if variable.type not in (None, type_):
+            raise CompileError(
+                f"{variable.label} holds {_said(variable.type)}, but is assigned {_said(type_)}; weft reads variables "
+                "of one type and shape"
+            )
+        variable.value, variable.type = value, type_
+
+    def states(self) -> Iterator[State]:
+        """All that a run reads of the run before. What is assigned gets a value of its own."""
+        for variable in self._known.values():
+            if variable.read and variable.value:
+                target = self._builder.unique(f"{variable.name}:next")
+                self._builder.node("Identity", (variable.value,), (target,), f"{variable.name}:kept")
+                assert variable.initial is not None
+                yield State(variable.name, target, variable.initial)
+
+    def constants(self) -> Iterator[tuple[str, np.ndarray]]:
+        """What is read, and never assigned to, by the names of values."""
+        for variable in self._known.values():
+            if variable.read and not variable.value and variable.initial is not None:
+                yield variable.name, variable.initial
+
+    def evaluated(self) -> dict[Key, np.ndarray]:
+        """What is assigned in a network that reads nothing.
+
+        Raises
+        ------
+        CompileError
+            If it cannot be computed.
+        """
+        given = {key: variable.value for key, variable in self._known.items() if variable.value}
+        network = self._builder.part(tuple(dict.fromkeys(given.values())))
+        try:
+            found = dict(zip(network.outputs, Evaluator(network).run({}), strict=True))
+        except EvaluationError as error:
+            raise CompileError(f"what variables start with cannot be computed: {error}") from None
+        return {key: np.asarray(found[value]) for key, value in given.items()}
+
+
+def _said(type_: Type | None) -> str:
+    assert type_ is not None
+    return f"{type_.dtype} of shape {'x'.join(map(str, type_.shape or ())) or '()'}"
