@@ -67,7 +67,11 @@ class SequentialCore(wiring.Component):
         config, program = self.config, Microprogram(self.config)
         m.submodules.control = control = Control(config, COUNTED)
         m.submodules.processor = processor = Processor(
-            program.words, program.operand_bits, program.constants, program.depth, config.n if config.kernel else 0
+            program.words,
+            program.operand_bits,
+            program.constants,
+            program.depth,
+            config.n if config.kernel else 0,
         )
         signed_bits = MULTIPLIER_BITS if config.kernel else 0
         m.submodules.multiplier = multiplier = Multiplier(config.mantissa_bits, signed_bits)
@@ -105,7 +109,9 @@ class SequentialCore(wiring.Component):
             scratchpad.column.eq(column),
         ]
         if config.kernel:
-            starts = strobes[Target.MULTIPLY] | strobes[Target.MULTIPLY_ADD] | movers[MemoryOut.MULTIPLY_SIGNED]
+            starts = (
+                strobes[Target.MULTIPLY] | strobes[Target.MULTIPLY_ADD] | movers[MemoryOut.MULTIPLY_SIGNED]
+            )
             m.d.comb += [multiplier.start.eq(starts), multiplier.signed.eq(movers[MemoryOut.MULTIPLY_SIGNED])]
         self._mover(m, mover, movers, processor, scratchpad)
         table = self._table(m, strobes, result) if tables.entries(config) else Const(0, 8)

@@ -19,7 +19,7 @@ _PREDICATES, _STAGED = 6, 7
 
 
 def last_words(n: int) -> tuple[int, int]:
-    """Words of the part of data memory that blocks are numbered in, and those of them, the last ones, that they take."""
+    """Words at the end of data memory in which blocks are numbered, and how many of them, the last ones, they take."""
     return _BLOCKS * STRIP_ROWS * n, (_BLOCKS - _PREDICATES) * STRIP_ROWS * n
 
 
@@ -66,7 +66,10 @@ class Operation:
                     with m.If(memory):
                         m.d.comb += staged
             with m.Case(Part.SECOND):
-                m.d.comb += [block.eq(Cat(op.b, 1)), lane.eq(index[:lanes] ^ (Const(1) << op.swap)[1 : lanes + 1])]
+                m.d.comb += [
+                    block.eq(Cat(op.b, 1)),
+                    lane.eq(index[:lanes] ^ (Const(1) << op.swap)[1 : lanes + 1]),
+                ]
                 with m.If(op.b_immediate):
                     m.d.comb += [block.eq(_STAGED), row.eq(1), lane.eq(0)]
             with m.Case(Part.PREDICATE):

@@ -29,7 +29,9 @@ class Function(enum.IntEnum):
 
 class Source(enum.IntEnum):
     MEMORY = 0
-    INDEXED = 1  # data memory at the index register, its lowest bit ored with that of the operand; or see `Lane`
+    INDEXED = (
+        1  # data memory at the index register, its lowest bit ored with that of the operand; or see `Lane`
+    )
     CONSTANT = 2
     PORT = 3
 

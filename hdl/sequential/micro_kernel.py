@@ -1,44 +1,52 @@
-"""The microprogram of MICROCODE and KERNEL.
+"""The microprogram of MICROCODE and KERNEL; `weft.hdl.sequential.micro_kernel_ops` has the operations.
 
 A micro-operation is taken apart once for a strip of rows. Then each row goes through the same steps: a vector from
-memory is staged, as are registers that are to be shifted; the operation's own loop goes over the lanes; and what goes to
-memory, which was staged, too, is written. The operation calls `_row`, which returns once for every row.
+memory is staged, as are registers that are to be shifted; the operation's own loop goes over the lanes; and what goes
+to memory, which was staged, too, is written. The operation calls ``kernel.row``, which returns once for every row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from weft.hdl.isa import Kernel, Microcode
-from weft.hdl.isa.config import LOOKUP_ENTRIES
-from weft.hdl.isa.kernel import MULTIPLIER_BITS, SOURCES, STRIP_ROWS, TARGETS, Op
+from weft.hdl.isa.kernel import SOURCES, STRIP_ROWS, TARGETS, micro_places
 from weft.hdl.sequential.assembler import Micro, carries_out
 from weft.hdl.sequential.micro import Condition, Function, Index, Lane, MemoryOut, Out, Part, Port
-from weft.hdl.sequential.micro_divide import digits, normalised, root, shifted, top
-from weft.hdl.sequential.micro_vector import LEAST, lookup_table, times
-from weft.hdl.sequential.tables import address_step
+from weft.hdl.sequential.micro_divide import shifted
+from weft.hdl.sequential.micro_kernel_ops import byte_left, dispatch, keep
+from weft.hdl.sequential.micro_vector import LEAST, times
 
-_A, _B, _RESULT = Lane(Part.FIRST), Lane(Part.SECOND), Lane(Part.RESULT)
-_A_MEMORY = 1 << 10
-"""The bit of the first word of a micro-operation that says that its first operand is staged."""
+_FIRST_BITS = micro_places()["target"].position
+"""Bits of a micro-operation that are its first word."""
+_A_MEMORY = 1 << micro_places()["a_memory"].position
+"""The bit that says that the first operand is staged."""
+_SPLIT = {
+    "op": {"op.low": 1, "op.high": 3},
+    "shift": {"shift.bits": 3, "shift.bytes": 3},
+    "a": {"a": 2, "from.behind": 1},
+    "d": {"d": 1, "to.behind": 2},
+    # The processor has these.
+    "b_immediate": {"trash": 1},
+    "b": {"trash": 3},
+    "swap": {"trash": 3},
+}
+"""Fields that are taken in parts, the lowest one first."""
 _OPERANDS = (*SOURCES, *TARGETS)
-_QUOTIENT = 65535
 
 
 @carries_out(Microcode)
 def microcode(m: Micro) -> None:
-    """`weft.hdl.isa.Microcode`: a micro-operation is two words: its bits up to `end`; the number, and from bit 24 on the
-    target."""
+    """`weft.hdl.isa.Microcode`: of a micro-operation, two words are kept. The first one has its bits up to ``end``, the
+    second one the immediate number, and the target from bit 24 on."""
     _entry(m, "f.entry", "to")
 
     def op() -> None:
-        for width, name in ((24, "low"), (7, "high"), (8, "target"), (24, "number")):
+        for width, name in ((24, "low"), (_FIRST_BITS - 24, "high"), (8, "target"), (24, "number")):
             m.take(width, name)
         m.ld("to", Out.INDEX)
         for upper, lower, odd in (("high", "low", 0), ("target", "number", 1)):
             m.ld(upper)
             for _ in range(3):
-                _byte_left(m)
+                byte_left(m)
             m.add(lower)
             m.st(Index(odd))
         m.advance("to", 2)
@@ -53,12 +61,6 @@ def _entry(m: Micro, number: str, target: str) -> None:
     m.add(Port.ACCUMULATOR)
     m.add(m.constant_block("microcode"))
     m.st(target)
-
-
-def _byte_left(m: Micro) -> None:
-    """Shift the accumulator left by 8."""
-    m.ld(Port.APPEND)
-    m.op(Function.AND, -256)
 
 
 @carries_out(Kernel)
@@ -117,17 +119,15 @@ def _operation(m: Micro) -> None:
     m.copy("word", Index())
     m.out(Out.BITS)
     m.copy("second", Index(1))
-    for width, name in (
-        (1, "op.low"), (3, "op.high"), (3, "shift.bits"), (3, "shift.bytes"), (1, "a_memory"), (2, "a"), (1, "from.behind"),
-        (1, "unsigned"), (1, "fill"), (1, "trash"), (3, "trash"), (3, "trash"), (1, "d_memory"), (1, "d"),
-        (2, "to.behind"), (1, "floor"), (1, "scaled"), (1, "again"), (1, "end"),
-    ):  # fmt: skip
-        m.take(width, name)
+    for name, place in micro_places().items():
+        if place.position < _FIRST_BITS:
+            for part, width in _SPLIT.get(name, {name: place.width}).items():
+                m.take(width, part)
     m.ld("second", Out.BITS)
     m.take(24, "immediate", signed=True)
     _reads(m)
     _writes(m)
-    _dispatch(m)
+    dispatch(m)
     m.label("kernel.done")
     _follow(m)
 
@@ -189,266 +189,6 @@ def _choose(m: Micro, number: str, address: str, names: tuple[str, ...]) -> None
             m.sub(1)
     m.label(there)
     m.advance(address, f"{address}.behind")
-
-
-def _dispatch(m: Micro) -> None:
-    """Go to the operation: first by all bits of its number but the lowest."""
-    kinds = [op for op in Op if op is not Op.TABLE or m.config.lookup_tables]
-    for half in range(len(Op) + 1 >> 1):
-        pair = [op for op in kinds if op >> 1 == half]
-        other = m.fresh()
-        m.ld("op.high")
-        m.sub(half)
-        m.jump(other, Condition.ZERO, unless=True)
-        for op in pair:
-            if op is not pair[-1]:
-                m.ld("op.low")
-                m.jump(_label(op), Condition.ZERO)
-            else:
-                m.jump(_label(op))
-        m.label(other)
-    bodies: dict[Op, Callable[[Micro], None]] = {
-        Op.MUL: _multiply,
-        Op.SELECT: _select,
-        Op.INDEX: _index,
-        Op.TABLE: _table,
-        Op.RECIPROCAL: _divide,
-    }
-    for op in kinds:
-        if op in _SIMPLE:
-            m.label(_label(op))
-            m.call("kernel.row")
-            _lanes(m, lambda op=op: _SIMPLE[op](m))  # type: ignore[misc]
-        elif op in bodies:
-            bodies[op](m)
-
-
-def _label(op: Op) -> str:
-    return f"kernel.{op.name.lower()}"
-
-
-def _lanes(m: Micro, body: Callable[[], None]) -> None:
-    """`body` for each lane, and then the next row."""
-    again = m.label()
-    body()
-    m.jump(again, Condition.LANES_ZERO, unless=True)
-    m.jump("kernel.write")
-
-
-def _keep(m: Micro, part: Part = Part.RESULT) -> None:
-    """The accumulator is the result of this lane; go to the next one."""
-    m.st(Lane(part, next=True))
-
-
-def _combined(first: Lane, function: Function, second: Lane) -> Callable[[Micro], None]:
-    def body(m: Micro) -> None:
-        m.ld(first)
-        m.op(function, second)
-        _keep(m)
-
-    return body
-
-
-def _less(m: Micro) -> None:
-    """The predicate is anything but 0 where it holds."""
-    m.ld(_A)
-    m.low(_B)
-    m.sub(_B)
-    _keep(m, Part.PREDICATE)
-
-
-def _equal(m: Micro) -> None:
-    """The difference becomes -1, 0 or 1, then 0 or 1, and then -1 where it was 0."""
-    m.ld(_A)
-    m.sub(_B)
-    m.high(-1)
-    m.low(1)
-    m.op(Function.AND, 1)
-    m.sub(1)
-    _keep(m, Part.PREDICATE)
-
-
-_SIMPLE = {
-    Op.ADD: _combined(_A, Function.ADD, _B),
-    Op.SUB: _combined(_A, Function.SUB, _B),
-    Op.RSUB: _combined(_B, Function.SUB, _A),
-    Op.MIN: _combined(_A, Function.MIN, _B),
-    Op.MAX: _combined(_A, Function.MAX, _B),
-    Op.LT: _less,
-    Op.EQ: _equal,
-}
-
-
-def _select(m: Micro) -> None:
-    m.label(_label(Op.SELECT))
-    m.call("kernel.row")
-
-    def body() -> None:
-        second, there = m.fresh(), m.fresh()
-        m.ld(Lane(Part.PREDICATE))
-        m.jump(second, Condition.ZERO)
-        m.ld(_A)
-        m.jump(there)
-        m.label(second)
-        m.ld(_B)
-        m.label(there)
-        _keep(m)
-
-    _lanes(m, body)
-
-
-def _index(m: Micro) -> None:
-    m.label(_label(Op.INDEX))
-    _unshifted(m)
-    m.call("kernel.row")
-    m.ld("element")
-    m.sub(1)
-    m.st("count")
-
-    def body() -> None:
-        m.advance("count", 1)
-        m.add(_B)
-        _keep(m)
-
-    _lanes(m, body)
-
-
-def _unshifted(m: Micro) -> None:
-    """The first operand is taken as it is."""
-    m.copy("shift.bytes", 0)
-    m.st("shift.bits")
-
-
-def _table(m: Micro) -> None:
-    m.label(_label(Op.TABLE))
-    _unshifted(m)
-    m.copy("f.table", "immediate")
-    lookup_table(m, LOOKUP_ENTRIES // 2)  # an element of 0 has the entry in the middle
-    m.st("entries")
-    m.call("kernel.row")
-
-    def body() -> None:
-        m.ld(_A)
-        m.low(127)
-        m.high(-128)
-        times(m, address_step(m.config))
-        m.add("entries", Out.TABLE_ADDRESS)
-        m.ld(Port.TABLE)
-        # Its sign.
-        m.add(128)
-        m.op(Function.AND, 255)
-        m.sub(128)
-        _keep(m)
-
-    _lanes(m, body)
-
-
-def _multiply(m: Micro) -> None:
-    """While the product is made, its shift is set, and the kind of rounding found out."""
-    plain, down = m.fresh(), m.fresh()
-    m.label(_label(Op.MUL))
-    m.ld("shift.bytes")
-    times(m, 8)
-    m.add("shift.bits")
-    m.st("shift")
-    _unshifted(m)
-    m.ld("scaled")
-    m.jump(plain, Condition.ZERO)
-    m.ld(63)
-    m.label(plain)
-    m.st("scale")
-    m.call("kernel.row")
-    again = m.label()
-    m.ld(_A, Out.MULTIPLICAND)
-    m.ld(_B)
-    m.memory(MemoryOut.MULTIPLY_SIGNED)
-    m.ld(Port.EXPONENT)
-    m.op(Function.AND, "scale")
-    m.add("shift")
-    m.low(63, Out.SHIFT)
-    m.ld("floor")
-    m.jump(down, Condition.ZERO, unless=True)
-    m.ld(0)
-    m.op(Function.ROUND, Port.PRODUCT)
-    _keep(m)
-    m.jump(again, Condition.LANES_ZERO, unless=True)
-    m.jump("kernel.write")
-    m.label(down)
-    m.ld(Port.PRODUCT)
-    _keep(m)
-    m.jump(again, Condition.LANES_ZERO, unless=True)
-    m.jump("kernel.write")
-
-
-def _divide(m: Micro) -> None:
-    """RECIPROCAL and RSQRT."""
-    for op, is_root in ((Op.RECIPROCAL, 0), (Op.RSQRT, 1)):
-        m.label(_label(op))
-        m.copy("root", is_root)
-        if not is_root:
-            m.jump("kernel.serial")
-    m.label("kernel.serial")
-    _unshifted(m)
-    m.call("kernel.row")
-    again, positive, one, rooted = m.label(), m.fresh(), m.fresh(), m.fresh()
-    m.copy("packed", m.constant(_QUOTIENT))
-    m.ld(_A)
-    m.st("value")
-    m.st("t")
-    m.jump("kernel.quotient", Condition.ZERO)
-    m.jump(positive, Condition.NEGATIVE, unless=True)
-    m.ld("root")
-    m.jump("kernel.quotient", Condition.ZERO, unless=True)
-    m.ld(0)
-    m.sub("value")
-    m.st("t")
-    m.label(positive)
-    normalised(m)
-    m.ld("root")
-    m.jump(rooted, Condition.ZERO, unless=True)
-    m.ld("t")
-    top(m)
-    m.jump("kernel.digits")
-    m.label(rooted)
-    root(m)
-    m.label("kernel.digits")
-    _packed(m)
-    m.label("kernel.quotient")
-    m.ld("unsigned")
-    m.jump(one, Condition.ZERO)
-    _lanes(m, lambda: _result(m))
-    m.label(one)
-    _result(m)
-    m.jump(again, Condition.LANES_ZERO, unless=True)
-    m.jump("kernel.write")
-
-
-def _result(m: Micro) -> None:
-    m.ld("packed")
-    _keep(m)
-
-
-def _packed(m: Micro) -> None:
-    """Divide by ``t``: the quotient, with the sign of ``value``, below the exponent."""
-    positive = m.fresh()
-    m.copy("r", 0)
-    m.copy("rest", m.constant(1 << 16))
-    digits(m)
-    m.ld("value")
-    m.jump(positive, Condition.NEGATIVE, unless=True)
-    m.ld(0)
-    m.sub("r")
-    m.st("r")
-    m.label(positive)
-    m.ld("r")
-    m.op(Function.AND, m.constant((1 << MULTIPLIER_BITS) - 1))
-    m.st("r")
-    m.ld("bits")
-    for _ in range(2):
-        _byte_left(m)
-    times(m, 1 << MULTIPLIER_BITS - 16)
-    m.add("r")
-    m.st("packed")
 
 
 def _follow(m: Micro) -> None:
@@ -541,23 +281,26 @@ def _stage(m: Micro) -> None:
     m.ld(m.constant(LEAST))
     m.label(zero)
     again = m.label()
-    _keep(m, Part.STAGED)
+    keep(m, Part.STAGED)
     m.jump(again, Condition.LANES_ZERO, unless=True)
     m.label(nothing)
 
 
 def _shift(m: Micro) -> None:
     """The first operand shifted to the left, which is staged then: a pass over the lanes for each byte and bit."""
-    for name, body in (("shift.bytes", lambda: _byte_left(m)), ("shift.bits", lambda: m.add(Port.ACCUMULATOR))):
+    for name, body in (
+        ("shift.bytes", lambda: byte_left(m)),
+        ("shift.bits", lambda: m.add(Port.ACCUMULATOR)),
+    ):
         done, more = m.fresh(), m.fresh()
         m.ld(name)
         m.jump(done, Condition.ZERO)
         m.st("passes")
         m.label(more)
         again = m.label()
-        m.ld(_A)
+        m.ld(Lane(Part.FIRST))
         body()
-        _keep(m, Part.STAGED)
+        keep(m, Part.STAGED)
         m.jump(again, Condition.LANES_ZERO, unless=True)
         m.ld("staged")
         m.memory(MemoryOut.OPERATION)

@@ -34,7 +34,7 @@ class Multiplier(wiring.Component):
     keep : In(1)
         With `start`: the last product is ``before``; otherwise that is 0. It must have been shifted by 0.
     signed : In(1)
-        With `start`: the multiplier is signed, and has `signed_bits`. Its result is saturated to 32 bits, rounded or not.
+        With `start`: the multiplier is signed, and has `signed_bits`. The result is saturated to 32 bits, also rounded.
     ready : Out(1)
         The results below hold.
     raw : In(1)

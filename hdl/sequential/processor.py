@@ -10,6 +10,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.sequential.lanes import Operation
 from weft.hdl.sequential.micro import (
     CONDITION_BITS,
@@ -278,7 +279,7 @@ class Processor(wiring.Component):
         values[Port.ACCUMULATOR] = accumulator.as_unsigned()
         values[Port.APPEND] = Cat(self.port[Port.BYTE][:8], accumulator)[:32]
         if self.lanes:
-            values[Port.EXPONENT] = accumulator[18:24]
+            values[Port.EXPONENT] = accumulator[MULTIPLIER_BITS : MULTIPLIER_BITS + 6]
         return Array(values)[number[: (self.ports - 1).bit_length()]]
 
     def _lane(
