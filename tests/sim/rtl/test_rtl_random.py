@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.random_programs import FLAGS, MEMORY, Generator
 
+from weft.boards.registry import BOARDS
 from weft.hdl.isa import (
     INSTRUCTIONS,
     Instruction,
@@ -71,6 +72,16 @@ VARIANTS = {
     "plain": PRESETS["tiny"].replace(probability_bits=0, lookup_tables=0),
     "default": PRESETS["default"].replace(scratchpad_depth=512),
 }  # fmt: skip
+SEQUENTIAL_KERNELS = {
+    "icebreaker": BOARDS["icebreaker"].config.replace(kernel=32),
+    "tang-nano-9k": BOARDS["tang-nano-9k"].config.replace(kernel=64),
+    "tang-primer-20k": BOARDS["tang-primer-20k"].config.replace(kernel=64),
+    "tiny": KERNELS,
+    "n2": VARIANTS["smallest"].replace(kernel=64),
+    "no tables": VARIANTS["plain"].replace(kernel=128),
+    "wide bus": VARIANTS["wide bus"].replace(kernel=256),
+    "default": VARIANTS["default"].replace(kernel=64),
+}
 
 
 def test_kernels() -> None:
@@ -80,6 +91,11 @@ def test_kernels() -> None:
 @pytest.mark.parametrize("name", ["7 bits", "no softmax"])
 def test_sequential(name: str) -> None:
     compare(VARIANTS[name], range(25), 25, sequential=True)
+
+
+@pytest.mark.parametrize("name", ["icebreaker", "tang-primer-20k"])
+def test_sequential_kernels(name: str) -> None:
+    compare(SEQUENTIAL_KERNELS[name], range(4000, 4008), 20, sequential=True)
 
 
 @pytest.mark.long
@@ -92,6 +108,12 @@ def test_variants(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_sequential_variants(name: str) -> None:
     compare(VARIANTS[name], range(3000, 3060), 40, sequential=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SEQUENTIAL_KERNELS)
+def test_sequential_kernels_long(name: str) -> None:
+    compare(SEQUENTIAL_KERNELS[name], range(5000, 5030), 40, sequential=True)
 
 
 @pytest.mark.long
