@@ -143,6 +143,7 @@ def _unshifted(m: Micro) -> None:
     """The first operand is taken as it is."""
     m.copy("shift.bytes", 0)
     m.st("shift.bits")
+    m.copy("prepares", "a_memory")
 
 
 def _table(m: Micro) -> None:

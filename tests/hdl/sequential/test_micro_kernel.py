@@ -24,7 +24,9 @@ CONFIGS = {
 }
 MORE = {
     "tang-nano-9k": BOARDS["tang-nano-9k"].config.replace(kernel=64),
-    "n2": PRESETS["tiny"].replace(n=2, lanes=1, kernel=32, lookup_tables=2, mantissa_bits=16, probability_bits=0),
+    "n2": PRESETS["tiny"].replace(
+        n=2, lanes=1, kernel=32, lookup_tables=2, mantissa_bits=16, probability_bits=0
+    ),
     "n16": PRESETS["default"].replace(scratchpad_depth=256, kernel=256),
 }
 MEMORY, TABLES, PROGRAM, DUMP = 1 << 17, 0x3000, 0x4000, 0x8000
@@ -32,7 +34,21 @@ ROWS = 11
 """More than a strip."""
 BYTES = ((0, 24, 0), (1, 16, 1), (2, 8, 1), (3, 0, 1))
 """Of a number from memory: operand, places to the left, whether it is unsigned."""
-EXTREMES = (0, 1, -1, -(1 << 31), (1 << 31) - 1, 1 - (1 << 31), 1 << 30, -(1 << 30), 65535, 65536, -65536, 127, -128)
+EXTREMES = (
+    0,
+    1,
+    -1,
+    -(1 << 31),
+    (1 << 31) - 1,
+    1 - (1 << 31),
+    1 << 30,
+    -(1 << 30),
+    65535,
+    65536,
+    -65536,
+    127,
+    -128,
+)
 VECTORS = 2 * len(BYTES)
 """Vectors that two numbers take, and two results."""
 
@@ -58,7 +74,9 @@ def variants(rng: random.Random, config: Config) -> Iterator[MicroOp]:
     for floor in range(2):
         for shift in (0, 3, rng.randrange(8, 40), 63):
             yield MicroOp(op=Op.MUL, **both, shift=shift, floor=floor, scaled=int(rng.random() < 0.5))
-        yield MicroOp(op=Op.MUL, **both, shift=rng.randrange(9), floor=floor, scaled=1, swap=rng.choice(swaps))
+        yield MicroOp(
+            op=Op.MUL, **both, shift=rng.randrange(9), floor=floor, scaled=1, swap=rng.choice(swaps)
+        )
         yield MicroOp(op=Op.MUL, a=0, d=2, b_immediate=1, immediate=-(1 << 17), shift=16, floor=floor)
     for op in (Op.RECIPROCAL, Op.RSQRT):
         for uniform in range(2):
