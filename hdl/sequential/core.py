@@ -112,7 +112,7 @@ class SequentialCore(wiring.Component):
             starts = (
                 strobes[Target.MULTIPLY] | strobes[Target.MULTIPLY_ADD] | movers[MemoryOut.MULTIPLY_SIGNED]
             )
-            m.d.comb += [multiplier.start.eq(starts), multiplier.signed.eq(movers[MemoryOut.MULTIPLY_SIGNED])]
+            m.d.comb += [multiplier.start.eq(starts), multiplier.wide.eq(movers[MemoryOut.MULTIPLY_SIGNED])]
         self._mover(m, mover, movers, processor, scratchpad)
         table = self._table(m, strobes, result) if tables.entries(config) else Const(0, 8)
         self._read_ports(

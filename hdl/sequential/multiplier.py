@@ -19,7 +19,7 @@ class Multiplier(wiring.Component):
     bits : int
         Of the multiplier.
     signed_bits : int
-        Of the multiplier with `signed`, or 0: there is no such input, and nothing that only it needs.
+        Of the multiplier with `wide`, or 0: there is no such input, and nothing that only it needs.
 
     Members
     -------
@@ -33,7 +33,7 @@ class Multiplier(wiring.Component):
         Go, with this multiplier, unsigned.
     keep : In(1)
         With `start`: the last product is ``before``; otherwise that is 0. It must have been shifted by 0.
-    signed : In(1)
+    wide : In(1)
         With `start`: the multiplier is signed, and has `signed_bits`. The result is saturated to 32 bits, also rounded.
     ready : Out(1)
         The results below hold.
@@ -50,7 +50,7 @@ class Multiplier(wiring.Component):
         self.bits = max(bits, signed_bits)
         super().__init__(
             {
-                **({"signed": In(1)} if signed_bits else {}),
+                **({"wide": In(1)} if signed_bits else {}),
                 "value": In(32),
                 "set_multiplicand": In(1),
                 "set_shift": In(1),
@@ -131,16 +131,16 @@ class Multiplier(wiring.Component):
     def _signed(
         self, m: Module, last: Value, operands: tuple[Value, Value, Value], total: Signal
     ) -> tuple[Value, Signal]:
-        """With `signed`, the last bit of the multiplier counts negative. Returns the multiplier to start with, and
+        """With `wide`, the last bit of the multiplier counts negative. Returns the multiplier to start with, and
         whether the result has 32 bits."""
         high, low, multiplicand = operands
         whole = Signal()
         with m.If(self.start):
-            m.d.sync += whole.eq(self.signed)
+            m.d.sync += whole.eq(self.wide)
         turned = whole & last
         addend = Mux(low[0], multiplicand, 0) ^ turned.replicate(34).as_signed()
         m.d.comb += total.eq((Cat(1, high).as_signed() + Cat(turned, addend).as_signed())[1:])
         factor = Mux(
-            self.signed, self.value[: self.signed_bits].as_signed(), self.value[: self.unsigned_bits]
+            self.wide, self.value[: self.signed_bits].as_signed(), self.value[: self.unsigned_bits]
         )
         return factor, whole
