@@ -116,7 +116,9 @@ class Condition(enum.IntEnum):
     MEMORY_IDLE = 7  # nothing on its way
     MOVED = 8  # gathered or scattered
     LENGTH_ZERO = 9
-    LANES_ZERO = 10  # the low bits of the index register, which number the lanes, are; with kernels only
+    LANES_ZERO = (
+        10  # behind a word that went to the `next` lane: that is the first one again; with kernels only
+    )
 
 
 @dataclass(frozen=True)

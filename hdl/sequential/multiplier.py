@@ -140,7 +140,5 @@ class Multiplier(wiring.Component):
         turned = whole & last
         addend = Mux(low[0], multiplicand, 0) ^ turned.replicate(34).as_signed()
         m.d.comb += total.eq((Cat(1, high).as_signed() + Cat(turned, addend).as_signed())[1:])
-        factor = Mux(
-            self.wide, self.value[: self.signed_bits].as_signed(), self.value[: self.unsigned_bits]
-        )
+        factor = Mux(self.wide, self.value[: self.signed_bits].as_signed(), self.value[: self.unsigned_bits])
         return factor, whole

@@ -56,9 +56,8 @@ VECTORS = 2 * len(BYTES)
 def numbers(rng: random.Random, count: int) -> np.ndarray:
     def one() -> int:
         power = 1 << rng.randrange(31)
-        return rng.choice(
-            (rng.choice(EXTREMES), rng.randrange(-(1 << 31), 1 << 31), power, power - 1, -power, rng.randrange(-300, 300))
-        )  # fmt: skip
+        small, any_of = rng.randrange(-300, 300), rng.randrange(-(1 << 31), 1 << 31)
+        return rng.choice((rng.choice(EXTREMES), any_of, power, power - 1, -power, small))
 
     return np.array([one() for _ in range(count)], "<i4")
 

@@ -129,6 +129,4 @@ async def bench_multiplier(dut: Any) -> None:
 @pytest.mark.parametrize(("unsigned", "signed"), [(16, 0), (24, 0), (16, 18), (24, 18)])
 def test_multiplier(unsigned: int, signed: int) -> None:
     bits = max(unsigned, signed)
-    run_bench(
-        Multiplier(unsigned, signed), parameters={"bits": bits, "unsigned": unsigned, "signed": signed}
-    )
+    run_bench(Multiplier(unsigned, signed), parameters={"bits": bits, "unsigned": unsigned, "signed": signed})
