@@ -61,8 +61,10 @@ def digits(m: Micro) -> None:
 
 
 def root(m: Micro) -> None:
-    """Twice the square root of ``t``, which `normalised` made, to ``t``, and half of ``bits``, which become even first, as
-    ``t`` is halved."""
+    """Twice the square root of ``t``, which `normalised` made, to ``t``, and half of ``bits``.
+
+    Odd ``bits`` first become one more, and ``t`` is halved.
+    """
     even, digit, less = m.fresh(), m.fresh(), m.fresh()
     m.ld("bits")
     m.op(Function.AND, 1)
