@@ -341,8 +341,11 @@ class RandomProgram:
         self.m.op(function, source, out=out, write=write and draw.random() < 0.3)
 
     def _store(self) -> None:
-        targets = [Index(self.random.randrange(2)), self.random.choice(self.written)]
-        target = self.random.choice([*targets, self._lane()] if self.lanes else targets)
+        targets: list[str | Index | Lane] = [
+            Index(self.random.randrange(2)),
+            self.random.choice(self.written),
+        ]
+        target = self.random.choice(targets + [self._lane()] * bool(self.lanes))
         self.m.st(target, self.random.choice((Out.NONE, Out.MULTIPLY)))
 
     def _lane(self) -> Lane:
