@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,10 +97,19 @@ def whole(op: MicroOp) -> list[MicroOp]:
     if op.op in (Op.LT, Op.EQ):
         ops.append(MicroOp(op=Op.SELECT, a=1, b=0, d=2))
     result = 0 if op.d == 0 and op.op not in (Op.LT, Op.EQ) else 2
+    ops += written(result)
+    return [*ops[:-1], replace(ops[-1], end=1)]
+
+
+def written(register: int) -> list[MicroOp]:
+    """All bytes of a register to the four vectors that there are for results."""
+    made = []
     for byte in range(4):
-        ops.append(MicroOp(op=Op.ADD, a=result, shift=8 * byte, b_immediate=1, d=3))
-        ops.append(MicroOp(op=Op.MUL, a=3, b_immediate=1, immediate=1, shift=24, floor=1, d_memory=1, d=byte))
-    return [*ops[:-1], MicroOp(**{**vars(ops[-1]), "end": 1})]
+        made.append(MicroOp(op=Op.ADD, a=register, shift=8 * byte, b_immediate=1, d=3))
+        made.append(
+            MicroOp(op=Op.MUL, a=3, b_immediate=1, immediate=1, shift=24, floor=1, d_memory=1, d=byte)
+        )
+    return made
 
 
 def program(rng: random.Random, config: Config) -> list[Instruction]:
@@ -156,6 +166,45 @@ def compare(config: Config, seeds: range) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_bits_of_every_operation(name: str) -> None:
     compare(CONFIGS[name], range(2))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_elements_behind_the_end_of_rows(name: str) -> None:
+    config = CONFIGS[name]
+    n, rows, columns = config.n, 3, 2
+    vectors = rows * columns
+    made: list[Instruction] = [Load(length=n * vectors, run=n * vectors, pitch=n * vectors, dst_vector=1)]
+    at = vectors
+    operands = {
+        "src_oy": columns,
+        "src_ox": 1,
+        "dst_oy": 4 * columns,
+        "dst2_oy": 4 * columns,
+        "dst_ox": 4,
+        "dst2_ox": 4,
+    }
+    for fill in range(2):
+        read = MicroOp(op=Op.ADD, a_memory=1, unsigned=1, fill=fill, b_immediate=1, immediate=-3, d=0)
+        ops = [read, *written(0)]
+        made += microcode([*ops[:-1], replace(ops[-1], again=1, end=1)], 0)
+        for tail in {0, 1, n - 1, n}:
+            made.append(Kernel(source=Source.SCRATCHPAD, oy=rows, ox=columns, tail=tail, with_dst2=1, dst=at, dst2=at + 2,
+                               dst_vectors=2, dst2_vectors=2, **operands))  # fmt: skip
+            at += 4 * vectors
+    length = n * (at - vectors)
+    made += [Store(offset=DUMP, length=length, pitch=length, src=vectors, src_vector=1), End()]
+    golden, rtl = GoldenDevice(config, MEMORY), RtlDevice(config, MEMORY, sequential=True)
+    with rtl:
+        found, expected = (results(device, made, length) for device in (rtl, golden))
+    assert found == expected
+
+
+def results(device: Device, made: list[Instruction], length: int) -> bytes:
+    device.write(0, random.Random(1).randbytes(TABLES))
+    device.write(PROGRAM, b"".join(word.encode() for word in made))
+    device.start(PROGRAM)
+    device.wait(1_000_000)
+    return device.read(DUMP, length)
 
 
 @pytest.mark.long

@@ -60,10 +60,13 @@ async def bench_signed(dut: Any) -> None:
     for _ in range(600):
         a = random.choice([random.randrange(-(1 << 31), 1 << 31), random.randrange(-300, 300), -(1 << 31)])
         b = random.choice([random.randrange(-half, half), random.choice(extremes), random.randrange(-99, 99)])
-        if random.random() < 0.3:  # just below 2**31, and above it
-            a, b = (1 << 31) // max(abs(b), 1) + random.randrange(-2, 3), abs(b)
-            a, b = min(a, (1 << 31) - 1), min(b, half - 1)
         shift = random.choice([0, random.randrange(64), random.randrange(12)])
+        if random.random() < 0.4:  # near 2**31, which rounding may reach, and near -2**31
+            shift = random.randrange(signed_bits - 3)
+            b = random.randrange(1 << shift, min(half, 4 << shift)) + 1
+            a = ((1 << 31 + shift) - random.choice((1, -b))) // b * random.choice((1, -1))
+            b = min(b, half - 1)
+            a = min(max(a, -(1 << 31)), (1 << 31) - 1)
         dut.wide.value = 1
         late = random.random() < 0.5
         # Bits above the multiplier's are anything.
@@ -112,7 +115,9 @@ async def bench_multiplier(dut: Any) -> None:
             first = (random.randrange(-255, 256), random.randrange(limit))
             await run(dut, *first, 0, False)
             product += first[0] * first[1]
-        cycles = await run(dut, a, b, shift, keep)
+        # Bits above the multiplier's are anything.
+        above = random.getrandbits(32) // limit * limit
+        cycles = await run(dut, a, b | above, shift, keep)
         assert cycles == bits + shift // 8 + shift % 8 + 1
         low = product >> shift
         fits = -(1 << 30) <= low < 1 << 30

@@ -218,7 +218,7 @@ def run(seed: int, operand_bits: int, depth: int, lanes: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "operand_bits", "depth", "lanes"), [(1, 11, 64, 0), (2, 12, 128, 0), (3, 11, 256, 2)]
+    ("seed", "operand_bits", "depth", "lanes"), [(1, 11, 64, 0), (2, 12, 128, 0), (3, 11, 512, 4)]
 )
 def test_processor(seed: int, operand_bits: int, depth: int, lanes: int) -> None:
     """The program is always the same, so that its simulator is built once; all else is not."""
