@@ -175,7 +175,15 @@ def test_elements_behind_the_end_of_rows(name: str) -> None:
     vectors = rows * columns
     made: list[Instruction] = [Load(length=n * vectors, run=n * vectors, pitch=n * vectors, dst_vector=1)]
     at = vectors
-    operands = {
+    given = {
+        "source": Source.SCRATCHPAD,
+        "with_dst2": 1,
+        "dst_vectors": 2,
+        "dst2_vectors": 2,
+        "oy": rows,
+        "ox": columns,
+    }
+    given |= {
         "src_oy": columns,
         "src_ox": 1,
         "dst_oy": 4 * columns,
@@ -188,8 +196,7 @@ def test_elements_behind_the_end_of_rows(name: str) -> None:
         ops = [read, *written(0)]
         made += microcode([*ops[:-1], replace(ops[-1], again=1, end=1)], 0)
         for tail in {0, 1, n - 1, n}:
-            made.append(Kernel(source=Source.SCRATCHPAD, oy=rows, ox=columns, tail=tail, with_dst2=1, dst=at, dst2=at + 2,
-                               dst_vectors=2, dst2_vectors=2, **operands))  # fmt: skip
+            made.append(Kernel(tail=tail, dst=at, dst2=at + 2, **given))
             at += 4 * vectors
     length = n * (at - vectors)
     made += [Store(offset=DUMP, length=length, pitch=length, src=vectors, src_vector=1), End()]
