@@ -21,7 +21,7 @@ from weft.sim.rtl.device import RtlDevice
 
 CONFIGS = {
     "icebreaker": BOARDS["icebreaker"].config.replace(kernel=32),
-    "tang-primer-20k": BOARDS["tang-primer-20k"].config.replace(kernel=64),
+    "tang-primer-20k": BOARDS["tang-primer-20k"].config,
 }
 MORE = {
     "tang-nano-9k": BOARDS["tang-nano-9k"].config.replace(kernel=64),
