@@ -88,6 +88,9 @@ SEQUENTIAL: tuple[dict[str, int], ...] = (
     {**SOFTMAX, "n": 8, "bus_bytes": 8},
     {"lookup_tables": 4, "multiply": 1},
     {**SOFTMAX, "lookup_tables": 4, "multiply": 1},
+    {"kernel": 64},
+    {**SOFTMAX, **EVERYTHING},
+    {**SOFTMAX, **EVERYTHING, "n": 8, "bus_bytes": 8},
 )
 CHANGES = {CoreKind.PIPELINED: PIPELINED, CoreKind.SEQUENTIAL: SEQUENTIAL}
 """The configurations that are synthesised to fit estimates, as changes of `BASE`."""

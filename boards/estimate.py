@@ -76,7 +76,8 @@ def _features_sequential(kind: str, family: Family, config: Config) -> dict[str,
         return {"one": 1, "n2": n * n}
     if kind == "ram":
         return {"one": 1, "memories": sequential_blocks(family, config)}
-    return {"one": 1, "n": n, "n2": n * n, "bus": config.bus_bytes, "softmax": softmax}
+    kernel = int(config.kernel > 0)
+    return {"one": 1, "n": n, "n2": n * n, "bus": config.bus_bytes, "softmax": softmax, "kernel": kernel}
 
 
 def sequential_blocks(family: Family, config: Config) -> int:

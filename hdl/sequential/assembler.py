@@ -18,6 +18,7 @@ from weft.hdl.sequential.micro import (
     Condition,
     Function,
     Index,
+    Lane,
     MemoryOut,
     Operand,
     Out,
@@ -117,6 +118,8 @@ class Assembler:
             return Source.PORT, int(operand)
         if isinstance(operand, Index):
             return Source.INDEXED, operand.odd
+        if isinstance(operand, Lane):
+            return Source.INDEXED, operand.number
         if isinstance(operand, str):
             return Source.MEMORY, self.variable(operand)
         if not -(1 << self.operand_bits - 1) <= operand < 1 << self.operand_bits - 1:
@@ -138,7 +141,7 @@ class Assembler:
     def high(self, operand: Operand, out: Out = Out.NONE) -> None:
         self.op(Function.MAX, operand, out=out)
 
-    def st(self, operand: str | Index, out: Out = Out.NONE) -> None:
+    def st(self, operand: str | Index | Lane, out: Out = Out.NONE) -> None:
         self.op(Function.KEEP, operand, out=out, write=True)
 
     def out(self, out: Out) -> None:

@@ -14,6 +14,7 @@ from weft.hdl.control.control import AXI_LITE
 from weft.hdl.control.counters import Counters
 from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config, ConfigError
+from weft.hdl.isa.kernel import MULTIPLIER_BITS
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.sequential import tables
@@ -56,10 +57,6 @@ class SequentialCore(wiring.Component):
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
         multipliers.check(config)
-        if config.kernel:
-            raise ConfigError(
-                f"the sequential core has no kernel engine: configuration field 'kernel' is {config.kernel}, not 0"
-            )
         if config.depthwise_taps:
             raise ConfigError(
                 "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "
@@ -75,9 +72,14 @@ class SequentialCore(wiring.Component):
         config, program = self.config, Microprogram(self.config)
         m.submodules.control = control = Control(config, COUNTED)
         m.submodules.processor = processor = Processor(
-            program.words, program.operand_bits, program.constants, program.depth
+            program.words,
+            program.operand_bits,
+            program.constants,
+            program.depth,
+            config.n if config.kernel else 0,
         )
-        m.submodules.multiplier = multiplier = Multiplier(config.mantissa_bits)
+        signed_bits = MULTIPLIER_BITS if config.kernel else 0
+        m.submodules.multiplier = multiplier = Multiplier(config.mantissa_bits, signed_bits)
         m.submodules.mover = mover = Mover(config)
         m.submodules.scratchpad = scratchpad = Scratchpad(config)
         m.submodules.rows = rows = Rows(config, self.multipliers)
@@ -111,6 +113,11 @@ class SequentialCore(wiring.Component):
             scratchpad.write_address.eq(result),
             scratchpad.column.eq(column),
         ]
+        if config.kernel:
+            starts = (
+                strobes[Target.MULTIPLY] | strobes[Target.MULTIPLY_ADD] | movers[MemoryOut.MULTIPLY_SIGNED]
+            )
+            m.d.comb += [multiplier.start.eq(starts), multiplier.wide.eq(movers[MemoryOut.MULTIPLY_SIGNED])]
         self._mover(m, mover, movers, processor, scratchpad)
         table = self._table(m, strobes, result) if tables.entries(config) else Const(0, 8)
         self._read_ports(

@@ -29,7 +29,9 @@ class Function(enum.IntEnum):
 
 class Source(enum.IntEnum):
     MEMORY = 0
-    INDEXED = 1  # data memory at the index register, its lowest bit ored with that of the operand
+    INDEXED = (
+        1  # data memory at the index register, its lowest bit ored with that of the operand; or see `Lane`
+    )
     CONSTANT = 2
     PORT = 3
 
@@ -46,6 +48,7 @@ class Port(enum.IntEnum):
     APPEND = 6  # the processor's accumulator shifted left by 8, and `BYTE` below it
     SUM = 7  # the current column of the array's last row of sums
     TABLE = 8  # the table's entry
+    EXPONENT = 9  # bits 18 to 23 of the processor's accumulator; with kernels only
 
 
 class Out(enum.IntEnum):
@@ -98,6 +101,8 @@ class MemoryOut(enum.IntEnum):
     FLUSH = 7
     FINISH = 8
     EVENTS = 9
+    OPERATION = 10  # the first word of a micro-operation, which says what `Lane` means; with kernels only
+    MULTIPLY_SIGNED = 11  # as `Out.MULTIPLY`, by the low 18 bits, signed; with kernels only
 
 
 class Condition(enum.IntEnum):
@@ -111,6 +116,9 @@ class Condition(enum.IntEnum):
     MEMORY_IDLE = 7  # nothing on its way
     MOVED = 8  # gathered or scattered
     LENGTH_ZERO = 9
+    LANES_ZERO = (
+        10  # behind a word that went to the `next` lane: that is the first one again; with kernels only
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,35 @@ class Index:
     odd: int = 0
 
 
-Operand = str | int | Port | Index
+class Part(enum.IntEnum):
+    """What a kernel works on, in data memory; with kernels only. The index register says of which row and lane."""
+
+    FIRST = 1  # register `a` of the micro-operation, or with `a_memory` the staged vector
+    SECOND = 2  # register `b` at the lane that `swap` exchanges it with, or the immediate number
+    RESULT = 3  # register `d`, or with `d_memory` the staged vector
+    PREDICATE = 4
+    STAGED = 5  # a vector of a lane each, the same for all rows
+
+
+PART_BITS = 3
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A lane of a `Part`; with `next` the index register goes to the next lane, and from the last one to the first."""
+
+    part: Part
+    next: bool = False
+
+    @property
+    def number(self) -> int:
+        """As an operand: above the lowest bit the part, then `next`."""
+        return self.part << 1 | self.next << 1 + PART_BITS
+
+
+PORTS, CONDITIONS = len(Port) - 1, len(Condition) - 1
+"""Ports and conditions that there are without kernels."""
+Operand = str | int | Port | Index | Lane
 
 WIDTHS = (1, 2, 3, 7, 8, 12, 16, 24, 32)
 """Widths of fields of instructions, by their number in a word of the microprogram."""

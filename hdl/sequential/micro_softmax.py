@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.hdl.isa import Normalise, Softmax
 from weft.hdl.sequential.assembler import Micro, carries_out
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
+from weft.hdl.sequential.micro_divide import digits, normalised, shifted, top
 from weft.hdl.sequential.micro_vector import LEAST, NORMALISE, SOFTMAX, push
 
 _OCTAVE, _REACH, _LOWEST = 128, 2048, -256
@@ -104,7 +105,7 @@ def _softmax_body(m: Micro) -> None:
     m.add(_OCTAVE - 1)
     m.op(Function.AND, -_OCTAVE)
     m.st("ceiling")
-    _shifted(m, _OCTAVE.bit_length() - 1)
+    shifted(m, _OCTAVE.bit_length() - 1)
     m.st("e")
     _probabilities(m)
     _state(m)
@@ -229,7 +230,7 @@ def _normalise_body(m: Micro) -> None:
 
 def _reciprocal(m: Micro) -> None:
     """``bits``, ``r`` and ``z``, which is to be added."""
-    normal, divide, digit, none = m.fresh(), m.fresh(), m.fresh(), m.fresh()
+    none = m.fresh()
     m.ld("s.ox")
     m.index("states", 2)
     m.copy("r", 0)
@@ -238,35 +239,10 @@ def _reciprocal(m: Micro) -> None:
     m.st("l")
     m.st("t")
     m.jump(none, Condition.ZERO)
-    m.copy("bits", 32)
-    m.label(normal)
-    m.ld("t")
-    m.jump(divide, Condition.NEGATIVE)
-    m.add(Port.ACCUMULATOR)
-    m.st("t")
-    m.advance("bits", -1)
-    m.jump(normal)
-    m.label(divide)
-    _shifted(m, 15)
-    m.op(Function.AND, m.constant((1 << 17) - 1))
-    m.st("t")
+    normalised(m)
+    top(m)
     m.copy("rest", "f.scale")
-    m.copy("digits", 16)
-    m.label(digit)
-    less = m.fresh()
-    m.ld("r")
-    m.add(Port.ACCUMULATOR)
-    m.st("r")
-    m.ld("rest")
-    m.add(Port.ACCUMULATOR)
-    m.st("rest")
-    m.sub("t")
-    m.jump(less, Condition.NEGATIVE)
-    m.st("rest")
-    m.advance("r", 1)
-    m.label(less)
-    m.advance("digits", -1)
-    m.jump(digit, Condition.ZERO, unless=True)
+    digits(m)
     m.label(none)
     _zero_part(m)
 
@@ -299,14 +275,6 @@ def _zero_part(m: Micro) -> None:
         for _ in range(7):
             m.add(Port.ACCUMULATOR)
         m.op(Function.ADD, "z", write=True)
-
-
-def _shifted(m: Micro, places: str | int) -> None:
-    """Shift the accumulator right, arithmetic."""
-    m.out(Out.MULTIPLICAND)
-    m.ld(places, Out.SHIFT)
-    m.ld(1, Out.MULTIPLY)
-    m.ld(Port.RAW)
 
 
 def _halve(m: Micro) -> None:

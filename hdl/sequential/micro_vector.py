@@ -30,7 +30,7 @@ def vec(m: Micro) -> None:
         m.copy("f.y_ob", 0)
         m.st("f.x_ob")
     if m.config.lookup_tables:
-        _lookup_table(m, LOOKUP_ENTRIES // 2)  # an output of 0 has the entry in the middle
+        lookup_table(m, LOOKUP_ENTRIES // 2)  # an output of 0 has the entry in the middle
         m.st("entries")
     m.jump("outputs")
 
@@ -45,22 +45,22 @@ def table(m: Micro) -> None:
 @carries_out(Lookup)
 def lookup(m: Micro) -> None:
     """`weft.hdl.isa.Lookup`."""
-    _lookup_table(m, "f.entry")
+    lookup_table(m, "f.entry")
     m.out(Out.TABLE_ADDRESS)
     _fill(m)
 
 
-def _lookup_table(m: Micro, entry: Operand) -> None:
+def lookup_table(m: Micro, entry: Operand) -> None:
     """The address of an entry of look-up table ``f.table`` to the accumulator."""
     m.ld("f.table")
     m.ld(Port.APPEND)
     m.op(Function.AND, -LOOKUP_ENTRIES)
     m.add(entry)
-    _times(m, address_step(m.config))
+    times(m, address_step(m.config))
     m.add(m.constant(first_lookup(m.config) * address_step(m.config)))
 
 
-def _times(m: Micro, factor: int) -> None:
+def times(m: Micro, factor: int) -> None:
     """Multiply the accumulator by a power of two."""
     for _ in range(factor.bit_length() - 1):
         m.add(Port.ACCUMULATOR)
@@ -276,7 +276,7 @@ def _looked_up(m: Micro) -> None:
     m.ld("dst.ox", Out.SCRATCHPAD_READ)
     again = m.label()
     m.ld(Port.BYTE)
-    _times(m, address_step(m.config))
+    times(m, address_step(m.config))
     m.add("entries", Out.TABLE_ADDRESS)
     m.ld(Port.TABLE, Out.PUSH)
     m.jump(again, Condition.COLUMN_ZERO, unless=True)

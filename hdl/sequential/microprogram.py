@@ -12,6 +12,7 @@ from weft.hdl.isa import (
     INSTRUCTIONS,
     WORD_BYTES,
     Instruction,
+    Microcode,
     Normalise,
     Queue,
     Softmax,
@@ -20,7 +21,14 @@ from weft.hdl.isa import (
     required,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.sequential import micro_matrix, micro_memory, micro_softmax, micro_vector  # noqa: F401 -- bodies
+from weft.hdl.sequential import (  # noqa: F401 -- bodies
+    lanes,
+    micro_kernel,
+    micro_matrix,
+    micro_memory,
+    micro_softmax,
+    micro_vector,
+)
 from weft.hdl.sequential.assembler import BODIES, Micro
 from weft.hdl.sequential.control import PROGRAM
 from weft.hdl.sequential.micro import Condition, Function, MemoryOut, Out, Port
@@ -63,6 +71,8 @@ class Microprogram:
         self.operand_bits = max(_LEAST_OPERAND, (depth - 1).bit_length(), (words - 1).bit_length())
         micro = Micro(config, self.operand_bits, known)
         micro.blocks = blocks
+        if config.kernel:
+            micro.variables["immediate"] = lanes.immediate(config.n, depth)
         _write(micro)
         self.words = micro.assemble()
         self.depth = depth
@@ -74,11 +84,16 @@ def _blocks(config: Config, start: int) -> tuple[dict[str, int], int]:
     sizes = {"parameters": 2 * config.n}
     if config.softmax:
         sizes |= {"logits": config.n, "states": 2 * config.row_states, "alignments": config.alignments}
+    if config.kernel:
+        sizes |= {"microcode": 2 * config.kernel}
     blocks, end = {}, start + start % 2
     for name, size in sizes.items():
         blocks[name] = end
         end += size
-    return blocks, 1 << (end - 1).bit_length()
+    if not config.kernel:
+        return blocks, 1 << (end - 1).bit_length()
+    numbered, taken = lanes.last_words(config.n)
+    return blocks, max(1 << (end + taken - 1).bit_length(), numbered)
 
 
 def _write(m: Micro) -> Micro:
@@ -99,7 +114,8 @@ def _write(m: Micro) -> Micro:
             m.fields(kind, names, _COMMON, _taken(kind, m.config))
         else:
             m.fields(kind, names, 0, _taken(kind, m.config))
-        m.call("rest")
+        if kind is not Microcode:  # whose last fields are for its body
+            m.call("rest")
         # Only now is the unit busy: what comes before waits for the fetch.
         m.ld(1 << kind.QUEUE)
         m.memory(MemoryOut.EVENTS)
@@ -123,6 +139,8 @@ def _write(m: Micro) -> Micro:
 def _taken(kind: type[Instruction], config: Config) -> int:
     """How many fields are taken: behind the last one that a configuration has, all are 0."""
     names = [field.name for field in dataclasses.fields(kind)]
+    if kind is Microcode:
+        return names.index("op0")
     lacking = {name for name, feature in required(kind.OPCODE).items() if feature.missing(config)}
     return max(count for count, name in enumerate(names, 1) if name not in lacking)
 

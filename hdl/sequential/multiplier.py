@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,6 +18,8 @@ class Multiplier(wiring.Component):
     ----------
     bits : int
         Of the multiplier.
+    signed_bits : int
+        Of the multiplier with `wide`, or 0: there is no such input, and nothing that only it needs.
 
     Members
     -------
@@ -26,11 +28,13 @@ class Multiplier(wiring.Component):
     set_multiplicand : In(1)
         Take it from `value`, signed.
     set_shift, shift : In(1), In(6)
-        Take the shift; before `start`.
+        Take the shift; before `start`, or at most `bits` cycles later.
     start : In(1)
         Go, with this multiplier, unsigned.
     keep : In(1)
         With `start`: the last product is ``before``; otherwise that is 0. It must have been shifted by 0.
+    wide : In(1)
+        With `start`: the multiplier is signed, and has `signed_bits`. The result is saturated to 32 bits, also rounded.
     ready : Out(1)
         The results below hold.
     raw : In(1)
@@ -41,10 +45,12 @@ class Multiplier(wiring.Component):
         saturated.
     """
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
+    def __init__(self, bits: int, signed_bits: int = 0) -> None:
+        self.unsigned_bits, self.signed_bits = bits, signed_bits
+        self.bits = max(bits, signed_bits)
         super().__init__(
             {
+                **({"wide": In(1)} if signed_bits else {}),
                 "value": In(32),
                 "set_multiplicand": In(1),
                 "set_shift": In(1),
@@ -76,11 +82,15 @@ class Multiplier(wiring.Component):
             total.eq(high + Mux(low[0], multiplicand, 0)),
             self.ready.eq(~going),
         ]
+        value: Value = self.value
+        whole: Signal | None = None
+        if self.signed_bits:
+            value, whole = self._signed(m, left == 1, (high, low, multiplicand), total)
         with m.If(self.start):
             m.d.sync += [
                 going.eq(1),
                 left.eq(bits),
-                low.eq(self.value),
+                low.eq(value),
                 high.eq(Mux(self.keep, product[:34], 0)),
                 Cat(guard, sticky).eq(0),
             ]
@@ -108,4 +118,27 @@ class Multiplier(wiring.Component):
             self.result.eq(Mux(fits, product[:32], Cat(Const(1 << _FIT, _FIT + 1), sign))),
             self.round.eq(fits & guard & (self.raw | sticky | product[0])),
         ]
+        if whole is not None:
+            most = ~product[31] & product[:31].all()
+            with m.If(whole):
+                m.d.comb += [
+                    fits.eq(product[31:].all() | ~product[31:].any()),
+                    self.result.eq(Mux(fits, product[:32], Cat((~sign).replicate(31), sign))),
+                    self.round.eq(fits & guard & (sticky | product[0]) & ~most),
+                ]
         return m
+
+    def _signed(
+        self, m: Module, last: Value, operands: tuple[Value, Value, Value], total: Signal
+    ) -> tuple[Value, Signal]:
+        """With `wide`, the last bit of the multiplier counts negative. Returns the multiplier to start with, and
+        whether the result has 32 bits."""
+        high, low, multiplicand = operands
+        whole = Signal()
+        with m.If(self.start):
+            m.d.sync += whole.eq(self.wide)
+        turned = whole & last
+        addend = Mux(low[0], multiplicand, 0) ^ turned.replicate(34).as_signed()
+        m.d.comb += total.eq((Cat(1, high).as_signed() + Cat(turned, addend).as_signed())[1:])
+        factor = Mux(self.wide, self.value[: self.signed_bits].as_signed(), self.value[: self.unsigned_bits])
+        return factor, whole

@@ -10,15 +10,21 @@ from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from weft.hdl.isa.kernel import MULTIPLIER_BITS
+from weft.hdl.sequential.lanes import Operation
 from weft.hdl.sequential.micro import (
     CONDITION_BITS,
+    CONDITIONS,
     FUNCTION_BITS,
     OPERAND_LOW,
     OUT_BITS,
+    PART_BITS,
+    PORTS,
     SOURCE_BITS,
     WIDTHS,
     Condition,
     Function,
+    MemoryOut,
     Port,
     Source,
 )
@@ -86,11 +92,13 @@ class Processor(wiring.Component):
         What data memory starts with.
     depth : int
         Words of data memory, a power of two.
+    lanes : int
+        Lanes of what kernels work on, or 0: there are no kernels, and nothing that only they need.
 
     Members
     -------
-    port : In(32).array(len(Port))
-        What can be read; those of the processor itself are ignored.
+    port : In(32).array
+        What can be read, by `Port`; those of the processor itself are ignored.
     round : In(1)
         What `Function.ROUND` adds.
     raw : Out(1)
@@ -99,8 +107,8 @@ class Processor(wiring.Component):
         They hold.
     word_valid : In(1), word_taken : Out(1)
         `Port.WORD` holds; it is taken in this cycle.
-    flag : In(len(Condition))
-        Conditions; those of the processor itself are ignored.
+    flag : In
+        A bit for each `Condition`; those of the processor itself are ignored.
     waits : Out(1)
         In this cycle nothing goes on but what the memory unit does: a word that needs one from memory stands still, or
         a jump asks once more whether bytes have moved.
@@ -112,18 +120,22 @@ class Processor(wiring.Component):
         Another one reads it: the data are there in the cycle after `read_ready`.
     """
 
-    def __init__(self, program: Sequence[int], operand_bits: int, memory: Sequence[int], depth: int) -> None:
+    def __init__(
+        self, program: Sequence[int], operand_bits: int, memory: Sequence[int], depth: int, lanes: int = 0
+    ) -> None:
         self.program, self.operand_bits, self.memory, self.depth = program, operand_bits, memory, depth
+        self.lanes = lanes
+        self.ports, self.conditions = PORTS + bool(lanes), CONDITIONS + bool(lanes)
         address = range(depth)
         super().__init__(
             {
-                "port": In(32).array(len(Port)),
+                "port": In(32).array(self.ports),
                 "round": In(1),
                 "raw": Out(1),
                 "ready": In(1),
                 "word_valid": In(1),
                 "word_taken": Out(1),
-                "flag": In(len(Condition)),
+                "flag": In(self.conditions),
                 "waits": Out(1),
                 "out": Out(OUT_BITS),
                 "operand": Out(operand_bits),
@@ -157,7 +169,7 @@ class Processor(wiring.Component):
         accumulator = Signal(signed(32), reset_less=True)
         free = Signal()  # the word that chooses its operand goes on
         stays = Signal()  # the one that is decoded does not
-        asks_again = self._sequence(m, fetch, decoded, started, free & ~stays, accumulator)
+        asks_again = self._sequence(m, fetch, decoded, started, free & ~stays, accumulator, index)
 
         # Decoding: data memory is read, or left to others.
         idle, at = Signal(), Signal(range(self.depth))
@@ -179,6 +191,8 @@ class Processor(wiring.Component):
 
         # The operand. What is subtracted, or compared, comes inverted.
         result = Signal(32)
+        if self.lanes:
+            self._lane(m, (decoded, executed), result, index, at, indexed, started & free & ~stays)
         field, field_waits = self._fields(m, chosen, free, executed, result)
         b, operand = Signal(signed(32)), Signal(signed(32), reset_less=True)
         is_field, is_port = chosen.function == Function.FIELD, chosen.source == Source.PORT
@@ -190,7 +204,7 @@ class Processor(wiring.Component):
             m.d.comb += b.eq(self._port(chosen.operand, accumulator))
         with m.Else():
             m.d.comb += b.eq(read.data)
-        number = chosen.operand[: len(Port).bit_length()]
+        number = chosen.operand[: self.ports.bit_length()]
         takes_word = ~is_field & is_port & (number == Port.WORD)
         takes_product = ~is_field & is_port & (number[1:] == Port.PRODUCT >> 1)
         m.d.comb += [
@@ -245,6 +259,9 @@ class Processor(wiring.Component):
             return word.function.any() | word.out.any() | word.write
 
         always = decoded.function == Condition.ALWAYS  # at the place of a jump's condition
+        if self.lanes:
+            # The index register is what it is to be once a word is decoded.
+            always |= decoded.function == Condition.LANES_ZERO
         of_unit = decoded.function > Condition.NEGATIVE
         is_field = decoded.function == Function.FIELD
         reads = (decoded.source[1] == 0) & ~is_field
@@ -258,27 +275,48 @@ class Processor(wiring.Component):
         return jump | ~decoded.jump & (port | is_field & given | memory)
 
     def _port(self, number: Signal, accumulator: Signal) -> Signal:
-        values = [self.port[index] for index in range(len(Port))]
+        values = [self.port[index] for index in range(self.ports)]
         values[Port.ACCUMULATOR] = accumulator.as_unsigned()
         values[Port.APPEND] = Cat(self.port[Port.BYTE][:8], accumulator)[:32]
-        return Array(values)[number[: (len(Port) - 1).bit_length()]]
+        if self.lanes:
+            values[Port.EXPONENT] = accumulator[MULTIPLIER_BITS : MULTIPLIER_BITS + 6]
+        return Array(values)[number[: (self.ports - 1).bit_length()]]
+
+    def _lane(
+        self, m: Module, words: tuple[data.View, data.View], result: Signal, index: Signal, at: Signal,
+        indexed: Value, goes: Value,
+    ) -> None:  # fmt: skip
+        """Addresses of kernels' lanes, for the word that is decoded, if it is `indexed`; `goes` if it goes on."""
+        decoded, executed = words
+        out = (executed.function != Function.FIELD) & (executed.out == Target.MEMORY)
+        given = out & (executed.operand[:4] == MemoryOut.OPERATION)
+        operation = Operation(m, self.lanes, len(at), given, result)
+        address = operation.address(m, decoded.operand, index)
+        with m.If(indexed & decoded.operand[1 : 1 + PART_BITS].any()):
+            m.d.comb += at.eq(address)
+        lane = index[: operation.lane_bits]
+        with m.If(indexed & goes & decoded.operand[1 + PART_BITS]):
+            m.d.sync += lane.eq(lane + 1)
 
     def _sequence(
-        self, m: Module, fetch: Any, decoded: data.View, started: Signal, advance: Value, accumulator: Signal
-    ) -> Value:
+        self, m: Module, fetch: Any, decoded: data.View, started: Signal, advance: Value, accumulator: Signal,
+        index: Signal,
+    ) -> Value:  # fmt: skip
         """Choose the next word; returns whether the current one is decoded again, as the memory unit is not done."""
         bits = max((len(self.program) - 1).bit_length(), 1)
         pc, following = Signal(bits), Signal(bits)
         back = Signal(bits)
         raw = data.StructLayout({"jump": 1, "condition": CONDITION_BITS, "negate": 1, "call": 1, "back": 1})
         jump = raw(decoded.as_value()[: raw.size])
-        flags = Signal(len(Condition))
+        flags = Signal(self.conditions)
         m.d.comb += [
             flags.eq(self.flag),
             flags[Condition.ALWAYS].eq(1),
             flags[Condition.ZERO].eq(accumulator == 0),
             flags[Condition.NEGATIVE].eq(accumulator[-1]),
         ]
+        if self.lanes:
+            m.d.comb += flags[Condition.LANES_ZERO].eq(~index[: (self.lanes - 1).bit_length()].any())
         taken, after = Signal(), Signal(bits)
         m.d.comb += [
             taken.eq(jump.jump & (flags.bit_select(jump.condition, 1) ^ jump.negate)),

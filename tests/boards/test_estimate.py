@@ -42,7 +42,7 @@ def needs(board: Board, config: Config) -> Resources:
     if board.core is CoreKind.SEQUENTIAL:
         memories = estimate.sequential_blocks(board.family, config)
         return Resources(
-            lut=4000 + 20 * config.n**2,
+            lut=4000 + 20 * config.n**2 + 150 * int(config.kernel > 0),
             ff=1500 + 30 * config.n,
             dsp=2 + config.n**2 // 2,
             ram=3 + memories + estimate.memory_blocks(board, config),
@@ -74,8 +74,7 @@ def world() -> dict[str, str]:
     boards = [BOARDS[name] for name in ("ulx3s-85f", "icebreaker", "tang-nano-9k")]
     found = {}
     for board in boards:
-        chosen = configs + without + (kernels if board.core is CoreKind.PIPELINED else [])
-        samples = [(board, config, needs(board, config)) for config in chosen]
+        samples = [(board, config, needs(board, config)) for config in configs + without + kernels]
         found[board.family.name] = estimate.text({board.core: estimate.fit(samples)})
     return found
 
@@ -91,8 +90,8 @@ def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["ulx3s-45f", "icebreaker", "tang-nano-9k"])
 def test_a_fit_finds_the_formulas(name: str) -> None:
     board = BOARDS[name]
-    kernels = [TINY.replace(kernel=128, lanes=4)] if board.core is CoreKind.PIPELINED else []
-    for config in (TINY, TINY.replace(n=8, bus_bytes=8), TINY.replace(lanes=4), *kernels):
+    kernels = TINY.replace(kernel=128, lanes=4)
+    for config in (TINY, TINY.replace(n=8, bus_bytes=8), TINY.replace(lanes=4), kernels):
         got, wanted = estimate.estimate(board, config), needs(board, config)
         assert got is not None
         for kind, count in got.items():
@@ -257,12 +256,38 @@ def test_tables_products_and_the_kernel_engine_are_estimated(
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), [("icebreaker", 30), ("tang-nano-9k", 20), ("tang-primer-20k", 35)]
+    ("name", "blocks"), [("icebreaker", 30), ("tang-nano-9k", 20), ("tang-primer-20k", 39)]
 )
 def test_block_rams_of_the_sequential_core_are_those_of_builds(name: str, blocks: int) -> None:
     need = estimate.estimate(BOARDS[name], BOARDS[name].config)
     assert need is not None
     assert need.ram == blocks
+
+
+LARGER = {"row_states": 64, "alignments": 256, "table_depth": 2048, "lookup_tables": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "synthesised"),
+    [
+        ("icebreaker", LARGER, Resources(lut=4916, ff=1875, dsp=8, ram=53)),
+        ("tang-nano-9k", LARGER, Resources(lut=5015, ff=2246, dsp=16, ram=25)),
+        ("tang-nano-9k", {}, Resources(lut=5035, ff=2241, dsp=16, ram=22)),
+    ],
+)
+def test_kernels_on_the_sequential_core_are_estimated(
+    name: str, changes: dict[str, int], synthesised: Resources
+) -> None:
+    board = BOARDS[name]
+    config = board.config.replace(kernel=64, **changes)
+    need, without = estimate.estimate(board, config), estimate.estimate(board, config.replace(kernel=0))
+    assert need is not None
+    assert without is not None
+    assert need.ram == synthesised.ram
+    assert without.lut < need.lut == pytest.approx(synthesised.lut, rel=estimate.weights(board)["lut"].error)
+    assert without.ff < need.ff == pytest.approx(synthesised.ff, rel=estimate.weights(board)["ff"].error)
+    assert without.ram < need.ram
+    assert without.dsp == need.dsp == synthesised.dsp
 
 
 def test_without_weights_everything_may_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from weft.hdl.isa.kernel import MicroOp
 from weft.hdl.sequential.assembler import Assembler
 from weft.hdl.sequential.micro import (
     FUNCTION_BITS,
@@ -15,9 +16,11 @@ from weft.hdl.sequential.micro import (
     Condition,
     Function,
     Index,
+    Lane,
     MemoryOut,
     Operand,
     Out,
+    Part,
     Port,
     Source,
 )
@@ -33,7 +36,36 @@ OTHERS = range(8, 16)
 BLOCK = 32
 """First word of the block that the index register points to, 8 words."""
 CONSTANTS = 48
-"""Data memory from here on is written by nobody."""
+"""Data memory from here on is written by nobody, but what kernels work on: see `lanes_start`."""
+ROWS = 8
+"""Of what kernels work on."""
+
+
+def lanes_start(lanes: int, depth: int) -> int:
+    """Where that begins which kernels work on: 10 blocks of 16 are at the end of data memory."""
+    return depth - 10 * ROWS * lanes
+
+
+def lane_address(op: MicroOp, part: int, index: int, lanes: int, depth: int) -> int:
+    """Of a lane of a part: registers are the last eight blocks, predicates and what is staged lie before them."""
+    start = depth - 16 * ROWS * lanes
+    lane, row = index % lanes, index // lanes % ROWS
+    staged = start + 7 * ROWS * lanes + lane
+
+    def register(number: int, at: int) -> int:
+        return start + (8 + number) * ROWS * lanes + row * lanes + at
+
+    if part == Part.SECOND:
+        distance = 1 << op.swap >> 1
+        other = lane ^ (distance if distance < lanes else 0)
+        return start + (7 * ROWS + 1) * lanes if op.b_immediate else register(op.b, other)
+    if part == Part.PREDICATE:
+        return start + 6 * ROWS * lanes + row * lanes + lane
+    if part == Part.FIRST and not op.a_memory:
+        return register(op.a, lane)
+    if part == Part.RESULT and not op.d_memory:
+        return register(op.d, lane)
+    return staged
 
 
 def signed(value: int) -> int:
@@ -84,6 +116,8 @@ class Interpreter:
     memory : list of int
         Data memory.
     units : Units
+    lanes : int
+        Of kernels, or 0.
     """
 
     program: list[int]
@@ -97,6 +131,8 @@ class Interpreter:
     current: int = 0
     position: int = 0
     outs: list[tuple[int, int | None, int]] = field(default_factory=list)
+    lanes: int = 0
+    operation: MicroOp = field(default_factory=MicroOp)
 
     def run(self) -> list[tuple[int, int | None, int]]:
         """Go on until `MemoryOut.FINISH`; returns all that was given to units: unit, operand and result. The operand
@@ -119,6 +155,7 @@ class Interpreter:
             Condition.NEGATIVE: self.accumulator >> 31,
             Condition.STARTED: 1,  # programs wait for these
             Condition.ROWS_DONE: 1,
+            **({Condition.LANES_ZERO: self.index % self.lanes == 0} if self.lanes else {}),
         }
         holds = own[condition] if condition in own else self.units.flag(condition)
         if bool(holds) == bool(negate):
@@ -137,7 +174,7 @@ class Interpreter:
             result, out = self._field(WIDTHS[out], bool(source & 2)), 0
         else:
             if source == Source.INDEXED:
-                address = self.index | operand & 1
+                address = self._indexed(operand)
             result = self._function(function, self._source(source, operand, address))
         self.accumulator = result & MASK
         if write:
@@ -145,11 +182,23 @@ class Interpreter:
         if out:
             self._give(out, None if source == Source.INDEXED else operand)
 
+    def _indexed(self, operand: int) -> int:
+        part = operand >> 1 & 7
+        if not (self.lanes and part):
+            return self.index | operand & 1
+        address = lane_address(self.operation, part, self.index, self.lanes, len(self.memory))
+        if operand >> 4 & 1:
+            lane = self.index % self.lanes
+            self.index += (lane + 1) % self.lanes - lane
+        return address
+
     def _give(self, out: int, operand: int | None) -> None:
         if out == Out.INDEX:
             self.index = self.accumulator % len(self.memory)
         if out == Out.BITS:
             self.current, self.position = self.accumulator, 0
+        if self.lanes and out == Out.MEMORY and operand is not None and operand & 15 == MemoryOut.OPERATION:
+            self.operation = MicroOp.decode(self.accumulator & (1 << 31) - 1)
         self.outs.append((out, operand, self.accumulator))
         self.units.give(out, operand or 0, self.accumulator)
 
@@ -162,6 +211,8 @@ class Interpreter:
             return self.accumulator
         if operand == Port.APPEND:
             return self.accumulator << 8 | self.units.port(Port.BYTE) & 255
+        if operand == Port.EXPONENT:
+            return self.accumulator >> 18 & 63
         value = self.units.port(operand)
         self.units.taken += operand == Port.WORD
         return value
@@ -217,13 +268,16 @@ class RandomProgram:
     words : list of int
     """
 
-    def __init__(self, seed: int, operand_bits: int) -> None:
-        self.random, self.bits = random.Random(seed), operand_bits
+    def __init__(self, seed: int, operand_bits: int, lanes: int = 0, depth: int = 0) -> None:
+        self.random, self.bits, self.lanes = random.Random(seed), operand_bits, lanes
         self.m = m = Assembler(operand_bits)
         self.written = [f"v{k}" for k in range(4)] + [f"b{k}" for k in range(3)]
         self.read = [*self.written, *(f"a{k}" for k in SETTINGS)]
         m.variables = {f"v{k}": 16 + k for k in range(4)} | {"left": 20}
         m.variables |= {f"b{k}": BLOCK + k for k in range(8)} | {f"a{k}": k for k in SETTINGS}
+        if lanes:
+            m.variables["immediate"] = depth - (9 * ROWS - 1) * lanes
+            self.written.append("immediate")
         m.ld(0)
         m.label("main")
         m.wait(Condition.STARTED)
@@ -235,7 +289,8 @@ class RandomProgram:
         m.ld(Port.WORD, Out.BITS)
         m.ld(BLOCK, Out.INDEX)
         for _ in range(100):
-            self.random.choice((self._items, self._items, self._skip, self._loop, self._call))()
+            kinds = [self._items, self._items, self._skip, self._loop, self._call]
+            self.random.choice(kinds + [self._over_lanes] * bool(self.lanes))()
         # Fields that need no word, when there is none.
         m.ld(-100, Out.BITS)
         for width in (7, 24):
@@ -263,9 +318,9 @@ class RandomProgram:
             self.random.choices(
                 (
                     self._word, self._store, self._again, self._own, self._index, self._take, self._bits, self._rows,
-                    self._memory,
+                    self._memory, self._operation,
                 ),
-                (8, 2, 3, 2, 3, 3, 1, 1, 2),
+                (8, 2, 3, 2, 3, 3, 1, 1, 2, 2 * bool(self.lanes)),
             )[0]()  # fmt: skip
 
     def _word(self) -> None:
@@ -276,15 +331,44 @@ class RandomProgram:
             draw.choice(self.read), draw.choice(self.read), Index(draw.randrange(2)), constant, draw.choice(_PORTS)
         ]  # fmt: skip
         source = draw.choice(sources)
+        if self.lanes:
+            sources += [self._lane(), self._lane(), Port.EXPONENT]
+            source = draw.choice(sources)
         if function is Function.ROUND:
             source = draw.choice((Port.PRODUCT, Port.RAW))
         out = draw.choice(_PLAIN_OUTS) if self._coin() else Out.NONE
-        write = isinstance(source, Index) or (source in self.written)
+        write = isinstance(source, (Index, Lane)) or (source in self.written)
         self.m.op(function, source, out=out, write=write and draw.random() < 0.3)
 
     def _store(self) -> None:
-        target = self.random.choice((Index(self.random.randrange(2)), self.random.choice(self.written)))
+        targets: list[str | Index | Lane] = [
+            Index(self.random.randrange(2)),
+            self.random.choice(self.written),
+        ]
+        target = self.random.choice(targets + [self._lane()] * bool(self.lanes))
         self.m.st(target, self.random.choice((Out.NONE, Out.MULTIPLY)))
+
+    def _lane(self) -> Lane:
+        return Lane(self.random.choice(list(Part)), next=self._coin())
+
+    def _operation(self) -> None:
+        """Say what lanes mean, and often use one at once."""
+        self.m.ld(self.random.choice(self.read))
+        self.m.memory(MemoryOut.OPERATION)
+        if self._coin():
+            self.m.ld(self._lane(), Out.A)
+
+    def _over_lanes(self) -> None:
+        """A loop over the lanes of a row, which may read what was written to another one."""
+        m = self.m
+        m.op(Function.AND, ROWS * self.lanes - self.lanes, out=Out.INDEX)
+        again = m.label()
+        m.ld(replace(self._lane(), next=False), self.random.choice((Out.NONE, Out.A)))
+        if self._coin():
+            m.add(replace(self._lane(), next=False))
+        m.st(replace(self._lane(), next=True))
+        m.jump(again, Condition.LANES_ZERO, unless=True)
+        m.ld(BLOCK, Out.INDEX)
 
     def _again(self) -> None:
         """Read what was written, at once or a word later."""

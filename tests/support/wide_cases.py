@@ -9,8 +9,6 @@ import numpy as np
 
 from support.configurations import every
 from support.op_cases import draw, random_source, random_view, whole
-from weft.boards.board import CoreKind
-from weft.boards.registry import BOARDS
 from weft.compiler.ir.graph import DeviceOp, DeviceSegment, View
 from weft.compiler.kernel.evaluate import _value
 from weft.compiler.kernel.expressions import Expression, Rows
@@ -21,8 +19,6 @@ Rng = np.random.Generator
 Shape = tuple[int, int, int, int]
 LIMITS = {False: (-128, 127), True: (-32768, 32767)}
 """Least and largest value of 8 bits, and of 16."""
-SEQUENTIAL = {board.config for board in BOARDS.values() if board.core is CoreKind.SEQUENTIAL}
-"""Configurations of cores that have no kernel engine."""
 _TINY = PRESETS["tiny"]
 CUT = {
     "no room": _TINY.replace(scratchpad_depth=64, accumulator_depth=16),
@@ -34,9 +30,9 @@ CUT = {
 CONFIGS: dict[str, Config] = {
     name: config.replace(kernel=64, lookup_tables=max(2, config.lookup_tables))
     for name, config in {**every(), **CUT}.items()
-    if config not in SEQUENTIAL and config.n <= 32 and "7 bits" not in name
+    if config.n <= 32 and "7 bits" not in name
 }
-"""All configurations whose core may have a kernel engine, with one."""
+"""All configurations, with kernels."""
 
 
 def planes(values: np.ndarray, *, wide: bool = True) -> np.ndarray:

@@ -12,6 +12,7 @@ from support import qdq_models
 from support.qdq_models import Builder, Quantised
 
 import weft
+import weft.kernel
 from weft.boards.board import Board, CoreKind
 from weft.boards.registry import BOARDS
 
@@ -46,6 +47,25 @@ def test_gates_run_whole(board: Board) -> None:
     (found,) = program.run(feeds).outputs.values()
     assert found.std() > 0.05
     np.testing.assert_allclose(found, wanted, atol=0.1)
+
+
+def normal(rows: weft.kernel.Rows) -> None:
+    """A row less its mean, divided by its root mean square, in steps of 1/32."""
+    x = rows.read(0)
+    distance = x - rows.sum(x).scaled(1 / rows.columns)
+    squares = rows.sum(distance.times(distance))
+    rows.store(distance.over((squares + 1).rsqrt(), 12, 1 << 14).scaled(rows.columns**0.5 * 32 / 2**12))
+
+
+@pytest.mark.parametrize("name", [name for name, board in BOARDS.items() if board.config.kernel])
+def test_kernels_run_on_the_core_of_the_board(name: str) -> None:
+    kernel = weft.kernel.compile(normal, rows=11, columns=27, config=BOARDS[name].config)
+    x = np.random.default_rng(5).integers(-128, 128, (11, 27)).astype(np.int8)
+    found = kernel.run(x, on="rtl")
+    assert (found == kernel.evaluate(x)).all()
+    centred = x - x.mean(axis=1, keepdims=True)
+    exact = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True)) * 32
+    assert np.abs(found - exact).max() < 2
 
 
 def test_boards_with_the_sequential_core_have_tables_and_products() -> None:

@@ -6,18 +6,21 @@ import pytest
 
 from weft.hdl.isa import Store
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.sequential.assembler import Assembler
+from weft.hdl.sequential.assembler import Assembler, Micro
+from weft.hdl.sequential.lanes import immediate, last_words
 from weft.hdl.sequential.micro import (
     OPERAND_LOW,
     WIDTHS,
     Condition,
     Function,
     Index,
+    Lane,
     Out,
+    Part,
     Port,
     Source,
 )
-from weft.hdl.sequential.microprogram import Microprogram
+from weft.hdl.sequential.microprogram import Microprogram, _blocks, _write
 
 BITS = 11
 
@@ -108,9 +111,42 @@ def test_groups_share_addresses() -> None:
     assert (m.known, m.used) == (17, 42)
 
 
-@pytest.mark.parametrize("config", [*PRESETS.values(), PRESETS["tiny"].replace(probability_bits=0)])
+PLAIN = PRESETS["tiny"].replace(probability_bits=0)
+KERNELS = [
+    config.replace(kernel=kernel)
+    for config, kernel in zip([*PRESETS.values(), PLAIN], (16, 32, 64, 256, 128, 64, 16), strict=True)
+]
+
+
+@pytest.mark.parametrize("config", [*PRESETS.values(), PLAIN, *KERNELS])
 def test_every_configuration_has_a_microprogram(config: Config) -> None:
     program = Microprogram(config)
     assert all(0 <= value < 1 << OPERAND_LOW + program.operand_bits for value in program.words)
     assert len(program.constants) <= program.depth
-    assert program.depth >= 2 * config.n + config.softmax * (2 * config.row_states + config.alignments)
+    least = 2 * config.n + config.softmax * (2 * config.row_states + config.alignments)
+    assert program.depth >= least + bool(config.kernel) * (2 * config.kernel + 80 * config.n)
+
+
+@pytest.mark.parametrize("config", KERNELS)
+def test_what_kernels_work_on_is_theirs_alone(config: Config) -> None:
+    """It is where lanes are addressed, at the end of data memory, and nothing else is."""
+    numbered, taken = last_words(config.n)
+    assert (numbered, taken) == (128 * config.n, 80 * config.n)
+    micro = Micro(config, 24)
+    _write(micro)
+    blocks, depth = _blocks(config, micro.used)
+    assert depth & depth - 1 == 0
+    assert depth >= numbered
+    assert blocks["microcode"] % 2 == 0
+    assert max(blocks.values()) + 2 * config.kernel <= depth - taken
+    assert immediate(config.n, depth) == depth - 71 * config.n
+
+
+def test_lanes_are_indexed() -> None:
+    m = Assembler(BITS)
+    m.ld(Lane(Part.SECOND))
+    m.st(Lane(Part.STAGED, next=True), Out.COLUMN_NEXT)
+    assert m.assemble() == [
+        word(Function.LOAD, Source.INDEXED, 0b0_010_0),
+        word(Function.KEEP, Source.INDEXED, 0b1_101_0, Out.COLUMN_NEXT, write=1),
+    ]

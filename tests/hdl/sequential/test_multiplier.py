@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import cocotb
+import pytest
 from cocotb.triggers import FallingEdge
 from support.unit_bench import start
 
@@ -42,21 +43,81 @@ def nearest(value: int, shift: int) -> int:
     return low + (shift > 0 and (rest > half or (rest == half and low & 1)))
 
 
+def saturated(value: int) -> int:
+    return min(max(value, -(1 << 31)), (1 << 31) - 1)
+
+
+@cocotb.test()
+async def bench_signed(dut: Any) -> None:
+    """The multiplier is signed, and results have 32 bits; in between are others."""
+    bits, signed_bits = bench_parameters()["bits"], bench_parameters()["signed"]
+    if not signed_bits:
+        return
+    names = ("value", "set_multiplicand", "set_shift", "shift", "start", "keep", "raw", "wide")
+    await start(dut, **dict.fromkeys(names, 0))
+    half = 1 << signed_bits - 1
+    extremes = (-half, half - 1, -1, 0, 1)
+    for _ in range(600):
+        a = random.choice([random.randrange(-(1 << 31), 1 << 31), random.randrange(-300, 300), -(1 << 31)])
+        b = random.choice([random.randrange(-half, half), random.choice(extremes), random.randrange(-99, 99)])
+        shift = random.choice([0, random.randrange(64), random.randrange(12)])
+        if random.random() < 0.4:  # near 2**31, which rounding may reach, and near -2**31
+            shift = random.randrange(signed_bits - 3)
+            b = random.randrange(1 << shift, min(half, 4 << shift)) + 1
+            a = ((1 << 31 + shift) - random.choice((1, -b))) // b * random.choice((1, -1))
+            b = min(b, half - 1)
+            a = min(max(a, -(1 << 31)), (1 << 31) - 1)
+        dut.wide.value = 1
+        late = random.random() < 0.5
+        # Bits above the multiplier's are anything.
+        given = b & (1 << signed_bits) - 1 | random.getrandbits(32 - signed_bits) << signed_bits
+        cycles = await (run_late if late else run)(dut, a, given, shift, False)
+        assert cycles == bits + shift // 8 + shift % 8 + 1
+        assert dut.result.value.to_signed() == saturated(a * b >> shift)
+        found = dut.result.value.to_signed() + int(dut.round.value)
+        assert found == saturated(nearest(a * b, shift))
+        dut.wide.value = 0
+        await run(dut, 77, 5, 0, False)
+        assert dut.result.value.to_signed() == 385
+
+
+async def run_late(dut: Any, a: int, b: int, shift: int, keep: bool) -> int:
+    """As `run`, but the shift is set when the multiplier has begun."""
+    bits = bench_parameters()["bits"]
+    await strobe(dut, "set_multiplicand", value=a & 0xFFFFFFFF)
+    dut.keep.value = keep
+    await strobe(dut, "start", value=b)
+    cycles = random.randrange(bits - 1)
+    for _ in range(cycles):
+        await FallingEdge(dut.clk)
+    dut.value.value = random.getrandbits(32)
+    await strobe(dut, "set_shift", shift=shift)
+    cycles += 1
+    while not dut.ready.value:
+        await FallingEdge(dut.clk)
+        cycles += 1
+    return cycles
+
+
 @cocotb.test()
 async def bench_multiplier(dut: Any) -> None:
     bits = bench_parameters()["bits"]
+    limit = 1 << bench_parameters()["unsigned"]
     names = ("value", "set_multiplicand", "set_shift", "shift", "start", "keep", "raw")
-    await start(dut, **dict.fromkeys(names, 0))
+    wide = {"wide": 0} if bench_parameters()["signed"] else {}
+    await start(dut, **dict.fromkeys(names, 0), **wide)
     for _ in range(600):
         a = random.choice([random.randrange(-(1 << 31), 1 << 31), random.randrange(-300, 300), -(1 << 31)])
-        b = random.choice([random.randrange(1 << bits), 1, (1 << bits) - 1])
+        b = random.choice([random.randrange(limit), 1, limit - 1])
         shift = random.choice([0, random.randrange(64), random.randrange(12)])
         product = a * b
         if keep := random.random() < 0.4:
-            first = (random.randrange(-255, 256), random.randrange(1 << bits))
+            first = (random.randrange(-255, 256), random.randrange(limit))
             await run(dut, *first, 0, False)
             product += first[0] * first[1]
-        cycles = await run(dut, a, b, shift, keep)
+        # Bits above the multiplier's are anything.
+        above = random.getrandbits(32) // limit * limit
+        cycles = await run(dut, a, b | above, shift, keep)
         assert cycles == bits + shift // 8 + shift % 8 + 1
         low = product >> shift
         fits = -(1 << 30) <= low < 1 << 30
@@ -70,9 +131,7 @@ async def bench_multiplier(dut: Any) -> None:
         assert (int(dut.result.value) + int(dut.round.value) - up) % (1 << 32) == 0
 
 
-def test_16_bits() -> None:
-    run_bench(Multiplier(16), parameters={"bits": 16})
-
-
-def test_24_bits() -> None:
-    run_bench(Multiplier(24), parameters={"bits": 24})
+@pytest.mark.parametrize(("unsigned", "signed"), [(16, 0), (24, 0), (16, 18), (24, 18)])
+def test_multiplier(unsigned: int, signed: int) -> None:
+    bits = max(unsigned, signed)
+    run_bench(Multiplier(unsigned, signed), parameters={"bits": bits, "unsigned": unsigned, "signed": signed})

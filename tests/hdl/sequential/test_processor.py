@@ -18,10 +18,11 @@ from support.processor_model import (
     Interpreter,
     RandomProgram,
     Units,
+    lanes_start,
 )
 from support.unit_bench import start
 
-from weft.hdl.sequential.micro import Condition, MemoryOut, Out, Port
+from weft.hdl.sequential.micro import CONDITIONS, PORTS, Condition, MemoryOut, Out, Port
 from weft.hdl.sequential.processor import Processor
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
@@ -37,10 +38,12 @@ class Others:
     ----------
     memory : list of int
         What is in data memory.
+    end : int
+        Where words end that can be read while the program runs.
     """
 
-    def __init__(self, dut: Any, memory: list[int]) -> None:
-        self.dut, self.memory = dut, memory
+    def __init__(self, dut: Any, memory: list[int], end: int) -> None:
+        self.dut, self.memory, self.end = dut, memory, end
         self.rate = 0.2
         self.writes: list[tuple[int, int, int]] = []  # address, data, strobe: to come
         self.reads: list[int] = []
@@ -52,7 +55,7 @@ class Others:
         if not self.writes and random.random() < self.rate:
             self.writes.append((random.choice(OTHERS), random.getrandbits(32), random.getrandbits(4)))
         if not self.reads and random.random() < self.rate:
-            self.reads.append(random.choice((*OTHERS, *SETTINGS, *range(CONSTANTS, len(self.memory)))))
+            self.reads.append(random.choice((*OTHERS, *SETTINGS, *range(CONSTANTS, self.end))))
         dut.write_valid.value, dut.read_valid.value = bool(self.writes), bool(self.reads)
         if self.writes:
             dut.write_address.value, dut.write_data.value, dut.write_strobe.value = self.writes[0]
@@ -84,9 +87,12 @@ class Bench:
         parameters = bench_parameters()
         self.dut, self.stall = dut, 0.0
         self.memory: list[int] = parameters["memory"]
-        self.others = Others(dut, self.memory)
+        depth, self.lanes = len(self.memory), parameters["lanes"]
+        self.others = Others(dut, self.memory, lanes_start(self.lanes, depth))
         self.units = Units(0)
-        self.model = Interpreter(parameters["program"], parameters["bits"], self.memory, Units(0))
+        self.model = Interpreter(
+            parameters["program"], parameters["bits"], self.memory, Units(0), lanes=self.lanes
+        )
         self.expected: list[tuple[int, int | None, int]] = []
         self.times: list[int] = []
         self.started = self.valid = False
@@ -116,14 +122,14 @@ class Bench:
         ports[Port.WORD] = units.port(Port.WORD) if self.valid else random.getrandbits(32)
         ports[Port.PRODUCT] = ports[Port.RAW] = units.port(product) if ready else random.getrandbits(32)
         ports[Port.SUM] = units.port(Port.SUM) if done else random.getrandbits(32)
-        for port in Port:
+        for port in range(PORTS + bool(self.lanes)):
             # Those of the processor itself are anything.
             getattr(dut, f"port__{int(port)}").value = ports.get(port, random.getrandbits(32))
-        flags = {
-            condition: units.flag(condition) for condition in Condition if condition > Condition.NEGATIVE
-        }
+        flags = {condition: units.flag(condition) for condition in range(Condition.STARTED, CONDITIONS)}
         flags |= {Condition.STARTED: int(self.started), Condition.ROWS_DONE: int(done)}
         own = random.getrandbits(Condition.STARTED)
+        if self.lanes:
+            own |= random.getrandbits(1) << Condition.LANES_ZERO
         dut.flag.value = own | sum(value << condition for condition, value in flags.items())
         dut.ready.value, dut.word_valid.value = ready, self.valid
         dut.round.value = units.round() if ready else random.getrandbits(1)
@@ -202,22 +208,25 @@ async def bench_random_programs(dut: Any) -> None:
         print(f"run {run}: {len(bench.times)} results in {bench.times[-1] - bench.times[0]} cycles")
 
 
-def run(seed: int, operand_bits: int, depth: int) -> None:
-    words = RandomProgram(seed, operand_bits).words
+def run(seed: int, operand_bits: int, depth: int, lanes: int = 0) -> None:
+    words = RandomProgram(seed, operand_bits, lanes, depth).words
     memory = [random.Random(seed + address).getrandbits(32) for address in range(depth)]
     run_bench(
-        Processor(words, operand_bits, memory, depth),
-        parameters={"program": words, "memory": memory, "bits": operand_bits},
+        Processor(words, operand_bits, memory, depth, lanes),
+        parameters={"program": words, "memory": memory, "bits": operand_bits, "lanes": lanes},
     )
 
 
-@pytest.mark.parametrize(("seed", "operand_bits", "depth"), [(1, 11, 64), (2, 12, 128)])
-def test_processor(seed: int, operand_bits: int, depth: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "operand_bits", "depth", "lanes"), [(1, 11, 64, 0), (2, 12, 128, 0), (3, 11, 512, 4)]
+)
+def test_processor(seed: int, operand_bits: int, depth: int, lanes: int) -> None:
     """The program is always the same, so that its simulator is built once; all else is not."""
-    run(seed, operand_bits, depth)
+    run(seed, operand_bits, depth, lanes)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10, 20))
-def test_more_programs(seed: int) -> None:
-    run(seed, 11, 64)
+@pytest.mark.parametrize(("depth", "lanes"), [(64, 0), (256, 2), (1024, 4), (1024, 8)])
+def test_more_programs(seed: int, depth: int, lanes: int) -> None:
+    run(seed, 11, depth, lanes)

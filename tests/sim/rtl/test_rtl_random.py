@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.random_programs import FLAGS, MEMORY, Generator
 
+from weft.boards.registry import BOARDS
 from weft.hdl.isa import (
     INSTRUCTIONS,
     Instruction,
@@ -18,7 +19,10 @@ from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 
 
-def compare(config: Config, seeds: range, instructions: int, *, sequential: bool = False) -> None:
+def compare(
+    config: Config, seeds: range, instructions: int, *, sequential: bool = False, complete: bool = True
+) -> None:
+    """Programs of some seeds; together they must have all that there is, if they are to be `complete`."""
     used: set[Opcode] = set()
     flags: set[tuple[type[Instruction], str]] = set()
     for seed in seeds:
@@ -50,6 +54,8 @@ def compare(config: Config, seeds: range, instructions: int, *, sequential: bool
                 assert not wrong.size, (
                     f"seed {seed}, {turn} run: {wrong.size} bytes differ, the first at {wrong[0]:#x}"
                 )
+    if not complete:
+        return
     known = {opcode for opcode, kind in INSTRUCTIONS.items() if not kind().unsupported(config)}
     assert used == known - {Opcode.END}
     assert flags == {(kind, name) for kind, name in FLAGS if not kind(**{name: 1}).unsupported(config)}
@@ -71,6 +77,18 @@ VARIANTS = {
     "plain": PRESETS["tiny"].replace(probability_bits=0, lookup_tables=0),
     "default": PRESETS["default"].replace(scratchpad_depth=512),
 }  # fmt: skip
+SEQUENTIAL_KERNELS = {
+    "icebreaker": BOARDS["icebreaker"].config.replace(kernel=32),
+    "tang-nano-9k": BOARDS["tang-nano-9k"].config.replace(kernel=64),
+    "tang-primer-20k": BOARDS["tang-primer-20k"].config,
+    "tang-primer-20k, 32": BOARDS["tang-primer-20k"].config.replace(kernel=32),
+    "tang-primer-20k, 64": BOARDS["tang-primer-20k"].config.replace(kernel=64),
+    "tiny": KERNELS,
+    "n2": VARIANTS["smallest"].replace(kernel=64),
+    "no tables": VARIANTS["plain"].replace(kernel=128),
+    "wide bus": VARIANTS["wide bus"].replace(kernel=256),
+    "default": VARIANTS["default"].replace(kernel=64),
+}
 
 
 def test_kernels() -> None:
@@ -80,6 +98,14 @@ def test_kernels() -> None:
 @pytest.mark.parametrize("name", ["7 bits", "no softmax"])
 def test_sequential(name: str) -> None:
     compare(VARIANTS[name].replace(depthwise_taps=0), range(25), 25, sequential=True)
+
+
+def test_sequential_kernels() -> None:
+    compare(SEQUENTIAL_KERNELS["icebreaker"], range(4000, 4008), 30, sequential=True)
+
+
+def test_sequential_kernels_of_a_larger_board() -> None:
+    compare(SEQUENTIAL_KERNELS["tang-primer-20k"], range(4008, 4010), 30, sequential=True, complete=False)
 
 
 @pytest.mark.long
@@ -92,6 +118,12 @@ def test_variants(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_sequential_variants(name: str) -> None:
     compare(VARIANTS[name].replace(depthwise_taps=0), range(3000, 3060), 40, sequential=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SEQUENTIAL_KERNELS)
+def test_sequential_kernels_long(name: str) -> None:
+    compare(SEQUENTIAL_KERNELS[name], range(5000, 5030), 40, sequential=True)
 
 
 @pytest.mark.long
