@@ -164,9 +164,10 @@ class Context:
     ) -> str:
         """A constant of the operator's own."""
         try:
-            return self.builder.constant(np.asarray(values, dtype), f"{self.name}:constant")
-        except OverflowError:
-            raise self.refuse("has numbers that do not fit 64 bits") from None
+            with np.errstate(over="raise"):
+                return self.builder.constant(np.asarray(values, dtype), f"{self.name}:constant")
+        except (OverflowError, FloatingPointError):
+            raise self.refuse(f"has numbers that do not fit {np.dtype(dtype).itemsize * 8} bits") from None
 
     def emit(self, operator: str, *inputs: str, suffix: str = "", **attributes: Any) -> str:
         """Add a node, whose result is returned; those besides the main one have a `suffix`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.compiler.onnx.limits import NODES
 from weft.compiler.tflite.context import Context, Kept
 from weft.compiler.tflite.file import Quantisation, Tensor
 from weft.compiler.tflite.record import Record
@@ -23,6 +24,8 @@ _INPUTS = {
 """The first input of what an LSTM may have, or be without."""
 _HIDDEN, _CELL = 18, 19
 """Inputs that are the states from run to run."""
+_STEPS = NODES // 40
+"""Most steps, each of which becomes about so many nodes."""
 _ORDER = (0, 3, 1, 2)
 """Gates of input, output, forgetting and cell in the order in which the file has them."""
 
@@ -35,6 +38,8 @@ def lstm(context: Context) -> None:
     _check_form(context)
     first = int(bool(context.option("TimeMajor")))
     steps, batch = data.shape[1 - first], data.shape[first]
+    if steps > _STEPS:
+        raise context.refuse(f"has {steps:,} steps; weft takes up to {_STEPS:,}")
     rows = context.real()
     if not first:
         rows = context.emit("Transpose", rows, suffix="transpose", perm=(1, 0, 2))

@@ -76,15 +76,9 @@ class _Form:
                 raise context.refuse(
                     f"reads {context.tensor(at).label} of shape {context.tensor(at).shape}; {shape} is wanted"
                 )
-        if int(context.option("FusedActivationFunction")) not in _ACTIVATIONS:
-            raise context.refuse(
-                f"has activation {int(context.option('FusedActivationFunction'))}; weft reads 0, none, and 1, RELU"
-            )
-        for tensor in (features, time, *((context.tensor(3),) if context.has(3) else ())):
-            if tensor.data is None:
-                raise context.refuse(f"reads {tensor.label}, which must be constant")
-        if state.variable and _quantisation(state).zeros[0]:
-            raise context.refuse(f"keeps {state.label}, whose zero point must be 0")
+        _check_rest(context)
+        if not memory or _quantisation(state).zeros[0]:
+            raise context.refuse(f"keeps {state.label}, which must have elements, and 0 as its zero point")
         assert time.data is not None
         bias = context.numbers(3, "biases") if context.has(3) else np.zeros(units, np.int64)
         return cls(context, data.shape[0], filters, memory, time.data.reshape(units, rank, memory), bias)
@@ -126,6 +120,19 @@ class _Form:
         if biased and self.bias.any():
             inputs.append(context.array(self.bias * unit, "float32"))
         return context.emit("Conv", *inputs, suffix="product", group=len(values))
+
+
+def _check_rest(context: Context) -> None:
+    """Raise `CompileError` for an activation, a result or inputs that weft does not read, whatever their shapes."""
+    activation = int(context.option("FusedActivationFunction"))
+    if activation not in _ACTIVATIONS:
+        raise context.refuse(f"has activation {activation}; weft reads 0, none, and 1, RELU")
+    result = context.output()
+    if result.dtype != "int8" or result.quantisation is None or not result.quantisation.whole:
+        raise context.refuse(f"makes {result.label}, which must be int8 with one scale")
+    for at in (1, 2, 3):
+        if context.has(at) and context.tensor(at).data is None:
+            raise context.refuse(f"reads {context.tensor(at).label}, which must be constant")
 
 
 _TYPES = (("int8",), ("int8",), ("int8", "int16"))

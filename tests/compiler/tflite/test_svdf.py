@@ -96,7 +96,10 @@ WRONG = {
     "reads tensor 0 ('x'), which must be constant": replace(PLAIN, batch=12, changes=((1, 0),)),
     "reads tensor 1 ('t1') of shape (12, 8); (6,) is wanted": replace(PLAIN, changes=((3, 1),)),
     "reads tensor 4 ('state') of shape (1, 60); (1, 96) is wanted": replace(PLAIN, changes=((2, 1),)),
-    "keeps tensor 4 ('state'), whose zero point must be 0": replace(PLAIN, state_zero=5),
+    "keeps tensor 4 ('state'), which must have elements, and 0 as its zero point": replace(
+        PLAIN, state_zero=5
+    ),
+    "makes tensor 5 ('y'), which must be int8 with one scale": replace(PLAIN, spread=0.0),
     "keeps tensor 1 ('t1') from run to run, which must be a variable": replace(PLAIN, changes=((4, 1),)),
     "has 6 inputs; it takes 5": replace(PLAIN, changes=((5, 1),)),
 }
