@@ -170,6 +170,12 @@ class TensorRef:
         pitch = self.pixel_pitch
         return TensorRef(self.base, at, 1, 1, self.w, size, self.w * pitch, self.w * pitch, pitch)
 
+    def lying(self) -> TensorRef:
+        """The pixels of images of one column as a row each."""
+        assert self.w == 1
+        pitch = self.row_pitch
+        return replace(self, h=1, w=self.h, row_pitch=self.h * pitch, pixel_pitch=pitch)
+
     @property
     def flattens(self) -> bool:
         return self.rows_join and (self.n == 1 or self.h * self.row_pitch == self.image_pitch)

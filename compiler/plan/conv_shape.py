@@ -79,6 +79,7 @@ class ConvShape:
     """
 
     def __init__(self, op: Conv | WideConv, site: Site, tiles_least: int = 1) -> None:
+        op, site = _lying(op, site)
         self.op, self.config = op, site.config
         self.wide = isinstance(op, WideConv) and op.wide
         self.fills = op.fills if isinstance(op, WideConv) else (op.x_zero,)
@@ -405,6 +406,23 @@ class ConvShape:
         rows = slice(tile.first, tile.first + tile.count)
         total = self.op.weight[rows].astype(np.int64).sum(axis=(1, 2, 3))
         return self.op.bias[rows].astype(np.int64) - self.op.x_zero * total
+
+
+def _lying(op: Conv | WideConv, site: Site) -> tuple[Conv | WideConv, Site]:
+    """A convolution of one column as the same of one row: pixels that follow each other are what rows of A and windows
+    are made of."""
+    window, tensors = op.window, (*site.sources, site.dst)
+    (kh, kw), (top, left, bottom, right) = window.kernel, window.pad
+    single = all(tensor.w == 1 for tensor in tensors) and (kw, left, right) == (1, 0, 0)
+    if not single or kh == 1 or op.pool is not None:
+        return op, site
+    turned = Window((1, kh), window.stride[::-1], window.dilation[::-1], (0, top, 0, bottom))
+    weight = np.ascontiguousarray(op.weight.transpose(0, 2, 1, 3))
+    sources = tuple(source.lying() for source in site.sources)
+    return (
+        op.replace(window=turned, weight=weight),
+        dataclasses.replace(site, sources=sources, dst=site.dst.lying()),
+    )
 
 
 _FINE = 1.12

@@ -5,11 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.golden_compare import compare
-from support.op_cases import convolution, random_conv, random_inputs, random_matmul, segment_of, whole
+from support.op_cases import (
+    convolution,
+    draw,
+    random_conv,
+    random_inputs,
+    random_matmul,
+    random_view,
+    segment_of,
+    whole,
+)
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as plan_of
 from weft.compiler.plan.conv_shape import WEIGHTS, ConvShape
@@ -96,3 +105,35 @@ def test_inputs_in_chunks() -> None:
         compare(compile_segment(segment, config, choose=choose), segment, random_inputs(rng, op), config)
         used |= {(plan.chunked, plan.block > 1, op.groups > 1) for plan in found}
     assert used == {(True, several, grouped) for several in (False, True) for grouped in (False, True)}
+
+
+@pytest.mark.parametrize("name", ["tiny", "small", "default"])
+def test_images_of_one_column(name: str) -> None:
+    """Convolutions of one dimension with pixels one below the other, and one behind them that reads them on chip."""
+    config, rng = PRESETS[name], np.random.default_rng(13)
+    for _ in range(12):
+        kernel, stride = draw(rng, 1, 9), draw(rng, 1, 3)
+        window = Window(
+            (kernel, 1), (stride, draw(rng, 1, 2)), (draw(rng, 1, 2), 1), (draw(rng, 0, kernel), 0, 0, 0)
+        )
+        height, groups = draw(rng, 1, 70), draw(rng, 1, 3)
+        made = window.output(height, 1)[0]
+        if made < 1:
+            continue
+        cin, out, images = groups * draw(rng, 1, 12), groups * draw(rng, 1, 12), draw(rng, 1, 2)
+        src, dst = (random_view(rng, name, (images, size, 1, count), kind) for name, size, count, kind in
+                    (("x", height, cin, "input"), ("y", made, out, "output")))  # fmt: skip
+        between = Buffer("t", (images, made, 1, out))
+        middle = View(between, between.shape)
+        scale = rng.uniform(0.5, 2, out) / (60 * np.sqrt(kernel * cin))
+        first = Conv(
+            "first", src, middle, rng.integers(-127, 128, (out, kernel, 1, cin // groups)).astype(np.int16),
+            rng.integers(-1000, 1000, out).astype(np.int32), scale, window, groups, draw(rng, -128, 127), 3,
+        )  # fmt: skip
+        second = Conv(
+            "second", middle, dst, rng.integers(-127, 128, (out, 1, 1, out)).astype(np.int16),
+            np.zeros(out, np.int32), np.full(out, 1 / (60 * np.sqrt(out))), x_zero=3, y_zero=-1,
+        )  # fmt: skip
+        segment = DeviceSegment("column", (first, second))
+        inputs = random_inputs(rng, first)
+        compare(compile_segment(segment, config), segment, inputs, config, temps=False)

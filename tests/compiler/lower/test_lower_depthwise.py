@@ -30,6 +30,9 @@ def random_conv(rng: np.random.Generator, config: Config, most: int) -> Conv:
         pad = tuple(draw(rng, 0, size) for size in (*kernel, *kernel))
         window = Window(kernel, stride, (int(rng.choice([1, 1, 2])), 1), (pad[0], pad[1], pad[2], pad[3]))
         n, shape = config.n, (draw(rng, 1, most), draw(rng, 1, most))
+        if rng.random() < 0.2:  # of one dimension, one below the other
+            shape, window = (3 * shape[0], 1), Window((kernel[1], 1), stride, (1, 1), (pad[1], 0, pad[3], 0))
+            kernel = window.kernel
         channels = int(rng.choice([2, 3, n - 1, n, n + 1, 2 * n, 3 * n + 2]))
         images, made = draw(rng, 1, 2), window.output(*shape)
         if min(made) > 0:
