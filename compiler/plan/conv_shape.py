@@ -27,7 +27,7 @@ from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.emit import Box, ceil_div
-from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX
+from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX, STRIDE_MAX
 from weft.compiler.plan.lines import Lines
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import MicroOp
@@ -414,7 +414,9 @@ def _lying(op: Conv | WideConv, site: Site) -> tuple[Conv | WideConv, Site]:
     window, tensors = op.window, (*site.sources, site.dst)
     (kh, kw), (top, left, bottom, right) = window.kernel, window.pad
     single = all(tensor.w == 1 for tensor in tensors) and (kw, left, right) == (1, 0, 0)
-    if not single or kh == 1 or op.pool is not None:
+    step = max(window.stride[0], window.dilation[0])
+    fits = all(tensor.h * ceil_div(tensor.c, site.config.n) * step <= STRIDE_MAX for tensor in tensors)
+    if not single or not fits or kh == 1 or op.pool is not None:
         return op, site
     turned = Window((1, kh), window.stride[::-1], window.dilation[::-1], (0, top, 0, bottom))
     weight = np.ascontiguousarray(op.weight.transpose(0, 2, 1, 3))

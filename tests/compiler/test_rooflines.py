@@ -120,7 +120,9 @@ def test_bounds_by_hand() -> None:
     x = whole("x", (1, 64, 64, 64), "input")
     depthwise = convolution(x, 64, Window((3, 3), pad=(1, 1, 1, 1)))
     depthwise = Conv(**vars(depthwise) | {"groups": 64, "weight": depthwise.weight[..., :1]})
-    assert bounds(depthwise, config)["lanes stay empty"] == 64 * 64 * 4 * 9
+    alone = config.replace(depthwise_taps=0)
+    assert bounds(depthwise, alone)["lanes stay empty"] == 64 * 64 * 4 * 9
+    assert bounds(depthwise, config)["lanes stay empty"] == 64 * (64 + 2) * 4 * 3, "three products at a time"
     assert math.isclose(
         roofline(depthwise, config), max(64 * 64 * 4 * 9 / 16, (2 * 2**18 + 576) / 16, 2**18 / 8)
     )

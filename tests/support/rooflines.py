@@ -138,16 +138,33 @@ def _vectors(op: Conv, config: Config, least: int) -> float:
     images, rows = _pixels(op)
     # Vectors of a contraction, and cycles that LOAD takes for a row of it: a window's pixels side by side are read once
     # for each of its vectors; so are those of several rows.
-    ways = [(kh * kw * ceil_div(share * cin, n), 0.0)]
+    ways = [(rows, kh * kw * ceil_div(share * cin, n), 0.0), *_lines(op, config)]
     if op.groups == 1:
         width = op.src.shape[2] / op.window.output(*op.src.shape[1:3])[1]  # pixels of a row, for each output
         ways += [
-            (vectors, kernel * cin * min(vectors * width, kw) / config.bus_bytes)
+            (rows, vectors, kernel * cin * min(vectors * width, kw) / config.bus_bytes)
             for vectors, kernel in ((kh * ceil_div(kw * cin, n), 1), (ceil_div(kh * kw * cin, n), kh))
         ]
-    cycles = min(max(max(rows, least) * tiles * vectors, rows * load) for vectors, load in ways)
+    cycles = min(max(max(count, least) * tiles * vectors, count * load) for count, vectors, load in ways)
     once = images * cycles
     return min(once * _overlap(op, config), once + (_vector(op, config, n) if op.pool else 0.0))
+
+
+def _lines(op: Conv, config: Config) -> list[tuple[int, int, float]]:
+    """Rows and vectors of a depthwise convolution whose products are added up along a row of outputs, or a column if
+    there is one: several of a kernel's at a time, and those of a stride in as many parts. A line has as many rows more
+    as there are products in a part, less one."""
+    (out, kh, kw, cin), (sy, sx) = op.weight.shape, op.window.stride
+    height, width = op.window.output(*op.src.shape[1:3])
+    dilation = op.window.dilation[1]
+    if op.src.shape[2] == 1 and kw == 1:
+        height, width, kh, kw, sx, dilation = 1, height, 1, kh, sy, op.window.dilation[0]
+    taps = config.depthwise_taps
+    if not taps or (out, cin) != (op.groups, 1) or op.groups == 1 or op.pool is not None or dilation > 1:
+        return []
+    parts = min(kw, sx) if sx > 1 else ceil_div(kw, taps)
+    together = ceil_div(kw, parts)
+    return [(op.src.shape[0] * height * (width + together - 1), kh * parts, 0.0)] if together <= taps else []
 
 
 def _overlap(op: Conv, config: Config) -> float:
