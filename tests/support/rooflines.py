@@ -151,7 +151,7 @@ def _vectors(op: Conv, config: Config, least: int) -> float:
 
 
 def _lines(op: Conv, config: Config) -> list[tuple[int, int, float]]:
-    """Rows and vectors of a depthwise convolution whose products are added up along a row of outputs, or a column if
+    """Rows of an image, and vectors, of a depthwise convolution whose products are added up along a row of outputs, or a column if
     there is one: several of a kernel's at a time, and those of a stride in as many parts. A line has as many rows more
     as there are products in a part, less one."""
     (out, kh, kw, cin), (sy, sx) = op.weight.shape, op.window.stride
@@ -160,11 +160,11 @@ def _lines(op: Conv, config: Config) -> list[tuple[int, int, float]]:
     if op.src.shape[2] == 1 and kw == 1:
         height, width, kh, kw, sx, dilation = 1, height, 1, kh, sy, op.window.dilation[0]
     taps = config.depthwise_taps
-    if not taps or (out, cin) != (op.groups, 1) or op.groups == 1 or op.pool is not None or dilation > 1:
+    if not taps or (out, cin) != (op.groups, 1) or op.groups == 1 or dilation > 1:
         return []
     parts = min(kw, sx) if sx > 1 else ceil_div(kw, taps)
     together = ceil_div(kw, parts)
-    return [(op.src.shape[0] * height * (width + together - 1), kh * parts, 0.0)] if together <= taps else []
+    return [(height * (width + together - 1), kh * parts, 0.0)] if together <= taps else []
 
 
 def _overlap(op: Conv, config: Config) -> float:
