@@ -151,9 +151,11 @@ def _vectors(op: Conv, config: Config, least: int) -> float:
 
 
 def _lines(op: Conv, config: Config) -> list[tuple[int, int, float]]:
-    """Rows of an image, and vectors, of a depthwise convolution whose products are added up along a row of outputs, or
-    a column if there is one: several of a kernel's at a time, and those of a stride in as many parts. A line has as many
-    rows more as there are products in a part, less one."""
+    """Rows of an image, and vectors, of a depthwise convolution whose products are added up along a row of outputs.
+
+    That is along a column if there is one. It is several of a kernel's at a time, and those of a stride in as many
+    parts. A line has as many rows more as there are products in a part, less one.
+    """
     (out, kh, kw, cin), (sy, sx) = op.weight.shape, op.window.stride
     height, width = op.window.output(*op.src.shape[1:3])
     dilation = op.window.dilation[1]
