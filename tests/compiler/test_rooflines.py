@@ -46,8 +46,6 @@ def wrong(seed: int, tally: Tally[str]) -> str | None:
     shown += f", pool {op.pool}: {cycles} cycles, " + ", ".join(
         f"{name} {bound:.0f}" for name, bound in least.items()
     )
-    # The scratchpad need not be divided in halves, as the bound of operands that come again has it.
-    least["operands come again"] *= 0.95
     if max(least.values()) > 1.03 * cycles:
         return f"faster than a bound: {shown}"
     return f"no reason: {shown}" if why is None else None
@@ -61,13 +59,13 @@ def test_random_layers_reach_their_roofline() -> None:
 
 @pytest.mark.long
 def test_many_random_layers_reach_their_roofline() -> None:
-    """Five of them are slower than for any reason known: four with a few groups of channels that fill no vectors, and a
-    depthwise one with a pooling, which keeps it from adding up along rows. Not more than a few may be.
+    """Two of them are slower than for any reason known: one with groups and a pooling, and one of 7 channels to 3, at
+    1.5 times the bound of its few rows. Not more than a few may be.
     """
     tally: Tally[str] = Tally()
     found = [text for seed in range(2000) if (text := wrong(seed, tally))]
     assert [text for text in found if not text.startswith("no reason")] == []
-    assert len(found) <= 5, found
+    assert len(found) <= 3, found
     assert sum("groups 1," in text for text in found) <= 1, found
     assert tally[""] > 1000, tally
 
