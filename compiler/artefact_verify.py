@@ -152,10 +152,10 @@ def _check_flow(compiled: Compiled) -> None:
         if isinstance(segment, HostSegment):
             values |= _check_host(segment, values)
             continue
-        for item in _transfers(compiled.to_device, segment, ("input", "table")):
+        for item in _transfers(compiled.to_device, segment, ("input", "table", "state")):
             _check_transfer(item, segment)
             _check_known(f"the device's {shown(item.value)}", item.value, _type(item), values)
-        made = _transfers(compiled.from_device, segment, ("output",))
+        made = _transfers(compiled.from_device, segment, ("output",), may=("state",))
         for item in made:
             _check_transfer(item, segment)
         values |= {item.value: _type(item) for item in made}
@@ -177,12 +177,15 @@ def _said(kind: Type) -> str:
     return f"{dtype} of shape {shown(shape)}"
 
 
-def _transfers(items: Iterable[Transfer], program: DeviceProgram, kinds: tuple[str, ...]) -> list[Transfer]:
-    """Those of one program, one at least for each buffer of these kinds."""
+def _transfers(
+    items: Iterable[Transfer], program: DeviceProgram, kinds: tuple[str, ...], *, may: tuple[str, ...] = ()
+) -> list[Transfer]:
+    """Those of one program, one at least for each buffer of these kinds, and perhaps some for others that there `may`
+    be."""
     mine = [item for item in items if item.buffer.name in program.buffers]
     for item in mine:
         kind = program.buffers[item.buffer.name].kind
-        if kind not in (*kinds, "state"):
+        if kind not in (*kinds, *may):
             raise CompileError(
                 f"{_name(item)} is in buffer {shown(item.buffer.name)}, which is no {kinds[0]}"
             )
@@ -192,8 +195,7 @@ def _transfers(items: Iterable[Transfer], program: DeviceProgram, kinds: tuple[s
             )
     moved = {item.buffer.name for item in mine}
     for name, buffer in program.buffers.items():
-        wanted = buffer.kind in kinds or ("input" in kinds and buffer.kind == "state")
-        if wanted and name not in moved:
+        if buffer.kind in kinds and name not in moved:
             raise CompileError(f"{shown(program.name)}: no value is in {kinds[0]} {shown(name)}")
     if "input" in kinds and len(moved) < len(mine):
         raise CompileError(f"{shown(program.name)}: two values are in one input")

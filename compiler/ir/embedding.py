@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class Embedding(DeviceOp):
             made[part] = np.clip(np.rint(self.values[part] * scale[part]) + self.y_zero, low, high)
         return made
 
-    @property
+    @cached_property
     def content(self) -> np.ndarray:
         """The rows as they lie in memory, int8."""
         return self.quantised().astype(np.int8)

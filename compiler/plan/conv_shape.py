@@ -370,18 +370,20 @@ class ConvShape:
 
     def _packed(self, index: int, part: int) -> np.ndarray:
         """Weights of a tile of a part, int8 (ky, kx, vectors, column, N)."""
-        if (index, part) not in self._kept_weights and self.lines is not None:
-            tile, n = self.tiles[index], self.config.n
-            weight = self.op.weight[tile.first : tile.first + tile.count, :, :, 0]
-            self._kept_weights[index, part] = self.lines.words(weight, self.window, n)
         if (index, part) not in self._kept_weights:
-            tile, n = self.tiles[index], self.config.n
-            dense = self._dense(tile)  # (count, kh, kw, lanes)
-            before = np.clip(dense, part * WEIGHTS[0], part * WEIGHTS[1])
-            limited = np.clip(dense - before, *WEIGHTS)
-            packed = limited.astype(np.int8).reshape(*dense.shape[:3], tile.piece.vectors, n)
-            self._kept_weights[index, part] = packed.transpose(1, 2, 3, 0, 4)
+            self._kept_weights[index, part] = self._pack(self.tiles[index], part)
         return self._kept_weights[index, part]
+
+    def _pack(self, tile: Tile, part: int) -> np.ndarray:
+        n = self.config.n
+        if self.lines is not None:
+            weight = self.op.weight[tile.first : tile.first + tile.count, :, :, 0]
+            return self.lines.words(weight, self.window, n)
+        dense = self._dense(tile)  # (count, kh, kw, lanes)
+        before = np.clip(dense, part * WEIGHTS[0], part * WEIGHTS[1])
+        limited = np.clip(dense - before, *WEIGHTS)
+        packed = limited.astype(np.int8).reshape(*dense.shape[:3], tile.piece.vectors, n)
+        return packed.transpose(1, 2, 3, 0, 4)
 
     def _dense(self, tile: Tile) -> np.ndarray:
         op, n, piece = self.op, self.config.n, tile.piece

@@ -44,14 +44,20 @@ def digits(m: Micro) -> None:
     digit = m.fresh()
     m.copy("digits", _DIGITS)
     m.label(digit)
-    less = m.fresh()
     m.ld("r")
     m.add(Port.ACCUMULATOR)
     m.st("r")
     m.ld("rest")
     m.add(Port.ACCUMULATOR)
     m.st("rest")
-    m.sub("t")
+    _subtracted(m, "t", digit)
+
+
+def _subtracted(m: Micro, amount: str, digit: str) -> None:
+    """Take `amount` from the rest, which the accumulator holds, if that leaves no less than 0: then the last digit of
+    ``r`` is 1. Go on at `digit` if there are more of ``digits``."""
+    less = m.fresh()
+    m.sub(amount)
     m.jump(less, Condition.NEGATIVE)
     m.st("rest")
     m.advance("r", 1)
@@ -65,7 +71,7 @@ def root(m: Micro) -> None:
 
     Odd ``bits`` first become one more, and ``t`` is halved.
     """
-    even, digit, less = m.fresh(), m.fresh(), m.fresh()
+    even, digit = m.fresh(), m.fresh()
     m.ld("bits")
     m.op(Function.AND, 1)
     m.jump(even, Condition.ZERO)
@@ -98,13 +104,7 @@ def root(m: Micro) -> None:
     m.add(1)
     m.st("trial")
     m.ld("rest")
-    m.sub("trial")
-    m.jump(less, Condition.NEGATIVE)
-    m.st("rest")
-    m.advance("r", 1)
-    m.label(less)
-    m.advance("digits", -1)
-    m.jump(digit, Condition.ZERO, unless=True)
+    _subtracted(m, "trial", digit)
     m.ld("r")
     m.add(Port.ACCUMULATOR)
     m.st("t")

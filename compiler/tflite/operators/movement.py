@@ -240,8 +240,7 @@ def gather(context: Context) -> None:
 
 def embedding(context: Context) -> None:
     """Rows of the second input by indices."""
-    order = Order.FILE
-    context.move("Gather", 1, context.stored(0), order=order, axis=place(0, order))
+    context.move("Gather", 1, context.stored(0), axis=0)
 
 
 def tile(context: Context) -> None:
