@@ -186,3 +186,16 @@ def test_a_board_can_do_what_it_says(board: Board) -> None:
 def test_an_unknown_board_is_named_with_those_there_are() -> None:
     with pytest.raises(BoardError, match=r"^unknown board 'arty'; choose icebreaker, .*, ulx3s-85f$"):
         find("arty")
+
+
+def test_optional_units_that_boards_have() -> None:
+    """Those of docs/boards.md: a change of a preset must not change what a board is built with."""
+    kernels = {name: board.config.kernel for name, board in BOARDS.items() if board.config.kernel}
+    assert kernels == {"tang-primer-20k": 256}
+    assert not [name for name, board in BOARDS.items() if board.config.depthwise_taps]
+    without = {name for name, board in BOARDS.items() if not board.config.lookup_tables}
+    assert (
+        without
+        == {"ulx3s-45f", "ulx3s-85f"}
+        == {name for name, board in BOARDS.items() if not board.config.multiply}
+    )

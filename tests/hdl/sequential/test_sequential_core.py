@@ -1,0 +1,16 @@
+# amaranth: UnusedElaboratable=no
+"""What the sequential core has not, and says so; what it has is tested on programs, in `tests/sim/rtl`."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.hdl.isa.config import PRESETS, ConfigError
+from weft.hdl.sequential.core import SequentialCore
+
+
+def test_sums_along_rows() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no sums along rows: configuration field 'depthwise_taps' is 2, not 0$"
+    ):
+        SequentialCore(PRESETS["tiny"].replace(depthwise_taps=2))
