@@ -8,8 +8,8 @@ Two mappings of the contraction onto vectors of N bytes:
   a row once for each vector of a window. If the kernel's rows
   lie side by side in DRAM (`weft.compiler.passes.gather_rows`), a window is all of the contraction.
 
-Groups become block-diagonal tiles: as many groups as fit share one vector. Depthwise convolution is the extreme case,
-N groups of one channel, and uses 1/N of the array so. Where the array has a path for sums along its rows, which takes
+Groups become block-diagonal tiles (`weft.compiler.plan.pieces`). Depthwise convolution is the extreme case, N groups of
+one channel in a tile, and uses 1/N of the array so. Where the array has a path for sums along its rows, which takes
 several columns of the kernel at a time, it is used (`weft.compiler.plan.lines`).
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX, STRIDE_MAX
 from weft.compiler.plan.lines import Lines
+from weft.compiler.plan.pieces import Piece, Tile, share_of, tiles_of
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import MicroOp
 
@@ -36,25 +36,6 @@ WEIGHTS = (-128, 127)
 """Least and largest weight of the array; what goes beyond is split over parts that add in the accumulator."""
 _DENSE = 0.6
 """Share of the vectors of a part beyond the first from which on all of them are multiplied."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """`count` input channels from `first` on, held in `vectors` vectors of a pixel from vector `at` on."""
-
-    first: int
-    count: int
-    at: int
-    vectors: int
-
-
-@dataclass(frozen=True)
-class Tile:
-    """At most N output channels from `first` on, computed from `piece`."""
-
-    first: int
-    count: int
-    piece: Piece
 
 
 class Chunk(NamedTuple):
@@ -119,7 +100,6 @@ class ConvShape:
     def _split_channels(self) -> None:
         op, n = self.op, self.config.n
         out, _, kw, cin = op.weight.shape
-        per_out = out // op.groups
         self.folded = False
         if op.groups == 1:
             self.span = (kw - 1) * self.window.dilation[1] * self.src.pixel_pitch + cin
@@ -130,16 +110,9 @@ class ConvShape:
             self.pieces = [Piece(0, cin, 0, windows if self.folded else ceil_div(cin, n))]
             self.tiles = [Tile(o, min(n, out - o), self.pieces[0]) for o in range(0, out, n)]
         else:
-            self.pieces, self.tiles = [], []
-            share = max(1, n // max(cin, per_out))
-            at = 0
-            for group in range(0, op.groups, share):
-                groups = min(share, op.groups - group)
-                piece = Piece(group * cin, groups * cin, at, ceil_div(groups * cin, n))
-                at += piece.vectors
-                self.pieces.append(piece)
-                first, count = group * per_out, groups * per_out
-                self.tiles += [Tile(first + o, min(n, count - o), piece) for o in range(0, count, n)]
+            share = n if self.lines else share_of(op, self.config)
+            self.tiles = tiles_of(op, share, n)
+            self.pieces = list(dict.fromkeys(tile.piece for tile in self.tiles))
         self.plane_vectors = sum(piece.vectors for piece in self.pieces)
         self.vectors = self.planes * self.plane_vectors
         # One LOAD fetches all pieces if every vector but the last is full.

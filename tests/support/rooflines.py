@@ -77,9 +77,19 @@ def _starts(op: Conv, config: Config) -> float:
 
 
 def _runs(op: Conv, config: Config) -> float:
-    """Of the bus, where channels of groups are not whole vectors: those of each pixel come and go by themselves."""
+    """Of the bus, where channels of groups are not whole vectors: those of each pixel come and go by themselves, of
+    so many groups at a time as is best."""
+    return min(_runs_of(op, config, share) for share in _shares(op, config))
+
+
+def _shares(op: Conv, config: Config) -> list[int]:
+    """How many groups may be computed as one: as many as fit a vector, or more of them, with zeros between."""
+    dense = config.n // max(op.weight.shape[3], len(op.weight) // op.groups)
+    return list(range(max(1, min(op.groups, dense)), op.groups + 1))
+
+
+def _runs_of(op: Conv, config: Config, share: int) -> float:
     per_in, per_out = op.weight.shape[3], len(op.weight) // op.groups
-    share = max(1, min(op.groups, config.n // max(per_in, per_out)))
     pieces = ceil_div(op.groups, share)
     cycles = op.weight.size / config.bus_bytes
     for view, moved, size in (
@@ -132,22 +142,29 @@ def _vectors(op: Conv, config: Config, least: int) -> float:
     as many groups as fit; a tile of weights takes `least` cycles to come in, however few rows there are. A
     pooling either costs products twice, or comes behind all of them."""
     n, (out, kh, kw, cin) = config.n, op.weight.shape
-    per_out = out // op.groups
-    share = max(1, min(op.groups, n // max(cin, per_out)))
-    tiles = ceil_div(op.groups, share) * ceil_div(share * per_out, n)
     images, rows = _pixels(op)
-    # Vectors of a contraction, and cycles that LOAD takes for a row of it: a window's pixels side by side are read once
-    # for each of its vectors; so are those of several rows.
-    ways = [(rows, kh * kw * ceil_div(share * cin, n), 0.0), *_lines(op, config)]
+    # Rows, tiles, vectors of a contraction, and cycles that LOAD takes for a row of it: a window's pixels side by side
+    # are read once for each of its vectors; so are those of several rows.
+    ways = [(rows, *_tiles(op, share, n), 0.0) for share in _shares(op, config)]
+    ways += [(count, ceil_div(op.groups, n), vectors, load) for count, vectors, load in _lines(op, config)]
     if op.groups == 1:
         width = op.src.shape[2] / op.window.output(*op.src.shape[1:3])[1]  # pixels of a row, for each output
         ways += [
-            (rows, vectors, kernel * cin * min(vectors * width, kw) / config.bus_bytes)
+            (rows, ceil_div(out, n), vectors, kernel * cin * min(vectors * width, kw) / config.bus_bytes)
             for vectors, kernel in ((kh * ceil_div(kw * cin, n), 1), (ceil_div(kh * kw * cin, n), kh))
         ]
-    cycles = min(max(max(count, least) * tiles * vectors, count * load) for count, vectors, load in ways)
+    cycles = min(
+        max(max(count, least) * tiles * vectors, count * load) for count, tiles, vectors, load in ways
+    )
     once = images * cycles
     return min(once * _overlap(op, config), once + (_vector(op, config, n) if op.pool else 0.0))
+
+
+def _tiles(op: Conv, share: int, n: int) -> tuple[int, int]:
+    """Tiles of N outputs, with so many groups as one, and vectors of the contraction of each."""
+    out, kh, kw, cin = op.weight.shape
+    tiles = ceil_div(op.groups, share) * ceil_div(share * (out // op.groups), n)
+    return tiles, kh * kw * ceil_div(share * cin, n)
 
 
 def _lines(op: Conv, config: Config) -> list[tuple[int, int, float]]:
@@ -194,14 +211,19 @@ def _overlap(op: Conv, config: Config) -> float:
 def _again(op: Conv, config: Config) -> float:
     """Cycles of the bus at least, as on-chip memories are too small for everything to cross it once.
 
-    Rows of the product are made r at a time, for b tiles of N columns, in an accumulator that holds r * b rows. Half of
-    the scratchpad has room for two slots of r rows of inputs: all of their contraction, or kc vectors of it, which then
-    come in runs of their own, each a cycle longer than its bytes, and again for every b tiles. The other half is for
+    Rows of the product are made r at a time, for b tiles of N columns, in an accumulator that holds r * b rows. A part
+    of the scratchpad has room for two slots of r rows of inputs: all of their contraction, or kc vectors of it, which
+    then come in runs of their own, each a cycle longer than its bytes, and again for every b tiles. The rest is for
     weights: all; or those of b tiles, and inputs come again for each; or they come again for each r rows. Every LOAD,
-    MM, VEC and STORE is 64 bytes more, and each output channel has 8 bytes of parameters. The best of all r
-    and b, for each group.
+    MM, VEC and STORE is 64 bytes more, and each output channel has 8 bytes of parameters. The best of all parts,
+    r and b, for each group.
     """
-    n, bus, half = config.n, config.bus_bytes, config.scratchpad_size // 2
+    return min(_again_with(op, config, config.scratchpad_size * part // 16) for part in range(1, 16))
+
+
+def _again_with(op: Conv, config: Config, ours: int) -> float:
+    """Those cycles if `ours` vectors of the scratchpad are for inputs."""
+    n, bus, others = config.n, config.bus_bytes, config.scratchpad_size - ours
     images, rows = _pixels(op)
     groups, per_out = op.groups, op.weight.shape[0] // op.groups
     tiles, depth = ceil_div(per_out, n), math.prod(op.weight.shape[1:3]) * ceil_div(op.weight.shape[3], n)
@@ -217,15 +239,15 @@ def _again(op: Conv, config: Config) -> float:
             if (b := min(b, tiles)) * r > config.accumulator_size:
                 continue
             times, blocks = images * ceil_div(rows, r), ceil_div(tiles, b)
-            kc = min(half // (2 * r), vectors)
+            kc = min(ours // (2 * r), vectors)
             if kc < 1:
                 continue
             chunks = ceil_div(vectors, kc)
             a_times, runs = (blocks, images * rows * chunks) if chunks > 1 else (1, 0)
             waits = [(a_times, times)]
-            if min(b, tiles) * n * depth <= half:
+            if min(b, tiles) * n * depth <= others:
                 waits.append((blocks, 1))
-            if tiles * n * depth <= half:
+            if tiles * n * depth <= others:
                 waits.append((a_times, 1))
             moved = min(inputs * again + runs * again + weights * w for again, w in waits)
             words = times * (blocks * (2 * chunks) + tiles + 1) + tiles * (1 + n // 8)

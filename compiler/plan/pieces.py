@@ -1,0 +1,108 @@
+"""Pieces of input channels and tiles of output columns: how the groups of a convolution share vectors of the array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.compiler.ir.graph import Conv
+from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.machine import overheads
+from weft.compiler.machine.emit import ceil_div
+from weft.hdl.isa.config import Config
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`count` input channels from `first` on, held in `vectors` vectors of a pixel from vector `at` on."""
+
+    first: int
+    count: int
+    at: int
+    vectors: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """At most N output channels from `first` on, computed from `piece`."""
+
+    first: int
+    count: int
+    piece: Piece
+
+
+def tiles_of(op: Conv | WideConv, share: int, n: int) -> list[Tile]:
+    """Tiles of a convolution in groups, `share` of which are a piece of block-diagonal weights, the last of fewer."""
+    cin, per_out = op.weight.shape[3], len(op.weight) // op.groups
+    found: list[Tile] = []
+    at = 0
+    for group in range(0, op.groups, share):
+        groups = min(share, op.groups - group)
+        piece = Piece(group * cin, groups * cin, at, ceil_div(groups * cin, n))
+        at += piece.vectors
+        first, count = group * per_out, groups * per_out
+        found += [Tile(first + o, min(n, count - o), piece) for o in range(0, count, n)]
+    return found
+
+
+_GAIN = 1.2
+"""How many times fewer cycles a share takes by estimate that is used instead of the densest."""
+
+
+def share_of(op: Conv | WideConv, config: Config) -> int:
+    """How many groups to make a piece of: as many as fit one vector of inputs and one of outputs, or more if that takes
+    clearly fewer cycles by estimate.
+
+    More of them multiply more zeros, but their outputs fill vectors, which the vector unit takes whole; and channels
+    that do not fill vectors cross the bus in a run for each pixel and piece.
+    """
+    n, per_out = config.n, len(op.weight) // op.groups
+    dense = max(1, n // max(op.weight.shape[3], per_out))
+    cycles = {
+        share: _cycles(op, tiles_of(op, share, n), config)
+        for share in (dense, *_shares(op.groups, per_out, n))
+        if share >= dense
+    }
+    best = min(cycles, key=lambda share: round(cycles[share], 3))
+    return best if _GAIN * cycles[best] < cycles[dense] else dense
+
+
+def _shares(groups: int, per_out: int, n: int) -> Iterator[int]:
+    """Numbers of groups in ascending order whose pieces have as many tiles each: what fits one tile, and divisors, up
+    to four tiles or all groups."""
+    for share in range(1, groups + 1):
+        single, even = share * per_out <= n, groups % share == 0 and share * per_out <= 4 * n
+        if single or even or share == groups <= 8:
+            yield share
+
+
+def _cycles(op: Conv | WideConv, tiles: list[Tile], config: Config) -> float:
+    """Cycles for an output pixel: of array, vector unit and bus that which takes longest, and half of the others, as
+    not all of them is hidden."""
+    parts = _parts(op, tiles, config)
+    return (max(parts) + sum(parts)) / 2
+
+
+def _parts(op: Conv | WideConv, tiles: list[Tile], config: Config) -> tuple[float, float, float]:
+    """Cycles of array, vector unit and bus for an output pixel."""
+    n, bus = config.n, config.bus_bytes
+    pieces = list(dict.fromkeys(tile.piece for tile in tiles))
+    window, height, width = op.window, *op.window.output(*op.src.shape[1:3])
+    pixels = op.src.shape[0] * height * width
+    kernel = math.prod(window.kernel)
+    array = kernel * sum(tile.piece.vectors for tile in tiles) * max(1.0, n / pixels)
+    pool = math.prod(op.pool.kernel) if op.pool is not None else 1
+    vector = len(tiles) * config.groups * pool
+    loads = op.src.shape[3] / bus
+    if any(piece.count % n for piece in pieces[:-1]):
+        runs = sum(ceil_div(piece.count, bus) + overheads.RUN for piece in pieces)
+        loads = min(runs, len(pieces) * loads)
+    stores = len(op.weight) / bus
+    if any(tile.count < n for tile in tiles[:-1]):
+        stores = sum(ceil_div(tile.count, bus) + overheads.RUN for tile in tiles)
+    read = math.prod(op.src.shape[:3]) * math.prod(
+        min(1.0, taps / step) for taps, step in zip(window.kernel, window.stride, strict=True)
+    )
+    weights = kernel * n * sum(tile.count * tile.piece.vectors for tile in tiles) / bus
+    return array, vector, (loads * read + weights) / pixels + stores

@@ -1,0 +1,77 @@
+"""How groups share vectors: against brute force, against the convolution itself, and cycles by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.golden_compare import compare
+from support.op_cases import convolution, random_inputs, segment_of, whole
+
+from weft.boards.registry import BOARDS
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.plan.pieces import share_of, tiles_of
+from weft.hdl.isa.config import PRESETS, Config
+
+CONFIGS = {**PRESETS, **{name: board.config for name, board in BOARDS.items()}}
+
+
+def grouped(groups: int, cin: int, out: int, side: int = 14, kernel: int = 1, stride: int = 1) -> Conv:
+    """A convolution of `groups`, each of `cin` channels to `out`."""
+    window = Window((kernel, kernel), (stride, stride), pad=(kernel // 2,) * 4)
+    op = convolution(whole("x", (1, side, side, cin * groups), "input"), out * groups, window)
+    weight = np.random.default_rng(groups).integers(-127, 128, op.weight[..., :cin].shape).astype(np.int16)
+    return dataclasses.replace(op, groups=groups, weight=weight)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(2, 40), st.integers(1, 50), st.integers(1, 50), st.integers(1, 40), st.sampled_from([4, 16])
+)
+def test_tiles_cover_all_groups(groups: int, cin: int, out: int, share: int, n: int) -> None:
+    """Each output channel is in one tile, whose piece has all inputs of its group; pieces follow each other."""
+    tiles = tiles_of(grouped(groups, cin, out, 1), share, n)
+    assert [tile.first + at for tile in tiles for at in range(tile.count)] == list(range(groups * out))
+    for tile in tiles:
+        assert 0 < tile.count <= n
+        for channel in (tile.first, tile.first + tile.count - 1):
+            assert tile.piece.first <= channel // out * cin
+            assert (channel // out + 1) * cin <= tile.piece.first + tile.piece.count
+    pieces = list(dict.fromkeys(tile.piece for tile in tiles))
+    assert [piece.at for piece in pieces] == [sum(p.vectors for p in pieces[:k]) for k in range(len(pieces))]
+    assert all((piece.vectors - 1) * n < piece.count <= piece.vectors * n for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("config", "case", "share"),
+    [
+        (PRESETS["default"], (32, 4, 4, 14, 3), 4),  # ResNeXt: as many as fit a vector
+        (PRESETS["default"], (64, 1, 1, 14, 3), 16),
+        (PRESETS["default"], (2, 64, 64), 1),  # whole vectors: nothing to win
+        (PRESETS["default"], (4, 66, 5, 32), 2),  # half as many vectors of outputs, and of inputs one fewer
+        (PRESETS["large"], (4, 24, 20, 32), 4),  # all of them: no runs of 24 bytes for each pixel
+        (PRESETS["small"].replace(lanes=1), (8, 14, 4, 50), 2),  # the vector unit takes 8 cycles a vector
+        (PRESETS["tiny"], (4, 448, 67), 1),
+    ],
+)
+def test_shares(config: Config, case: tuple[int, ...], share: int) -> None:
+    assert share_of(grouped(*case), config) == share
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random_groups(name: str) -> None:
+    """Golden equals the micro-ops where more groups are computed as one than fit a vector, on every configuration."""
+    config, rng = CONFIGS[name], np.random.default_rng(len(name))
+    done = 0
+    while done < 3:
+        groups, kernel, stride = int(rng.integers(2, 11)), int(rng.choice([1, 1, 3])), int(rng.integers(1, 3))
+        cin, out = (int(rng.integers(1, 2 * config.n)) for _ in range(2))
+        op = grouped(groups, cin, out, int(rng.integers(3, 9)), kernel, stride)
+        if share_of(op, config) > max(1, config.n // max(cin, out)) and op.weight.size < 1 << 17:
+            segment = segment_of(op)
+            compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
+            done += 1
