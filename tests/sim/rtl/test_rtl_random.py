@@ -87,7 +87,7 @@ SEQUENTIAL_KERNELS = {
     "n2": VARIANTS["smallest"].replace(kernel=64),
     "no tables": VARIANTS["plain"].replace(kernel=128),
     "wide bus": VARIANTS["wide bus"].replace(kernel=256),
-    "default": VARIANTS["default"].replace(kernel=64),
+    "default": VARIANTS["default"].replace(kernel=64, depthwise_taps=0),
 }
 
 
