@@ -1,12 +1,14 @@
-"""Min, Max and Div of two activations, of which one may repeat or have one number for each row."""
+"""Min, Max, Div and Pow of two activations, of which one may repeat or have one number for each row."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import View
 from weft.compiler.ir.layout import Layout
 from weft.compiler.kernel.row_operators import RowPair
+from weft.compiler.kernel.row_power import MOST, TABLES, RowPower
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.conditions import kernel_room
@@ -30,13 +32,13 @@ class _Pair(NamedTuple):
 
 
 def element_pairs(context: NodeContext) -> str | None:
-    """Of two int8 or uint8 activations that Min, Max and Div take, one may repeat."""
+    """Of two int8 or uint8 activations that Min, Max, Div and Pow take, one may repeat."""
     found = _pair(context)
     return found if isinstance(found, str) else None
 
 
 def pair_length(context: NodeContext) -> str | None:
-    """A pixel of both operands of Min, Max and Div and of the result must fit the scratchpad, and each 65535 bytes."""
+    """Pixels of Min, Max, Div and Pow, of operands and result, must fit the scratchpad, and each 65535 bytes."""
     found, config = _pair(context), context.model.config
     assert not isinstance(found, str)
     count = found.views[0].shape[3]
@@ -71,6 +73,47 @@ def _number(context: NodeContext, at: int) -> _Pair | None:
     return _Pair((found.tensor, number), (whole.quant, other.quant), views, found.layout, at == 1)
 
 
+def power_base(context: NodeContext) -> str | None:
+    """The base of Pow must not be negative for any value there can be: its zero point must be the least."""
+    base, _ = _power(context)
+    zero = base.zero + 128 * base.unsigned
+    return None if base.zero == -128 else f"the zero point of {context.node.inputs[0]!r} is {zero}"
+
+
+def power_range(context: NodeContext) -> str | None:
+    """Exponents of Pow, times logarithms of what is raised to them, must be at most 100."""
+    base, exponent = _power(context)
+    levels = math.log(base.scale), math.log(255 * base.scale)
+    steps = max(abs(-128 - exponent.zero), 127 - exponent.zero)
+    most = steps * exponent.scale * max(map(abs, levels))
+    return None if most <= MOST else f"they are up to {most:.4g}"
+
+
+def power_tables(context: NodeContext) -> str | None:
+    """Pow of two activations takes four look-up tables."""
+    count = context.model.config.lookup_tables
+    return None if count >= TABLES else f"there are {count}"
+
+
+def _power(context: NodeContext) -> tuple[Quant, Quant]:
+    """Of base and exponent."""
+    found = _pair(context)
+    assert not isinstance(found, str)
+    base, exponent = found.quants[::-1] if found.swapped else found.quants
+    return base, exponent
+
+
+def raised(context: NodeContext) -> Pending:
+    """The device's RowPower."""
+    found, (base, exponent) = _pair(context), _power(context)
+    assert not isinstance(found, str)
+    made = RowPower(
+        context.node.name, *found.views, result(found.views[0].shape), base.scale, exponent.scale, exponent.zero,
+        swapped=found.swapped,
+    )  # fmt: skip
+    return Pending((made,), found.layout, found.tensors, (context.node.index,))
+
+
 def combined(context: NodeContext) -> Pending:
     """The device's RowPair."""
     found, op = _pair(context), context.node.op
@@ -99,5 +142,12 @@ OPERATORS = (
         combined,
         applies=_two,
         title="Div, Max, Min of two activations",
+    ),
+    Operator(
+        ("Pow",),
+        (kernel_room, element_pairs, pair_length, power_base, power_range, power_tables),
+        raised,
+        applies=_two,
+        title="Pow of two activations",
     ),
 )
