@@ -21,7 +21,7 @@ _ENDS = math.log(0.02), math.log(300)
 """Logarithms of results, in steps, between which there are entries: those below are 0, those above saturated."""
 _PLACES = 14
 _BEYOND = 26
-"""Places, as a power of two, that are beyond the ends of the table."""
+"""Places, as a power of two, that are beyond the ends of the table, whatever scale of float32 results have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +73,8 @@ class RowPower(RowOp):
         # Of a base of 0 it is endless.
         endless = (0 - power.minimum(1).maximum(-1)) << _BEYOND + 1
         offset = (math.log(self.scale) - _ENDS[0]) * entry
-        limited = round(min(max(offset, -1 << _BEYOND), 1 << _BEYOND))
         found = (base < -127).choose(endless, product.scaled(factor))
-        return found + exact(limited - (LOOKUP_ENTRIES // 2 << _PLACES))
+        return found + exact(round(offset) - (LOOKUP_ENTRIES // 2 << _PLACES))
 
     def _exponential(self, place: Expression) -> Expression:
         """Steps with `FINE` places."""
