@@ -45,7 +45,8 @@ class Planner:
         self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None
     ) -> Cost | None:
         """Estimates for an operator by itself, planned as by `plan`; None if it cannot be planned."""
-        return operator_of(op).cost(op, self.plan(op, resident, region), self.config)
+        found = self.plan(op, resident, region)
+        return None if found is None else operator_of(op).cost(op, found, self.config)
 
     def site(self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None) -> Site:
         """The same operands as those of `plan`; their offsets in DRAM are not the program's, and decide nothing."""

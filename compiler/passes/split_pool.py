@@ -1,31 +1,40 @@
-"""Pooling over more than the scratchpad holds, in forms that can be cut."""
+"""Pooling over more than the scratchpad holds twice, in forms that can be cut."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
 from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Pool, View, Window
 from weft.compiler.planner import Planner
-from weft.hdl.isa.config import Config
 
 
 def split_pool(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Pooling over more than the scratchpad holds becomes sums on the array, and maxima of one axis after the other."""
-    parts = (_split(op, planner.config) if isinstance(op, Pool) else (op,) for op in segment.ops)
+    """Pooling over more than the scratchpad holds becomes sums on the array, and maxima of one axis after the other.
+
+    If it has room for one window at a time, averages stay as they are where that takes no longer by estimate.
+    """
+    parts = (_split(op, planner) if isinstance(op, Pool) else (op,) for op in segment.ops)
     return dataclasses.replace(segment, ops=tuple(op for part in parts for op in part))
 
 
-def _split(op: Pool, config: Config) -> tuple[DeviceOp, ...]:
+def _split(op: Pool, planner: Planner) -> tuple[DeviceOp, ...]:
     kh, kw = op.window.kernel
     spans = [(k - 1) * d + 1 for k, d in zip(op.window.kernel, op.window.dilation, strict=True)]
     held = min(spans[0], op.src.shape[1]) * min(spans[1], op.src.shape[2])
-    if held * 2 + 64 * 8 <= config.scratchpad_size or kh * kw == 1:
+    if held * 2 + 64 * 8 <= planner.config.scratchpad_size or kh * kw == 1:
         return (op,)
     if op.kind == "average" and op.window.pad == (0, 0, 0, 0):
-        return (_sums(op),)
+        sums = _sums(op)
+        return (op,) if _cycles(op, planner) < _cycles(sums, planner) else (sums,)
     return _maxima(op) if op.kind == "max" and kh > 1 and kw > 1 else (op,)
+
+
+def _cycles(op: DeviceOp, planner: Planner) -> float:
+    cost = planner.cost(op)
+    return math.inf if cost is None else cost.cycles
 
 
 def _sums(op: Pool) -> Conv:

@@ -199,10 +199,10 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
     flat = View(dataclasses.replace(first.dst.buffer, shape=(1, 1, 1, 12 * 12 * 32)), (1, 1, 1, 12 * 12 * 32))
     even = conv("a", x, 48, 3)
     groups = dataclasses.replace(
-        conv("y", even.dst, 8, kind="output"), weight=np.ones((8, 1, 1, 12), np.int16), groups=4
+        conv("y", even.dst, 48, 3, "output"), weight=np.ones((48, 3, 3, 12), np.int16), groups=4
     )
     uneven = dataclasses.replace(
-        conv("a", x, 40), weight=np.ones((40, 1, 1, 8), np.int16), groups=4, scale=np.full(40, 0.01)
+        conv("a", x, 40, 3), weight=np.ones((40, 3, 3, 8), np.int16), groups=4, scale=np.full(40, 0.01)
     )
     return {
         "an output": (conv("a", x, 32, kind="output"), conv("y", first.dst, 8, kind="output")),

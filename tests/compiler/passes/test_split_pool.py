@@ -1,0 +1,71 @@
+"""Pools over more than the scratchpad holds: what becomes of them, and that results never change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.golden_compare import compare
+from support.op_cases import draw, segment_of, whole
+
+from weft.boards.registry import BOARDS
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import Conv, DeviceOp, Pool, Window
+from weft.compiler.passes.split_pool import split_pool
+from weft.compiler.planner import Planner
+from weft.hdl.isa.config import PRESETS, Config
+
+TINY = PRESETS["tiny"]
+CONFIGS = {"tiny": TINY, **{name: board.config for name, board in BOARDS.items()}}
+
+
+def pool(kind: str, size: tuple[int, int], window: Window, channels: int = 5) -> Pool:
+    src = whole("x", (1, *size, channels), "input")
+    dst = whole("y", (1, *window.output(*size), channels), "output")
+    scale = 1.0 if kind == "max" else 1.3
+    return Pool("pool", src, dst, kind, window, scale=scale, x_zero=3 if kind == "average" else 0)
+
+
+def split(op: Pool, config: Config) -> tuple[DeviceOp, ...]:
+    return split_pool(segment_of(op), Planner(config)).ops
+
+
+def side(config: Config, share: float) -> int:
+    """The side of an image that takes this share of the scratchpad, for N channels or fewer."""
+    return int((share * config.scratchpad_size) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "step", "kinds"),
+    [
+        ("average", 0.2, 1, [Pool]),  # two windows fit
+        ("average", 0.7, 1, [Pool]),  # one window, one output: sums would be of one row
+        ("average", 1.4, 1, [Conv]),  # not even one
+        ("max", 1.4, 1, [Pool, Pool]),
+    ],
+)
+def test_forms(kind: str, share: float, step: int, kinds: list[type]) -> None:
+    size = (side(PRESETS["default"], share),) * 2
+    op = pool(kind, size, Window(size, (step, step)))
+    assert [type(item) for item in split(op, PRESETS["default"])] == kinds
+
+
+def test_many_outputs_are_sums() -> None:
+    """Windows that overlap: the array adds up rows of outputs, the vector unit every window by itself."""
+    config = PRESETS["default"].replace(lanes=1)
+    size = side(config, 0.7)
+    op = pool("average", (size + 15, size + 15), Window((size, size)))
+    assert [type(item) for item in split(op, config)] == [Conv]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random(name: str) -> None:
+    """Of any share of the scratchpad, with a few outputs, and padding that only some forms have."""
+    config, rng = CONFIGS[name].replace(scratchpad_depth=64), np.random.default_rng(len(name))
+    for case in range(6):
+        size = max(2, side(config, float(rng.uniform(0.3, 1.3))))
+        kernel = (draw(rng, max(1, size - 3), size), draw(rng, max(1, size - 3), size))
+        kind = "max" if case == 0 else "average"
+        op = pool(kind, (size, size), Window(kernel), draw(rng, 1, 3 * config.n))
+        segment = segment_of(op)
+        inputs = {"x": rng.integers(-128, 128, op.src.shape).astype(np.int8)}
+        compare(compile_segment(segment, config), segment, inputs, config)
