@@ -89,7 +89,7 @@ def _parts(op: Conv | WideConv, tiles: list[Tile], config: Config) -> tuple[floa
     n, bus = config.n, config.bus_bytes
     pieces = list(dict.fromkeys(tile.piece for tile in tiles))
     window, height, width = op.window, *op.window.output(*op.src.shape[1:3])
-    pixels = op.src.shape[0] * height * width
+    pixels = max(1, op.src.shape[0] * height * width)
     kernel = math.prod(window.kernel)
     array = kernel * sum(tile.piece.vectors for tile in tiles) * max(1.0, n / pixels)
     pool = math.prod(op.pool.kernel) if op.pool is not None else 1
