@@ -134,7 +134,7 @@ class Expression:
         _check(0 < places < MULTIPLIER_BITS, f"between entries there are 1 to 17 binary places, not {places}")
         place = self.floored(places)
         rest = (self - (place << places)).known(0, (1 << places) - 1)
-        here, behind = _entry(place, table), _entry(place + 1, table)
+        here, behind = entry(place, table), entry(place + 1, table)
         found = here + (behind - here).times(rest, places)
         return found.known(int(table.min()), int(table.max()))
 
@@ -233,6 +233,10 @@ class Rows:
         _check(not self.lanes, "rows beside each other have no number of their own")
         return Expression("number", (), -128, 127, False, tensor, _line())
 
+    def operand(self, tensor: int, columns: int) -> Expression:
+        """An int8 element of a tensor of so many columns, or the only one that it has for a row of several."""
+        return self.number(tensor) if columns < self.columns else self.read(tensor)
+
     def _byte(self, tensor: int, vector: int, *, unsigned: bool) -> Expression:
         """A byte of an element: the upper one is in vector 0."""
         _check(0 <= tensor < self.tensors, f"there is no tensor {tensor}: there are {self.tensors}")
@@ -311,8 +315,8 @@ def _check_table(table: np.ndarray, *dtypes: str) -> None:
     _check(good, f"a look-up table is {' or '.join(dtypes)} of shape ({LOOKUP_ENTRIES},), not {given}")
 
 
-def _entry(place: Expression, table: np.ndarray) -> Expression:
-    """An entry of a table of int8 or int16."""
+def entry(place: Expression, table: np.ndarray) -> Expression:
+    """Entry ``place + 128`` of a table of int8, or of int16, of at most 32639, which takes two look-up tables."""
     if table.dtype == np.int8:
         return place.looked_up(table)
     _check(table.max() <= DIGITS, f"entries of int16 are at most {DIGITS}, not {table.max()}")

@@ -124,8 +124,7 @@ class RowPair(RowOp):
 
     def rows(self) -> Rows:
         rows = Rows(self.a.shape[3], 2)
-        second = rows.number(1) if self.b.shape[3] < rows.columns else rows.read(1)
-        a, b = rows.read(0) - self.a_zero, second - self.b_zero
+        a, b = rows.read(0) - self.a_zero, rows.operand(1, self.b.shape[3]) - self.b_zero
         if self.kind in ("quotient", "ratio"):
             a, b = (a, b) if self.kind == "quotient" else (b, a)
             fine = a << MEAN_PLACES

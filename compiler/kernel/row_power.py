@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.ir.graph import View
-from weft.compiler.kernel.expressions import DIGITS, FACTOR, Expression, Rows, digits
+from weft.compiler.kernel.expressions import DIGITS, FACTOR, Expression, Rows, entry
 from weft.compiler.kernel.operators import FINE, RowOp
 from weft.compiler.kernel.steps import exact, rounded, shifted
 from weft.hdl.isa.config import LOOKUP_ENTRIES
@@ -53,7 +53,7 @@ class RowPower(RowOp):
 
     def rows(self) -> Rows:
         rows = Rows(self.first.shape[3], 2)
-        values = rows.read(0), rows.number(1) if self.second.shape[3] < rows.columns else rows.read(1)
+        values = rows.read(0), rows.operand(1, self.second.shape[3])
         base, exponent = values[::-1] if self.swapped else values
         power = exponent - self.b_zero
         rows.store(rounded(self._exponential(self._place(base, power)), self))
@@ -61,18 +61,17 @@ class RowPower(RowOp):
 
     def _place(self, base: Expression, power: Expression) -> Expression:
         """Where the logarithm of a power lies between entries, with `_PLACES`."""
-        entry = (1 << _PLACES) * (LOOKUP_ENTRIES - 1) / (_ENDS[1] - _ENDS[0])
+        places = (1 << _PLACES) * (LOOKUP_ENTRIES - 1) / (_ENDS[1] - _ENDS[0])
         levels = np.log(np.maximum(np.arange(LOOKUP_ENTRIES), 1) * self.a_step)
         unit = float(np.abs(levels).max()) / DIGITS
-        upper, lower = digits(np.rint(levels / unit), 2)
-        logarithm = (base.looked_up(upper) << 8) + base.looked_up(lower)
-        factor = min(self.b_step * unit * entry, FACTOR / 2)
+        logarithm = entry(base, np.rint(levels / unit).astype(np.int16))
+        factor = min(self.b_step * unit * places, FACTOR / 2)
         product, most = logarithm.times(power), math.ceil((2 << _BEYOND) / factor)
         if most < max(-product.low, product.high):
             product = product.minimum(most).maximum(-most)
         # Of a base of 0 it is endless.
         endless = (0 - power.minimum(1).maximum(-1)) << _BEYOND + 1
-        offset = (math.log(self.scale) - _ENDS[0]) * entry
+        offset = (math.log(self.scale) - _ENDS[0]) * places
         found = (base < -127).choose(endless, product.scaled(factor))
         return found + exact(round(offset) - (LOOKUP_ENTRIES // 2 << _PLACES))
 

@@ -55,12 +55,12 @@ def _lower(op: Attention, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_attention(op, site, op.plan, emit)
 
 
-def _cost(op: Attention, plan: AttentionPlan | None, config: Config) -> Cost | None:
+def _cost(op: Attention, plan: AttentionPlan, config: Config) -> Cost:
     """Queries and outputs are moved once, keys and values at least once."""
     moved = sum(prod(view.shape) for view in (op.q, op.dst)) + op.images * op.keys * op.kv_heads * (
         op.head_size + op.v_size
     )
-    return None if plan is None else Cost(plan.cycles, moved / config.bus_bytes)
+    return Cost(plan.cycles, moved / config.bus_bytes)
 
 
 OPERATOR = Operator(

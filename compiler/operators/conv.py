@@ -95,8 +95,8 @@ def lower(op: Conv | WideConv, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_conv(ConvShape(op, site), op.plan, emit)
 
 
-def cost(op: Conv | WideConv, plan: ConvPlan | None, config: Config) -> Cost | None:
-    return None if plan is None else Cost(plan.cycles, plan.traffic)
+def cost(op: Conv | WideConv, plan: ConvPlan, config: Config) -> Cost:
+    return Cost(plan.cycles, plan.traffic)
 
 
 OPERATOR = Operator(Conv, _shape, _evaluate, plan, lower, cost)

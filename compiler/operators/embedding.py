@@ -40,7 +40,7 @@ def _lower(op: Embedding, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_embedding(op, site, op.plan, emit)
 
 
-def _cost(op: Embedding, plan: EmbeddingPlan | None, config: Config) -> Cost:
+def _cost(op: Embedding, plan: EmbeddingPlan, config: Config) -> Cost:
     """Each row is read and written once, and its offset read."""
     _, _, rows, columns = op.dst.shape
     moved = bus_cycles(config, 2 * rows, columns) + rows * overheads.RUN

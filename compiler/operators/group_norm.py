@@ -51,7 +51,7 @@ def _lower(op: GroupNorm, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_images(op, site, op.plan, emit)
 
 
-def _cost(op: GroupNorm, plan: RowPlan | None, config: Config) -> Cost:
+def _cost(op: GroupNorm, plan: RowPlan, config: Config) -> Cost:
     n, h, w, c = op.dst.shape
     cycles = n * kernel_cycles(generate(op.rows(), config.n), ceil_div(c, config.n), h * w, config)
     return Cost(*vector_plan.cycles(op, config, cycles, 2 * prod(op.dst.shape)))

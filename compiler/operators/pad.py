@@ -41,7 +41,7 @@ def _lower(op: Pad, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_vector(op, Job(lambda _: block, op.fill, op.window), site, op.plan, emit)
 
 
-def _cost(op: Pad, plan: VectorPlan | None, config: Config) -> Cost:
+def _cost(op: Pad, plan: VectorPlan, config: Config) -> Cost:
     """Each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n)

@@ -41,7 +41,7 @@ def lower(op: Pairwise, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_vector(op, job, _site(op, site), op.plan, emit)
 
 
-def cost(op: Pairwise, plan: VectorPlan | None, config: Config) -> Cost:
+def cost(op: Pairwise, plan: VectorPlan, config: Config) -> Cost:
     """Each tensor is moved once; a second operand that is one column for all is read no more often than that."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n)

@@ -66,7 +66,7 @@ def _lower(op: Pool, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_vector(op, job, _site(op, site), op.plan, emit)
 
 
-def _cost(op: Pool, plan: VectorPlan | None, config: Config) -> Cost:
+def _cost(op: Pool, plan: VectorPlan, config: Config) -> Cost:
     """Every element of a window is read, each tensor moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n) * math.prod(op.window.kernel)

@@ -71,8 +71,8 @@ def _lower(op: Product, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_product(op, site, op.plan, emit)
 
 
-def _cost(op: Product, plan: ProductPlan | None, config: Config) -> Cost | None:
-    return None if plan is None else Cost(plan.cycles, plan.traffic)
+def _cost(op: Product, plan: ProductPlan, config: Config) -> Cost:
+    return Cost(plan.cycles, plan.traffic)
 
 
 def _unsupported(op: Product, config: Config) -> str | None:

@@ -52,7 +52,7 @@ class Operator:
     lower : function
         The tasks of a planned operator, in sequential order.
     cost : function
-        By an operator, its plan and the configuration; None if it cannot be told without a plan.
+        By an operator, its plan and the configuration.
     unsupported : function
         What a configuration lacks for an operator, as a sentence; None if nothing.
     exact : bool
@@ -69,7 +69,7 @@ class Operator:
     evaluate: Callable[[Any, tuple[np.ndarray, ...], int], np.ndarray]
     plan: Callable[[Any, Site, Chooser], Any]
     lower: Callable[[Any, Site, Emitter], Iterator[Task]]
-    cost: Callable[[Any, Any, Config], Cost | None]
+    cost: Callable[[Any, Any, Config], Cost]
     unsupported: Callable[[Any, Config], str | None] = supported
     exact: bool = True
     looked_up: bool = True

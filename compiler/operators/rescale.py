@@ -38,7 +38,7 @@ def _lower(op: Rescale, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_vector(op, job, site.flattened(), op.plan, emit)
 
 
-def _cost(op: Rescale, plan: VectorPlan | None, config: Config) -> Cost:
+def _cost(op: Rescale, plan: VectorPlan, config: Config) -> Cost:
     """Each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n)

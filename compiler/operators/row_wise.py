@@ -69,7 +69,7 @@ def _flattened(site: Site) -> Site:
     return site.flattened() if len(pixels) == 1 else site
 
 
-def cost(op: RowOp, plan: RowPlan | None, config: Config) -> Cost:
+def cost(op: RowOp, plan: RowPlan, config: Config) -> Cost:
     n, h, w, _ = op.dst.shape
     c = op.sources[0].shape[3]
     moved = prod(op.dst.shape) + sum(prod(view.shape) for view in op.sources)

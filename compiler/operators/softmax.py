@@ -36,7 +36,7 @@ def _lower(op: Softmax, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_softmax(op, site.flattened(), op.plan, emit)
 
 
-def _cost(op: Softmax, plan: SoftmaxPlan | None, config: Config) -> Cost:
+def _cost(op: Softmax, plan: SoftmaxPlan, config: Config) -> Cost:
     """Two passes over the scores, and one that normalises; each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, config.n)

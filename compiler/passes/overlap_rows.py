@@ -71,8 +71,6 @@ def _pair(segment: DeviceSegment, index: int, planner: Planner) -> _Pair | None:
     if segment.regions and {*segment.regions[index : index + 2]} != {whole}:  # beside what stays on chip
         return None
     product, alone = (operator_of(op).cost(op, op.plan, planner.config) for op in (conv, row))
-    if product is None or alone is None:
-        return None
     best: _Pair | None = None
     for planned, other, regions, tiles in _planned(conv, row, planner):
         array, vector = planned.plan, alone.cycles + _vector_cycles(planned, planner)

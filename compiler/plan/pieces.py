@@ -61,8 +61,7 @@ def share_of(op: Conv | WideConv, config: Config) -> int:
     dense = max(1, n // max(op.weight.shape[3], per_out))
     cycles = {
         share: _cycles(op, tiles_of(op, share, n), config)
-        for share in (dense, *_shares(op.groups, per_out, n))
-        if share >= dense
+        for share in (dense, *(share for share in _shares(op.groups, per_out, n) if share > dense))
     }
     best = min(cycles, key=lambda share: round(cycles[share], 3))
     return best if _GAIN * cycles[best] < cycles[dense] else dense

@@ -59,8 +59,8 @@ def test_random_layers_reach_their_roofline() -> None:
 
 @pytest.mark.long
 def test_many_random_layers_reach_their_roofline() -> None:
-    """Two of them are slower than for any reason known: one with groups and a pooling, and one of 7 channels to 3, at
-    1.5 times the bound of its few rows. Not more than a few may be.
+    """Two of them are slower than for any reason known: a depthwise one with a pooling, which keeps it from adding up
+    along rows, and one of four groups, whose tiles of outputs are computed one at a time. Not more than a few may be.
     """
     tally: Tally[str] = Tally()
     found = [text for seed in range(2000) if (text := wrong(seed, tally))]

@@ -30,6 +30,12 @@ class _Pair(NamedTuple):
     layout: Layout
     swapped: bool
 
+    @property
+    def given(self) -> tuple[Quant, Quant]:
+        """Parameters of the node's inputs, in their order."""
+        first, second = self.quants
+        return (second, first) if self.swapped else (first, second)
+
 
 def element_pairs(context: NodeContext) -> str | None:
     """Of two int8 or uint8 activations that Min, Max, Div and Pow take, one may repeat."""
@@ -99,14 +105,14 @@ def _power(context: NodeContext) -> tuple[Quant, Quant]:
     """Of base and exponent."""
     found = _pair(context)
     assert not isinstance(found, str)
-    base, exponent = found.quants[::-1] if found.swapped else found.quants
-    return base, exponent
+    return found.given
 
 
 def raised(context: NodeContext) -> Pending:
     """The device's RowPower."""
-    found, (base, exponent) = _pair(context), _power(context)
+    found = _pair(context)
     assert not isinstance(found, str)
+    base, exponent = found.given
     made = RowPower(
         context.node.name, *found.views, result(found.views[0].shape), base.scale, exponent.scale, exponent.zero,
         swapped=found.swapped,
@@ -122,7 +128,8 @@ def combined(context: NodeContext) -> Pending:
     kind = {"Min": "minimum", "Max": "maximum"}.get(op, "ratio" if found.swapped else "quotient")
     scales = (a.scale, b.scale)
     if op == "Div":
-        scales = (b.scale / a.scale if found.swapped else a.scale / b.scale, 1.0)
+        first, second = found.given
+        scales = (first.scale / second.scale, 1.0)
     made = RowPair(
         context.node.name, *found.views, result(found.views[0].shape), kind, *scales, a.zero, b.zero
     )

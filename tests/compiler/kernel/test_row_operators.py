@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from support.golden_compare import compare, compare_on_rtl
-from support.op_cases import draw, random_source, random_view
+from support.op_cases import draw, random_inputs, random_source, random_view
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment, IrError, View
@@ -269,11 +269,7 @@ def test_golden(kind: str, name: str) -> None:
     for _ in range(12):
         op = RANDOM[kind](rng, 90)
         segment = DeviceSegment("rows", (op,))
-        inputs = {
-            view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8)
-            for view in op.sources
-        }
-        compare(compile_segment(segment, config), segment, inputs, config)
+        compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
 
 
 def test_root_of_nothing() -> None:

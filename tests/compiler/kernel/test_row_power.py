@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from support.golden_compare import compare, compare_on_rtl
-from support.op_cases import draw, random_source, random_view
+from support.op_cases import draw, random_inputs, random_source, random_view
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
@@ -54,12 +54,6 @@ def exact(op: RowPower, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.clip(found, op.low, op.high)
 
 
-def drawn(rng: np.random.Generator, op: RowPower) -> dict[str, np.ndarray]:
-    return {
-        view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in op.sources
-    }
-
-
 def test_meaning() -> None:
     """At most one step from the exact result, and that seldom."""
     wrong = total = 0
@@ -102,14 +96,14 @@ def test_golden(name: str) -> None:
     for _ in range(12):
         op = random_op(rng, 90)
         segment = DeviceSegment("rows", (op,))
-        compare(compile_segment(segment, config), segment, drawn(rng, op), config)
+        compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
 
 
 def test_on_rtl() -> None:
     rng = np.random.default_rng(9)
     for case in range(4):
         op = random_op(rng, 30)
-        compare_on_rtl(DeviceSegment("rows", (op,)), drawn(rng, op), TINY, case)
+        compare_on_rtl(DeviceSegment("rows", (op,)), random_inputs(rng, op), TINY, case)
 
 
 @pytest.mark.parametrize("n", [2, 128])

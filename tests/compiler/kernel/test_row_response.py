@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.golden_compare import compare, compare_on_rtl
-from support.op_cases import draw, random_source, random_view, whole
+from support.op_cases import draw, random_inputs, random_source, random_view, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import DeviceSegment
@@ -80,26 +80,20 @@ def test_ends_of_tables(ratio: float, ends: tuple[int, int]) -> None:
     assert (found != np.rint(exact)).mean() < 0.08
 
 
-def inputs_of(rng: np.random.Generator, op: RowResponse) -> dict[str, np.ndarray]:
-    return {
-        view.buffer.name: rng.integers(-128, 128, view.buffer.shape).astype(np.int8) for view in op.sources
-    }
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_golden(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng(8)
     for _ in range(10):
         op = random_op(rng, 90)
         segment = DeviceSegment("rows", (op,))
-        compare(compile_segment(segment, config), segment, inputs_of(rng, op), config)
+        compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
 
 
 def test_on_rtl() -> None:
     config, rng = CONFIGS["tiny"], np.random.default_rng(9)
     for case in range(4):
         op = random_op(rng, 30)
-        compare_on_rtl(DeviceSegment("rows", (op,)), inputs_of(rng, op), config, case)
+        compare_on_rtl(DeviceSegment("rows", (op,)), random_inputs(rng, op), config, case)
 
 
 @pytest.mark.parametrize("n", [2, 128])

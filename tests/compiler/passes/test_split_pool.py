@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.golden_compare import compare
-from support.op_cases import draw, segment_of, whole
+from support.op_cases import draw, random_inputs, segment_of, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
@@ -35,17 +35,17 @@ def side(config: Config, share: float) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "share", "step", "kinds"),
+    ("kind", "share", "kinds"),
     [
-        ("average", 0.2, 1, [Pool]),  # two windows fit
-        ("average", 0.7, 1, [Pool]),  # one window, one output: sums would be of one row
-        ("average", 1.4, 1, [Conv]),  # not even one
-        ("max", 1.4, 1, [Pool, Pool]),
+        ("average", 0.2, [Pool]),  # two windows fit
+        ("average", 0.7, [Pool]),  # one window, one output: sums would be of one row
+        ("average", 1.4, [Conv]),  # not even one
+        ("max", 1.4, [Pool, Pool]),
     ],
 )
-def test_forms(kind: str, share: float, step: int, kinds: list[type]) -> None:
+def test_forms(kind: str, share: float, kinds: list[type]) -> None:
     size = (side(PRESETS["default"], share),) * 2
-    op = pool(kind, size, Window(size, (step, step)))
+    op = pool(kind, size, Window(size))
     assert [type(item) for item in split(op, PRESETS["default"])] == kinds
 
 
@@ -67,5 +67,4 @@ def test_random(name: str) -> None:
         kind = "max" if case == 0 else "average"
         op = pool(kind, (size, size), Window(kernel), draw(rng, 1, 3 * config.n))
         segment = segment_of(op)
-        inputs = {"x": rng.integers(-128, 128, op.src.shape).astype(np.int8)}
-        compare(compile_segment(segment, config), segment, inputs, config)
+        compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
