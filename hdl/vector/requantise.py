@@ -258,9 +258,11 @@ def rounded(
     guard, lower = Signal(name=f"guard_{lane}"), Signal(size - 1, name=f"lower_{lane}")
     m.d.comb += Cat(guard, lower).eq(window.as_signed() >> fine)
     lost = (window & ((1 << fine) - 1)[:7]).any() | sticky
-    up = guard & (lost | lower[0])
+    spare, whole = lower[narrow - 1 :], Signal(name=f"whole_{lane}")
+    m.d.comb += whole.eq(fits & (spare.all() | ~spare.any()))
+    # What is saturated is not incremented: that would move it off the least value.
+    up = guard & (lost | lower[0]) & whole
     increment = _register(m, up if floor is None else up & ~floor, f"increment_{lane}")
-    spare = lower[narrow - 1 :]
     limit = Mux(negative, -(1 << (narrow - 1)), (1 << (narrow - 1)) - 1)
-    saturated = Mux(fits & (spare.all() | ~spare.any()), lower[:narrow].as_signed(), limit)
+    saturated = Mux(whole, lower[:narrow].as_signed(), limit)
     return _register(m, saturated, f"quotient_{lane}") + increment

@@ -77,6 +77,24 @@ async def bench_random(dut):
 
 
 @cocotb.test()
+async def bench_saturated(dut):
+    """Low bytes of products of full-range sums, most of which are saturated and lose bits that would round up."""
+    bench = KernelBench(dut, refuse=0.2)
+    await bench.start()
+    for _ in range(12):
+        factor, shift = bench.rng.randrange(-(1 << 17), 1 << 17), bench.rng.randrange(1, 20)
+        ops = [
+            MicroOp(op=Op.MUL, a_memory=1, b_immediate=1, immediate=factor, shift=shift, d=1),
+            MicroOp(op=Op.ADD, a=1, b_immediate=1, shift=24, d=2),
+            MicroOp(op=Op.MUL, a=2, b_immediate=1, immediate=1, shift=24, d_memory=1, end=1),
+        ]
+        await bench.run(microcode(ops, 0, signal=1))
+        while (instruction := bench.draw(0, [0], [0])).source:
+            pass
+        await bench.run([instruction])
+
+
+@cocotb.test()
 async def bench_between(dut):
     """Other instructions before and behind kernels; each may read what the one before it wrote."""
     bench = KernelBench(dut, refuse=0.2)

@@ -29,7 +29,7 @@ def logarithm(op: str = "Log") -> onnx.ModelProto:
 
 CASES: dict[str, Case] = {
     "of what the host computes": (of_float, "Sigmoid", one_value),
-    "of two values": (lambda: two("Pow", (2, 4), (2, 4)), "Pow", one_value),
+    "of two values": (lambda: two("Mod", (2, 4), (2, 4), fmod=1), "Mod", one_value),
     "not defined": (logarithm, "Log", numbers),
     "of what is not defined": (logarithm, "Relu", numbers),
 }
