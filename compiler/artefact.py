@@ -9,7 +9,7 @@ import hashlib
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,7 +26,7 @@ from weft.hdl.isa.config import Config, ConfigError
 
 MANIFEST = "program.json"
 STATES = "states.bin"
-FORMAT = "weft program 7"
+FORMAT = "weft program 8"
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -77,6 +77,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     from_device: tuple[Transfer, ...]
     assignment: tuple[tuple[str, str, str, str], ...]
     states: _States | None = None
+    memory: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,8 @@ class Compiled:
     """A compiled model: segments in order, transfers, the model's signature and where every node runs.
 
     `segments` holds a `DeviceProgram` or a `HostSegment` each; `inputs` and `outputs` map names to (dtype name, shape).
-    `states` are kept from run to run, and are none of these.
+    `states` are kept from run to run, and are none of these. `memory` is what it is planned for, in bytes a cycle: as
+    many as the bus is wide if None.
     """
 
     config: Config
@@ -95,6 +97,7 @@ class Compiled:
     outputs: Signature
     assignment: tuple[tuple[str, str, str, str], ...]
     states: tuple[State, ...] = ()
+    memory: float | None = None
 
     def save(self, folder: Path) -> None:
         """Write manifest and blobs to `folder`, which must exist."""
@@ -105,7 +108,7 @@ class Compiled:
             entries.append(_entry(segment, blob))
         manifest = _Manifest(
             FORMAT, self.config.to_dict(), self.inputs, self.outputs, tuple(entries), self.to_device,
-            self.from_device, self.assignment, _save_states(folder, self.states),
+            self.from_device, self.assignment, _save_states(folder, self.states), self.memory,
         )  # fmt: skip
         body = schema.encode(manifest).rstrip("\n").encode()
         (folder / MANIFEST).write_bytes(body + f"\n{_hash(body)}\n".encode())
@@ -180,6 +183,7 @@ def load(folder: Path) -> Compiled:
         manifest.outputs,
         manifest.assignment,
         _load_states(folder, manifest.states),
+        manifest.memory,
     )
 
 

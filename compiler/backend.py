@@ -15,6 +15,7 @@ from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.memory import Allocation, Constants, Kernels, Ring
 from weft.compiler.machine.overlap import overlapped
 from weft.compiler.machine.schedule import schedule
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
 from weft.compiler.onnx.limits import check_memory
 from weft.compiler.operators.record import operator_of
@@ -104,6 +105,7 @@ def compile_segment(
     segment: DeviceSegment,
     config: Config,
     *,
+    bandwidth: float | None = None,
     passes: Sequence[Pass] = PIPELINE,
     reuse: bool = True,
     plain_inputs: bool = False,
@@ -119,6 +121,8 @@ def compile_segment(
         Operators in order.
     config : Config
         The accelerator to compile for.
+    bandwidth : float
+        Bytes a cycle of the memory to plan for; as many as the bus is wide if None.
     passes : sequence of Pass
         What is done to the segment before it is lowered. Behind them all operators must have plans.
     reuse : bool
@@ -140,7 +144,8 @@ def compile_segment(
     """
     unwanted = ([] if reuse else [keep_resident]) + ([gather_rows] if plain_inputs else [])
     wanted = [item for item in passes if item.run not in unwanted]
-    segment = run_passes(wanted, segment, Planner(config, choose), watch)
+    target = Target(config, bandwidth)
+    segment = run_passes(wanted, segment, Planner(target, choose), watch)
     allocation = Allocation(
         segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped
     )
@@ -149,8 +154,8 @@ def compile_segment(
     for index, op in enumerate(segment.ops):
         if progress is not None:
             progress(op.name)
-        site = Site.of(op, allocation, config, segment.regions[index] if segment.regions else None)
-        emit = Emitter(config, constants, index, tables, kernels)
+        site = Site.of(op, allocation, target, segment.regions[index] if segment.regions else None)
+        emit = Emitter(target, constants, index, tables, kernels)
         parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))
     ordered, code = schedule(overlapped(Tasks.joined(parts), segment.overlapped))
     blob = constants.finish()

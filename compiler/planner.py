@@ -8,27 +8,32 @@ from typing import Any
 
 from weft.compiler.ir.graph import DeviceOp, Region
 from weft.compiler.machine.memory import Allocation
+from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan, plan
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.site import Site
-from weft.hdl.isa.config import Config
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Planner:
-    """Plans operators for one configuration. Every decision of a compilation asks the same planner.
+    """Plans operators for one configuration and memory. Every decision of a compilation asks the same planner.
 
     Parameters
     ----------
-    config : Config
+    target : Target
     choose : Chooser
         Plans convolutions: by default as is best by estimate. It is asked once for those that are alike.
+
+    Members
+    -------
+    config : Config
+        That of the target.
     """
 
-    def __init__(self, config: Config, choose: Chooser = plan) -> None:
-        self.config, self._choose = config, choose
+    def __init__(self, target: Target, choose: Chooser = plan) -> None:
+        self.target, self.config, self._choose = target, target.config, choose
         self._convolutions: dict[str, ConvPlan | None] = {}
 
     def plan(
@@ -46,11 +51,11 @@ class Planner:
     ) -> Cost | None:
         """Estimates for an operator by itself, planned as by `plan`; None if it cannot be planned."""
         found = self.plan(op, resident, region)
-        return None if found is None else operator_of(op).cost(op, found, self.config)
+        return None if found is None else operator_of(op).cost(op, found, self.target)
 
     def site(self, op: DeviceOp, resident: Mapping[str, int] = NOTHING, region: Region | None = None) -> Site:
         """The same operands as those of `plan`; their offsets in DRAM are not the program's, and decide nothing."""
-        return Site.of(op, Allocation((op,), resident=resident), self.config, region)
+        return Site.of(op, Allocation((op,), resident=resident), self.target, region)
 
     def convolution(self, shape: ConvShape) -> ConvPlan | None:
         """The plan of a convolution; None if not even its smallest part fits."""

@@ -21,7 +21,7 @@ from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan
-from weft.configurations import configuration, sequential_boards
+from weft.configurations import configuration, memory_of, sequential_boards
 from weft.errors import InputError
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.checker.program import check as check_program
@@ -50,6 +50,7 @@ def compile(  # the public name, and what it does
     model: Source,
     config: str | os.PathLike[str] | Config = "default",
     *,
+    memory: float | str | None = None,
     progress: Callable[[str], None] | None = None,
     reuse: bool = True,
     plain_inputs: bool = False,
@@ -66,6 +67,9 @@ def compile(  # the public name, and what it does
         The model: a file, or serialised, or in memory.
     config : str, path or Config
         A preset's name, a board's (its own configuration), a JSON file, or a configuration.
+    memory : float or str
+        The memory that the program is planned for: bytes a cycle, or a board's name. By default it is that of the board
+        whose name `config` is; else it is as fast as the bus is wide. The program computes the same behind any memory.
     progress : callable
         Told the name of every operator before it is lowered.
     reuse : bool
@@ -95,7 +99,7 @@ def compile(  # the public name, and what it does
     InputError
         If an argument has another type.
     """
-    chosen = configuration(config)
+    chosen, bandwidth = configuration(config), memory_of(memory, config)
     for name, value in (("reuse", reuse), ("plain_inputs", plain_inputs)):
         flag(name, value)
     for name, function in (("progress", progress), ("choose", choose), ("watch", watch)):
@@ -106,6 +110,7 @@ def compile(  # the public name, and what it does
         compile_segment(
             segment,
             chosen,
+            bandwidth=bandwidth,
             reuse=reuse,
             plain_inputs=plain_inputs,
             progress=progress,
@@ -126,6 +131,7 @@ def compile(  # the public name, and what it does
             graph.outputs,
             graph.assignment,
             graph.states,
+            bandwidth,
         )
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from weft.arguments import BANDWIDTH, number
 from weft.errors import InputError
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 
@@ -40,6 +41,36 @@ def configuration(source: str | os.PathLike[str] | Config) -> Config:
         f"unknown configuration {name!r}; choose a preset ({', '.join(PRESETS)}), a board ({', '.join(boards)}), "
         "or a .json file"
     )
+
+
+def memory_of(memory: float | str | None, config: str | os.PathLike[str] | Config) -> float | None:
+    """The bytes a cycle of the memory that a program is planned for; None for as many as the bus is wide.
+
+    Parameters
+    ----------
+    memory : float or str
+        Bytes a cycle, or a board's name; if None that of the board whose name `config` is, if it is one.
+    config : str, path or Config
+        As for `configuration`.
+
+    Raises
+    ------
+    InputError
+        If it is a name of no board, no number, or outside its limits.
+    """
+    boards = _boards()
+    if memory is None:
+        board = boards.get(config) if isinstance(config, str) else None
+    elif isinstance(memory, str):
+        board = boards.get(memory)
+        if board is None:
+            raise InputError(
+                f"'memory' is a number of bytes a cycle, or a board ({', '.join(boards)}), not {memory!r}"
+            )
+    else:
+        return number("memory", memory, *BANDWIDTH)
+    modelled = None if board is None else board.memory.modelled
+    return None if modelled is None else float(modelled[1])
 
 
 def names() -> list[str]:

@@ -13,17 +13,19 @@ import typer
 
 from weft import files
 from weft import report as reports
-from weft.configurations import configuration
+from weft.configurations import configuration, memory_of
 from weft.errors import FileError
 from weft.options import (
     Configuration,
     Folder,
     Json,
     Model,
+    PlannedMemory,
     Shapes,
     States,
     config_file,
     load,
+    memory_given,
     shapes_of,
     states_of,
     writes,
@@ -44,6 +46,7 @@ def compile_model(
         Path, typer.Option("--output", "-o", help="Folder for the program.", show_default=False)
     ],
     config: Configuration = "default",
+    memory: PlannedMemory = None,
     tuning: Annotated[
         Path | None, typer.Option("--tuning", help="File that `weft tune` wrote for this configuration.")
     ] = None,
@@ -69,13 +72,17 @@ def compile_model(
     files.existing(model)
     options: dict[str, Any] = {"plain_inputs": plain_inputs, "shapes": shapes_of(shape)}
     options["states"] = states_of(state)
+    options["memory"] = memory_of(memory_given(memory), config)
     dumped: dict[str, str] = {}
     if dump_passes is not None:
         options["watch"] = _dumping(dumped)
     if tuning is not None:
         from weft.tuning import Tuning
 
-        options["choose"] = Tuning.load(files.existing(tuning), chosen).chooser()
+        loaded = Tuning.load(files.existing(tuning), chosen)
+        if memory is not None and options["memory"] != loaded.bandwidth:
+            raise FileError(f"{tuning} is {loaded.planned}, unlike --memory {memory}: leave out --memory")
+        options |= {"choose": loaded.chooser(), "memory": loaded.bandwidth}
     with (
         files.whole_folder(output, reads=[model, tuning, config_file(config)]) as part,
         reports.progress() as progress,

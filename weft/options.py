@@ -138,6 +138,26 @@ Board = Annotated[
 ]
 Latency = Annotated[int, whole("--latency", "Memory latency in cycles (rtl, timing).", *LATENCY)]
 Bandwidth = Annotated[float | None, real("--bandwidth", "Memory bytes per cycle (rtl, timing).", *BANDWIDTH)]
+PlannedMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        help="Memory to plan for: bytes a cycle, or a board; by default that of the board that --config names, or one "
+        "as fast as the bus.",
+        show_default=False,
+        autocompletion=_boards,
+    ),
+]
+
+
+def memory_given(text: str | None) -> float | str | None:
+    """What `--memory` says, as `weft.compile` takes it."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
 StallSeed = Annotated[
     int | None,
     whole("--stall-seed", "Seed of random pauses of the memory; no pauses if not given (rtl).", *SEED),

@@ -85,6 +85,11 @@ class Program:
         return self._compiled.config
 
     @property
+    def memory(self) -> float | None:
+        """The memory that it is planned for, in bytes a cycle; as many as the bus is wide if None."""
+        return self._compiled.memory
+
+    @property
     def inputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Input names with (dtype name, shape): what `run` takes."""
         return self._compiled.inputs
@@ -176,8 +181,8 @@ class Program:
             `weft.verilog` writes for it. "timing" tells how long they take there, and computes nothing: there are no
             outputs, and what would follow on the host is left out.
         latency, bandwidth : int, float
-            Of the simulated memory (rtl, timing): cycles from 1 to 1,000,000, and bytes a cycle from 0.001 (None for as
-            many as the bus takes).
+            Of the simulated memory (rtl, timing): cycles from 1 to 1,000,000, and bytes a cycle from 0.001 (None for
+            those of the memory that the program is planned for).
         stalls : int
             Seed of random pauses on every bus channel (rtl), 32 bits; None for none.
         trace : path or Waves
@@ -196,7 +201,7 @@ class Program:
         weft.sim.device.DeviceError
             If a device fails.
         """
-        simulation = Simulation(latency, bandwidth, stalls, trace)
+        simulation = Simulation(latency, self.memory if bandwidth is None else bandwidth, stalls, trace)
         execution = Execution(on, self.config, simulation, keep=flag("memory", memory))
         values = self._check(inputs) | self._states
         if on == "timing" and not self.on_device:

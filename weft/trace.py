@@ -113,7 +113,7 @@ def timelines_of(
     boards = sequential_boards(program.config)
     if boards:
         raise InputError(f"{sequential(boards)}: there are no traces of it, as it does one thing at a time")
-    memory = Simulation(latency, bandwidth).memory
+    memory = Simulation(latency, program.memory if bandwidth is None else bandwidth).memory
     made: list[Timeline] = []
     for segment in program.segments:
         if isinstance(segment, DeviceProgram):

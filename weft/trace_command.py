@@ -56,7 +56,10 @@ def trace(
         progress("writing the trace")
         texts: dict[Path, str] = {}
         if output is not None:
-            memory = {"latency": latency, "bandwidth": bandwidth or program.config.bus_bytes}
+            memory = {
+                "latency": latency,
+                "bandwidth": bandwidth or program.memory or program.config.bus_bytes,
+            }
             about: dict[str, Any] = {"format": FORMAT, "program": str(folder), "on": on.value, **memory}
             texts[output] = trace_json.text(timelines, about | {"config": program.config.to_dict()})
         if drawing is not None:

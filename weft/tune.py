@@ -12,6 +12,7 @@ import weft
 from weft.arguments import SEED, integer, memory
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Multiply, View
+from weft.compiler.machine.target import Target
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_shape import ConvShape
@@ -88,7 +89,7 @@ def tune(
     better = {key: layer for key, layer in layers.items() if layer.cycles < layer.default}
     tuning = Tuning(config, judge.latency, judge.bandwidth, better)
     progress("the whole program")
-    cycles = judge.cycles_of(weft.compile(model, config, choose=tuning.chooser()))
+    cycles = judge.cycles_of(weft.compile(model, config, memory=judge.bandwidth, choose=tuning.chooser()))
     if cycles >= default:
         return dataclasses.replace(tuning, layers={}), default, default
     return tuning, default, cycles
@@ -100,18 +101,18 @@ def _convolutions(model: Path, judge: _Memory) -> tuple[dict[str, ConvShape], in
 
     def watch(done: str, segment: DeviceSegment) -> None:
         if done == PIPELINE[-1].name:
-            for shape in convolutions(segment, judge.config):
+            for shape in convolutions(segment, judge.target):
                 shapes.setdefault(shape.key, shape)
 
-    cycles = judge.cycles_of(weft.compile(model, judge.config, watch=watch))
+    cycles = judge.cycles_of(weft.compile(model, judge.config, memory=judge.bandwidth, watch=watch))
     if not shapes:
         raise FileError(f"{model.name} has no convolution or matrix product on the device: nothing to tune")
     return shapes, cycles
 
 
-def convolutions(segment: DeviceSegment, config: Config) -> list[ConvShape]:
+def convolutions(segment: DeviceSegment, target: Target) -> list[ConvShape]:
     """The convolutions of a segment behind all passes, with their operands where they are in the program."""
-    planner, whole = Planner(config), (0, config.scratchpad_size)
+    planner, whole = Planner(target), (0, target.config.scratchpad_size)
     regions = segment.regions or (whole,) * len(segment.ops)
     return [
         ConvShape(op, planner.site(op, segment.resident, region))
@@ -128,6 +129,11 @@ class _Memory:
     latency: int
     bandwidth: float | None
 
+    @property
+    def target(self) -> Target:
+        """What plans are for."""
+        return Target(self.config, self.bandwidth)
+
     def cycles_of(self, program: Program) -> int:
         inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
         report = program.run(inputs, on="timing", latency=self.latency, bandwidth=self.bandwidth).report
@@ -135,7 +141,9 @@ class _Memory:
 
     def cycles(self, shape: ConvShape, chosen: ConvPlan) -> int:
         """Of one layer by itself."""
-        image = Image(compile_segment(_alone(shape, chosen), self.config, passes=()))
+        image = Image(
+            compile_segment(_alone(shape, chosen), self.config, bandwidth=self.bandwidth, passes=())
+        )
         device = TimingDevice(
             self.config, image.memory_bytes, latency=self.latency, bytes_per_cycle=self.bandwidth
         )

@@ -79,6 +79,15 @@ class Tuning:
     bandwidth: float | None
     layers: dict[str, TunedLayer]
 
+    @property
+    def planned(self) -> str:
+        """The memory in words."""
+        return (
+            "for a memory as fast as the bus"
+            if self.bandwidth is None
+            else f"for {self.bandwidth:g} bytes a cycle"
+        )
+
     def chooser(self) -> Chooser:
         """Plans layers as tuned, and those it does not know as usual."""
 

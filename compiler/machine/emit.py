@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Generator, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
 from weft.compiler.machine.memory import CONSTANTS, Constants, Kernels, Ring, TensorRef
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.hdl.isa import WORD_BYTES, Load, Lookup, Microcode, MicroOp, Store
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
@@ -20,11 +21,6 @@ from weft.hdl.isa.kernel import MICRO_OPS
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def bus_cycles(config: Config, runs: int, size: int) -> int:
-    """What `runs` runs of `size` bytes take the bus, an estimate."""
-    return runs * (ceil_div(size, config.bus_bytes) + overheads.RUN)
 
 
 def row_reads(config: Config, pixels: int, pitch: int, length: int) -> int:
@@ -102,20 +98,20 @@ class Emitter:
 
     def __init__(
         self,
-        config: Config,
+        target: Target,
         constants: Constants,
         layer: int,
         tables: Ring | None = None,
         kernels: Kernels | None = None,
     ) -> None:
-        self.kernels = Kernels(config.kernel) if kernels is None else kernels
-        self.config = config
+        self.target, self.config = target, target.config
+        self.kernels = Kernels(self.config.kernel) if kernels is None else kernels
         self.constants = constants
         self.layer = layer
-        self.tables = Ring(0, 1, config.lookup_tables) if tables is None else tables
+        self.tables = Ring(0, 1, self.config.lookup_tables) if tables is None else tables
 
     def _bus_cycles(self, runs: int, size: int) -> int:
-        return bus_cycles(self.config, runs, size)
+        return math.ceil(runs * self.target.run(size))
 
     def load_constant(self, payload: bytes, dst: int) -> Task:
         """LOAD whole vectors of constants to consecutive addresses from `dst` on."""
@@ -195,10 +191,10 @@ class Emitter:
         first, count = channels
         rows, pixels = src.joined(box.h, box.w)
         run = (pixels - 1) * src.pixel_pitch + count
-        more = (ceil_div(rows * pixels, COUNT_MAX) - 1) * WORD_BYTES / self.config.bus_bytes
-        each = self._bus_cycles(1, count) * rows * pixels + more
+        more = self.target.moved((ceil_div(rows * pixels, COUNT_MAX) - 1) * WORD_BYTES)
+        each = self.target.run(count) * rows * pixels + more
         legal = (pixels == 1 or 0 < src.pixel_pitch <= PITCH_MAX) and run <= RUN_MAX
-        if not (legal and rows * (run / self.config.bus_bytes + overheads.RUN) <= each):
+        if not (legal and rows * self.target.span(run) <= each):
             for y, x, h, w in _parts(box.h, box.w):
                 offset, at = src.address(image, box.y + y, box.x + x) + first, dst + (y * box.w + x) * vectors
                 yield self._load_each(src, offset, (h, w), count, at, vectors, fill)

@@ -11,6 +11,7 @@ from weft.compiler.ir import reference
 from weft.compiler.ir.graph import Attention, IrError
 from weft.compiler.lower.attention import lower_attention
 from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.operators.softmax import no_softmax_unit
@@ -18,7 +19,6 @@ from weft.compiler.plan import attention_plan
 from weft.compiler.plan.attention_plan import AttentionPlan
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.site import Site
-from weft.hdl.isa.config import Config
 
 
 def _shape(op: Attention) -> Shape4:
@@ -48,19 +48,19 @@ def _evaluate(op: Attention, given: tuple[np.ndarray, ...], bits: int) -> np.nda
 
 
 def _plan(op: Attention, site: Site, choose: Chooser) -> AttentionPlan | None:
-    return attention_plan.plan(op, site.config)
+    return attention_plan.plan(op, site.target)
 
 
 def _lower(op: Attention, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_attention(op, site, op.plan, emit)
 
 
-def _cost(op: Attention, plan: AttentionPlan, config: Config) -> Cost:
+def _cost(op: Attention, plan: AttentionPlan, target: Target) -> Cost:
     """Queries and outputs are moved once, keys and values at least once."""
     moved = sum(prod(view.shape) for view in (op.q, op.dst)) + op.images * op.keys * op.kv_heads * (
         op.head_size + op.v_size
     )
-    return Cost(plan.cycles, moved / config.bus_bytes)
+    return Cost(plan.cycles, target.moved(moved))
 
 
 OPERATOR = Operator(

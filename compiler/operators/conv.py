@@ -21,12 +21,12 @@ from weft.compiler.ir.microops import (
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.lower.conv import lower_conv
 from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4, operator_of
 from weft.compiler.plan.conv_plan import Chooser, ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.site import Site
-from weft.hdl.isa.config import Config
 
 
 def _shape(op: Conv) -> Shape4:
@@ -95,7 +95,7 @@ def lower(op: Conv | WideConv, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_conv(ConvShape(op, site), op.plan, emit)
 
 
-def cost(op: Conv | WideConv, plan: ConvPlan, config: Config) -> Cost:
+def cost(op: Conv | WideConv, plan: ConvPlan, target: Target) -> Cost:
     return Cost(plan.cycles, plan.traffic)
 
 

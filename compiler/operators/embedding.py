@@ -10,14 +10,14 @@ from weft.compiler.ir.embedding import Embedding
 from weft.compiler.ir.graph import IrError
 from weft.compiler.lower.embedding import EmbeddingPlan, lower_embedding, plan
 from weft.compiler.machine import overheads
-from weft.compiler.machine.emit import Emitter, bus_cycles
+from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.operators.softmax import no_softmax_unit
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import PAGE_ENTRY
-from weft.hdl.isa.config import Config
 
 
 def _shape(op: Embedding) -> Shape4:
@@ -40,10 +40,10 @@ def _lower(op: Embedding, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_embedding(op, site, op.plan, emit)
 
 
-def _cost(op: Embedding, plan: EmbeddingPlan, config: Config) -> Cost:
+def _cost(op: Embedding, plan: EmbeddingPlan, target: Target) -> Cost:
     """Each row is read and written once, and its offset read."""
     _, _, rows, columns = op.dst.shape
-    moved = bus_cycles(config, 2 * rows, columns) + rows * overheads.RUN
+    moved = 2 * rows * target.run(columns) + rows * overheads.RUN
     return Cost(moved, moved)
 
 

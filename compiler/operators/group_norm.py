@@ -13,6 +13,7 @@ from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.operators import GroupNorm
 from weft.compiler.lower.rows import BYTES, kernel_cycles, lower_images
 from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.operators.row_wise import lacking
@@ -51,10 +52,11 @@ def _lower(op: GroupNorm, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_images(op, site, op.plan, emit)
 
 
-def _cost(op: GroupNorm, plan: RowPlan, config: Config) -> Cost:
+def _cost(op: GroupNorm, plan: RowPlan, target: Target) -> Cost:
+    config = target.config
     n, h, w, c = op.dst.shape
     cycles = n * kernel_cycles(generate(op.rows(), config.n), ceil_div(c, config.n), h * w, config)
-    return Cost(*vector_plan.cycles(op, config, cycles, 2 * prod(op.dst.shape)))
+    return Cost(*vector_plan.cycles(op, target, cycles, 2 * prod(op.dst.shape)))
 
 
 def _unsupported(op: GroupNorm, config: Config) -> str | None:

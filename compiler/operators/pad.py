@@ -12,13 +12,13 @@ from weft.compiler.ir.microops import Value, elementwise, looked_up, reduce, req
 from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.lower.vector import Job, lower_vector, uniform
 from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.plan import vector_plan
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
-from weft.hdl.isa.config import Config
 
 
 def _shape(op: Pad) -> Shape4:
@@ -41,12 +41,12 @@ def _lower(op: Pad, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_vector(op, Job(lambda _: block, op.fill, op.window), site, op.plan, emit)
 
 
-def _cost(op: Pad, plan: VectorPlan, config: Config) -> Cost:
+def _cost(op: Pad, plan: VectorPlan, target: Target) -> Cost:
     """Each tensor is moved once."""
     n, h, w, c = op.dst.shape
-    vectors = n * h * w * ceil_div(c, config.n)
+    vectors = n * h * w * ceil_div(c, target.config.n)
     moved = prod(op.src.shape) + prod(op.dst.shape)
-    return Cost(*vector_plan.cycles(op, config, vectors * config.groups, moved))
+    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, moved))
 
 
 OPERATOR = Operator(Pad, _shape, _evaluate, _plan, _lower, _cost)

@@ -8,6 +8,7 @@ from math import prod
 from weft.compiler.ir.graph import ONE, Add, IrError, Multiply
 from weft.compiler.lower.vector import Job, lower_vector, pointwise
 from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Shape4
 from weft.compiler.plan import vector_plan
@@ -41,13 +42,13 @@ def lower(op: Pairwise, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_vector(op, job, _site(op, site), op.plan, emit)
 
 
-def cost(op: Pairwise, plan: VectorPlan, config: Config) -> Cost:
+def cost(op: Pairwise, plan: VectorPlan, target: Target) -> Cost:
     """Each tensor is moved once; a second operand that is one column for all is read no more often than that."""
     n, h, w, c = op.dst.shape
-    vectors = n * h * w * ceil_div(c, config.n)
+    vectors = n * h * w * ceil_div(c, target.config.n)
     second = 1 if op.b.shape[2] == w else 0
     moved = 2 * prod(op.dst.shape) + prod(op.b.shape)
-    return Cost(*vector_plan.cycles(op, config, vectors * (config.groups + second), moved))
+    return Cost(*vector_plan.cycles(op, target, vectors * (target.config.groups + second), moved))
 
 
 def no_products(config: Config) -> str | None:

@@ -12,6 +12,7 @@ from weft.compiler.ir.microops import Value, elementwise, looked_up, reduce, req
 from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.lower.vector import Job, lower_vector, uniform
 from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.plan import vector_plan
@@ -19,7 +20,6 @@ from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
 from weft.hdl.isa import Reduce
-from weft.hdl.isa.config import Config
 
 
 def _shape(op: Pool) -> Shape4:
@@ -66,12 +66,12 @@ def _lower(op: Pool, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_vector(op, job, _site(op, site), op.plan, emit)
 
 
-def _cost(op: Pool, plan: VectorPlan, config: Config) -> Cost:
+def _cost(op: Pool, plan: VectorPlan, target: Target) -> Cost:
     """Every element of a window is read, each tensor moved once."""
     n, h, w, c = op.dst.shape
-    vectors = n * h * w * ceil_div(c, config.n) * math.prod(op.window.kernel)
+    vectors = n * h * w * ceil_div(c, target.config.n) * math.prod(op.window.kernel)
     moved = math.prod(op.src.shape) + math.prod(op.dst.shape)
-    return Cost(*vector_plan.cycles(op, config, vectors * config.groups, moved))
+    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, moved))
 
 
 OPERATOR = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost)

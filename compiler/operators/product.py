@@ -12,6 +12,7 @@ from weft.compiler.ir.microops import Value, product_sum, requantise
 from weft.compiler.ir.product import Counts, Product
 from weft.compiler.lower.product import lower_product
 from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.plan import product_plan
@@ -64,14 +65,14 @@ def _evaluate(op: Product, given: tuple[np.ndarray, ...], bits: int) -> np.ndarr
 
 
 def _plan(op: Product, site: Site, choose: Chooser) -> ProductPlan | None:
-    return product_plan.plan(op, site.config)
+    return product_plan.plan(op, site.target)
 
 
 def _lower(op: Product, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_product(op, site, op.plan, emit)
 
 
-def _cost(op: Product, plan: ProductPlan, config: Config) -> Cost:
+def _cost(op: Product, plan: ProductPlan, target: Target) -> Cost:
     return Cost(plan.cycles, plan.traffic)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import DeviceOp, IrError
 from weft.compiler.machine.emit import Emitter
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.site import Site
@@ -52,7 +53,7 @@ class Operator:
     lower : function
         The tasks of a planned operator, in sequential order.
     cost : function
-        By an operator, its plan and the configuration.
+        By an operator, its plan and the target.
     unsupported : function
         What a configuration lacks for an operator, as a sentence; None if nothing.
     exact : bool
@@ -69,7 +70,7 @@ class Operator:
     evaluate: Callable[[Any, tuple[np.ndarray, ...], int], np.ndarray]
     plan: Callable[[Any, Site, Chooser], Any]
     lower: Callable[[Any, Site, Emitter], Iterator[Task]]
-    cost: Callable[[Any, Any, Config], Cost]
+    cost: Callable[[Any, Any, Target], Cost]
     unsupported: Callable[[Any, Config], str | None] = supported
     exact: bool = True
     looked_up: bool = True

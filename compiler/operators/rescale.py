@@ -11,13 +11,13 @@ from weft.compiler.ir.graph import ONE, Rescale
 from weft.compiler.ir.microops import Value, elementwise, looked_up, requantise
 from weft.compiler.lower.vector import Job, lower_vector, pointwise
 from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.plan import vector_plan
 from weft.compiler.plan.conv_plan import Chooser
 from weft.compiler.plan.site import Site
 from weft.compiler.plan.vector_plan import VectorPlan
-from weft.hdl.isa.config import Config
 
 
 def _shape(op: Rescale) -> Shape4:
@@ -38,11 +38,11 @@ def _lower(op: Rescale, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_vector(op, job, site.flattened(), op.plan, emit)
 
 
-def _cost(op: Rescale, plan: VectorPlan, config: Config) -> Cost:
+def _cost(op: Rescale, plan: VectorPlan, target: Target) -> Cost:
     """Each tensor is moved once."""
     n, h, w, c = op.dst.shape
-    vectors = n * h * w * ceil_div(c, config.n)
-    return Cost(*vector_plan.cycles(op, config, vectors * config.groups, 2 * prod(op.dst.shape)))
+    vectors = n * h * w * ceil_div(c, target.config.n)
+    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, 2 * prod(op.dst.shape)))
 
 
 OPERATOR = Operator(Rescale, _shape, _evaluate, _plan, _lower, _cost)

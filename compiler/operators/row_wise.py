@@ -13,6 +13,7 @@ from weft.compiler.kernel.evaluate import evaluate
 from weft.compiler.kernel.operators import RowOp
 from weft.compiler.lower.rows import BYTES, loops_of, lower_rows
 from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.plan import row_plan, vector_plan
@@ -69,7 +70,8 @@ def _flattened(site: Site) -> Site:
     return site.flattened() if len(pixels) == 1 else site
 
 
-def cost(op: RowOp, plan: RowPlan, config: Config) -> Cost:
+def cost(op: RowOp, plan: RowPlan, target: Target) -> Cost:
+    config = target.config
     n, h, w, _ = op.dst.shape
     c = op.sources[0].shape[3]
     moved = prod(op.dst.shape) + sum(prod(view.shape) for view in op.sources)
@@ -77,7 +79,7 @@ def cost(op: RowOp, plan: RowPlan, config: Config) -> Cost:
     ops, apart = generate(rows, config.n), elementwise(rows)
     loops = loops_of(ops, n * h * w, ceil_div(c, config.n), config, apart=apart, whole=apart)
     cycles = loops.cycles(ops, config) + LOOKUP_ENTRIES * len(tables_of(rows))
-    return Cost(*vector_plan.cycles(op, config, cycles, moved))
+    return Cost(*vector_plan.cycles(op, target, cycles, moved))
 
 
 def lacking(op: RowOp, config: Config) -> str | None:

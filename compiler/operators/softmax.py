@@ -11,6 +11,7 @@ from weft.compiler.ir import reference
 from weft.compiler.ir.graph import DeviceOp, Softmax
 from weft.compiler.lower.softmax import lower_softmax
 from weft.compiler.machine.emit import Emitter, ceil_div
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.compiler.operators.record import Cost, Operator, Shape4
 from weft.compiler.plan import softmax_plan, vector_plan
@@ -36,11 +37,11 @@ def _lower(op: Softmax, site: Site, emit: Emitter) -> Iterator[Task]:
     return lower_softmax(op, site.flattened(), op.plan, emit)
 
 
-def _cost(op: Softmax, plan: SoftmaxPlan, config: Config) -> Cost:
+def _cost(op: Softmax, plan: SoftmaxPlan, target: Target) -> Cost:
     """Two passes over the scores, and one that normalises; each tensor is moved once."""
     n, h, w, c = op.dst.shape
-    vectors = n * h * w * ceil_div(c, config.n)
-    return Cost(*vector_plan.cycles(op, config, 3 * vectors * config.groups, 2 * prod(op.dst.shape)))
+    vectors = n * h * w * ceil_div(c, target.config.n)
+    return Cost(*vector_plan.cycles(op, target, 3 * vectors * target.config.groups, 2 * prod(op.dst.shape)))
 
 
 def no_softmax_unit(op: DeviceOp, config: Config) -> str | None:

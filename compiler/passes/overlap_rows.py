@@ -70,7 +70,7 @@ def _pair(segment: DeviceSegment, index: int, planner: Planner) -> _Pair | None:
     whole = (0, planner.config.scratchpad_size)
     if segment.regions and {*segment.regions[index : index + 2]} != {whole}:  # beside what stays on chip
         return None
-    product, alone = (operator_of(op).cost(op, op.plan, planner.config) for op in (conv, row))
+    product, alone = (operator_of(op).cost(op, op.plan, planner.target) for op in (conv, row))
     best: _Pair | None = None
     for planned, other, regions, tiles in _planned(conv, row, planner):
         array, vector = planned.plan, alone.cycles + _vector_cycles(planned, planner)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weft.compiler.ir.graph import Attention
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
+from weft.compiler.machine.target import Target
 from weft.hdl.isa.config import Config
 
 PIECES = 4
@@ -20,7 +21,7 @@ class AttentionCost:
     """What tiles of `heads` x `positions` rows cost, with blocks of `block` keys, `span` of them along the diagonal."""
 
     op: Attention
-    config: Config
+    target: Target
     heads: int
     positions: int
     block: int
@@ -29,6 +30,10 @@ class AttentionCost:
     @property
     def _rows(self) -> int:
         return self.heads * self.positions
+
+    @property
+    def config(self) -> Config:
+        return self.target.config
 
     def _scores(self, rows: int, columns: int) -> int:
         """Cycles of the array for the scores of a step."""
@@ -73,11 +78,9 @@ class AttentionCost:
         groups = op.images * op.kv_heads * ceil_div(op.heads // op.kv_heads, self.heads)
         busy, columns = self._run([self._steps(start) for start in chosen])
         scale = groups * len(starts) / len(chosen)
-        bursts = sum(
-            ceil_div(size, config.bus_bytes) + overheads.ATTENTION_RUN for size in (op.head_size, op.v_size)
-        )
+        bursts = sum(self.target.run(size, overheads.ATTENTION_RUN) for size in (op.head_size, op.v_size))
         loads = bursts * (op.keys * op.images * op.kv_heads if resident else columns * scale)
-        first = (self._rows + self.block) * op.head_size / config.bus_bytes
+        first = self.target.moved((self._rows + self.block) * op.head_size)
         wait = (
             config.table_depth
             + self._softmax(self._rows, self.block)

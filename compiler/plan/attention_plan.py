@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from weft.compiler.ir.graph import Attention
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import COUNT_MAX
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.attention_cost import AttentionCost
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
@@ -122,9 +123,10 @@ def steps(op: Attention, plan: AttentionPlan, config: Config, tile: Tile, index:
     ]
 
 
-def plan(op: Attention, config: Config) -> AttentionPlan | None:
+def plan(op: Attention, target: Target) -> AttentionPlan | None:
     """The best plan found, or None if not even the smallest tile fits."""
     best: AttentionPlan | None = None
+    config = target.config
     group, n = op.heads // op.kv_heads, config.n
     for rows in _ROWS:
         positions = min(op.q.shape[2], rows)
@@ -136,17 +138,18 @@ def plan(op: Attention, config: Config) -> AttentionPlan | None:
                 continue
             spans = [n << k for k in range(5) if n << k <= block] if op.causal and not op.page else [block]
             for span in spans:
-                candidate = _candidate(op, config, (heads, positions), block, span)
+                candidate = _candidate(op, target, (heads, positions), block, span)
                 if candidate is not None and (best is None or candidate.cycles < best.cycles):
                     best = candidate
     return best
 
 
 def _candidate(
-    op: Attention, config: Config, tile: tuple[int, int], block: int, span: int
+    op: Attention, target: Target, tile: tuple[int, int], block: int, span: int
 ) -> AttentionPlan | None:
     """The plan with tiles of (heads, positions); None if it does not fit."""
     heads, positions = tile
+    config = target.config
     n, rows, groups = config.n, heads * positions, block // config.n
     if rows > COUNT_MAX:
         return None
@@ -170,7 +173,7 @@ def _candidate(
             continue
         packed, score_zone, sum_zone = accumulators
         resident = chip.kv[2] >= ceil_div(op.keys, block)
-        cycles = AttentionCost(op, config, heads, positions, block, span).cycles(resident)
+        cycles = AttentionCost(op, target, heads, positions, block, span).cycles(resident)
         return AttentionPlan(
             heads, positions, block, span, chip.q, chip.kv, chip.p, chip.out, score_zone, sum_zone,
             (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + parameters, chip.table,

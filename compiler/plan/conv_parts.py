@@ -49,8 +49,8 @@ class Parts:
     def __init__(self, shape: ConvShape, zones: Sequence[Zone]) -> None:
         self.shape, self.config = shape, shape.config
         self.zones = zones
-        self.bus = self.config.bus_bytes
-        self.instruction = WORD_BYTES / self.bus
+        self.target = shape.target
+        self.instruction = self.target.moved(WORD_BYTES)
         self.h, self.w = shape.outputs
         self.tiles = len(shape.tiles)
         self.inputs = shape.src.resident is None
@@ -154,14 +154,14 @@ class Parts:
 
     def _load(self, h: Array, w: Array, count: Array | int, vectors: Array | int) -> Array:
         """Cycles that LOADs take for `count` bytes, `vectors` vectors, of every pixel of a box, as `Emitter` does."""
-        src, bus = self.shape.src, self.bus
+        src, target = self.shape.src, self.target
         joined = src.rows_join & (w == src.w)
         rows, pixels = np.where(joined, 1, h), np.where(joined, h * w, w)
-        whole = rows * (np.ceil(((pixels - 1) * float(src.pixel_pitch) + count) / bus) + overheads.RUN)
+        whole = rows * target.runs((pixels - 1) * float(src.pixel_pitch) + count)
         if src.pixel_pitch > PITCH_MAX:
             whole = np.where(pixels > 1, np.inf, whole)
         more = -(-rows * pixels // COUNT_MAX) - 1  # about
-        each = rows * pixels * (-(-count // bus) + overheads.RUN) + more * self.instruction
+        each = rows * pixels * target.runs(np.asarray(count)) + more * self.instruction
         return np.maximum(np.minimum(whole, each), h * w * vectors)
 
     @cached_property
@@ -175,7 +175,7 @@ class Parts:
             step = shape.window.stride[1] * src.pixel_pitch
             reads = np.where(w > 1, row_reads(self.config, 2, step, shape.span), 1)
             run = (w - 1) * step + shape.span
-            cycles = np.maximum(h * reads * (-(-run // self.bus) + overheads.RUN), h * w * shape.vectors)
+            cycles = np.maximum(h * reads * self.target.runs(run), h * w * shape.vectors)
         elif shape.aligned:
             cycles = shape.planes * self._load(h, w, src.c, shape.plane_vectors)
         else:
@@ -194,7 +194,7 @@ class Parts:
             pitch = shape.window.stride[1] * shape.src.pixel_pitch
             length = np.minimum(chunks.kc * self.config.n, shape.span)
             reads = np.where((w > 1) & (pitch < length), -(-length // self.config.n), 1)
-            cycles = h * reads * (-(-((w - 1) * pitch + length) // self.bus) + overheads.RUN)
+            cycles = h * reads * self.target.runs((w - 1) * pitch + length)
             return h * w * chunks.kc, np.maximum(cycles, h * w * chunks.kc)
         count = np.minimum(chunks.kc * self.config.n, max(piece.count for piece in shape.pieces))
         return h * w * chunks.kc * shape.planes, self._load(h, w, count, chunks.kc) * shape.planes
@@ -204,8 +204,8 @@ class Parts:
         dst, n = self.shape.dst, self.config.n
         if dst.resident is not None:
             return np.zeros_like(store, float)
-        part = -(-self.tiles // store) * (store * n / self.bus + overheads.RUN) * (1 + self.shape.wide)
-        pixel = np.where(store * n < dst.pixel_pitch, part, dst.c / self.bus)
+        part = -(-self.tiles // store) * self.target.span(store * n) * (1 + self.shape.wide)
+        pixel = np.where(store * n < dst.pixel_pitch, part, self.target.moved(dst.c))
         return np.asarray(self.h * self.w * self.shape.src.n * pixel)
 
     def added(self, store: Array) -> Array:
@@ -213,8 +213,8 @@ class Parts:
         source = self.shape.residual
         if source is None or source.resident is not None:
             return np.zeros_like(store, float)
-        pixel = source.pixel_pitch / self.bus
-        each = -(-np.minimum(store * self.config.n, source.c) // self.bus) + overheads.RUN
+        pixel = self.target.moved(source.pixel_pitch)
+        each = self.target.runs(np.minimum(store * self.config.n, source.c))
         pixel = np.minimum(pixel, each)
         return source.n * source.h * source.w * pixel * -(-self.tiles // store)
 
@@ -245,7 +245,7 @@ class Parts:
         tile, block, chunked = tile[fits], block[fits], chunked[fits]
         size = shape.region[1] - shape.region[0]
         times = np.where(chunked & (vectors[tile] > size) & shape.shared, -(-self.tiles // block), 1)
-        weights = shape.weight_bytes / self.bus
+        weights = self.target.moved(shape.weight_bytes)
         again = np.where(block * self.depth * config.n > size, self.spatial[tile], 1.0)
         traffic = load[tile] * self.spatial[tile] * times + weights * again
         traffic = traffic + float(self.stored(np.int64(self.tiles)))

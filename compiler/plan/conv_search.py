@@ -188,7 +188,7 @@ class _Scored:
         a_loads = self.a_load * in_box * per_box * spatial
         b_held = self.group * self.per_block <= self.b_count
         b_times = np.where(b_held, 1, spatial)
-        b_loads = shape.weight_bytes / parts.bus * b_times
+        b_loads = parts.target.moved(shape.weight_bytes) * b_times
         p_times = np.where(self.params >= np.minimum(self.group * self.block, parts.tiles), 1, spatial)
         stores, added = parts.stored(self.store), parts.added(self.store)
         work, starts = parts.vector
@@ -214,10 +214,14 @@ class _Scored:
         )
         penalty = penalty + np.where(self.c_count < 2, vec + overheads.DRAIN * spatial * blocks, 0.0)
         penalty = penalty + np.where(self.o_count < 2, stores + added, 0.0)
-        start = self.a_load + shape.weight_bytes / parts.bus / blocks / self.per_block + overheads.ENDS
+        start = (
+            self.a_load + parts.target.moved(shape.weight_bytes) / blocks / self.per_block + overheads.ENDS
+        )
         # The first block loads what the others use again.
         first = (
-            self.a_load * self.count + shape.weight_bytes / parts.bus / blocks - compute / spatial / blocks
+            self.a_load * self.count
+            + parts.target.moved(shape.weight_bytes) / blocks
+            - compute / spatial / blocks
         )
         start = start + np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
         tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial + overheads.ENDS

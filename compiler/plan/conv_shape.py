@@ -61,7 +61,7 @@ class ConvShape:
 
     def __init__(self, op: Conv | WideConv, site: Site, tiles_least: int = 1) -> None:
         op, site = _lying(op, site)
-        self.op, self.config = op, site.config
+        self.op, self.target, self.config = op, site.target, site.config
         self.wide = isinstance(op, WideConv) and op.wide
         self.fills = op.fills if isinstance(op, WideConv) else (op.x_zero,)
         self.region, self.tiles_least = site.room, tiles_least
@@ -110,7 +110,7 @@ class ConvShape:
             self.pieces = [Piece(0, cin, 0, windows if self.folded else ceil_div(cin, n))]
             self.tiles = [Tile(o, min(n, out - o), self.pieces[0]) for o in range(0, out, n)]
         else:
-            share = n if self.lines else share_of(op, self.config)
+            share = n if self.lines else share_of(op, self.target)
             self.tiles = tiles_of(op, share, n)
             self.pieces = list(dict.fromkeys(tile.piece for tile in self.tiles))
         self.plane_vectors = sum(piece.vectors for piece in self.pieces)
@@ -226,7 +226,7 @@ class ConvShape:
         """A hash of all that plans depend on: equal for layers that are planned alike."""
         op = self.op
         known = (
-            self.config.to_dict(), op.weight.shape, op.groups, op.window, op.pool, self.passes,
+            self.config.to_dict(), self.target.beat, op.weight.shape, op.groups, op.window, op.pool, self.passes,
             type(op.epilogue).__name__, self.lookups, self.region, self.tiles_least,
             *(dataclasses.replace(source, base=0, offset=0, resident=None if source.resident is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from weft.compiler.ir.graph import Conv
 from weft.compiler.kernel.wide_conv import WideConv
-from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
-from weft.hdl.isa.config import Config
+from weft.compiler.machine.target import Target
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,17 @@ _GAIN = 1.2
 """How many times fewer cycles a share takes by estimate that is used instead of the densest."""
 
 
-def share_of(op: Conv | WideConv, config: Config) -> int:
+def share_of(op: Conv | WideConv, target: Target) -> int:
     """How many groups to make a piece of: as many as fit one vector of inputs and one of outputs, or more if that takes
     clearly fewer cycles by estimate.
 
     More of them multiply more zeros, but their outputs fill vectors, which the vector unit takes whole; and channels
     that do not fill vectors cross the bus in a run for each pixel and piece.
     """
-    n, per_out = config.n, len(op.weight) // op.groups
+    n, per_out = target.config.n, len(op.weight) // op.groups
     dense = max(1, n // max(op.weight.shape[3], per_out))
     cycles = {
-        share: _cycles(op, tiles_of(op, share, n), config)
+        share: _cycles(op, tiles_of(op, share, n), target)
         for share in (dense, *(share for share in _shares(op.groups, per_out, n) if share > dense))
     }
     best = min(cycles, key=lambda share: round(cycles[share], 3))
@@ -76,16 +75,16 @@ def _shares(groups: int, per_out: int, n: int) -> Iterator[int]:
             yield share
 
 
-def _cycles(op: Conv | WideConv, tiles: list[Tile], config: Config) -> float:
+def _cycles(op: Conv | WideConv, tiles: list[Tile], target: Target) -> float:
     """Cycles for an output pixel: of array, vector unit and bus that which takes longest, and half of the others, as
     not all of them is hidden."""
-    parts = _parts(op, tiles, config)
+    parts = _parts(op, tiles, target)
     return (max(parts) + sum(parts)) / 2
 
 
-def _parts(op: Conv | WideConv, tiles: list[Tile], config: Config) -> tuple[float, float, float]:
+def _parts(op: Conv | WideConv, tiles: list[Tile], target: Target) -> tuple[float, float, float]:
     """Cycles of array, vector unit and bus for an output pixel."""
-    n, bus = config.n, config.bus_bytes
+    n, config = target.config.n, target.config
     pieces = list(dict.fromkeys(tile.piece for tile in tiles))
     window, height, width = op.window, *op.window.output(*op.src.shape[1:3])
     pixels = max(1, op.src.shape[0] * height * width)
@@ -93,15 +92,15 @@ def _parts(op: Conv | WideConv, tiles: list[Tile], config: Config) -> tuple[floa
     array = kernel * sum(tile.piece.vectors for tile in tiles) * max(1.0, n / pixels)
     pool = math.prod(op.pool.kernel) if op.pool is not None else 1
     vector = len(tiles) * config.groups * pool
-    loads = op.src.shape[3] / bus
+    loads = target.moved(op.src.shape[3])
     if any(piece.count % n for piece in pieces[:-1]):
-        runs = sum(ceil_div(piece.count, bus) + overheads.RUN for piece in pieces)
+        runs = sum(target.run(piece.count) for piece in pieces)
         loads = min(runs, len(pieces) * loads)
-    stores = len(op.weight) / bus
+    stores = target.moved(len(op.weight))
     if any(tile.count < n for tile in tiles[:-1]):
-        stores = sum(ceil_div(tile.count, bus) + overheads.RUN for tile in tiles)
+        stores = sum(target.run(tile.count) for tile in tiles)
     read = math.prod(op.src.shape[:3]) * math.prod(
         min(1.0, taps / step) for taps, step in zip(window.kernel, window.stride, strict=True)
     )
-    weights = kernel * n * sum(tile.count * tile.piece.vectors for tile in tiles) / bus
+    weights = target.moved(kernel * n * sum(tile.count * tile.piece.vectors for tile in tiles))
     return array, vector, (loads * read + weights) / pixels + stores

@@ -10,7 +10,8 @@ from weft.compiler.ir.graph import View
 from weft.compiler.ir.product import Counts, Product
 from weft.compiler.ir.scales import negated
 from weft.compiler.machine import overheads
-from weft.compiler.machine.emit import bus_cycles, ceil_div
+from weft.compiler.machine.emit import ceil_div
+from weft.compiler.machine.target import Target
 from weft.hdl.isa import PARAMETER_VECTORS, WORD_BYTES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import rmw_latency
@@ -46,11 +47,12 @@ class ProductPlan:
     traffic: float
 
 
-def plan(op: Product, config: Config) -> ProductPlan | None:
+def plan(op: Product, target: Target) -> ProductPlan | None:
     """The quickest plan by estimate, or None if not even the smallest tile fits."""
+    config = target.config
     n = config.n
     found = (
-        _candidate(op, config, rows, columns, depth)
+        _candidate(op, target, rows, columns, depth)
         for depth in _sizes(op.depth, n, config.scratchpad_size * n)
         for columns in _sizes(op.columns, n, _MOST)
         for rows in _sizes(op.rows, 1, _MOST)
@@ -69,8 +71,9 @@ def _sizes(size: int, unit: int, most: int) -> Iterator[int]:
         units = ceil_div(units, 2)
 
 
-def _candidate(op: Product, config: Config, rows: int, columns: int, depth: int) -> ProductPlan | None:
+def _candidate(op: Product, target: Target, rows: int, columns: int, depth: int) -> ProductPlan | None:
     """The plan for one size of tiles; None if it does not fit."""
+    config = target.config
     n = config.n
     vectors, groups = depth // n, columns // n
     chunks, down = ceil_div(op.depth, depth), ceil_div(op.rows, rows)
@@ -80,13 +83,13 @@ def _candidate(op: Product, config: Config, rows: int, columns: int, depth: int)
         return None
     a, b, out, params = zones
     compute = _compute(op, config, (rows, columns), zones)
-    traffic, vector = _around(op, config, (rows, columns, depth), (a[2], b[2]))
+    traffic, vector = _around(op, target, (rows, columns, depth), (a[2], b[2]))
     # What has but one slot is filled and used in turns.
     turns = compute + (vector if sums[2] == 1 else 0)
     if 1 in (a[2], b[2]):
         tiles = prod(op.counts) * chunks * down * ceil_div(op.columns, columns)
         turns += traffic + (overheads.SLOT_LATENCY + overheads.DRAIN + 2 * n) * tiles
-    first = bus_cycles(config, 1, depth * (rows + columns)) + overheads.ALONE
+    first = target.run(depth * (rows + columns)) + overheads.ALONE
     return ProductPlan(
         rows, columns, depth, a, b, out, sums, params, params + PARAMETER_VECTORS,
         max(turns, traffic, vector) + 0.05 * (compute + traffic + vector) + first, traffic,
@@ -128,29 +131,30 @@ def _compute(
 
 
 def _around(
-    op: Product, config: Config, tile: tuple[int, int, int], slots: tuple[int, int]
+    op: Product, target: Target, tile: tuple[int, int, int], slots: tuple[int, int]
 ) -> tuple[float, float]:
     """What all matrices take the bus, with the instructions that it brings, and the vector unit."""
-    n, (rows, columns, depth), matrices = config.n, tile, prod(op.counts)
+    config, (rows, columns, depth), matrices = target.config, tile, prod(op.counts)
+    n = config.n
     groups = ceil_div(op.columns, n)
     down, across, chunks = ceil_div(op.rows, rows), ceil_div(op.columns, columns), ceil_div(op.depth, depth)
     a_times = _times(op, op.a_counts, down * chunks, across, slots[0])
     b_times = _times(op, op.b_counts, chunks, down, slots[1], across)
     split = min(depth, op.depth)
-    a = _load(config, op.a, op.rows, rows, (op.depth, split)) * a_times
+    a = _load(target, op.a, op.rows, rows, (op.depth, split)) * a_times
     if op.transposed:
-        b = _load(config, op.b, op.columns, columns, (op.depth, split)) * b_times
+        b = _load(target, op.b, op.columns, columns, (op.depth, split)) * b_times
         loads = across * chunks
     else:
-        each = max(bus_cycles(config, op.depth, min(n, op.columns)), chunks * ceil_div(split, n) * n)
+        each = max(op.depth * target.run(min(n, op.columns)), chunks * ceil_div(split, n) * n)
         b, loads = groups * each * b_times, groups * chunks
-    out = _runs(config, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
+    out = _runs(target, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
     vector = groups * op.rows * config.groups + down * across * overheads.vec_start(config)
     instructions = matrices * down * across * (passes(op, config) * chunks + 2)
     instructions += a_times * down * chunks + b_times * loads
-    reads, writes = a + b + instructions * WORD_BYTES / config.bus_bytes, float(matrices * out)
+    reads, writes = a + b + target.moved(instructions * WORD_BYTES), float(matrices * out)
     # They have channels of their own, but one memory: the bytes of both take turns, and nothing else.
-    every = reads + matrices * op.rows * op.columns / config.bus_bytes
+    every = reads + target.moved(matrices * op.rows * op.columns)
     return max(every, writes), matrices * vector
 
 
@@ -165,21 +169,21 @@ def _times(op: Product, counts: Counts, parts: int, again: int, slots: int, othe
     return counts[1] * (counts[0] if counts[1] == 1 or slots >= parts * others * counts[1] else images)
 
 
-def _load(config: Config, view: View, count: int, step: int, sizes: tuple[int, int]) -> int:
+def _load(target: Target, view: View, count: int, step: int, sizes: tuple[int, int]) -> float:
     """What it takes to LOAD `count` rows of a matrix, `step` at a time: the bus, or to unpack them."""
     size, part = sizes
-    vectors = ceil_div(size, part) * ceil_div(part, config.n)
-    return max(_runs(config, view, count, step, sizes), count * vectors)
+    vectors = ceil_div(size, part) * ceil_div(part, target.config.n)
+    return max(_runs(target, view, count, step, sizes), count * vectors)
 
 
-def _runs(config: Config, view: View, count: int, step: int, sizes: tuple[int, int]) -> int:
+def _runs(target: Target, view: View, count: int, step: int, sizes: tuple[int, int]) -> float:
     """What `count` rows of a matrix take the bus, `step` and a part of each at a time: those that fill all channels
     are one run."""
     size, part = sizes
     if part == view.buffer.shape[3] and view.step[1] == 1:
         full, rest = divmod(count, step)
-        return full * bus_cycles(config, 1, step * size) + (bus_cycles(config, 1, rest * size) if rest else 0)
-    return bus_cycles(config, count * ceil_div(size, part), part)
+        return full * target.run(step * size) + (target.run(rest * size) if rest else 0)
+    return count * ceil_div(size, part) * target.run(part)
 
 
 def _accumulator(config: Config, size: int) -> Zone | None:

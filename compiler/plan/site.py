@@ -6,24 +6,29 @@ from dataclasses import dataclass, replace
 
 from weft.compiler.ir.graph import DeviceOp, Region
 from weft.compiler.machine.memory import Allocation, TensorRef
+from weft.compiler.machine.target import Target
 from weft.hdl.isa.config import Config
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where one operator is planned and lowered: `sources` and `dst` are the tensors that it reads and writes, `region`
-    the part of the scratchpad that is free for it (all if None).
+    """Where one operator is planned and lowered: `sources` and `dst` are the tensors that it reads and writes, `target`
+    is what the program is for, and `region` the part of the scratchpad that is free for it (all if None).
     """
 
     sources: tuple[TensorRef, ...]
     dst: TensorRef
-    config: Config
+    target: Target
     region: Region | None = None
 
     @classmethod
-    def of(cls, op: DeviceOp, allocation: Allocation, config: Config, region: Region | None = None) -> Site:
+    def of(cls, op: DeviceOp, allocation: Allocation, target: Target, region: Region | None = None) -> Site:
         """The site of an operator whose buffers lie as `allocation` has them."""
-        return cls(tuple(map(allocation.reference, op.sources)), allocation.reference(op.dst), config, region)
+        return cls(tuple(map(allocation.reference, op.sources)), allocation.reference(op.dst), target, region)
+
+    @property
+    def config(self) -> Config:
+        return self.target.config
 
     @property
     def room(self) -> Region:

@@ -9,6 +9,7 @@ from weft.compiler.ir.graph import DeviceOp, Window
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import COUNT_MAX, STRIDE_MAX
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
@@ -55,11 +56,11 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
     return None
 
 
-def cycles(op: DeviceOp, config: Config, vector: int, moved: int) -> tuple[float, float]:
+def cycles(op: DeviceOp, target: Target, vector: int, moved: int) -> tuple[float, float]:
     """What an operator takes by itself, by estimate, and what of that the bus: the `vector` cycles of its unit, to
     which come those for its look-up table, and `moved` bytes.
     """
-    bus = moved / config.bus_bytes
+    bus = target.moved(moved)
     filling = 0 if op.lookup is None else LOOKUP_ENTRIES
     return max(vector + filling, bus) + overheads.ALONE, bus
 

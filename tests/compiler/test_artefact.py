@@ -91,7 +91,7 @@ def test_another_format(folder: Path) -> None:
     _rewrite(folder, format="weft program 0")
     with pytest.raises(
         ProgramFileError,
-        match=r"it has format 'weft program 0', and this version of weft reads 'weft program 7'; comp",
+        match=r"it has format 'weft program 0', and this version of weft reads 'weft program 8'; comp",
     ):
         load(folder)
 

@@ -307,7 +307,7 @@ def test_classes(folder: Path, change: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", ["null", "[]", "3", '"x"', "{}", "[" * 100_000, "9" * 5000, '{"format": "weft program 7"}']
+    "raw", ["null", "[]", "3", '"x"', "{}", "[" * 100_000, "9" * 5000, '{"format": "weft program 8"}']
 )
 def test_manifests_that_are_something_else(folder: Path, raw: str) -> None:
     (folder / MANIFEST).write_text(f"{raw}\n{hashlib.sha256(raw.encode()).hexdigest()}\n")

@@ -35,6 +35,7 @@ from weft.compiler.ir.graph import (
     Window,
 )
 from weft.compiler.ir.rows import Rows
+from weft.compiler.machine.target import Target
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
 from weft.compiler.passes.fuse_lookup import fuse_lookup
 from weft.compiler.passes.fuse_pool import fuse_pool
@@ -365,7 +366,7 @@ def test_chunks_of_a_long_contraction_are_even() -> None:
     x, y = whole("x", (1, 1, 1, 18432), "input"), whole("y", (1, 1, 1, 16), "output")
     weight = np.ones((16, 1, 1, 18432), np.int16)
     op = Conv("fc", x, y, weight, np.zeros(16, np.int32), np.full(16, 0.001))
-    shape = ConvShape(op, Planner(PRESETS["default"]).site(op))
+    shape = ConvShape(op, Planner(Target(PRESETS["default"])).site(op))
     for limit, sizes in ((5120, {288}), (6144, {384}), (5000, {288}), (3200, {192}), (18432, {1152})):
         chunks = shape.chunks(shape.pieces[0], limit)
         assert chunks is not None

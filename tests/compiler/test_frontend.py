@@ -17,6 +17,7 @@ from weft.compiler.host.segments import from_buffer, to_buffer
 from weft.compiler.ir.dump import dump
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment, Pool, Rescale
 from weft.compiler.ir.model import Graph, HostSegment
+from weft.compiler.machine.target import Target
 from weft.compiler.pipeline import PIPELINE, run_passes
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS
@@ -30,7 +31,7 @@ def run_onnxruntime(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> li
 
 def fused(graph: Graph) -> list[Any]:
     """The operators as they are planned for a small accelerator."""
-    planner = Planner(PRESETS["small"])
+    planner = Planner(Target(PRESETS["small"]))
     segments = [item for item in graph.segments if isinstance(item, DeviceSegment)]
     return [op for segment in segments for op in run_passes(PIPELINE, segment, planner).ops]
 

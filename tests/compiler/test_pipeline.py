@@ -10,6 +10,7 @@ from support.op_cases import apart, convolution, segment_of, whole
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.dump import dump_segment
 from weft.compiler.ir.graph import DeviceSegment, IrError, Window
+from weft.compiler.machine.target import Target
 from weft.compiler.pipeline import PIPELINE, Pass, run_passes
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS
@@ -44,7 +45,7 @@ def test_what_passes_made_can_be_watched_and_read() -> None:
 
 def test_plans_are_made_once_for_what_is_alike() -> None:
     asked = []
-    planner = Planner(TINY, lambda shape: asked.append(shape.key))  # type: ignore[func-returns-value]
+    planner = Planner(Target(TINY), lambda shape: asked.append(shape.key))  # type: ignore[func-returns-value]
     op = convolution(whole("x", (1, 8, 8, 4), "input"), 8)
     other = op.replace(name="other", src=whole("z", (1, 8, 8, 4), "input"))
     assert [planner.plan(item) for item in (op, other)] == [None, None]
@@ -56,4 +57,4 @@ def test_a_pass_that_breaks_a_graph_is_found() -> None:
         return dataclasses.replace(segment, ops=segment.ops[1:])
 
     with pytest.raises(IrError, match="reads buffer 'unpooled' before it is written"):
-        run_passes((Pass(breaks),), pooled(), Planner(TINY))
+        run_passes((Pass(breaks),), pooled(), Planner(Target(TINY)))

@@ -21,6 +21,7 @@ import weft
 import weft.tune as tuner
 from weft import cli, tuning
 from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.conv_plan import ConvPlan, Tiling, candidates
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.site import Site
@@ -77,7 +78,7 @@ def shapes_of(model: Path | bytes, config: Config) -> dict[str, ConvShape]:
 
     def watch(done: str, segment: DeviceSegment) -> None:
         if done == "choose_plans":
-            shapes.update({shape.key: shape for shape in tuner.convolutions(segment, config)})
+            shapes.update({shape.key: shape for shape in tuner.convolutions(segment, Target(config))})
 
     weft.compile(model, config, watch=watch)
     return shapes
@@ -114,7 +115,7 @@ def test_what_is_found_is_what_the_program_takes(model: Path) -> None:
     tuning, default, cycles = tune(model, TINY, trials=20, latency=100, bandwidth=2)
 
     def takes(**options: Any) -> int:
-        program = weft.compile(model, TINY, **options)
+        program = weft.compile(model, TINY, memory=2, **options)
         inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
         return int(program.run(inputs, on="timing", latency=100, bandwidth=2).report["cycles"])
 
@@ -156,7 +157,7 @@ def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:
     memory = tuner._Memory(TINY, 30, None)
     last = list(shapes.values())[-1]
     moved = dataclasses.replace(last.src, resident=None)
-    alone = ConvShape(last.op, Site((moved,), last.dst, TINY))
+    alone = ConvShape(last.op, Site((moved,), last.dst, Target(TINY)))
     assert min(memory.cycles(last, plan) for plan in candidates(last)) < memory.cycles(
         alone, candidates(alone)[0]
     )
@@ -351,10 +352,27 @@ def test_commands(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     tuning = Tuning.load(Path("tuned.json"), TINY)
     assert (tuning.latency, tuning.bandwidth) == (100, 2)
     assert call("compile", "model.onnx", "-o", "built", "--config", "tiny", "--tuning", "tuned.json") == 0
-    wanted = weft.compile(Path("model.onnx"), TINY, choose=tuning.chooser())
+    wanted = weft.compile(Path("model.onnx"), TINY, memory=2, choose=tuning.chooser())
     assert weft.load("built").disassemble() == wanted.disassemble()
     assert wanted.disassemble() != weft.compile(Path("model.onnx"), TINY).disassemble()
+    assert weft.load("built").memory == 2
     capsys.readouterr()
+    other = (
+        "compile",
+        "model.onnx",
+        "-o",
+        "other",
+        "--config",
+        "tiny",
+        "--tuning",
+        "tuned.json",
+        "--memory",
+        "4",
+    )
+    assert call(*other) == 2
+    assert (
+        "tuned.json is for 2 bytes a cycle, unlike --memory 4: leave out --memory" in capsys.readouterr().err
+    )
     assert call("compile", "model.onnx", "-o", "other", "--tuning", "tuned.json") == 2
     assert "run `weft tune` with the same --config" in capsys.readouterr().err
     assert not Path("other").exists()

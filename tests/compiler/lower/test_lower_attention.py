@@ -23,6 +23,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir import reference
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Rounding, Softmax
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.attention_plan import plan, steps, tiles
 from weft.compiler.verify import verify_op
 from weft.hdl.checker.program import check
@@ -146,7 +147,7 @@ def test_steps_cover_what_the_mask_leaves_once(seed: int) -> None:
     rng = np.random.default_rng(seed)
     config = PRESETS[str(rng.choice(["tiny", "small", "default"]))]
     op = random_attention(rng, config)
-    chosen = plan(op, config)
+    chosen = plan(op, Target(config))
     assert chosen is not None
     for index, tile in enumerate(tiles(op, chosen)):
         seen = np.zeros((op.q.shape[2], op.keys + config.n * chosen.block), int)
@@ -172,7 +173,7 @@ def test_zones_of_the_scratchpad_are_apart(name: str) -> None:
     config, rng = CONFIGS[name], np.random.default_rng(3)
     for _ in range(40):
         op = random_attention(rng, config)
-        chosen = plan(op, config)
+        chosen = plan(op, Target(config))
         assert chosen is not None
         rows = chosen.rows * chosen.block // config.n
         assert chosen.rounded[1] == (0 if op.rounding is None else rows)
@@ -185,7 +186,7 @@ def test_zones_of_the_scratchpad_are_apart(name: str) -> None:
 
 def test_heads_of_a_group_share_a_tile() -> None:
     op = attention(1, 64, 64, heads=8, kv_heads=2)
-    chosen = plan(op, PRESETS["default"])
+    chosen = plan(op, Target(PRESETS["default"]))
     assert chosen is not None
     assert (chosen.heads, chosen.positions) == (4, 1)
 
@@ -195,7 +196,7 @@ def test_memory_does_not_grow_with_the_sequence(keys: int) -> None:
     """Any number of keys in the same scratchpad, tile by tile of at most 128 rows, and close to float64."""
     config = PRESETS["default"]
     op = attention(128, keys, 64, score_scale=2 / (1600 * 8))
-    chosen = plan(op, config)
+    chosen = plan(op, Target(config))
     assert chosen is not None
     assert chosen.rows <= 128
     assert chosen.block <= 256

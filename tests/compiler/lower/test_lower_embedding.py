@@ -13,6 +13,7 @@ from weft.compiler.ir.embedding import Embedding, RowIndices
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
 from weft.compiler.lower.embedding import ENTRIES, plan
 from weft.compiler.machine.memory import TensorRef
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.site import Site
 from weft.compiler.verify import verify_op
 from weft.hdl.isa.config import PRESETS, Config
@@ -80,7 +81,7 @@ def test_plans() -> None:
     for _ in range(200):
         columns, count, room = draw(rng, 1, 1 << 17), draw(rng, 1, 5000), draw(rng, 0, 900)
         dst = TensorRef(1, 0, 1, 1, count, columns, count * columns, count * columns, columns)
-        found = plan(Site((), dst, config, (100, 100 + room)))
+        found = plan(Site((), dst, Target(config), (100, 100 + room)))
         assert (found is None) == (room < 2)
         if found is not None:
             assert 1 <= found.rows <= count

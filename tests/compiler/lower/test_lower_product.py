@@ -12,6 +12,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import CompileError, View
 from weft.compiler.ir.product import Counts, Product
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.product_plan import plan
 from weft.compiler.verify import verify_op
 from weft.hdl.isa.config import PRESETS, Config
@@ -114,7 +115,7 @@ def test_large(config: Config, rows: int, depth: int, columns: int, transposed: 
         )
     ]  # fmt: skip
     op = Product("p", *views, (1, 1), (1, 1), (1, 1), transposed, 0.3 / (np.sqrt(depth) * 90), 7, -9, 3)
-    chosen = plan(op, config)
+    chosen = plan(op, Target(config))
     assert chosen is not None
     parts = (rows, chosen.rows), (depth, chosen.depth), (columns, chosen.columns)
     assert any(all_ > part for all_, part in parts)

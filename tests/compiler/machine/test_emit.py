@@ -9,6 +9,7 @@ import pytest
 from weft.compiler.machine.emit import Box, Emitter
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.machine.memory import INPUTS, Constants, TensorRef
+from weft.compiler.machine.target import Target
 from weft.hdl.checker.accesses import Dram, dram
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
@@ -55,7 +56,9 @@ def test_boxes(seed: int) -> None:
     while box.h * box.w * vectors > 1 << 15:
         box = box._replace(h=(box.h + 1) // 2) if box.h > 1 else box._replace(w=box.w // 2)
     found: dict[int, tuple[int, int]] = {}
-    tasks = list(Emitter(config, Constants(), 0).load_box(source, image, box, (first, count), 5, vectors, 0))
+    tasks = list(
+        Emitter(Target(config), Constants(), 0).load_box(source, image, box, (first, count), 5, vectors, 0)
+    )
     for task in tasks:
         assert isinstance(task.instruction, Load)
         found |= moves(task.instruction, *task.addresses, config)

@@ -17,6 +17,7 @@ from support.qdq_models import Builder, Quantised, Rng
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Conv, DeviceSegment, Rescale, View
 from weft.compiler.ir.layout import Layout
+from weft.compiler.machine.target import Target
 from weft.compiler.onnx import reorder
 from weft.compiler.onnx.qdq import Tensor
 from weft.compiler.onnx.reorder import cheapest, common, placed
@@ -217,7 +218,7 @@ def test_shuffle_units() -> None:
     tally = one_step.Tally()
     graph = one_step.check(built.finish(value), rng, tally, None)
     (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
-    ops = run_passes(PIPELINE, segment, Planner(PRESETS["small"])).ops
+    ops = run_passes(PIPELINE, segment, Planner(Target(PRESETS["small"]))).ops
     shuffles = [op for op in ops if isinstance(op, Conv) and op.weight.shape == (12, 1, 1, 12)]
     assert len(shuffles) == 2  # the last is the host's, who reads in any order
     assert len([op for op in ops if isinstance(op, Rescale)]) == 3

@@ -21,6 +21,7 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
+from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.fuse_lookup import BYTES, composed, fuse_lookup
 from weft.compiler.passes.fuse_pool import fuse_pool
@@ -34,7 +35,7 @@ class Judge(Planner):
     """Finds operators with a look-up table better, or worse, than others."""
 
     def __init__(self, *, eager: bool, config: Config = TINY) -> None:
-        super().__init__(config)
+        super().__init__(Target(config))
         self.eager = eager
 
     def cost(self, op: DeviceOp) -> Cost:
@@ -167,7 +168,7 @@ def test_only_if_it_takes_no_longer() -> None:
     assert fuse_lookup(segment_of(FIRST, TABLE), LAZY).ops == (FIRST, TABLE)
     small = segment_of(*(op.on(lambda view: whole(view.buffer.name, (1, 1, 1, 4), view.buffer.kind))
                          for op in (FIRST, TABLE)))  # fmt: skip
-    assert len(fuse_lookup(small, Planner(TINY)).ops) == 1
+    assert len(fuse_lookup(small, Planner(Target(TINY))).ops) == 1
 
 
 def test_not_without_tables() -> None:

@@ -12,11 +12,12 @@ from support.op_cases import convolution, draw, draw_window, random_lookup, segm
 from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Pad, Pool, Rescale, Window
+from weft.compiler.machine.target import Target
 from weft.compiler.passes.fuse_pad import fuse_pad
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS
 
-PLANNER = Planner(PRESETS["tiny"])
+PLANNER = Planner(Target(PRESETS["tiny"]))
 X = whole("x", (1, 6, 5, 4), "input")
 PADDED = whole("p", (1, 9, 7, 4), "temp")
 PAD = Pad("pad", X, PADDED, Window(pad=(2, 0, 1, 2)), 7)

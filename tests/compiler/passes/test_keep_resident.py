@@ -13,6 +13,7 @@ from support.op_cases import convolution, random_convolutions, whole
 
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.machine.target import Target
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.keep_resident import keep_resident, with_resident
 from weft.compiler.pipeline import Pass
@@ -116,7 +117,7 @@ def test_what_is_added_later_stays_as_well() -> None:
 def test_nothing_lies_on_anything_else() -> None:
     """What is held while an operator runs is apart from its room, and from all that is held with it."""
     ops = residual_blocks()
-    found = keep_resident(DeviceSegment("s", ops), Planner(DEFAULT))
+    found = keep_resident(DeviceSegment("s", ops), Planner(Target(DEFAULT)))
     alive = {name: [index for index, op in enumerate(ops) if touches(op, name)] for name in found.resident}
     for index in range(len(ops)):
         sizes = {name: 4 * 14 * 14 for name, at in alive.items() if at[0] <= index <= at[-1]}
@@ -128,13 +129,13 @@ def test_nothing_lies_on_anything_else() -> None:
 
 
 def resident(ops: tuple[DeviceOp, ...], config: Config = DEFAULT) -> Mapping[str, int]:
-    return keep_resident(DeviceSegment("s", ops), Planner(config)).resident
+    return keep_resident(DeviceSegment("s", ops), Planner(Target(config))).resident
 
 
 def both_ways(ops: tuple[DeviceOp, ...]) -> list[DeviceProgram]:
     """Programs with the first result on chip, whatever that costs, and with it in DRAM."""
     moved = DeviceSegment("s", ops)
-    kept = with_resident(moved, 0, Planner(DEFAULT))
+    kept = with_resident(moved, 0, Planner(Target(DEFAULT)))
     assert kept is not None
     return [compile_segment(segment, DEFAULT, passes=(Pass(choose_plans),)) for segment in (kept, moved)]
 

@@ -13,6 +13,7 @@ from support.op_cases import convolution, draw, whole
 from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, View, Window
+from weft.compiler.machine.target import Target
 from weft.compiler.passes import order_branches as module
 from weft.compiler.passes.order_branches import order_branches
 from weft.compiler.pipeline import PIPELINE
@@ -54,7 +55,7 @@ def cycles(segment: DeviceSegment, *, ordered: bool) -> int:
 def test_the_longer_branch_ends_in_the_sum() -> None:
     """Its result is the larger part of the work, and what it reads stays on chip meanwhile."""
     segment = residual(32, 16)
-    made = order_branches(segment, Planner(PRESETS["default"]))
+    made = order_branches(segment, Planner(Target(PRESETS["default"])))
     assert [op.name for op in made.ops] == ["x", "a", "c", "b", "sum", "y"]
     assert cycles(segment, ordered=True) < 0.97 * cycles(segment, ordered=False)
 
@@ -85,7 +86,7 @@ def test_results_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "_cost", lambda *_: float(next(costs)))
     for _ in range(90):
         segment = random_branches(rng)
-        made = order_branches(segment, Planner(config))
+        made = order_branches(segment, Planner(Target(config)))
         verify_segment(made)
         assert sorted(op.name for op in made.ops) == sorted(op.name for op in segment.ops)
         if [op.name for op in made.ops] == [op.name for op in segment.ops]:

@@ -13,6 +13,7 @@ from weft.compiler.backend import compile_segment
 from weft.compiler.ir.dump import dump_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, View, Window
 from weft.compiler.kernel.operators import LayerNorm
+from weft.compiler.machine.target import Target
 from weft.compiler.passes import overlap_rows as module
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.overlap_rows import overlap_rows
@@ -71,7 +72,7 @@ def test_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, rng, pairs = CONFIGS[name], np.random.default_rng(4), 0
     for _ in range(40):
         segment = chain(rng, 70, draw(rng, 2, 5))
-        made = run_passes(PIPELINE, segment, Planner(config))
+        made = run_passes(PIPELINE, segment, Planner(Target(config)))
         pairs += len(made.overlapped)
         regions = [made.regions[index : index + 2] for index in made.overlapped]
         assert all(one[1] <= other[0] or other[1] <= one[0] for one, other in regions)
@@ -119,6 +120,6 @@ def test_not_if_it_is_slower() -> None:
     first = conv(whole("x", (1, 1, 4, 512), "input"), "v", 512, 1, rng)
     last = norm(first.dst, "y", rng)
     segment = DeviceSegment("pair", (first, last.replace(dst=whole("y", last.dst.shape, "output"))))
-    planner = Planner(CONFIGS["default"])
+    planner = Planner(Target(CONFIGS["default"]))
     planned = choose_plans(segment, planner)
     assert overlap_rows(planned, planner) is planned

@@ -24,6 +24,7 @@ from weft.compiler.ir.graph import (
     View,
     Window,
 )
+from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.read_views import read_views
 from weft.compiler.pipeline import PIPELINE
@@ -34,7 +35,7 @@ from weft.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 
 TINY = PRESETS["tiny"]
-PLANNER = Planner(TINY)
+PLANNER = Planner(Target(TINY))
 X = View(Buffer("x", (1, 9, 8, 12), "input"), (1, 4, 3, 5), 1, 2, 6, (2, 2))
 COPY = whole("copy", X.shape, "temp")
 Y = whole("y", X.shape, "output")
@@ -209,7 +210,7 @@ def test_stays(reason: str) -> None:
 
 def test_only_if_it_takes_no_longer() -> None:
     before = segment_of(Rescale("copy", X, COPY), READER)
-    assert len(read_views(before, Dear(TINY)).ops) == 2
+    assert len(read_views(before, Dear(Target(TINY))).ops) == 2
 
 
 def test_what_is_written_around_a_copy_stays() -> None:
@@ -240,7 +241,7 @@ def test_random_readers(preset: str) -> None:
             window = draw_window(rng, *shape[1:3], kernel=3)
             ops.append(convolution(read, draw(rng, 1, 20), window, name=f"y{index}"))
         segment = DeviceSegment("s", tuple(ops))
-        gone += len(read_views(segment, Planner(config)).ops) < len(ops)
+        gone += len(read_views(segment, Planner(Target(config))).ops) < len(ops)
         inputs = {"x": rng.integers(-128, 128, ops[0].sources[0].buffer.shape).astype(np.int8)}
         compare(compile_segment(segment, config), segment, inputs, config)
     assert gone > 10

@@ -10,6 +10,7 @@ from support.op_cases import draw, random_inputs, segment_of, whole
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Conv, DeviceOp, Pool, Window
+from weft.compiler.machine.target import Target
 from weft.compiler.passes.split_pool import split_pool
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
@@ -26,7 +27,7 @@ def pool(kind: str, size: tuple[int, int], window: Window, channels: int = 5) ->
 
 
 def split(op: Pool, config: Config) -> tuple[DeviceOp, ...]:
-    return split_pool(segment_of(op), Planner(config)).ops
+    return split_pool(segment_of(op), Planner(Target(config))).ops
 
 
 def side(config: Config, share: float) -> int:

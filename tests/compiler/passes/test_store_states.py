@@ -22,6 +22,7 @@ from weft.compiler.ir.graph import (
     Window,
 )
 from weft.compiler.machine.areas import Areas
+from weft.compiler.machine.target import Target
 from weft.compiler.passes.store_states import store_states
 from weft.compiler.planner import Planner
 from weft.compiler.verify import verify_segment
@@ -41,7 +42,7 @@ S, T, NEW = whole("s", SHAPE, "state"), whole("t", SHAPE, "state"), whole("new",
 def stored(*ops: DeviceOp, **states: str) -> DeviceSegment:
     segment = DeviceSegment("device0", ops, states=states or {"s": "new"})
     verify_segment(segment)
-    found = store_states(segment, Planner(TINY))
+    found = store_states(segment, Planner(Target(TINY)))
     verify_segment(found)
     assert not found.states
     return found
@@ -112,7 +113,7 @@ def test_parts_written_by_several_operators_are_in_place_behind_all_readers() ->
 def test_copies_beside_what_stays_on_chip_have_the_whole_scratchpad() -> None:
     ops = (Add("a", X, S, NEW, 1.0, 1.0),)
     segment = DeviceSegment("device0", ops, regions=((3, 5),), states={"s": "new"})
-    assert store_states(segment, Planner(TINY)).regions == ((3, 5), (0, TINY.scratchpad_size))
+    assert store_states(segment, Planner(Target(TINY))).regions == ((3, 5), (0, TINY.scratchpad_size))
 
 
 def test_segments_say_what_states_become() -> None:
@@ -226,11 +227,11 @@ def test_drawn_on_rtl(seed: int) -> None:
 
 
 def test_drawn_segments_are_of_both_kinds() -> None:
-    planner = Planner(TINY)
+    planner = Planner(Target(TINY))
     found = [copies(store_states(drawn(seed), planner)) for seed in range(60)]
     assert 5 < sum(map(bool, found)) < 55
 
 
 def test_segments_without_states_stay_as_they_are() -> None:
     segment = DeviceSegment("device0", (Rescale("a", X, Y),))
-    assert store_states(segment, Planner(TINY)) is segment
+    assert store_states(segment, Planner(Target(TINY))) is segment

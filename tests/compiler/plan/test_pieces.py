@@ -14,6 +14,7 @@ from support.op_cases import convolution, random_inputs, segment_of, whole
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.graph import Conv, Window
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.pieces import share_of, tiles_of
 from weft.hdl.isa.config import PRESETS, Config
 
@@ -64,7 +65,7 @@ def test_tiles_cover_all_groups(groups: int, cin: int, out: int, share: int, n: 
     ],
 )
 def test_shares(config: Config, case: tuple[int, ...], share: int) -> None:
-    assert share_of(grouped(*case), config) == share
+    assert share_of(grouped(*case), Target(config)) == share
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -76,7 +77,7 @@ def test_random_groups(name: str) -> None:
         groups, kernel, stride = int(rng.integers(2, 11)), int(rng.choice([1, 1, 3])), int(rng.integers(1, 3))
         cin, out = (int(rng.integers(1, 2 * config.n)) for _ in range(2))
         op = grouped(groups, cin, out, int(rng.integers(3, 9)), kernel, stride)
-        if share_of(op, config) > max(1, config.n // max(cin, out)) and op.weight.size < 1 << 17:
+        if share_of(op, Target(config)) > max(1, config.n // max(cin, out)) and op.weight.size < 1 << 17:
             segment = segment_of(op)
             compare(compile_segment(segment, config), segment, random_inputs(rng, op), config)
             done += 1

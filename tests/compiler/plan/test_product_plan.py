@@ -8,6 +8,7 @@ from support.op_cases import random_inputs, segment_of, whole
 
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.product import Counts, Product
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.product_plan import plan
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter
@@ -47,7 +48,7 @@ def product(
 def test_estimate(preset: str, op: Product) -> None:
     """At most a quarter off."""
     config = PRESETS[preset]
-    chosen = plan(op, config)
+    chosen = plan(op, Target(config))
     assert chosen is not None
     image = Image(compile_segment(segment_of(op), config))
     model = TimingDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes)

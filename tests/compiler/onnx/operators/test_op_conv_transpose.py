@@ -11,6 +11,7 @@ from support.graph_runs import device_ops
 from support.qdq_models import Builder, Quantised, Rng
 
 from weft.compiler.frontend import import_model
+from weft.compiler.machine.target import Target
 from weft.compiler.onnx.conditions import weights_per_output
 from weft.compiler.onnx.operators.conv_transpose import OPERATORS, Spread, rows_or_images, strides_few
 from weft.compiler.pipeline import PIPELINE, run_passes
@@ -135,7 +136,7 @@ def test_tables_behind_are_part_of_it() -> None:
     graph = import_model(one_table())
     (segment,) = (item for item in graph.segments if hasattr(item, "ops"))
     config = PRESETS["small"]
-    ops = run_passes(PIPELINE, segment, Planner(config)).ops
+    ops = run_passes(PIPELINE, segment, Planner(Target(config))).ops
     assert len(ops) == (4 if config.lookup_tables else 5)
     one_step.on_golden(graph, "small", np.random.default_rng(0))
 

@@ -13,6 +13,7 @@ from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.machine.target import Target
 from weft.compiler.onnx.operators.pad import OPERATORS, pad_axes, pad_boxes, pad_value, pads_constant
 from weft.compiler.onnx.operators.part import bytes_given, rows_order
 from weft.compiler.pipeline import PIPELINE, run_passes
@@ -107,6 +108,6 @@ def test_padding_is_that_of_the_convolution_behind_it() -> None:
         weight, _ = built.weight((5, 4, 3, 3), 0, per_channel=True, unsigned=False)
         graph = import_model(ended(built, built.node("Conv", [value, weight], strides=[2, 2])))
         (segment,) = (item for item in graph.segments if isinstance(item, DeviceSegment))
-        (op,) = run_passes(PIPELINE, segment, Planner(PRESETS["small"])).ops
+        (op,) = run_passes(PIPELINE, segment, Planner(Target(PRESETS["small"]))).ops
         assert isinstance(op, Conv)
         assert op.window.pad == (0, 0, 1, 1)

@@ -14,6 +14,7 @@ from support.movement import integers
 from support.qdq_models import Builder
 
 from weft.compiler.frontend import import_model
+from weft.compiler.machine.target import Target
 from weft.compiler.onnx.operators.part import (
     OPERATORS,
     boxes_few,
@@ -131,6 +132,6 @@ def test_parts_cost_nothing() -> None:
     sums = [built.conv(half, 4, (1, 1)) for half in halves]
     graph = import_model(built.finish(built.concat(sums, 1)))
     (segment,) = (item for item in graph.segments if hasattr(item, "ops"))
-    ops = run_passes(PIPELINE, segment, Planner(PRESETS["small"])).ops
+    ops = run_passes(PIPELINE, segment, Planner(Target(PRESETS["small"]))).ops
     assert [op.name.split("_")[0] for op in ops] == ["conv", "conv", "conv"]
     assert [view.c for op in ops[1:] for view in op.sources[:1]] == [0, 4]
