@@ -163,8 +163,11 @@ def run(
             program.reset()
             results = run_on_board(program, runs, port, baud, progress)
     _keep(results, output, report)
+    if on is Target.RTL:
+        reports.say_plan(program, bandwidth)
     if on is Target.BOARD:
         say_source(results[-1].report)
+        reports.say_plan(program, results[-1].report.get("modelled", {}).get("bandwidth"))
     if theirs is not None:
         reports.say(litert.compared([result.outputs for result in results], theirs))
     if waves is not None:
@@ -254,6 +257,7 @@ def _time(folder: Path, output: Path | None, report: Path | None, memory: dict[s
         files.write_json(report, result.report)
     reports.show_layers(result.report, reports.summary())
     _show_units(result.report["counters"])
+    reports.say_plan(program, memory["bandwidth"])
     reports.say("nothing was computed: cycles are those of a model of the pipelined core, without data")
 
 

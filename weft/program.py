@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -85,9 +86,9 @@ class Program:
         return self._compiled.config
 
     @property
-    def memory(self) -> float | None:
-        """The memory that it is planned for, in bytes a cycle; as many as the bus is wide if None."""
-        return self._compiled.memory
+    def memory(self) -> float:
+        """The memory that it is planned for: the bytes that it moves in a cycle."""
+        return min(self._compiled.memory or math.inf, float(self.config.bus_bytes))
 
     @property
     def inputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:

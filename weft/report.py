@@ -109,6 +109,17 @@ def say(*lines: str) -> None:
         print(*map(told, lines), sep="\n")
 
 
+def say_plan(program: Any, bandwidth: float | None) -> None:
+    """Say that a program is planned for another memory than the one of `bandwidth` bytes a cycle that it ran behind."""
+    if bandwidth is None:
+        return
+    if (behind := min(bandwidth, program.config.bus_bytes)) != program.memory:
+        say(
+            f"the program is planned for a memory of {program.memory:g} bytes a cycle, and ran behind one of "
+            f"{behind:g}: `weft compile --memory {behind:g}` plans for that"
+        )
+
+
 def warn(text: str) -> None:
     """Print a warning to stderr."""
     print(f"warning: {told(text)}", file=sys.stderr)

@@ -56,16 +56,14 @@ def trace(
         progress("writing the trace")
         texts: dict[Path, str] = {}
         if output is not None:
-            memory = {
-                "latency": latency,
-                "bandwidth": bandwidth or program.memory or program.config.bus_bytes,
-            }
+            memory = {"latency": latency, "bandwidth": bandwidth or program.memory}
             about: dict[str, Any] = {"format": FORMAT, "program": str(folder), "on": on.value, **memory}
             texts[output] = trace_json.text(timelines, about | {"config": program.config.to_dict()})
         if drawing is not None:
             texts[drawing] = trace_svg.svg(timelines, program.config.scratchpad_size)
         for path, text in texts.items():
             files.write_text(path, text)
+    reports.say_plan(program, bandwidth)
     for path in texts:
         reports.say(f"{path}: {sum(line.cycles for line in timelines):,} cycles")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from support.golden_compare import compare
+from support.memories import BANDWIDTHS
 from support.op_cases import (
     apart,
     convolution,
@@ -52,11 +53,15 @@ from weft.sim.timing import TimingDevice
 
 
 def run_and_compare(
-    segment: DeviceSegment, inputs: dict[str, np.ndarray], config: Config, passes: Sequence[Pass] = PIPELINE
+    segment: DeviceSegment,
+    inputs: dict[str, np.ndarray],
+    config: Config,
+    passes: Sequence[Pass] = PIPELINE,
+    bandwidth: float | None = None,
 ) -> None:
     """With inputs as they are and as the compiler likes them best, compare with the micro-ops."""
     made = [
-        compile_segment(segment, config, passes=passes, reuse=False, plain_inputs=plain)
+        compile_segment(segment, config, bandwidth=bandwidth, passes=passes, reuse=False, plain_inputs=plain)
         for plain in (True, False)
     ]
     for program in made if made[1].rows else made[:1]:
@@ -67,9 +72,9 @@ def run_and_compare(
 @pytest.mark.parametrize("seed", range(8))
 def test_random_operators(preset: str, seed: int) -> None:
     rng = np.random.default_rng([seed, len(preset)])
-    for _ in range(15):
-        op = random_op(rng)
-        run_and_compare(segment_of(op), random_inputs(rng, op), PRESETS[preset])
+    for case in range(15):
+        op, bandwidth = random_op(rng), BANDWIDTHS[case % len(BANDWIDTHS)]
+        run_and_compare(segment_of(op), random_inputs(rng, op), PRESETS[preset], bandwidth=bandwidth)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "default"])

@@ -9,6 +9,7 @@ import pytest
 
 from weft.compiler.interpret import run_ops
 from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceOp, DeviceSegment, Pool, Rescale, View, Window
+from weft.compiler.machine.target import Target
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
 from weft.compiler.passes.fuse_pool import fuse_pool
@@ -34,7 +35,7 @@ class Judge(Planner):
     """Finds fused operators better, or worse, than what they are made of."""
 
     def __init__(self, *, eager: bool) -> None:
-        super().__init__(PRESETS["tiny"])
+        super().__init__(Target(PRESETS["tiny"]))
         self.eager = eager
 
     def cost(self, op: DeviceOp) -> Cost:

@@ -27,6 +27,7 @@ from fuzz import sandbox
 from fuzz.outcome import Failure, Outcome, check_sentence
 from onnx import TensorProto, helper, numpy_helper
 from oracle import layers, session
+from support.memories import BANDWIDTHS
 
 import weft
 from weft.compiler.backend import DeviceProgram
@@ -62,7 +63,7 @@ def compared(
 ) -> Outcome:
     """Run a model on the golden interpreter, and hold it against ONNX Runtime. Raises `fuzz.outcome.Failure`."""
     try:
-        program = weft.compile(model, config)
+        program = weft.compile(model, config, memory=BANDWIDTHS[model.ByteSize() % len(BANDWIDTHS)])
     except CompileError as error:
         check_sentence(str(error))
         return Outcome("refused", str(error))

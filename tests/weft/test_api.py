@@ -19,7 +19,7 @@ from weft.examples import digits
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.isa import Store
 from weft.hdl.isa.code import Code
-from weft.hdl.isa.config import PRESETS, ConfigError
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.runtime import Image
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
@@ -173,3 +173,42 @@ def test_disassembly_shows_every_instruction(program: Program) -> None:
     )
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(";")]
     assert len(lines) == count
+
+
+@pytest.mark.parametrize(
+    ("config", "memory", "planned"),
+    [("default", None, 16), ("default", 2, 2), ("tiny", 64.0, 4), ("ulx3s-85f", None, 1.9), ("icebreaker", None, 4),
+     ("default", "ulx3s-85f", 1.9), ("ulx3s-85f", 4, 4), (PRESETS["tiny"], None, 4)],
+)  # fmt: skip
+def test_programs_are_planned_for_a_memory(
+    config: str | Config, memory: float | str | None, planned: float, image: np.ndarray, tmp_path: Path
+) -> None:
+    """They keep it with them, and simulations take it."""
+    program = weft.compile(digits.model(), config, memory=memory)
+    program.save(tmp_path / "program")
+    loaded = weft.load(tmp_path / "program")
+    assert program.memory == loaded.memory == planned
+    expected = weft.compile(digits.model(), "tiny").run({"image": image}).outputs["logits"]
+    assert np.array_equal(loaded.run({"image": image}).outputs["logits"], expected)
+    if config != "icebreaker":
+        cycles = [
+            loaded.run({"image": image}, on="timing", bandwidth=by).report["cycles"] for by in (None, planned)
+        ]
+        assert cycles[0] == cycles[1]
+
+
+def test_memories_that_do_not_exist() -> None:
+    for memory in (0, -1, math.nan, math.inf, True, [], "vast", "tiny"):
+        with pytest.raises(InputError, match=r"^'memory' "):
+            weft.compile(digits.model(), "tiny", memory=memory)
+
+
+def test_a_plan_is_the_best_behind_its_memory(image: np.ndarray) -> None:
+    """Of the plans for several memories, the one for a memory is hardly ever slower behind it than another."""
+    planned = {by: weft.compile(digits.model(), "default", memory=by) for by in (1.0, 2.0, 16.0)}
+    for bandwidth, best in planned.items():
+        cycles = {
+            by: program.run({"image": image}, on="timing", bandwidth=bandwidth).report["cycles"]
+            for by, program in planned.items()
+        }
+        assert cycles[bandwidth] <= 1.02 * min(cycles.values()), (bandwidth, cycles, best)

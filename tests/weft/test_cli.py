@@ -67,6 +67,8 @@ class Program:
     compiled: list[dict[str, Any]] = field(default_factory=list)
 
     on_device = True
+    memory = 16.0
+    config = PRESETS["default"]
     assignment = tuple(NODES)
 
     def save(self, folder: Path) -> None:
@@ -142,12 +144,60 @@ def test_compile_writes_the_program_and_names_host_nodes(
     text = capsys.readouterr().out
     assert "1 of 2 nodes run on the device" in text
     assert "the device has no TopK" in text
-    assert program.compiled == [{"plain_inputs": False, "shapes": {}, "states": {}}]
+    assert program.compiled == [{"plain_inputs": False, "shapes": {}, "states": {}, "memory": None}]
 
 
 def test_compile_takes_inputs_as_they_are(program: Program) -> None:
     assert call("compile", "model.onnx", "-o", "out", "--plain-inputs") == 0
-    assert program.compiled == [{"plain_inputs": True, "shapes": {}, "states": {}}]
+    assert program.compiled == [{"plain_inputs": True, "shapes": {}, "states": {}, "memory": None}]
+
+
+@pytest.mark.parametrize(
+    ("config", "memory", "planned"),
+    [
+        ("tiny", "2", 2),
+        ("default", "2.5", 2.5),
+        ("tiny", "ulx3s-85f", 1.9),
+        ("ulx3s-85f", None, 1.9),
+        ("tiny", None, None),
+    ],
+)
+def test_compile_plans_for_a_memory(
+    program: Program, config: str, memory: str | None, planned: float | None
+) -> None:
+    said = [] if memory is None else ["--memory", memory]
+    assert call("compile", "model.onnx", "-o", "out", "--config", config, *said) == 0
+    assert program.compiled[-1]["memory"] == planned
+
+
+@pytest.mark.parametrize("memory", ["0", "-1", "nan", "inf", "1000001.0", "", "fast", "tiny", "2 bytes"])
+def test_memories_that_do_not_exist(
+    program: Program, capsys: pytest.CaptureFixture[str], memory: str
+) -> None:
+    before = files()
+    assert call("compile", "model.onnx", "-o", "out", "--memory", memory) == 2
+    assert files() == before
+    said = capsys.readouterr().err
+    assert said.startswith("error: 'memory'")
+    assert memory in said
+    assert said.count("\n") == 1
+    assert not program.compiled
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "behind"), [("2", "2"), ("15.5", "15.5"), ("16", ""), ("64", ""), (None, "")]
+)
+def test_run_tells_of_a_plan_for_another_memory(
+    program: Program, capsys: pytest.CaptureFixture[str], bandwidth: str | None, behind: str
+) -> None:
+    said = [] if bandwidth is None else ["--bandwidth", bandwidth]
+    assert call("run", "built", "--input", "in.npz", "--on", "rtl", *said) == 0
+    told = capsys.readouterr().out
+    assert ("is planned for" in told) == bool(behind)
+    assert (
+        f"of 16 bytes a cycle, and ran behind one of {behind}: `weft compile --memory {behind}`" in told
+        or not behind
+    )
 
 
 def test_compile_keeps_other_files_of_its_folder(program: Program) -> None:

@@ -12,7 +12,9 @@ from weft.hdl.isa.config import PRESETS
 DEFAULT = PRESETS["default"]
 
 
-@pytest.mark.parametrize(("bandwidth", "beat"), [(None, 1), (16, 1), (64, 1), (8, 2), (1.9, 16 / 1.9), (0.5, 32)])
+@pytest.mark.parametrize(
+    ("bandwidth", "beat"), [(None, 1), (16, 1), (64, 1), (8, 2), (1.9, 16 / 1.9), (0.5, 32)]
+)
 def test_beats(bandwidth: float | None, beat: float) -> None:
     """A memory that is faster than the bus is as fast as the bus."""
     target = Target(DEFAULT, bandwidth)

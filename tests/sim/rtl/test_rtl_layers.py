@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.memories import BANDWIDTHS
 from support.op_cases import random_convolutions, random_inputs, random_op, segment_of
 
 from weft.compiler.backend import compile_segment
@@ -46,7 +47,10 @@ def compare(config: Config, block: int, *, sequential: bool = False, resident: b
         else:
             op = random_op(rng)
             segment, inputs = segment_of(op), random_inputs(rng, op)
-        program = compile_segment(segment, config, reuse=resident, plain_inputs=case % 2 == 1)
+        bandwidth = BANDWIDTHS[(block + case) % len(BANDWIDTHS)]
+        program = compile_segment(
+            segment, config, bandwidth=bandwidth, reuse=resident, plain_inputs=case % 2 == 1
+        )
         held += len({op.dst.buffer.name for op in segment.ops} - set(program.buffers))
         image = Image(program)
         golden = GoldenDevice(config, image.memory_bytes)
@@ -63,6 +67,7 @@ def compare(config: Config, block: int, *, sequential: bool = False, resident: b
         expected = np.frombuffer(golden.read(0, image.memory_bytes), np.uint8)
         wrong = np.flatnonzero(got != expected)
         assert not wrong.size, (
-            f"case {case}: {segment}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}"
+            f"case {case}: {segment}: {wrong.size} bytes differ, the first at {wrong[0]:#x}; {memory}, "
+            f"planned for {bandwidth}"
         )
     assert held >= (CASES // 3 if resident else 0)

@@ -153,7 +153,7 @@ def test_sums_behind_are_part_of_it(preset: str, count: int, first: bool) -> Non
     total = built.add(*((value, other) if first else (other, value)), relu=True)
     graph = one_step.check(built.finish(total), rng, one_step.Tally(), preset)
     (segment,) = (item for item in graph.segments if hasattr(item, "ops"))
-    ops = run_passes(PIPELINE, segment, Planner(PRESETS[preset])).ops
+    ops = run_passes(PIPELINE, segment, Planner(Target(PRESETS[preset]))).ops
     assert len(ops) == count
     assert all((getattr(op, "epilogue", None) is not None) == (count == 4) for op in ops)
 
