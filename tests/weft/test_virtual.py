@@ -63,7 +63,7 @@ def test_run_on_a_board_from_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     board = registry.find(name)
-    program = weft.compile(digits.model(), config=CONFIGS.get(name, board.config))
+    program = weft.compile(digits.model(), config=CONFIGS.get(name, board.config), memory=name)
     program.save("program")
     image = digits.held_out()[0][:1]
     np.savez("in.npz", image=image)
