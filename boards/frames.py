@@ -200,6 +200,20 @@ def frame(body: bytes) -> bytes:
     return _END + data + _END
 
 
+def transfer_bytes(operation: Operation, size: int) -> tuple[float, float]:
+    """Bytes on the line, to the board and from it, for an `operation` on `size` bytes of memory that begin where a
+    block of `PAYLOAD` does: what is to be expected of random bytes, 2 of 256 of which are escaped."""
+
+    def framed(body: int) -> float:
+        return 2 + (body + CRC_BYTES) * (1 + 2 / 256)
+
+    out = into = 0.0
+    for count, payload in ((size // PAYLOAD, PAYLOAD), (1 if size % PAYLOAD else 0, size % PAYLOAD)):
+        out += count * framed(REQUEST_BYTES + payload * carries(operation))
+        into += count * framed(ANSWER_BYTES + payload * (1 - carries(operation)))
+    return out, into
+
+
 class Parser:
     """Finds the undamaged frames in a stream of bytes.
 

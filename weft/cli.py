@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 from weft import (
     arrays,
     board_commands,
+    estimate_command,
     example_commands,
     files,
     litert,
@@ -285,6 +286,7 @@ quantise_command.add(app)
 app.command()(writes(run))
 trace_command.add(app)
 tune_command.add(app)
+estimate_command.add(app)
 board_commands.add(app)
 
 

@@ -22,7 +22,7 @@ def _configurations(incomplete: str) -> list[str]:
     return [name for name in names() if name.startswith(incomplete)]
 
 
-def _boards(incomplete: str) -> list[str]:
+def board_names(incomplete: str) -> list[str]:
     from weft.boards.registry import BOARDS
 
     return [name for name in BOARDS if name.startswith(incomplete)]
@@ -133,7 +133,7 @@ Board = Annotated[
         "--board",
         help="Name of the board, one of those that `weft boards` lists.",
         show_default=False,
-        autocompletion=_boards,
+        autocompletion=board_names,
     ),
 ]
 Latency = Annotated[int, whole("--latency", "Memory latency in cycles (rtl, timing).", *LATENCY)]
@@ -145,7 +145,7 @@ PlannedMemory = Annotated[
         help="Memory to plan for: bytes a cycle, or a board; by default that of the board that --config names, or one "
         "as fast as the bus.",
         show_default=False,
-        autocompletion=_boards,
+        autocompletion=board_names,
     ),
 ]
 

@@ -1,0 +1,152 @@
+"""Models on boards that nobody has: against programs, the cycle model, and bytes on a serial line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support import qdq_models
+from support.board_model import BoardModel
+from support.board_terminal import CONFIG, Terminal
+
+import weft
+from weft import BoardError, CompileError, InputError
+from weft import __main__ as command
+from weft.boards.frames import PAYLOAD, Operation, transfer_bytes
+from weft.boards.host import BoardDevice
+from weft.boards.registry import BOARDS
+from weft.compiler.backend import DeviceProgram
+from weft.estimate import Estimate, estimate
+from weft.examples import digits
+from weft.runtime import Image
+
+MODEL = digits.model()
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        command.main(list(arguments))
+    return int(left.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Estimate]:
+    return {item.board: item for item in estimate(MODEL)}
+
+
+def test_all_boards(made: dict[str, Estimate]) -> None:
+    assert list(made) == list(BOARDS)
+    for name, item in made.items():
+        board = BOARDS[name]
+        assert (item.config, item.clock, item.available) == (board.config, board.clock, board.memory.size)
+        assert item.fits == (item.needed <= item.available), name
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_what_a_program_needs(made: dict[str, Estimate], name: str) -> None:
+    item, program = made[name], weft.compile(MODEL, name)
+    (part,) = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
+    assert (item.code, item.constants) == (len(part.code), len(part.constants))
+    assert item.needed == Image(part).memory_bytes == item.code + item.constants + item.working
+    assert (item.nodes, item.on_device) == (44, 42)
+    latency, bandwidth = BOARDS[name].memory.modelled or (1, None)
+    inputs = {"image": np.zeros((1, 1, 8, 8), np.float32)}
+    report = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report
+    assert item.cycles == report["cycles"]
+    assert item.moved == report["dram_bytes"]
+    assert item.macs == report["macs"]
+    assert item.seconds == report["cycles"] / BOARDS[name].clock
+    assert math.isclose(item.macs_per_second, item.macs / item.seconds)
+    assert not item.bound or math.isclose(sum(item.bound.values()), 1)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 5000, 65_536])
+def test_bytes_on_the_line(size: int) -> None:
+    """Of random bytes, as a model of a board sees and sends them."""
+    counts = [0, 0]
+    model = BoardModel(CONFIG, 1 << 17)
+
+    def counted(data: bytes) -> bytes:
+        said = model.feed(data)
+        counts[0] += len(data)
+        counts[1] += len(said)
+        return said
+
+    terminal = Terminal(counted)
+    try:
+        with BoardDevice.open(terminal.path, CONFIG, timeout=5.0) as device:
+            for operation in (Operation.WRITE_MEMORY, Operation.READ_MEMORY):
+                counts[:] = [0, 0]
+                if operation is Operation.WRITE_MEMORY:
+                    device.write(PAYLOAD, np.random.default_rng(size).bytes(size))
+                else:
+                    device.read(PAYLOAD, size)
+                for found, expected in zip(counts, transfer_bytes(operation, size), strict=True):
+                    assert abs(found - expected) <= max(0.01 * expected, 4), (operation, found, expected)
+    finally:
+        terminal.unplug()
+
+
+def test_seconds_on_the_link(made: dict[str, Estimate]) -> None:
+    item = made["ulx3s-85f"]
+    rate = 3_000_000 / 10
+    assert item.upload > (item.code + item.constants) / rate
+    assert item.upload < 1.2 * (item.code + item.constants) / rate
+    assert 0 < item.link < 0.01
+
+
+def test_boards_that_are_asked_for() -> None:
+    assert [item.board for item in estimate(MODEL, ["ulx3s-12f", "ulx3s-12f"])] == ["ulx3s-12f"]
+    assert estimate(MODEL, []) == []
+    with pytest.raises(BoardError, match=r"^unknown board 'vast'; choose "):
+        estimate(MODEL, ["ulx3s-12f", "vast"])
+    for boards in ("ulx3s-12f", [1], [None]):
+        with pytest.raises(InputError, match=r"^'boards' is a collection of names, not "):
+            estimate(MODEL, boards)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit() -> None:
+    """A matrix of half a megabyte, on a board with 32 MB and one with 128 KB."""
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    model = builder.finish(builder.dense(builder.input((1, 1024)), 512))
+    large, small = estimate(model, ["ulx3s-45f", "icebreaker"])
+    assert large.fits
+    assert not small.fits
+    assert small.needed > 1024 * 512 > small.available
+
+
+def test_what_cannot_be_compiled() -> None:
+    with pytest.raises(CompileError):
+        estimate(b"no model")
+    node = helper.make_node("TopK", ["x", "k"], ["y", "places"])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 2)) for name in "xy"]
+    constant = numpy_helper.from_array(np.array([2]), "k")
+    model = helper.make_model(helper.make_graph([node], "top", ends[:1], ends[1:], [constant]))
+    (item,) = estimate(model, ["icebreaker"])
+    assert item.refused == "nothing of this model runs on the device: `weft check` says why"
+    assert not item.fits
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "250")
+    Path("digits.onnx").write_bytes(MODEL)
+    assert call("estimate", "digits.onnx") == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in BOARDS)
+    assert call("estimate", "digits.onnx", "--board", "ulx3s-85f", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["format"] == "weft estimate 1"
+    (found,) = document["boards"]
+    (item,) = estimate(MODEL, ["ulx3s-85f"])
+    assert found["seconds"] == item.seconds
+    assert found["memory"]["needed"] == item.needed
+    assert found["link"] == {"upload_seconds": item.upload, "sample_seconds": item.link}
+    assert call("estimate", "digits.onnx", "--board", "vast") == 2
+    assert capsys.readouterr().err.startswith("error: unknown board 'vast'; choose ")
+    assert call("estimate", "none.onnx") == 2
+    assert capsys.readouterr().err.count("\n") == 1

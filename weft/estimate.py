@@ -1,0 +1,236 @@
+"""What a model needs on boards, and how fast it is there, before one has any."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.compiler.backend import DeviceProgram
+from weft.compiler.onnx.reader import Source
+from weft.errors import InputError
+from weft.hdl.errors import WeftError
+from weft.hdl.isa.config import Config
+from weft.runtime import Image
+
+if TYPE_CHECKING:
+    from weft.boards.board import Board
+    from weft.program import Program
+
+BITS = 10
+"""Of a byte on the serial line: with a start and a stop bit."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A model on a board.
+
+    Parameters
+    ----------
+    board : str
+        Its name.
+    config : Config
+        What is on the board.
+    clock : float
+        Hz of the core.
+    available : int
+        Bytes of the board's memory.
+    nodes, on_device : int
+        Of the model; those that run on the device.
+    refused : str
+        Why the model cannot be compiled for the board, in a sentence; empty if it can. Then all below is 0 or empty.
+    code, constants, working : int
+        Bytes of instructions, of weights and parameters, and of inputs, outputs and what lies between: of all device
+        programs together, but of `working` the most that one of them needs.
+    needed : int
+        Bytes of memory that the largest device program needs.
+    cycles : int
+        Of all device programs, by the cycle model behind the board's memory.
+    macs : int
+        Useful multiplications.
+    utilisation : float
+        `macs` in parts of what the array could do in these cycles.
+    moved : int
+        Bytes between core and memory.
+    bound : dict of str to float
+        What paces layers, with their part of the cycles, the largest first; empty for the sequential core.
+    upload, link : float
+        Seconds on the serial line: for code and constants, and for the inputs and outputs of a sample.
+    """
+
+    board: str
+    config: Config
+    clock: float
+    available: int
+    nodes: int = 0
+    on_device: int = 0
+    refused: str = ""
+    code: int = 0
+    constants: int = 0
+    working: int = 0
+    needed: int = 0
+    cycles: int = 0
+    macs: int = 0
+    utilisation: float = 0.0
+    moved: int = 0
+    bound: Mapping[str, float] = field(default_factory=dict)
+    upload: float = 0.0
+    link: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the board's memory holds it."""
+        return not self.refused and self.needed <= self.available
+
+    @property
+    def seconds(self) -> float:
+        """Of computing a sample, without the link and what the host runs."""
+        return self.cycles / self.clock
+
+    @property
+    def macs_per_second(self) -> float:
+        """While it computes."""
+        return self.macs / self.seconds if self.cycles else 0.0
+
+
+def estimate(
+    model: Source,
+    boards: Collection[str] | None = None,
+    *,
+    shapes: Mapping[str, int] | None = None,
+    states: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[Estimate]:
+    """Tell how a model would do on boards with their own configurations, without any of them.
+
+    Parameters
+    ----------
+    model, shapes, states
+        As of `weft.compile`.
+    boards : collection of str, optional
+        Names, as `weft boards` lists them; all boards if not given.
+    progress : callable
+        Told what is being done.
+
+    Returns
+    -------
+    list of Estimate
+        In the order of `boards`. Where the model cannot be compiled for a board's configuration, it says why.
+
+    Raises
+    ------
+    BoardError
+        If there is no board of a name.
+    CompileError, InputError
+        As `weft.compile`, for what is wrong with the model whatever the board.
+    """
+    from weft.boards.registry import BOARDS, find
+
+    if isinstance(boards, str) or (boards is not None and not all(isinstance(name, str) for name in boards)):
+        raise InputError(f"'boards' is a collection of names, not {boards!r}")
+    chosen = [find(name) for name in (BOARDS if boards is None else dict.fromkeys(boards))]
+    if not isinstance(model, (str, os.PathLike, bytes)):
+        model = model.SerializeToString()
+    known: dict[tuple[Any, ...], Program | WeftError] = {}
+    made = []
+    for board in chosen:
+        (progress or _nothing)(f"compiling for {board.name}")
+        key = (board.config, board.core, board.memory.modelled)
+        if key not in known:
+            known[key] = _compiled(model, board, shapes, states)
+        program = known[key]
+        if isinstance(program, WeftError):
+            made.append(_start(board, refused=str(program)))
+        else:
+            (progress or _nothing)(f"counting cycles on {board.name}")
+            made.append(_of(program, board))
+    errors = [item for item in known.values() if isinstance(item, WeftError)]
+    if len(errors) == len(known) and len(set(map(str, errors))) == 1:
+        raise errors[0]
+    return made
+
+
+def _nothing(text: str) -> None:
+    return None
+
+
+def _compiled(
+    model: Source, board: Board, shapes: Mapping[str, int] | None, states: Mapping[str, str] | None
+) -> Program | WeftError:
+    import weft
+
+    try:
+        return weft.compile(model, board.config, memory=board.name, shapes=shapes, states=states)
+    except weft.CompileError as error:
+        return error
+
+
+def _start(board: Board, **known: Any) -> Estimate:
+    return Estimate(board.name, board.config, board.clock, board.memory.size, **known)
+
+
+def _of(program: Program, board: Board) -> Estimate:
+    nodes = program.assignment
+    on_device = sum(place == "device" for _, _, place, _ in nodes)
+    counts = {"nodes": len(nodes), "on_device": on_device}
+    parts = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
+    if not parts:
+        return _start(
+            board, **counts, refused="nothing of this model runs on the device: `weft check` says why"
+        )
+    report = _report(program, board)
+    upload, link = _link_seconds(program, parts, board)
+    fixed = [len(part.code) + len(part.constants) for part in parts]
+    return _start(
+        board,
+        **counts,
+        code=sum(len(part.code) for part in parts),
+        constants=sum(len(part.constants) for part in parts),
+        working=max(Image(part).memory_bytes - size for part, size in zip(parts, fixed, strict=True)),
+        needed=max(Image(part).memory_bytes for part in parts),
+        cycles=report["cycles"],
+        macs=report["macs"],
+        utilisation=report["utilisation"],
+        moved=report["dram_bytes"],
+        bound=_bound(report["layers"]),
+        upload=upload,
+        link=link,
+    )
+
+
+def _report(program: Program, board: Board) -> dict[str, Any]:
+    """Of a run on the cycle model behind the board's memory."""
+    latency, bandwidth = board.memory.modelled or (1, None)
+    inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+    return program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report
+
+
+def _bound(layers: list[dict[str, Any]]) -> dict[str, float]:
+    """What paces layers, with its part of their cycles."""
+    cycles: Counter[str] = Counter()
+    for layer in layers:
+        if layer["bound"]:
+            cycles[layer["bound"]] += layer["cycles"] or 0
+    return {name: count / max(cycles.total(), 1) for name, count in cycles.most_common()}
+
+
+def _link_seconds(program: Program, parts: list[DeviceProgram], board: Board) -> tuple[float, float]:
+    """For code and constants; and for the inputs and outputs of a sample. The line carries both ways at once."""
+    from weft.boards.frames import Operation, transfer_bytes
+
+    second = board.line(board.clock).baud / BITS
+    compiled = program._compiled
+    written = {item.buffer.name for item in compiled.to_device}
+    read = {item.buffer.name for item in compiled.from_device}
+    upload = link = 0.0
+    for part in parts:
+        upload += max(transfer_bytes(Operation.WRITE_MEMORY, len(part.code) + len(part.constants)))
+        for name in part.buffers.keys() & written:
+            link += max(transfer_bytes(Operation.WRITE_MEMORY, part.buffers[name].size))
+        for name in part.buffers.keys() & read:
+            link += max(transfer_bytes(Operation.READ_MEMORY, part.buffers[name].size))
+    return upload / second, link / second
