@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -55,6 +56,7 @@ class BoardDevice(Device):
         self.config = config
         self._session = session
         self._bases = [0] * BASES
+        self._loaded: dict[int, tuple[int, bytes]] = {}
         self._starts = 0
         self._failed = self._started = False
         self.identity = self._identify()
@@ -157,12 +159,24 @@ class BoardDevice(Device):
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
         check_range(address, len(payload), self.memory_bytes)
+        for at, (size, _) in list(self._loaded.items()):
+            if at < address + len(payload) and address < at + size:
+                del self._loaded[at]
         view = memoryview(bytes(payload))
         for _ in self._session.exchange(
             Request(0, Operation.WRITE_MEMORY, at, size, bytes(view[at - address : at - address + size]))
             for at, size in _blocks(address, len(payload))
         ):
             pass
+
+    def load(self, address: int, payload: bytes) -> None:
+        """Write `payload`, if it is not the last that was loaded there, and has stayed. Raises as `write`."""
+        if self._failed:
+            self._loaded.clear()  # Nobody knows what such a program has written.
+        known = len(payload), hashlib.sha256(payload).digest()
+        if self._loaded.get(address) != known:
+            self.write(address, payload)
+            self._loaded[address] = known
 
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""

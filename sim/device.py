@@ -45,7 +45,8 @@ def check_memory(latency: int, bytes_per_cycle: float | None) -> None:
 
 @runtime_checkable
 class Device(Protocol):
-    """An accelerator with its memory. Classes that derive from it need not define the last three methods.
+    """An accelerator with its memory. Classes that derive from it need not define `load` and the last three
+    methods.
 
     Attributes
     ----------
@@ -63,6 +64,10 @@ class Device(Protocol):
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
+
+    def load(self, address: int, payload: bytes) -> None:
+        """Write what programs only read. It may be there from an earlier `load`: then a device need not write it."""
+        self.write(address, payload)
 
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""

@@ -50,7 +50,7 @@ class Image:
         `registers` are base registers that hold something else than an address of the program's memory.
         """
         program = self.program
-        device.write(self.bases[CONSTANTS], program.constants + program.code)
+        device.load(self.bases[CONSTANTS], program.constants + program.code)
         for name, array in contents.items():
             device.write(self.address(name), self.laid_out(name, array))
         for base, value in ({**self.bases, **(registers or {})}).items():

@@ -65,6 +65,47 @@ def test_memory(terminal: Terminal, device: BoardDevice, model: BoardModel, nois
     assert (device.repeated > 0) == (noise > 0)
 
 
+def test_what_is_loaded_stays(device: BoardDevice, model: BoardModel) -> None:
+    """It is written once, until something else is written there, or a program fails."""
+
+    def load(address: int, payload: bytes) -> bool:
+        """Whether it went over the line."""
+        written = model.writes
+        device.load(address, payload)
+        assert model.memory[address : address + len(payload)] == payload
+        return model.writes > written
+
+    first, second = random.randbytes(1000), random.randbytes(1000)
+    assert load(64, first)
+    assert load(2048, second)
+    assert not load(64, first)
+    assert not load(2048, second)
+    device.start(0)
+    device.wait()
+    assert not load(64, first)
+    assert load(64, first[:-1])
+    assert load(64, first)
+    assert load(64, second)
+    device.write(1063, b"x")  # the last byte
+    assert load(64, second)
+    device.write(1064, b"x")
+    device.write(63, b"x")
+    assert not load(64, second)
+    assert not load(2048, second)
+    model.result = Status.BUSY | Status.BUS_ERROR
+    device.start(0)
+    with pytest.raises(DeviceError, match="memory answered"):
+        device.wait()
+    model.result = Status.DONE
+    assert load(64, second)
+    device.start(0)
+    device.wait()
+    assert load(2048, second)
+    assert not load(64, second)
+    with pytest.raises(DeviceError, match="do not lie in a memory"):
+        device.load(len(model.memory), b"x")
+
+
 def test_a_program(device: BoardDevice, model: BoardModel) -> None:
     device.wait()  # none was started
     for index in range(8):

@@ -21,8 +21,8 @@ class BoardModel:
         Status bits that a program ends with.
     moving : set of Counter
         Counters that go up in a program, by `step` for each read of the status register.
-    starts, runs, resets : int
-        Starts that counted, programs that began, and resets carried out.
+    starts, runs, resets, writes : int
+        Starts that counted, programs that began, resets carried out, and writes to memory.
     """
 
     def __init__(self, config: Config, memory_bytes: int = 1 << 16, *, clock: int = 25_000_000) -> None:
@@ -31,7 +31,7 @@ class BoardModel:
         self.identity = Identity("model", config.digest, memory_bytes, clock, 2048)
         self.duration, self.result = 3, Status.DONE
         self.moving, self.step = {Counter.CYCLES, Counter.READ_BEATS}, 1000
-        self.starts = self.runs = self.resets = 0
+        self.starts = self.runs = self.resets = self.writes = 0
         self._left = 0
         self._parser = Parser()
         for register, value in {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: config.digest}.items():
@@ -60,6 +60,7 @@ class BoardModel:
         payload = b""
         if operation is Operation.WRITE_MEMORY:
             self.memory[address : address + size] = request.payload
+            self.writes += 1
         elif operation is Operation.READ_MEMORY:
             payload = bytes(self.memory[address : address + size])
         elif operation is Operation.IDENTIFY:
