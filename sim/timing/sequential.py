@@ -10,7 +10,7 @@ from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.sequential.control import BASE, PROGRAM
-from weft.hdl.sequential.core import SequentialCore
+from weft.hdl.sequential.core import check_config
 from weft.sim.device import DeviceError
 from weft.sim.timing.device import LIMIT, TOO_LARGE, TimingDevice
 from weft.sim.timing.library import SequentialRequest
@@ -50,7 +50,7 @@ class SequentialTimingDevice(TimingDevice):
     def __init__(
         self, config: Config, memory_bytes: int, *, latency: int = 30, bytes_per_cycle: float | None = None
     ) -> None:
-        SequentialCore(config)  # which refuses what it cannot be
+        check_config(config)
         super().__init__(config, memory_bytes, latency=latency, bytes_per_cycle=bytes_per_cycle)
         self._core = np.array(list(core_parameters(config).values()), np.int64)
         self.computed = self._memory
