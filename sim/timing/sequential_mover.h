@@ -122,7 +122,7 @@ private:
     void go(Cycle to, Cycle at) {
         if (at > now_) {
             to = std::min(at, to);
-            if (counted && (reading_ || writing_)) waits += to - now_;
+            if (counted) waits += to - now_;  // or nothing would be on its way
             now_ = to;
         } else if (here_ && from_memory()) {
             const unsigned most = std::min({left_, length_, remain_, bus - lane_});
