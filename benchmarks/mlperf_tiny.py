@@ -126,8 +126,6 @@ def on_board(path: Path, board: Board) -> str:
     needed = max((segment.areas.memory_bytes for segment in segments), default=0)
     if needed > board.memory.size:
         return f"needs {needed / 1024:,.0f} KB"
-    if board.memory.modelled is None:
-        return "fits"
     latency, bandwidth = board.memory.modelled
     rng = np.random.default_rng(1)
     inputs = {name: noise(rng, dtype, shape) for name, (dtype, shape) in program.inputs.items()}

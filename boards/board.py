@@ -54,13 +54,14 @@ class Memory:
     size: int
 
     @property
-    def modelled(self) -> tuple[int, float] | None:
-        """Latency in cycles and bytes a cycle behind which the cycle model comes near to programs on the board; None of
-        boards whose core it is not a model of.
+    def modelled(self) -> tuple[int, float | None]:
+        """Latency in cycles and bytes a cycle behind which the cycle model comes near to programs on the board; None
+        for as many bytes as the bus is wide.
 
-        Refreshes, and changes between reading and writing, take a part of the SDRAM's two bytes a cycle.
+        Refreshes, and changes between reading and writing, take a part of the SDRAM's two bytes a cycle. Memories
+        inside the FPGA move a word of the bus in every cycle.
         """
-        return (20, 1.9) if self.kind is MemoryKind.SDRAM else None
+        return (20, 1.9) if self.kind is MemoryKind.SDRAM else (4, None)
 
 
 @dataclass(frozen=True)

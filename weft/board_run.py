@@ -46,15 +46,17 @@ def run_on_board(
 
 def add_model(report: dict[str, Any], program: Program, board: Board) -> None:
     """Give every layer of a board's report ``modelled_cycles``, and the report ``modelled``: the ``cycles`` of all of
-    them, and the memory behind which they are, by ``latency`` in cycles and ``bandwidth`` in bytes a cycle.
-
-    Nothing where the cycle model is not one of the board's core.
+    them, and the memory behind which they are, by ``latency`` in cycles and ``bandwidth`` in bytes a cycle, None if as
+    many as the bus is wide. The model is one of the board's core, whatever the configuration.
     """
-    if board.memory.modelled is None:
-        return
+    from weft.boards.board import CoreKind
+    from weft.sim.timing import SequentialTimingDevice, TimingDevice
+
     latency, bandwidth = board.memory.modelled
+    kind = SequentialTimingDevice if board.core is CoreKind.SEQUENTIAL else TimingDevice
+    device = kind(program.config, board.memory.size, latency=latency, bytes_per_cycle=bandwidth)
     zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
-    model = program.run(zeros, on="timing", latency=latency, bandwidth=bandwidth).report
+    model = program.run(zeros, on=device).report
     for layer, known in zip(report["layers"], model["layers"], strict=True):
         layer["modelled_cycles"] = known["cycles"]
     report["modelled"] = {"cycles": model["cycles"], "latency": latency, "bandwidth": bandwidth}
@@ -67,8 +69,9 @@ def say_source(report: dict[str, Any]) -> None:
         say("the board counts cycles of whole programs; `--on rtl` counts those of layers")
         return
     more = modelled["cycles"] / report["cycles"] - 1
+    bandwidth = "the bus's" if modelled["bandwidth"] is None else f"{modelled['bandwidth']:g}"
     say(
         "cycles are what the board counted, of whole programs; modelled cycles are the cycle model's, behind memory of "
-        f"{modelled['bandwidth']:g} bytes a cycle and {modelled['latency']} cycles of latency: in total "
+        f"{bandwidth} bytes a cycle and {modelled['latency']} cycles of latency: in total "
         f"{abs(more):.1%} {'more' if more > 0 else 'fewer'}"
     )

@@ -31,6 +31,7 @@ from weft import (
 )
 from weft import report as reports
 from weft.board_run import run_on_board, say_source
+from weft.configurations import sequential_boards
 from weft.errors import FileError, InputError
 from weft.hdl.errors import WeftError
 from weft.options import Bandwidth, Folder, Latency, StallSeed, load, whole, writes
@@ -259,7 +260,8 @@ def _time(folder: Path, output: Path | None, report: Path | None, memory: dict[s
     reports.show_layers(result.report, reports.summary())
     _show_units(result.report["counters"])
     reports.say_plan(program, memory["bandwidth"])
-    reports.say("nothing was computed: cycles are those of a model of the pipelined core, without data")
+    core = "sequential" if sequential_boards(program.config) else "pipelined"
+    reports.say(f"nothing was computed: cycles are those of a model of the {core} core, without data")
 
 
 def _show_units(counters: dict[str, int]) -> None:

@@ -69,8 +69,8 @@ def memory_of(memory: float | str | None, config: str | os.PathLike[str] | Confi
             )
     else:
         return number("memory", memory, *BANDWIDTH)
-    modelled = None if board is None else board.memory.modelled
-    return None if modelled is None else float(modelled[1])
+    bandwidth = None if board is None else board.memory.modelled[1]
+    return None if bandwidth is None else float(bandwidth)
 
 
 def names() -> list[str]:
@@ -99,16 +99,6 @@ def runs_in_turn(device: Any, config: Config) -> bool:
 
     board = _boards().get(getattr(getattr(device, "identity", None), "board", ""))
     return bool(sequential_boards(config)) if board is None else board.core is CoreKind.SEQUENTIAL
-
-
-def check_timed(config: Config) -> None:
-    """Raise `InputError` if the cycle model is not one of the core that `config` has."""
-    boards = sequential_boards(config)
-    if boards:
-        raise InputError(
-            f"{sequential(boards)}, and the cycle model is one of the pipelined core: cycles are counted on 'rtl', and "
-            f"on the board or its simulation (weft run --on board --port virtual:{boards[0]})"
-        )
 
 
 def sequential(boards: Sequence[str]) -> str:

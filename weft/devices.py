@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft import arguments
-from weft.configurations import check_timed, sequential_boards
+from weft.configurations import sequential_boards
 from weft.errors import InputError
 from weft.hdl.isa.config import Config
 
@@ -68,8 +68,6 @@ def check_target(on: str | Device, config: Config) -> None:
     if isinstance(on, str):
         if on not in NAMES:
             raise InputError(f"unknown device {on!r}; choose {_CHOICE}")
-        if on == "timing":
-            check_timed(config)
     elif not isinstance(on, Device):
         raise InputError(f"'on' must be {_CHOICE}, or a device, not {type(on).__name__}")
     elif on.config != config:
@@ -104,9 +102,10 @@ def _made(on: str, config: Config, memory_bytes: int, simulation: Simulation) ->
 
         return RtlDevice(config, memory_bytes, sequential=bool(sequential_boards(config)), **simulation.rtl)
     if on == "timing":
-        from weft.sim.timing import TimingDevice
+        from weft.sim.timing import SequentialTimingDevice, TimingDevice
 
-        return TimingDevice(config, memory_bytes, **simulation.memory)
+        kind = SequentialTimingDevice if sequential_boards(config) else TimingDevice
+        return kind(config, memory_bytes, **simulation.memory)
     from weft.sim.golden.interpreter import GoldenDevice
 
     return GoldenDevice(config, memory_bytes)

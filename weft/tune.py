@@ -17,8 +17,8 @@ from weft.compiler.pipeline import PIPELINE
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
-from weft.configurations import check_timed
-from weft.errors import FileError
+from weft.configurations import sequential, sequential_boards
+from weft.errors import FileError, InputError
 from weft.hdl.files.cache import entry
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
@@ -71,13 +71,15 @@ def tune(
     Raises
     ------
     InputError
-        If a number is of a wrong type or outside its limits, or there is no cycle model for `config`.
+        If a number is of a wrong type or outside its limits, or `config` is that of a board with the sequential core.
     FileError
         If no part of the model is a convolution on the device, or if Optuna is needed and not installed.
     CompileError
         If the model cannot be compiled.
     """
-    check_timed(config)
+    boards = sequential_boards(config)
+    if boards:
+        raise InputError(f"{sequential(boards)}: tilings are tuned for the pipelined core only")
     integer("trials", trials, 1, TRIALS)
     integer("seed", seed, *SEED)
     judge = _Memory(config, *memory(latency, bandwidth))

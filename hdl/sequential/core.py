@@ -35,6 +35,15 @@ COUNTED = (
 """Counters that there are; others read 0."""
 
 
+def check_config(config: Config) -> None:
+    """Raise `ConfigError` if the sequential core cannot have this configuration."""
+    if config.depthwise_taps:
+        raise ConfigError(
+            "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "
+            f"{config.depthwise_taps}, not 0"
+        )
+
+
 class SequentialCore(wiring.Component):
     """Runs the programs of `weft.hdl.core.Core` one instruction after the other: much smaller, and slower.
 
@@ -57,11 +66,7 @@ class SequentialCore(wiring.Component):
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
         multipliers.check(config)
-        if config.depthwise_taps:
-            raise ConfigError(
-                "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "
-                f"{config.depthwise_taps}, not 0"
-            )
+        check_config(config)
         self.config = config
         self.multipliers = multipliers
         manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}

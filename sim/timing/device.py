@@ -19,6 +19,7 @@ LIMIT = 1 << 40
 """Cycles after which a program is given up if nobody says otherwise."""
 SAMPLE = 64
 """Cycles that share one entry of `TimingDevice.beats`; as in memory.h."""
+TOO_LARGE = "the cycle model needs more memory for this program than there is"
 _OUTCOMES = ("done", "hangs", "timeout")
 _KINDS = ("waits", "runs")
 
@@ -150,15 +151,13 @@ class TimingDevice(Device):
         if self._program is None:
             return
         program, self._program = self._program, None
-        request = Request(
-            self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, self.memory_bytes,
-            self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
-            len(self._marks), LIMIT if timeout is None else timeout,
-        )  # fmt: skip
-        outcome = ctypes.c_int64()
+        self._run(program, timeout)
+
+    def _run(self, program: int, timeout: int | None) -> None:
+        request, outcome = self._request(program, timeout), ctypes.c_int64()
         model = self._library.weft_timing_run(ctypes.byref(request), ctypes.byref(outcome))
         if not model:
-            raise MemoryError("the cycle model needs more memory for this program than there is")
+            raise MemoryError(TOO_LARGE)
         try:
             self._collect(model)
         finally:
@@ -169,6 +168,13 @@ class TimingDevice(Device):
             raise DeviceError("the program hangs: what can run waits for semaphores that nothing will give")
         if _OUTCOMES[outcome.value] == "timeout":
             raise DeviceError(f"the program is not done after {timeout} cycles")
+
+    def _request(self, program: int, timeout: int | None) -> Request:
+        return Request(
+            self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, self.memory_bytes,
+            self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
+            len(self._marks), LIMIT if timeout is None else timeout,
+        )  # fmt: skip
 
     def _fault(self, program: int, index: int) -> str:
         """Why word `index` of the program cannot be executed."""

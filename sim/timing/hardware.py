@@ -106,7 +106,7 @@ def _features(features: Iterable[Feature]) -> int:
     return sum(1 << list(Feature).index(feature) for feature in features)
 
 
-def _struct(name: str, fields: list[str]) -> str:
+def struct(name: str, fields: list[str]) -> str:
     members = "".join(f" {field}{'_' if field in _KEYWORDS else ''}," for field in fields)
     return f"struct {name} {{\n    int64_t{members[:-1]};\n}};\n"
 
@@ -196,7 +196,7 @@ def _micro() -> str:
     return (
         f"constexpr int STRIP_ROW_COUNT = {STRIP_ROWS}, MICRO_MOST = {KERNEL_ENTRIES};\n"
         f"enum MicroOperation {{ {names} }};\n"
-        + _struct("MicroOp", list(micro_places()))
+        + struct("MicroOp", list(micro_places()))
         + f"constexpr Field FIELDS_MICRO[] = {{ {rows} }};\n"
     )
 
@@ -215,9 +215,9 @@ def header() -> str:
         f"constexpr unsigned WORD_LENGTH = {WORD_BYTES};\n",
         f"constexpr unsigned SEMAPHORE_COUNT = {SEMAPHORES}, PARAMETER_VECTOR_COUNT = {PARAMETER_VECTORS};\n",
         f"enum CounterIndex {{ {', '.join('COUNT_' + counter.name for counter in Counter)} }};\n",
-        _struct("Parameters", list(parameters(Config()))),
-        _struct("Header", _names(Instruction)),
-        *(_struct(cls.__name__, _names(cls)) for cls in structs),
+        struct("Parameters", list(parameters(Config()))),
+        struct("Header", _names(Instruction)),
+        *(struct(cls.__name__, _names(cls)) for cls in structs),
         *(_walk(name, *given) for name, given in WALKS.items()),
         "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
         _micro(),

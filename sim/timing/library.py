@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from weft.hdl.files.cache import entry
-from weft.sim.timing.hardware import header
+from weft.sim.timing import hardware, microcode
 from weft.sim.verilator.verilate import Tools, compiler
 
 _HERE = Path(__file__).parent
@@ -30,6 +30,26 @@ class Request(ctypes.Structure):
         ("tokens", ctypes.c_double),
         ("entry", ctypes.c_uint32),
         ("traced", ctypes.c_uint32),
+        ("marks", ctypes.c_void_p),
+        ("mark_count", ctypes.c_uint64),
+        ("limit", ctypes.c_uint64),
+    ]
+
+
+class SequentialRequest(ctypes.Structure):
+    """As in sequential.cpp."""
+
+    _fields_ = [
+        ("parameters", ctypes.c_void_p),
+        ("words", ctypes.c_void_p),
+        ("word_count", ctypes.c_uint64),
+        ("memory", ctypes.c_void_p),
+        ("memory_words", ctypes.c_uint64),
+        ("dram", ctypes.c_void_p),
+        ("dram_bytes", ctypes.c_uint64),
+        ("latency", ctypes.c_uint64),
+        ("bytes_per_cycle", ctypes.c_double),
+        ("tokens", ctypes.c_double),
         ("marks", ctypes.c_void_p),
         ("mark_count", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
@@ -63,20 +83,29 @@ _SIGNATURES = {
         [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(ctypes.c_uint32))],
     ),
     "weft_timing_free": (None, [ctypes.c_void_p]),
+    "weft_timing_check": (ctypes.c_int64, [ctypes.POINTER(Request)]),
+    "weft_sequential_run": (
+        ctypes.c_void_p,
+        [ctypes.POINTER(SequentialRequest), ctypes.POINTER(ctypes.c_int64)],
+    ),
+    "weft_sequential_tokens": (ctypes.c_double, [ctypes.c_void_p]),
+    "weft_sequential_counters": (None, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
+    "weft_sequential_marks": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
+    "weft_sequential_free": (None, [ctypes.c_void_p]),
 }
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled model, from the cache if it was built before; one for all configurations.
+    """The compiled models of both cores, from the cache if they were built before; one for all configurations.
 
     Raises
     ------
     weft.sim.verilator.verilate.BuildError
         If there is no C++ compiler, or it fails.
     """
-    sources = [*sorted(_HERE.glob("*.h")), _HERE / "model.cpp"]
-    parts = [header(), shlex.join(compiler()), *_FLAGS, *(source.read_text() for source in sources)]
+    sources = [*sorted(_HERE.glob("*.h")), *_units()]
+    parts = [_header(), shlex.join(compiler()), *_FLAGS, *(source.read_text() for source in sources)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     built = entry(f"timing-{key}", lambda folder: _build(folder, sources))
     loaded = ctypes.CDLL(str(built / "timing.so"))
@@ -86,10 +115,20 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def _header() -> str:
+    return hardware.header() + microcode.header()
+
+
+def _units() -> list[Path]:
+    """The files that are compiled, each on its own."""
+    return sorted(_HERE.glob("*.cpp"))
+
+
 def _build(folder: Path, sources: list[Path]) -> None:
-    (folder / "generated.h").write_text(header())
+    (folder / "generated.h").write_text(_header())
     for source in sources:
         shutil.copy(source, folder)
     tools, flags = Tools(folder), [*_FLAGS, f"-I{folder}", "-shared"]
-    (built,) = tools.compile([(folder / "model.cpp", "-O2")], [*flags, "-fvisibility=hidden"])
-    tools.link(["-shared", built], "timing.so")
+    jobs = [(folder / unit.name, "-O2") for unit in _units()]
+    built = tools.compile(jobs, [*flags, "-fvisibility=hidden"])
+    tools.link(["-shared", *built], "timing.so")

@@ -298,6 +298,15 @@ EXPORT Machine* weft_timing_run(const Request* request, int64_t* outcome) {
         return nullptr;
     }
 }
+// -1, or i if word i of the program is no instruction; -2 if there is not enough memory.
+EXPORT int64_t weft_timing_check(const Request* request) {
+    try {
+        const auto* p = reinterpret_cast<const weft::Parameters*>(request->parameters);
+        return weft::read_program(request->dram, request->dram_bytes, request->entry, p->features).faulty;
+    } catch (const std::exception&) {
+        return -2;
+    }
+}
 EXPORT double weft_timing_tokens(Machine* machine) { return machine->memory.tokens; }
 EXPORT void weft_timing_counters(Machine* machine, uint64_t* counters) { machine->counters(counters); }
 EXPORT uint64_t weft_timing_marks(Machine* machine, uint64_t* cycles) {

@@ -124,11 +124,10 @@ def test_benchmark_on_boards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in list(mlperf_tiny.NETWORKS)[:4]]
     for name, row in zip(mlperf_tiny.NETWORKS.values(), rows, strict=False):
         cells = row.strip("| ").split(" | ")[1:]
-        for board, cell in zip((BOARDS["ulx3s-12f"], BOARDS["ulx3s-85f"]), cells, strict=False):
+        for board, cell in zip((BOARDS[key] for key in chosen if key != "ulx3s-25f"), cells, strict=False):
             program = weft.compile(name, board.config)
             inputs = {key: np.zeros(shape, dtype) for key, (dtype, shape) in program.inputs.items()}
-            latency, bandwidth = board.memory.modelled or (0, None)
+            latency, bandwidth = board.memory.modelled
             cycles = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report["cycles"]
             assert cell == f"{cycles / board.clock * 1e3:.2f} ms"
-        assert cells[2] == "fits"
         assert re.fullmatch(r"needs \d+ KB", cells[3])

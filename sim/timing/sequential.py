@@ -1,0 +1,96 @@
+"""The cycle model of the sequential core as a device."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from weft.hdl.isa import BASES
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.hdl.sequential.control import BASE, PROGRAM
+from weft.hdl.sequential.core import check_config
+from weft.sim.device import DeviceError
+from weft.sim.timing.device import LIMIT, TOO_LARGE, TimingDevice
+from weft.sim.timing.library import SequentialRequest
+from weft.sim.timing.microcode import core_parameters, microprogram
+
+_OUTCOMES = ("done", "hangs", "timeout", "outside")
+
+
+class SequentialTimingDevice(TimingDevice):
+    """A `weft.sim.device.Device` that counts as `weft.hdl.sequential.core.SequentialCore` does.
+
+    It carries out the microprogram, with the cycle of every word, on the bytes that memory holds. Where no bytes decide
+    how long a word takes, or which one is next, it does not matter what they are: they do for SOFTMAX, NORMALISE and
+    some micro-operations of kernels. What programs write goes to a copy of memory.
+
+    Parameters
+    ----------
+    config : Config
+    memory_bytes : int
+        Size of the DRAM; zero at first.
+    latency, bytes_per_cycle
+        Of the memory, as in `weft.sim.rtl.device.RtlDevice`.
+
+    Attributes
+    ----------
+    computed : ndarray, uint8
+        What DRAM would hold behind the last program.
+
+    Raises
+    ------
+    weft.hdl.isa.config.ConfigError
+        If no sequential core has this configuration.
+    weft.sim.verilator.verilate.BuildError
+        If the model, which is C++, cannot be built.
+    """
+
+    def __init__(
+        self, config: Config, memory_bytes: int, *, latency: int = 30, bytes_per_cycle: float | None = None
+    ) -> None:
+        check_config(config)
+        super().__init__(config, memory_bytes, latency=latency, bytes_per_cycle=bytes_per_cycle)
+        self._core = np.array(list(core_parameters(config).values()), np.int64)
+        self.computed = self._memory
+
+    def _run(self, program: int, timeout: int | None) -> None:
+        check = self._request(program, timeout)
+        faulty = self._library.weft_timing_check(ctypes.byref(check))
+        if faulty < -1:
+            raise MemoryError(TOO_LARGE)
+        if faulty >= 0:
+            raise DeviceError(self._fault(program, faulty))
+        words, memory = microprogram(self.config)
+        memory = memory.copy()
+        memory[PROGRAM], memory[BASE : BASE + BASES] = program, self._bases
+        self.computed = self._memory.copy()
+        request = SequentialRequest(
+            self._core.ctypes.data, words.ctypes.data, len(words), memory.ctypes.data, len(memory),
+            self.computed.ctypes.data, self.memory_bytes, self.latency, self.bytes_per_cycle or 0.0, self._tokens,
+            self._marks.ctypes.data, len(self._marks), LIMIT if timeout is None else timeout,
+        )  # fmt: skip
+        outcome = ctypes.c_int64()
+        model = self._library.weft_sequential_run(ctypes.byref(request), ctypes.byref(outcome))
+        if not model:
+            raise MemoryError(TOO_LARGE)
+        try:
+            self._collect_core(model)
+        finally:
+            self._library.weft_sequential_free(model)
+        ended = _OUTCOMES[outcome.value]
+        if ended == "timeout":
+            raise DeviceError(f"the program is not done after {timeout} cycles")
+        if ended == "outside":
+            raise DeviceError("the program reads or writes outside memory")
+        if ended == "hangs":
+            raise DeviceError("the program hangs: the microprogram waits for what no unit will do")
+
+    def _collect_core(self, model: int) -> None:
+        self._tokens = self._library.weft_sequential_tokens(model)
+        counters = (ctypes.c_uint64 * len(Counter))()
+        self._library.weft_sequential_counters(model, counters)
+        self._counters = dict(zip(Counter, map(int, counters), strict=True))
+        cycles = (ctypes.c_uint64 * max(1, len(self._marks)))()
+        self._marked = [int(cycle) for cycle in cycles[: self._library.weft_sequential_marks(model, cycles)]]
