@@ -30,8 +30,8 @@ import weft
 from weft import litert
 from weft.boards.board import Board
 from weft.boards.registry import BOARDS
-from weft.compiler.backend import DeviceProgram
 from weft.errors import FileError
+from weft.estimate import Estimate, estimate
 from weft.hdl.isa.config import Config
 
 NETWORKS = {
@@ -119,20 +119,12 @@ def boards_alike() -> list[list[Board]]:
     return list(groups.values())
 
 
-def on_board(path: Path, board: Board) -> str:
+def told(item: Estimate) -> str:
     """What the table says of a network on a board."""
-    program = weft.compile(path, board.config)
-    segments = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
-    needed = max((segment.areas.memory_bytes for segment in segments), default=0)
-    if needed > board.memory.size:
-        return f"needs {needed / 1024:,.0f} KB"
-    latency, bandwidth = board.memory.modelled
-    rng = np.random.default_rng(1)
-    inputs = {name: noise(rng, dtype, shape) for name, (dtype, shape) in program.inputs.items()}
-    cycles = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report["cycles"]
-    on_device = sum(place == "device" for _, _, place, _ in program.assignment)
-    share = "" if on_device == len(program.assignment) else f" ({on_device} of {len(program.assignment)})"
-    return f"{cycles / board.clock * 1e3:.2f} ms{share}"
+    if not item.fits:
+        return f"needs {item.needed / 1024:,.0f} KB"
+    share = "" if item.on_device == item.nodes else f" ({item.on_device} of {item.nodes})"
+    return f"{item.seconds * 1e3:.2f} ms{share}"
 
 
 def boards_table(folder: Path) -> None:
@@ -144,7 +136,8 @@ def boards_table(folder: Path) -> None:
     print(f"| network | {' | '.join(titles)} |")
     print("|---" * (len(groups) + 1) + "|")
     for name, path in models(folder).items():
-        print(f"| {name} | {' | '.join(on_board(path, group[0]) for group in groups)} |", flush=True)
+        made = estimate(path, [group[0].name for group in groups])
+        print(f"| {name} | {' | '.join(map(told, made))} |", flush=True)
 
 
 def models(folder: Path) -> dict[str, Path]:

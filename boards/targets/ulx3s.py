@@ -21,10 +21,11 @@ RESOURCES = {
 # With softmax, look-up tables and products, but few lanes and short queues.
 _SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2, table_depth=512, row_states=32,
                                         alignments=128)  # fmt: skip
-# SDRAM brings two bytes a cycle: one lane keeps up with that. With a kernel engine it does not route.
-_LARGEST = Config.load("default").replace(lanes=1, queue_depth=2, scratchpad_banks=4, scratchpad_depth=2048,
+# Four lanes and sums along rows are what depthwise convolutions and the requantisation of short contractions wait for.
+# With a kernel engine it does not route.
+_LARGEST = Config.load("default").replace(lanes=4, queue_depth=2, scratchpad_banks=4, scratchpad_depth=2048,
                                           accumulator_banks=2, row_states=128, alignments=1024,
-                                          lookup_tables=0, multiply=0, kernel=0, depthwise_taps=0)  # fmt: skip
+                                          lookup_tables=0, multiply=0, kernel=0, depthwise_taps=3)  # fmt: skip
 CONFIGS = {
     "12": (_SMALLEST, 80e6, 1),
     "25": (_SMALLEST, 80e6, 1),

@@ -122,10 +122,17 @@ def test_what_does_not_fit() -> None:
 def test_what_cannot_be_compiled() -> None:
     with pytest.raises(CompileError):
         estimate(b"no model")
-    node = helper.make_node("TopK", ["x", "k"], ["y", "places"])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["d"]),
+        helper.make_node("TopK", ["d", "k"], ["y", "places"]),
+    ]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 2)) for name in "xy"]
-    constant = numpy_helper.from_array(np.array([2]), "k")
-    model = helper.make_model(helper.make_graph([node], "top", ends[:1], ends[1:], [constant]))
+    constants = [
+        numpy_helper.from_array(np.array([2]), "k"),
+        numpy_helper.from_array(np.float32(0.5), "scale"),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "top", ends[:1], ends[1:], constants))
     (item,) = estimate(model, ["icebreaker"])
     assert item.refused == "nothing of this model runs on the device: `weft check` says why"
     assert not item.fits
