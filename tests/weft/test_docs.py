@@ -24,7 +24,15 @@ PAGES = [
 ]
 RUN = [
     ROOT / "docs" / name
-    for name in ("machine.md", "compiling.md", "quantising.md", "attention.md", "extending.md", "tflite.md")
+    for name in (
+        "machine.md",
+        "compiling.md",
+        "quantising.md",
+        "attention.md",
+        "extending.md",
+        "tflite.md",
+        "boards.md",
+    )
 ]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
