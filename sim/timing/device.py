@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from weft.hdl.isa import BASES, WORD_BYTES, IsaError, Queue, decode
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device, DeviceError, check_base, check_memory, check_program, check_range
+from weft.sim.sdram import Sdram
 from weft.sim.timing.hardware import parameters
 from weft.sim.timing.library import RawInterval, Request, library
 
@@ -58,6 +60,8 @@ class TimingDevice(Device):
         Size of the DRAM; zero at first.
     latency, bytes_per_cycle
         Of the memory, as in `weft.sim.rtl.device.RtlDevice`.
+    sdram : Sdram, optional
+        The memory is a board's SDRAM, in place of those two. Programs find it just refreshed.
     trace : bool
         Keep `intervals` and `beats` of the last program.
 
@@ -84,6 +88,7 @@ class TimingDevice(Device):
         *,
         latency: int = 30,
         bytes_per_cycle: float | None = None,
+        sdram: Sdram | None = None,
         trace: bool = False,
     ) -> None:
         check_memory(latency, bytes_per_cycle)
@@ -96,6 +101,7 @@ class TimingDevice(Device):
         self.beats: list[tuple[int, int]] = []
         self._library = library()
         self._parameters = np.array(list(parameters(config).values()), np.int64)
+        self._sdram = None if sdram is None else np.array(dataclasses.astuple(sdram), np.int64)
         self._memory = np.zeros(memory_bytes, np.uint8)
         self._bases = np.zeros(BASES, np.uint32)
         self._marks = np.zeros(0, np.uint64)
@@ -174,6 +180,7 @@ class TimingDevice(Device):
             self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, self.memory_bytes,
             self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
             len(self._marks), LIMIT if timeout is None else timeout,
+            None if self._sdram is None else self._sdram.ctypes.data,
         )  # fmt: skip
 
     def _fault(self, program: int, index: int) -> str:

@@ -39,6 +39,7 @@ from weft.hdl.matrix import mm_rows, mm_weights
 from weft.hdl.matrix.array import array_latency
 from weft.hdl.store import store
 from weft.hdl.vector import probabilities, requantise, row_states, vec_nest, vec_softmax
+from weft.sim.sdram import Sdram
 
 _KEYWORDS = {"register", "unsigned"}
 """Names of fields that C++ keeps for itself."""
@@ -216,6 +217,7 @@ def header() -> str:
         f"constexpr unsigned SEMAPHORE_COUNT = {SEMAPHORES}, PARAMETER_VECTOR_COUNT = {PARAMETER_VECTORS};\n",
         f"enum CounterIndex {{ {', '.join('COUNT_' + counter.name for counter in Counter)} }};\n",
         struct("Parameters", list(parameters(Config()))),
+        struct("SdramParameters", [field.name for field in dataclasses.fields(Sdram)]),
         struct("Header", _names(Instruction)),
         *(struct(cls.__name__, _names(cls)) for cls in structs),
         *(_walk(name, *given) for name, given in WALKS.items()),

@@ -1,7 +1,8 @@
-// The memory behind AXI4, cycle by cycle as sim/rtl/rtl_model.cpp has it, and the registers of hdl/bus/axi.py before
-// it.
+// The memory behind AXI4, cycle by cycle: that of sim/rtl/rtl_model.cpp, or a board's SDRAM; and the registers of
+// hdl/bus/axi.py before it.
 #pragma once
 
+#include "bridge.h"
 #include "common.h"
 
 namespace weft {
@@ -28,6 +29,8 @@ struct Memory {
     bool read_valid = false, response_valid = false, write_ready = false, read_ready_for_address = false,
          write_ready_for_address = false;
     uint8_t read_id = 0;
+    bool on_board = false;
+    SdramBoard board;
     SkidBuffer<Burst> ar, aw;
     SkidBuffer<WriteBeat> w;
     uint64_t read_beats = 0, write_beats = 0, written = 0;
@@ -37,6 +40,7 @@ struct Memory {
     std::vector<uint32_t> samples;  // read and write beats in every SAMPLE cycles
 
     bool idle() const {
+        if (on_board) return !ar.valid && !aw.valid && !w.valid && board.idle();
         return !reads.readable() && !writes.readable() && !responses.readable() && !ar.valid && !aw.valid && !w.valid &&
                !read_valid && !response_valid && (rate == 0 || tokens >= bus + rate);
     }
@@ -45,6 +49,13 @@ struct Memory {
 
     // What memory offers in this cycle.
     void drive(Cycle now) {
+        if (on_board) {
+            board.drive(now);
+            read_ready_for_address = board.read_ready_for_address, read_valid = board.read_valid;
+            write_ready_for_address = board.write_ready_for_address, write_ready = board.write_ready;
+            read_id = board.read_id, response_valid = board.response_valid;
+            return;
+        }
         if (rate != 0 && tokens < bus + rate) tokens += rate;
         read_ready_for_address = reads.level < OUTSTANDING;
         write_ready_for_address = writes.level < OUTSTANDING;
@@ -61,17 +72,16 @@ struct Memory {
     void step(Cycle now, bool read_ready, bool ask, const Burst& read, bool ask_write, const Burst& write, bool send,
               const WriteBeat& beat) {
         const bool new_read = ar.valid && read_ready_for_address, new_write = aw.valid && write_ready_for_address;
-        const bool sent = w.valid && write_ready;
-        if (read_valid && read_ready) {
+        const bool sent = w.valid && write_ready, left = read_valid && read_ready;
+        if (left) {
             read_beats++;
             if (sampled) sample(now, 0);
-            read_valid = false;
-            if (--reads.head().beats == 0) reads.pop();
         }
-        if (response_valid) response_valid = false, responses.pop();
-        if (sent) take_beat(now);
-        if (new_read) reads.push({now + latency, ar.out.beats, ar.out.id});
-        if (new_write) writes.push({now + latency, aw.out.beats, 0});
+        if (sent) count_beat(now);
+        if (on_board) {
+            board.step(now, new_read ? &ar.out : nullptr, new_write ? &aw.out : nullptr, sent, left);
+            read_valid = response_valid = false;
+        } else step_plain(now, new_read, new_write, sent, left);
         if (ask || ar.valid) ar.step(ask, read, new_read);
         if (ask_write || aw.valid) aw.step(ask_write, write, new_write);
         if (send || w.valid) w.step(send, beat, sent);
@@ -83,12 +93,24 @@ private:
         if (samples.size() < at + 2) samples.resize(at + 2);
         samples[at + way]++;
     }
-    void take_beat(Cycle now) {
-        tokens -= bus;
+    void step_plain(Cycle now, bool new_read, bool new_write, bool sent, bool left) {
+        if (left) {
+            read_valid = false;
+            if (--reads.head().beats == 0) reads.pop();
+        }
+        if (response_valid) response_valid = false, responses.pop();
+        if (sent) take_beat(now);
+        if (new_read) reads.push({now + latency, ar.out.beats, ar.out.id});
+        if (new_write) writes.push({now + latency, aw.out.beats, 0});
+    }
+    void count_beat(Cycle now) {
         write_beats++;
         if (sampled) sample(now, 1);
         written += w.out.bytes;
         while (marked.size() < marks.size() && written >= marks[marked.size()]) marked.push_back(now);
+    }
+    void take_beat(Cycle now) {
+        tokens -= bus;
         if (--writes.head().beats == 0) {
             responses.push({now + latency, 0, 0});
             writes.pop();

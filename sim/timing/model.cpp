@@ -269,6 +269,7 @@ struct Request {
     uint32_t entry, traced;
     const uint64_t* marks;
     uint64_t mark_count, limit;
+    const int64_t* sdram;  // SdramParameters, or null for a memory of that latency and bandwidth
 };
 
 static void run(const Request* request, int64_t* outcome, Machine* machine) {
@@ -277,6 +278,10 @@ static void run(const Request* request, int64_t* outcome, Machine* machine) {
     machine->dram = request->dram, machine->dram_bytes = request->dram_bytes;
     machine->memory.latency = request->latency, machine->memory.rate = request->bytes_per_cycle;
     machine->memory.tokens = request->tokens;
+    machine->memory.on_board = request->sdram;
+    if (request->sdram)
+        machine->memory.board.configure(*reinterpret_cast<const weft::SdramParameters*>(request->sdram),
+                                        machine->p.bus_bytes);
     machine->memory.marks.assign(request->marks, request->marks + request->mark_count);
     machine->traced = machine->memory.sampled = request->traced;
     machine->code = weft::read_program(request->dram, request->dram_bytes, request->entry, machine->p.features);
