@@ -15,6 +15,7 @@ from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
     from weft.boards.pll import Pll
+    from weft.sim.sdram import Sdram
 
 RATES = (3_000_000, 2_000_000, 1_500_000, 1_000_000, 500_000, 250_000, 115_200)
 """Baud rates that the boards' USB bridges can do, and hosts as well, the highest first."""
@@ -55,8 +56,8 @@ class Memory:
 
     @property
     def modelled(self) -> tuple[int, float | None]:
-        """Latency in cycles and bytes a cycle behind which the cycle model comes near to programs on the board; None
-        for as many bytes as the bus is wide.
+        """Latency in cycles and bytes a cycle of a plain memory that comes near to it, which is what programs for the
+        board are planned for; None for as many bytes as the bus is wide. `Board.sdram` is exact.
 
         Refreshes, and changes between reading and writing, take a part of the SDRAM's two bytes a cycle. Memories
         inside the FPGA move a word of the bus in every cycle.
@@ -135,6 +136,13 @@ class Board:
     seed: int = 1
     dsp: DspSites | None = None
     held: tuple[tuple[str, str, int], ...] = ()
+
+    def sdram(self, clock: float) -> Sdram | None:
+        """The memory at a clock in Hz as the cycle model, `weft.sim.timing.TimingDevice`, takes it; None if it is no
+        SDRAM. Raises `BoardError` if it cannot run at that clock."""
+        from weft.boards.timed_sdram import timed_sdram
+
+        return timed_sdram(clock, self.family.fabric) if self.memory.kind is MemoryKind.SDRAM else None
 
     def line(self, clock: float) -> Line:
         """The serial link at a clock in Hz: the highest rate up to `baud` that the clock makes within `RATE_ERROR`.

@@ -86,6 +86,12 @@ class Fabric:
     single_port_ram: Callable[[RamPort], Instance] | None = None
     lut_ram: bool = True
 
+    @property
+    def queues(self) -> tuple[int, int]:
+        """Pieces that a board's `weft.boards.axi_bridge.AxiBridge` has under way, and commands that its arbiter has:
+        fewer where queues are made of flip-flops."""
+        return (16, 16) if self.lut_ram else (4, 2)
+
 
 GENERIC = Fabric()
 """Everything is inferred, as in simulation."""

@@ -6,11 +6,17 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.port import memory_port, write_layout
-from weft.boards.sdram_chip import A_BITS, SdramTiming, sdram_pads
+from weft.boards.sdram_chip import A_BITS, COLUMN_BITS, ROW_BITS, SdramTiming, sdram_pads
 from weft.boards.sdram_schedule import UNIT, RowSplitter, Scheduler
 
 READ_WORDS = 16
 """Words read that wait, or are on their way: enough for the way there and back at any width of the bus."""
+
+
+def read_latency(cas_latency: int, capture: int) -> int:
+    """Cycles from the decision to read a unit to its first half in a register of the controller: one each to the
+    scheduler's registers, to the pads, and from the pads, beside the chip's own."""
+    return 3 + cas_latency + capture
 
 
 class WriteUnits(wiring.Component):
@@ -167,8 +173,8 @@ class SdramController(wiring.Component):
         clock: float,
         timing: SdramTiming | None = None,
         *,
-        row_bits: int = 13,
-        column_bits: int = 9,
+        row_bits: int = ROW_BITS,
+        column_bits: int = COLUMN_BITS,
         cas_latency: int = 3,
         capture: int = 0,
     ) -> None:
@@ -206,8 +212,8 @@ class SdramController(wiring.Component):
             cas_latency=self.cas_latency,
         )
         m.submodules.units = units = WriteUnits(self.bus_bytes)
-        # A cycle each: to the scheduler's registers, to the pads, from the pads.
-        m.submodules.words = words = ReadWords(self.bus_bytes, 3 + self.cas_latency + self.capture)
+        latency = read_latency(self.cas_latency, self.capture)
+        m.submodules.words = words = ReadWords(self.bus_bytes, latency)
         bus, pads = wiring.flipped(self.bus), self.pads
         wiring.connect(m, bus.command, splitter.command)
         wiring.connect(m, splitter.segment, scheduler.segment)

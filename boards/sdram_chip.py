@@ -12,6 +12,8 @@ from amaranth.lib.wiring import In, Out
 BANKS = 4
 A_BITS = 13
 """Address pads, and so the most rows: 8192."""
+ROW_BITS, COLUMN_BITS = 13, 9
+"""Of the chips on the boards, which have 32 MB."""
 ALL_BANKS = 1 << 10
 """The address bit that makes a precharge one of all banks, and a read or write close its row (not used here)."""
 INIT_REFRESHES = 8

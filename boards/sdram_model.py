@@ -11,7 +11,9 @@ from amaranth.lib.wiring import In, Out
 
 from weft.boards.sdram_chip import (
     BANKS,
+    COLUMN_BITS,
     INIT_REFRESHES,
+    ROW_BITS,
     ModeRegister,
     Operation,
     SdramTiming,
@@ -87,8 +89,8 @@ class SdramModel(wiring.Component):
         Frequency in Hz, to which the timings refer.
     timing : SdramTiming
     row_bits, column_bits : int
-        Rows and columns that are stored; higher address bits are ignored. 13 and 9 is a chip of 32 MB. Above 32 KB the
-        design's Verilog needs `ARRAY_VERILOG` with it.
+        Rows and columns that are stored; higher address bits are ignored. The default is a chip of 32 MB. Above 32 KB
+        the design's Verilog needs `ARRAY_VERILOG` with it.
     delay : int
         Cycles that words read take to the controller on top of the CAS latency: a controller's `capture`.
 
@@ -105,8 +107,8 @@ class SdramModel(wiring.Component):
         clock: float,
         timing: SdramTiming | None = None,
         *,
-        row_bits: int = 13,
-        column_bits: int = 9,
+        row_bits: int = ROW_BITS,
+        column_bits: int = COLUMN_BITS,
         delay: int = 0,
     ) -> None:
         self.timing, self.clock = timing or SdramTiming(), clock

@@ -73,8 +73,7 @@ class Top(wiring.Component):
             clock=round(self.clock),
             buffer=BUFFER // 2 if sequential else BUFFER,
         )
-        # Queues are shorter where they are made of flip-flops.
-        pieces, commands = (16, 16) if self.fabric.lut_ram else (4, 2)
+        pieces, commands = self.fabric.queues
         # A register, as it goes everywhere; and so that the core has no other reset.
         reset = Signal(init=1)
         m.domains.core = domain = ClockDomain("core", local=True)

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import Board, MemoryKind
 from weft.boards.family import GENERIC
-from weft.boards.sdram_chip import SdramTiming, sdram_pads
+from weft.boards.sdram_chip import COLUMN_BITS, ROW_BITS, SdramTiming, sdram_pads
 from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.sdram_model import Rule, SdramModel
 from weft.boards.top import Top
@@ -38,7 +38,12 @@ class ChipBehindPads(wiring.Component):
     """
 
     def __init__(
-        self, clock: float, timing: SdramTiming | None = None, *, row_bits: int = 13, column_bits: int = 9
+        self,
+        clock: float,
+        timing: SdramTiming | None = None,
+        *,
+        row_bits: int = ROW_BITS,
+        column_bits: int = COLUMN_BITS,
     ) -> None:
         self.clock = clock
         self.chip = SdramModel(clock, timing, row_bits=row_bits, column_bits=column_bits)

@@ -15,8 +15,8 @@ class Sdram:
         Timings of the chip, as `weft.boards.sdram_chip.SdramTiming` has them.
     cas_latency : int
         Of the chip.
-    arrival : int
-        From asking for a unit to its first half in the controller.
+    read_latency : int
+        From the decision to read a unit to its first half in the controller.
     row_bits, column_bits : int
         Of the chip: log2 of rows in a bank, and of words of 16 bits in a row.
     unit_bytes : int
@@ -40,7 +40,7 @@ class Sdram:
     wr: int
     refresh: int
     cas_latency: int
-    arrival: int
+    read_latency: int
     row_bits: int
     column_bits: int
     unit_bytes: int

@@ -11,7 +11,9 @@ from weft.report import Progress, say
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
+    from weft.hdl.isa.config import Config
     from weft.program import Program, Result
+    from weft.sim.timing import TimingDevice
 
 
 def run_on_board(
@@ -37,41 +39,55 @@ def run_on_board(
     with board_at(port, program.config, baud) as device:
         progress(f"running on {device.identity.board}")
         results = [program.run(inputs, on=device, memory=False) for inputs in runs]
-        board = BOARDS.get(device.identity.board)
+        board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
     if board is not None:
         progress("asking the cycle model for the layers' shares")
-        add_model(results[-1].report, program, board)
+        add_model(results[-1].report, program, board, clock)
     return results
 
 
-def add_model(report: dict[str, Any], program: Program, board: Board) -> None:
+def add_model(report: dict[str, Any], program: Program, board: Board, clock: float) -> None:
     """Give every layer of a board's report ``modelled_cycles``, and the report ``modelled``: the ``cycles`` of all of
-    them, and the memory behind which they are, by ``latency`` in cycles and ``bandwidth`` in bytes a cycle, None if as
-    many as the bus is wide. The model is one of the board's core, whatever the configuration.
+    them, the ``clock`` in Hz, on which the memory's timings in cycles depend, and the memory's ``bandwidth`` in bytes
+    a cycle as programs are planned for it.
+    """
+    device = board_model(board, program.config, clock)
+    zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+    model = program.run(zeros, on=device, memory=False).report
+    for layer, known in zip(report["layers"], model["layers"], strict=True):
+        layer["modelled_cycles"] = known["cycles"]
+    report["modelled"] = {"cycles": model["cycles"], "clock": clock, "bandwidth": board.memory.modelled[1]}
+
+
+def board_model(board: Board, config: Config, clock: float, memory_bytes: int | None = None) -> TimingDevice:
+    """The cycle model of a board's core with a configuration, behind the board's memory at a clock in Hz.
+
+    `memory_bytes` is for programs that need more than the board has; None is the board's own size.
+
+    Raises
+    ------
+    weft.boards.board.BoardError
+        If the board's memory cannot run at that clock.
     """
     from weft.boards.board import CoreKind
     from weft.sim.timing import SequentialTimingDevice, TimingDevice
 
     latency, bandwidth = board.memory.modelled
-    kind = SequentialTimingDevice if board.core is CoreKind.SEQUENTIAL else TimingDevice
-    device = kind(program.config, board.memory.size, latency=latency, bytes_per_cycle=bandwidth)
-    zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
-    model = program.run(zeros, on=device).report
-    for layer, known in zip(report["layers"], model["layers"], strict=True):
-        layer["modelled_cycles"] = known["cycles"]
-    report["modelled"] = {"cycles": model["cycles"], "latency": latency, "bandwidth": bandwidth}
+    size = memory_bytes or board.memory.size
+    if board.core is CoreKind.SEQUENTIAL:
+        return SequentialTimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth)
+    sdram = board.sdram(clock)
+    return TimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth, sdram=sdram)
 
 
 def say_source(report: dict[str, Any]) -> None:
     """Say where the cycles of a board's report come from."""
-    modelled = report.get("modelled")
-    if modelled is None:
+    model = report.get("modelled")
+    if model is None:
         say("the board counts cycles of whole programs; `--on rtl` counts those of layers")
         return
-    more = modelled["cycles"] / report["cycles"] - 1
-    bandwidth = "the bus's" if modelled["bandwidth"] is None else f"{modelled['bandwidth']:g}"
+    more = model["cycles"] / report["cycles"] - 1
     say(
-        "cycles are what the board counted, of whole programs; modelled cycles are the cycle model's, behind memory of "
-        f"{bandwidth} bytes a cycle and {modelled['latency']} cycles of latency: in total "
-        f"{abs(more):.1%} {'more' if more > 0 else 'fewer'}"
+        "cycles are what the board counted, of whole programs; modelled cycles are the cycle model's, with the board's "
+        f"memory at {model['clock'] / 1e6:g} MHz: in total {abs(more):.1%} {'more' if more > 0 else 'fewer'}"
     )

@@ -139,7 +139,7 @@ def estimate(
     made = []
     for board in chosen:
         (progress or _nothing)(f"compiling for {board.name}")
-        key = (board.config, board.core, board.memory.modelled)
+        key = (board.config, board.core, board.memory.modelled)  # the memory's details are not in the plan
         if key not in known:
             known[key] = _compiled(model, board, shapes, states)
         program = known[key]
@@ -182,7 +182,8 @@ def _of(program: Program, board: Board) -> Estimate:
         return _start(
             board, **counts, refused="nothing of this model runs on the device: `weft check` says why"
         )
-    report = _report(program, board)
+    needed = max(Image(part).memory_bytes for part in parts)
+    report = _report(program, board, needed)
     upload, link = _link_seconds(program, parts, board)
     fixed = [len(part.code) + len(part.constants) for part in parts]
     return _start(
@@ -191,7 +192,7 @@ def _of(program: Program, board: Board) -> Estimate:
         code=sum(len(part.code) for part in parts),
         constants=sum(len(part.constants) for part in parts),
         working=max(Image(part).memory_bytes - size for part, size in zip(parts, fixed, strict=True)),
-        needed=max(Image(part).memory_bytes for part in parts),
+        needed=needed,
         cycles=report["cycles"],
         macs=report["macs"],
         utilisation=report["utilisation"],
@@ -202,11 +203,13 @@ def _of(program: Program, board: Board) -> Estimate:
     )
 
 
-def _report(program: Program, board: Board) -> dict[str, Any]:
-    """Of a run on the cycle model behind the board's memory."""
-    latency, bandwidth = board.memory.modelled or (1, None)
+def _report(program: Program, board: Board, needed: int) -> dict[str, Any]:
+    """Of a run on the cycle model of the board's core behind the board's memory."""
+    from weft.board_run import board_model
+
+    device = board_model(board, program.config, board.clock, max(needed, board.memory.size))
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
-    return program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report
+    return program.run(inputs, on=device, memory=False).report
 
 
 def _bound(layers: list[dict[str, Any]]) -> dict[str, float]:

@@ -30,7 +30,7 @@ struct SdramController {
         free = unsigned(p.read_words), interval = p.refresh - 1;
         ras = ones(std::max(p.ras, p.rc - p.rp) - 1), rp = ones(p.rp - 1), rcd_ones = ones(p.rcd - 2);
         rrd_ones = ones(p.rrd - 1), wr = ones(p.wr), turn_ones = ones(p.cas_latency + 2);
-        arrival = uint64_t(3) << (p.arrival - 1);
+        arrival = uint64_t(3) << (p.read_latency - 1);
         due = true;
         rest(Cycle(p.phase));
     }
@@ -141,7 +141,7 @@ private:
         waiting += unsigned(complete) - unsigned(taken);
         complete = arrives && halves == halves_of_word - 1;
         if (arrives) halves = halves == halves_of_word - 1 ? 0 : halves + 1;
-        coming = (coming << 1 | uint64_t(read)) & ((uint64_t(1) << (p.arrival + 1)) - 1);
+        coming = (coming << 1 | uint64_t(read)) & ((uint64_t(1) << (p.read_latency + 1)) - 1);
         room = free != 0;
         free += unsigned(taken) - unsigned(reserve);
     }

@@ -10,7 +10,7 @@ from support.attention_cases import random_attention
 from support.attention_cases import random_inputs as attention_inputs
 from support.op_cases import convolution, draw, random_inputs, random_op, random_view, segment_of, whole
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Rescale, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Rescale, Window
 from weft.hdl.isa.config import Config
 from weft.runtime import Image
 
@@ -49,13 +49,18 @@ def depthwise(rng: Rng) -> DeviceOp:
     window = Window((kernel, kernel), (draw(rng, 1, 2),) * 2, pad=(kernel // 2,) * 4)
     y = random_view(rng, "y", (1, *window.output(*x.shape[1:3]), channels), "output")
     weight = rng.integers(-127, 128, (channels, kernel, kernel, 1)).astype(np.int16)
-    return Conv("depthwise", x, y, weight, np.zeros(channels, np.int32), np.full(channels, SCALE), window, channels)
+    return Conv(
+        "depthwise", x, y, weight, np.zeros(channels, np.int32), np.full(channels, SCALE), window, channels
+    )
 
 
 def sum_of(rng: Rng) -> DeviceOp:
     """Two operands and a result of the same size: as much is stored as half of what is loaded."""
     shape = (1, draw(rng, 8, 40), draw(rng, 8, 40), draw(rng, 1, 40))
-    a, b, y = (random_view(rng, name, shape, kind) for name, kind in zip("aby", ("input", "input", "output"), strict=True))
+    a, b, y = (
+        random_view(rng, name, shape, kind)
+        for name, kind in zip("aby", ("input", "input", "output"), strict=True)
+    )
     return Add("add", a, b, y, 0.7, 0.6, 3, 3, 3)
 
 
@@ -85,26 +90,30 @@ KINDS: dict[str, Callable[[Rng], DeviceOp]] = {
 }
 
 
-def cases(config: Config, seed: int, each: int, memory: float) -> Iterator[Case]:
+def cases(config: Config, seed: int, each: int, bandwidth: float) -> Iterator[Case]:
     """`each` programs of every kind, and of attention, planned for a memory of so many bytes a cycle."""
-    for kind, make in [*KINDS.items(), ("attention", None)]:
+    for kind in (*KINDS, "attention"):
         for index in range(each):
-            rng = np.random.default_rng([seed, len(kind), *kind.encode(), index, config.n])
-            if make is None:
-                attention = random_attention(rng, config)
-                segment, inputs = DeviceSegment("attention", (attention,)), attention_inputs(rng, attention)
-            else:
-                op = make(rng)
-                while kind == "small" and _lacks(op, config):
-                    op = make(rng)
-                segment, inputs = segment_of(op), random_inputs(rng, op)
-            yield f"{kind} {index}", Image(compile_segment(segment, config, bandwidth=memory)), inputs
+            rng = np.random.default_rng([seed, *kind.encode(), index, config.n])
+            yield f"{kind} {index}", *case(rng, config, kind, bandwidth)
+
+
+def case(rng: Rng, config: Config, kind: str, bandwidth: float) -> tuple[Image, dict[str, np.ndarray]]:
+    """A program of a kind, and what its input buffers hold."""
+    if kind == "attention":
+        attention = random_attention(rng, config)
+        segment, inputs = DeviceSegment("attention", (attention,)), attention_inputs(rng, attention)
+    else:
+        op = KINDS[kind](rng)
+        while _lacks(op, config):
+            op = KINDS[kind](rng)
+        segment, inputs = segment_of(op), random_inputs(rng, op)
+    return Image(compile_segment(segment, config, bandwidth=bandwidth)), inputs
 
 
 def _lacks(op: DeviceOp, config: Config) -> bool:
     """Whether a configuration without products or look-up tables cannot run it."""
-    from weft.compiler.ir.graph import Multiply
-
-    products = isinstance(op, Multiply) or isinstance(getattr(op, "epilogue", None), Multiply)
-    tables = getattr(op, "lookup", None) is not None or getattr(getattr(op, "epilogue", None), "lookup", None) is not None
+    parts = [op, getattr(op, "epilogue", None)]
+    products = any(isinstance(part, Multiply) for part in parts)
+    tables = any(getattr(part, "lookup", None) is not None for part in parts)
     return (products and not config.multiply) or (tables and not config.lookup_tables)

@@ -19,6 +19,7 @@ from weft import litert
 from weft.boards.board import Memory, MemoryKind
 from weft.boards.registry import BOARDS
 from weft.compiler.tflite.file import parse
+from weft.sim.timing import TimingDevice
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +129,7 @@ def test_benchmark_on_boards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         for board, cell in zip((BOARDS[key] for key in chosen if key != "ulx3s-25f"), cells, strict=False):
             program = weft.compile(name, board.name)
             inputs = {key: np.zeros(shape, dtype) for key, (dtype, shape) in program.inputs.items()}
-            latency, bandwidth = board.memory.modelled
-            cycles = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report["cycles"]
+            device = TimingDevice(board.config, board.memory.size, sdram=board.sdram(board.clock))
+            cycles = program.run(inputs, on=device, memory=False).report["cycles"]
             assert cell == f"{cycles / board.clock * 1e3:.2f} ms"
         assert re.fullmatch(r"needs \d+ KB", cells[3])

@@ -17,6 +17,7 @@ from support.state_models import Ring
 
 import weft
 from weft import cli, virtual
+from weft.board_run import board_model
 from weft.boards import host, registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
@@ -75,13 +76,14 @@ def test_run_on_a_board_from_the_command_line(
     report = json.loads(Path("report.json").read_text())
     assert report["counters"]["array_active"] > 0
     exact = board.core is CoreKind.SEQUENTIAL
-    latency, bandwidth = board.memory.modelled
-    model = program.run({"image": image}, on="timing", latency=latency, bandwidth=bandwidth).report
+    device = board_model(board, program.config, board.clock)
+    model = program.run({"image": image}, on=device, memory=False).report
     assert [layer["modelled_cycles"] for layer in report["layers"]] == [
         layer["cycles"] for layer in model["layers"]
     ]
-    assert report["modelled"] == {"cycles": model["cycles"], "latency": latency, "bandwidth": bandwidth}
-    assert report["modelled"]["cycles"] == pytest.approx(report["cycles"], rel=0.001 if exact else 0.1)
+    known = {"cycles": model["cycles"], "clock": board.clock, "bandwidth": board.memory.modelled[1]}
+    assert report["modelled"] == known
+    assert known["cycles"] == pytest.approx(report["cycles"], rel=0.001 if exact else 0.005)
     assert [layer["cycles"] for layer in report["layers"]] == [None] * len(rows[: len(report["layers"])])
     assert re.split("  +", title)[:4] == ["layer", "cycles", "modelled cycles", "MACs"]
     for row, layer in zip(rows, model["layers"], strict=False):

@@ -16,6 +16,7 @@ from support.board_terminal import CONFIG, Terminal
 import weft
 from weft import BoardError, CompileError, InputError
 from weft import __main__ as command
+from weft.board_run import board_model
 from weft.boards.frames import PAYLOAD, Operation, transfer_bytes
 from weft.boards.host import BoardDevice
 from weft.boards.registry import BOARDS
@@ -53,9 +54,9 @@ def test_what_a_program_needs(made: dict[str, Estimate], name: str) -> None:
     assert (item.code, item.constants) == (len(part.code), len(part.constants))
     assert item.needed == Image(part).memory_bytes == item.code + item.constants + item.working
     assert (item.nodes, item.on_device) == (44, 42)
-    latency, bandwidth = BOARDS[name].memory.modelled or (1, None)
     inputs = {"image": np.zeros((1, 1, 8, 8), np.float32)}
-    report = program.run(inputs, on="timing", latency=latency, bandwidth=bandwidth).report
+    device = board_model(BOARDS[name], program.config, BOARDS[name].clock, 1 << 25)
+    report = program.run(inputs, on=device, memory=False).report
     assert item.cycles == report["cycles"]
     assert item.moved == report["dram_bytes"]
     assert item.macs == report["macs"]
