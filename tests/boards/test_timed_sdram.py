@@ -9,7 +9,7 @@ from amaranth.hdl import Fragment
 
 from weft.boards.arbiter import Arbiter
 from weft.boards.axi_bridge import AxiBridge
-from weft.boards.board import BoardError
+from weft.boards.board import BoardError, MemoryKind
 from weft.boards.registry import BOARDS, find
 from weft.boards.sdram import ReadWords, SdramController
 from weft.boards.top import Top
@@ -52,7 +52,7 @@ def test_sdram_is_the_boards(clock: float, made: dict[type, Any]) -> None:
 
 def test_boards_without_sdram() -> None:
     for board in BOARDS.values():
-        assert (board.sdram(board.clock) is None) == (board.memory.modelled is None), board.name
+        assert (board.sdram(board.clock) is None) == (board.memory.kind is not MemoryKind.SDRAM), board.name
 
 
 def test_a_clock_that_the_sdram_cannot_have() -> None:

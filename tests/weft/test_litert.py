@@ -16,10 +16,10 @@ from support.litert import tensors
 import weft
 from weft import __main__ as command
 from weft import litert
+from weft.board_run import board_model
 from weft.boards.board import Memory, MemoryKind
 from weft.boards.registry import BOARDS
 from weft.compiler.tflite.file import parse
-from weft.sim.timing import TimingDevice
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ def test_benchmark_on_boards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         for board, cell in zip((BOARDS[key] for key in chosen if key != "ulx3s-25f"), cells, strict=False):
             program = weft.compile(name, board.name)
             inputs = {key: np.zeros(shape, dtype) for key, (dtype, shape) in program.inputs.items()}
-            device = TimingDevice(board.config, board.memory.size, sdram=board.sdram(board.clock))
+            device = board_model(board, board.config, board.clock)
             cycles = program.run(inputs, on=device, memory=False).report["cycles"]
             assert cell == f"{cycles / board.clock * 1e3:.2f} ms"
         assert re.fullmatch(r"needs \d+ KB", cells[3])
