@@ -46,7 +46,7 @@ def picky() -> Iterator[Callable[[Config, int], Picky]]:
 @pytest.mark.parametrize(
     ("name", "baud"),
     [("tiny", 3_000_000), ("tiny", 500_000), ("icebreaker", 3_000_000), ("icebreaker", 1_500_000),
-     ("ulx3s-45f", 2_000_000), ("tang-primer-20k", 1_000_000)],
+     ("ulx3s-45f", 2_000_000), ("tang-primer-20k", 1_000_000), ("icesugar-pro", 115_200)],
 )  # fmt: skip
 def test_the_baud_rate_is_found(picky: Callable[[Config, int], Picky], name: str, baud: int) -> None:
     config = PRESETS["tiny"] if name == "tiny" else find(name).config
