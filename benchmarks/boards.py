@@ -17,6 +17,7 @@ has them, fits the weights of `weft.boards.estimate` to what they need, and writ
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -168,15 +169,20 @@ def row(boards: list[Board], name: str, config: Config, seeds: int) -> str:
 
 
 def title(boards: list[Board]) -> str:
-    """``ULX3S 12F, 25F``, of boards whose names differ in their last word."""
-    return ", ".join([boards[0].title, *(board.title.split()[-1] for board in boards[1:])])
+    """``ULX3S 12F, 25F``: of names that differ from the one before in their last word, only that."""
+    words = [board.title.split() for board in boards]
+    shown = [
+        after[-1] if before[:-1] == after[:-1] != [] else " ".join(after)
+        for before, after in itertools.pairwise([[], *words])
+    ]
+    return ", ".join(shown)
 
 
 def alike(boards: Iterable[Board]) -> list[list[Board]]:
-    """Boards in groups of the same chip, by whatever name, with the same memory and default."""
+    """Boards in groups of the same chip, by whatever name, on the same board, with the same memory and default."""
     groups: dict[object, list[Board]] = {}
     for board in boards:
-        same = (board.family, board.available, board.memory, board.config, board.clock)
+        same = (board.programmer, board.available, board.memory, board.config, board.clock)
         groups.setdefault(same, []).append(board)
     return list(groups.values())
 

@@ -104,7 +104,7 @@ class Board:
     config : Config
         The default configuration.
     programmer : str
-        The board's name for openFPGALoader.
+        The board's name in `weft.boards.flash.PROGRAMMERS`: that for openFPGALoader, where it has one.
     platform : callable
         Makes the board's `amaranth.build.Platform`. Needs the extra ``boards``.
     pll : callable

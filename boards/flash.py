@@ -15,14 +15,25 @@ def _loader(program: str) -> list[str]:
     return [program, "--board", "{board}", "{bitstream}"]
 
 
+def _icelink(program: str) -> list[str]:
+    # openFPGALoader has no name for the board; these are the ids of its programmer.
+    return [program, "--cable", "cmsisdap", "--vid", "0x1d50", "--pid", "0x602b", "{bitstream}"]
+
+
 PROGRAMMERS: dict[str, list[list[str]]] = {
     "ulx3s": [_loader("openFPGALoader"), _loader("openfpgaloader-cli"), ["fujprog", "{bitstream}"]],
     "ice40_generic": [["iceprog", "{bitstream}"], _loader("openFPGALoader"), _loader("openfpgaloader-cli")],
+    "icepi-zero": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
+    "icesugar-pro": [
+        _icelink("openFPGALoader"),
+        _icelink("openfpgaloader-cli"),
+        ["icesprog", "{bitstream}"],
+    ],
     "tangnano9k": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
     "tangprimer20k": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
 }
-"""Commands for each programmer's board, the preferred one first. All but iceprog's write to the FPGA's volatile
-memory: the board forgets them without power."""
+"""Commands for each programmer's board, the preferred one first. All but those of iceprog and icesprog, which write to
+the board's flash chip, write to the FPGA's volatile memory: the board forgets them without power."""
 
 
 def command(board: Board, bitstream: Path, *, installed: bool = True) -> list[str]:

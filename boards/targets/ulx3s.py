@@ -4,46 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.boards.board import Board, Memory, MemoryKind
-from weft.boards.families.ecp5 import ECP5, Ecp5Pll
+from weft.boards.board import Board
+from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_dsp import DspRows
-from weft.boards.family import Resources
-from weft.boards.sdram_eye import best_eye
+from weft.boards.families.ecp5_sdram import MEMORY, RESOURCES, SMALLEST, pll
 from weft.hdl.isa.config import Config
 
-RESOURCES = {
-    # The 12F is a 25F with another name on it; the open tools use all of it.
-    "12": Resources(lut=24288, ff=24288, dsp=28, ram=56),
-    "25": Resources(lut=24288, ff=24288, dsp=28, ram=56),
-    "45": Resources(lut=43848, ff=43848, dsp=72, ram=108),
-    "85": Resources(lut=83640, ff=83640, dsp=156, ram=208),
-}
-# With softmax, look-up tables and products, but few lanes and short queues.
-_SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2, table_depth=512, row_states=32,
-                                        alignments=128)  # fmt: skip
 # Four lanes and sums along rows are what depthwise convolutions and the requantisation of short contractions wait for.
 # With a kernel engine it does not route.
 _LARGEST = Config.load("default").replace(lanes=4, queue_depth=2, scratchpad_banks=4, scratchpad_depth=2048,
                                           accumulator_banks=2, row_states=128, alignments=1024,
                                           lookup_tables=0, multiply=0, kernel=0, depthwise_taps=3)  # fmt: skip
 CONFIGS = {
-    "12": (_SMALLEST, 80e6, 1),
-    "25": (_SMALLEST, 80e6, 1),
+    "12": (SMALLEST, 80e6, 1),
+    "25": (SMALLEST, 80e6, 1),
     "45": (Config.load("small").replace(lookup_tables=0, multiply=0), 70e6, 1),
     "85": (_LARGEST, 80e6, 5),
 }
 """Configuration, clock and seed by size."""
 # The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
 _DSP = {"85": DspRows(rows=(10, 34, 58), groups=(4, 13, 22, 31, 40, 49, 58, 69, 78, 87, 96, 105, 114))}
-
-
-def pll(source: float, wanted: float) -> Ecp5Pll:
-    """The board's clock, and the SDRAM's, late by what its set-up and hold times ask for at that clock.
-
-    Raises `weft.boards.pll.PllError`, or `weft.boards.board.BoardError` if there is no such time.
-    """
-    dividers = Ecp5Pll.solve(source, wanted)
-    return dividers.late(best_eye(dividers.output).phase)
 
 
 def board(size: str) -> Board:
@@ -63,7 +43,7 @@ def board(size: str) -> Board:
         place=(f"--{size}k", "--package", "CABGA381", "--speed", "6"),
         pack=("--compress",),
         available=RESOURCES[size],
-        memory=Memory(MemoryKind.SDRAM, 32 << 20),
+        memory=MEMORY,
         clock=clock,
         baud=3_000_000,
         config=config,

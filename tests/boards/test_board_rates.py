@@ -46,7 +46,7 @@ def picky() -> Iterator[Callable[[Config, int], Picky]]:
 @pytest.mark.parametrize(
     ("name", "baud"),
     [("tiny", 3_000_000), ("tiny", 500_000), ("icebreaker", 3_000_000), ("icebreaker", 1_500_000),
-     ("ulx3s-45f", 2_000_000), ("tang-primer-20k", 1_000_000)],
+     ("ulx3s-45f", 2_000_000), ("tang-primer-20k", 1_000_000), ("icesugar-pro", 115_200)],
 )  # fmt: skip
 def test_the_baud_rate_is_found(picky: Callable[[Config, int], Picky], name: str, baud: int) -> None:
     config = PRESETS["tiny"] if name == "tiny" else find(name).config
@@ -68,7 +68,7 @@ def test_a_baud_rate_that_is_given_is_the_only_one(picky: Callable[[Config, int]
 
 def test_what_answers_at_no_rate_is_refused_with_all_of_them() -> None:
     terminal = Terminal(lambda data: b"")
-    refused(terminal, "(tried at 3,000,000, 1,500,000, 2,000,000, 1,000,000, 500,000, 250,000, 115,200 baud)")
+    refused(terminal, "(tried at 3,000,000, 1,500,000, 115,200, 2,000,000, 1,000,000, 500,000, 250,000 baud)")
     terminal.unplug()
 
 

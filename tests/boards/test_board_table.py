@@ -106,6 +106,10 @@ def test_boards_of_the_same_chip_share_rows(table: ModuleType) -> None:
     assert [board.name for board in shared] == ["ulx3s-12f", "ulx3s-25f"]
     assert table.title(shared) == "ULX3S 12F, 25F"
     assert sum(len(group) for group in groups) == len(BOARDS)
+    others = [find(name) for name in ("icepi-zero", "icesugar-pro", "tang-nano-9k", "tang-primer-20k")]
+    assert table.title([*others, *shared]) == (
+        "Icepi Zero, iCESugar-Pro, Tang Nano 9K, Tang Primer 20K, ULX3S 12F, 25F"
+    )
 
 
 def test_the_table_replaces_the_one_before(

@@ -16,12 +16,12 @@ from amaranth.lib.wiring import In, Out
 from weft.boards.board import RATES, Board, BoardError, MemoryKind
 from weft.boards.build import elaborate
 from weft.boards.families.ecp5 import ECP5
+from weft.boards.families.ecp5_sdram import pll
 from weft.boards.families.ice40 import ICE40
 from weft.boards.registry import BOARDS, find, line_rates
 from weft.boards.report import slower_line
 from weft.boards.sdram_chip import sdram_pads
 from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
-from weft.boards.targets.ulx3s import pll
 from weft.boards.tools import run
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
@@ -35,6 +35,8 @@ PINS = {
         "uart_0__tx__io": "L4",
         "esp32_0__gpio0__io": "L2",
     },
+    "icepi-zero": {"clk50_0__io": "M1", "uart_0__rx__io": "K16", "uart_0__tx__io": "K15"},
+    "icesugar-pro": {"clk25_0__io": "P6", "uart_0__rx__io": "A9", "uart_0__tx__io": "B9"},
     "icebreaker": {"clk12_0__io": "35", "uart_0__rx__io": "6", "uart_0__tx__io": "9"},
     "tang-nano-9k": {"clk27_0__io": "52", "uart_0__rx__io": "18", "uart_0__tx__io": "17"},
     "tang-primer-20k": {"clk27_0__io": "H11", "uart_0__rx__io": "T13", "uart_0__tx__io": "M11"},
@@ -67,26 +69,35 @@ def test_pins_and_clocks_are_constrained(name: str) -> None:
     assert dict(LOCATION.findall(text)) == PINS[name]
     board = BOARDS[name]
     if board.family is ECP5:
-        assert 'FREQUENCY PORT "clk25_0__io" 25000000.0 HZ;' in text
+        clock, *_ = PINS[name]
+        assert f'FREQUENCY PORT "{clock}" {clock[3:5]}000000.0 HZ;' in text
     if board.family is ICE40:
         assert "set_frequency clk12_0__io 12.0" in text
         assert f"set_frequency clk {1e3 / (1e9 / board.clock - 2.4):.3f}" in text
 
 
-def test_all_pads_of_the_sdram_are_constrained() -> None:
-    pins = dict(LOCATION.findall(constraints(BOARDS["ulx3s-85f"], Echo(sdram=True))))
+@pytest.mark.parametrize(
+    ("name", "clk", "dq"),
+    [("ulx3s-85f", "F19", "J16"), ("icepi-zero", "A3", "B16"), ("icesugar-pro", "R15", "F16")],
+)
+def test_all_pads_of_the_sdram_are_constrained(name: str, clk: str, dq: str) -> None:
+    pins = dict(LOCATION.findall(constraints(BOARDS[name], Echo(sdram=True))))
     pads = {pad.split("[")[0] for pad in pins if pad.startswith("sdram")}
     names = ("clk", "clk_en", "cs", "ras", "cas", "we", "ba", "a", "dqm", "dq")
     assert pads == {f"sdram_0__{name}__io" for name in names}
     assert sum(pad.startswith("sdram") for pad in pins) == 1 + 1 + 4 + 2 + 13 + 2 + 16
-    assert (pins["sdram_0__clk__io"], pins["sdram_0__dq__io[0]"]) == ("F19", "J16")
+    assert (pins["sdram_0__clk__io"], pins["sdram_0__dq__io[0]"]) == (clk, dq)
+    assert len(set(pins.values())) == len(pins)
 
 
 @pytest.mark.parametrize("clock", [25e6, 50e6, 70e6, 80e6, 100e6])
-def test_the_sdram_gets_a_shifted_clock(clock: float) -> None:
-    made = elaborate(BOARDS["ulx3s-85f"], CONFIG, clock, lambda *given: Echo(sdram=True))
+@pytest.mark.parametrize(("name", "source"), [("ulx3s-85f", 25e6), ("icepi-zero", 50e6)])
+def test_the_sdram_gets_a_shifted_clock(name: str, source: float, clock: float) -> None:
+    made = elaborate(BOARDS[name], CONFIG, clock, lambda *given: Echo(sdram=True))
     design, phase = made.files["top.il"], best_eye(made.clock).phase
     assert "cell \\EHXPLLL" in design
+    ratio = [int(re.search(rf"\\{name}_DIV [\w']*?(\d+)$", design, re.M)[1]) for name in ("CLKFB", "CLKI")]
+    assert source * ratio[0] / ratio[1] == pytest.approx(clock, rel=0.005)
     first, second = (
         int(re.search(rf"\\{name}_CPHASE [\w']*?(\d+)$", design, re.M)[1]) for name in ("CLKOP", "CLKOS")
     )
@@ -164,9 +175,12 @@ def test_a_clock_without_any_rate_is_refused() -> None:
 def test_rates_to_try_begin_with_the_boards_own() -> None:
     for board in BOARDS.values():
         rates = line_rates(board.config)
-        assert rates[0] == board.baud
+        own = sorted({other.baud for other in BOARDS.values() if other.config == board.config}, reverse=True)
+        assert board.baud in own
+        assert rates[: len(own)] == own
         assert sorted(rates) == sorted(RATES)
-    assert set(line_rates(CONFIG)[:2]) == {board.baud for board in BOARDS.values()}
+    every = {board.baud for board in BOARDS.values()}
+    assert set(line_rates(CONFIG)[: len(every)]) == every
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)

@@ -45,6 +45,17 @@ def test_the_preferred_program_is_taken_of_those_installed(programs: Path) -> No
     assert command(BOARDS["tang-nano-9k"], IMAGE)[:3] == ["openFPGALoader", "--board", "tangnano9k"]
 
 
+def test_boards_that_openfpgaloader_has_no_name_for(programs: Path) -> None:
+    install(programs, "icesprog")
+    assert command(BOARDS["icesugar-pro"], IMAGE) == ["icesprog", "some where/weft.bit"]
+    for program in ("openfpgaloader-cli", "openFPGALoader"):
+        install(programs, program)
+        assert command(BOARDS["icesugar-pro"], IMAGE) == [
+            program, "--cable", "cmsisdap", "--vid", "0x1d50", "--pid", "0x602b", "some where/weft.bit",
+        ]  # fmt: skip
+    assert command(BOARDS["icepi-zero"], IMAGE)[1:3] == ["--board", "icepi-zero"]
+
+
 def test_without_a_program_one_is_named(programs: Path) -> None:
     with pytest.raises(
         ToolError,

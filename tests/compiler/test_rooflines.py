@@ -22,7 +22,11 @@ from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.timing import TimingDevice
 
-CONFIGS = tuple(dict.fromkeys([*PRESETS.values(), *(board.config for board in BOARDS.values())]))
+# Each in the place of the last board that has it: seeds go with places, and new boards of a known configuration must
+# not move the others.
+CONFIGS = tuple(
+    dict.fromkeys([*(board.config for board in reversed(BOARDS.values())), *reversed(PRESETS.values())])
+)[::-1]
 
 
 def cycles_of(op: Conv, config: Config) -> int:

@@ -220,7 +220,7 @@ def test_a_case_is_minimised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_configurations_are_those_of_all_boards_and_with_kernels() -> None:
     drawn = {graphs.draw(np.random.default_rng(seed))[0][1] for seed in range(300)}
     assert drawn == set(graphs.CONFIGS)
-    assert len(drawn) == 13 + len(PRESETS)
+    assert len(drawn) == 15 + len(PRESETS)
 
 
 def test_a_sentence_may_have_any_words() -> None:

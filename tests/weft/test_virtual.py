@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.deaf_memory import deaf_top
+from support.qdq_models import feeds
+from support.small_models import small
 from support.state_models import Ring
 
 import weft
@@ -21,11 +23,13 @@ from weft.board_run import board_model
 from weft.boards import host, registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
+from weft.boards.virtual_top import VirtualTop
 from weft.examples import digits
 from weft.hdl.isa import Load, Store, Vec
 from weft.hdl.isa.config import PRESETS
+from weft.hdl.verilog import generate
 from weft.sim.device import DeviceError
-from weft.virtual import VirtualBoard, board_at
+from weft.virtual import DIVISOR, VirtualBoard, board_at
 
 CONFIGS = {"ulx3s-85f": PRESETS["small"]}
 """Smaller than what fits the board, so that its simulator builds faster."""
@@ -92,6 +96,28 @@ def test_run_on_a_board_from_the_command_line(
     assert re.split("  +", total)[1:3] == [f"{report['cycles']:,}", f"{model['cycles']:,}"]
     share = model["cycles"] / report["cycles"] - 1
     assert source.endswith(f"{abs(share):.1%} {'more' if share > 0 else 'fewer'}")
+
+
+def test_boards_with_an_lfe5u_25f(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each with its own configuration. But for their names they are simulated by the same Verilog, so one of them, and
+    its answer to who it is, stands for all."""
+    monkeypatch.chdir(tmp_path)
+    first, *others = (registry.find(name) for name in ("icepi-zero", "icesugar-pro", "ulx3s-25f"))
+    tops = [
+        generate(VirtualTop(board, board.config, DIVISOR), name="board")
+        for board in (first, *(replace(board, name=first.name) for board in others))
+    ]
+    assert tops == tops[:1] * len(tops)
+    model = small()
+    weft.compile(model, config=first.config).save("program")
+    np.savez("in.npz", **feeds(model, np.random.default_rng(1)))
+    arguments = ["run", "program", "--input", "in.npz", "--on", "board", "--port", f"virtual:{first.name}"]
+    assert _exit_code(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "mismatching bytes: 0"
+    with board_at(f"virtual:{first.name}", first.config) as device:
+        assert (device.identity.board, device.memory_bytes) == (first.name, 32 << 20)
 
 
 def test_runs_on_a_board_go_on(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from weft.boards.families.ecp5_dsp import DspRows
+from weft.boards.families.ecp5_sdram import RESOURCES
 from weft.boards.registry import find
-from weft.boards.targets.ulx3s import RESOURCES
 
 ULX3S_85F = find("ulx3s-85f").dsp
 assert isinstance(ULX3S_85F, DspRows)

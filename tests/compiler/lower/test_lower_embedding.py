@@ -8,6 +8,7 @@ from support.configurations import every
 from support.golden_compare import compare, compare_on_rtl
 from support.op_cases import draw, random_view, segment_of
 
+from weft.boards.registry import find
 from weft.compiler.backend import compile_segment
 from weft.compiler.ir.embedding import Embedding, RowIndices
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceSegment, View
@@ -68,7 +69,7 @@ def test_rows_larger_than_the_scratchpad() -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "default", "ulx3s-12f"])
 def test_rtl(name: str) -> None:
-    config, rng = CONFIGS[name], np.random.default_rng(5)
+    config, rng = (PRESETS.get(name) or find(name).config), np.random.default_rng(5)
     for seed in range(3):
         op = random_embedding(rng, 100)
         segment = segment_of(op)

@@ -1,0 +1,35 @@
+"""Icepi Zero: an LFE5U-25F with 32 MB of SDRAM in the outline of a Raspberry Pi Zero. Revision 1.3's pads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.boards.board import Board
+from weft.boards.families.ecp5 import ECP5
+from weft.boards.families.ecp5_sdram import MEMORY, RESOURCES, SMALLEST, pll
+
+
+def _platform() -> Any:
+    from amaranth_boards.icepi_zero import IcepiZero1_3Platform
+
+    return IcepiZero1_3Platform()
+
+
+BOARDS = [
+    Board(
+        name="icepi-zero",
+        title="Icepi Zero",
+        family=ECP5,
+        synthesis="synth_ecp5",
+        place=("--25k", "--package", "CABGA256", "--speed", "6"),
+        pack=("--compress",),
+        available=RESOURCES["25"],
+        memory=MEMORY,
+        clock=80e6,
+        baud=3_000_000,
+        config=SMALLEST,
+        programmer="icepi-zero",
+        platform=_platform,
+        pll=pll,
+    )
+]

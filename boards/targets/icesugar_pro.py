@@ -1,0 +1,36 @@
+"""MuseLab iCESugar-Pro: an LFE5U-25F with 32 MB of SDRAM on a module with the outline of a SODIMM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.boards.board import Board
+from weft.boards.families.ecp5 import ECP5
+from weft.boards.families.ecp5_sdram import MEMORY, RESOURCES, SMALLEST, pll
+
+
+def _platform() -> Any:
+    from amaranth_boards.icesugar_pro import ICESugarProPlatform
+
+    return ICESugarProPlatform()
+
+
+BOARDS = [
+    Board(
+        name="icesugar-pro",
+        title="iCESugar-Pro",
+        family=ECP5,
+        synthesis="synth_ecp5",
+        place=("--25k", "--package", "CABGA256", "--speed", "6"),
+        pack=("--compress",),
+        available=RESOURCES["25"],
+        memory=MEMORY,
+        clock=80e6,
+        # What the makers of programs for its USB bridge, iCELink, use; nothing says that it manages more.
+        baud=115_200,
+        config=SMALLEST,
+        programmer="icesugar-pro",
+        platform=_platform,
+        pll=pll,
+    )
+]
