@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from weft.compiler.lower.conv_results import Place, Results
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
-from weft.compiler.machine.memory import Ring, TensorRef
+from weft.compiler.lower.conv_results import Results
+from weft.compiler.machine.emit import Box, Emitter, taken, wrapped
+from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
 from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece
@@ -112,14 +112,7 @@ class _ConvLowering:
         if at.resident is None:
             start, _ = ring.get((image, box, first))
             return Place(start, tiles, box.w * tiles)
-        return self._on_chip(at, image, box).tile(first)
-
-    def _on_chip(self, at: TensorRef, image: int, box: Box) -> Place:
-        """Where a box of pixels is that are held."""
-        assert at.resident is not None
-        vectors = ceil_div(at.c, self.config.n)
-        pixel = (image * at.h + box.y) * at.w + box.x
-        return Place(at.resident + pixel * vectors, vectors, at.w * vectors)
+        return at.on_chip(image, box.y, box.x, self.config.n).tile(first)
 
     def _multiply(self, image: int, conv: Box, block: range, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan
@@ -131,7 +124,7 @@ class _ConvLowering:
         for chunk in chunks:
             loaded = whole or self._box_of(conv, chunk)
             if shape.src.resident is not None:
-                at = self._on_chip(shape.src, image, loaded)
+                at = shape.src.on_chip(image, loaded.y, loaded.x, self.config.n)
             else:
                 at, tasks = self._inputs(image, conv, loaded, block, chunk)
                 yield from tasks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, View
 from weft.compiler.machine.limits import PIXELS_MAX
@@ -115,6 +116,18 @@ class Constants:
         return bytes(self._blob) + bytes(-len(self._blob) % ALIGN)
 
 
+class Place(NamedTuple):
+    """Where the vectors of a box are on chip: the first, and how far it is from pixel to pixel and from row to row."""
+
+    start: int
+    pixel: int
+    row: int
+
+    def tile(self, index: int) -> Place:
+        """The same for vectors that lie `index` further."""
+        return self._replace(start=self.start + index)
+
+
 @dataclass(frozen=True)
 class TensorRef:
     """A view as the lowering sees it: in DRAM, with base register, byte offset, and pitches in bytes; or `resident` in
@@ -140,6 +153,14 @@ class TensorRef:
     def address(self, image: int, y: int, x: int) -> int:
         """Byte offset of a pixel's first channel."""
         return self.offset + image * self.image_pitch + y * self.row_pitch + x * self.pixel_pitch
+
+    def on_chip(self, image: int, y: int, x: int, n: int) -> Place:
+        """Where the pixels from (y, x) on are, of a tensor that is `resident` in vectors of `n` bytes."""
+        assert self.resident is not None
+        vectors = -(-self.c // n)
+        return Place(
+            self.resident + ((image * self.h + y) * self.w + x) * vectors, vectors, self.w * vectors
+        )
 
     def moved(self, size: int) -> TensorRef:
         """The same so many bytes further."""

@@ -28,5 +28,5 @@ def _unsupported(op: Add, config: Config) -> str | None:
 
 
 OPERATOR = Operator(
-    Add, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported
+    Add, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported, resident=True
 )

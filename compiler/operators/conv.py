@@ -99,4 +99,4 @@ def cost(op: Conv | WideConv, plan: ConvPlan, target: Target) -> Cost:
     return Cost(plan.cycles, plan.traffic)
 
 
-OPERATOR = Operator(Conv, _shape, _evaluate, plan, lower, cost)
+OPERATOR = Operator(Conv, _shape, _evaluate, plan, lower, cost, resident=True)

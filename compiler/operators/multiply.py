@@ -22,5 +22,5 @@ def _unsupported(op: Multiply, config: Config) -> str | None:
 
 
 OPERATOR = Operator(
-    Multiply, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported
+    Multiply, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported, resident=True
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 from weft.compiler.ir.graph import ONE, Add, IrError, Multiply
 from weft.compiler.lower.vector import Job, lower_vector, pointwise
@@ -47,8 +46,7 @@ def cost(op: Pairwise, plan: VectorPlan, target: Target) -> Cost:
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n)
     second = 1 if op.b.shape[2] == w else 0
-    moved = 2 * prod(op.dst.shape) + prod(op.b.shape)
-    return Cost(*vector_plan.cycles(op, target, vectors * (target.config.groups + second), moved))
+    return Cost(*vector_plan.cycles(op, target, vectors * (target.config.groups + second), plan.moved))
 
 
 def no_products(config: Config) -> str | None:

@@ -70,8 +70,7 @@ def _cost(op: Pool, plan: VectorPlan, target: Target) -> Cost:
     """Every element of a window is read, each tensor moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n) * math.prod(op.window.kernel)
-    moved = math.prod(op.src.shape) + math.prod(op.dst.shape)
-    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, moved))
+    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
 
 
-OPERATOR = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost)
+OPERATOR = Operator(Pool, _shape, _evaluate, _plan, _lower, _cost, resident=True)

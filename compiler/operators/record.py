@@ -63,6 +63,8 @@ class Operator:
     beside : function
         The plan for a site in small parts, so that a convolution can run at the same time; None if none fits. None
         for kinds that do not run so.
+    resident : bool
+        Whether operands and results may lie whole in the scratchpad, from one operator to another.
     """
 
     kind: type[DeviceOp]
@@ -75,6 +77,7 @@ class Operator:
     exact: bool = True
     looked_up: bool = True
     beside: Callable[[Any, Site], Any] | None = None
+    resident: bool = False
 
     def verify(self, op: DeviceOp) -> None:
         """Raise `IrError` if shapes, ranges or dtypes of an operator disagree."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 import numpy as np
 
@@ -42,7 +41,7 @@ def _cost(op: Rescale, plan: VectorPlan, target: Target) -> Cost:
     """Each tensor is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n)
-    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, 2 * prod(op.dst.shape)))
+    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.moved))
 
 
-OPERATOR = Operator(Rescale, _shape, _evaluate, _plan, _lower, _cost)
+OPERATOR = Operator(Rescale, _shape, _evaluate, _plan, _lower, _cost, resident=True)

@@ -1,8 +1,8 @@
-"""Results that stay on chip from convolution to convolution: where in the scratchpad, and what is left beside them.
+"""Results that stay on chip from operator to operator: where in the scratchpad, and what is left beside them.
 
-A resident result is, whole, in banks at one end of the scratchpad from the convolution that makes it to the last one
-that reads it, if these follow each other; what lies between is left for their weights and other operands. It costs them
-room, and saves the bus a STORE and LOADs: the estimate decides.
+A resident result is, whole, in banks at one end of the scratchpad from the operator that makes it to the last one that
+reads it, if convolutions, poolings, sums and the like follow each other; what lies between is left for their weights and
+other operands. It costs them room, and saves the bus a STORE and LOADs: the estimate decides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import STRIDE_MAX
-from weft.compiler.operators.record import Cost
+from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.plan.conv_plan import unit
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
@@ -21,7 +21,7 @@ from weft.hdl.isa.config import Config
 
 
 def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Results stay on chip from convolution to convolution where that saves DRAM and costs no time.
+    """Results stay on chip from operator to operator where that saves DRAM and costs no time.
 
     Both are by estimate, for one result after the other.
     """
@@ -39,13 +39,13 @@ def with_resident(segment: DeviceSegment, index: int, planner: Planner) -> Devic
     """The segment with the result of operator `index` on chip until the last that reads it, whatever that costs; None
     if it cannot stay there.
     """
-    convs, config = _until_read(segment.ops, index), planner.config
-    if not convs:
+    ops, config = _until_read(segment.ops, index), planner.config
+    if not ops:
         return None
-    n, h, w, c = convs[0].dst.shape
+    n, h, w, c = ops[0].dst.shape
     vectors, step = ceil_div(c, config.n), unit(config)
     need = ceil_div(n * h * w * vectors, step) * step
-    stop = index + len(convs)
+    stop = index + len(ops)
     regions = _regions(segment, config)
     low, high = (
         max(region[0] for region in regions[index:stop]),
@@ -58,10 +58,10 @@ def with_resident(segment: DeviceSegment, index: int, planner: Planner) -> Devic
         at, left = low, tuple((low + need, region[1]) for region in regions[index:stop])
     else:
         at, left = high - need, tuple((region[0], high - need) for region in regions[index:stop])
-    resident = {**segment.resident, convs[0].dst.buffer.name: at}
-    sites = (planner.site(conv, resident, region) for conv, region in zip(convs, left, strict=True))
-    if not all(_fits(ConvShape(conv, site)) for conv, site in zip(convs, sites, strict=True)):
-        return None
+    resident = {**segment.resident, ops[0].dst.buffer.name: at}
+    for op, region in zip(ops, left, strict=True):
+        if isinstance(op, Conv) and not _fits(ConvShape(op, planner.site(op, resident, region))):
+            return None
     return dataclasses.replace(segment, resident=resident, regions=regions[:index] + left + regions[stop:])
 
 
@@ -69,9 +69,9 @@ def _regions(segment: DeviceSegment, config: Config) -> tuple[Region, ...]:
     return segment.regions or ((0, config.scratchpad_size),) * len(segment.ops)
 
 
-def _until_read(ops: Sequence[DeviceOp], index: int) -> list[Conv]:
-    """The operator at `index` and those up to the last that reads its result; none of them if that cannot stay: if it
-    is not only convolutions, or if not all of the result is written and read as one."""
+def _until_read(ops: Sequence[DeviceOp], index: int) -> Sequence[DeviceOp]:
+    """The operator at `index` and those up to the last that reads its result; none of them if that cannot stay: if one
+    of them can only use memory, or if not all of the result is written and read as one."""
     dst = ops[index].dst
     name = dst.buffer.name
     if dst.buffer.kind != "temp" or not dst.contiguous:
@@ -81,8 +81,7 @@ def _until_read(ops: Sequence[DeviceOp], index: int) -> list[Conv]:
     if not views or not whole or sum(op.dst.buffer.name == name for op in ops) > 1:
         return []
     between = ops[index : views[-1][0] + 1]
-    convs = [op for op in between if isinstance(op, Conv)]
-    return convs if len(convs) == len(between) else []
+    return between if all(operator_of(op).resident for op in between) else []
 
 
 def _fits(shape: ConvShape) -> bool:

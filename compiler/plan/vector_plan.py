@@ -12,13 +12,14 @@ from weft.compiler.machine.limits import COUNT_MAX, STRIDE_MAX
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import PARAMETER_VECTORS
-from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.config import LOOKUP_ENTRIES
 
 
 @dataclass(frozen=True)
 class VectorPlan:
     """Rows, columns and channels of a tile of outputs; `src` and `out` are the sizes in vectors of slots for a source
-    and for outputs, of which there are `slots` each, and `params` those for parameter blocks.
+    and for outputs, of which there are `slots` each, and `params` those for parameter blocks. Tensors that are on chip
+    have no slots. `moved` counts the bytes of those that are not, each once.
     """
 
     h: int
@@ -28,6 +29,7 @@ class VectorPlan:
     out: int
     slots: int
     params: int
+    moved: int
 
 
 def plan(site: Site, window: Window) -> VectorPlan | None:
@@ -35,9 +37,13 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
 
     None if not even the smallest tile fits.
     """
-    n, src, dst, config = site.config.n, site.sources[0], site.dst, site.config
-    params = _parameter_slots(config)
-    room = config.scratchpad_size - params * PARAMETER_VECTORS
+    n, src, dst = site.config.n, site.sources[0], site.dst
+    room = site.room[1] - site.room[0]
+    params = _parameter_slots(room)
+    room -= params * PARAMETER_VECTORS
+    loaded = sum(item.resident is None for item in site.sources)
+    # Rows and pixels of what is on chip are further apart than those of a tile.
+    there = [item.on_chip(0, 0, 0, n) for item in (*site.sources, dst) if item.resident is not None]
     per_pixel = ceil_div(dst.c, n)
     channels = [dst.c] + [n << k for k in reversed(range(16)) if n << k < dst.c]
     for slots in (3, 2, 1):
@@ -46,13 +52,15 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
             for w in _halves(min(dst.w, COUNT_MAX)):
                 for h in _halves(min(dst.h, COUNT_MAX)):
                     src_h, src_w = _extent(window, 0, h, src.h), _extent(window, 1, w, src.w)
-                    size, out = src_h * src_w * vectors, h * w * vectors
-                    fits = slots * (size * len(site.sources) + out) <= room
-                    strides = src_w * vectors * max(window.stride[0], window.dilation[0]) <= STRIDE_MAX
+                    size, out = src_h * src_w * vectors, (dst.resident is None) * h * w * vectors
+                    fits = slots * (size * loaded + out) <= room
+                    row = max([src_w * vectors, *(place.row for place in there)])
+                    pixel = max([vectors, *(place.pixel for place in there)])
+                    strides = row * max(window.stride[0], window.dilation[0]) <= STRIDE_MAX
                     # A few tiles at least, so that the units overlap.
                     large = h * w * per_pixel > 2048 and (h > 1 or w > 64) and slots == 3
-                    if fits and strides and not large and vectors * window.stride[1] <= STRIDE_MAX:
-                        return VectorPlan(h, w, count, size, out, slots, params)
+                    if fits and strides and not large and pixel * window.stride[1] <= STRIDE_MAX:
+                        return VectorPlan(h, w, count, size, out, slots, params, _moved(site))
     return None
 
 
@@ -65,9 +73,14 @@ def cycles(op: DeviceOp, target: Target, vector: int, moved: int) -> tuple[float
     return max(vector + filling, bus) + overheads.ALONE, bus
 
 
-def _parameter_slots(config: Config) -> int:
+def _moved(site: Site) -> int:
+    """Bytes of the tensors in memory."""
+    return sum(item.n * item.h * item.w * item.c for item in (*site.sources, site.dst) if item.resident is None)
+
+
+def _parameter_slots(room: int) -> int:
     """Parameter blocks kept at a time: as many as averages at edges need, in at most a sixteenth of the scratchpad."""
-    return max(2, min(36, config.scratchpad_size // 16 // PARAMETER_VECTORS))
+    return max(2, min(36, room // 16 // PARAMETER_VECTORS))
 
 
 def _halves(size: int) -> Iterator[int]:
