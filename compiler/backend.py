@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import Buffer, DeviceOp, DeviceSegment
 from weft.compiler.ir.rows import Rows
+from weft.compiler.lower.table_ahead import table_ahead
 from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.memory import Allocation, Constants, Kernels, Ring
@@ -156,6 +157,8 @@ def compile_segment(
             progress(op.name)
         site = Site.of(op, allocation, target, segment.regions[index] if segment.regions else None)
         emit = Emitter(target, constants, index, tables, kernels)
+        if index == 0:
+            parts.append(table_ahead(segment.ops, emit))
         parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))
     ordered, code = schedule(overlapped(Tasks.joined(parts), segment.overlapped))
     blob = constants.finish()

@@ -151,7 +151,7 @@ class _ConvLowering:
         b, held = self.b.get(("b", block.start, part, chunk))
         if rest is None:
             if not held:
-                yield self.emit.load_constant(self._weights_of(block, part, chunk), b)
+                yield self.emit.load_constant(self._weights_of(block, part, chunk), b + self.shape.ahead)
             yield self._mm(conv, loaded, block, chunk, at, (b, rows), plane, accumulate=begun)
             return
         pieces = [self._weights_of(range(index, index + 1), part, piece) for index, piece in rest]
@@ -245,7 +245,7 @@ class _ConvLowering:
         y = conv.y * sy - window.pad[0] + chunk.ky[0] * dy - loaded.y
         x = 0 if shape.folded else conv.x * sx - window.pad[1] + chunk.kx[0] * dx - loaded.x
         if shape.lines is not None:
-            x, columns = x - shape.lines.before, count * n
+            x, columns = x - shape.lines.before, count * shape.words
         steps = chunk.steps
         a_nt = 0 if tile.piece == shape.tiles[block.stop - 1].piece else tile.piece.vectors
         return Task(
@@ -292,7 +292,7 @@ class _ConvLowering:
             a_oy=wrapped(sy * pitch, oy), a_ox=taken(sx * vectors, ox),
             y=y, x=x, y_ky=taken(dy, ky), y_oy=taken(sy, oy), x_kx=taken(dx, kx), x_ox=taken(sx, ox),
             h=h, w=w, pad=pad,
-            b_nt=taken(self.config.n, count), b_ky=wrapped(kx * kc * columns, ky), b_kx=wrapped(kc * columns, kx),
+            b_nt=taken(self.shape.words, count), b_ky=wrapped(kx * kc * columns, ky), b_kx=wrapped(kc * columns, kx),
             b_kc=wrapped(columns, kc), b_row=1, c_nt=taken(oy * ox * planes, count), c_oy=taken(ox * planes, oy),
             c_ox=planes, depthwise=int(self.shape.lines is not None),
         )  # fmt: skip

@@ -72,21 +72,21 @@ class Parts:
 
     @cached_property
     def chunks(self) -> _Chunks:
-        shape, n = self.shape, self.config.n
+        shape, words = self.shape, self.shape.words
         kinds = list({piece.vectors: piece for piece in shape.pieces}.values())
         (kh, kw), vectors = shape.kernel, max(piece.vectors for piece in kinds)
         steps = [kc * kh * kw for kc in cuts(vectors, COUNT_MAX)]
         steps += [ky * kw for ky in cuts(kh, kh - 1)] if kh > 1 else []
         steps += cuts(kw, kw - 1) if kw > 1 else []
         rows = []
-        for limit in sorted({step * n for step in steps}):
+        for limit in sorted({step * words for step in steps}):
             extents = [shape.cut(piece, limit) for piece in kinds]
             ky, kx, kc = (max(extent[axis] for extent in extents) for axis in range(3))
             count = max(
                 ceil_div(kh, y) * ceil_div(kw, x) * ceil_div(piece.vectors, c)
                 for piece, (y, x, c) in zip(kinds, extents, strict=True)
             )
-            rows.append((max(y * x * c for y, x, c in extents) * n, count, ky, kx, kc))
+            rows.append((max(y * x * c for y, x, c in extents) * words, count, ky, kx, kc))
         return _Chunks(*np.array(sorted(set(rows)), np.int64).T)
 
     @cached_property
@@ -246,7 +246,7 @@ class Parts:
         size = shape.region[1] - shape.region[0]
         times = np.where(chunked & (vectors[tile] > size) & shape.shared, -(-self.tiles // block), 1)
         weights = self.target.moved(shape.weight_bytes)
-        again = np.where(block * self.depth * config.n > size, self.spatial[tile], 1.0)
+        again = np.where(block * self.depth * shape.words > size, self.spatial[tile], 1.0)
         traffic = load[tile] * self.spatial[tile] * times + weights * again
         traffic = traffic + float(self.stored(np.int64(self.tiles)))
         work, starts = self.vector

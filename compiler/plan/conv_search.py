@@ -113,7 +113,8 @@ class _Scored:
         parts, chunks, n = self.parts, self.parts.chunks, self.parts.config.n
         pieces = self.block if parts.shape.spread else np.int64(1)
         inputs = parts.chunk_input[0][self.size][:, None, None, :] * pieces if parts.inputs else 0
-        fits = chunks.limit * self.block * np.array(_SLOTS_B).reshape(1, 1, -1, 1) <= self.zone_b
+        slots = chunks.limit * self.block + parts.shape.around
+        fits = slots * np.array(_SLOTS_B).reshape(1, 1, -1, 1) <= self.zone_b
         loads = inputs * np.array(_SLOTS_A).reshape(1, 1, -1, 1) <= self.zone_a
         loads = loads & (chunks.kc * n * pieces <= LENGTH_MAX)
         if parts.shape.spread:  # one LOAD for pieces that lie side by side, with all of their channels
@@ -126,7 +127,7 @@ class _Scored:
         distinct = np.concatenate(
             [np.ones_like(self.chunk[:, :, :1], bool), self.chunk[:, :, 1:] != self.chunk[:, :, :-1]], axis=2
         )
-        self.b_slot = chunks.limit[self.chunk] * self.block
+        self.b_slot = chunks.limit[self.chunk] * self.block + parts.shape.around
         self.b_count = self.zone_b // self.b_slot
         at = self.size.reshape(-1, 1, 1, 1), self.chunk
         slot, load = (np.where(self.chunked, by[at] * pieces, _frame(whole[self.size])) for by, whole in zip(
@@ -226,7 +227,7 @@ class _Scored:
         start = start + np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
         tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial + overheads.ENDS
         # Of two slots, one is free only when the other's use begins: nothing hides the latency then, nor uneven chunks.
-        uneven = self.count * chunks.limit[self.chunk] / parts.config.n / parts.depth * shape.passes - 1
+        uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.passes - 1
         close = ~(b_held & (groups == 1)) & (self.b_count == 2)
         waits = np.where(
             close, overheads.SLOT_LATENCY * blocks * self.per_block * b_times + uneven * b_loads, 0.0

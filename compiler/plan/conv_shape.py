@@ -27,7 +27,7 @@ from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX, STRIDE_MAX
-from weft.compiler.plan.lines import Lines
+from weft.compiler.plan.lines import Lines, tap_words
 from weft.compiler.plan.pieces import Piece, Tile, share_of, tiles_of
 from weft.compiler.plan.site import Site
 from weft.hdl.isa import MicroOp
@@ -166,6 +166,21 @@ class ConvShape:
         return self.window.kernel[0], 1 if self.folded else self.window.kernel[1]
 
     @property
+    def words(self) -> int:
+        """Vectors of weights that a step of the contraction takes for a whole tile of outputs."""
+        return self.config.n if self.lines is None else tap_words(self.config)
+
+    @property
+    def ahead(self) -> int:
+        """Vectors that the array reads as weights in front of those that are loaded, and takes for nothing."""
+        return 0 if self.lines is None else self.config.n - 2 * self.config.depthwise_taps
+
+    @property
+    def around(self) -> int:
+        """The same, with those behind what is loaded."""
+        return self.config.n - self.words
+
+    @property
     def more(self) -> int:
         """Rows of A in front of those for the outputs of each row."""
         return 0 if self.lines is None else self.lines.more
@@ -213,7 +228,7 @@ class ConvShape:
     def weight_bytes(self) -> float:
         """Bytes of all packed weights."""
         kernel, n = self.kernel[0] * self.kernel[1], self.config.n
-        words = sum((n if self.lines else tile.count) * tile.piece.vectors for tile in self.tiles)
+        words = sum((self.words if self.lines else tile.count) * tile.piece.vectors for tile in self.tiles)
         return self.passes * kernel * n * words
 
     @property
@@ -265,8 +280,8 @@ class ConvShape:
 
     def cut(self, piece: Piece, limit: int) -> tuple[int, int, int]:
         """Kernel rows, kernel columns and vectors of the largest chunks of a tile's contraction whose weights take at
-        most `limit` vectors, at least N; cut evenly."""
-        (kh, kw), steps = self.kernel, limit // self.config.n
+        most `limit` vectors, at least `words`; cut evenly."""
+        (kh, kw), steps = self.kernel, limit // self.words
         kc = min(piece.vectors, max(1, steps // (kh * kw)), COUNT_MAX)
         ky = min(kh, max(1, steps // (kw * kc)), COUNT_MAX)
         cut = ky == 1 and self.lines is None
@@ -276,7 +291,7 @@ class ConvShape:
 
     def chunks(self, piece: Piece, limit: int) -> list[Chunk] | None:
         """The chunks of a tile's contraction, cut like that; None if `limit` is too small for any."""
-        if limit < self.config.n:
+        if limit < self.words:
             return None
         (kh, kw), (ky, kx, kc) = self.kernel, self.cut(piece, limit)
         return [
@@ -330,8 +345,8 @@ class ConvShape:
         """Packed weights of one chunk of part `part` of a block of `count` tiles: vectors in order (ky, kx, kc,
         column), N lanes each.
 
-        There are as many columns as the tiles have, N each with `lines`. What the array reads for the others does not
-        matter: nobody stores their results.
+        There are as many columns as the tiles have, `words` each with `lines`. What the array reads for the others does
+        not matter: nobody stores their results.
         """
         parts = [
             self._packed(index, part)[
@@ -351,7 +366,7 @@ class ConvShape:
         n = self.config.n
         if self.lines is not None:
             weight = self.op.weight[tile.first : tile.first + tile.count, :, :, 0]
-            return self.lines.words(weight, self.window, n)
+            return self.lines.words(weight, self.window, self.config)
         dense = self._dense(tile)  # (count, kh, kw, lanes)
         before = np.clip(dense, part * WEIGHTS[0], part * WEIGHTS[1])
         limited = np.clip(dense - before, *WEIGHTS)

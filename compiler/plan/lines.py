@@ -11,6 +11,12 @@ from weft.compiler.machine.emit import ceil_div
 from weft.hdl.isa.config import Config
 
 
+def tap_words(config: Config) -> int:
+    """Words of a tile of B from the first one that has a tap to the last one: every second of these has one. The last
+    word of a tile, and those ahead of the first tap, may be anything."""
+    return 2 * config.depthwise_taps - 1
+
+
 class Lines(NamedTuple):
     """How a row of outputs is made of lines of rows of A: in `passes`, each with `taps` of a kernel's columns.
 
@@ -45,14 +51,16 @@ class Lines(NamedTuple):
         """Rows of a line without an output."""
         return self.taps - 1
 
-    def words(self, weight: np.ndarray, window: Window, n: int) -> np.ndarray:
-        """Weights (channels, rows, columns) of at most N channels as tiles of B: int8 (rows, passes, 1, N, N)."""
+    def words(self, weight: np.ndarray, window: Window, config: Config) -> np.ndarray:
+        """Weights (channels, rows, columns) of at most N channels as those words of tiles of B that matter: int8
+        (rows, passes, 1, `tap_words`, N)."""
         channels, height, width = weight.shape
-        tiles = np.zeros((height, self.passes, 1, n, n), np.int8)
+        tiles = np.zeros((height, self.passes, 1, tap_words(config), config.n), np.int8)
+        first = 2 * (config.depthwise_taps - self.taps)
         for column in range(width):
             if window.stride[1] > 1:
                 tap, part = divmod(column, window.stride[1])
             else:
                 part, tap = divmod(column + self.before, self.taps)
-            tiles[:, part, 0, n - 2 * self.taps + 2 * tap, :channels] = weight[:, :, column].T
+            tiles[:, part, 0, first + 2 * tap, :channels] = weight[:, :, column].T
         return tiles
