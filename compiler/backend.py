@@ -151,12 +151,13 @@ def compile_segment(
         segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped
     )
     constants, tables, kernels = Constants(), Ring(0, 1, config.lookup_tables), Kernels(config.kernel)
+    ends: dict[str, int] = {}
     parts: list[Tasks] = []
     for index, op in enumerate(segment.ops):
         if progress is not None:
             progress(op.name)
         site = Site.of(op, allocation, target, segment.regions[index] if segment.regions else None)
-        emit = Emitter(target, constants, index, tables, kernels)
+        emit = Emitter(target, constants, index, tables, kernels, ends)
         if index == 0:
             parts.append(table_ahead(segment.ops, emit))
         parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))

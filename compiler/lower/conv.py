@@ -28,7 +28,7 @@ class _ConvLowering:
             "the plan is for another region"
         )
         self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
-        self.b = Ring(zone.b[0], chosen.b_slot, chosen.b_count)
+        self.b = emit.ring("weights", zone.b[0], chosen.b_slot, chosen.b_count)
         self.results = Results(shape, chosen, emit, zone.o[0])
         outputs = self.results.end
         self.o = Ring(outputs, chosen.o_slot, chosen.o_count)
@@ -53,6 +53,8 @@ class _ConvLowering:
             for image in range(shape.src.n):
                 for box in boxes(shape, self.plan.tile):
                     yield from self._block(image, box, members)
+        self.results.finish()
+        self.emit.ends["weights"] = self.b.end
 
     def _block(self, image: int, box: Box, members: range) -> Iterator[Task]:
         """One spatial tile for a group of output tiles, summed up `plan.block` and stored `plan.store` at a time."""

@@ -13,7 +13,7 @@ from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.lower.rows import BYTES, ROW_OPERANDS, interleaved, kernel_cycles
 from weft.compiler.lower.vector import pointwise, second_operand
 from weft.compiler.machine.emit import Box, Emitter, taken
-from weft.compiler.machine.memory import Place, Ring
+from weft.compiler.machine.memory import Place
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape, Tile
@@ -27,14 +27,27 @@ class Results:
     def __init__(self, shape: ConvShape, plan: ConvPlan, emit: Emitter, first: int) -> None:
         self.shape, self.emit = shape, emit
         self.config, self.layer = shape.config, emit.layer
-        self.p = Ring(first, PARAMETER_VECTORS, plan.params)
-        self.end = first + plan.params * PARAMETER_VECTORS
-        if shape.op.epilogue is not None:
-            self.after, self.end = Ring(self.end, PARAMETER_VECTORS, 1), self.end + PARAMETER_VECTORS
+        epilogue = shape.op.epilogue is not None
+        zone = plan.zones.o
+        left = sum(zone) - first - plan.o_count * plan.o_slot * shape.slots
+        # As many again as needed, where there is room, so that the next operator's do not wait for this one's.
+        blocks = min(2 * plan.params, left // PARAMETER_VECTORS - epilogue)
+        self.p = emit.ring("parameters", first, PARAMETER_VECTORS, blocks)
+        self.end = first + blocks * PARAMETER_VECTORS
+        if epilogue:
+            pair = 1 + (left // PARAMETER_VECTORS > blocks + 1)
+            self.after = emit.ring("epilogue", self.end, PARAMETER_VECTORS, pair)
+            self.end += pair * PARAMETER_VECTORS
         # The same objects again and again, as `Task` tells.
         self._drained = cache(self._requantisation)
         # What spatial tiles have in common is computed once.
         self._block_of = cache(self._parameters)
+
+    def finish(self) -> None:
+        """Note where the next operator's parameter blocks go on."""
+        self.emit.ends["parameters"] = self.p.end
+        if self.shape.op.epilogue is not None:
+            self.emit.ends["epilogue"] = self.after.end
 
     def made(self, box: Box, conv: Box, index: int, sums: int, places: tuple[Place, Place]) -> Iterator[Task]:
         """Outputs of tile `index` from its sums; the second of the `places` is for lower bytes, where there are any."""

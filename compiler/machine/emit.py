@@ -93,7 +93,9 @@ def _stored(
 class Emitter:
     """Builds LOAD and STORE tasks of one layer for one configuration, and those that fill look-up tables.
 
-    `constants`, `tables` (the hardware's look-up tables by their content) and `kernels` are those of the whole program.
+    `constants`, `tables` (the hardware's look-up tables by their content) and `kernels` are those of the whole program,
+    and so is `ends`: by names of rings, where the last one of that name ended. The next one goes on behind it, so that
+    its first slots can be filled while the last ones of the operator before are in use.
     """
 
     def __init__(
@@ -103,12 +105,18 @@ class Emitter:
         layer: int,
         tables: Ring | None = None,
         kernels: Kernels | None = None,
+        ends: dict[str, int] | None = None,
     ) -> None:
         self.target, self.config = target, target.config
         self.kernels = Kernels(self.config.kernel) if kernels is None else kernels
         self.constants = constants
         self.layer = layer
+        self.ends = {} if ends is None else ends
         self.tables = Ring(0, 1, self.config.lookup_tables) if tables is None else tables
+
+    def ring(self, name: str, start: int, size: int, count: int) -> Ring:
+        """A ring that goes on where the last one of that name ended, if that lies in it."""
+        return Ring(start, size, count, self.ends.get(name, 0))
 
     def _bus_cycles(self, runs: int, size: int) -> int:
         return math.ceil(runs * self.target.run(size))

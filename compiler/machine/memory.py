@@ -38,27 +38,36 @@ ALIGN = 64
 
 @dataclass
 class Ring:
-    """`count` slots of `size` addresses from `start` on; a key keeps its slot until the ring comes round to it."""
+    """`count` slots of `size` addresses from `start` on; a key keeps its slot until the ring comes round to it.
+
+    The first slot that is taken is the next one behind the address `behind`, where that lies in the ring.
+    """
 
     start: int
     size: int
     count: int
+    behind: int = 0
     _slots: dict[Hashable, int] = field(default_factory=dict)
-    _keys: list[Hashable] = field(default_factory=list)
+    _keys: dict[int, Hashable] = field(default_factory=dict)
     _next: int = 0
+
+    def __post_init__(self) -> None:
+        if self.start < self.behind < self.start + self.size * self.count:
+            self._next = -((self.start - self.behind) // self.size) % self.count
+
+    @property
+    def end(self) -> int:
+        """The address behind the slot that was taken last."""
+        return self.start + self.size * (self._next or self.count)
 
     def get(self, key: Hashable) -> tuple[int, bool]:
         """Address of the slot that holds `key`, and whether it held it already (if not, fill it)."""
         if key in self._slots:
             return self.start + self.size * self._slots[key], True
-        if len(self._keys) < self.count:
-            slot = len(self._keys)
-            self._keys.append(key)
-        else:
-            slot, self._next = self._next, (self._next + 1) % self.count
+        slot, self._next = self._next, (self._next + 1) % self.count
+        if slot in self._keys:
             del self._slots[self._keys[slot]]
-            self._keys[slot] = key
-        self._slots[key] = slot
+        self._keys[slot], self._slots[key] = key, slot
         return self.start + self.size * slot, False
 
 
