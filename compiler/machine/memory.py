@@ -167,9 +167,7 @@ class TensorRef:
         """Where the pixels from (y, x) on are, of a tensor that is `resident` in vectors of `n` bytes."""
         assert self.resident is not None
         vectors = -(-self.c // n)
-        return Place(
-            self.resident + ((image * self.h + y) * self.w + x) * vectors, vectors, self.w * vectors
-        )
+        return Place(self.resident + ((image * self.h + y) * self.w + x) * vectors, vectors, self.w * vectors)
 
     def moved(self, size: int) -> TensorRef:
         """The same so many bytes further."""

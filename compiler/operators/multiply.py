@@ -22,5 +22,12 @@ def _unsupported(op: Multiply, config: Config) -> str | None:
 
 
 OPERATOR = Operator(
-    Multiply, pairwise.shape, _evaluate, pairwise.plan, pairwise.lower, pairwise.cost, _unsupported, resident=True
+    Multiply,
+    pairwise.shape,
+    _evaluate,
+    pairwise.plan,
+    pairwise.lower,
+    pairwise.cost,
+    _unsupported,
+    resident=True,
 )

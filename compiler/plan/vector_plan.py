@@ -75,7 +75,9 @@ def cycles(op: DeviceOp, target: Target, vector: int, moved: int) -> tuple[float
 
 def _moved(site: Site) -> int:
     """Bytes of the tensors in memory."""
-    return sum(item.n * item.h * item.w * item.c for item in (*site.sources, site.dst) if item.resident is None)
+    return sum(
+        item.n * item.h * item.w * item.c for item in (*site.sources, site.dst) if item.resident is None
+    )
 
 
 def _parameter_slots(room: int) -> int:

@@ -339,6 +339,59 @@ def random_convolutions(
     return DeviceSegment("convolutions", tuple(ops)), inputs
 
 
+def random_mixture(
+    rng: np.random.Generator, side: int = 9, channels: int = 40, *, products: bool
+) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+    """Convolutions, poolings, sums, rescalings and padding, and `products` and differences if wanted, that read each
+    other's results. What nobody reads is an output."""
+    n = draw(rng, 1, 2)
+    values = [whole("x", (n, draw(rng, 2, side), draw(rng, 2, side), draw(rng, 1, channels)), "input")]
+    ops: list[DeviceOp] = []
+    for index in range(draw(rng, 2, 6)):
+        src = values[-1] if rng.random() < 0.8 else values[-2:][0]
+        alike = [value for value in values if value.shape == src.shape and value is not src] or [src]
+        other = alike[int(rng.integers(len(alike)))]
+        op = _mixed(rng, f"v{index}", src, other, channels, products=products)
+        ops.append(op.replace(lookup=random_lookup(rng)) if rng.random() < 0.1 else op)
+        values.append(op.dst)
+    read = {view.buffer.name for op in ops for view in op.sources}
+    last = [op for op in ops if op.dst.buffer.name not in read]
+    ops = [
+        op.replace(dst=whole(op.dst.buffer.name, op.dst.shape, "output")) if op in last else op for op in ops
+    ]
+    inputs = {"x": rng.integers(-128, 128, values[0].shape).astype(np.int8)}
+    return DeviceSegment("mixture", tuple(ops)), inputs
+
+
+def _mixed(
+    rng: np.random.Generator, name: str, src: View, other: View, channels: int, *, products: bool
+) -> DeviceOp:
+    """An operator of `src`, or of it and `other`, which is as large."""
+    n, h, w, c = src.shape
+    zeros = [draw(rng, -128, 127) for _ in range(3)]
+    kind = rng.choice(
+        ["conv", "pool", "sum", "product", "rescale", "pad"], p=[0.35, 0.25, 0.15, 0.1, 0.1, 0.05]
+    )
+    if kind == "pool":
+        window = Window((h, w)) if rng.random() < 0.3 else draw_window(rng, h, w, pad=1)
+        reduction = "max" if rng.random() < 0.5 else "average"
+        dst = whole(name, (n, *window.output(h, w), c), "temp")
+        return Pool(name, src, dst, reduction, window, rng.uniform(0.3, 2), *zeros[:2])
+    dst = whole(name, src.shape, "temp")
+    if kind == "sum":
+        sign = -1 if products and rng.random() < 0.3 else 1
+        return Add(name, src, other, dst, rng.uniform(0.1, 2), sign * rng.uniform(0.1, 2), *zeros)
+    if kind == "product" and products:
+        return Multiply(name, src, other, dst, 0.01, *zeros)
+    if kind == "rescale":
+        return Rescale(name, src, dst, rng.uniform(0.1, 3), *zeros[:2])
+    if kind == "pad":
+        window = Window(pad=(draw(rng, 0, 2), draw(rng, 0, 2), draw(rng, 0, 2), draw(rng, 0, 2)))
+        dst = whole(name, (n, *window.output(h, w), c), "temp")
+        return Pad(name, src, dst, window, zeros[2], rng.uniform(0.1, 3), *zeros[:2])
+    return _follower(rng, name, src, channels)
+
+
 def _follower(rng: np.random.Generator, name: str, src: View, channels: int) -> Conv:
     """A convolution of `src`: as often as not of the same size, depthwise, in groups, or followed by pooling."""
     n, h, w, c = src.shape

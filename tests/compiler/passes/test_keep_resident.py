@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.configurations import every
 from support.golden_compare import compare
-from support.op_cases import convolution, random_convolutions, whole
+from support.op_cases import convolution, random_convolutions, random_mixture, whole
 
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Softmax, View, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.keep_resident import keep_resident, with_resident
@@ -24,6 +26,8 @@ from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
 DEFAULT = PRESETS["default"]
@@ -75,6 +79,60 @@ def test_random_convolutions(preset: str, least: float) -> None:
         names = {op.dst.buffer.name for op in segment.ops if op.dst.buffer.kind == "temp"}
         temps, held = temps + len(names), held + len(names - set(program.buffers))
     assert held >= least * temps
+
+
+def kept_all(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
+    """Every result on chip that can stay there, whatever that costs."""
+    for index in range(len(segment.ops)):
+        segment = with_resident(segment, index, planner) or segment
+    return segment
+
+
+@pytest.mark.parametrize("preset", every())
+def test_operators_of_all_kinds(preset: str) -> None:
+    """Held wherever that is possible: the operands and results of every operator that the vector unit does as well."""
+    config, kinds = every()[preset], set[type[DeviceOp]]()
+    for seed in range(12):
+        rng = np.random.default_rng([seed, config.n, config.scratchpad_size])
+        segment, _ = random_mixture(rng, products=bool(config.multiply))
+        if not config.lookup_tables:
+            segment = dataclasses.replace(segment, ops=tuple(op.replace(lookup=None) for op in segment.ops))
+        planner = Planner(Target(config))
+        found = kept_all(segment, planner)
+        kinds |= {
+            type(op)
+            for op in found.ops
+            for view in (*op.sources, op.dst)
+            if view.buffer.name in found.resident
+        }
+        if all(
+            planner.plan(op, found.resident, found.regions[at] if found.regions else None)
+            for at, op in enumerate(found.ops)
+        ):
+            program = compile_segment(found, config, passes=(Pass(choose_plans),))
+            assert not found.resident.keys() & set(program.buffers)
+            compare_outputs(program, segment.ops, config)
+    assert {Conv, Pool, Add} <= kinds
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_operators_of_all_kinds_on_rtl(preset: str) -> None:
+    config = PRESETS[preset]
+    for seed in range(5):
+        segment, inputs = random_mixture(np.random.default_rng([seed, 7]), 7, 20, products=True)
+        program = compile_segment(segment, config)
+        image = Image(program)
+        memories = []
+        for device in (
+            GoldenDevice(config, image.memory_bytes),
+            RtlDevice(
+                config, image.memory_bytes, latency=9, stall_probability=0.3 * (seed % 2), stall_seed=seed
+            ),
+        ):
+            with contextlib.closing(device):
+                image.run(device, inputs)
+                memories.append(device.read(0, image.memory_bytes))
+        assert memories[0] == memories[1], seed
 
 
 def test_what_is_held_does_not_move() -> None:
@@ -196,7 +254,6 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
     wide = whole("wide", (1, 12, 12, 64), "temp")
     part = dataclasses.replace(first, dst=View(wide.buffer, first.dst.shape))
     rest = dataclasses.replace(conv("b", x, 32), dst=View(wide.buffer, first.dst.shape, c=32))
-    pool = Pool("pool", first.dst, whole("p", (1, 6, 6, 32), "output"), "max", Window((2, 2), (2, 2)))
     flat = View(dataclasses.replace(first.dst.buffer, shape=(1, 1, 1, 12 * 12 * 32)), (1, 1, 1, 12 * 12 * 32))
     even = conv("a", x, 48, 3)
     groups = dataclasses.replace(
@@ -207,8 +264,10 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
     )
     return {
         "an output": (conv("a", x, 32, kind="output"), conv("y", first.dst, 8, kind="output")),
-        "read by a pooling": (first, pool),
-        "also read by a pooling": (first, conv("y", first.dst, 8, kind="output"), pool),
+        "read by a softmax": (
+            rows := conv("a", whole("x", (1, 1, 12, 32), "input"), 32),
+            Softmax("softmax", rows.dst, whole("y", rows.dst.shape, "output"), 0.02, 0.004),
+        ),
         "part of a buffer": (part, rest, conv("y", wide, 8, kind="output")),
         "written twice": (
             wider := conv("a", x, 64), dataclasses.replace(rest, dst=View(wider.dst.buffer, first.dst.shape, c=32)),
