@@ -91,10 +91,15 @@ def kept_all(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
 @pytest.mark.parametrize("preset", every())
 def test_operators_of_all_kinds(preset: str) -> None:
     """Held wherever that is possible: the operands and results of every operator that the vector unit does as well."""
-    config, kinds = every()[preset], set[type[DeviceOp]]()
-    for seed in range(12):
+    whole_config, kinds = every()[preset], set[type[DeviceOp]]()
+    # A smaller scratchpad too, in which operators are cut into tiles beside what is held.
+    small = whole_config.replace(
+        scratchpad_banks=4, scratchpad_depth=max(32, 2 * whole_config.table_depth // whole_config.n // 4)
+    )
+    for seed in range(16):
+        config = (whole_config, small)[seed % 2]
         rng = np.random.default_rng([seed, config.n, config.scratchpad_size])
-        segment, _ = random_mixture(rng, products=bool(config.multiply))
+        segment, _ = random_mixture(rng, 9 + 9 * (seed % 4), products=bool(config.multiply))
         if not config.lookup_tables:
             segment = dataclasses.replace(segment, ops=tuple(op.replace(lookup=None) for op in segment.ops))
         planner = Planner(Target(config))
