@@ -19,6 +19,7 @@ from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
 from weft.compiler.onnx.limits import check_memory
 from weft.compiler.operators.record import operator_of
+from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
@@ -142,7 +143,7 @@ def compile_segment(
     CompileError
         If an operator cannot be cut small enough for the configuration's memories.
     """
-    unwanted = ([] if reuse else [keep_resident]) + ([gather_rows] if plain_inputs else [])
+    unwanted = ([] if reuse else [depth_first, keep_resident]) + ([gather_rows] if plain_inputs else [])
     wanted = [item for item in passes if item.run not in unwanted]
     target = Target(config, bandwidth)
     segment = run_passes(wanted, segment, Planner(target, choose), watch)
@@ -187,13 +188,16 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
 
 def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
-    """The operators, two that run at the same time as one."""
-    ops, found = segment.ops, list[Layer]()
-    for index, layer in enumerate(_each(ops, tasks)):
-        if index - 1 in segment.overlapped:
-            layer = _joined([found.pop(), layer])
-        found.append(layer)
-    return tuple(found)
+    """The operators, as one where two run at the same time, or a chain of them strip by strip."""
+    behind = {index + 1 for index in segment.overlapped}
+    behind |= {index for first, last in segment.strips for index in range(first + 1, last)}
+    groups = list[list[Layer]]()
+    for index, layer in enumerate(_each(segment.ops, tasks)):
+        if index in behind:
+            groups[-1].append(layer)
+        else:
+            groups.append([layer])
+    return tuple(map(_joined, groups))
 
 
 def _each(ops: Sequence[DeviceOp], tasks: Tasks) -> Iterator[Layer]:

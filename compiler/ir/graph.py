@@ -462,7 +462,8 @@ class DeviceSegment:
     What passes find out about buffers is kept here: `rows` has the inputs whose rows the host lays side by side,
     `resident` the scratchpad address of each buffer that stays on chip and is never in DRAM, and `regions` what that
     leaves of the scratchpad for each operator (all of it where there are none). Each operator whose index is in
-    `overlapped` runs at the same time as the one behind it.
+    `overlapped` runs at the same time as the one behind it. Operators from the first to behind the last of each pair in
+    `strips` are one chain of operators, strip by strip.
 
     `states` has, by the name of each "state" buffer, the "output" buffer that it becomes at the end of a run, of the
     same size; the pass `store_states` makes operators of that.
@@ -474,6 +475,7 @@ class DeviceSegment:
     resident: Mapping[str, int] = field(default_factory=dict)
     regions: tuple[Region, ...] = ()
     overlapped: tuple[int, ...] = ()
+    strips: tuple[tuple[int, int], ...] = ()
     states: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region
+from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region, View
+from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import STRIDE_MAX
 from weft.compiler.operators.record import Cost
@@ -26,6 +27,8 @@ def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     Both are by estimate, for one result after the other.
     """
     for index in range(len(segment.ops)):
+        if segment.ops[index].dst.buffer.name in segment.resident:
+            continue
         kept = with_resident(segment, index, planner)
         if kept is not None:
             alive = range(index, index + len(_until_read(segment.ops, index)))
@@ -71,18 +74,27 @@ def _regions(segment: DeviceSegment, config: Config) -> tuple[Region, ...]:
 
 def _until_read(ops: Sequence[DeviceOp], index: int) -> list[Conv]:
     """The operator at `index` and those up to the last that reads its result; none of them if that cannot stay: if it
-    is not only convolutions, or if not all of the result is written and read as one."""
+    is not only convolutions, or if not all of the result is written as one, and read as that or in whole rows."""
     dst = ops[index].dst
     name = dst.buffer.name
     if dst.buffer.kind != "temp" or not dst.contiguous:
         return []
     views = [(at, view) for at, op in enumerate(ops) for view in op.sources if view.buffer.name == name]
-    whole = all(view.contiguous and view.shape[3] == dst.shape[3] for _, view in views)
+    whole = all(
+        view.shape[3] == dst.shape[3] if view.contiguous else _whole_rows(view, dst) for _, view in views
+    )
     if not views or not whole or sum(op.dst.buffer.name == name for op in ops) > 1:
         return []
     between = ops[index : views[-1][0] + 1]
     convs = [op for op in between if isinstance(op, Conv)]
     return convs if len(convs) == len(between) else []
+
+
+def _whole_rows(view: View, dst: View) -> bool:
+    """Whether a view is rows, one after the other, of an image."""
+    n, _, w, c = dst.shape
+    shape = (view.shape[0], *view.shape[2:])
+    return view.buffer.shape == dst.shape and n == 1 and shape == (n, w, c) and view.step == (1, 1)
 
 
 def _fits(shape: ConvShape) -> bool:
@@ -91,8 +103,13 @@ def _fits(shape: ConvShape) -> bool:
     outputs = [item for item in (shape.dst, shape.residual) if item is not None and item.resident is not None]
     if shape.src.resident is None:
         return not outputs or shape.uniform
-    apart = shape.residual is None or shape.residual.resident != shape.src.resident
+    apart = shape.residual is None or shape.residual.resident is None or _apart(shape.op)
     return shape.aligned and apart and (not outputs or shape.uniform)
+
+
+def _apart(op: Conv | WideConv) -> bool:
+    """Whether an operator adds something else to its result than what it reads."""
+    return op.epilogue is None or op.epilogue.sources[1].buffer.name != op.src.buffer.name
 
 
 def cost_of(segment: DeviceSegment, part: range, planner: Planner) -> Cost | None:
