@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -190,14 +191,16 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
     """The operators, as one where two run at the same time, or a chain of them strip by strip."""
     behind = {index + 1 for index in segment.overlapped}
-    behind |= {index for first, last in segment.strips for index in range(first + 1, last)}
-    groups = list[list[Layer]]()
+    behind |= {index for item in segment.strips for index in range(item.first + 1, item.stop)}
+    macs = {item.first: item.macs for item in segment.strips}
+    groups: dict[int, list[Layer]] = {}
     for index, layer in enumerate(_each(segment.ops, tasks)):
-        if index in behind:
-            groups[-1].append(layer)
-        else:
-            groups.append([layer])
-    return tuple(map(_joined, groups))
+        first = next(reversed(groups)) if index in behind else index
+        groups.setdefault(first, []).append(layer)
+    joined = {first: _joined(layers) for first, layers in groups.items()}
+    return tuple(
+        dataclasses.replace(layer, macs=macs.get(first, layer.macs)) for first, layer in joined.items()
+    )
 
 
 def _each(ops: Sequence[DeviceOp], tasks: Tasks) -> Iterator[Layer]:
