@@ -148,7 +148,7 @@ class _Chains:
         open_: dict[tuple[int, int], list[_Candidate]],
         found: dict[tuple[int, int], tuple[_Candidate, Laid] | None],
     ) -> None:
-        """Plan all candidates for a chain, and keep the best."""
+        """Plan the candidates for a chain, best first, until one saves something."""
         key = item.first, item.last
         best: tuple[_Candidate, Laid] | None = None
         for other in open_.pop(key):
@@ -156,8 +156,9 @@ class _Chains:
             if laid is None:
                 continue
             saved = self._saved(item.first, item.last, laid.cost)
-            if saved > (best[0].saved if best else 0):
+            if saved > 0:
                 best = other._replace(saved=saved), laid
+                break
         found[key] = best
 
     # What there is to choose from.
