@@ -2,9 +2,9 @@
 
 A strip is some rows of the last result of a chain, with all that these need of the results ahead of it. These are as
 large as a strip, and stay on chip as `weft.compiler.passes.keep_resident` has it. It costs the array the rows that
-neighbouring strips both need, and the bus the weights, which come again for each strip; it saves the bus what is between
-the operators. The estimate decides which chains run so, and how high their strips are: first by closed forms, among all
-disjoint chains, then by plans of those that were chosen.
+neighbouring strips both need, and the bus the weights, which come again for each strip; it saves the bus what is
+between operators. The estimate decides which chains run so, and how high their strips are: first by closed forms,
+among all disjoint chains, then by plans of those that were chosen.
 
 This is the "depth-first" or "patch-based" order of L. Mei et al., "DeFiNES" (arXiv:2212.05344), and J. Lin et al.,
 "MCUNetV2" (arXiv:2110.15352), with strips of full width.

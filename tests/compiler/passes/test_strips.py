@@ -9,17 +9,18 @@ import pytest
 from support.golden_compare import compare
 from support.op_cases import convolution, random_convolutions, whole
 
+from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import Add, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Conv, DeviceSegment, View, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.strips import in_strips, lay, replaced
-from weft.compiler.pipeline import PIPELINE, Pass
+from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.rtl.device import RtlDevice
+from weft.sim.timing import TimingDevice
 
 
 def chain_of(ops: tuple[Conv, ...]) -> range | None:
@@ -119,3 +120,55 @@ def drawn(config: Config, count: int, side: int, channels: int, bandwidth: float
 @pytest.mark.parametrize(("preset", "least"), [("tiny", 8), ("small", 12), ("default", 12)])
 def test_random_chains(preset: str, least: int) -> None:
     assert drawn(PRESETS[preset], 50, 9, 24) >= least
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted({board.name for board in BOARDS.values()}))
+def test_random_chains_on_boards(name: str) -> None:
+    """Configurations of boards, behind memories of all speeds."""
+    config = BOARDS[name].config
+    for bandwidth in (1, 2, 8, 64):
+        assert drawn(config, 40, 14, 40, bandwidth) > 4
+
+
+def chained(seed: int, config: Config) -> tuple[DeviceSegment, DeviceSegment, dict[str, np.ndarray]]:
+    """A drawn chain that fits, as it is and in strips."""
+    for draw in range(seed, 10_000, 100):
+        rng = np.random.default_rng([draw, config.n, 5])
+        segment, inputs = random_convolutions(rng, 10, 20)
+        cut = strips_of(segment, config, int(rng.integers(1, segment.ops[-1].dst.shape[1] + 1)))
+        if cut is not None and len(cut.ops) > len(segment.ops):
+            return segment, cut, inputs
+    raise AssertionError("no chain fits")
+
+
+def on_rtl(config: Config, seed: int) -> None:
+    """The RTL computes what the operators mean, with random stalls in every other case; without them the cycle model
+    agrees in every counter."""
+    segment, cut, inputs = chained(seed, config)
+    image = Image(compile_segment(cut, config, passes=WITHOUT))
+    stalls = 0.3 if seed % 2 else 0.0
+    with RtlDevice(
+        config, image.memory_bytes, latency=7 * seed + 1, stall_probability=stalls, stall_seed=seed
+    ) as rtl:
+        image.run(rtl, inputs)
+        name = segment.ops[-1].dst.buffer.name
+        found, counters = image.read(rtl, name).reshape(-1), rtl.counters()
+    assert np.array_equal(found, run_ops(segment, inputs, config.mantissa_bits)[name]), seed
+    if not stalls:
+        model = TimingDevice(config, image.memory_bytes, latency=7 * seed + 1)
+        image.run(model, inputs)
+        assert counters == model.counters()
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "default"])
+def test_strips_on_rtl(preset: str) -> None:
+    for seed in range(4):
+        on_rtl(PRESETS[preset], seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["tiny", "small", "default", "large"])
+def test_more_strips_on_rtl(preset: str) -> None:
+    for seed in range(4, 40):
+        on_rtl(PRESETS[preset], seed)
