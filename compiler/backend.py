@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
 from weft.compiler.onnx.limits import check_memory
 from weft.compiler.operators.record import operator_of
+from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
@@ -143,7 +145,7 @@ def compile_segment(
     CompileError
         If an operator cannot be cut small enough for the configuration's memories.
     """
-    unwanted = ([] if reuse else [keep_resident]) + ([gather_rows] if plain_inputs else [])
+    unwanted = ([] if reuse else [depth_first, keep_resident]) + ([gather_rows] if plain_inputs else [])
     wanted = [item for item in passes if item.run not in unwanted]
     target = Target(config, bandwidth)
     segment = run_passes(wanted, segment, Planner(target, choose), watch)
@@ -191,13 +193,18 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
 
 def _layers(segment: DeviceSegment, tasks: Tasks) -> tuple[Layer, ...]:
-    """The operators, two that run at the same time as one."""
-    ops, found = segment.ops, list[Layer]()
-    for index, layer in enumerate(_each(ops, tasks)):
-        if index - 1 in segment.overlapped:
-            layer = _joined([found.pop(), layer])
-        found.append(layer)
-    return tuple(found)
+    """The operators, as one where two run at the same time, or a chain of them strip by strip."""
+    behind = {index + 1 for index in segment.overlapped}
+    behind |= {index for item in segment.strips for index in range(item.first + 1, item.stop)}
+    macs = {item.first: item.macs for item in segment.strips}
+    groups: dict[int, list[Layer]] = {}
+    for index, layer in enumerate(_each(segment.ops, tasks)):
+        first = next(reversed(groups)) if index in behind else index
+        groups.setdefault(first, []).append(layer)
+    joined = {first: _joined(layers) for first, layers in groups.items()}
+    return tuple(
+        dataclasses.replace(layer, macs=macs.get(first, layer.macs)) for first, layer in joined.items()
+    )
 
 
 def _each(ops: Sequence[DeviceOp], tasks: Tasks) -> Iterator[Layer]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from weft.compiler.ir.graph import DeviceSegment
 from weft.compiler.passes.choose_plans import choose_plans
+from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.fuse_epilogue import fuse_epilogue
 from weft.compiler.passes.fuse_lookup import fuse_lookup
 from weft.compiler.passes.fuse_pad import fuse_pad
@@ -52,6 +53,7 @@ PIPELINE = (
     Pass(fuse_epilogue),
     Pass(gather_rows),
     Pass(split_pool),
+    Pass(depth_first),
     Pass(keep_resident),
     Pass(store_states),
     Pass(choose_plans),

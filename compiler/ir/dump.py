@@ -26,6 +26,7 @@ def dump_segment(segment: DeviceSegment) -> str:
     lines += [f"  rows of {name} side by side: {rows}" for name, rows in segment.rows.items()]
     lines += [f"  {name} stays on chip at vector {address}" for name, address in segment.resident.items()]
     lines += [f"  {name} becomes {made} at the end" for name, made in segment.states.items()]
+    lines += [f"  operators {first} to {stop - 1} are a chain in strips" for first, stop, _ in segment.strips]
     for index, op in enumerate(segment.ops):
         read = ", ".join(map(_view, op.sources))
         lines.append(f"  {type(op).__name__.lower()} {op.name}: {read} -> {_view(op.dst)}{_details(op)}")

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -454,6 +454,16 @@ Region = tuple[int, int]
 """A part of the scratchpad, from address to address."""
 
 
+class Strips(NamedTuple):
+    """A chain of operators strip by strip: indices of the first operator of the first strip and behind the last one of
+    the last, and the useful multiplications of the chain; what strips compute twice does not count.
+    """
+
+    first: int
+    stop: int
+    macs: int
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceSegment:
     """Operators that run on the device in one program, in a valid order. The host writes every "input" buffer before
@@ -462,7 +472,7 @@ class DeviceSegment:
     What passes find out about buffers is kept here: `rows` has the inputs whose rows the host lays side by side,
     `resident` the scratchpad address of each buffer that stays on chip and is never in DRAM, and `regions` what that
     leaves of the scratchpad for each operator (all of it where there are none). Each operator whose index is in
-    `overlapped` runs at the same time as the one behind it.
+    `overlapped` runs at the same time as the one behind it. `strips` says which operators are a chain strip by strip.
 
     `states` has, by the name of each "state" buffer, the "output" buffer that it becomes at the end of a run, of the
     same size; the pass `store_states` makes operators of that.
@@ -474,6 +484,7 @@ class DeviceSegment:
     resident: Mapping[str, int] = field(default_factory=dict)
     regions: tuple[Region, ...] = ()
     overlapped: tuple[int, ...] = ()
+    strips: tuple[Strips, ...] = ()
     states: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.compiler.ir.graph import DeviceOp, Region
+from weft.compiler.ir.graph import DeviceOp, Region, View
+from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.memory import Allocation, TensorRef
 from weft.compiler.machine.target import Target
 from weft.hdl.isa.config import Config
@@ -24,7 +25,16 @@ class Site:
     @classmethod
     def of(cls, op: DeviceOp, allocation: Allocation, target: Target, region: Region | None = None) -> Site:
         """The site of an operator whose buffers lie as `allocation` has them."""
-        return cls(tuple(map(allocation.reference, op.sources)), allocation.reference(op.dst), target, region)
+
+        def at(view: View) -> TensorRef:
+            """Rows of what is on chip lie as far from its start as their vectors tell."""
+            found = allocation.reference(view)
+            if found.resident is None or not view.y:
+                return found
+            ahead = view.y * view.buffer.shape[2] * ceil_div(view.shape[3], target.config.n)
+            return replace(found, resident=found.resident + ahead)
+
+        return cls(tuple(map(at, op.sources)), at(op.dst), target, region)
 
     @property
     def config(self) -> Config:

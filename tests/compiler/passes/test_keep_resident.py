@@ -156,6 +156,17 @@ def test_what_is_held_does_not_move() -> None:
     assert sum(kept.areas.sizes.values()) < sum(moved.areas.sizes.values())
 
 
+def test_rows_of_what_is_held_are_read() -> None:
+    """As of what has a part of it read by one operator, and the rest by another."""
+    first = conv("a", whole("x", (1, 12, 12, 32), "input"), 40, 3)
+    parts = (View(first.dst.buffer, (1, 5, 12, 40), y=4), View(first.dst.buffer, (1, 5, 12, 40)))
+    last = conv("y", parts[1], 24, kind="output")
+    middle = conv("b", parts[0], 24, 3)
+    ops = (first, middle, added(last, middle.dst))
+    assert set(resident(ops)) == {"a", "b"}
+    compare_outputs(compile_segment(DeviceSegment("s", ops), DEFAULT), ops, DEFAULT)
+
+
 def residual_blocks() -> tuple[Conv, ...]:
     """Two blocks whose input is read twice, the second time for an addition."""
     ops = [conv("c", whole("x", (1, 14, 14, 32), "input"), 64)]
@@ -284,8 +295,15 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
         "part of what is read": (
             first, conv("y", View(first.dst.buffer, (1, 12, 12, 8)), 8, kind="output")
         ),
-        "rows of what is read": (
-            first, conv("y", View(first.dst.buffer, (1, 6, 12, 32), y=3), 8, kind="output")
+        "columns of what is read": (
+            first, conv("y", View(first.dst.buffer, (1, 12, 6, 32), x=3), 8, kind="output")
+        ),
+        "every other row of what is read": (
+            first, conv("y", View(first.dst.buffer, (1, 6, 12, 32), step=(2, 1)), 8, kind="output")
+        ),
+        "rows of two images": (
+            two := conv("a", whole("x", (2, 12, 12, 32), "input"), 32),
+            conv("y", View(two.dst.buffer, (2, 6, 12, 32), y=3), 8, kind="output"),
         ),
         "other channels": (first, conv("y", flat, 8, kind="output")),
         "pieces that are no vectors": (even, groups),
