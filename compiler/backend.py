@@ -129,7 +129,7 @@ def compile_segment(
     passes : sequence of Pass
         What is done to the segment before it is lowered. Behind them all operators must have plans.
     reuse : bool
-        Let results stay on chip from convolution to convolution, and temporaries whose lifetimes do not meet share
+        Let results stay on chip from operator to operator, and temporaries whose lifetimes do not meet share
         DRAM; without it every intermediate that is not part of an operator is left in DRAM to look at.
     plain_inputs : bool
         Take all inputs in NHWC order; without it the host may have to lay rows of them side by side.

@@ -73,7 +73,7 @@ def compile(  # the public name, and what it does
     progress : callable
         Told the name of every operator before it is lowered.
     reuse : bool
-        Let intermediates share memory, and stay on chip between convolutions; without it every one can be looked at
+        Let intermediates share memory, and stay on chip between operators; without it every one can be looked at
         after the run.
     plain_inputs : bool
         Have all inputs in memory in NHWC order. Otherwise `Program.run` lays rows of an input side by side where that
