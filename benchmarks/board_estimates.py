@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from zoo import LIGHT, quantised
+from zoo import NETWORKS, quantised
 
 import weft
 from weft.boards.registry import find
@@ -24,13 +24,12 @@ from weft.errors import FileError
 from weft.estimate import estimate
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-ZOO = ("resnet18", "mobilenet_v2", "vit_layer", *LIGHT)
 HEADER = "| network | cycles | estimate | apart | ms | outputs that differ |"
 
 
 def source(name: str) -> str | bytes:
     """What `weft.compile` takes."""
-    return quantised(name).SerializeToString() if name in ZOO else name
+    return quantised(name).SerializeToString() if name in NETWORKS else name
 
 
 def inputs(program: weft.Program, seed: int) -> dict[str, np.ndarray]:
