@@ -376,7 +376,7 @@ def _mixed(
         window = Window((h, w)) if rng.random() < 0.3 else draw_window(rng, h, w, pad=1)
         reduction = "max" if rng.random() < 0.5 else "average"
         dst = whole(name, (n, *window.output(h, w), c), "temp")
-        return Pool(name, src, dst, reduction, window, rng.uniform(0.3, 2), *zeros[:2])
+        return Pool(name, src, dst, reduction, window, rng.uniform(0.3, 2), zeros[0], zeros[1])
     dst = whole(name, src.shape, "temp")
     if kind == "sum":
         sign = -1 if products and rng.random() < 0.3 else 1
