@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import NoReturn, Self
 
-from weft.boards.frames import IDENTITY_BYTES, PAYLOAD, PROTOCOL, FrameError, Identity, Operation, Request
+from weft.boards.frames import IDENTITY_BYTES, PROTOCOL, FrameError, Identity, Operation, Request
+from weft.boards.memory import BoardMemory, Transfer
 from weft.boards.registry import line_rates
 from weft.boards.session import ATTEMPTS, SerialPort, Session, SilenceError, open_port
 from weft.hdl.control.stalls import Watch, waits
@@ -45,6 +45,8 @@ class BoardDevice(Device):
     ----------
     identity : Identity
         What the board says about itself.
+    transfer : Transfer
+        What `load` has written so far, and what was there.
 
     Raises
     ------
@@ -61,6 +63,8 @@ class BoardDevice(Device):
         self._failed = self._started = False
         self.identity = self._identify()
         self.memory_bytes = self.identity.memory_bytes
+        self.transfer = Transfer()
+        self._memory = BoardMemory(session, self.memory_bytes)
         session.buffer = self.identity.buffer
         # Whatever a program before left behind.
         self._reset()
@@ -114,7 +118,13 @@ class BoardDevice(Device):
             if len(rates) > 1:
                 rates = [_answering(opened, port, rates, timeout)]
             window = 0.2 + 8192 * 10 / rates[0]
-            session = Session(opened, port, timeout=window if timeout is None else timeout, attempts=attempts)
+            session = Session(
+                opened,
+                port,
+                timeout=window if timeout is None else timeout,
+                adaptive=timeout is None,
+                attempts=attempts,
+            )
             return cls(session, config)
         except BaseException:
             opened.close()
@@ -158,37 +168,35 @@ class BoardDevice(Device):
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
-        check_range(address, len(payload), self.memory_bytes)
-        for at, (size, _) in list(self._loaded.items()):
-            if at < address + len(payload) and address < at + size:
-                del self._loaded[at]
-        view = memoryview(bytes(payload))
-        for _ in self._session.exchange(
-            Request(0, Operation.WRITE_MEMORY, at, size, bytes(view[at - address : at - address + size]))
-            for at, size in _blocks(address, len(payload))
-        ):
-            pass
+        self._forget(address, len(payload))
+        self._memory.write(address, payload)
 
     def load(self, address: int, payload: bytes) -> None:
-        """Write `payload`, if it is not the last that was loaded there, and has stayed. Raises as `write`."""
+        """Let DRAM hold `payload`, which programs only read; raises as `write`.
+
+        What is the same there, be it from an earlier session, is not written again: the board tells by CRCs. What has
+        been loaded in this session is not even looked at, as long as no program has failed.
+        """
         if self._failed:
             self._loaded.clear()  # Nobody knows what such a program has written.
         known = len(payload), hashlib.sha256(payload).digest()
-        if self._loaded.get(address) != known:
-            self.write(address, payload)
-            self._loaded[address] = known
+        if self._loaded.get(address) == known:
+            return
+        self._forget(address, len(payload))
+        transfer = self._memory.bring(address, payload)
+        self._loaded[address] = known
+        self.transfer.written += transfer.written
+        self.transfer.kept += transfer.kept
+
+    def _forget(self, address: int, size: int) -> None:
+        """What was loaded there is there no more."""
+        for at, (length, _) in list(self._loaded.items()):
+            if at < address + size and address < at + length:
+                del self._loaded[at]
 
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
-        check_range(address, size, self.memory_bytes)
-        blocks = list(_blocks(address, size))
-        found = bytearray(size)
-        for index, answer in self._session.exchange(
-            Request(0, Operation.READ_MEMORY, at, length) for at, length in blocks
-        ):
-            at, length = blocks[index]
-            found[at - address : at - address + length] = answer.payload
-        return bytes(found)
+        return self._memory.read(address, size)
 
     def set_base(self, index: int, address: int) -> None:
         """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
@@ -322,15 +330,6 @@ def _answering(opened: SerialPort, port: str, rates: list[int], timeout: float |
             return rate
     tried = ", ".join(f"{rate:,}" for rate in rates)
     raise SilenceError(f"{silence} (tried at {tried} baud)")
-
-
-def _blocks(address: int, size: int) -> Iterator[tuple[int, int]]:
-    """Addresses and sizes of the requests that `size` bytes from `address` on take."""
-    end = address + size
-    while address < end:
-        length = min(end, (address // PAYLOAD + 1) * PAYLOAD) - address
-        yield address, length
-        address += length
 
 
 def _describe(digest: int) -> str:
