@@ -360,6 +360,10 @@ async def bench_reset(dut: Any) -> None:
             assert (answer.sequence, answer.operation) == (request.sequence, request.operation)
         await bench.quiet()
         assert len(high) == number
+    assert bench.axi is not None
+    memory, registers = bytes(bench.memory), bench.axi.read(0, SIZE)
+    await bench.exchange(bench.request(Operation.RESET, 0x14, payload=random.randbytes(9)))
+    assert (bench.memory, bench.axi.read(0, SIZE)) == (memory, registers)
     assert min(high) >= 20 * bench.bit
 
 
