@@ -7,20 +7,17 @@ import time
 from types import TracebackType
 from typing import NoReturn, Self
 
-from weft.boards.frames import IDENTITY_BYTES, PROTOCOL, FrameError, Identity, Operation, Request
+from weft.boards.frames import Identity, Operation, Request
 from weft.boards.memory import BoardMemory, Transfer
+from weft.boards.ports import identify, open_session
 from weft.boards.registry import line_rates
-from weft.boards.session import ATTEMPTS, SerialPort, Session, SilenceError, open_port
+from weft.boards.session import ATTEMPTS, Session
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.sim.device import Device, DeviceError, check_base, check_program, check_range
 
-PROBE_SECONDS = 0.2
-"""Seconds in which a board answers that is asked at its own baud rate."""
-PROBE_ATTEMPTS = 2
-"""How often it is asked at each."""
 NAP = 0.01
 """Seconds between looks at the status register, after some quick ones."""
 PATIENCE = 1_000_000
@@ -113,35 +110,16 @@ class BoardDevice(Device):
             If the port cannot be opened, no board answers, or one that is built for another configuration or version.
         """
         rates = line_rates(config) if baud is None else [baud]
-        opened = open_port(port, rates[0])
+        session, _ = open_session(port, rates, timeout=timeout, attempts=attempts)
         try:
-            if len(rates) > 1:
-                rates = [_answering(opened, port, rates, timeout)]
-            window = 0.2 + 8192 * 10 / rates[0]
-            session = Session(
-                opened,
-                port,
-                timeout=window if timeout is None else timeout,
-                adaptive=timeout is None,
-                attempts=attempts,
-            )
             return cls(session, config)
         except BaseException:
-            opened.close()
+            session.close()
             raise
 
     def _identify(self) -> Identity:
-        answer = self._session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
+        identity = identify(self._session)
         name = self._session.name
-        try:
-            identity = Identity.decode(answer.payload)
-        except FrameError as error:
-            raise DeviceError(f"what answers at {name} is no weft board: {error}") from None
-        if identity.protocol != PROTOCOL:
-            raise DeviceError(
-                f"the board at {name} speaks version {identity.protocol} of the link, this weft version {PROTOCOL}: "
-                "build and flash it again"
-            )
         if identity.digest != self.config.digest:
             raise DeviceError(
                 f"the board {identity.board} at {name} is built for {_describe(identity.digest)}, "
@@ -309,27 +287,6 @@ class BoardDevice(Device):
 
     def _write_register(self, address: int, value: int) -> None:
         self._session.request(Request(0, Operation.WRITE_REGISTERS, address, 4, value.to_bytes(4, "little")))
-
-
-def _answering(opened: SerialPort, port: str, rates: list[int], timeout: float | None) -> int:
-    """The first of `rates` at which a board answers. Raises `SilenceError`."""
-    silence = SilenceError("")
-    for rate in rates:
-        try:
-            opened.baudrate = rate
-        except (ValueError, OSError):  # one that this port cannot do
-            continue
-        session = Session(
-            opened, port, timeout=PROBE_SECONDS if timeout is None else timeout, attempts=PROBE_ATTEMPTS
-        )
-        try:
-            session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
-        except SilenceError as error:
-            silence = error
-        else:
-            return rate
-    tried = ", ".join(f"{rate:,}" for rate in rates)
-    raise SilenceError(f"{silence} (tried at {tried} baud)")
 
 
 def _describe(digest: int) -> str:

@@ -24,7 +24,8 @@ def run_on_board(
     progress: Progress,
 ) -> list[Result]:
     """Run on the board at a port, as `weft.virtual.board_at` opens it, once for each of `runs`, and tell of the last
-    one's layers as `add_model` does.
+    one's layers as `add_model` does. Its report has ``link``: bytes of code and weights that were written for all runs,
+    those that were there before, and requests that were sent again.
 
     Raises
     ------
@@ -40,6 +41,11 @@ def run_on_board(
         progress(f"running on {device.identity.board}")
         results = [program.run(inputs, on=device, memory=False) for inputs in runs]
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
+        results[-1].report["link"] = {
+            "written_bytes": device.transfer.written,
+            "kept_bytes": device.transfer.kept,
+            "repeated": device.repeated,
+        }
     if board is not None:
         progress("asking the cycle model for the layers' shares")
         add_model(results[-1].report, program, board, clock)
@@ -78,6 +84,17 @@ def board_model(board: Board, config: Config, clock: float, memory_bytes: int | 
         return SequentialTimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth)
     sdram = board.sdram(clock)
     return TimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth, sdram=sdram)
+
+
+def say_link(report: dict[str, Any]) -> None:
+    """Say what of a program crossed the link, and what was on the board."""
+    link = report["link"]
+    text = f"code and weights: {link['written_bytes']:,} bytes uploaded"
+    if link["kept_bytes"]:
+        text += f", {link['kept_bytes']:,} bytes were on the board already"
+    if link["repeated"]:
+        text += f"; {link['repeated']:,} requests had to be sent again: the line loses bytes"
+    say(text)
 
 
 def say_source(report: dict[str, Any]) -> None:

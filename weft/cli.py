@@ -30,7 +30,7 @@ from weft import (
     tune_command,
 )
 from weft import report as reports
-from weft.board_run import run_on_board, say_source
+from weft.board_run import run_on_board, say_link, say_source
 from weft.configurations import sequential_boards
 from weft.errors import FileError, InputError
 from weft.hdl.errors import WeftError
@@ -168,6 +168,7 @@ def run(
     if on is Target.RTL:
         reports.say_plan(program, bandwidth)
     if on is Target.BOARD:
+        say_link(results[-1].report)
         say_source(results[-1].report)
         reports.say_plan(program, results[-1].report.get("modelled", {}).get("bandwidth"))
     if theirs is not None:
