@@ -140,6 +140,11 @@ class BoardDevice(Device):
         self.close()
 
     @property
+    def port(self) -> str:
+        """The serial port."""
+        return self._session.name
+
+    @property
     def repeated(self) -> int:
         """Requests so far that had to be sent again: above 0, the line loses bytes."""
         return self._session.repeated

@@ -77,6 +77,11 @@ class BoardMemory:
         written = sum(size for _, size in wrong)
         return Transfer(written, len(payload) - written)
 
+    def holds(self, address: int, payload: bytes) -> bool:
+        """Whether memory holds `payload`, by the board's CRCs. Raises as `write`."""
+        check_range(address, len(payload), self.size)
+        return not self._differing(address, payload, list(blocks(address, len(payload), CHECKED)))
+
     def _differing(self, address: int, payload: bytes, pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Those of `pages` that hold something else than `payload` has there, which begins at `address`."""
         expected = _checks(address, payload, pages)

@@ -151,6 +151,11 @@ class Session:
         self._flights = Flights(random.randrange(256))
 
     @property
+    def damaged(self) -> int:
+        """Damaged frames received so far."""
+        return self._parser.damaged
+
+    @property
     def payload(self) -> int:
         """Bytes that requests on memory should be about now."""
         return self.quality.payload

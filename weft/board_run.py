@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def run_on_board(
     program: Program,
     runs: Sequence[dict[str, np.ndarray]],
-    port: str,
+    port: str | None,
     baud: int | None,
     progress: Progress,
 ) -> list[Result]:
@@ -35,10 +35,12 @@ def run_on_board(
     from weft.boards.registry import BOARDS
     from weft.virtual import PREFIX, board_at
 
-    if port.startswith(PREFIX):
+    if port is None:
+        progress("asking the serial ports for a board")
+    elif port.startswith(PREFIX):
         progress("building the board's simulator (about a minute, the first time only)")
     with board_at(port, program.config, baud) as device:
-        progress(f"running on {device.identity.board}")
+        progress(f"running on {device.identity.board} at {device.port}")
         results = [program.run(inputs, on=device, memory=False) for inputs in runs]
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
         results[-1].report["link"] = {

@@ -25,6 +25,7 @@ from weft import (
     files,
     litert,
     model_commands,
+    probe_command,
     quantise_command,
     trace_command,
     tune_command,
@@ -118,7 +119,11 @@ def run(
         whole("--waves-cycles", "Number of cycles in --waves; all that follow if not given.", 1, 1 << 40),
     ] = None,
     port: Annotated[
-        str | None, typer.Option(help="Serial port of the board, or virtual:NAME to simulate one.")
+        str | None,
+        typer.Option(
+            help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
+            show_default=False,
+        ),
     ] = None,
     baud: Annotated[
         int | None,
@@ -159,7 +164,7 @@ def run(
                 program.run(inputs, on="rtl", trace=trace, **timing)
                 for inputs, trace in zip(runs, traces, strict=True)
             ]
-        elif port is not None:
+        elif on is Target.BOARD:
             # A board's memory is not read back.
             golden = [dataclasses.replace(result, memory=b"") for result in golden]
             program.reset()
@@ -191,8 +196,8 @@ def _read(
     """The program and the inputs of each run, once the options of `run` go together."""
     if not source:
         raise FileError("--input is missing: say which file holds the model's inputs")
-    if (on is Target.BOARD) != (port is not None):
-        raise FileError("--on board and --port PORT go together: say both, or neither")
+    if port is not None and on is not Target.BOARD:
+        raise FileError(f"--port and --on {on} do not go together: only a board has a port")
     program, read = load(folder)
     files.apart(written, [*read, *source, against and files.existing(against)])
     _check_device(on, program)
@@ -291,6 +296,7 @@ trace_command.add(app)
 tune_command.add(app)
 estimate_command.add(app)
 board_commands.add(app)
+probe_command.add(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,7 +17,7 @@ _TABLE = [_entry(number) for number in range(256)]
 WRITABLE = range(Reg.PROGRAM, Reg.COUNTER)
 
 
-def crc(payload: bytes) -> int:
+def crc(payload: bytes | bytearray) -> int:
     """CRC-64/XZ, byte by byte."""
     value = (1 << 64) - 1
     for byte in payload:
