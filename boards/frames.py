@@ -24,17 +24,21 @@ from dataclasses import dataclass
 from weft.hdl.errors import WeftError
 from weft.hdl.isa.memmap import MAGIC
 
-PROTOCOL = 1
+PROTOCOL = 2
 END, ESC, FLIP = 0x7E, 0x7D, 0x20
 ANSWER = 0x80
 """Set in the operation of an answer, so that an echo is none."""
 PAYLOAD = 256
 """Bytes that a request may read or write; they must not lie on both sides of a multiple of this."""
+CHECKED = 4096
+"""The same for bytes that a request may check."""
+CHECK_BYTES = 8
+"""Bytes of the answer to a check: the CRC-64/XZ of what was checked, least significant byte first."""
 CRC_BYTES = 4
 
 REQUEST_FIELDS = {"sequence": 8, "operation": 8, "size": 16, "address": 32}
 """Fields of a request and their widths in bits, least significant byte first: ``sequence`` comes back in the answer;
-``size`` bytes (0 to `PAYLOAD`) are read or written from byte address ``address`` on."""
+``size`` bytes (0 to `PAYLOAD`, or to `CHECKED`) are read, written or checked from byte address ``address`` on."""
 ANSWER_FIELDS = {"sequence": 8, "operation": 8, "starts": 8}
 """Fields of an answer: ``starts`` is the number of programs started since the board was configured, modulo 256."""
 
@@ -50,12 +54,18 @@ class Operation(enum.IntEnum):
     START = (
         5  # write registers, if bits 24 to 31 of the address are the number of starts so far, which goes up
     )
-    RESET = 6  # reset the core; its registers are cleared
+    CHECK_MEMORY = 6  # read a CRC of memory instead of memory itself; of no bytes, nothing
+    RESET = 7  # reset the core; its registers are cleared
 
 
 def carries(operation: int) -> int:
     """1 if a request has `operation`'s payload, 0 if it has none. Works for Amaranth values, too."""
     return operation & 1
+
+
+def limit(operation: Operation) -> int:
+    """Bytes that a request may be about."""
+    return CHECKED if operation is Operation.CHECK_MEMORY else PAYLOAD
 
 
 def _packer(fields: dict[str, int]) -> struct.Struct:
@@ -85,12 +95,18 @@ class Request:
     payload: bytes = b""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.size <= PAYLOAD - self.address % PAYLOAD:
-            raise FrameError(
-                f"{self.size} bytes from {self.address:#x} on do not lie in a block of {PAYLOAD}"
-            )
+        block = limit(self.operation)
+        if not 0 <= self.size <= block - self.address % block:
+            raise FrameError(f"{self.size} bytes from {self.address:#x} on do not lie in a block of {block}")
         if len(self.payload) != self.size * carries(self.operation):
             raise FrameError(f"{self.operation.name} of {self.size} bytes carries {len(self.payload)}")
+
+    @property
+    def answered(self) -> int:
+        """Bytes of the payload of its answer."""
+        if self.operation is Operation.CHECK_MEMORY:
+            return CHECK_BYTES if self.size else 0
+        return 0 if carries(self.operation) else self.size
 
     def encode(self) -> bytes:
         """The body of the request."""

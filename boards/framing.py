@@ -156,8 +156,9 @@ class Deframer(wiring.Component):
                 with m.Case(_SIZE):
                     m.d.sync += left[:8].eq(byte)
                 with m.Case(_SIZE + 1):
+                    # Larger sizes are for requests without payload.
                     m.d.sync += left[8].eq(byte[0])
-                    m.d.comb += wrong.eq(byte[1:] != 0)
+                    m.d.comb += wrong.eq(payload & (byte[1:] != 0))
                 with m.Case(REQUEST_BYTES - 1):
                     m.d.sync += index.eq(0)
                     m.d.sync += phase.eq(Mux(payload & (left != 0), _Phase.PAYLOAD, _Phase.CRC))

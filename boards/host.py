@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import NoReturn, Self
 
-from weft.boards.frames import IDENTITY_BYTES, PAYLOAD, PROTOCOL, FrameError, Identity, Operation, Request
+from weft.boards.frames import Identity, Operation, Request
+from weft.boards.memory import BoardMemory, Transfer
+from weft.boards.ports import identify, open_session
 from weft.boards.registry import line_rates
-from weft.boards.session import ATTEMPTS, SerialPort, Session, SilenceError, open_port
+from weft.boards.session import ATTEMPTS, Session
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.sim.device import Device, DeviceError, check_base, check_program, check_range
 
-PROBE_SECONDS = 0.2
-"""Seconds in which a board answers that is asked at its own baud rate."""
-PROBE_ATTEMPTS = 2
-"""How often it is asked at each."""
 NAP = 0.01
 """Seconds between looks at the status register, after some quick ones."""
 PATIENCE = 1_000_000
@@ -45,6 +42,8 @@ class BoardDevice(Device):
     ----------
     identity : Identity
         What the board says about itself.
+    transfer : Transfer
+        What `load` has written so far, and what was there.
 
     Raises
     ------
@@ -61,6 +60,8 @@ class BoardDevice(Device):
         self._failed = self._started = False
         self.identity = self._identify()
         self.memory_bytes = self.identity.memory_bytes
+        self.transfer = Transfer()
+        self._memory = BoardMemory(session, self.memory_bytes)
         session.buffer = self.identity.buffer
         # Whatever a program before left behind.
         self._reset()
@@ -109,29 +110,16 @@ class BoardDevice(Device):
             If the port cannot be opened, no board answers, or one that is built for another configuration or version.
         """
         rates = line_rates(config) if baud is None else [baud]
-        opened = open_port(port, rates[0])
+        session, _ = open_session(port, rates, timeout=timeout, attempts=attempts)
         try:
-            if len(rates) > 1:
-                rates = [_answering(opened, port, rates, timeout)]
-            window = 0.2 + 8192 * 10 / rates[0]
-            session = Session(opened, port, timeout=window if timeout is None else timeout, attempts=attempts)
             return cls(session, config)
         except BaseException:
-            opened.close()
+            session.close()
             raise
 
     def _identify(self) -> Identity:
-        answer = self._session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
+        identity = identify(self._session)
         name = self._session.name
-        try:
-            identity = Identity.decode(answer.payload)
-        except FrameError as error:
-            raise DeviceError(f"what answers at {name} is no weft board: {error}") from None
-        if identity.protocol != PROTOCOL:
-            raise DeviceError(
-                f"the board at {name} speaks version {identity.protocol} of the link, this weft version {PROTOCOL}: "
-                "build and flash it again"
-            )
         if identity.digest != self.config.digest:
             raise DeviceError(
                 f"the board {identity.board} at {name} is built for {_describe(identity.digest)}, "
@@ -152,43 +140,46 @@ class BoardDevice(Device):
         self.close()
 
     @property
+    def port(self) -> str:
+        """The serial port."""
+        return self._session.name
+
+    @property
     def repeated(self) -> int:
         """Requests so far that had to be sent again: above 0, the line loses bytes."""
         return self._session.repeated
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
-        check_range(address, len(payload), self.memory_bytes)
-        for at, (size, _) in list(self._loaded.items()):
-            if at < address + len(payload) and address < at + size:
-                del self._loaded[at]
-        view = memoryview(bytes(payload))
-        for _ in self._session.exchange(
-            Request(0, Operation.WRITE_MEMORY, at, size, bytes(view[at - address : at - address + size]))
-            for at, size in _blocks(address, len(payload))
-        ):
-            pass
+        self._forget(address, len(payload))
+        self._memory.write(address, payload)
 
     def load(self, address: int, payload: bytes) -> None:
-        """Write `payload`, if it is not the last that was loaded there, and has stayed. Raises as `write`."""
+        """Let DRAM hold `payload`, which programs only read; raises as `write`.
+
+        What is the same there, be it from an earlier session, is not written again: the board tells by CRCs. What has
+        been loaded in this session is not even looked at, as long as no program has failed.
+        """
         if self._failed:
             self._loaded.clear()  # Nobody knows what such a program has written.
         known = len(payload), hashlib.sha256(payload).digest()
-        if self._loaded.get(address) != known:
-            self.write(address, payload)
-            self._loaded[address] = known
+        if self._loaded.get(address) == known:
+            return
+        self._forget(address, len(payload))
+        transfer = self._memory.bring(address, payload)
+        self._loaded[address] = known
+        self.transfer.written += transfer.written
+        self.transfer.kept += transfer.kept
+
+    def _forget(self, address: int, size: int) -> None:
+        """What was loaded there is there no more."""
+        for at, (length, _) in list(self._loaded.items()):
+            if at < address + size and address < at + length:
+                del self._loaded[at]
 
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
-        check_range(address, size, self.memory_bytes)
-        blocks = list(_blocks(address, size))
-        found = bytearray(size)
-        for index, answer in self._session.exchange(
-            Request(0, Operation.READ_MEMORY, at, length) for at, length in blocks
-        ):
-            at, length = blocks[index]
-            found[at - address : at - address + length] = answer.payload
-        return bytes(found)
+        return self._memory.read(address, size)
 
     def set_base(self, index: int, address: int) -> None:
         """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
@@ -301,36 +292,6 @@ class BoardDevice(Device):
 
     def _write_register(self, address: int, value: int) -> None:
         self._session.request(Request(0, Operation.WRITE_REGISTERS, address, 4, value.to_bytes(4, "little")))
-
-
-def _answering(opened: SerialPort, port: str, rates: list[int], timeout: float | None) -> int:
-    """The first of `rates` at which a board answers. Raises `SilenceError`."""
-    silence = SilenceError("")
-    for rate in rates:
-        try:
-            opened.baudrate = rate
-        except (ValueError, OSError):  # one that this port cannot do
-            continue
-        session = Session(
-            opened, port, timeout=PROBE_SECONDS if timeout is None else timeout, attempts=PROBE_ATTEMPTS
-        )
-        try:
-            session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
-        except SilenceError as error:
-            silence = error
-        else:
-            return rate
-    tried = ", ".join(f"{rate:,}" for rate in rates)
-    raise SilenceError(f"{silence} (tried at {tried} baud)")
-
-
-def _blocks(address: int, size: int) -> Iterator[tuple[int, int]]:
-    """Addresses and sizes of the requests that `size` bytes from `address` on take."""
-    end = address + size
-    while address < end:
-        length = min(end, (address // PAYLOAD + 1) * PAYLOAD) - address
-        yield address, length
-        address += length
 
 
 def _describe(digest: int) -> str:

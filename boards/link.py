@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, wiring
+from amaranth.lib.crc.catalog import CRC64_XZ
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.frames import (
     ANSWER,
-    PAYLOAD,
+    CHECK_BYTES,
+    CHECKED,
     REQUEST_BYTES,
     REQUEST_FIELDS,
     Identity,
@@ -33,14 +35,15 @@ class _Progress:
     Bytes left and address are counted in its own fields. Its kind: it `writes`, and goes to `memory` or `registers`;
     `effective` is 0 for a start that has been made before. A bus word, or in its last bytes a register, comes in and
     goes out at `lane`; bytes that are not `inside` the request are passed over. `step` moves a byte, `issue` and `done`
-    are an access, `loaded` takes what it has read.
+    are an access, `loaded` takes what it has read. A check takes a byte in bits, the one at `bit` next; `crc` are the
+    lowest eight bits of its result, which `shift` moves down by one.
     """
 
     def __init__(self, config: Config) -> None:
         self.align = (config.bus_bytes - 1).bit_length()
         self.request = Signal(data.StructLayout(REQUEST_FIELDS))
-        self.left = self.request.size[:9]
-        self.address = self.request.address[: (PAYLOAD - 1).bit_length()]
+        self.left = self.request.size[: CHECKED.bit_length()]
+        self.address = self.request.address[: (CHECKED - 1).bit_length()]
         self.operation = Value.cast(self.request.operation)[:3]
         self.starts = Signal(8)
         self.writes, self.registers, self.memory, self.effective = Signal(), Signal(), Signal(), Signal()
@@ -49,6 +52,8 @@ class _Progress:
         self.first = Signal()
         self.offset, self.last_lane, self.inside = Signal(self.align), Signal(), Signal(name="inside")
         self.step, self.issue, self.loaded, self.done = Signal(), Signal(), Signal(), Signal()
+        self.check, self.take, self.shift = Signal(name="check"), Signal(name="take"), Signal(name="shift")
+        self.bit, self.crc = Signal(range(8)), Signal(8)
 
 
 class Link(wiring.Component):
@@ -128,13 +133,16 @@ class Link(wiring.Component):
         self._word(m, at, deframer.byte.payload)
         out, answering, reads = framer.byte, Signal(name="answering"), Signal(name="reads")
         m.d.comb += self.reset.eq(answering & (at.operation == Operation.RESET))
-        m.d.comb += reads.eq(~at.writes & (at.operation != Operation.RESET) & (at.left != 0))
+        m.d.comb += reads.eq(~at.writes & (at.left != 0))
         identity = self._identity(m, at)
+        index = Signal(range(REQUEST_BYTES))
+        self._check(m, at, answering)
         with m.FSM():
-            self._receive(m, at, deframer.byte)
+            self._receive(m, at, deframer.byte, index)
             self._write(m, at, deframer.byte)
             self._answer(m, at, out, answering, reads)
             self._read(m, at, out, identity)
+            self._result(m, at, out, index)
 
     @staticmethod
     def _kind(m: Module, at: _Progress) -> None:
@@ -142,7 +150,12 @@ class Link(wiring.Component):
         operation = at.operation
         m.d.sync += [
             at.writes.eq(carries(operation)),
-            at.memory.eq((operation == Operation.READ_MEMORY) | (operation == Operation.WRITE_MEMORY)),
+            at.check.eq(operation == Operation.CHECK_MEMORY),
+            at.memory.eq(
+                (operation == Operation.READ_MEMORY)
+                | (operation == Operation.WRITE_MEMORY)
+                | (operation == Operation.CHECK_MEMORY)
+            ),
             at.registers.eq(
                 (operation == Operation.READ_REGISTERS)
                 | (operation == Operation.WRITE_REGISTERS)
@@ -188,9 +201,21 @@ class Link(wiring.Component):
         return identity
 
     @staticmethod
-    def _receive(m: Module, at: _Progress, received: Any) -> None:
+    def _check(m: Module, at: _Progress, clear: Signal) -> None:
+        """The CRC of a check, a bit a cycle; it begins behind `clear`."""
+        m.submodules.crc = crc = ResetInserter(clear)(CRC64_XZ(data_width=1).create())
+        m.d.comb += [
+            crc.valid.eq(at.take | at.shift),
+            # The opposite of what the register expects shifts it: its next byte comes to its foot.
+            crc.data.eq(Mux(at.shift, ~crc.crc[0], at.word.bit_select(at.bit, 1))),
+            at.crc.eq(crc.crc[:8]),
+        ]
+        with m.If(crc.valid):
+            m.d.sync += at.bit.eq(at.bit + 1)
+
+    @staticmethod
+    def _receive(m: Module, at: _Progress, received: Any, index: Signal) -> None:
         """States in which a request comes in, and is looked at."""
-        index = Signal(range(REQUEST_BYTES))
         with m.State("REQUEST"):
             m.d.comb += received.ready.eq(1)
             m.d.sync += [at.lane.eq(0), at.first.eq(1)]
@@ -201,7 +226,7 @@ class Link(wiring.Component):
         with m.State("CHECK"):
             start = at.operation == Operation.START
             same = at.request.address[24:] == at.starts
-            m.d.sync += at.effective.eq(~start | same)
+            m.d.sync += at.effective.eq((~start | same) & (at.operation != Operation.RESET))
             with m.If(start & same):
                 m.d.sync += at.starts.eq(at.starts + 1)
             m.next = "SEQUENCE"
@@ -256,16 +281,35 @@ class Link(wiring.Component):
         with m.State("DRAIN"):
             identify = at.operation == Operation.IDENTIFY
             m.d.comb += [
-                out.valid.eq(at.inside),
+                out.valid.eq(at.inside & ~at.check),
                 out.payload.data.eq(Mux(identify, identity, at.word[:8])),
                 out.payload.last.eq(at.left == 1),
-                at.step.eq(~at.inside | out.ready),
+                at.take.eq(at.inside & at.check),
+                at.step.eq(~at.inside | Mux(at.check, at.bit == 7, out.ready)),
             ]
             with m.If(at.step & at.last_lane):
                 m.d.sync += self._following(at)
                 m.next = "READ"
             with m.If(at.step & at.inside & out.payload.last):
                 m.next = "REQUEST"
+                with m.If(at.check):
+                    m.next = "RESULT"
+
+    @staticmethod
+    def _result(m: Module, at: _Progress, out: Any, index: Signal) -> None:
+        """States in which the bytes of a check's CRC go out."""
+        with m.State("RESULT"):
+            last = index == CHECK_BYTES - 1
+            m.d.comb += [out.valid.eq(1), out.payload.data.eq(at.crc), out.payload.last.eq(last)]
+            with m.If(out.ready):
+                m.d.sync += index.eq(index + 1)
+                m.next = "SHIFT"
+        with m.State("SHIFT"):
+            m.d.comb += at.shift.eq(1)
+            with m.If(at.bit == 7):
+                m.next = "RESULT"
+                with m.If(index == 0):
+                    m.next = "REQUEST"
 
     def _bus(self, m: Module, at: _Progress) -> None:
         """One access to memory or registers, from `issue` to `done`; a word that was read stands with `done`."""

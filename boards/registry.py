@@ -30,9 +30,9 @@ def find(name: str) -> Board:
     return BOARDS[name]
 
 
-def line_rates(config: Config) -> list[int]:
-    """Baud rates at which a board with `config` may answer, the likeliest first: those of boards whose own it is, of
+def line_rates(config: Config | None = None) -> list[int]:
+    """Baud rates at which a board may answer, the likeliest first: those of boards that have `config` of their own, of
     all boards, and of boards that are built for another clock; of each the highest first."""
     boards = sorted(BOARDS.values(), key=lambda board: -board.baud)
-    own = [board.baud for board in boards if board.config.digest == config.digest]
+    own = [board.baud for board in boards if config is not None and board.config.digest == config.digest]
     return list(dict.fromkeys([*own, *(board.baud for board in boards), *RATES]))

@@ -6,19 +6,34 @@ import contextlib
 import errno
 import random
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
-from weft.boards.frames import PAYLOAD, REQUEST_BYTES, Answer, FrameError, Parser, Request, carries, frame
+from weft.boards.flights import Flights, Pending, held, on_line, payload
+from weft.boards.frames import PAYLOAD, REQUEST_BYTES, Answer, FrameError, Operation, Parser, Request, frame
+from weft.boards.quality import FRAMED, SIZES, Quality
 from weft.sim.device import DeviceError
 
-WINDOW = 16
-"""Requests that are sent before the first one's answer; their bytes must fit in the board's buffer besides."""
+WINDOW = 64
+"""Requests that are sent before the first one's answer."""
+WINDOW_BYTES = 16 * (FRAMED + PAYLOAD)
+"""Bytes that these take on the line, both ways together; what they hold must fit in the board's buffer besides."""
 ATTEMPTS = 6
-"""How often in a row the board may be silent."""
-LOSSES = 20
+"""How often in a row a board may be silent that has never answered."""
+PATIENCE = 45.0
+"""Seconds for which one may be silent that has: USB hubs and busy hosts have stood still for half a minute."""
+PROBES = 4
+"""Requests that are sent again after silence."""
+SILENCES = 2
+"""Of silences in a row, how many tell of the line's quality: in more than these, it stands still."""
+LOSSES = 100
 """How often one request may be lost while others are answered."""
+LEAST = 0.04
+"""Seconds that an answer may take at least, besides its time on the line: hosts do other things, too."""
+LONGEST_WAIT = 1.0
+"""Seconds between two attempts at most."""
 POLL = 0.02
 """Seconds that a read of the port takes at most."""
 
@@ -79,18 +94,12 @@ def open_port(port: str, baud: int) -> SerialPort:
     return opened
 
 
-@dataclass
-class _Sent:
-    """A request without answer. `order` counts transmissions: the line keeps their order."""
-
-    index: int
-    request: Request
-    order: int
-    losses: int = 0
-
-
 class Session:
     """Requests and answers over a serial port.
+
+    Requests are lost where bytes are. As the board answers in order, an answer tells that what was sent before its
+    request is lost, and only that is sent again; what was sent last is sent again when nothing comes for a while. On a
+    line that loses much, requests on memory are divided: `payload` says how.
 
     Parameters
     ----------
@@ -98,10 +107,15 @@ class Session:
     name : str
         What messages call the port.
     timeout : float
-        Seconds without an answer after which requests are sent again; twice and four times as long for the next times.
-        It must be more than a window of requests and answers takes on the line: 8 kB.
+        Seconds without an answer after which requests are sent again.
+    adaptive : bool
+        Whether to wait for less than `timeout` where the board has answered faster.
     attempts : int
-        How often in a row that may happen.
+        How often in a row a board may be silent that has never answered.
+    patience : float
+        Seconds for which one may be silent that has.
+    clock : callable
+        The time in seconds.
 
     Attributes
     ----------
@@ -111,24 +125,48 @@ class Session:
         `Answer.starts` of the last answer.
     repeated : int
         Requests sent again so far.
+    quality : Quality
+        What was answered and lost so far.
     """
 
-    def __init__(self, port: SerialPort, name: str, *, timeout: float, attempts: int = ATTEMPTS) -> None:
-        self.name, self.timeout, self.attempts = name, timeout, attempts
+    def __init__(
+        self,
+        port: SerialPort,
+        name: str,
+        *,
+        timeout: float,
+        adaptive: bool = False,
+        attempts: int = ATTEMPTS,
+        patience: float = PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.timeout, self.adaptive = name, timeout, adaptive
+        self.attempts, self.patience = attempts, patience
         self.buffer = 2 * (REQUEST_BYTES + PAYLOAD)
-        self.starts = self.repeated = self.answered = 0
-        self._port = port
+        self.starts = self.answered = self.repeated = 0
+        self.quality = Quality()
+        self._port, self._clock = port, clock
         self._parser = Parser()
         # A session before this one may have left answers on the line.
-        self._sequence = random.randrange(256)
-        self._order = 0
+        self._flights = Flights(random.randrange(256))
+
+    @property
+    def damaged(self) -> int:
+        """Damaged frames received so far."""
+        return self._parser.damaged
+
+    @property
+    def payload(self) -> int:
+        """Bytes that requests on memory should be about now."""
+        return self.quality.payload
 
     def close(self) -> None:
         """Close the port."""
         self._port.close()
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
-        """Send requests, whatever their sequence numbers; yields the place of each and its answer, in any order.
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Answer]]:
+        """Send requests, whatever their sequence numbers; yields each and its answer, in any order. Those that read or
+        write memory may have become several.
 
         Raises
         ------
@@ -137,61 +175,103 @@ class Session:
         DeviceError
             If the line is lost or too bad.
         """
-        waiting = enumerate(requests)
-        following = next(waiting, None)
-        sent: dict[int, _Sent] = {}
-        silent, deadline = 0, time.monotonic() + self.timeout
-        while sent or following:
-            while following and self._fits(sent, following[1]):
-                index, request = following
-                self._send(sent, [_Sent(index, replace(request, sequence=self._number(sent)), 0)])
-                following = next(waiting, None)
-            data = self._receive()
-            for answer in self._answers(data):
-                mine = sent.get(answer.sequence)
-                if mine is None or not _matches(mine.request, answer):
+        waiting = deque[Pending]()
+        following = iter(requests)
+        flights = self._flights
+        flights.clear()
+        heard = woken = self._clock()
+        silent = 0
+        while True:
+            self._fill(waiting, following)
+            if not flights:
+                return
+            for answer in self._answers(self._receive()):
+                arrival = flights.arrive(answer)
+                if arrival is None:
                     continue  # of a request that was sent twice
-                del sent[answer.sequence]
-                self._send(sent, [other for other in sent.values() if other.order < mine.order], lost=True)
-                silent, deadline = 0, time.monotonic() + self.timeout
-                yield mine.index, answer
-            if time.monotonic() > deadline:
-                silent += 1
-                if silent >= self.attempts:
+                mine, sent, lost = arrival
+                now = self._clock()
+                self.quality.answered(payload(mine.request), now - max(sent, heard) if silent < 2 else None)
+                heard = woken = now
+                silent = 0
+                waiting.extendleft(reversed([part for one in lost for part in self._lost(one)]))
+                yield mine.request, answer
+            now = self._clock()
+            if flights and now > woken + self._wait(silent):
+                silent, woken = silent + 1, now
+                if silent >= self.attempts and (not self.answered or now > heard + self.patience):
                     raise SilenceError(self._silence())
-                deadline = time.monotonic() + self.timeout * min(2**silent, 4)
-                self._send(sent, list(sent.values()), lost=False)
-                self.repeated += len(sent)
+                waiting.extendleft(reversed(self._probe(silent)))
 
-    def request(self, request: Request) -> Answer:
-        """Exchange one request."""
-        return next(answer for _, answer in list(self.exchange([request])))
-
-    def _number(self, sent: dict[int, _Sent]) -> int:
-        self._sequence = (self._sequence + 1) % 256
-        while self._sequence in sent:
-            self._sequence = (self._sequence + 1) % 256
-        return self._sequence
-
-    def _fits(self, sent: dict[int, _Sent], request: Request) -> bool:
-        held = sum(_held(other.request) for other in sent.values())
-        return len(sent) < WINDOW and held + _held(request) < self.buffer
-
-    def _send(self, sent: dict[int, _Sent], those: list[_Sent], *, lost: bool = False) -> None:
-        out = b""
-        for one in sorted(those, key=lambda one: one.order):
-            self._order += 1
-            one.order = self._order
-            one.losses += lost
-            self.repeated += lost
-            if one.losses > LOSSES:
-                raise DeviceError(
-                    f"the line to {self.name} is too bad: it lost a request or its answer {LOSSES} times"
-                )
-            sent[one.request.sequence] = one
-            out += frame(one.request.encode())
+    def _fill(self, waiting: deque[Pending], following: Iterator[Request]) -> None:
+        """Send what finds room on the line and in the board: what was lost first."""
+        out, now = b"", self._clock()
+        while True:
+            if not waiting:
+                request = next(following, None)
+                if request is None:
+                    break
+                waiting.append(Pending(request))
+            if not self._fits(waiting[0].request):
+                break
+            out += frame(self._flights.depart(waiting.popleft(), now).encode())
         if out:
             self._write(out)
+
+    def _fits(self, request: Request) -> bool:
+        flights = self._flights
+        return not flights or (
+            len(flights) < WINDOW
+            and flights.held + held(request) < self.buffer
+            and flights.on_line + on_line(request) <= WINDOW_BYTES
+        )
+
+    def _lost(self, one: Pending) -> list[Pending]:
+        """What to send for a request that is lost: in pieces if that is better."""
+        self.repeated += 1
+        self.quality.failed(payload(one.request))
+        if one.losses >= LOSSES:
+            raise DeviceError(
+                f"the line to {self.name} is too bad: it lost a request or its answer {LOSSES} times"
+            )
+        parts = _divided(one.request, self.payload)
+        return [Pending(part, losses=one.losses + 1) for part in parts]
+
+    def _probe(self, silent: int) -> list[Pending]:
+        """Send some of what is not answered again: the answers tell if more is lost. Returns a part of it that
+        is to be sent in pieces, the shorter the longer the silence.
+
+        All but the first time they go with the same numbers, so that these do not run out while a line stands still.
+        """
+        if silent <= SILENCES:
+            for one in self._flights.oldest(WINDOW):
+                self.quality.failed(payload(one.request))
+        oldest = self._flights.oldest(PROBES)
+        self.repeated += len(oldest)
+        most = max(SIZES[-1], min(self.payload, PAYLOAD >> silent))
+        parts = [Pending(part) for part in _divided(oldest[0].request, most)]
+        if len(parts) == 1:
+            parts = []
+        else:
+            self._flights.drop(oldest.pop(0))
+        now = self._clock()
+        for one in oldest if silent == 1 else []:
+            self._flights.depart(one, now)
+        if oldest:
+            self._write(b"".join(frame(one.request.encode()) for one in oldest))
+        return parts
+
+    def request(self, request: Request) -> Answer:
+        """Exchange one request, which must not be one that may become several."""
+        return next(answer for _, answer in list(self.exchange([request])))
+
+    def _wait(self, silent: int) -> float:
+        """Seconds without an answer after which something is sent again."""
+        first = self.timeout
+        if self.adaptive and self.answered:
+            line = self._flights.on_line * 10 / self._port.baudrate
+            first = min(first, LEAST + line + self.quality.reaction)
+        return min(first * 2**silent, max(LONGEST_WAIT, 2 * self.timeout))
 
     def _write(self, data: bytes) -> None:
         import serial
@@ -230,12 +310,20 @@ class Session:
         return f"nothing answers at {self.name}: is a board there, powered, and loaded with weft?"
 
 
-def _held(request: Request) -> int:
-    """Bytes of the board's buffer."""
-    return REQUEST_BYTES + len(request.payload)
+def _divided(request: Request, most: int) -> Iterator[Request]:
+    """A request as several, each on a part of its memory; itself if it is on none, or on no more than `most` bytes."""
+    if request.size <= most or request.operation not in (Operation.READ_MEMORY, Operation.WRITE_MEMORY):
+        yield request
+        return
+    for at, size in blocks(request.address, request.size, most):
+        start = at - request.address
+        yield replace(request, address=at, size=size, payload=request.payload[start : start + size])
 
 
-def _matches(request: Request, answer: Answer) -> bool:
-    operation = request.operation
-    size = 0 if carries(operation) else request.size
-    return answer.operation is operation and len(answer.payload) == size
+def blocks(address: int, size: int, block: int) -> Iterator[tuple[int, int]]:
+    """Addresses and sizes of the parts of `size` bytes from `address` on between multiples of `block`."""
+    end = address + size
+    while address < end:
+        length = min(end, (address // block + 1) * block) - address
+        yield address, length
+        address += length

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 def run_on_board(
     program: Program,
     runs: Sequence[dict[str, np.ndarray]],
-    port: str,
+    port: str | None,
     baud: int | None,
     progress: Progress,
 ) -> list[Result]:
     """Run on the board at a port, as `weft.virtual.board_at` opens it, once for each of `runs`, and tell of the last
-    one's layers as `add_model` does.
+    one's layers as `add_model` does. Its report has ``link``: bytes of code and weights that were written for all runs,
+    those that were there before, and requests that were sent again.
 
     Raises
     ------
@@ -34,12 +35,19 @@ def run_on_board(
     from weft.boards.registry import BOARDS
     from weft.virtual import PREFIX, board_at
 
-    if port.startswith(PREFIX):
+    if port is None:
+        progress("asking the serial ports for a board")
+    elif port.startswith(PREFIX):
         progress("building the board's simulator (about a minute, the first time only)")
     with board_at(port, program.config, baud) as device:
-        progress(f"running on {device.identity.board}")
+        progress(f"running on {device.identity.board} at {device.port}")
         results = [program.run(inputs, on=device, memory=False) for inputs in runs]
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
+        results[-1].report["link"] = {
+            "written_bytes": device.transfer.written,
+            "kept_bytes": device.transfer.kept,
+            "repeated": device.repeated,
+        }
     if board is not None:
         progress("asking the cycle model for the layers' shares")
         add_model(results[-1].report, program, board, clock)
@@ -78,6 +86,17 @@ def board_model(board: Board, config: Config, clock: float, memory_bytes: int | 
         return SequentialTimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth)
     sdram = board.sdram(clock)
     return TimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth, sdram=sdram)
+
+
+def say_link(report: dict[str, Any]) -> None:
+    """Say what of a program crossed the link, and what was on the board."""
+    link = report["link"]
+    text = f"code and weights: {link['written_bytes']:,} bytes uploaded"
+    if link["kept_bytes"]:
+        text += f", {link['kept_bytes']:,} bytes were on the board already"
+    if link["repeated"]:
+        text += f"; {link['repeated']:,} requests had to be sent again: the line loses bytes"
+    say(text)
 
 
 def say_source(report: dict[str, Any]) -> None:

@@ -25,12 +25,13 @@ from weft import (
     files,
     litert,
     model_commands,
+    probe_command,
     quantise_command,
     trace_command,
     tune_command,
 )
 from weft import report as reports
-from weft.board_run import run_on_board, say_source
+from weft.board_run import run_on_board, say_link, say_source
 from weft.configurations import sequential_boards
 from weft.errors import FileError, InputError
 from weft.hdl.errors import WeftError
@@ -118,7 +119,11 @@ def run(
         whole("--waves-cycles", "Number of cycles in --waves; all that follow if not given.", 1, 1 << 40),
     ] = None,
     port: Annotated[
-        str | None, typer.Option(help="Serial port of the board, or virtual:NAME to simulate one.")
+        str | None,
+        typer.Option(
+            help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
+            show_default=False,
+        ),
     ] = None,
     baud: Annotated[
         int | None,
@@ -159,7 +164,7 @@ def run(
                 program.run(inputs, on="rtl", trace=trace, **timing)
                 for inputs, trace in zip(runs, traces, strict=True)
             ]
-        elif port is not None:
+        elif on is Target.BOARD:
             # A board's memory is not read back.
             golden = [dataclasses.replace(result, memory=b"") for result in golden]
             program.reset()
@@ -168,6 +173,7 @@ def run(
     if on is Target.RTL:
         reports.say_plan(program, bandwidth)
     if on is Target.BOARD:
+        say_link(results[-1].report)
         say_source(results[-1].report)
         reports.say_plan(program, results[-1].report.get("modelled", {}).get("bandwidth"))
     if theirs is not None:
@@ -190,8 +196,8 @@ def _read(
     """The program and the inputs of each run, once the options of `run` go together."""
     if not source:
         raise FileError("--input is missing: say which file holds the model's inputs")
-    if (on is Target.BOARD) != (port is not None):
-        raise FileError("--on board and --port PORT go together: say both, or neither")
+    if port is not None and on is not Target.BOARD:
+        raise FileError(f"--port and --on {on} do not go together: only a board has a port")
     program, read = load(folder)
     files.apart(written, [*read, *source, against and files.existing(against)])
     _check_device(on, program)
@@ -290,6 +296,7 @@ trace_command.add(app)
 tune_command.add(app)
 estimate_command.add(app)
 board_commands.add(app)
+probe_command.add(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,13 +10,15 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from weft.boards import ports
 from weft.boards.board import Board
 from weft.boards.host import BoardDevice
-from weft.boards.registry import find
+from weft.boards.registry import find, line_rates
 from weft.boards.sdram_model import ARRAY_VERILOG, broken_rules
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
@@ -72,11 +74,49 @@ def build_board(board: Board, config: Config) -> Path:
     ).build()
 
 
-@contextmanager
-def board_at(port: str, config: Config, baud: int | None = None) -> Iterator[BoardDevice]:
-    """The board at a serial port, or for ``virtual:NAME`` a simulation of the board called so.
+@dataclass(frozen=True)
+class Place:
+    """Where a board is: its serial port, the rates at which it may answer, and how long to wait for an answer; None for
+    a real board."""
 
-    Without `baud`, the rate that the board runs at is found out.
+    port: str
+    rates: list[int]
+    timeout: float | None = None
+
+
+@contextmanager
+def place_of(port: str | None, baud: int | None, config: Config | None = None) -> Iterator[Place]:
+    """The place of the board at a serial port; for ``virtual:NAME`` of a simulation of the board called so, which runs
+    meanwhile; for None of the one that is connected.
+
+    Without `baud`, the rate that the board runs at is found out; `config` says what is likely. A simulation has that
+    configuration, or the board's own.
+
+    Raises
+    ------
+    weft.boards.board.BoardError
+        If there is no board of that name.
+    weft.sim.device.DeviceError
+        If no board is found, or a simulated memory was used against its rules.
+    """
+    rates = line_rates(config) if baud is None else [baud]
+    if port is None:
+        found = ports.find(rates)
+        yield Place(found.port, [found.baud])
+        return
+    if not port.startswith(PREFIX):
+        yield Place(port, rates)
+        return
+    board = find(port.removeprefix(PREFIX))
+    with VirtualBoard(board, config or board.config) as virtual:
+        yield Place(virtual.port, [board.baud], ANSWER)
+        if virtual.violations:
+            raise DeviceError(f"the board broke rules of its memory chip: {', '.join(virtual.violations)}")
+
+
+@contextmanager
+def board_at(port: str | None, config: Config, baud: int | None = None) -> Iterator[BoardDevice]:
+    """The board at the place that `place_of` tells, as a device.
 
     Raises
     ------
@@ -85,18 +125,12 @@ def board_at(port: str, config: Config, baud: int | None = None) -> Iterator[Boa
     weft.sim.device.DeviceError
         If the port cannot be opened, nothing answers, or the board is built for another configuration.
     """
-    if not port.startswith(PREFIX):
-        with BoardDevice.open(port, config, baud=baud) as device:
-            yield device
-        return
-    board = find(port.removeprefix(PREFIX))
-    with (
-        VirtualBoard(board, config) as virtual,
-        BoardDevice.open(virtual.port, config, baud=board.baud, timeout=ANSWER) as device,
-    ):
-        yield device
-        if virtual.violations:
-            raise DeviceError(f"the board broke rules of its memory chip: {', '.join(virtual.violations)}")
+    with place_of(port, baud, config) as place:
+        session, _ = ports.open_session(place.port, place.rates, timeout=place.timeout)
+        try:
+            yield BoardDevice(session, config)
+        finally:
+            session.close()
 
 
 class VirtualBoard:

@@ -66,44 +66,57 @@ def test_memory(terminal: Terminal, device: BoardDevice, model: BoardModel, nois
 
 
 def test_what_is_loaded_stays(device: BoardDevice, model: BoardModel) -> None:
-    """It is written once, until something else is written there, or a program fails."""
+    """It is looked at once, until something else is written there, or a program fails; and written where it differs."""
 
-    def load(address: int, payload: bytes) -> bool:
-        """Whether it went over the line."""
-        written = model.writes
+    def load(address: int, payload: bytes) -> tuple[bool, int]:
+        """Whether it was looked at, and how many bytes were written."""
+        checks, written = model.checks, device.transfer.written
         device.load(address, payload)
         assert model.memory[address : address + len(payload)] == payload
-        return model.writes > written
+        return model.checks > checks, device.transfer.written - written
 
     first, second = random.randbytes(1000), random.randbytes(1000)
-    assert load(64, first)
-    assert load(2048, second)
-    assert not load(64, first)
-    assert not load(2048, second)
+    assert load(64, first) == (True, 1000)
+    assert load(2048, second) == (True, 1000)
+    assert load(64, first) == load(2048, second) == (False, 0)
     device.start(0)
     device.wait()
-    assert not load(64, first)
-    assert load(64, first[:-1])
-    assert load(64, first)
-    assert load(64, second)
-    device.write(1063, b"x")  # the last byte
-    assert load(64, second)
+    assert load(64, first) == (False, 0)
+    assert load(64, first[:-1]) == (True, 0)
+    assert load(64, first) == (True, 0)
+    assert load(64, second) == (True, 1000)
+    device.write(1063, bytes([second[-1] ^ 1]))  # the last byte
+    assert load(64, second) == (True, 1000)
     device.write(1064, b"x")
     device.write(63, b"x")
-    assert not load(64, second)
-    assert not load(2048, second)
+    assert load(64, second) == load(2048, second) == (False, 0)
     model.result = Status.BUSY | Status.BUS_ERROR
     device.start(0)
     with pytest.raises(DeviceError, match="memory answered"):
         device.wait()
     model.result = Status.DONE
-    assert load(64, second)
+    model.memory[2049] ^= 1
+    assert load(64, second) == (True, 0)
     device.start(0)
     device.wait()
-    assert load(2048, second)
-    assert not load(64, second)
+    assert load(2048, second) == (True, 1000)
+    assert load(64, second) == (False, 0)
     with pytest.raises(DeviceError, match="do not lie in a memory"):
         device.load(len(model.memory), b"x")
+
+
+def test_what_a_broken_write_leaves_is_not_taken_for_loaded(
+    device: BoardDevice, model: BoardModel, terminal: Terminal
+) -> None:
+    payload = random.randbytes(1000)
+    device.load(0, payload)
+    terminal.board = lambda data: model.feed(data) and b""
+    device._session.attempts, device._session.patience = 3, 0.1
+    with pytest.raises(DeviceError, match="no longer answers"):
+        device.write(0, bytes(1000))
+    terminal.board = model.feed
+    device.load(0, payload)
+    assert model.memory[:1000] == payload
 
 
 def test_a_program(device: BoardDevice, model: BoardModel) -> None:
@@ -270,7 +283,7 @@ def test_a_board_that_was_loaded_anew(device: BoardDevice, model: BoardModel) ->
 
 def test_a_start_without_answer(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
     """Whether it was carried out is not known: the next start resets the core."""
-    device._session.attempts = 3
+    device._session.attempts, device._session.patience = 3, 0.3
     parser = Parser()
 
     def deaf(data: bytes) -> bytes:
@@ -323,8 +336,8 @@ def test_boards_for_something_else_are_refused(terminal: Terminal, model: BoardM
     model.identity = replace(model.identity, digest=own.digest)
     refused(terminal, f"built for configuration of your own (digest {own.digest:#010x}), the program")
     model.identity = replace(model.identity, protocol=9)
-    refused(terminal, "speaks version 9 of the link, this weft version 1: build and flash it again")
-    model.identity = replace(model.identity, protocol=1, digest=CONFIG.digest)
+    refused(terminal, "speaks version 9 of the link, this weft version 2: build and flash it again")
+    model.identity = replace(model.identity, protocol=2, digest=CONFIG.digest)
     model.set(Reg.VERSION, 77)
     refused(terminal, "register VERSION of the core")
     model.set(Reg.VERSION, VERSION)
@@ -356,7 +369,7 @@ def test_a_board_that_is_lost(terminal: Terminal, device: BoardDevice, model: Bo
         return model.feed(data) if heard < 5000 else b""
 
     terminal.board = tired
-    device._session.attempts = 3
+    device._session.attempts, device._session.patience = 3, 0.3
     with pytest.raises(DeviceError, match=f"the board at {terminal.path} no longer answers"):
         device.write(0, bytes(20_000))
     terminal.board = model.feed

@@ -16,7 +16,6 @@ from weft.boards.frames import (
     ESC,
     IDENTITY_BYTES,
     LONGEST,
-    PAYLOAD,
     Answer,
     FrameError,
     Identity,
@@ -25,6 +24,7 @@ from weft.boards.frames import (
     Request,
     carries,
     frame,
+    limit,
 )
 
 BYTE = st.sampled_from([END, ESC, END ^ 0x20, ESC ^ 0x20, 0, 255]) | st.integers(0, 255)
@@ -35,8 +35,8 @@ BODY = st.lists(BYTE, min_size=1, max_size=80).map(bytes)
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
     address = draw(st.integers(0, (1 << 32) - 1))
-    size = draw(st.integers(0, PAYLOAD - address % PAYLOAD))
     operation = draw(st.sampled_from(Operation))
+    size = draw(st.integers(0, limit(operation) - address % limit(operation)))
     payload = draw(st.binary(min_size=size, max_size=size)) if carries(operation) else b""
     return Request(draw(st.integers(0, 255)), operation, address, size, payload)
 
@@ -129,6 +129,7 @@ def test_bits_without_end_are_forgotten() -> None:
     [
         ({"address": 250, "size": 7}, "7 bytes from 0xfa on do not lie in a block of 256"),
         ({"size": 257}, "do not lie in a block"),
+        ({"operation": Operation.CHECK_MEMORY, "address": 0x1FFF, "size": 2}, "2 bytes .* a block of 4096"),
         ({"size": -1}, "do not lie in a block"),
         ({"operation": Operation.WRITE_MEMORY, "size": 2, "payload": b"1"}, "WRITE_MEMORY of 2 bytes carries 1"),
         ({"payload": b"1"}, "READ_MEMORY of 0 bytes carries 1"),
@@ -145,11 +146,11 @@ def test_requests_that_cannot_be_are_refused(fields: dict[str, int | bytes], wor
     ("decode", "body", "words"),
     [
         (Request.decode, bytes(7), "at least 8 bytes, not 7"),
-        (Request.decode, bytes([0, 7, 0, 0, 0, 0, 0, 0]), "unknown operation 0x7"),
+        (Request.decode, bytes([0, 8, 0, 0, 0, 0, 0, 0]), "unknown operation 0x8"),
         (Request.decode, bytes([0, 1, 1, 0, 0, 0, 0, 0]), "carries 0"),
         (Answer.decode, bytes(2), "at least 3 bytes, not 2"),
         (Answer.decode, bytes([0, 1, 0]), "operation 0x1 is none of an answer"),
-        (Answer.decode, bytes([0, 0x87, 0]), "operation 0x87 is none"),
+        (Answer.decode, bytes([0, 0x88, 0]), "operation 0x88 is none"),
         (Identity.decode, bytes(35), f"has {IDENTITY_BYTES} bytes, not 35"),
         (Identity.decode, bytes(36), "starts with 0x54464557, not 0x0"),
     ],

@@ -17,7 +17,7 @@ from support.board_model import BoardModel
 from support.serial_models import CYCLE, Listener, disturb, send_bytes
 from support.unit_bench import stream_put
 
-from weft.boards.frames import END, ESC, PAYLOAD, Answer, Operation, Parser, Request, frame
+from weft.boards.frames import CHECKED, END, ESC, PAYLOAD, Answer, Operation, Parser, Request, frame
 from weft.boards.framing import check_buffer
 from weft.boards.link import Link
 from weft.hdl.isa.config import PRESETS, Config
@@ -143,7 +143,9 @@ class Bench:
 
     def draw(self, low: int = 0, high: int = MEMORY_BYTES, *, registers: bool = True) -> Request:
         """A random request, to memory between the addresses `low` and `high`."""
-        operation = random.choice(list(Operation)[: 5 if registers else 2])
+        memory = [Operation.READ_MEMORY, Operation.WRITE_MEMORY, Operation.CHECK_MEMORY]
+        others = [Operation.READ_REGISTERS, Operation.WRITE_REGISTERS, Operation.IDENTIFY]
+        operation = random.choice([*memory, *(others if registers else [])])
         if operation in (Operation.READ_REGISTERS, Operation.WRITE_REGISTERS):
             low, high = 0, SIZE
         elif operation is Operation.IDENTIFY:
@@ -199,6 +201,29 @@ async def bench_requests(dut: Any) -> None:
 
 
 @cocotb.test()
+async def bench_checks(dut: Any) -> None:
+    """The CRC of up to 4096 bytes, one behind the other, from and to any byte."""
+    bench = Bench(dut, stall=0.2, registers=False)
+    await bench.start()
+    page = random.randrange(0, MEMORY_BYTES, CHECKED)
+    ranges = [
+        (page, CHECKED),
+        (page + 1, CHECKED - 1),
+        (page, CHECKED - 1),
+        (page + CHECKED - 1, 1),
+        (page, 0),
+    ]
+    ranges += [(page + at, random.randrange(1, 600)) for at in (0, 6, random.randrange(CHECKED - 600))]
+    requests = [bench.request(Operation.CHECK_MEMORY, at, size) for at, size in ranges]
+    await bench.send(b"".join(frame(request.encode()) for request in requests))
+    for request in requests:
+        answer = await bench.answer()
+        assert answer == bench.model.answer(request)
+        assert len(answer.payload) == request.answered
+    bench.check()
+
+
+@cocotb.test()
 async def bench_noise(dut: Any) -> None:
     """Windows of requests, sent again until they are answered, over a line that spoils bytes both ways."""
     bench = Bench(dut, stall=0.1)
@@ -242,7 +267,7 @@ async def bench_prefixes(dut: Any) -> None:
     # Requests with the right CRC that are none: too short, too long, size and payload apart, operations unknown.
     short = bench.request(Operation.WRITE_MEMORY, 512, payload=bytes(5)).encode()
     prefixes += [frame(short[:-1]), frame(short + b"\0"), frame(short[:7]), frame(b"\0"), frame(bytes(280))]
-    prefixes += [frame(bytes([1, operation]) + short[2:]) for operation in (7, 9, 0x81, 0xFF)]
+    prefixes += [frame(bytes([1, operation]) + short[2:]) for operation in (8, 9, 0x81, 0xFF)]
     prefixes += [frame(bytes([1, 1, 5, 2]) + short[4:])]
     for prefix in prefixes:
         await bench.send(prefix)
@@ -335,6 +360,10 @@ async def bench_reset(dut: Any) -> None:
             assert (answer.sequence, answer.operation) == (request.sequence, request.operation)
         await bench.quiet()
         assert len(high) == number
+    assert bench.axi is not None
+    memory, registers = bytes(bench.memory), bench.axi.read(0, SIZE)
+    await bench.exchange(bench.request(Operation.RESET, 0x14, payload=random.randbytes(9)))
+    assert (bench.memory, bench.axi.read(0, SIZE)) == (memory, registers)
     assert min(high) >= 20 * bench.bit
 
 

@@ -6,7 +6,23 @@ from weft.boards.frames import IDENTITY_BYTES, Answer, FrameError, Identity, Ope
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, counter_register
 
+
+def _entry(number: int) -> int:
+    for _ in range(8):
+        number = number >> 1 ^ (number & 1) * 0xC96C5795D7870F42
+    return number
+
+
+_TABLE = [_entry(number) for number in range(256)]
 WRITABLE = range(Reg.PROGRAM, Reg.COUNTER)
+
+
+def crc(payload: bytes | bytearray) -> int:
+    """CRC-64/XZ, byte by byte."""
+    value = (1 << 64) - 1
+    for byte in payload:
+        value = _TABLE[(value ^ byte) & 255] ^ value >> 8
+    return value ^ (1 << 64) - 1
 
 
 class BoardModel:
@@ -21,8 +37,8 @@ class BoardModel:
         Status bits that a program ends with.
     moving : set of Counter
         Counters that go up in a program, by `step` for each read of the status register.
-    starts, runs, resets, writes : int
-        Starts that counted, programs that began, resets carried out, and writes to memory.
+    starts, runs, resets, writes, checks : int
+        Starts that counted, programs that began, resets carried out, writes to memory, and checks of it.
     """
 
     def __init__(self, config: Config, memory_bytes: int = 1 << 16, *, clock: int = 25_000_000) -> None:
@@ -31,7 +47,7 @@ class BoardModel:
         self.identity = Identity("model", config.digest, memory_bytes, clock, 2048)
         self.duration, self.result = 3, Status.DONE
         self.moving, self.step = {Counter.CYCLES, Counter.READ_BEATS}, 1000
-        self.starts = self.runs = self.resets = self.writes = 0
+        self.starts = self.runs = self.resets = self.writes = self.checks = 0
         self._left = 0
         self._parser = Parser()
         for register, value in {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: config.digest}.items():
@@ -63,6 +79,9 @@ class BoardModel:
             self.writes += 1
         elif operation is Operation.READ_MEMORY:
             payload = bytes(self.memory[address : address + size])
+        elif operation is Operation.CHECK_MEMORY and size:
+            self.checks += 1
+            payload = crc(self.memory[address : address + size]).to_bytes(8, "little")
         elif operation is Operation.IDENTIFY:
             payload = (self.identity.encode() + bytes(256 - IDENTITY_BYTES))[address : address + size]
         elif operation is Operation.READ_REGISTERS:

@@ -295,10 +295,9 @@ BAD: list[tuple[list[str], str]] = [
     ),
     (["run", "built", "--input", "shape.npz"], "array 'image' has shape (2, 1), but the model takes (1, 2)"),
     (["run", "built", "--input", "dtype.npz"], "array 'image' is float64, but the model takes float32"),
-    (["run", "built", "--input", "in.npz", "--on", "board"], "--on board and --port PORT go together"),
     (
         ["run", "built", "--input", "in.npz", "--port", "/dev/ttyUSB0"],
-        "--on board and --port PORT go together",
+        "--port and --on golden do not go together: only a board has a port",
     ),
     (["verilog", "-o", "core.json"], "core.json: the Verilog file must not end in .json"),
     (["verilog", "-o", "built"], "cannot use built"),

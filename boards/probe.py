@@ -1,0 +1,182 @@
+"""What a board is and whether it is sound: its core, its memory, and the link to it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.boards.frames import CHECKED, IDENTITY_BYTES, Operation, Request
+from weft.boards.memory import BoardMemory
+from weft.boards.session import Session
+from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status
+from weft.sim.device import DeviceError
+
+ROUND_TRIPS = 50
+PASSES = 4
+"""How often a memory test moves each byte over the link: read, two patterns, and back."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Registers:
+    """The registers of a core that tell what it is, and its status."""
+
+    magic: int
+    version: int
+    digest: int
+    status: Status
+
+    @property
+    def sound(self) -> bool:
+        """Whether they are of a core that this weft knows."""
+        return self.magic == MAGIC and self.version == VERSION
+
+
+@dataclass(frozen=True)
+class LinkQuality:
+    """How good the link is.
+
+    Attributes
+    ----------
+    round_trip : tuple of float
+        Seconds for the shortest request: least, median, most.
+    write_rate, read_rate : float
+        Bytes a second.
+    requests, repeated, damaged : int
+        Requests that were answered, those that were sent again, and damaged frames that came back.
+    error_rate : float
+        Estimated share of bytes on the line that are spoilt.
+    """
+
+    round_trip: tuple[float, float, float]
+    write_rate: float
+    read_rate: float
+    requests: int
+    repeated: int
+    damaged: int
+    error_rate: float
+
+
+@dataclass(frozen=True)
+class MemoryTest:
+    """What a memory test found.
+
+    Attributes
+    ----------
+    tested, size : int
+        Bytes that were tested, and bytes of memory.
+    wrong : tuple of (int, int, int), or None
+        Address of a byte that did not keep what was written, what that was, and what was read; None if all kept it.
+    restored : bool
+        Whether what was there before is there again.
+    seconds : float
+    """
+
+    tested: int
+    size: int
+    wrong: tuple[int, int, int] | None
+    restored: bool
+    seconds: float
+
+
+def read_registers(session: Session) -> Registers:
+    """Raises `DeviceError` if the board is lost, as all functions here do."""
+    answer = session.request(Request(0, Operation.READ_REGISTERS, Reg.MAGIC, 20))
+    values = [int.from_bytes(answer.payload[at : at + 4], "little") for at in range(0, 20, 4)]
+    return Registers(values[0], values[1], values[2], Status(values[4]))
+
+
+def try_link(memory: BoardMemory, size: int, clock: Clock = time.monotonic) -> LinkQuality:
+    """Round trips, and the first `size` bytes of memory read and written back as they were."""
+    session = memory.session
+    before = session.quality.exchanges, session.repeated, session.damaged
+    trips = []
+    for _ in range(ROUND_TRIPS):
+        begun = clock()
+        session.request(Request(0, Operation.IDENTIFY, size=IDENTITY_BYTES))
+        trips.append(clock() - begun)
+    begun = clock()
+    content = memory.read(0, size)
+    read = clock()
+    memory.write(0, content)
+    written = clock()
+    return LinkQuality(
+        round_trip=(min(trips), statistics.median(trips), max(trips)),
+        write_rate=size / max(written - read, 1e-9),
+        read_rate=size / max(read - begun, 1e-9),
+        requests=session.quality.exchanges - before[0],
+        repeated=session.repeated - before[1],
+        damaged=session.damaged - before[2],
+        error_rate=session.quality.error_rate,
+    )
+
+
+def chosen_pages(size: int, most: int, seed: int = 1) -> list[int]:
+    """Addresses of pages to test if that may be `most` bytes of `size`: all, or those that differ from the first in one
+    address line, the last one, and some drawn between them."""
+    pages = max(1, size // CHECKED)
+    wanted = max(1, most // CHECKED)
+    if wanted >= pages:
+        return [page * CHECKED for page in range(pages)]
+    lines = [1 << bit for bit in reversed(range((pages - 1).bit_length()))]
+    chosen = list(dict.fromkeys([0, pages - 1, *lines]))[:wanted]
+    drawn = random.Random(seed).sample(range(pages), wanted)
+    return sorted(page * CHECKED for page in list(dict.fromkeys([*chosen, *drawn]))[:wanted])
+
+
+def check_memory(
+    memory: BoardMemory,
+    most: int,
+    progress: Callable[[str], None] = lambda text: None,
+    clock: Clock = time.monotonic,
+) -> MemoryTest:
+    """Test up to `most` bytes with what is drawn for each page, then its inverse; all of it is written before any is
+    looked at, so that no address stands for another. What was there is written back.
+
+    Nothing may run on the board.
+    """
+    begun = clock()
+    pages = chosen_pages(memory.size, most)
+    length = min(CHECKED, memory.size)
+    progress(f"reading {len(pages) * length:,} bytes of memory to keep them")
+    kept = {page: memory.read(page, length) for page in pages}
+    wrong = None
+    seed = random.randrange(1 << 32)
+    try:
+        try:
+            for inverse in (0x00, 0xFF):
+                progress(f"testing {len(pages) * length:,} bytes of memory")
+                for page in pages:
+                    memory.write(page, pattern(seed, page, length, inverse))
+                for page in pages:
+                    wrong = wrong or _difference(memory, page, pattern(seed, page, length, inverse))
+        finally:
+            progress("writing back what was in memory")
+            for page, content in kept.items():
+                memory.write(page, content)
+    except DeviceError as error:
+        raise DeviceError(f"{error}; parts of its memory may hold what the test has written") from None
+    restored = all(_difference(memory, page, content) is None for page, content in kept.items())
+    return MemoryTest(len(pages) * length, memory.size, wrong, restored, clock() - begun)
+
+
+def pattern(seed: int, address: int, size: int, inverse: int) -> bytes:
+    """What is written to a page: drawn from its address."""
+    drawn = random.Random(seed << 32 | address).randbytes(size)
+    return bytes(byte ^ inverse for byte in drawn) if inverse else drawn
+
+
+def _difference(memory: BoardMemory, address: int, expected: bytes) -> tuple[int, int, int] | None:
+    """The first byte that is not as expected: its address, what it should be, and what it is."""
+    if memory.holds(address, expected):
+        return None
+    found = memory.read(address, len(expected))
+    for at, (byte, is_) in enumerate(zip(expected, found, strict=True)):
+        if byte != is_:
+            return address + at, byte, is_
+    # The board's check says that it differs, what it reads does not: it changes by itself, or the check is wrong.
+    return address, expected[0], found[0]

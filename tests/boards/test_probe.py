@@ -1,0 +1,178 @@
+"""Memory tests that find what is wrong with memory, and leave it as it was; the quality of lines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from support.board_model import BoardModel
+from support.board_terminal import CONFIG
+from support.simulated_line import SimulatedLine
+
+from weft.boards.frames import CHECKED
+from weft.boards.memory import BoardMemory
+from weft.boards.probe import check_memory, chosen_pages, read_registers, try_link
+from weft.boards.session import Session
+from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status
+from weft.sim.device import DeviceError
+
+SIZE = 1 << 15
+Fault = Callable[[bytearray], None]
+
+
+class Faulty(bytearray):
+    """Memory in which something is wrong after every write."""
+
+    fault: Fault = staticmethod(lambda memory: None)
+
+    def __setitem__(self, key: slice, value: bytes) -> None:
+        super().__setitem__(key, value)
+        self.fault(self)
+
+
+def connected(model: BoardModel, rate: float = 0.0, seed: int = 1) -> tuple[BoardMemory, SimulatedLine]:
+    random.seed(seed)
+    line = SimulatedLine(model.feed, random.Random(seed))
+    line.rate = rate
+    session = Session(line, "line", timeout=0.23, adaptive=True, clock=line.clock)
+    session.buffer = model.identity.buffer
+    return BoardMemory(session, len(model.memory)), line
+
+
+def board(size: int = SIZE) -> BoardModel:
+    model = BoardModel(CONFIG, size)
+    model.memory = Faulty(random.randbytes(size))
+    return model
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.003])
+@pytest.mark.parametrize("most", [SIZE, SIZE // 4])
+def test_sound_memory(most: int, rate: float) -> None:
+    model = board()
+    before = bytes(model.memory)
+    memory, line = connected(model, rate)
+    test = check_memory(memory, most, clock=line.clock)
+    assert (test.tested, test.size, test.wrong, test.restored) == (most, SIZE, None, True)
+    assert model.memory == before
+    assert 0.9 < test.seconds * 300_000 / (4 * most) < 1.3 + 1000 * rate
+    assert model.writes > 0
+
+
+def stuck(at: int, mask: int, value: int) -> Fault:
+    def fault(memory: bytearray) -> None:
+        bytearray.__setitem__(memory, at, memory[at] & ~mask | value)
+
+    return fault
+
+
+@pytest.mark.parametrize("value", [0, 0x10])
+def test_a_stuck_bit(value: int) -> None:
+    model = board()
+    at = random.randrange(SIZE)
+    was = model.memory[at]
+    model.memory.fault = stuck(at, 0x10, value)
+    memory, line = connected(model)
+    test = check_memory(memory, SIZE, clock=line.clock)
+    assert test.wrong is not None
+    address, meant, found = test.wrong
+    assert (address, meant ^ found, found & 0x10) == (at, 0x10, value)
+    assert test.restored == (was & 0x10 == value)
+
+
+class Folded(bytearray):
+    """Memory one of whose address lines is not connected."""
+
+    line = 0
+
+    def __getitem__(self, key: slice) -> bytes:
+        return bytes(super().__getitem__(slice(key.start & ~self.line, (key.stop - 1 & ~self.line) + 1)))
+
+    def __setitem__(self, key: slice, value: bytes) -> None:
+        super().__setitem__(slice(key.start & ~self.line, (key.stop - 1 & ~self.line) + 1), value)
+
+
+@pytest.mark.parametrize("bit", [12, 14, 16])
+@pytest.mark.parametrize("most", [1 << 17, 8 * CHECKED])
+def test_an_address_line_that_is_not_connected(bit: int, most: int) -> None:
+    """It is found in a part of memory, too."""
+    model = BoardModel(CONFIG, 1 << 17)
+    model.memory = Folded(1 << 17)
+    model.memory.line = 1 << bit
+    memory, line = connected(model)
+    test = check_memory(memory, most, clock=line.clock)
+    assert test.wrong is not None
+
+
+def test_a_part_of_memory() -> None:
+    for size in (CHECKED, 1 << 14, 1 << 17, 32 << 20):
+        for most in (1, CHECKED, 100_000, 1 << 20):
+            pages = chosen_pages(size, most)
+            assert pages == sorted(set(pages))
+            assert pages[0] == 0
+            assert all(page % CHECKED == 0 and page + CHECKED <= size for page in pages)
+            assert len(pages) <= max(1, most // CHECKED)
+            if most >= 16 * CHECKED:
+                assert pages[-1] == size - CHECKED
+                assert {CHECKED << bit for bit in range(20) if CHECKED << bit < size} <= set(pages)
+
+
+def test_memory_that_is_smaller_than_a_page() -> None:
+    model = board(1024)
+    memory, line = connected(model)
+    assert check_memory(memory, 1 << 20, clock=line.clock).tested == 1024
+
+
+def test_a_board_that_is_lost_under_test() -> None:
+    model = board()
+    memory, line = connected(model)
+    heard = 0
+
+    def tired(data: bytes) -> bytes:
+        nonlocal heard
+        heard += len(data)
+        return model.feed(data) if heard < 30_000 else b""
+
+    line.board = tired
+    with pytest.raises(
+        DeviceError, match="no longer answers; parts of its memory may hold what the test has written"
+    ):
+        check_memory(memory, SIZE, clock=line.clock)
+
+
+def test_the_link() -> None:
+    model = board()
+    before = bytes(model.memory)
+    memory, line = connected(model)
+    good = try_link(memory, SIZE, line.clock)
+    assert model.memory == before
+    assert 0.001 < good.round_trip[0] <= good.round_trip[1] <= good.round_trip[2] < 0.003
+    assert 270_000 < good.write_rate < 300_000
+    assert 270_000 < good.read_rate < 300_000
+    assert (good.repeated, good.damaged, good.error_rate) == (0, 0, 0.0)
+    assert good.requests == 50 + 2 * SIZE // 256
+    line.rate = 0.003
+    bad = try_link(memory, SIZE, line.clock)
+    assert model.memory == before
+    assert 0.0015 < bad.error_rate < 0.006
+    assert bad.repeated > 0
+    assert bad.damaged > 0
+    assert bad.write_rate < good.write_rate / 1.2
+
+
+def test_registers() -> None:
+    model = board()
+    memory, _ = connected(model)
+    found = read_registers(memory.session)
+    assert (found.magic, found.version, found.digest, found.status) == (
+        MAGIC,
+        VERSION,
+        CONFIG.digest,
+        Status(0),
+    )
+    assert found.sound
+    model.set(Reg.VERSION, 99)
+    model.set(Reg.STATUS, 4)
+    found = read_registers(memory.session)
+    assert not found.sound
+    assert found.status == Status.BUS_ERROR

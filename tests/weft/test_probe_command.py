@@ -1,0 +1,147 @@
+"""`weft probe`, and runs on a board whose port is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from serial.tools import list_ports
+from support.board_model import BoardModel
+from support.board_terminal import Terminal
+from support.qdq_models import feeds
+from support.small_models import small
+
+import weft
+from weft import cli
+from weft.boards import ports
+from weft.boards.registry import find
+from weft.boards.session import Session
+from weft.compiler.backend import DeviceProgram
+from weft.hdl.isa.memmap import Reg
+from weft.virtual import VirtualBoard
+
+OWN = find("icebreaker")
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.main(list(arguments))
+    return int(left.value.code or 0)
+
+
+@pytest.fixture
+def model() -> BoardModel:
+    made = BoardModel(OWN.config, clock=24_000_000)
+    made.identity = replace(made.identity, board="icebreaker")
+    made.memory[:] = bytes(range(256)) * (len(made.memory) // 256)
+    return made
+
+
+@pytest.fixture
+def terminal(model: BoardModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A board that is the only one at this machine."""
+    made = Terminal(model.feed)
+    listed = [SimpleNamespace(device=made.path, vid=0x0403, pid=0x6010)]
+    monkeypatch.setattr(list_ports, "comports", lambda: listed)
+    monkeypatch.setattr(ports, "PROBE_SECONDS", 0.05)
+    yield made
+    made.unplug()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_sound_board(
+    given: bool, terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = bytes(model.memory)
+    where = ["--port", terminal.path, "--baud", "3000000"] if given else []
+    assert call("probe", *where) == 0
+    board, configuration, core, memory, link = capsys.readouterr().out.splitlines()
+    assert board == f"board: iCEBreaker (icebreaker) at {terminal.path}, 3,000,000 baud"
+    digest = f"{OWN.config.digest:#010x}"
+    assert configuration == f"configuration: the board's own: 4 x 4, 1 lane, bus of 4 bytes (digest {digest})"
+    assert core == "core: sequential, 24 MHz, registers as they should be"
+    assert memory.startswith("memory: 65,536 bytes of spram; all tested in ")
+    assert memory.endswith(" s: no error, what was there is there again")
+    assert link.startswith("link: round trip ")
+    assert "of 300 KB/s; " in link
+    assert model.memory == before
+    assert (model.resets, model.runs) == (1, 0)
+
+
+def test_json(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:
+    model.identity = replace(model.identity, board="another")
+    assert call("probe", "--port", terminal.path, "--json", "--memory-test", "none") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["format"] == "weft probe 1"
+    assert (told["board"], told["title"], told["core"]) == ("another", None, None)
+    assert (told["config_name"], told["config"]) == ("icebreaker", OWN.config.to_dict())
+    assert (told["clock_hz"], told["memory_bytes"], told["digest"]) == (24e6, 1 << 16, OWN.config.digest)
+    assert told["memory_test"] is None
+    assert told["link"]["requests"] > 50
+    assert told["sound"] is True
+    assert model.checks == 0
+
+
+def test_what_is_not_sound(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:
+    class Stuck(bytearray):
+        def __setitem__(self, key: slice, value: bytes) -> None:
+            super().__setitem__(key, value)
+            super().__setitem__(0x1234, 0xFF)
+
+    own = OWN.config.replace(accumulator_depth=128)
+    model.identity = replace(model.identity, digest=own.digest)
+    model.memory = Stuck(model.memory)
+    assert call("probe", "--port", terminal.path) == 1
+    out = capsys.readouterr().out
+    assert f"none that this weft has a name for (digest {own.digest:#010x})" in out
+    assert f"of another configuration than the link says: {OWN.config.digest:#010x}" in out
+    assert "ERROR at 0x1234: 0xff instead of 0x" in out
+    model.set(Reg.VERSION, 1)
+    assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["registers"]["sound"] is False
+
+
+def test_ports_without_a_board(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.board = lambda data: b"login: "
+    for arguments in (["--port", terminal.path], [], ["--port", "/dev/null"], ["--port", "virtual:icecream"]):
+        assert call("probe", *arguments) in (1, 2)
+        told = capsys.readouterr()
+        assert told.out == ""
+        *progress, error = told.err.splitlines()
+        assert error.startswith("error: ")
+        assert all(line.endswith("...") for line in progress)
+
+
+def test_runs_without_a_port_find_it_and_upload_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a simulated board that stays: the second command finds code and weights there, and another one's not."""
+    monkeypatch.chdir(tmp_path)
+    network = small()
+    program = weft.compile(network, config=OWN.config)
+    program.save("program")
+    np.savez("in.npz", **feeds(network, np.random.default_rng(1)))
+    wait = Session.__init__
+    monkeypatch.setattr(
+        Session, "__init__", lambda *given, **options: wait(*given, **options | {"timeout": 5.0})
+    )
+    with VirtualBoard(OWN, OWN.config) as simulated:
+        listed = [SimpleNamespace(device=simulated.port, vid=0x0403, pid=0x6010)]
+        monkeypatch.setattr(list_ports, "comports", lambda: listed)
+        size = sum(
+            len(item.constants + item.code) for item in program.segments if isinstance(item, DeviceProgram)
+        )
+        for kept in (0, size):
+            where = ("--on", "board", "--baud", "1500000", "--report", "r.json")
+            assert call("run", "program", "--input", "in.npz", *where) == 0
+            out = capsys.readouterr().out
+            assert out.splitlines()[-1] == "mismatching bytes: 0"
+            link = json.loads(Path("r.json").read_text())["link"]
+            assert (link["written_bytes"], link["kept_bytes"]) == (size - kept, kept)
+            assert f"code and weights: {size - kept:,} bytes uploaded" in out
+            assert ("were on the board already" in out) == bool(kept)
