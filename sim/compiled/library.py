@@ -18,6 +18,9 @@ _HERE = Path(__file__).parent
 _SHARED = Path(hardware.__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fwrapv", "-shared", "-fvisibility=hidden")
 _OPTIMISE = "-O3"
+_NATIVE = ("-march=native", "--param=max-completely-peel-times=1")
+"""Flags that not all compilers know. The second one has g++ make vector instructions of loops over the N elements of a
+vector, rather than N copies of what is in them."""
 
 
 class State(ctypes.Structure):
@@ -58,7 +61,7 @@ def library() -> ctypes.CDLL:
         If there is no C++ compiler, or it fails.
     """
     sources = [*sorted(_HERE.glob("*.h")), _HERE / "interpreter.cpp", _SHARED / "words.h", _SHARED / "common.h"]
-    parts = [_header(), shlex.join(compiler()), *_FLAGS, _processor(), *(source.read_text() for source in sources)]
+    parts = [_header(), shlex.join(compiler()), *_FLAGS, _OPTIMISE, *_NATIVE, _processor(), *(source.read_text() for source in sources)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     loaded = ctypes.CDLL(str(entry(f"compiled-{key}", _build) / "compiled.so"))
     loaded.weft_compiled_run.restype = ctypes.c_int64
@@ -85,8 +88,8 @@ def _build(folder: Path) -> None:
     tools, flags = Tools(folder), [*_FLAGS, f"-I{folder}", f"-I{_HERE}", f"-I{_SHARED}"]
     job = [(_HERE / "interpreter.cpp", _OPTIMISE)]
     try:
-        built = tools.compile(job, [*flags, "-march=native"])
-    except BuildError:  # compilers that do not know the flag
+        built = tools.compile(job, [*flags, *_NATIVE])
+    except BuildError:
         tools = Tools(folder)
         built = tools.compile(job, flags)
     tools.link(["-shared", *built], "compiled.so")

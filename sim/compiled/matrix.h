@@ -36,13 +36,14 @@ public:
     }
 
 private:
-    static constexpr int MOST_COLUMNS = 128, MOST_TERMS = 1024, BLOCK = 8;
+    static constexpr int MOST_COLUMNS = 128, MOST_TERMS = 1024, MOST_TAPS = 8, BLOCK = 8;
 
     struct Place {
         int32_t address, y, x, b;
     };
     std::vector<Place> row_, step_;
-    std::vector<int32_t> cells_, total_, part_, columns_, line_;
+    std::vector<int32_t> cells_, total_, part_, columns_;
+    std::vector<float> line_;
     std::vector<int16_t> left_;
     std::vector<uint32_t> seen_;
     int8_t padding_[128];
@@ -52,15 +53,17 @@ private:
 
     // The addresses and coordinates of rows and contraction steps.
     void place(const Mm& op) {
-        row_.clear(), step_.clear();
+        row_.resize(size_t(rows_)), step_.resize(size_t(steps_));
+        Place* next = row_.data();
         for (int64_t y = 0; y < op.oy; y++)
             for (int64_t x = 0; x < op.ox; x++)
-                row_.push_back({int32_t(y * op.a_oy + x * op.a_ox), int32_t(y * op.y_oy), int32_t(x * op.x_ox), 0});
+                *next++ = {int32_t(y * op.a_oy + x * op.a_ox), int32_t(y * op.y_oy), int32_t(x * op.x_ox), 0};
+        next = step_.data();
         for (int64_t y = 0; y < op.ky; y++)
             for (int64_t x = 0; x < op.kx; x++)
                 for (int64_t c = 0; c < op.kc; c++)
-                    step_.push_back({int32_t(op.a + y * op.a_ky + x * op.a_kx + c * op.a_kc), int32_t(op.y + y * op.y_ky),
-                                     int32_t(op.x + x * op.x_kx), int32_t(op.b + y * op.b_ky + x * op.b_kx + c * op.b_kc)});
+                    *next++ = {int32_t(op.a + y * op.a_ky + x * op.a_kx + c * op.a_kc), int32_t(op.y + y * op.y_ky),
+                               int32_t(op.x + x * op.x_kx), int32_t(op.b + y * op.b_ky + x * op.b_kx + c * op.b_kc)};
     }
 
     // The rows of C, tile by tile. False if one is no row, or two of a tile are the same.
@@ -167,28 +170,29 @@ private:
                 }
     }
 
-    // Adds sums of neighbouring rows, channel by channel, to `total_`.
+    // Adds sums of neighbouring rows, channel by channel, to `total_`. In float32, which adds so few products exactly.
     template <int N>
     void along(const State& s, const Mm& op, int64_t tile) {
         const int64_t taps = s.depthwise_taps;
-        line_.resize(size_t(op.ox * N));
+        line_.assign(size_t((taps - 1 + op.ox) * N), 0);  // behind zeros for what lies ahead of a line
         for (const Place& step : step_) {
-            int32_t weights[N / 2 + 1][N];
-            for (int64_t back = 0; back < taps; back++) {
-                const int8_t* b = word_of_b<N>(s, op, step, tile, N - 2 - 2 * back);
-                for (int k = 0; k < N; k++) weights[back][k] = b[k];
+            float weights[MOST_TAPS][N];
+            for (int64_t tap = 0; tap < taps; tap++) {
+                const int8_t* b = word_of_b<N>(s, op, step, tile, N - 2 * taps + 2 * tap);
+                for (int k = 0; k < N; k++) weights[tap][k] = b[k];
             }
             for (int64_t y = 0; y < op.oy; y++) {
                 for (int64_t x = 0; x < op.ox; x++) {
                     const int8_t* a = vector_of_a<N>(s, op, row_[size_t(y * op.ox + x)], step, tile);
-                    for (int k = 0; k < N; k++) line_[size_t(x * N + k)] = int32_t(a[k] - op.zero);
+                    float* next = line_.data() + (taps - 1 + x) * N;
+                    for (int k = 0; k < N; k++) next[k] = float(a[k] - int(op.zero));
                 }
                 for (int64_t x = 0; x < op.ox; x++) {
-                    int32_t* sum = total_.data() + (y * op.ox + x) * width_;
-                    for (int64_t back = 0; back < std::min(taps, x + 1); back++) {
-                        const int32_t* a = line_.data() + (x - back) * N;
-                        for (int k = 0; k < N; k++) sum[k] += a[k] * weights[back][k];
-                    }
+                    float sum[N] = {};
+                    for (int64_t tap = 0; tap < taps; tap++)
+                        for (int k = 0; k < N; k++) sum[k] += line_[size_t((x + tap) * N + k)] * weights[tap][k];
+                    int32_t* sums = total_.data() + (y * op.ox + x) * width_;
+                    for (int k = 0; k < N; k++) sums[k] += int32_t(sum[k]);
                 }
             }
         }
