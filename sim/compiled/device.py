@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 
-from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, IsaError, Opcode, Queue, required
+from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Kernel, Opcode, Queue, required
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import check_kernel, kernel_at
 from weft.sim.compiled.library import State, library
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.verilator.verilate import BuildError
 
-_COMPILED = (Opcode.LOAD, Opcode.STORE, Opcode.MM, Opcode.VEC)
-"""The opcodes that interpreter.cpp carries out."""
+_COMPILED = (Opcode.LOAD, Opcode.STORE, Opcode.MM, Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE)
+"""The opcodes that interpreter.cpp carries out by itself."""
+_TOO_LARGE = "the compiled interpreter needs more memory for this program than there is"
 _FETCHED = 1 << 12
 """Words that are looked through for END at a time."""
 
@@ -36,6 +39,7 @@ class CompiledDevice(GoldenDevice):
     def __init__(self, config: Config, memory_bytes: int) -> None:
         super().__init__(config, memory_bytes)
         self._library = library()
+        self._state: State | None = None
 
     def _start(self, program: int) -> None:
         code = self._code(program)
@@ -60,16 +64,11 @@ class CompiledDevice(GoldenDevice):
     def _carry_out(self, code: Code) -> None:
         queues = code.queues
         order = [np.flatnonzero(queues == int(queue)).astype(np.uint32) for queue in Queue]
-        foreign = _foreign(code, self.config)
-        bases = np.array(self.memories.bases, np.uint32)
-        memories, config = self.memories, self.config
-        state = State(
-            memories.dram.ctypes.data, memories.dram.size, memories.scratchpad.ctypes.data,
-            memories.accumulator.ctypes.data, memories.alignments.ctypes.data, memories.lookup.ctypes.data,
-            bases.ctypes.data, config.n, config.scratchpad_size, config.accumulator_size, config.alignments,
-            config.mantissa_bits, config.depthwise_taps, config.lookup_tables, code.words.ctypes.data, foreign.ctypes.data,
-            (ctypes.c_void_p * len(Queue))(*(part.ctypes.data for part in order)),
-            (ctypes.c_uint64 * len(Queue))(*(part.size for part in order)),
+        foreign, bases = _foreign(code, self.config), np.array(self.memories.bases, np.uint32)
+        state = self._state = State(
+            words=code.words.ctypes.data, foreign=foreign.ctypes.data, bases=bases.ctypes.data,
+            order=(ctypes.c_void_p * len(Queue))(*(part.ctypes.data for part in order)),
+            order_count=(ctypes.c_uint64 * len(Queue))(*(part.size for part in order)), **self._memories(),
         )  # fmt: skip
         try:
             for index in self._left(state):
@@ -79,21 +78,52 @@ class CompiledDevice(GoldenDevice):
                 state.next[instruction.QUEUE] += 1
                 state.executed += 1
         finally:
+            self._state = None
             self.instructions = state.executed
+
+    def _memories(self) -> dict[str, int]:
+        """Where memories are, and the sizes of things."""
+        memories, config = self.memories, self.config
+        names = ("dram", "scratchpad", "accumulator", "alignments", "maxima", "sums", "table", "lookup")
+        return {name: getattr(memories, name).ctypes.data for name in names} | {
+            "dram_bytes": memories.dram.size, "n": config.n, "scratchpad_size": config.scratchpad_size,
+            "accumulator_size": config.accumulator_size, "alignment_count": config.alignments,
+            "state_count": config.row_states, "table_depth": config.table_depth,
+            "mantissa_bits": config.mantissa_bits, "depthwise_taps": config.depthwise_taps,
+            "lookup_tables": config.lookup_tables, "wide_activations": int(config.wide_activations),
+        }  # fmt: skip
+
+    def _execute(self, index: int, instruction: Instruction) -> None:
+        if not (isinstance(instruction, Kernel) and self._kernel(index, instruction)):
+            super()._execute(index, instruction)
+
+    def _kernel(self, index: int, instruction: Kernel) -> bool:
+        """Carry out a `Kernel`, if it breaks no rule."""
+        try:
+            ops = kernel_at(self.memories.kernel, instruction.start)
+            check_kernel(ops, instruction, self.config)
+        except IsaError:
+            return False
+        columns = np.array([dataclasses.astuple(op) for op in ops], np.int64)
+        outcome = self._library.weft_compiled_kernel(ctypes.byref(self._state), index, columns.ctypes.data)
+        if outcome < -1:
+            raise MemoryError(_TOO_LARGE)
+        return bool(outcome == 0)
 
     def _left(self, state: State) -> Iterator[int]:
         """Carry out what is compiled; the instructions in between that are not."""
         while (index := self._library.weft_compiled_run(ctypes.byref(state))) >= 0:
             yield index
         if index < -1:
-            raise MemoryError("the compiled interpreter needs more memory for this program than there is")
+            raise MemoryError(_TOO_LARGE)
 
 
 def _foreign(code: Code, config: Config) -> np.ndarray:
     """Which instructions are left to `GoldenDevice`, those that the configuration does not have among them: uint8."""
     foreign = np.ones(len(code), np.uint8)
     for opcode, rows in code.by_opcode():
-        if opcode not in _COMPILED or INSTRUCTIONS[opcode].REQUIRES:
+        requires = INSTRUCTIONS[opcode].REQUIRES
+        if opcode not in _COMPILED or (requires and requires.missing(config)):
             continue
         wrong = np.zeros(rows.size, bool)
         for name, feature in required(opcode).items():

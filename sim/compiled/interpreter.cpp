@@ -1,8 +1,12 @@
 // Programs, instruction by instruction, in the order of `weft.sim.golden.interpreter`.
 #include <exception>
+#include <memory>
+#include <type_traits>
 
+#include "kernel.h"
 #include "matrix.h"
 #include "movement.h"
+#include "softmax.h"
 #include "vector.h"
 
 namespace weft {
@@ -12,6 +16,7 @@ struct Units {
     Movement movement;
     Matrix matrix;
     Vector vector;
+    SoftmaxUnit softmax;
 };
 
 template <class Word>
@@ -29,6 +34,8 @@ bool execute(State& s, Units& units, const uint8_t* word) {
         case OP_STORE: return units.movement.store(s, decoded<Store>(word, OP_STORE));
         case OP_MM: return units.matrix.mm<N>(s, decoded<Mm>(word, OP_MM));
         case OP_VEC: return units.vector.vec<N>(s, decoded<Vec>(word, OP_VEC));
+        case OP_SOFTMAX: return units.softmax.softmax<N>(s, decoded<Softmax>(word, OP_SOFTMAX));
+        case OP_NORMALISE: return units.softmax.normalise<N>(s, decoded<Normalise>(word, OP_NORMALISE));
         default: return false;
     }
 }
@@ -71,29 +78,45 @@ int64_t run(State& s) {
     }
 }
 
-int64_t run_any(State& s) {
+// Calls ``function(std::integral_constant<int, N>())`` for the N of the configuration.
+template <class Function>
+int64_t with_n(const State& s, Function function) {
     switch (s.n) {
-        case 2: return run<2>(s);
-        case 4: return run<4>(s);
-        case 8: return run<8>(s);
-        case 16: return run<16>(s);
-        case 32: return run<32>(s);
-        case 64: return run<64>(s);
-        default: return run<128>(s);
+        case 2: return function(std::integral_constant<int, 2>());
+        case 4: return function(std::integral_constant<int, 4>());
+        case 8: return function(std::integral_constant<int, 8>());
+        case 16: return function(std::integral_constant<int, 16>());
+        case 32: return function(std::integral_constant<int, 32>());
+        case 64: return function(std::integral_constant<int, 64>());
+        default: return function(std::integral_constant<int, 128>());
     }
 }
 
 }  // namespace
 }  // namespace weft
 
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Both return -2 if there is not enough memory: no exception may leave a function that Python calls.
+
 // Carries out what it can. Returns the instruction that the specification has to carry out next, or of which it says why
-// that is impossible; -1 when all are done, -2 if there is not enough memory: no exception may leave a function that Python
-// calls.
-extern "C" __attribute__((visibility("default"))) int64_t weft_compiled_run(weft::State* state) {
+// that is impossible; -1 when all are done.
+EXPORT int64_t weft_compiled_run(weft::State* state) {
     try {
-        return weft::run_any(*state);
+        return weft::with_n(*state, [&](auto n) { return weft::run<n.value>(*state); });
     } catch (const std::exception&) {
         return -2;
     }
 }
 
+// Carries out a KERNEL whose micro-operations are checked. Returns 0, or 1 if the specification has to say what is wrong.
+EXPORT int64_t weft_compiled_kernel(weft::State* state, uint64_t index, const weft::MicroOp* ops) {
+    try {
+        const auto word = state->words + index * weft::WORD_LENGTH;
+        const auto fields = weft::decoded<weft::Kernel>(word, weft::OP_KERNEL);
+        const auto engine = std::make_unique<weft::KernelEngine>();
+        return weft::with_n(*state, [&](auto n) { return int64_t(!engine->kernel<n.value>(*state, fields, ops)); });
+    } catch (const std::exception&) {
+        return -2;
+    }
+}

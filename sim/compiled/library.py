@@ -32,15 +32,21 @@ class State(ctypes.Structure):
         ("scratchpad", ctypes.c_void_p),
         ("accumulator", ctypes.c_void_p),
         ("alignments", ctypes.c_void_p),
+        ("maxima", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
         ("lookup", ctypes.c_void_p),
         ("bases", ctypes.c_void_p),
         ("n", ctypes.c_int64),
         ("scratchpad_size", ctypes.c_int64),
         ("accumulator_size", ctypes.c_int64),
         ("alignment_count", ctypes.c_int64),
+        ("state_count", ctypes.c_int64),
+        ("table_depth", ctypes.c_int64),
         ("mantissa_bits", ctypes.c_int64),
         ("depthwise_taps", ctypes.c_int64),
         ("lookup_tables", ctypes.c_int64),
+        ("wide_activations", ctypes.c_int64),
         ("words", ctypes.c_void_p),
         ("foreign", ctypes.c_void_p),
         ("order", ctypes.c_void_p * len(Queue)),
@@ -66,6 +72,8 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(entry(f"compiled-{key}", _build) / "compiled.so"))
     loaded.weft_compiled_run.restype = ctypes.c_int64
     loaded.weft_compiled_run.argtypes = [ctypes.POINTER(State)]
+    loaded.weft_compiled_kernel.restype = ctypes.c_int64
+    loaded.weft_compiled_kernel.argtypes = [ctypes.POINTER(State), ctypes.c_uint64, ctypes.c_void_p]
     return loaded
 
 

@@ -1,7 +1,7 @@
 // MM: gathers rows of A and tiles of B, multiplies them, and adds the products to the accumulator.
 #pragma once
 
-#include "memories.h"
+#include "columns.h"
 #include "product.h"
 
 namespace weft {
@@ -211,9 +211,6 @@ private:
             }
     }
 
-    // rsh() of `weft.hdl.isa.instructions`.
-    static int64_t shifted(int64_t value, int64_t shift) { return (value + (int64_t(1) << shift >> 1)) >> shift; }
-
     // Each step's products by themselves: they, or what is there, are shifted by the row's alignment.
     template <int N>
     void add_aligned(State& s, const Mm& op, int64_t tile, int64_t tiles) {
@@ -231,7 +228,7 @@ private:
                 const int64_t u = std::max<int64_t>(by, 0), v = std::max<int64_t>(-by, 0);
                 int32_t* sum = part_.data() + row * width_;
                 const int32_t* product = total_.data() + row * width_;
-                for (int64_t k = 0; k < width_; k++) sum[k] = int32_t(shifted(sum[k], u) + shifted(product[k], v));
+                for (int64_t k = 0; k < width_; k++) sum[k] = int32_t(rsh(sum[k], u) + rsh(product[k], v));
             }
         }
         for (int64_t t = 0; t < tiles; t++)

@@ -21,10 +21,14 @@ struct State {
     uint64_t dram_bytes;
     int8_t* scratchpad;
     int32_t* accumulator;
-    const int32_t* alignments;
+    int32_t* alignments;
+    int32_t* maxima;
+    int64_t* sums;
+    const uint8_t* table;
     const int8_t* lookup;
     const uint32_t* bases;
-    int64_t n, scratchpad_size, accumulator_size, alignment_count, mantissa_bits, depthwise_taps, lookup_tables;
+    int64_t n, scratchpad_size, accumulator_size, alignment_count, state_count, table_depth, mantissa_bits, depthwise_taps,
+        lookup_tables, wide_activations;
     const uint8_t* words;          // the program, with END behind it
     const uint8_t* foreign;        // for each instruction, whether it is left to the specification
     const uint32_t* order[UNITS];  // for each queue, the instructions that go to it

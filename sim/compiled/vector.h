@@ -1,7 +1,7 @@
 // VEC: requantises, adds, pools, and looks up.
 #pragma once
 
-#include "memories.h"
+#include "columns.h"
 
 namespace weft {
 
@@ -11,7 +11,7 @@ class Vector {
 public:
     template <int N>
     bool vec(State& s, const Vec& op) {
-        if (op.reduce > REDUCE_SUM || op.b_mantissa >> s.mantissa_bits || !parameters<N>(s, op)) return false;
+        if (op.reduce > REDUCE_SUM || op.b_mantissa >> s.mantissa_bits || !columns_.read<N>(s, op.params)) return false;
         if (op.multiply && !(op.add && op.source && op.reduce == REDUCE_NONE)) return false;
         if (op.lookup && op.table >= s.lookup_tables) return false;
         const int64_t outputs = op.ob * op.oy * op.ox, size = s.scratchpad_size;
@@ -47,24 +47,8 @@ private:
     };
     std::vector<int32_t> targets_, others_;
     std::vector<int8_t> results_;
-    alignas(64) int32_t bias_[128], mantissa_[128];
-    alignas(64) int64_t shift_[128], half_[128], odd_[128];
+    Columns columns_;
     bool bounded_ = false;
-
-    template <int N>
-    bool parameters(const State& s, const Vec& op) {
-        for (int64_t byte = 0; byte < PARAMETER_VECTOR_COUNT; byte++)
-            if (((op.params + byte) & 0xFFFF) >= s.scratchpad_size) return false;
-        for (int k = 0; k < N; k++) {
-            uint64_t word = 0;
-            for (int64_t byte = 0; byte < PARAMETER_VECTOR_COUNT; byte++)
-                word |= uint64_t(uint8_t(s.scratchpad[((op.params + byte) & 0xFFFF) * N + k])) << 8 * byte;
-            bias_[k] = int32_t(word), mantissa_[k] = word >> 32 & 0xFFFFFF, shift_[k] = word >> 56 & 63;
-            if (mantissa_[k] >> s.mantissa_bits) return false;
-            half_[k] = shift_[k] ? (int64_t(1) << (shift_[k] - 1)) - 1 : 0, odd_[k] = shift_[k] != 0;
-        }
-        return true;
-    }
 
     static int64_t size_of_source(const State& s, const Vec& op) {
         return op.source ? s.scratchpad_size : s.accumulator_size;
@@ -114,8 +98,7 @@ private:
             }
     }
 
-    // Rounds halves to the even: adds half less one, and one more where the digit before is odd. All in loops without a
-    // condition, on variables of their own, which compilers make vector instructions of.
+    // In loops without a condition, on variables of their own, which compilers make vector instructions of.
     template <int N>
     void requantise(const Vec& op, int32_t* value, const int8_t* other, int8_t* result) const {
         const int64_t zero = op.zero, low = op.low, high = op.high;
@@ -125,18 +108,13 @@ private:
             for (int k = 0; k < N; k++) second[k] = other[k] - int32_t(op.b_zero);
         if (op.multiply)
             for (int k = 0; k < N; k++) value[k] = (value[k] - int32_t(op.pad)) * second[k];
-        for (int k = 0; k < N; k++) p[k] = int64_t(value[k] + bias_[k]) * mantissa_[k];
+        for (int k = 0; k < N; k++) p[k] = int64_t(value[k] + columns_.bias[k]) * columns_.mantissa[k];
         if (other && !op.multiply) {
             const int64_t factor = op.subtract ? -op.b_mantissa : op.b_mantissa;
             for (int k = 0; k < N; k++) p[k] += second[k] * factor;
         }
-        int64_t q[N];
-        for (int k = 0; k < N; k++) q[k] = (p[k] + half_[k] + ((p[k] >> shift_[k]) & odd_[k])) >> shift_[k];
-        for (int k = 0; k < N; k++) {
-            const int64_t rounded = q[k] + zero, above = rounded < low ? low : rounded;
-            q[k] = above > high ? high : above;
-        }
-        for (int k = 0; k < N; k++) result[k] = int8_t(q[k]);
+        for (int k = 0; k < N; k++) p[k] = clamped(columns_.rounded(p[k], k) + zero, low, high);
+        for (int k = 0; k < N; k++) result[k] = int8_t(p[k]);
     }
 };
 

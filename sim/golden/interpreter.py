@@ -168,13 +168,16 @@ class GoldenDevice(Device):
         try:
             if reason := instruction.unsupported(self.config):
                 raise DeviceError(reason)
-            EXECUTE[type(instruction)](self.memories, instruction)
+            self._execute(index, instruction)
         except DeviceError as error:
             raise DeviceError(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None
         for semaphore in _mask(instruction.signal):
             counts[semaphore] += 1
             if counts[semaphore] > SEMAPHORE_MAX:
                 raise DeviceError(f"instruction {index}: semaphore {semaphore} passes {SEMAPHORE_MAX}")
+
+    def _execute(self, index: int, instruction: Instruction) -> None:
+        EXECUTE[type(instruction)](self.memories, instruction)
 
 
 def _mask(mask: int) -> list[int]:
