@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -104,8 +103,10 @@ class CompiledDevice(GoldenDevice):
             check_kernel(ops, instruction, self.config)
         except IsaError:
             return False
-        columns = np.array([dataclasses.astuple(op) for op in ops], np.int64)
-        outcome = self._library.weft_compiled_kernel(ctypes.byref(self._state), index, columns.ctypes.data)
+        words = np.array(self.memories.kernel[instruction.start :][: len(ops)], np.uint64)
+        outcome = self._library.weft_compiled_kernel(
+            ctypes.byref(self._state), index, words.ctypes.data, words.size
+        )
         if outcome < -1:
             raise MemoryError(_TOO_LARGE)
         return bool(outcome == 0)

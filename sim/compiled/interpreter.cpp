@@ -27,6 +27,17 @@ Word decoded(const uint8_t* word, int opcode) {
     return fields;
 }
 
+std::vector<MicroOp> micro_ops(const uint64_t* words, uint64_t count) {
+    std::vector<MicroOp> found(count);
+    for (uint64_t op = 0; op < count; op++) {
+        uint8_t word[24]{};  // with what `field_of` reads behind a word
+        std::memcpy(word, words + op, sizeof *words);
+        int64_t* next = reinterpret_cast<int64_t*>(&found[op]);
+        for (const Field& field : FIELDS_MICRO) *next++ = field_of(word, field);
+    }
+    return found;
+}
+
 template <int N>
 bool execute(State& s, Units& units, const uint8_t* word) {
     switch (word[0]) {
@@ -109,13 +120,14 @@ EXPORT int64_t weft_compiled_run(weft::State* state) {
     }
 }
 
-// Carries out a KERNEL whose micro-operations are checked. Returns 0, or 1 if the specification has to say what is wrong.
-EXPORT int64_t weft_compiled_kernel(weft::State* state, uint64_t index, const weft::MicroOp* ops) {
+// Carries out a KERNEL whose micro-operations, `count` words, are checked. Returns 0, or 1 if the specification has to say what is wrong.
+EXPORT int64_t weft_compiled_kernel(weft::State* state, uint64_t index, const uint64_t* words, uint64_t count) {
     try {
         const auto word = state->words + index * weft::WORD_LENGTH;
         const auto fields = weft::decoded<weft::Kernel>(word, weft::OP_KERNEL);
+        const auto ops = weft::micro_ops(words, count);
         const auto engine = std::make_unique<weft::KernelEngine>();
-        return weft::with_n(*state, [&](auto n) { return int64_t(!engine->kernel<n.value>(*state, fields, ops)); });
+        return weft::with_n(*state, [&](auto n) { return int64_t(!engine->kernel<n.value>(*state, fields, ops.data())); });
     } catch (const std::exception&) {
         return -2;
     }

@@ -73,7 +73,9 @@ def library() -> ctypes.CDLL:
     loaded.weft_compiled_run.restype = ctypes.c_int64
     loaded.weft_compiled_run.argtypes = [ctypes.POINTER(State)]
     loaded.weft_compiled_kernel.restype = ctypes.c_int64
-    loaded.weft_compiled_kernel.argtypes = [ctypes.POINTER(State), ctypes.c_uint64, ctypes.c_void_p]
+    loaded.weft_compiled_kernel.argtypes = [
+        ctypes.POINTER(State), ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64,
+    ]  # fmt: skip
     return loaded
 
 
