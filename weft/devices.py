@@ -106,6 +106,6 @@ def _made(on: str, config: Config, memory_bytes: int, simulation: Simulation) ->
 
         kind = SequentialTimingDevice if sequential_boards(config) else TimingDevice
         return kind(config, memory_bytes, **simulation.memory)
-    from weft.sim.golden.interpreter import GoldenDevice
+    from weft.sim.compiled.device import golden_device
 
-    return GoldenDevice(config, memory_bytes)
+    return golden_device(config, memory_bytes)

@@ -8,7 +8,8 @@ be better, and are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -52,9 +53,10 @@ class Search:
     def best(self) -> Found | None:
         """The plan with the fewest cycles, or None if not even the smallest tile fits."""
         found: Found | None = None
-        for scored in self._scored():
-            if found is not None and scored.bound >= found.cycles:
+        for bound, batch in self._batches():
+            if found is not None and bound >= found.cycles:
                 break
+            scored = batch()
             if scored.cycles.size:
                 index = int(np.argmin(scored.cycles))
                 if found is None or scored.cycles[index] < found.cycles:
@@ -63,7 +65,7 @@ class Search:
 
     def all(self, most: int) -> list[Found]:
         """At most so many plans, best first: half of them the best, the others spread over the rest."""
-        scored = [item for item in self._scored() if item.cycles.size]
+        scored = [item for item in (batch() for _, batch in self._batches()) if item.cycles.size]
         if not scored:
             return []
         cycles = np.concatenate([item.cycles for item in scored])
@@ -75,11 +77,12 @@ class Search:
         which = np.searchsorted(starts, order, side="right") - 1
         return [scored[at].found(int(index - starts[at])) for at, index in zip(which, order, strict=True)]
 
-    def _scored(self) -> Iterator[_Scored]:
+    def _batches(self) -> Iterator[tuple[float, Callable[[], _Scored]]]:
+        """Some frames at a time: the least of their bounds, and what scores their plans."""
         tile, block, chunked, bound = self.parts.frames()
         for first in range(0, len(tile), _BATCH):
             part = slice(first, first + _BATCH)
-            yield _Scored(self.parts, tile[part], block[part], chunked[part], float(bound[first]))
+            yield float(bound[first]), partial(_Scored, self.parts, tile[part], block[part], chunked[part])
 
 
 def _frame(values: Array) -> Array:
@@ -90,8 +93,8 @@ def _frame(values: Array) -> Array:
 class _Scored:
     """All plans of some frames: `cycles` of those that fit, and what `found` makes a plan of."""
 
-    def __init__(self, parts: Parts, size: Array, block: Array, chunked: Array, bound: float) -> None:
-        self.parts, self.shape, self.bound = parts, parts.shape, bound
+    def __init__(self, parts: Parts, size: Array, block: Array, chunked: Array) -> None:
+        self.parts, self.shape = parts, parts.shape
         self.size, self.block, self.chunked = size, _frame(block), _frame(chunked)
         self.blocks = -(-parts.tiles // self.block)
         self.zone_a, self.zone_b, self.zone_o = (

@@ -114,8 +114,24 @@ def _run(operand: Operand, i: Instruction, config: Config) -> Dram:
     return Dram(base, operand.first(i), tuple(operand.nest(i, config)), operand.write)
 
 
-def on_chip(instruction: Instruction, config: Config) -> list[OnChip]:
-    """All accesses of an instruction to memories on the chip, reads of an operand before the writes.
+Layout = tuple[tuple[int, np.ndarray, bool], ...]
+"""For each operand on the chip what `_offsets` says of it. It does not depend on the operands' first addresses."""
+
+
+def layout(instruction: Instruction, config: Config) -> Layout:
+    """That of an instruction's operands, in the order of `on_chip`."""
+    return tuple(_offsets(*_shape(operand, instruction, config)) for operand in _on_chip(instruction))
+
+
+def _on_chip(instruction: Instruction) -> list[Operand]:
+    return [
+        operand for operand in instruction.OPERANDS if operand.register is None and operand.applies(instruction)
+    ]
+
+
+def on_chip(instruction: Instruction, config: Config, known: Layout | None = None) -> list[OnChip]:
+    """All accesses of an instruction to memories on the chip, reads of an operand before the writes; `known` is its
+    `layout`, if the caller has it.
 
     Raises
     ------
@@ -123,17 +139,17 @@ def on_chip(instruction: Instruction, config: Config) -> list[OnChip]:
         If an address, taken modulo 2**16, is outside its memory.
     """
     return [
-        _access(operand, instruction, config)
-        for operand in instruction.OPERANDS
-        if operand.register is None and operand.applies(instruction)
+        _access(operand, instruction, config, *offsets)
+        for operand, offsets in zip(_on_chip(instruction), known or layout(instruction, config), strict=True)
     ]
 
 
-def _access(operand: Operand, i: Instruction, config: Config) -> OnChip:
+def _access(
+    operand: Operand, i: Instruction, config: Config, first: int, offsets: np.ndarray, dense: bool
+) -> OnChip:
     """The access, with its addresses checked against the size of its memory."""
     memory, field, write = operand.memory, operand.name, operand.write
     size = memory.size(config)
-    first, offsets, dense = _offsets(*_shape(operand, i, config))
     if not offsets.size:
         return OnChip(memory, field, write, slice(0, 0))
     low = (operand.first(i) + first) % ADDRESS_WRAP

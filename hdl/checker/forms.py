@@ -12,11 +12,11 @@ from functools import cache
 
 import numpy as np
 
-from weft.hdl.checker.accesses import Dram, OnChip, ProgramError, name
+from weft.hdl.checker.accesses import Dram, Layout, OnChip, ProgramError, name
 from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, of_forms
 from weft.hdl.checker.extents import Extents
 from weft.hdl.checker.rules import ADDRESSES, check_instruction
-from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places
+from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places, required
 from weft.hdl.isa.code import Code, mask
 from weft.hdl.isa.config import Config
 
@@ -65,18 +65,21 @@ class Forms:
         self._form, first = _distinct(code)
         self._offsets = _offsets(code)
         self._forms: list[_Form] = []
-        for index in first:
+        self._layouts: dict[bytes, Layout] = {}
+        distinct = Code(code.words[first])
+        shapes = _shapes(distinct)
+        for index, shape, instruction in zip(first, shapes, distinct, strict=True):
             try:
-                self._forms.append(self._checked(index))
+                self._forms.append(self._checked(index, instruction, shape))
             except ProgramError:
                 self._check_offsets(index)  # one before it may be at fault
                 raise
         uses = self._check_offsets(len(code))
         self.uses = dataclasses.replace(uses, kind=uses.kind + 2 * code.queues.astype(np.int64)[uses.task])
 
-    def _checked(self, index: int) -> _Form:
-        instruction = self._code[index]
-        chip, memory = self._check(index, instruction)
+    def _checked(self, index: int, instruction: Instruction, shape: bytes) -> _Form:
+        chip, memory, found = self._check(index, instruction, self._layouts.get(shape))
+        self._layouts[shape] = found
         moves = any(
             operand.name == _moving(instruction.OPCODE) and operand.applies(instruction)
             for operand in instruction.OPERANDS
@@ -85,9 +88,11 @@ class Forms:
             memory = [dataclasses.replace(run, offset=0) for run in memory]
         return _Form(chip, memory, moves)
 
-    def _check(self, index: int, instruction: Instruction) -> tuple[list[OnChip], list[Dram]]:
+    def _check(
+        self, index: int, instruction: Instruction, known: Layout | None = None
+    ) -> tuple[list[OnChip], list[Dram], Layout]:
         try:
-            return check_instruction(instruction, self._config, self._extents)
+            return check_instruction(instruction, self._config, self._extents, known)
         except (IsaError, ProgramError) as error:
             raise ProgramError(f"{name(index, instruction)}: {error}") from None
 
@@ -142,6 +147,22 @@ def _distinct(code: Code) -> tuple[np.ndarray, list[int]]:
             first.append(index)
         form[index] = at
     return form, first
+
+
+def _shapes(code: Code) -> list[bytes]:
+    """Each word without semaphores and first addresses on the chip: what `check_instruction` needs to know of an
+    instruction that it has checked."""
+    words = code.words.copy()
+    for opcode, rows in code.by_opcode():
+        words[rows] &= ~mask(opcode, ("wait", "signal", *_starts(opcode)))
+    return [word.tobytes() for word in words]
+
+
+@cache
+def _starts(opcode: Opcode) -> tuple[str, ...]:
+    """The fields with addresses on the chip that no feature of the configuration is needed for."""
+    operands = [item for item in INSTRUCTIONS[opcode].OPERANDS if item.memory in SPACES and item.start is None]
+    return tuple({item.name for item in operands} - set(required(opcode)))
 
 
 def _offsets(code: Code) -> np.ndarray:

@@ -7,10 +7,12 @@ import numpy as np
 from weft.hdl.checker.accesses import (
     Cells,
     Dram,
+    Layout,
     OnChip,
     ProgramError,
     distinct,
     dram,
+    layout,
     on_chip,
     sequence,
     verb,
@@ -41,9 +43,12 @@ ADDRESSES = 1 << 32
 
 
 def check_instruction(
-    i: Instruction, config: Config, extents: Extents | None
-) -> tuple[list[OnChip], list[Dram]]:
-    """Check one instruction; its accesses to memories on the chip and to DRAM.
+    i: Instruction, config: Config, extents: Extents | None, known: Layout | None = None
+) -> tuple[list[OnChip], list[Dram], Layout]:
+    """Check one instruction; its accesses to memories on the chip and to DRAM, and the layout of the former.
+
+    With the layout of another one that passed, and differs from this one in addresses on the chip alone, only what
+    depends on these is checked.
 
     Raises
     ------
@@ -52,6 +57,23 @@ def check_instruction(
     ProgramError
         For any other broken rule, without the instruction's name.
     """
+    if known is None:
+        _check_fields(i, config, extents)
+    found = layout(i, config) if known is None else known
+    chip, memory = on_chip(i, config, found), dram(i, config)
+    if known is None:
+        _check_values(i, config)
+    if isinstance(i, VectorInstruction):
+        operands = [operand for operand in i.OPERANDS if operand.applies(i)]
+        check_overlap = _check_kernel_overlap if isinstance(i, Kernel) else _check_overlap
+        check_overlap(i, config, operands, chip)
+    for run in memory:
+        _check_dram(run, extents)
+    return chip, memory, found
+
+
+def _check_fields(i: Instruction, config: Config, extents: Extents | None) -> None:
+    """What has to hold for addresses to be counted."""
     i.check()
     if reason := i.unsupported(config):
         raise ProgramError(reason)
@@ -69,22 +91,18 @@ def check_instruction(
         raise ProgramError(
             f"'entry' and 'vectors' reach entry {last - 1}, but a look-up table has {LOOKUP_ENTRIES}"
         )
-    operands = [operand for operand in i.OPERANDS if operand.applies(i)]
-    for operand in operands:
-        _check_operand(operand, i, config)
-    chip, memory = on_chip(i, config), dram(i, config)
+    for operand in i.OPERANDS:
+        if operand.applies(i):
+            _check_operand(operand, i, config)
+
+
+def _check_values(i: Instruction, config: Config) -> None:
+    """What has to hold besides."""
     if isinstance(i, Vec):
         _check_vec(i, config)
     low, high = getattr(i, "low", 0), getattr(i, "high", 0)
     if low > high:
         raise ProgramError(f"'low' {low} is above 'high' {high}")
-    if isinstance(i, Kernel):
-        _check_kernel_overlap(i, config, operands, chip)
-    elif isinstance(i, VectorInstruction):
-        _check_overlap(i, config, operands, chip)
-    for run in memory:
-        _check_dram(run, extents)
-    return chip, memory
 
 
 def _check_operand(operand: Operand, i: Instruction, config: Config) -> None:

@@ -9,8 +9,10 @@ page.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from weft.hdl.isa.config import Config
@@ -174,7 +176,10 @@ class Operand:
 
     def applies(self, instruction: Any) -> bool:
         """Whether the instruction has this operand."""
-        return all(getattr(instruction, name) == value for name, value in self.when.items())
+        for name, value in self.when.items():  # noqa: SIM110 -- programs ask this very often
+            if getattr(instruction, name) != value:
+                return False
+        return True
 
     def first(self, instruction: Any) -> int:
         """The first address, if no stride is taken."""
@@ -182,15 +187,34 @@ class Operand:
 
     def nest(self, instruction: Any, config: Config, *names: str) -> list[tuple[int, int]]:
         """Iterations and strides of the loops of these names in the order of `loops`; of all, if none are given."""
-        return [
-            (loop.iterations(instruction, config), loop.step(instruction))
-            for loop in self.loops
-            if not names or loop.name in names
-        ]
+        if names not in self._readers:
+            self._readers[names] = _reader([loop for loop in self.loops if not names or loop.name in names])
+        return self._readers[names](instruction, config)
+
+    @cached_property
+    def _readers(self) -> dict[tuple[str, ...], Callable[[Any, Config], list[tuple[int, int]]]]:
+        """What reads the loops of these names: programs ask this very often."""
+        return {}
 
     def stride(self, loop: str) -> str | int:
         """The stride of a loop, 0 if there is none around this operand."""
         return next((item.stride for item in self.loops if item.name == loop), 0)
+
+
+def _reader(loops: Sequence[Loop]) -> Callable[[Any, Config], list[tuple[int, int]]]:
+    """What reads iterations and strides of loops from an instruction: all at once, if they are fields."""
+    names = [name for loop in loops for name in (loop.count, loop.stride)]
+    if not names or not all(isinstance(name, str) for name in names):
+        return lambda instruction, config: [
+            (loop.iterations(instruction, config), loop.step(instruction)) for loop in loops
+        ]
+    read = attrgetter(*map(str, names))
+
+    def fields(instruction: Any, config: Config) -> list[tuple[int, int]]:
+        values = read(instruction)
+        return list(zip(values[::2], values[1::2], strict=True))
+
+    return fields
 
 
 def over(operand: str, *loops: str) -> tuple[Loop, ...]:

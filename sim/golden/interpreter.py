@@ -18,6 +18,7 @@ that `weft.hdl.checker.program.check` accepts have one result whatever the order
 
 from __future__ import annotations
 
+from collections.abc import MutableSequence, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -110,11 +111,14 @@ class GoldenDevice(Device):
         if self._program is None:
             return
         program, self._program = self._program, None
-        self._run(self._fetch(program))
+        self._start(program)
 
     def counters(self) -> dict[Counter, int]:
         """Nothing: all counters measure time or bus beats, which this device does not have."""
         return {}
+
+    def _start(self, program: int) -> None:
+        self._run(self._fetch(program))
 
     def _fetch(self, address: int) -> list[Instruction]:
         """Decode from `address` up to END, which is not returned."""
@@ -146,30 +150,34 @@ class GoldenDevice(Device):
                     break
             else:
                 index = heads[0]
-                missing = _missing(instructions[index], counts)
-                raise DeviceError(
-                    f"deadlock: instruction {index} ({instructions[index].OPCODE.name}) waits for semaphore"
-                    f" {missing[0]}, which no instruction that can run will signal"
-                )
             instruction = instructions[index]
             assert instruction.QUEUE is not None
             queues[instruction.QUEUE].pop()
-            self._execute(index, instruction, counts)
+            self._carry_out_one(index, instruction, counts)
+            self.instructions += 1
 
-    def _execute(self, index: int, instruction: Instruction, counts: list[int]) -> None:
+    def _carry_out_one(self, index: int, instruction: Instruction, counts: MutableSequence[int]) -> None:
+        """Execute an instruction, unless it waits: then it waits for ever."""
+        if missing := _missing(instruction, counts):
+            raise DeviceError(
+                f"deadlock: instruction {index} ({instruction.OPCODE.name}) waits for semaphore"
+                f" {missing[0]}, which no instruction that can run will signal"
+            )
         for semaphore in _mask(instruction.wait):
             counts[semaphore] -= 1
         try:
             if reason := instruction.unsupported(self.config):
                 raise DeviceError(reason)
-            EXECUTE[type(instruction)](self.memories, instruction)
+            self._execute(index, instruction)
         except DeviceError as error:
             raise DeviceError(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None
         for semaphore in _mask(instruction.signal):
             counts[semaphore] += 1
             if counts[semaphore] > SEMAPHORE_MAX:
                 raise DeviceError(f"instruction {index}: semaphore {semaphore} passes {SEMAPHORE_MAX}")
-        self.instructions += 1
+
+    def _execute(self, index: int, instruction: Instruction) -> None:
+        EXECUTE[type(instruction)](self.memories, instruction)
 
 
 def _mask(mask: int) -> list[int]:
@@ -177,6 +185,6 @@ def _mask(mask: int) -> list[int]:
     return [semaphore for semaphore in range(SEMAPHORES) if mask >> semaphore & 1] if mask else []
 
 
-def _missing(instruction: Instruction, counts: list[int]) -> list[int]:
+def _missing(instruction: Instruction, counts: Sequence[int]) -> list[int]:
     """Semaphores that `instruction` waits for and that are not there."""
     return [semaphore for semaphore in _mask(instruction.wait) if not counts[semaphore]]

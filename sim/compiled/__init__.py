@@ -1,0 +1,1 @@
+"""The golden interpreter, compiled: the same results as `weft.sim.golden`, many times faster."""

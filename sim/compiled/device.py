@@ -1,0 +1,142 @@
+"""The compiled interpreter as a device."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+
+from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Kernel, Opcode, Queue, required
+from weft.hdl.isa.code import Code
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.kernel import check_kernel, kernel_at
+from weft.sim.compiled.library import State, library
+from weft.sim.device import DeviceError
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.verilator.verilate import BuildError
+
+_COMPILED = (Opcode.LOAD, Opcode.STORE, Opcode.MM, Opcode.VEC, Opcode.SOFTMAX, Opcode.NORMALISE)
+"""The opcodes that interpreter.cpp carries out by itself."""
+_TOO_LARGE = "the compiled interpreter needs more memory for this program than there is"
+_FETCHED = 1 << 12
+"""Words that are looked through for END at a time."""
+
+
+class CompiledDevice(GoldenDevice):
+    """A `GoldenDevice` whose frequent instructions are carried out by compiled code, on the same memories.
+
+    What that leaves alone, `GoldenDevice` carries out: instructions of other opcodes, and those that break a rule, so
+    that errors are the same.
+
+    Raises
+    ------
+    weft.sim.verilator.verilate.BuildError
+        If there is no C++ compiler, or it fails.
+    """
+
+    def __init__(self, config: Config, memory_bytes: int) -> None:
+        super().__init__(config, memory_bytes)
+        self._library = library()
+        self._state: State | None = None
+
+    def _start(self, program: int) -> None:
+        code = self._code(program)
+        if code is None:
+            super()._start(program)
+        else:
+            self._carry_out(code)
+
+    def _code(self, address: int) -> Code | None:
+        """The words from `address` up to END; None if there is something wrong with them."""
+        words = self.memories.dram[address:]
+        words = words[: words.size // WORD_BYTES * WORD_BYTES].reshape(-1, WORD_BYTES)
+        for first in range(0, len(words), _FETCHED):
+            ends = np.flatnonzero(words[first : first + _FETCHED, 0] == int(Opcode.END))
+            if ends.size:
+                try:
+                    return Code.from_bytes(words[: first + int(ends[0]) + 1].tobytes())
+                except IsaError:
+                    return None
+        return None
+
+    def _carry_out(self, code: Code) -> None:
+        queues = code.queues
+        order = [np.flatnonzero(queues == int(queue)).astype(np.uint32) for queue in Queue]
+        foreign, bases = _foreign(code, self.config), np.array(self.memories.bases, np.uint32)
+        state = self._state = State(
+            words=code.words.ctypes.data, foreign=foreign.ctypes.data, bases=bases.ctypes.data,
+            order=(ctypes.c_void_p * len(Queue))(*(part.ctypes.data for part in order)),
+            order_count=(ctypes.c_uint64 * len(Queue))(*(part.size for part in order)), **self._memories(),
+        )  # fmt: skip
+        try:
+            for index in self._left(state):
+                instruction = code[index]
+                self._carry_out_one(index, instruction, state.available)
+                assert instruction.QUEUE is not None
+                state.next[instruction.QUEUE] += 1
+                state.executed += 1
+        finally:
+            self._state = None
+            self.instructions = state.executed
+
+    def _memories(self) -> dict[str, int]:
+        """Where memories are, and the sizes of things."""
+        memories, config = self.memories, self.config
+        names = ("dram", "scratchpad", "accumulator", "alignments", "maxima", "sums", "table", "lookup")
+        return {name: getattr(memories, name).ctypes.data for name in names} | {
+            "dram_bytes": memories.dram.size, "n": config.n, "scratchpad_size": config.scratchpad_size,
+            "accumulator_size": config.accumulator_size, "alignment_count": config.alignments,
+            "state_count": config.row_states, "table_depth": config.table_depth,
+            "mantissa_bits": config.mantissa_bits, "depthwise_taps": config.depthwise_taps,
+            "lookup_tables": config.lookup_tables, "wide_activations": int(config.wide_activations),
+        }  # fmt: skip
+
+    def _execute(self, index: int, instruction: Instruction) -> None:
+        if not (isinstance(instruction, Kernel) and self._kernel(index, instruction)):
+            super()._execute(index, instruction)
+
+    def _kernel(self, index: int, instruction: Kernel) -> bool:
+        """Carry out a `Kernel`, if it breaks no rule."""
+        try:
+            ops = kernel_at(self.memories.kernel, instruction.start)
+            check_kernel(ops, instruction, self.config)
+        except IsaError:
+            return False
+        words = np.array(self.memories.kernel[instruction.start :][: len(ops)], np.uint64)
+        outcome = self._library.weft_compiled_kernel(
+            ctypes.byref(self._state), index, words.ctypes.data, words.size
+        )
+        if outcome < -1:
+            raise MemoryError(_TOO_LARGE)
+        return bool(outcome == 0)
+
+    def _left(self, state: State) -> Iterator[int]:
+        """Carry out what is compiled; the instructions in between that are not."""
+        while (index := self._library.weft_compiled_run(ctypes.byref(state))) >= 0:
+            yield index
+        if index < -1:
+            raise MemoryError(_TOO_LARGE)
+
+
+def _foreign(code: Code, config: Config) -> np.ndarray:
+    """Which instructions are left to `GoldenDevice`, those that the configuration does not have among them: uint8."""
+    foreign = np.ones(len(code), np.uint8)
+    for opcode, rows in code.by_opcode():
+        requires = INSTRUCTIONS[opcode].REQUIRES
+        if opcode not in _COMPILED or (requires and requires.missing(config)):
+            continue
+        wrong = np.zeros(rows.size, bool)
+        for name, feature in required(opcode).items():
+            if feature.missing(config):
+                wrong |= code.field(name, opcode, rows) != 0
+        foreign[rows] = wrong
+    return foreign
+
+
+def golden_device(config: Config, memory_bytes: int) -> GoldenDevice:
+    """A `CompiledDevice` if there is a C++ compiler, else the `GoldenDevice` itself."""
+    try:
+        return CompiledDevice(config, memory_bytes)
+    except BuildError:
+        return GoldenDevice(config, memory_bytes)
