@@ -6,7 +6,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.boards.port import MAX_BEATS, Command
+from weft.boards.port import MAX_BEATS, PAGE, Command
 from weft.boards.spi_flash_chip import HEADER_CLOCKS, SpiFlash, spi_flash_pads
 from weft.boards.spi_flash_chip import Command as ChipCommand
 
@@ -20,7 +20,8 @@ ADDRESS_BITS = 24
 
 class SpiFlashReader(wiring.Component):
     """Reads words with `Command.DUAL_READ`, two bits a cycle, and stays there: the next word is read ahead, and a
-    command that goes on where the last one ended finds it. Any other command costs the chip's header.
+    command that goes on where the last one ended finds it, but for the first of a `PAGE`. Any other command costs the
+    chip's header.
 
     Parameters
     ----------
@@ -70,6 +71,7 @@ class SpiFlashReader(wiring.Component):
         want = Signal(MAX_BEATS.bit_length(), init=turns)  # words; before the chip is awake, turns of `count`
         align = (self.bus_bytes - 1).bit_length()
         here = Signal(ADDRESS_BITS - align)  # of the word that comes, in words
+        in_page = (PAGE // self.bus_bytes - 1).bit_length()
         shift, full, paused = Signal(8 * self.bus_bytes), Signal(), Signal()
         run, last = Signal(), Signal()
         coming, ending = Signal(PAD_CYCLES), Signal(PAD_CYCLES)
@@ -100,8 +102,11 @@ class SpiFlashReader(wiring.Component):
         with m.If(ending[-1]):
             m.d.sync += full.eq(1)
         with m.If(taken):
-            m.d.sync += [full.eq(0), paused.eq(0), count.eq(word_start)]
-            m.d.sync += [want.eq(want - 1), here.eq(here + 1)]
+            m.d.sync += [full.eq(0), paused.eq(0), count.eq(word_start), want.eq(want - 1)]
+            m.d.sync += here[:in_page].eq(here[:in_page] + 1)
+            # No command goes on from here: what is read ahead belongs to the next page, and `here` does not say so.
+            with m.If(here[:in_page].all()):
+                m.d.sync += selected.eq(0)
         with m.If(asked):
             m.d.sync += want.eq(self.command.payload.beats)
         with m.If(asked & ~hit):

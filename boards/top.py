@@ -89,7 +89,7 @@ class Top(wiring.Component):
         outer = Direct(config) if sequential else AxiBridge(config, pieces=pieces)
         m.submodules.core = core = in_domain(inner)
         m.submodules.bridge = bridge = in_domain(outer)
-        m.submodules.gate = gate = Gate(config.bus_bytes)
+        m.submodules.gate = gate = Gate(config.bus_bytes, 1, 1) if sequential else Gate(config.bus_bytes)
         m.submodules.arbiter = arbiter = Arbiter(config.bus_bytes, 2, commands=commands)
         m.submodules.memory = memory = self._memory()
         with m.If(link.reset):

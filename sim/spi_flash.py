@@ -19,6 +19,8 @@ class TimedFlash:
         From when its controller takes a command to its first word.
     word : int
         From when a word is taken to the next one, which is read ahead: a command for that costs no jump.
+    page : int
+        Bytes; nothing is read ahead across a multiple of these.
     """
 
     window: int
@@ -26,3 +28,4 @@ class TimedFlash:
     end: int
     jump: int
     word: int
+    page: int

@@ -55,6 +55,7 @@ class SequentialRequest(ctypes.Structure):
         ("mark_count", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
         ("flash_window", ctypes.c_uint64),
+        ("flash_page", ctypes.c_uint64),
         ("flash_jump", ctypes.c_uint64),
         ("flash_word", ctypes.c_uint64),
     ]

@@ -99,7 +99,7 @@ class SequentialTimingDevice(TimingDevice):
             self._core.ctypes.data, words.ctypes.data, len(words), memory.ctypes.data, len(memory),
             self.computed.ctypes.data, len(self.computed), self.latency, self.bytes_per_cycle or 0.0, self._tokens,
             self._marks.ctypes.data, len(self._marks), LIMIT if timeout is None else timeout,
-            *((flash.window, flash.jump, flash.word) if (flash := self.flash) else (0, 0, 0)),
+            *((flash.window, flash.page, flash.jump, flash.word) if (flash := self.flash) else (0,) * 4),
         )  # fmt: skip
         outcome = ctypes.c_int64()
         model = self._library.weft_sequential_run(ctypes.byref(request), ctypes.byref(outcome))

@@ -44,9 +44,9 @@ struct Link {
     }
 };
 
-// hdl/sequential/mover.py in front of boards/spi_flash.py: `jump` and `word` as in sim/spi_flash.py.
+// boards/spi_flash.py behind hdl/sequential/mover.py; its numbers are those of sim/spi_flash.py.
 struct Flash {
-    uint32_t window = 0;  // 0: there is none
+    uint32_t window = 0, page = 0;  // window 0: there is none
     Cycle jump = 0, word = 0;
     unsigned bus = 4;
 
@@ -55,12 +55,12 @@ struct Flash {
     Cycle read(uint32_t address, Cycle at) {
         constexpr Cycle ARBITER = 1;
         const Cycle taken = at + 1 + ARBITER, answers = address == next_ ? std::max(taken + 1, ready_) : taken + jump;
-        next_ = address + bus, ready_ = answers + word;
+        next_ = (address + bus) % page ? address + bus : 0, ready_ = answers + word;
         return answers;
     }
 
 private:
-    uint32_t next_ = 0;  // that is read ahead
+    uint32_t next_ = 0;  // that is read ahead; 0: none
     Cycle ready_ = 0;
 };
 

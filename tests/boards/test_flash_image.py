@@ -38,7 +38,8 @@ def test_blobs_are_found_by_their_content() -> None:
     directory = opened(image)
     for blob in blobs:
         at = directory.find(blob)
-        assert at is not None and at % ALIGN == 0
+        assert at is not None
+        assert at % ALIGN == 0
         assert image[at - START :][: len(blob)] == blob
     assert directory.find(blobs[2][:-1]) is None
     assert directory.state == "other programs"

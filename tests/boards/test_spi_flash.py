@@ -23,7 +23,7 @@ from weft.boards.spi_flash_model import Rule, SpiFlashModel, broken_rules
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 RAM, CHIP = 1 << 13, SpiFlash(1 << 20, 1 << 14)
-CONTENTS = random.Random(5).randbytes(1 << 12)
+CONTENTS = random.Random(5).randbytes(1 << 13)
 """What the chip holds again and again."""
 
 
@@ -68,7 +68,7 @@ async def bench_random(dut):
     for stall in (0.0, 0.4):
         driver.stall = stall
         bursts, at = [], 0
-        for ram in random_bursts(contents, width, 60, longest=32):
+        for ram in random_bursts(contents, width, 25, longest=32):
             bursts.append(Burst(ram.write, ram.address % RAM, ram.words))
             for _ in range(random.choice((0, 1, 1, 3))):
                 beats = random.choice((1, 1, 1, 2, 7))
@@ -102,7 +102,21 @@ async def bench_rates(dut):
     assert violations(dut) == []
 
 
-@pytest.mark.parametrize(("bus", "mhz"), [(4, 24), (8, 54), (1, 80)])
+@cocotb.test()
+async def bench_pages(dut):
+    """Behind a page's last word come the next page's first one, and the same page's."""
+    width = bench_parameters()["bus"]
+    await reset(dut)
+    driver = MemoryDriver(dut, width)
+    for following in (4096, 0, 4096 - width):
+        await driver.run(reads(width, 4096 - 2 * width, 2))
+        for _ in range(100):
+            await RisingEdge(dut.clk)
+        await driver.run(reads(width, following, 1))
+    assert violations(dut) == []
+
+
+@pytest.mark.parametrize(("bus", "mhz"), [(4, 24), (8, 54)])
 def test_ram_and_flash(bus, mhz):
     run_bench(Bench(bus, mhz * 1e6), parameters={"bus": bus, "mhz": mhz})
 

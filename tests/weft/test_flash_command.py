@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support import qdq_models, tflite_networks
 
 import weft
 from weft import cli
@@ -117,6 +115,8 @@ def test_every_board_with_flash_has_a_programmer_for_it() -> None:
     having = [board for board in BOARDS.values() if board.flash is not None]
     assert {board.programmer for board in having} == set(IMAGE_PROGRAMMERS)
     for board in having:
-        assert board.flash is not None and board.memory.size <= WINDOW
+        assert board.flash is not None
+        assert board.memory.size <= WINDOW
         words = command(board, Path("x.bin"), offset=board.flash.offset, installed=False)
-        assert words[-1] == "x.bin" and str(board.flash.offset) in words
+        assert words[-1] == "x.bin"
+        assert str(board.flash.offset) in words
