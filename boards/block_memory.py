@@ -38,6 +38,8 @@ class WordAccess(wiring.Component):
         To write.
     data : In(8 * bus_bytes)
         In the cycle after `read`: the word read.
+    idle : Out(1)
+        All commands are carried out, and the words that were read are taken.
     """
 
     def __init__(self, bus_bytes: int) -> None:
@@ -50,6 +52,7 @@ class WordAccess(wiring.Component):
                 "address": Out(32 - (bus_bytes - 1).bit_length()),
                 "word": Out(write_layout(bus_bytes)),
                 "data": In(8 * bus_bytes),
+                "idle": Out(1),
             }
         )
 
@@ -83,11 +86,12 @@ class WordAccess(wiring.Component):
                 self.address.eq(command.address >> align),
                 more.eq(command.beats - 1),
             ]
-        self._words(m, room)
+        m.d.comb += self.idle.eq(~active & ~self._words(m, room))
         return m
 
-    def _words(self, m: Module, room: Signal) -> None:
-        """Two words of registers behind the memory; a word is read only if there is room for it when it comes."""
+    def _words(self, m: Module, room: Signal) -> Value:
+        """Two words of registers behind the memory; a word is read only if there is room for it when it comes.
+        Returns whether there is any."""
         read, fresh = self.bus.read, Signal()
         spare, spare_valid = Signal(8 * self.bus_bytes), Signal()
         move = ~read.valid | read.ready
@@ -103,6 +107,7 @@ class WordAccess(wiring.Component):
             m.d.sync += spare_valid.eq(1)
         with m.If(fresh):
             m.d.sync += spare.eq(self.data)
+        return read.valid | fresh | spare_valid
 
 
 class BlockMemory(wiring.Component):
@@ -117,6 +122,8 @@ class BlockMemory(wiring.Component):
     Members
     -------
     bus : In(memory_port(bus_bytes))
+    idle : Out(1)
+        As of `WordAccess`.
     """
 
     def __init__(self, bus_bytes: int, size: int) -> None:
@@ -125,7 +132,7 @@ class BlockMemory(wiring.Component):
                 f"a block memory's size must be a power of two, at least {2 * bus_bytes} bytes, not {size}"
             )
         self.bus_bytes, self.size = bus_bytes, size
-        super().__init__({"bus": In(memory_port(bus_bytes))})
+        super().__init__({"bus": In(memory_port(bus_bytes)), "idle": Out(1)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -134,6 +141,7 @@ class BlockMemory(wiring.Component):
         m.submodules.memory = memory
         write, read = memory.write_port(granularity=8), memory.read_port()
         wiring.connect(m, wiring.flipped(self.bus), access.bus)
+        m.d.comb += self.idle.eq(access.idle)
         m.d.comb += [
             write.addr.eq(access.address),
             write.data.eq(access.word.data),
@@ -158,6 +166,8 @@ class Spram(wiring.Component):
     Members
     -------
     bus : In(memory_port(bus_bytes))
+    idle : Out(1)
+        As of `WordAccess`.
     """
 
     def __init__(self, bus_bytes: int, make_ram: Callable[[RamPort], Instance] | None = None) -> None:
@@ -167,7 +177,7 @@ class Spram(wiring.Component):
                 "'bus_bytes' 4 or 8 in the configuration"
             )
         self.bus_bytes, self.make_ram = bus_bytes, make_ram
-        super().__init__({"bus": In(memory_port(bus_bytes))})
+        super().__init__({"bus": In(memory_port(bus_bytes)), "idle": Out(1)})
 
     size = SPRAM_BYTES
 
@@ -175,6 +185,7 @@ class Spram(wiring.Component):
         m = Module()
         m.submodules.access = access = WordAccess(self.bus_bytes)
         wiring.connect(m, wiring.flipped(self.bus), access.bus)
+        m.d.comb += self.idle.eq(access.idle)
         within = (SPRAM_WORDS - 1).bit_length()
         lanes = self.bus_bytes // 2
         banks = 4 // lanes  # that share each lane, one behind the other

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.boards.family import Family, Resources
+from weft.boards.spi_flash_chip import SpiFlash
 from weft.boards.uart import MIN_DIVISOR
 from weft.hdl.errors import WeftError
 from weft.hdl.isa.config import Config
@@ -16,6 +17,7 @@ from weft.hdl.isa.config import Config
 if TYPE_CHECKING:
     from weft.boards.pll import Pll
     from weft.sim.sdram import Sdram
+    from weft.sim.spi_flash import TimedFlash
 
 RATES = (3_000_000, 2_000_000, 1_500_000, 1_000_000, 500_000, 250_000, 115_200)
 """Baud rates that the boards' USB bridges can do, and hosts as well, the highest first."""
@@ -116,6 +118,9 @@ class Board:
     held : tuple of (str, str, int)
         Pads that nothing here uses but that must not float: resource, its member, level. Not those for which the
         FPGA's own pull-ups and pull-downs will do, which all tools here leave on at unused pads.
+    flash : SpiFlash, optional
+        The chip that holds the bitstream, where code and constants of programs may lie behind it, for core and link
+        from `weft.boards.spi_flash_chip.WINDOW` on. Not beside SDRAM.
     """
 
     name: str
@@ -136,6 +141,7 @@ class Board:
     seed: int = 1
     dsp: DspSites | None = None
     held: tuple[tuple[str, str, int], ...] = ()
+    flash: SpiFlash | None = None
 
     def sdram(self, clock: float) -> Sdram | None:
         """The memory at a clock in Hz as the cycle model, `weft.sim.timing.TimingDevice`, takes it; None if it is no
@@ -143,6 +149,12 @@ class Board:
         from weft.boards.timed_sdram import timed_sdram
 
         return timed_sdram(clock, self.family.fabric) if self.memory.kind is MemoryKind.SDRAM else None
+
+    def timed_flash(self, config: Config, clock: float) -> TimedFlash | None:
+        """The same of the flash chip beside a core with a configuration; None if there is none."""
+        from weft.boards.timed_spi_flash import timed_spi_flash
+
+        return timed_spi_flash(self.flash, config.bus_bytes, clock) if self.flash else None
 
     def line(self, clock: float) -> Line:
         """The serial link at a clock in Hz: the highest rate up to `baud` that the clock makes within `RATE_ERROR`.

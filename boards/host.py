@@ -7,11 +7,13 @@ import time
 from types import TracebackType
 from typing import NoReturn, Self
 
+from weft.boards.flash_image import Directory
 from weft.boards.frames import Identity, Operation, Request
 from weft.boards.memory import BoardMemory, Transfer
 from weft.boards.ports import identify, open_session
-from weft.boards.registry import line_rates
+from weft.boards.registry import BOARDS, line_rates
 from weft.boards.session import ATTEMPTS, Session
+from weft.boards.spi_flash_chip import WINDOW
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
@@ -56,6 +58,7 @@ class BoardDevice(Device):
         self._session = session
         self._bases = [0] * BASES
         self._loaded: dict[int, tuple[int, bytes]] = {}
+        self._directory: Directory | None = None
         self._starts = 0
         self._failed = self._started = False
         self.identity = self._identify()
@@ -177,6 +180,21 @@ class BoardDevice(Device):
             if at < address + size and address < at + length:
                 del self._loaded[at]
 
+    def kept(self, payload: bytes) -> int | None:
+        """Where `payload` lies in the board's flash; None if it does not, or there is none."""
+        board = BOARDS.get(self.identity.board)
+        if board is None or board.flash is None:
+            return None
+        if self._directory is None:
+            self._directory = Directory(self._memory.fetch, WINDOW + board.flash.offset)
+        found = self._directory.find(payload)
+        if found is None:
+            self.advice = (
+                f": the board's flash holds {self._directory.state}; write this one's code and weights there with "
+                f"weft flash --board {board.name} --program FOLDER"
+            )
+        return found
+
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""
         return self._memory.read(address, size)
@@ -188,12 +206,13 @@ class BoardDevice(Device):
         self._write_register(base_register(index), address)
 
     def start(self, program: int) -> None:
-        """Start the program at DRAM byte address `program`, a multiple of the bus width.
+        """Start the program at DRAM byte address `program`, or one that `kept` gives, a multiple of the bus width.
 
         After a failed run the core is reset first, as nothing else brings its units to a known state.
         """
         check_program(program, self.config)
-        check_range(program, 0, self.memory_bytes)
+        if program < WINDOW:
+            check_range(program, 0, self.memory_bytes)
         if self._failed:
             self._reset()
             for index, address in enumerate(self._bases):

@@ -51,6 +51,10 @@ class BoardMemory:
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes. Raises `DeviceError` if they do not lie inside memory."""
         check_range(address, size, self.size)
+        return self.fetch(address, size)
+
+    def fetch(self, address: int, size: int) -> bytes:
+        """Read `size` bytes from wherever the board has any, as its flash."""
         found = bytearray(size)
         for request, answer in self.session.exchange(
             Request(0, Operation.READ_MEMORY, at, length) for at, length in self._blocks(address, size)

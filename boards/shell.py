@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import ClockDomain, Elaboratable, Module, Signal
+from amaranth.hdl import Cat, ClockDomain, Elaboratable, Module, Signal
 from amaranth.lib import io
 from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 
@@ -34,7 +34,8 @@ class Shell(Elaboratable):
     board : Board
     top : Component
         Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``, and on boards with SDRAM it may have
-        ``sdram: Out(sdram_pads())``, whose pads have a register each way. All of it in ``sync``.
+        ``sdram: Out(sdram_pads())``, on those with flash ``flash: Out(spi_flash_pads())``, whose pads have a register
+        each way. All of it in ``sync``.
     clock : float
         Hz of ``sync``, which comes out of reset once the PLL has locked.
     """
@@ -51,6 +52,8 @@ class Shell(Elaboratable):
         self._clock(m, platform, has_sdram)
         if has_sdram:
             self._sdram(m, platform.request("sdram", dir="-"))
+        if hasattr(self.top, "flash"):
+            self._flash(m, platform.request("spi_flash_2x", dir="-"))
         uart = platform.request("uart", dir="-")
         m.submodules.rx_buffer = rx = io.Buffer("i", uart.rx)
         m.submodules.tx_buffer = tx = io.Buffer("o", uart.tx)
@@ -88,3 +91,19 @@ class Shell(Elaboratable):
             m.d.comb += buffer.o.eq(getattr(sdram, name))
         m.submodules.sdram_dq = dq = io.FFBuffer("io", pads.dq)
         m.d.comb += [dq.o.eq(sdram.dq_o), dq.oe.eq(sdram.dq_oe), sdram.dq_i.eq(dq.i)]
+
+    def _flash(self, m: Module, pads: Any) -> None:
+        flash = self.top.flash
+        # A pulse in the second half of a cycle: what the registers give stands half a cycle before it.
+        m.submodules.flash_clk = clock = io.DDRBuffer("o", pads.clk)
+        m.submodules.flash_cs = select = io.FFBuffer("o", pads.cs)
+        m.submodules.flash_dq0 = first = io.FFBuffer("io", pads.dq[0])
+        m.submodules.flash_dq1 = second = io.FFBuffer("i", pads.dq[1])
+        m.d.comb += [
+            clock.o[0].eq(0),
+            clock.o[1].eq(flash.clk),
+            select.o.eq(flash.cs),
+            first.o.eq(flash.dq_o),
+            first.oe.eq(flash.dq_oe),
+            flash.dq_i.eq(Cat(first.i, second.i)),
+        ]

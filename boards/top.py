@@ -16,10 +16,12 @@ from weft.boards.direct import Direct
 from weft.boards.family import Fabric
 from weft.boards.gate import Gate
 from weft.boards.link import BUFFER, Link
+from weft.boards.ram_and_flash import RamAndFlash
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import sdram_pads
 from weft.boards.sdram_eye import best_eye
 from weft.boards.shell import spread
+from weft.boards.spi_flash_chip import spi_flash_pads
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.control.control import AXI_LITE
 from weft.hdl.core import Core
@@ -51,6 +53,8 @@ class Top(wiring.Component):
     sdram : Out(sdram_pads())
         With SDRAM only; the pads have a register each way, and the chip's clock the phase of
         `weft.boards.sdram_eye.best_eye`.
+    flash : Out(spi_flash_pads())
+        On boards with `Board.flash` only; the pads have a register each way.
     """
 
     def __init__(self, board: Board, config: Config, clock: float, divisor: int, fabric: Fabric) -> None:
@@ -59,6 +63,8 @@ class Top(wiring.Component):
         members: dict[str, Any] = {"rx": In(1, init=1), "tx": Out(1, init=1)}
         if board.memory.kind is MemoryKind.SDRAM:
             members["sdram"] = Out(sdram_pads())
+        if board.flash is not None:
+            members["flash"] = Out(spi_flash_pads())
         super().__init__(members)
 
     def elaborate(self, platform: object) -> Module:
@@ -83,7 +89,7 @@ class Top(wiring.Component):
         outer = Direct(config) if sequential else AxiBridge(config, pieces=pieces)
         m.submodules.core = core = in_domain(inner)
         m.submodules.bridge = bridge = in_domain(outer)
-        m.submodules.gate = gate = Gate(config.bus_bytes)
+        m.submodules.gate = gate = Gate(config.bus_bytes, 1, 1) if sequential else Gate(config.bus_bytes)
         m.submodules.arbiter = arbiter = Arbiter(config.bus_bytes, 2, commands=commands)
         m.submodules.memory = memory = self._memory()
         with m.If(link.reset):
@@ -100,17 +106,20 @@ class Top(wiring.Component):
         wiring.connect(m, arbiter.memory, memory.bus)
         if board.memory.kind is MemoryKind.SDRAM:
             wiring.connect(m, memory.pads, wiring.flipped(self.sdram))
+        if board.flash is not None:
+            wiring.connect(m, memory.flash, wiring.flipped(self.flash))
         return m
 
     def _memory(self) -> Any:
-        bus_bytes = self.config.bus_bytes
-        match self.board.memory.kind:
-            case MemoryKind.SDRAM:
-                return SdramController(bus_bytes, self.clock, capture=best_eye(self.clock).capture)
-            case MemoryKind.SPRAM:
-                return Spram(bus_bytes, self.fabric.single_port_ram)
-            case MemoryKind.BLOCK:
-                return BlockMemory(bus_bytes, self.board.memory.size)
+        bus_bytes, board = self.config.bus_bytes, self.board
+        if board.memory.kind is MemoryKind.SDRAM:
+            return SdramController(bus_bytes, self.clock, capture=best_eye(self.clock).capture)
+        ram: Spram | BlockMemory = (
+            Spram(bus_bytes, self.fabric.single_port_ram)
+            if board.memory.kind is MemoryKind.SPRAM
+            else BlockMemory(bus_bytes, board.memory.size)
+        )
+        return ram if board.flash is None else RamAndFlash(ram, board.flash, self.clock)
 
 
 def _join(m: Module, signature: wiring.Signature, core: Any, prefix: str, port: Any) -> None:

@@ -13,6 +13,8 @@ from weft.boards.family import GENERIC
 from weft.boards.sdram_chip import COLUMN_BITS, ROW_BITS, SdramTiming, sdram_pads
 from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
 from weft.boards.sdram_model import Rule, SdramModel
+from weft.boards.spi_flash_model import Rule as FlashRule
+from weft.boards.spi_flash_model import SpiFlashModel
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
 
@@ -81,12 +83,14 @@ class VirtualTop(wiring.Component):
         The serial line.
     violation : Out(len(Rule))
         What the memory controller has done wrong, see `weft.boards.sdram_model`; 0 without SDRAM.
+    flash_violation : Out(len(FlashRule))
+        The same of the SPI flash chip, see `weft.boards.spi_flash_model`; 0 without one.
     """
 
     def __init__(self, board: Board, config: Config, divisor: int) -> None:
         self.board, self.config, self.divisor = board, config, divisor
         members: dict[str, Any] = {"rx": In(1, init=1), "tx": Out(1, init=1), "violation": Out(len(Rule))}
-        super().__init__(members)
+        super().__init__(members | {"flash_violation": Out(len(FlashRule))})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -97,4 +101,8 @@ class VirtualTop(wiring.Component):
             m.submodules.chip = chip = ChipBehindPads(board.clock)
             m.d.comb += self.violation.eq(chip.violation)
             wiring.connect(m, top.sdram, chip.pads)
+        if board.flash is not None:
+            m.submodules.flash = flash = SpiFlashModel(board.flash, board.clock)
+            m.d.comb += self.flash_violation.eq(flash.violation)
+            wiring.connect(m, top.flash, flash.pads)
         return m

@@ -45,7 +45,7 @@ def check_memory(latency: int, bytes_per_cycle: float | None) -> None:
 
 @runtime_checkable
 class Device(Protocol):
-    """An accelerator with its memory. Classes that derive from it need not define `load` and the last three
+    """An accelerator with its memory. Classes that derive from it need not define `load`, `kept` and the last three
     methods.
 
     Attributes
@@ -56,11 +56,14 @@ class Device(Protocol):
         Size of the DRAM, addresses 0 to ``memory_bytes - 1``.
     computes : bool
         Whether results are in memory after a program.
+    advice : str
+        What helps against too little memory, as the end of a sentence that says so; known behind `kept`.
     """
 
     config: Config
     memory_bytes: int
     computes: bool = True
+    advice: str = ""
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
@@ -68,6 +71,11 @@ class Device(Protocol):
     def load(self, address: int, payload: bytes) -> None:
         """Write what programs only read. It may be there from an earlier `load`: then a device need not write it."""
         self.write(address, payload)
+
+    def kept(self, payload: bytes) -> int | None:
+        """The address at which the device has this already, in a memory beside the DRAM that nothing here writes; None
+        if it has not."""
+        return None
 
     def read(self, address: int, size: int) -> bytes:
         """Read `size` bytes of DRAM. Raises `DeviceError` if they do not lie inside memory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from rich.table import Table
 from weft import files
 from weft import report as reports
 from weft.configurations import configuration
-from weft.errors import FileError
+from weft.flash_command import flash
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.options import Board as Name
 from weft.options import Json, config_file, real, whole, writes
@@ -204,36 +203,6 @@ def show(report: dict[str, Any], console: Console) -> None:
     for note in report["notes"]:
         console.print(f"note: {note}")
     console.print(f"peak: {report['peak_gops']:g} GOPS; built in {report['seconds']['total']:g} s")
-
-
-def flash(
-    board: Name,
-    bitstream: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Bitstream file; if not given, the one that `weft build` wrote.", show_default=False
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
-) -> None:
-    """Write a bitstream to a board that is connected."""
-    from weft.boards import flash as programmer
-    from weft.boards.build import bitstream_name
-    from weft.boards.registry import find
-
-    chosen = find(board)
-    path = bitstream or Path("build") / chosen.name / bitstream_name(chosen)
-    if not path.is_file():
-        raise FileError(
-            f"there is no bitstream {path}: build it with weft build --board {chosen.name}, or name another one"
-        )
-    if dry_run:
-        print(shlex.join(programmer.command(chosen, path, installed=False)))
-        return
-    with reports.progress() as progress:
-        progress(f"writing {path} to {chosen.title}")
-        programmer.flash(chosen, path)
-    reports.say(f"{path} is on {chosen.title}")
 
 
 def add(app: typer.Typer) -> None:

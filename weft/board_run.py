@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.report import Progress, say
+from weft.runtime import Image
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
@@ -42,6 +43,7 @@ def run_on_board(
     with board_at(port, program.config, baud) as device:
         progress(f"running on {device.identity.board} at {device.port}")
         results = [program.run(inputs, on=device, memory=False) for inputs in runs]
+        flash = all(device.kept(Image(part).fixed) is not None for part in program.device_programs)
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
         results[-1].report["link"] = {
             "written_bytes": device.transfer.written,
@@ -50,16 +52,18 @@ def run_on_board(
         }
     if board is not None:
         progress("asking the cycle model for the layers' shares")
-        add_model(results[-1].report, program, board, clock)
+        add_model(results[-1].report, program, board, clock, flash=flash)
     return results
 
 
-def add_model(report: dict[str, Any], program: Program, board: Board, clock: float) -> None:
+def add_model(
+    report: dict[str, Any], program: Program, board: Board, clock: float, *, flash: bool = False
+) -> None:
     """Give every layer of a board's report ``modelled_cycles``, and the report ``modelled``: the ``cycles`` of all of
     them, the ``clock`` in Hz, on which the memory's timings in cycles depend, and the memory's ``bandwidth`` in bytes
-    a cycle as programs are planned for it.
+    a cycle as programs are planned for it. With `flash`, the program's code and constants were in the board's flash.
     """
-    device = board_model(board, program.config, clock)
+    device = board_model(board, program.config, clock, flash=flash)
     zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     model = program.run(zeros, on=device, memory=False).report
     for layer, known in zip(report["layers"], model["layers"], strict=True):
@@ -67,10 +71,13 @@ def add_model(report: dict[str, Any], program: Program, board: Board, clock: flo
     report["modelled"] = {"cycles": model["cycles"], "clock": clock, "bandwidth": board.memory.modelled[1]}
 
 
-def board_model(board: Board, config: Config, clock: float, memory_bytes: int | None = None) -> TimingDevice:
+def board_model(
+    board: Board, config: Config, clock: float, memory_bytes: int | None = None, *, flash: bool = False
+) -> TimingDevice:
     """The cycle model of a board's core with a configuration, behind the board's memory at a clock in Hz.
 
-    `memory_bytes` is for programs that need more than the board has; None is the board's own size.
+    `memory_bytes` is for programs that need more than the board has; None is the board's own size. With `flash`, code
+    and constants lie in the board's flash.
 
     Raises
     ------
@@ -83,7 +90,8 @@ def board_model(board: Board, config: Config, clock: float, memory_bytes: int | 
     latency, bandwidth = board.memory.modelled
     size = memory_bytes or board.memory.size
     if board.core is CoreKind.SEQUENTIAL:
-        return SequentialTimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth)
+        timed = board.timed_flash(config, clock) if flash else None
+        return SequentialTimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth, flash=timed)
     sdram = board.sdram(clock)
     return TimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth, sdram=sdram)
 

@@ -88,6 +88,7 @@ def simulated(
     if device.memory_bytes < memory_bytes:
         raise InputError(
             f"the program needs {memory_bytes} bytes of memory, the device has {device.memory_bytes}{less}"
+            f"{device.advice}"
         )
     try:
         yield device

@@ -46,8 +46,10 @@ class Estimate:
     code, constants, working : int
         Bytes of instructions, of weights and parameters, and of inputs, outputs and what lies between: of all device
         programs together, but of `working` the most that one of them needs.
+    flash : int
+        Bytes in the board's flash, where code and constants lie if they have no room in memory; else 0.
     needed : int
-        Bytes of memory that the largest device program needs.
+        Bytes of memory that the largest device program needs, of what is not in flash.
     cycles : int
         Of all device programs, by the cycle model behind the board's memory.
     macs : int
@@ -59,7 +61,7 @@ class Estimate:
     bound : dict of str to float
         What paces layers, with their part of the cycles, the largest first; empty for the sequential core.
     upload, link : float
-        Seconds on the serial line: for code and constants, and for the inputs and outputs of a sample.
+        Seconds on the serial line: for code and constants in memory, and for the inputs and outputs of a sample.
     """
 
     board: str
@@ -72,6 +74,7 @@ class Estimate:
     code: int = 0
     constants: int = 0
     working: int = 0
+    flash: int = 0
     needed: int = 0
     cycles: int = 0
     macs: int = 0
@@ -182,8 +185,10 @@ def _of(program: Program, board: Board) -> Estimate:
         return _start(
             board, **counts, refused="nothing of this model runs on the device: `weft check` says why"
         )
-    needed = max(Image(part).memory_bytes for part in parts)
-    report = _report(program, board, needed)
+    needed, flash = max(Image(part).memory_bytes for part in parts), 0
+    if needed > board.memory.size and (flash := _in_flash(parts, board)):
+        needed = max(Image(part, kept=0).memory_bytes for part in parts)
+    report = _report(program, board, needed, flash=flash > 0)
     upload, link = _link_seconds(program, parts, board)
     fixed = [len(part.code) + len(part.constants) for part in parts]
     return _start(
@@ -192,22 +197,35 @@ def _of(program: Program, board: Board) -> Estimate:
         code=sum(len(part.code) for part in parts),
         constants=sum(len(part.constants) for part in parts),
         working=max(Image(part).memory_bytes - size for part, size in zip(parts, fixed, strict=True)),
+        flash=flash,
         needed=needed,
         cycles=report["cycles"],
         macs=report["macs"],
         utilisation=report["utilisation"],
         moved=report["dram_bytes"],
         bound=_bound(report["layers"]),
-        upload=upload,
+        upload=0.0 if flash else upload,
         link=link,
     )
 
 
-def _report(program: Program, board: Board, needed: int) -> dict[str, Any]:
+def _in_flash(parts: list[DeviceProgram], board: Board) -> int:
+    """Bytes that code and constants take in the board's flash; 0 if there is none, or they have no room."""
+    from weft.boards.flash_image import FlashImageError, image_of
+
+    if board.flash is None:
+        return 0
+    try:
+        return len(image_of([Image(part).fixed for part in parts], board.flash.room, board.name))
+    except FlashImageError:
+        return 0
+
+
+def _report(program: Program, board: Board, needed: int, *, flash: bool) -> dict[str, Any]:
     """Of a run on the cycle model of the board's core behind the board's memory."""
     from weft.board_run import board_model
 
-    device = board_model(board, program.config, board.clock, max(needed, board.memory.size))
+    device = board_model(board, program.config, board.clock, max(needed, board.memory.size), flash=flash)
     inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
     return program.run(inputs, on=device, memory=False).report
 

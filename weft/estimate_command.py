@@ -70,6 +70,7 @@ def _described(item: Estimate) -> dict[str, Any]:
             "code": item.code,
             "constants": item.constants,
             "working": item.working,
+            "flash": item.flash,
         },
         "cycles": item.cycles,
         "seconds": item.seconds,
@@ -123,12 +124,22 @@ def _notes(made: list[Estimate]) -> list[str]:
     for item in made:
         if item.refused:
             notes.append(f"{item.board}: {item.refused}")
+        elif not item.fits and item.flash:
+            notes.append(
+                f"{item.board}: {item.needed - item.available:,} bytes too many: {item.needed:,} of values, with code, "
+                "weights and parameters in its flash"
+            )
         elif not item.fits:
             notes.append(
                 f"{item.board}: {item.needed - item.available:,} bytes too many: {item.code:,} of code, "
                 f"{item.constants:,} of weights and parameters, {item.working:,} of values"
             )
-        elif item.on_device < item.nodes:
+        if item.fits and item.flash:
+            notes.append(
+                f"{item.board}: {item.flash:,} bytes in its flash, for code, weights and parameters: "
+                f"`weft flash --board {item.board} --program FOLDER`"
+            )
+        if item.fits and item.on_device < item.nodes:
             notes.append(f"{item.board}: {item.nodes - item.on_device} of {item.nodes} nodes run on the host")
     fitting = [item.board for item in made if item.fits]
     if len(fitting) < len(made):

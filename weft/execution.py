@@ -68,7 +68,7 @@ class Execution:
         InputError
             If the device has too little memory.
         """
-        image, config = Image(program), self._config
+        image, config = self._image(program), self._config
         less = "; with `plain_inputs` it may need less" if program.rows else ""
         with simulated(self._on, config, image.memory_bytes, self._simulation, less) as device:
             self.complete = self.complete and device.computes
@@ -78,6 +78,12 @@ class Execution:
             self._layers += layers_of(program, device, config)
             self._totals.add(device.counters(), config)
         return found
+
+    def _image(self, program: DeviceProgram) -> Image:
+        """The program, placed as the device wants it."""
+        image = Image(program)
+        kept = None if isinstance(self._on, str) else self._on.kept(image.fixed)
+        return image if kept is None else Image(program, kept)
 
     def add_host(self, segment: HostSegment, seconds: float) -> None:
         """Note how long the host took for a part of the model."""

@@ -139,9 +139,14 @@ class Program:
         return self._compiled.assignment
 
     @property
+    def device_programs(self) -> tuple[DeviceProgram, ...]:
+        """Those of its parts that run on the device, in order."""
+        return tuple(segment for segment in self.segments if isinstance(segment, DeviceProgram))
+
+    @property
     def on_device(self) -> bool:
         """Whether anything runs on the device."""
-        return any(isinstance(segment, DeviceProgram) for segment in self.segments)
+        return bool(self.device_programs)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the program to a folder, which is created if it is missing."""

@@ -12,12 +12,16 @@ from weft.sim.device import Device
 
 
 class Image:
-    """A device program placed in memory: the areas of its base registers, one after the other from address 0.
+    """A device program placed in memory: the areas of its base registers, one after the other from address 0, but for
+    what the device keeps elsewhere.
 
     Parameters
     ----------
     program : DeviceProgram
         The program.
+    kept : int, optional
+        Where the device has its constants and code, if not in memory: what `weft.sim.device.Device.kept` says of
+        `fixed`.
 
     Attributes
     ----------
@@ -27,14 +31,20 @@ class Image:
         Memory that a device needs.
     """
 
-    def __init__(self, program: DeviceProgram) -> None:
-        self.program = program
-        self.bases = dict(program.areas.bases)
-        self.memory_bytes = program.areas.memory_bytes
+    def __init__(self, program: DeviceProgram, kept: int | None = None) -> None:
+        self.program, self.kept = program, kept
+        areas = program.areas
+        self.bases = areas.placed(kept)
+        self.memory_bytes = areas.memory_bytes if kept is None else areas.values_bytes
+
+    @property
+    def fixed(self) -> bytes:
+        """What the program only reads: its constants, and behind them its code."""
+        return self.program.constants + self.program.code
 
     def address(self, name: str) -> int:
         """DRAM byte address of a buffer."""
-        return self.program.areas.address(name)
+        return self.program.areas.address(name, self.bases)
 
     def run(
         self,
@@ -50,7 +60,8 @@ class Image:
         `registers` are base registers that hold something else than an address of the program's memory.
         """
         program = self.program
-        device.load(self.bases[CONSTANTS], program.constants + program.code)
+        if self.kept is None:
+            device.load(self.bases[CONSTANTS], self.fixed)
         for name, array in contents.items():
             device.write(self.address(name), self.laid_out(name, array))
         for base, value in ({**self.bases, **(registers or {})}).items():

@@ -20,6 +20,9 @@ from weft.boards.board import Board
 from weft.boards.host import BoardDevice
 from weft.boards.registry import find, line_rates
 from weft.boards.sdram_model import ARRAY_VERILOG, broken_rules
+from weft.boards.spi_flash_model import ARRAY_VERILOG as FLASH_ARRAY_VERILOG
+from weft.boards.spi_flash_model import FLASH_ARGUMENT
+from weft.boards.spi_flash_model import broken_rules as broken_flash_rules
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate
@@ -38,7 +41,7 @@ QUIET = 50
 """Chunks without a byte either way after which the simulation waits a little between two of them."""
 
 _SIGNATURES = {
-    "board_open": (ctypes.c_void_p, [ctypes.c_uint]),
+    "board_open": (ctypes.c_void_p, [ctypes.c_uint, ctypes.c_char_p]),
     "board_close": (None, [ctypes.c_void_p]),
     "board_run": (
         ctypes.c_uint64,
@@ -54,6 +57,7 @@ _SIGNATURES = {
     "board_waiting": (ctypes.c_uint64, [ctypes.c_void_p]),
     "board_cycles": (ctypes.c_uint64, [ctypes.c_void_p]),
     "board_violation": (ctypes.c_uint32, [ctypes.c_void_p]),
+    "board_flash_violation": (ctypes.c_uint32, [ctypes.c_void_p]),
 }
 
 
@@ -66,7 +70,9 @@ def build_board(board: Board, config: Config) -> Path:
         If the Verilog does not pass Verilator or the C++ compiler.
     """
     return Model(
-        verilog=generate(VirtualTop(board, config, DIVISOR), name="board") + ARRAY_VERILOG,
+        verilog=generate(VirtualTop(board, config, DIVISOR), name="board")
+        + ARRAY_VERILOG
+        + FLASH_ARRAY_VERILOG,
         top="board",
         driver=Path(__file__).with_name("virtual_board.cpp"),
         output="board.so",
@@ -87,7 +93,8 @@ class Place:
 @contextmanager
 def place_of(port: str | None, baud: int | None, config: Config | None = None) -> Iterator[Place]:
     """The place of the board at a serial port; for ``virtual:NAME`` of a simulation of the board called so, which runs
-    meanwhile; for None of the one that is connected.
+    meanwhile; for None of the one that is connected. The flash of ``virtual:NAME:FILE`` holds an image of
+    `weft.boards.flash_image`.
 
     Without `baud`, the rate that the board runs at is found out; `config` says what is likely. A simulation has that
     configuration, or the board's own.
@@ -107,11 +114,12 @@ def place_of(port: str | None, baud: int | None, config: Config | None = None) -
     if not port.startswith(PREFIX):
         yield Place(port, rates)
         return
-    board = find(port.removeprefix(PREFIX))
-    with VirtualBoard(board, config or board.config) as virtual:
+    name, _, image = port.removeprefix(PREFIX).partition(":")
+    board = find(name)
+    with VirtualBoard(board, config or board.config, Path(image) if image else None) as virtual:
         yield Place(virtual.port, [board.baud], ANSWER)
         if virtual.violations:
-            raise DeviceError(f"the board broke rules of its memory chip: {', '.join(virtual.violations)}")
+            raise DeviceError(f"the board broke rules of its memory chips: {', '.join(virtual.violations)}")
 
 
 @contextmanager
@@ -140,19 +148,29 @@ class VirtualBoard:
     ----------
     board : Board
     config : Config
+    flash : Path, optional
+        What the board's flash holds from `SpiFlash.offset` on; else it is empty.
 
     Attributes
     ----------
     port : str
         Name of the pseudo-terminal.
+
+    Raises
+    ------
+    weft.sim.device.DeviceError
+        If `flash` cannot be read or has no room, or the board has no flash.
     """
 
-    def __init__(self, board: Board, config: Config) -> None:
+    def __init__(self, board: Board, config: Config, flash: Path | None = None) -> None:
+        if flash is not None:
+            _check_flash(board, flash)
         self._library = ctypes.CDLL(str(build_board(board, config)))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
-        self._model: int = self._library.board_open(DIVISOR)
+        argument = b"" if flash is None else f"+{FLASH_ARGUMENT}={flash.resolve()}".encode()
+        self._model: int = self._library.board_open(DIVISOR, argument)
         if not self._model:
             raise MemoryError(f"no room for a simulation of {board.name}")
         self._master, self._slave = os.openpty()  # the slave stays open, so that hosts may come and go
@@ -170,8 +188,9 @@ class VirtualBoard:
 
     @property
     def violations(self) -> list[str]:
-        """Rules of the memory chip that the controller has broken so far."""
-        return broken_rules(self._library.board_violation(self._model))
+        """Rules of the memory chips that their controllers have broken so far."""
+        found = broken_rules(self._library.board_violation(self._model))
+        return found + broken_flash_rules(self._library.board_flash_violation(self._model))
 
     def close(self) -> None:
         """End the simulation; the port is gone."""
@@ -215,3 +234,19 @@ class VirtualBoard:
             return os.write(self._master, backlog)
         except BlockingIOError:  # the host does not read
             return 0
+
+
+def _check_flash(board: Board, path: Path) -> None:
+    """Raise `DeviceError` if the board's flash cannot hold a file."""
+    if board.flash is None:
+        raise DeviceError(f"{board.name} has no flash for programs: leave {path} out")
+    try:
+        size = path.stat().st_size if path.is_file() else None
+    except OSError as error:
+        raise DeviceError(f"cannot read {path}: {error.strerror}") from None
+    if size is None:
+        raise DeviceError(
+            f"there is no file {path}: write one with weft flash --program FOLDER --image {path}"
+        )
+    if size > (room := board.flash.room):
+        raise DeviceError(f"{path} has {size:,} bytes, and the flash of {board.name} has room for {room:,}")

@@ -64,9 +64,12 @@ struct Board {
 
 extern "C" {
 
-// Null if there is not enough memory: no exception may leave a function that Python calls.
-void* board_open(unsigned divisor) try {
+// `argument` is one of the simulator's command line. Null if there is not enough memory: no exception may leave a
+// function that Python calls.
+void* board_open(unsigned divisor, const char* argument) try {
     auto board = std::make_unique<Board>();
+    const char* arguments[] = {"board", argument};
+    board->context.commandArgs(2, arguments);
     board->divisor = divisor;
     board->top = std::make_unique<Vtop>(&board->context);
     Vtop& t = *board->top;
@@ -110,5 +113,8 @@ uint64_t board_cycles(void* handle) { return static_cast<Board*>(handle)->cycles
 
 // Rules of the memory chip that were broken, see weft.boards.sdram_model.
 uint32_t board_violation(void* handle) { return static_cast<Board*>(handle)->top->violation; }
+
+// The same of the flash chip, see weft.boards.spi_flash_model.
+uint32_t board_flash_violation(void* handle) { return static_cast<Board*>(handle)->top->flash_violation; }
 
 }

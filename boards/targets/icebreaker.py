@@ -7,6 +7,7 @@ from typing import Any
 from weft.boards.board import Board, CoreKind, Memory, MemoryKind
 from weft.boards.families.ice40 import ICE40, Ice40Pll
 from weft.boards.family import Resources
+from weft.boards.spi_flash_chip import SpiFlash
 from weft.hdl.isa.config import Config
 
 
@@ -37,5 +38,6 @@ BOARDS = [
         core=CoreKind.SEQUENTIAL,
         pll=Ice40Pll.solve,
         seed=2,
+        flash=SpiFlash(16 << 20, offset=1 << 20),
     )
 ]  # fmt: skip

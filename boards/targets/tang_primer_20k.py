@@ -7,6 +7,7 @@ from typing import Any
 from weft.boards.board import Board, CoreKind, Memory, MemoryKind
 from weft.boards.families.gowin import GOWIN, GowinPll
 from weft.boards.family import Resources
+from weft.boards.spi_flash_chip import SpiFlash
 from weft.hdl.isa.config import Config
 
 
@@ -36,5 +37,6 @@ BOARDS = [
         platform=_platform,
         core=CoreKind.SEQUENTIAL,
         pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW2A-18C"),
+        flash=SpiFlash(4 << 20, offset=1 << 20),
     )
 ]  # fmt: skip

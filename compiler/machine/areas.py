@@ -54,17 +54,29 @@ class Areas:
     @cached_property
     def bases(self) -> dict[int, int]:
         """The address in each base register."""
-        found, at = {}, 0
-        for base in sorted(self.sizes):
+        return self.placed()
+
+    def placed(self, kept: int | None = None) -> dict[int, int]:
+        """The address in each base register, if constants and code are `kept` at an address outside memory, or in it
+        like all else."""
+        found, at = {} if kept is None else {CONSTANTS: kept}, 0
+        for base in sorted(self.sizes.keys() - found.keys()):
             found[base] = at
-            at += _up(max(self.sizes[base], 1), _ALIGNMENT)
+            at += self._taken(base)
         return found
 
     @property
     def memory_bytes(self) -> int:
         """Memory that a device needs."""
-        last = max(self.bases)
-        return self.bases[last] + _up(max(self.sizes[last], 1), _ALIGNMENT)
+        return sum(map(self._taken, self.sizes))
+
+    @property
+    def values_bytes(self) -> int:
+        """Memory that a device needs where constants and code are elsewhere."""
+        return self.memory_bytes - self._taken(CONSTANTS)
+
+    def _taken(self, base: int) -> int:
+        return _up(max(self.sizes[base], 1), _ALIGNMENT)
 
     @cached_property
     def extents(self) -> Extents:
@@ -89,9 +101,9 @@ class Areas:
         paged = {PAGES if "pages" in kinds else CONSTANTS: TABLES} if "table" in kinds else {}
         return Extents(pieces, self.bases, frozenset({LENGTH} if "pages" in kinds else ()), paged)
 
-    def address(self, name: str) -> int:
-        """The address of a buffer."""
-        return self.bases[BASE_OF_KIND[self.buffers[name].kind]] + self.offsets[name]
+    def address(self, name: str, bases: Mapping[int, int] | None = None) -> int:
+        """The address of a buffer, if areas are at `bases`."""
+        return (bases or self.bases)[BASE_OF_KIND[self.buffers[name].kind]] + self.offsets[name]
 
 
 def _up(value: int, step: int) -> int:

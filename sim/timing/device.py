@@ -177,7 +177,7 @@ class TimingDevice(Device):
 
     def _request(self, program: int, timeout: int | None) -> Request:
         return Request(
-            self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, self.memory_bytes,
+            self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, len(self._memory),
             self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
             len(self._marks), LIMIT if timeout is None else timeout,
             None if self._sdram is None else self._sdram.ctypes.data,
@@ -186,8 +186,9 @@ class TimingDevice(Device):
     def _fault(self, program: int, index: int) -> str:
         """Why word `index` of the program cannot be executed."""
         try:
-            word = self.read(program + index * WORD_BYTES, WORD_BYTES)
-            name = decode(word).OPCODE.name
+            at = program + index * WORD_BYTES
+            check_range(at, WORD_BYTES, len(self._memory))
+            name = decode(self._memory[at : at + WORD_BYTES].tobytes()).OPCODE.name
         except (DeviceError, IsaError) as error:
             return f"instruction {index}: {error}"
         return f"instruction {index}: the configuration has no {name}"

@@ -54,6 +54,10 @@ class SequentialRequest(ctypes.Structure):
         ("marks", ctypes.c_void_p),
         ("mark_count", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
+        ("flash_window", ctypes.c_uint64),
+        ("flash_page", ctypes.c_uint64),
+        ("flash_jump", ctypes.c_uint64),
+        ("flash_word", ctypes.c_uint64),
     ]
 
 

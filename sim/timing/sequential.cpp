@@ -20,6 +20,7 @@ struct SequentialRequest {
     double bytes_per_cycle, tokens;  // tokens: as in model.cpp
     const uint64_t* marks;
     uint64_t mark_count, limit;
+    uint64_t flash_window, flash_page, flash_jump, flash_word;  // as in sim/spi_flash.py; window 0: there is none
 };
 
 static void run(const SequentialRequest* request, int64_t* outcome, Processor* core) {
@@ -34,6 +35,10 @@ static void run(const SequentialRequest* request, int64_t* outcome, Processor* c
     link.tokens = request->tokens;
     if (link.rate > 0)
         while (link.tokens < link.bus + link.rate) link.tokens += link.rate;
+    auto& flash = core->mover.flash;
+    flash.window = uint32_t(request->flash_window), flash.page = uint32_t(request->flash_page);
+    flash.bus = unsigned(core->p.bus_bytes);
+    flash.jump = request->flash_jump, flash.word = request->flash_word;
     core->configure();
     *outcome = core->run(request->limit);
 }

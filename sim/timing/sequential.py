@@ -11,7 +11,8 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.sequential.control import BASE, PROGRAM
 from weft.hdl.sequential.core import check_config
-from weft.sim.device import DeviceError
+from weft.sim.device import DeviceError, check_program, check_range
+from weft.sim.spi_flash import TimedFlash
 from weft.sim.timing.device import LIMIT, TOO_LARGE, TimingDevice
 from weft.sim.timing.library import SequentialRequest
 from weft.sim.timing.microcode import core_parameters, microprogram
@@ -33,6 +34,8 @@ class SequentialTimingDevice(TimingDevice):
         Size of the DRAM; zero at first.
     latency, bytes_per_cycle
         Of the memory, as in `weft.sim.rtl.device.RtlDevice`.
+    flash : TimedFlash, optional
+        Beside that memory; what programs only read is put there.
 
     Attributes
     ----------
@@ -48,12 +51,38 @@ class SequentialTimingDevice(TimingDevice):
     """
 
     def __init__(
-        self, config: Config, memory_bytes: int, *, latency: int = 30, bytes_per_cycle: float | None = None
+        self,
+        config: Config,
+        memory_bytes: int,
+        *,
+        latency: int = 30,
+        bytes_per_cycle: float | None = None,
+        flash: TimedFlash | None = None,
     ) -> None:
         check_config(config)
         super().__init__(config, memory_bytes, latency=latency, bytes_per_cycle=bytes_per_cycle)
+        self.flash = flash
+        if flash is not None:
+            self._memory = np.zeros(flash.window + flash.end, np.uint8)
         self._core = np.array(list(core_parameters(config).values()), np.int64)
         self.computed = self._memory
+
+    def kept(self, payload: bytes) -> int | None:
+        """See `weft.sim.device.Device`: where there is flash, `payload` is put there if it has room."""
+        if self.flash is None or len(payload) > self.flash.end - self.flash.first:
+            return None
+        at = self.flash.window + self.flash.first
+        self._memory[at : at + len(payload)] = np.frombuffer(payload, np.uint8)
+        return at
+
+    def start(self, program: int) -> None:
+        """Start the program at an address of memory or flash, a multiple of the bus width; `wait` runs it."""
+        if self.flash is None or program < self.flash.window:
+            super().start(program)
+            return
+        check_program(program, self.config)
+        check_range(program, 0, len(self._memory))
+        self._program = program
 
     def _run(self, program: int, timeout: int | None) -> None:
         check = self._request(program, timeout)
@@ -68,8 +97,9 @@ class SequentialTimingDevice(TimingDevice):
         self.computed = self._memory.copy()
         request = SequentialRequest(
             self._core.ctypes.data, words.ctypes.data, len(words), memory.ctypes.data, len(memory),
-            self.computed.ctypes.data, self.memory_bytes, self.latency, self.bytes_per_cycle or 0.0, self._tokens,
+            self.computed.ctypes.data, len(self.computed), self.latency, self.bytes_per_cycle or 0.0, self._tokens,
             self._marks.ctypes.data, len(self._marks), LIMIT if timeout is None else timeout,
+            *((flash.window, flash.page, flash.jump, flash.word) if (flash := self.flash) else (0,) * 4),
         )  # fmt: skip
         outcome = ctypes.c_int64()
         model = self._library.weft_sequential_run(ctypes.byref(request), ctypes.byref(outcome))

@@ -44,12 +44,33 @@ struct Link {
     }
 };
 
+// boards/spi_flash.py behind hdl/sequential/mover.py; its numbers are those of sim/spi_flash.py.
+struct Flash {
+    uint32_t window = 0, page = 0;  // window 0: there is none
+    Cycle jump = 0, word = 0;
+    unsigned bus = 4;
+
+    bool holds(uint32_t address) const { return window && address >= window; }
+    // When the word at an address answers that is asked for in cycle `at`.
+    Cycle read(uint32_t address, Cycle at) {
+        constexpr Cycle ARBITER = 1;
+        const Cycle taken = at + 1 + ARBITER, answers = address == next_ ? std::max(taken + 1, ready_) : taken + jump;
+        next_ = (address + bus) % page ? address + bus : 0, ready_ = answers + word;
+        return answers;
+    }
+
+private:
+    uint32_t next_ = 0;  // that is read ahead; 0: none
+    Cycle ready_ = 0;
+};
+
 class Mover {
 public:
     unsigned n = 4, bus = 4;
     uint8_t* dram = nullptr;
     uint64_t dram_bytes = 0;
     Link link;
+    Flash flash;
     Made* made = nullptr;
     const uint8_t* vector = nullptr;
     bool counted = false;  // the processor waits
@@ -156,7 +177,10 @@ private:
         if (takes || gives) lane_ = (lane_ + 1) & (bus - 1);
         if (taken) lane_ = (lane_ + 4) & (bus - 1);
         if (takes || taken) remain_ = (remain_ - (taken ? 4 : 1)) & 0xFFFFFF;
-        if (asks) reading_ = true, answers_ = link.grant(now_ + 1 + link.latency);
+        if (asks) {
+            reading_ = true;
+            answers_ = flash.holds(address_) ? flash.read(address_, now_) : link.grant(now_ + 1 + link.latency);
+        }
         if (sends) send();
         if (ends || sets) here_ = false;
         if (answered) read(remains && !sets);

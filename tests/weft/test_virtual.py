@@ -7,13 +7,14 @@ import os
 import random
 import re
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.deaf_memory import deaf_top
-from support.qdq_models import feeds
+from support.qdq_models import Builder, feeds
 from support.small_models import small
 from support.state_models import Ring
 
@@ -25,6 +26,7 @@ from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
 from weft.boards.virtual_top import VirtualTop
 from weft.examples import digits
+from weft.flash_command import flash_image
 from weft.hdl.isa import Load, Store, Vec
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.verilog import generate
@@ -96,6 +98,72 @@ def test_run_on_a_board_from_the_command_line(
     assert re.split("  +", total)[1:3] == [f"{report['cycles']:,}", f"{model['cycles']:,}"]
     share = model["cycles"] / report["cycles"] - 1
     assert source.endswith(f"{abs(share):.1%} {'more' if share > 0 else 'fewer'}")
+
+
+def test_a_program_in_flash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs from there, without a byte of it on the line; others that have room are sent, and one without is not."""
+    monkeypatch.chdir(tmp_path)
+    board = registry.find("icebreaker")
+    program, image = weft.compile(digits.model(), "icebreaker", memory="icebreaker"), digits.held_out()[0][:1]
+    Path("flash.bin").write_bytes(flash_image(program, board))
+    written = []
+    monkeypatch.setattr(BoardDevice, "write", _noted(BoardDevice.write, written))
+    with board_at("virtual:icebreaker:flash.bin", board.config) as device:
+        result = program.run({"image": image}, on=device)
+        golden = program.run({"image": image})
+        assert sum(written) == sum(buffer.size for buffer in program.device_programs[0].buffers.values()
+                                   if buffer.kind == "input")  # fmt: skip
+        assert np.array_equal(result.outputs["logits"], golden.outputs["logits"])
+        values = program.device_programs[0].areas.values_bytes
+        assert result.memory == golden.memory[-values:]
+        model = board_model(board, board.config, board.clock, flash=True)
+        cycles = program.run({"image": image}, on=model, memory=False).report["cycles"]
+        assert cycles == pytest.approx(result.report["cycles"], rel=0.001)
+        other = weft.compile(digits.model(), "icebreaker")  # for another memory, so with other code
+        assert other.device_programs[0].code != program.device_programs[0].code
+        assert np.array_equal(
+            other.run({"image": image}, on=device).outputs["logits"], result.outputs["logits"]
+        )
+        assert sum(written) > len(other.device_programs[0].code)
+        rows = np.zeros((1, 1024), np.float32)
+        builder = Builder(np.random.default_rng(0))
+        large = weft.compile(builder.finish(builder.dense(builder.input(rows.shape), 512)), "icebreaker")
+        needs = large.device_programs[0].areas.memory_bytes
+        with pytest.raises(weft.InputError) as refused:
+            large.run(dict.fromkeys(large.inputs, rows), on=device)
+        assert str(refused.value) == (
+            f"the program needs {needs} bytes of memory, the device has 131072: the board's flash holds other "
+            "programs; write this one's code and weights there with weft flash --board icebreaker --program FOLDER"
+        )
+
+
+def _noted(write: Callable[..., None], sizes: list[int]) -> Callable[..., None]:
+    """`write` of a device that notes how much is written."""
+
+    def noted(self: BoardDevice, address: int, payload: bytes) -> None:
+        sizes.append(len(payload))
+        write(self, address, payload)
+
+    return noted
+
+
+def test_files_that_no_flash_holds(tmp_path: Path) -> None:
+    config = registry.find("icebreaker").config
+    large = tmp_path / "large.bin"
+    with large.open("wb") as file:
+        file.truncate((15 << 20) + 1)
+    wrong = {
+        f"icebreaker:{tmp_path}/none": "there is no file ",
+        f"icebreaker:{tmp_path}": "there is no file ",
+        f"icebreaker:{large}": f"{large} has 15,728,641 bytes, and the flash of icebreaker has room for 15,728,640",
+        f"ulx3s-12f:{large}": f"ulx3s-12f has no flash for programs: leave {large} out",
+    }
+    for port, message in wrong.items():
+        with pytest.raises(DeviceError) as refused, board_at(f"virtual:{port}", config):
+            pass
+        assert str(refused.value).startswith(message)
 
 
 def test_boards_with_an_lfe5u_25f(
@@ -177,7 +245,7 @@ def test_host_that_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_broken_rules_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VirtualBoard, "violations", ["tRP", "tRCD"])
     config = registry.find("icebreaker").config
-    message = "^the board broke rules of its memory chip: tRP, tRCD$"
+    message = "^the board broke rules of its memory chips: tRP, tRCD$"
     with pytest.raises(DeviceError, match=message), board_at("virtual:icebreaker", config):
         pass
 

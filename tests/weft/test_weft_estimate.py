@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,12 @@ from weft.board_run import board_model
 from weft.boards.frames import PAYLOAD, Operation, transfer_bytes
 from weft.boards.host import BoardDevice
 from weft.boards.registry import BOARDS
+from weft.boards.spi_flash_chip import SpiFlash
 from weft.compiler.backend import DeviceProgram
 from weft.estimate import Estimate, estimate
+from weft.estimate_command import _show
 from weft.examples import digits
+from weft.flash_command import flash_image
 from weft.runtime import Image
 
 MODEL = digits.model()
@@ -52,10 +56,17 @@ def test_what_a_program_needs(made: dict[str, Estimate], name: str) -> None:
     item, program = made[name], weft.compile(MODEL, name)
     (part,) = [segment for segment in program.segments if isinstance(segment, DeviceProgram)]
     assert (item.code, item.constants) == (len(part.code), len(part.constants))
-    assert item.needed == Image(part).memory_bytes == item.code + item.constants + item.working
+    assert Image(part).memory_bytes == item.code + item.constants + item.working
+    kept = Image(part, kept=0)
+    if item.flash:  # as memory has too little room
+        assert item.flash == len(flash_image(program, BOARDS[name])) > len(kept.fixed)
+        assert item.needed == kept.memory_bytes <= item.available < Image(part).memory_bytes
+    else:
+        assert item.needed == Image(part).memory_bytes
     assert (item.nodes, item.on_device) == (44, 42)
     inputs = {"image": np.zeros((1, 1, 8, 8), np.float32)}
-    device = board_model(BOARDS[name], program.config, BOARDS[name].clock, 1 << 25)
+    size = BOARDS[name].memory.size if item.flash else 1 << 25
+    device = board_model(BOARDS[name], program.config, BOARDS[name].clock, size, flash=item.flash > 0)
     report = program.run(inputs, on=device, memory=False).report
     assert item.cycles == report["cycles"]
     assert item.moved == report["dram_bytes"]
@@ -110,14 +121,37 @@ def test_boards_that_are_asked_for() -> None:
             estimate(MODEL, boards)  # type: ignore[arg-type]
 
 
-def test_what_does_not_fit() -> None:
-    """A matrix of half a megabyte, on a board with 32 MB and one with 128 KB."""
+def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix of half a megabyte, on a board with 32 MB, and ones with 128 KB and enough, too little and no flash."""
     builder = qdq_models.Builder(np.random.default_rng(0))
     model = builder.finish(builder.dense(builder.input((1, 1024)), 512))
-    large, small = estimate(model, ["ulx3s-45f", "icebreaker"])
+    board = BOARDS["icebreaker"]
+    monkeypatch.setitem(BOARDS, "less", replace(board, name="less", flash=SpiFlash(1 << 19, 0)))
+    monkeypatch.setitem(BOARDS, "none", replace(board, name="none", flash=None))
+    large, flash, *small = estimate(model, ["ulx3s-45f", "icebreaker", "less", "none"])
     assert large.fits
-    assert not small.fits
-    assert small.needed > 1024 * 512 > small.available
+    assert not large.flash
+    assert large.upload > 0
+    assert flash.fits
+    assert flash.flash > 1024 * 512 > flash.available
+    assert flash.upload == 0
+    for item in small:
+        assert not item.fits
+        assert not item.flash
+        assert item.needed > 1024 * 512 > item.available
+
+
+def test_values_that_do_not_fit_beside_flash(capsys: pytest.CaptureFixture[str]) -> None:
+    builder = qdq_models.Builder(np.random.default_rng(0))
+    model = builder.finish(builder.dense(builder.input((200, 128)), 8))
+    (item,) = estimate(model, ["tang-nano-9k"])
+    assert not item.fits
+    assert item.flash > 0
+    _show([item])
+    assert (
+        f"tang-nano-9k: {item.needed - 16384:,} bytes too many: {item.needed:,} of values, with code, weights and "
+        "parameters in its flash\n"
+    ) in capsys.readouterr().out
 
 
 def test_what_cannot_be_compiled() -> None:

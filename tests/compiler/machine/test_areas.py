@@ -11,6 +11,7 @@ import weft
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.ir.graph import Buffer
 from weft.compiler.machine.areas import Areas
+from weft.compiler.machine.memory import CONSTANTS, TEMPS
 from weft.examples import digits
 from weft.hdl.isa.config import PRESETS
 from weft.runtime import Image
@@ -48,6 +49,19 @@ def test_every_byte_has_one_use() -> None:
         assert all(address % 256 == 0 for address in areas.bases.values())
         checked = [(areas.bases[piece.base] + piece.offset, piece.size) for piece in areas.extents.pieces]
         assert sorted(checked) == sorted(pieces.values())
+
+
+def test_constants_and_code_elsewhere() -> None:
+    """All else moves together, and as much as their area takes."""
+    rng = random.Random(1)
+    for _ in range(100):
+        areas, kept = random_areas(rng), rng.randrange(1 << 25, 1 << 26, 256)
+        bases, before = areas.placed(kept), areas.bases
+        moved = before[TEMPS]
+        assert bases == {base: at - moved for base, at in before.items()} | {CONSTANTS: kept}
+        assert min(at for base, at in bases.items() if base != CONSTANTS) == 0
+        assert areas.values_bytes == areas.memory_bytes - moved
+        assert all(areas.address(name, bases) == areas.address(name) - moved for name in areas.buffers)
 
 
 def test_what_instructions_may_do() -> None:

@@ -1,0 +1,122 @@
+"""Writing programs to a board's flash: what the command does, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft import cli
+from weft.boards.board import Memory, MemoryKind
+from weft.boards.flash_image import ALIGN, DIRECTORY, Directory
+from weft.boards.registry import BOARDS, find
+from weft.boards.spi_flash_chip import WINDOW, SpiFlash
+from weft.examples import digits
+from weft.flash_command import flash_image
+from weft.runtime import Image
+
+ICEBREAKER = find("icebreaker")
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where tests run: a program for the iCEBreaker is in ``program``, and one for others in ``other``."""
+    monkeypatch.chdir(tmp_path)
+    weft.compile(digits.model(), ICEBREAKER.config).save("program")
+    weft.compile(digits.model(), "ulx3s-12f").save("other")
+    return tmp_path
+
+
+def test_dry_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flash = ("flash", "--board", "icebreaker", "--program", "program")
+    assert call(*flash, "--dry-run") == 0
+    assert capsys.readouterr().out == "iceprog -o 1048576 program.bin\n"
+    assert call(*flash, "--dry-run", "--image", "other.bin") == 0
+    assert capsys.readouterr().out == "iceprog -o 1048576 other.bin\n"
+    assert call("flash", "--board", "tang-primer-20k", "--program", "program", "--dry-run") == 0
+    assert capsys.readouterr().out == (
+        "openFPGALoader --board tangprimer20k --write-flash --external-flash --offset 1048576 program.bin\n"
+    )
+    assert {path.name for path in folder.iterdir()} == {"program", "other"}
+
+
+def test_image_and_programmer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flash = ("flash", "--board", "icebreaker", "--program", "program")
+    assert call(*flash, "--image", "image.bin") == 0
+    content = Path("image.bin").read_bytes()
+    (part,) = weft.load("program").device_programs
+    blob = Image(part).fixed
+    assert content[DIRECTORY : DIRECTORY + len(blob)] == blob
+    assert len(content) % ALIGN == 0
+    start = WINDOW + (1 << 20)
+    directory = Directory(lambda at, size: content[at - start : at - start + size], start)
+    assert directory.find(blob) == start + DIRECTORY
+
+    (folder / "iceprog").write_text(f'#!/bin/sh\necho "$1 $2" > {folder}/given; cp "$3" {folder}/written\n')
+    (folder / "iceprog").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    assert call(*flash) == 0
+    assert Path("given").read_text() == "-o 1048576\n"
+    assert Path("written").read_bytes() == content
+    assert "code and weights of program are in the flash of iCEBreaker" in capfd.readouterr().out
+
+
+def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
+    program = ("--program", "program")
+    wrong = {
+        ("icebreaker", "x.bit", *program): "a bitstream and --program are two things: write one after the other",
+        ("icebreaker", "--image", "x.bin"): "--image is for --program: name the program's folder",
+        ("icebreaker", "--program", "none"): "none is not a folder that `weft compile` wrote",
+        ("icebreaker", *program, "--image", "program/program.json"): (
+            "--image would overwrite program/program.json, which is read: name another file"
+        ),
+        ("ulx3s-12f", "--program", "other"): (
+            "ulx3s-12f keeps no programs in its flash; boards that do: icebreaker, tang-nano-9k, tang-primer-20k"
+        ),
+    }  # fmt: skip
+    for (board, *rest), message in wrong.items():
+        assert call("flash", "--board", board, *rest) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {message}"), said
+        assert said.count("\n") == 1
+
+
+def test_what_has_no_room() -> None:
+    program = weft.load("program")
+    (part,) = program.device_programs
+    values = Image(part, kept=0).memory_bytes
+    exact = replace(ICEBREAKER, memory=Memory(MemoryKind.BLOCK, values))
+    size = len(flash_image(program, exact))
+    less = replace(ICEBREAKER, memory=Memory(MemoryKind.BLOCK, values - 1))
+    message = (
+        rf"^with code and weights in its flash, icebreaker has {values - 1:,} bytes of memory, and the program's "
+        rf"values need {values:,}$"
+    )
+    with pytest.raises(weft.WeftError, match=message):
+        flash_image(program, less)
+    flash_image(program, replace(ICEBREAKER, flash=SpiFlash(size + 64, 64)))
+    with pytest.raises(weft.WeftError, match=f"the flash of icebreaker has room for {size - 1:,}$"):
+        flash_image(program, replace(ICEBREAKER, flash=SpiFlash(size + 63, 64)))
+
+
+def test_every_board_with_flash_has_a_programmer_for_it() -> None:
+    from weft.boards.flash import IMAGE_PROGRAMMERS, command
+
+    having = [board for board in BOARDS.values() if board.flash is not None]
+    assert {board.programmer for board in having} == set(IMAGE_PROGRAMMERS)
+    for board in having:
+        assert board.flash is not None
+        assert board.memory.size <= WINDOW
+        words = command(board, Path("x.bin"), offset=board.flash.offset, installed=False)
+        assert words[-1] == "x.bin"
+        assert str(board.flash.offset) in words
