@@ -31,7 +31,7 @@ def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
             continue
         alive = range(index, index + len(_until_read(segment.ops, index)))
         before = cost_of(segment, alive, planner) if alive else None
-        for kept in _placements(segment, index, planner) if before else ():
+        for kept in placements(segment, index, planner) if before else ():
             after = cost_of(kept, alive, planner)
             if after and before and after.cycles <= before.cycles and after.traffic < before.traffic:
                 segment = kept
@@ -43,10 +43,10 @@ def with_resident(segment: DeviceSegment, index: int, planner: Planner) -> Devic
     """The segment with the result of operator `index` on chip until the last that reads it, whatever that costs; None
     if it cannot stay there.
     """
-    return next(_placements(segment, index, planner), None)
+    return next(placements(segment, index, planner), None)
 
 
-def _placements(segment: DeviceSegment, index: int, planner: Planner) -> Iterator[DeviceSegment]:
+def placements(segment: DeviceSegment, index: int, planner: Planner) -> Iterator[DeviceSegment]:
     """The segment with the result of operator `index` in banks of its own, in banks that others have a part of, and
     where array and vector unit meet in a bank."""
     convs, config = _until_read(segment.ops, index), planner.config

@@ -11,11 +11,12 @@ import pytest
 from support.golden_compare import compare
 from support.op_cases import convolution, random_convolutions, whole
 
+from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, View, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.choose_plans import choose_plans
-from weft.compiler.passes.keep_resident import keep_resident, with_resident
+from weft.compiler.passes.keep_resident import cost_of, keep_resident, placements, with_resident
 from weft.compiler.pipeline import Pass
 from weft.compiler.plan.conv_plan import ConvPlan, candidates, unit
 from weft.compiler.plan.conv_shape import ConvShape
@@ -125,18 +126,67 @@ def test_what_is_added_later_stays_as_well() -> None:
     assert whole_program.dram_bytes == sum(layer.dram_bytes for layer in program.layers)
 
 
-def test_nothing_lies_on_anything_else() -> None:
+@pytest.mark.parametrize(("config", "bandwidth"), [(DEFAULT, None), (BOARDS["ulx3s-85f"].config, 1.0)])
+def test_nothing_lies_on_anything_else(config: Config, bandwidth: float | None) -> None:
     """What is held while an operator runs is apart from its room, and from all that is held with it."""
     ops = residual_blocks()
-    found = keep_resident(DeviceSegment("s", ops), Planner(Target(DEFAULT)))
+    found = keep_resident(DeviceSegment("s", ops), Planner(Target(config, bandwidth)))
+    assert len(found.resident) == 5
     alive = {name: [index for index, op in enumerate(ops) if touches(op, name)] for name in found.resident}
     for index in range(len(ops)):
         sizes = {name: 4 * 14 * 14 for name, at in alive.items() if at[0] <= index <= at[-1]}
         taken = [(found.resident[name], found.resident[name] + size) for name, size in sizes.items()]
         taken = sorted([*taken, found.regions[index]])
         assert all(a[1] <= b[0] for a, b in pairwise(taken))
-        assert taken[-1][1] <= DEFAULT.scratchpad_size
-        assert all(edge % unit(DEFAULT) == 0 for edge in found.regions[index])
+        assert taken[-1][1] <= config.scratchpad_size
+        assert all(edge % unit(config) == 0 for edge in found.regions[index])
+
+
+def test_few_banks_are_shared() -> None:
+    """Four banks: two for weights and parameters, one for what the array reads, and one for what is added and made."""
+    config = BOARDS["ulx3s-85f"].config
+    found = keep_resident(DeviceSegment("s", residual_blocks()), Planner(Target(config, 1.0)))
+    assert len({at // unit(config) for at in found.resident.values()}) == 2
+
+
+def test_array_and_vector_unit_meet_where_that_is_no_slower() -> None:
+    """A cycle for each vector of a result in the bank of what it is made of."""
+    config = BOARDS["ulx3s-85f"].config
+    ops = (
+        conv("a", whole("x", (1, 14, 14, 32), "input"), 64),
+        second := conv("b", whole("a", (1, 14, 14, 64), "temp"), 64, 3),
+        conv("y", second.dst, 8, kind="output"),
+    )
+    planner, segment = Planner(Target(config, 1.0)), DeviceSegment("s", ops)
+    first = with_resident(segment, 0, planner)
+    assert first is not None
+    apart, together = placements(first, 1, planner)
+    costs = [cost_of(item, range(1, 2), planner) for item in (apart, together)]
+    cycles = [cost.cycles for cost in costs if cost is not None]
+    assert abs(cycles[1] - cycles[0] - 14 * 14 * 4) < 0.1 * cycles[0]
+    for item in (apart, together):
+        program = compile_segment(item, config, passes=(Pass(choose_plans),))
+        compare_outputs(program, ops, config)
+
+
+@pytest.mark.parametrize("name", ["ulx3s-85f", "default", "tiny"])
+def test_every_place_is_right(name: str) -> None:
+    """Whatever it costs."""
+    config, shared = (PRESETS | {"ulx3s-85f": BOARDS["ulx3s-85f"].config})[name], 0
+    planner = Planner(Target(config))
+    for seed in range(16):
+        rng = np.random.default_rng([seed, config.n, 9])
+        segment, _ = random_convolutions(rng)
+        held = segment
+        for index in range(len(segment.ops)):
+            places = list(placements(held, index, planner))
+            held = places[[-1, int(rng.integers(len(places)))][seed % 2]] if places else held
+        banks = [at // unit(config) for at in held.resident.values()]
+        shared += len(banks) - len(set(banks))
+        if cost_of(held, range(len(held.ops)), planner) is not None:
+            program = compile_segment(held, config, passes=(Pass(choose_plans),))
+            compare_outputs(program, segment.ops, config)
+    assert shared > 2
 
 
 def resident(ops: tuple[DeviceOp, ...], config: Config = DEFAULT) -> Mapping[str, int]:
