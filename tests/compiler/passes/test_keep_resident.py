@@ -161,12 +161,37 @@ def test_array_and_vector_unit_meet_where_that_is_no_slower() -> None:
     first = with_resident(segment, 0, planner)
     assert first is not None
     apart, together = placements(first, 1, planner)
-    costs = [cost_of(item, range(1, 2), planner) for item in (apart, together)]
-    cycles = [cost.cycles for cost in costs if cost is not None]
-    assert abs(cycles[1] - cycles[0] - 14 * 14 * 4) < 0.1 * cycles[0]
+    for item, meetings in ((apart, 0), (together, 14 * 14 * 4)):
+        cost = cost_of(item, range(1, 2), planner)
+        alone = planner.cost(item.ops[1], item.resident, item.regions[1])
+        assert cost
+        assert alone
+        assert (cost.cycles - alone.cycles, cost.traffic) == (meetings, alone.traffic)
     for item in (apart, together):
         program = compile_segment(item, config, passes=(Pass(choose_plans),))
         compare_outputs(program, ops, config)
+
+
+def test_three_in_a_bank() -> None:
+    """Each is behind the one before it, though the first has room behind it for all of them."""
+    config = BOARDS["ulx3s-85f"].config
+    ops = [
+        conv("v0", whole("x", (1, 8, 8, 16), "input"), 16),
+        conv("v1", whole("v0", (1, 8, 8, 16), "temp"), 16),
+    ]
+    for index in range(2, 6):
+        ops.append(added(conv(f"v{index}", ops[-1].dst, 16, 3), ops[-2].dst))
+    ops.append(conv("y", ops[-1].dst, 8, kind="output"))
+    segment, planner = DeviceSegment("s", tuple(ops)), Planner(Target(config, 1.0))
+    for index in range(6):
+        places = list(placements(segment, index, planner))
+        segment = next((place for place in places if place.resident[f"v{index}"] % unit(config)), places[0])
+    assert len({at // unit(config) for at in segment.resident.values()}) == 1
+    for index in range(2, 6):
+        starts = sorted(segment.resident[f"v{at}"] for at in range(index - 2, index + 1))
+        assert min(b - a for a, b in pairwise(starts)) >= 8 * 8
+    program = compile_segment(segment, config, passes=(Pass(choose_plans),))
+    compare_outputs(program, tuple(ops), config)
 
 
 @pytest.mark.parametrize("name", ["ulx3s-85f", "default", "tiny"])
