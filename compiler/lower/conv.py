@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from weft.compiler.lower.conv_results import Place, Results
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
+from weft.compiler.lower.conv_results import Results
+from weft.compiler.machine.emit import Box, Emitter, Place, taken, wrapped
 from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
@@ -116,10 +116,7 @@ class _ConvLowering:
 
     def _on_chip(self, at: TensorRef, image: int, box: Box) -> Place:
         """Where a box of pixels is that are held."""
-        assert at.resident is not None
-        vectors = ceil_div(at.c, self.config.n)
-        pixel = (image * at.h + box.y) * at.w + box.x
-        return Place(at.resident + pixel * vectors, vectors, at.w * vectors)
+        return Place.held(at, image, box, self.config.n)
 
     def _multiply(self, image: int, conv: Box, block: range, rows: int) -> Iterator[Task]:
         shape, plan_ = self.shape, self.plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,25 +12,13 @@ from weft.compiler.ir.scales import quantise_scale
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.lower.rows import BYTES, ROW_OPERANDS, interleaved, kernel_cycles
 from weft.compiler.lower.vector import pointwise, second_operand
-from weft.compiler.machine.emit import Box, Emitter, taken
+from weft.compiler.machine.emit import Box, Emitter, Place, taken
 from weft.compiler.machine.memory import Ring
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape, Tile
 from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Reduce, Vec, parameters
 from weft.hdl.isa import Source as VecSource
-
-
-class Place(NamedTuple):
-    """Where the vectors of a box are on chip: the first, and how far it is from pixel to pixel and from row to row."""
-
-    start: int
-    pixel: int
-    row: int
-
-    def tile(self, index: int) -> Place:
-        """The same for vectors that lie `index` further."""
-        return self._replace(start=self.start + index)
 
 
 class Results:

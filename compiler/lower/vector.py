@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.compiler.ir.graph import ONE, Add, DeviceOp, Multiply, Rescale, Window
 from weft.compiler.ir.scales import quantise_pair, quantise_scale
-from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken
+from weft.compiler.machine.emit import Box, Emitter, Place, ceil_div, taken
 from weft.compiler.machine.memory import Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.site import Site
@@ -76,11 +76,13 @@ class _VectorLowering:
         self.src, self.dst = site.sources[0], site.dst
         self.other = site.sources[1] if len(site.sources) > 1 else None
         # Outputs and parameters lie at the top, sources at the bottom, so that they tend to be in different banks.
-        top = site.config.scratchpad_size - tile.params * PARAMETER_VECTORS
+        first, last = site.room
+        top = last - tile.params * PARAMETER_VECTORS
         self.p = Ring(top, PARAMETER_VECTORS, tile.params)
         self.o = Ring(top - tile.slots * tile.out, tile.out, tile.slots)
-        self.a = Ring(0, tile.src, tile.slots)
-        self.b = Ring(tile.slots * tile.src, tile.src, tile.slots)
+        self.a = Ring(first, tile.src, tile.slots)
+        ahead = tile.slots * tile.src if self.src.resident is None else 0
+        self.b = Ring(first + ahead, tile.src, tile.slots)
 
     def tasks(self) -> Iterator[Task]:
         dst, tile = self.dst, self.tile
@@ -96,21 +98,38 @@ class _VectorLowering:
         job = self.job
         key = (image, channels, box)
         vectors = ceil_div(channels[1], self.config.n)
-        a, o = self.a.get(key)[0], self.o.get(key)[0]
         loaded = self._input_box(box)
-        yield from self.emit.load_box(self.src, image, loaded, channels, a, vectors, job.pad)
-        b = 0
+        a = self._place(self.src, self.a, key, image, loaded)
+        if self.src.resident is None:
+            yield from self.emit.load_box(self.src, image, loaded, channels, a.start, vectors, job.pad)
+        b = a
         if self.other is not None:
-            b, _ = self.b.get(key)
             around = self._around(self.other, loaded)
-            yield from self.emit.load_box(self.other, image % self.other.n, around, channels, b, vectors, 0)
+            b = self._place(self.other, self.b, key, image % self.other.n, around)
+            if self.other.resident is None:
+                start = b.start
+                yield from self.emit.load_box(
+                    self.other, image % self.other.n, around, channels, start, vectors, 0
+                )
+        o = self._place(self.dst, self.o, key, image, box)
         for part, count in self._parts(box):
             lookup = yield from self.emit.lookup(self.op.lookup, self.p)
             params, held = self.p.get(count)
             if not held:
                 yield self.emit.load_constant(job.parameters(count), params)
-            yield self._vec(box, part, loaded, vectors, (a, b, o, params), lookup)
-        yield from self.emit.store_box(self.dst, image, box, channels, o, vectors)
+            yield self._vec(box, part, loaded, vectors, (a, b, o), params, lookup)
+        if self.dst.resident is None:
+            yield from self.emit.store_box(self.dst, image, box, channels, o.start, vectors)
+
+    def _place(
+        self, at: TensorRef, ring: Ring, key: tuple[int, tuple[int, int], Box], image: int, box: Box
+    ) -> Place:
+        """Where some channels of a box are: in a slot, or on chip anyway."""
+        _, (first, count), _ = key
+        if at.resident is None:
+            vectors = ceil_div(count, self.config.n)
+            return Place(ring.get(key)[0], vectors, box.w * vectors)
+        return Place.held(at, image, box, self.config.n).tile(first // self.config.n)
 
     def _input_box(self, box: Box) -> Box:
         window, src = self.job.window, self.src
@@ -151,32 +170,32 @@ class _VectorLowering:
         part: Box,
         loaded: Box,
         vectors: int,
-        slots: tuple[int, int, int, int],
+        places: tuple[Place, Place, Place],
+        params: int,
         lookup: dict[str, int],
     ) -> Task:
         job, window, op = self.job, self.job.window, self.op
-        a, b, o, params = slots
-        pitch = loaded.w * vectors
+        a, b, o = places
         y = part.y * window.stride[0] - window.pad[0] - loaded.y
         x = part.x * window.stride[1] - window.pad[1] - loaded.x
-        out = (part.y - box.y) * box.w * vectors + (part.x - box.x) * vectors
+        out = (part.y - box.y) * o.row + (part.x - box.x) * o.pixel
         second: dict[str, int] = {}
         if job.pairwise is not None:
             assert self.other is not None
             around = self._around(self.other, loaded)
-            rows, columns = around.w * vectors * (around.h > 1), vectors * (around.w > 1)
-            second = second_operand(job.pairwise, self.config, b, part.h, rows, columns)
+            rows, columns = b.row * (around.h > 1), b.pixel * (around.w > 1)
+            second = second_operand(job.pairwise, self.config, b.start, part.h, rows, columns)
         return Task(
             Vec(
                 source=VecSource.SCRATCHPAD, reduce=job.reduce, ob=vectors, oy=part.h, ox=part.w,
                 ry=window.kernel[0], rx=window.kernel[1],
-                src=(a + y * pitch + x * vectors) % (1 << 16), src_ob=1,
-                src_oy=taken(window.stride[0] * pitch, part.h), src_ox=window.stride[1] * vectors,
-                src_ry=taken(window.dilation[0] * pitch, window.kernel[0]), src_rx=window.dilation[1] * vectors,
+                src=(a.start + y * a.row + x * a.pixel) % (1 << 16), src_ob=1,
+                src_oy=taken(window.stride[0] * a.row, part.h), src_ox=window.stride[1] * a.pixel,
+                src_ry=taken(window.dilation[0] * a.row, window.kernel[0]), src_rx=window.dilation[1] * a.pixel,
                 y=y, x=x, y_oy=window.stride[0], y_ry=window.dilation[0],
                 x_ox=window.stride[1], x_rx=window.dilation[1],
                 h=loaded.h, w=loaded.w,
-                dst=o + out, dst_ob=1, dst_oy=taken(box.w * vectors, part.h), dst_ox=vectors,
+                dst=o.start + out, dst_ob=1, dst_oy=taken(o.row, part.h), dst_ox=o.pixel,
                 params=params, zero=op.y_zero, low=op.low, high=op.high, **{"pad": job.pad, **second, **lookup},
             ),
             self.layer,

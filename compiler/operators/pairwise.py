@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 from weft.compiler.ir.graph import ONE, Add, IrError, Multiply
 from weft.compiler.lower.vector import Job, lower_vector, pointwise
@@ -43,11 +42,11 @@ def lower(op: Pairwise, site: Site, emit: Emitter) -> Iterator[Task]:
 
 
 def cost(op: Pairwise, plan: VectorPlan, target: Target) -> Cost:
-    """Each tensor is moved once; a second operand that is one column for all is read no more often than that."""
+    """Each tensor in memory is moved once; a second operand that is one column for all is read no more often."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n)
     second = 1 if op.b.shape[2] == w else 0
-    moved = 2 * prod(op.dst.shape) + prod(op.b.shape)
+    moved = plan.bytes_moved(op)
     return Cost(*vector_plan.cycles(op, target, vectors * (target.config.groups + second), moved))
 
 

@@ -67,10 +67,10 @@ def _lower(op: Pool, site: Site, emit: Emitter) -> Iterator[Task]:
 
 
 def _cost(op: Pool, plan: VectorPlan, target: Target) -> Cost:
-    """Every element of a window is read, each tensor moved once."""
+    """Every element of a window is read, each tensor in memory moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n) * math.prod(op.window.kernel)
-    moved = math.prod(op.src.shape) + math.prod(op.dst.shape)
+    moved = plan.bytes_moved(op)
     return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, moved))
 
 

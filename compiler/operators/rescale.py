@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 import numpy as np
 
@@ -39,10 +38,10 @@ def _lower(op: Rescale, site: Site, emit: Emitter) -> Iterator[Task]:
 
 
 def _cost(op: Rescale, plan: VectorPlan, target: Target) -> Cost:
-    """Each tensor is moved once."""
+    """Each tensor in memory is moved once."""
     n, h, w, c = op.dst.shape
     vectors = n * h * w * ceil_div(c, target.config.n)
-    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, 2 * prod(op.dst.shape)))
+    return Cost(*vector_plan.cycles(op, target, vectors * target.config.groups, plan.bytes_moved(op)))
 
 
 OPERATOR = Operator(Rescale, _shape, _evaluate, _plan, _lower, _cost)

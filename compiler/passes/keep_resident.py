@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region, View
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Multiply, Pool, Region, Rescale, View
 from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import STRIDE_MAX
@@ -19,6 +19,9 @@ from weft.compiler.plan.conv_plan import unit
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import Config
+
+_KINDS = (Conv, Pool, Add, Multiply, Rescale)
+"""Operators that read and write what is on chip."""
 
 
 def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
@@ -92,7 +95,9 @@ def _placed(
     convs = segment.ops[index:stop]
     resident = {**segment.resident, convs[0].dst.buffer.name: at}
     sites = (planner.site(conv, resident, region) for conv, region in zip(convs, left, strict=True))
-    if not all(_fits(ConvShape(conv, site)) for conv, site in zip(convs, sites, strict=True)):  # type: ignore[arg-type]
+    if not all(
+        _fits(ConvShape(op, site)) for op, site in zip(convs, sites, strict=True) if isinstance(op, Conv)
+    ):
         return None
     return dataclasses.replace(segment, resident=resident, regions=regions[:index] + left + regions[stop:])
 
@@ -142,6 +147,8 @@ def _taken(segment: DeviceSegment, alive: range, config: Config) -> dict[str, Re
 
 def _meet(op: DeviceOp, name: str, other: str) -> bool:
     """Whether the array reads one of two buffers, and the vector unit the other."""
+    if not isinstance(op, Conv):
+        return False
     read, *rest = (view.buffer.name for view in (*op.sources, op.dst))
     return (read == name and other in rest) or (read == other and name in rest)
 
@@ -150,9 +157,10 @@ def _regions(segment: DeviceSegment, config: Config) -> tuple[Region, ...]:
     return segment.regions or ((0, config.scratchpad_size),) * len(segment.ops)
 
 
-def _until_read(ops: Sequence[DeviceOp], index: int) -> list[Conv]:
-    """The operator at `index` and those up to the last that reads its result; none of them if that cannot stay: if it
-    is not only convolutions, or if not all of the result is written as one, and read as that or in whole rows."""
+def _until_read(ops: Sequence[DeviceOp], index: int) -> list[DeviceOp]:
+    """The operator at `index` and those up to the last that reads its result; none of them if that cannot stay: if one
+    of them does not use what is on chip, or if not all of the result is written as one, and read as that or in whole
+    rows."""
     dst = ops[index].dst
     name = dst.buffer.name
     if dst.buffer.kind != "temp" or not dst.contiguous:
@@ -164,8 +172,7 @@ def _until_read(ops: Sequence[DeviceOp], index: int) -> list[Conv]:
     if not views or not whole or sum(op.dst.buffer.name == name for op in ops) > 1:
         return []
     between = ops[index : views[-1][0] + 1]
-    convs = [op for op in between if isinstance(op, Conv)]
-    return convs if len(convs) == len(between) else []
+    return list(between) if all(isinstance(op, _KINDS) for op in between) else []
 
 
 def _whole_rows(view: View, dst: View) -> bool:
@@ -204,7 +211,7 @@ def cost_of(segment: DeviceSegment, part: range, planner: Planner) -> Cost | Non
 def _met(op: DeviceOp, segment: DeviceSegment, config: Config) -> int:
     """Accesses of the vector unit to banks that the array reads its inputs from: it waits a cycle for each."""
     held = [view for view in (*op.sources, op.dst) if view.buffer.name in segment.resident]
-    if len(held) < 2 or held[0] is not op.sources[0]:
+    if len(held) < 2 or held[0] is not op.sources[0] or not isinstance(op, Conv):
         return 0
     step = unit(config)
     ranges = [

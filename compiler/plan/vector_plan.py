@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,8 @@ from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 @dataclass(frozen=True)
 class VectorPlan:
     """Rows, columns and channels of a tile of outputs; `src` and `out` are the sizes in vectors of slots for a source
-    and for outputs, of which there are `slots` each, and `params` those for parameter blocks.
+    and for outputs, of which there are `slots` each, and `params` those for parameter blocks. There are none for what
+    stays on chip: `moved` has for the sources and the output whether they are in memory.
     """
 
     h: int
@@ -28,6 +30,12 @@ class VectorPlan:
     out: int
     slots: int
     params: int
+    moved: tuple[bool, ...]
+
+    def bytes_moved(self, op: DeviceOp) -> int:
+        """Bytes of the operands and the output that are in memory, each once."""
+        views = zip((*op.sources, op.dst), self.moved, strict=True)
+        return sum(math.prod(view.shape) for view, moved in views if moved)
 
 
 def plan(site: Site, window: Window) -> VectorPlan | None:
@@ -37,7 +45,10 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
     """
     n, src, dst, config = site.config.n, site.sources[0], site.dst, site.config
     params = _parameter_slots(config)
-    room = config.scratchpad_size - params * PARAMETER_VECTORS
+    room = site.room[1] - site.room[0] - params * PARAMETER_VECTORS
+    moved = tuple(item.resident is None for item in (*site.sources, dst))
+    if not _reached(site, window):
+        return None
     per_pixel = ceil_div(dst.c, n)
     channels = [dst.c] + [n << k for k in reversed(range(16)) if n << k < dst.c]
     for slots in (3, 2, 1):
@@ -47,13 +58,24 @@ def plan(site: Site, window: Window) -> VectorPlan | None:
                 for h in _halves(min(dst.h, COUNT_MAX)):
                     src_h, src_w = _extent(window, 0, h, src.h), _extent(window, 1, w, src.w)
                     size, out = src_h * src_w * vectors, h * w * vectors
-                    fits = slots * (size * len(site.sources) + out) <= room
+                    fits = slots * (size * sum(moved[:-1]) + out * moved[-1]) <= room
                     strides = src_w * vectors * max(window.stride[0], window.dilation[0]) <= STRIDE_MAX
                     # A few tiles at least, so that the units overlap.
                     large = h * w * per_pixel > 2048 and (h > 1 or w > 64) and slots == 3
                     if fits and strides and not large and vectors * window.stride[1] <= STRIDE_MAX:
-                        return VectorPlan(h, w, count, size, out, slots, params)
+                        return VectorPlan(h, w, count, size, out, slots, params, moved)
     return None
+
+
+def _reached(site: Site, window: Window) -> bool:
+    """Whether instructions can step from row to row of what is on chip."""
+    step = max(*window.stride, *window.dilation)
+    held = [item for item in (*site.sources, site.dst) if item.resident is not None]
+    return all(
+        (item.h == 1 or item.w * vectors * step <= STRIDE_MAX) and vectors * step <= STRIDE_MAX
+        for item in held
+        for vectors in (ceil_div(item.c, site.config.n),)
+    )
 
 
 def cycles(op: DeviceOp, target: Target, vector: int, moved: int) -> tuple[float, float]:

@@ -13,7 +13,18 @@ from support.op_cases import convolution, random_convolutions, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.ir.graph import (
+    Add,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Multiply,
+    Pool,
+    Rescale,
+    Softmax,
+    View,
+    Window,
+)
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.choose_plans import choose_plans
 from weft.compiler.passes.keep_resident import cost_of, keep_resident, placements, with_resident
@@ -194,6 +205,56 @@ def test_three_in_a_bank() -> None:
     compare_outputs(program, tuple(ops), config)
 
 
+def random_operators(rng: np.random.Generator) -> tuple[DeviceSegment, dict[str, np.ndarray]]:
+    """Convolutions with operators of the vector unit between them, some of one pixel for all of the other operand."""
+    shape = (
+        int(rng.integers(1, 3)),
+        int(rng.integers(1, 10)),
+        int(rng.integers(2, 10)),
+        int(rng.integers(1, 40)),
+    )
+    values, ops = [conv("v0", whole("x", shape, "input"), int(rng.integers(1, 40))).dst], list[DeviceOp]()
+    ops.append(conv("v0", whole("x", shape, "input"), values[0].shape[3]))
+    for index in range(1, 7):
+        src, name = values[-1], f"v{index}"
+        n, h, w, c = src.shape
+        same = whole(name, src.shape, "temp")
+        others = [item for item in values if item.shape == src.shape or item.shape == (n, 1, 1, c)]
+        other = others[int(rng.integers(len(others)))]
+        kind = int(rng.integers(6))
+        size = (h, w) if rng.random() < 0.5 else (min(h, 2), min(w, 3))
+        window = Window(size, (1, 2), pad=(0, size[1] // 2, 0, 0))
+        pooled = whole(name, (n, *window.output(h, w), c), "temp")
+        ops.append([
+            conv(name, src, int(rng.integers(1, 40)), 3),
+            Rescale(name, src, same, 0.8, 3, 5, -100, 90),
+            Add(name, src, other, same, 0.7, 0.6, 5, 5, 5) if other.shape == src.shape else Rescale(name, src, same),
+            Multiply(name, src, other, same, 0.02, 3, -4, 5),
+            Pool(name, src, pooled, "max", window),
+            Pool(name, src, pooled, "average", window, 0.9, 4, 2, include_pad=bool(rng.integers(2))),
+        ][kind])  # fmt: skip
+        values.append(ops[-1].dst)
+    ops.append(conv("y", values[-1], 8, kind="output"))
+    return DeviceSegment("s", tuple(ops)), {}
+
+
+@pytest.mark.parametrize("name", ["tiny", "default"])
+def test_vector_unit_uses_what_is_held(name: str) -> None:
+    """Pooling, sums, products and requantisation of what is on chip, wherever it is."""
+    config, held = PRESETS[name], 0
+    planner = Planner(Target(config))
+    for seed in range(30):
+        segment, _ = random_operators(np.random.default_rng([seed, config.n, 13]))
+        kept = segment
+        for index in range(len(segment.ops)):
+            kept = with_resident(kept, index, planner) or kept
+        if cost_of(kept, range(len(kept.ops)), planner) is not None:
+            program = compile_segment(kept, config, passes=(Pass(choose_plans),))
+            compare_outputs(program, segment.ops, config)
+            held += len(kept.resident)
+    assert held > 60
+
+
 @pytest.mark.parametrize("name", ["ulx3s-85f", "default", "tiny"])
 def test_every_place_is_right(name: str) -> None:
     """Whatever it costs."""
@@ -282,7 +343,7 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
     wide = whole("wide", (1, 12, 12, 64), "temp")
     part = dataclasses.replace(first, dst=View(wide.buffer, first.dst.shape))
     rest = dataclasses.replace(conv("b", x, 32), dst=View(wide.buffer, first.dst.shape, c=32))
-    pool = Pool("pool", first.dst, whole("p", (1, 6, 6, 32), "output"), "max", Window((2, 2), (2, 2)))
+    other = Pad("other", first.dst, whole("p", (1, 14, 12, 32), "output"), Window(pad=(1, 0, 1, 0)), 3)
     flat = View(dataclasses.replace(first.dst.buffer, shape=(1, 1, 1, 12 * 12 * 32)), (1, 1, 1, 12 * 12 * 32))
     even = conv("a", x, 48, 3)
     groups = dataclasses.replace(
@@ -293,8 +354,8 @@ def never_held() -> dict[str, tuple[DeviceOp, ...]]:
     )
     return {
         "an output": (conv("a", x, 32, kind="output"), conv("y", first.dst, 8, kind="output")),
-        "read by a pooling": (first, pool),
-        "also read by a pooling": (first, conv("y", first.dst, 8, kind="output"), pool),
+        "read by a pad": (first, other),
+        "also read by a pad": (first, conv("y", first.dst, 8, kind="output"), other),
         "part of a buffer": (part, rest, conv("y", wide, 8, kind="output")),
         "written twice": (
             wider := conv("a", x, 64), dataclasses.replace(rest, dst=View(wider.dst.buffer, first.dst.shape, c=32)),
