@@ -19,9 +19,9 @@ from weft.compiler.ir.graph import (
     DeviceOp,
     DeviceSegment,
     Multiply,
+    Pad,
     Pool,
     Rescale,
-    Softmax,
     View,
     Window,
 )
