@@ -20,7 +20,7 @@ from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import Config
 
-_KINDS = (Conv, Pool, Add, Multiply, Rescale)
+KINDS = (Conv, Pool, Add, Multiply, Rescale)
 """Operators that read and write what is on chip."""
 
 
@@ -172,7 +172,7 @@ def _until_read(ops: Sequence[DeviceOp], index: int) -> list[DeviceOp]:
     if not views or not whole or sum(op.dst.buffer.name == name for op in ops) > 1:
         return []
     between = ops[index : views[-1][0] + 1]
-    return list(between) if all(isinstance(op, _KINDS) for op in between) else []
+    return list(between) if all(isinstance(op, KINDS) for op in between) else []
 
 
 def _whole_rows(view: View, dst: View) -> bool:
