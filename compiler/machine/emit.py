@@ -28,6 +28,26 @@ def row_reads(config: Config, pixels: int, pitch: int, length: int) -> int:
     return ceil_div(length, config.n) if pixels > 1 and pitch < length else 1
 
 
+class Place(NamedTuple):
+    """Where the vectors of a box are on chip: the first, and how far it is from pixel to pixel and from row to row."""
+
+    start: int
+    pixel: int
+    row: int
+
+    @classmethod
+    def held(cls, at: TensorRef, image: int, box: Box, n: int) -> Place:
+        """Where a box of a tensor is that stays on chip, in vectors of `n` bytes."""
+        assert at.resident is not None
+        vectors = ceil_div(at.c, n)
+        pixel = (image * at.h + box.y) * at.w + box.x
+        return cls(at.resident + pixel * vectors, vectors, at.w * vectors)
+
+    def tile(self, index: int) -> Place:
+        """The same for vectors that lie `index` further."""
+        return self._replace(start=self.start + index)
+
+
 def taken(stride: int, count: int) -> int:
     """A stride of a loop that runs `count` times; 0 where it is never taken, so that it need not fit the field."""
     return stride if count > 1 else 0

@@ -1,4 +1,4 @@
-"""Chains of convolutions strip by strip: what lies between them stays on chip though it does not fit there whole.
+"""Chains of operators strip by strip: what lies between them stays on chip though it does not fit there whole.
 
 A strip is some rows of the last result of a chain, with all that these need of the results ahead of it. These are as
 large as a strip, and stay on chip as `weft.compiler.passes.keep_resident` has it. It costs the array the rows that
@@ -12,18 +12,19 @@ This is the "depth-first" or "patch-based" order of L. Mei et al., "DeFiNES" (ar
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import Conv, DeviceSegment
+from weft.compiler.ir.graph import ONE, Conv, DeviceOp, DeviceSegment, Pool
 from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
-from weft.compiler.operators.record import Cost
+from weft.compiler.operators.record import Cost, operator_of
 from weft.compiler.passes.keep_resident import cost_of, keep_resident
-from weft.compiler.passes.strips import Laid, Part, lay, parts_of, replaced
+from weft.compiler.passes.strips import Laid, Part, as_images, lay, parts_of, replaced, rows_read
 from weft.compiler.plan.conv_plan import unit
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
@@ -51,34 +52,33 @@ class _Candidate(NamedTuple):
 
 
 def depth_first(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Chains of convolutions run strip by strip, and what is between them stays on chip, where that takes less time.
+    """Chains of operators run strip by strip, and what is between them stays on chip, where that takes less time.
 
     That is by estimate, against results that stay on chip whole or go to memory.
     """
-    chains = _Chains(segment, planner)
-    laid = chains.chosen()
-    if not laid:
-        return segment
-    return replaced(segment, laid, planner)
+    images = dataclasses.replace(segment, ops=as_images(segment.ops))
+    laid = _Chains(images, planner).chosen()
+    return replaced(images, laid, planner) if laid else segment
 
 
 class _Work:
     """What an operator takes for each row of its results: cycles of array and vector unit; and of the bus for its
     weights and parameters."""
 
-    def __init__(self, op: Conv, planner: Planner) -> None:
-        shape, target = ConvShape(op, planner.site(op)), planner.target
-        n, _, w, c = op.dst.shape
-        pool = (1, 1) if op.pool is None else op.pool.stride
-        pooled = 1 if op.pool is None else math.prod(op.pool.kernel)
-        _, width = op.window.output(*op.src.shape[1:3])
-        self.array = n * pool[0] * (width + shape.more) * shape.steps
-        reads = pooled * planner.config.groups
-        if op.epilogue is not None:
-            reads += planner.config.groups + (len(op.epilogue.sources) > 1)
-        self.vector = n * w * len(shape.tiles) * reads
-        params = ceil_div(c, planner.config.n) * PARAMETER_VECTORS * planner.config.n
-        self.bus = target.moved(shape.weight_bytes + params + _INSTRUCTIONS * WORD_BYTES)
+    def __init__(self, op: DeviceOp, planner: Planner) -> None:
+        config, (n, _, w, c) = planner.config, op.dst.shape
+        pool = getattr(op, "window" if isinstance(op, Pool) else "pool", None) or ONE
+        reads, tiles = math.prod(pool.kernel) * config.groups, ceil_div(c, config.n)
+        self.array, weights = 0.0, 0.0
+        if isinstance(op, Conv):
+            shape = ConvShape(op, planner.site(op))
+            _, width = op.window.output(*op.src.shape[1:3])
+            self.array = n * pool.stride[0] * (width + shape.more) * shape.steps
+            weights, tiles = shape.weight_bytes, len(shape.tiles)
+            reads += 0 if op.epilogue is None else config.groups
+        self.vector = n * w * tiles * (reads + (len(op.sources) > 1))
+        params = ceil_div(c, config.n) * PARAMETER_VECTORS * config.n
+        self.bus = planner.target.moved(weights + params + _INSTRUCTIONS * WORD_BYTES)
 
     def cost(self, rows: int, moved: int, target: Target) -> Cost:
         """Estimates for so many rows of results, and bytes that are moved beside the weights."""
@@ -167,14 +167,14 @@ class _Chains:
         found = []
         for first in range(len(self.ops)):
             for last in range(first + 1, min(first + _LONGEST, len(self.ops))):
-                if type(self.ops[last]) is not Conv or type(self.ops[first]) is not Conv:
+                if not all(operator_of(self.ops[end]).resident for end in (first, last)):
                     break
                 if self._closed(first, last) and self._moved(first, last):
                     found += self._heights(first, last)
         return found
 
-    def _chain(self, first: int, last: int) -> Sequence[Conv]:
-        return self.ops[first : last + 1]  # type: ignore[return-value]  # none else is a candidate
+    def _chain(self, first: int, last: int) -> Sequence[DeviceOp]:
+        return self.ops[first : last + 1]
 
     def _closed(self, first: int, last: int) -> bool:
         """Whether results of a chain but the last are read in it alone, whole, and its last result by nobody in it."""
@@ -214,7 +214,7 @@ class _Chains:
             count = max(count + 1, ceil_div(height, max(rows - 1, 1)), int(count * 1.3))
         return sorted(found, key=lambda item: -item.saved)[:2]
 
-    def _roughly(self, first: int, chain: Sequence[Conv], rows: int) -> Cost | None:
+    def _roughly(self, first: int, chain: Sequence[DeviceOp], rows: int) -> Cost | None:
         """Estimates for a chain in strips of so many rows; None if they do not fit."""
         height = chain[-1].dst.shape[1]
         start = min(height // rows // 2 * rows, height - rows)
@@ -226,9 +226,7 @@ class _Chains:
         for at, (op, part) in enumerate(zip(chain, parts, strict=True)):
             moved = [
                 (stop - start) * view.shape[0] * view.shape[2] * view.shape[3]
-                for view, (start, stop) in zip(
-                    (op.src, op.dst, *op.sources[1:]), (part.read, part.made, part.made), strict=False
-                )
+                for view, (start, stop) in (*rows_read(op, part), (op.dst, part.made))
                 if view.buffer.name not in inner
             ]
             cost = self._work(first + at).cost(part.made[1] - part.made[0], sum(moved), self.planner.target)
@@ -238,10 +236,10 @@ class _Chains:
 
     def _work(self, index: int) -> _Work:
         if index not in self.work:
-            self.work[index] = _Work(self.ops[index], self.planner)  # type: ignore[arg-type]
+            self.work[index] = _Work(self.ops[index], self.planner)
         return self.work[index]
 
-    def _room(self, chain: Sequence[Conv], parts: Sequence[Part]) -> bool:
+    def _room(self, chain: Sequence[DeviceOp], parts: Sequence[Part]) -> bool:
         """Whether what is between the operators of a strip fits on chip beside the least that they need."""
         config = self.planner.config
         size = unit(config)
@@ -252,7 +250,7 @@ class _Chains:
                 n, _, w, c = op.dst.shape
                 vectors = n * (part.made[1] - part.made[0]) * w * ceil_div(c, config.n)
                 alive[op.dst.buffer.name] = ceil_div(vectors, size)
-            least = 2 if op.src.buffer.name in alive else 3
+            least = 3 - (op.sources[0].buffer.name in alive) - (not isinstance(op, Conv))
             if sum(alive.values()) + least > config.scratchpad_size // size:
                 return False
             alive = {name: units for name, units in alive.items() if ends[name] > at}

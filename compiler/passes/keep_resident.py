@@ -31,7 +31,7 @@ def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
             continue
         alive = range(index, index + len(_until_read(segment.ops, index)))
         before = cost_of(segment, alive, planner) if alive else None
-        for kept in _placements(segment, index, planner) if before else ():
+        for kept in placements(segment, index, planner) if before else ():
             after = cost_of(kept, alive, planner)
             if after and before and after.cycles <= before.cycles and after.traffic < before.traffic:
                 segment = kept
@@ -43,10 +43,10 @@ def with_resident(segment: DeviceSegment, index: int, planner: Planner) -> Devic
     """The segment with the result of operator `index` on chip until the last that reads it, whatever that costs; None
     if it cannot stay there.
     """
-    return next(_placements(segment, index, planner), None)
+    return next(placements(segment, index, planner), None)
 
 
-def _placements(segment: DeviceSegment, index: int, planner: Planner) -> Iterator[DeviceSegment]:
+def placements(segment: DeviceSegment, index: int, planner: Planner) -> Iterator[DeviceSegment]:
     """The segment with the result of operator `index` in banks of its own, in banks that others have a part of, and
     where array and vector unit meet in a bank."""
     ops, config = _until_read(segment.ops, index), planner.config
@@ -142,6 +142,8 @@ def _taken(segment: DeviceSegment, alive: range, config: Config) -> dict[str, Re
 
 def _meet(op: DeviceOp, name: str, other: str) -> bool:
     """Whether the array reads one of two buffers, and the vector unit the other."""
+    if not isinstance(op, Conv):
+        return False
     read, *rest = (view.buffer.name for view in (*op.sources, op.dst))
     return (read == name and other in rest) or (read == other and name in rest)
 
@@ -203,7 +205,7 @@ def cost_of(segment: DeviceSegment, part: range, planner: Planner) -> Cost | Non
 def _met(op: DeviceOp, segment: DeviceSegment, config: Config) -> int:
     """Accesses of the vector unit to banks that the array reads its inputs from: it waits a cycle for each."""
     held = [view for view in (*op.sources, op.dst) if view.buffer.name in segment.resident]
-    if len(held) < 2 or held[0] is not op.sources[0]:
+    if len(held) < 2 or held[0] is not op.sources[0] or not isinstance(op, Conv):
         return 0
     step = unit(config)
     ranges = [

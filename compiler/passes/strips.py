@@ -1,4 +1,4 @@
-"""Chains of convolutions in strips of rows: each strip of the last one's output with all that it needs of the others.
+"""Chains of operators in strips of rows: each strip of the last one's output with all that it needs of the others.
 
 An operator ahead of the last computes, of its result, the rows that the others need for the strip. Where their windows
 overlap, rows are computed again for the next strip.
@@ -7,10 +7,26 @@ overlap, rows are computed again for the next strip.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from weft.compiler.ir.graph import Buffer, Conv, DeviceOp, DeviceSegment, Region, Strips, View, Window
+from weft.compiler.ir.graph import (
+    ONE,
+    Add,
+    Buffer,
+    Conv,
+    DeviceOp,
+    DeviceSegment,
+    Multiply,
+    Pad,
+    Pool,
+    Region,
+    Rescale,
+    Strips,
+    View,
+    Window,
+)  # fmt: skip
 from weft.compiler.operators.record import Cost
 from weft.compiler.passes.keep_resident import cost_of, with_resident
 from weft.compiler.planner import Planner
@@ -31,13 +47,13 @@ class Part(NamedTuple):
 class Laid(NamedTuple):
     """The operators of all strips of a chain, with what stays on chip and what is left of the scratchpad for each."""
 
-    ops: tuple[Conv, ...]
+    ops: tuple[DeviceOp, ...]
     resident: Mapping[str, int]
     regions: tuple[Region, ...]
     cost: Cost
 
 
-def in_strips(chain: Sequence[Conv], height: int) -> list[tuple[Conv, ...]] | None:
+def in_strips(chain: Sequence[DeviceOp], height: int) -> list[tuple[DeviceOp, ...]] | None:
     """The chain for every `height` rows of its last output; None if a strip would need nothing but padding.
 
     Results but the last must be temporaries that are written by one operator of the chain and read by later ones of it
@@ -53,12 +69,12 @@ def in_strips(chain: Sequence[Conv], height: int) -> list[tuple[Conv, ...]] | No
     return made
 
 
-def _strip(chain: Sequence[Conv], parts: Sequence[Part], index: int) -> tuple[Conv, ...]:
+def _strip(chain: Sequence[DeviceOp], parts: Sequence[Part], index: int) -> tuple[DeviceOp, ...]:
     needed = {op.dst.buffer.name: part.made for op, part in zip(chain[:-1], parts, strict=False)}
     return tuple(_cut(op, part, needed, index) for op, part in zip(chain, parts, strict=True))
 
 
-def parts_of(chain: Sequence[Conv], rows: Rows) -> list[Part] | None:
+def parts_of(chain: Sequence[DeviceOp], rows: Rows) -> list[Part] | None:
     """What each operator of a chain does for some rows of its last output; None as `in_strips`."""
     inner = {op.dst.buffer.name for op in chain[:-1]}
     needed = {chain[-1].dst.buffer.name: rows}
@@ -68,7 +84,7 @@ def parts_of(chain: Sequence[Conv], rows: Rows) -> list[Part] | None:
         if part is None:
             return None
         found.append(part)
-        for view, read in zip(op.sources, (part.read, part.made), strict=False):
+        for view, read in rows_read(op, part):
             name = view.buffer.name
             if name in inner:
                 first, last = needed.get(name, read)
@@ -76,15 +92,24 @@ def parts_of(chain: Sequence[Conv], rows: Rows) -> list[Part] | None:
     return found[::-1]
 
 
-def _part(op: Conv, wanted: Rows) -> Part | None:
+def rows_read(op: DeviceOp, part: Part) -> list[tuple[View, Rows]]:
+    """The operands of an operator, each with the rows that it reads of them: all, where one row is for all of another
+    operand."""
+    first, *others = op.sources
+    whole = first.shape[1] if not isinstance(op, Conv) else 0
+    return [(first, part.read), *((view, part.made if view.shape[1] >= whole else (0, 1)) for view in others)]
+
+
+def _part(op: DeviceOp, wanted: Rows) -> Part | None:
     """What an operator reads for some rows of its output; None if that is nothing but padding."""
-    made, pool = wanted, op.pool
+    window, made, pool = getattr(op, "window", ONE), wanted, getattr(op, "pool", None)
+    _, height, width, _ = op.sources[0].shape
     if pool is not None:
-        found = _behind(pool, wanted, op.window.output(*op.src.shape[1:3])[0])
+        found = _behind(pool, wanted, window.output(height, width)[0])
         if found is None:
             return None
         wanted, pool = found
-    behind = _behind(op.window, wanted, op.src.shape[1])
+    behind = _behind(window, wanted, height)
     return None if behind is None else Part(made, *behind, pool)
 
 
@@ -101,7 +126,7 @@ def _behind(window: Window, wanted: Rows, height: int) -> tuple[Rows, Window] | 
     return (max(first, 0), min(last, height)), dataclasses.replace(window, pad=pad)
 
 
-def _cut(op: Conv, part: Part, inner: Mapping[str, Rows], index: int) -> Conv:
+def _cut(op: DeviceOp, part: Part, inner: Mapping[str, Rows], index: int) -> DeviceOp:
     """An operator of strip `index`. Of results between operators of the chain there are only the rows `inner`."""
     wanted = part.made
 
@@ -115,7 +140,12 @@ def _cut(op: Conv, part: Part, inner: Mapping[str, Rows], index: int) -> Conv:
         buffer = Buffer(f"{name}/{index}", (n, last - first, w, c))
         return View(buffer, shape, y=rows[0] - first)
 
-    dst, epilogue = view(op.dst, wanted), op.epilogue
+    dst = view(op.dst, wanted)
+    if not isinstance(op, Conv):
+        places = {old: view(old, rows) for old, rows in rows_read(op, part)} | {op.dst: dst}
+        made = op.on(lambda old: places[old])
+        return made.replace(window=part.window) if isinstance(made, Pool | Pad) else made
+    epilogue = op.epilogue
     if epilogue is not None:
         own = epilogue.sources[0]
         n, _, w, c = own.shape
@@ -129,7 +159,29 @@ def _cut(op: Conv, part: Part, inner: Mapping[str, Rows], index: int) -> Conv:
     )
 
 
-def lay(chain: Sequence[Conv], height: int, planner: Planner) -> Laid | None:
+def as_images(ops: Sequence[DeviceOp]) -> tuple[DeviceOp, ...]:
+    """The same operators, those that take element by element with the rows that convolutions see in their operands."""
+    images = {
+        view.buffer.name: view.shape for op in ops if isinstance(op, Conv | Pool) for view in (op.src, op.dst)
+    }
+    return tuple(_as_image(op, images) if isinstance(op, Add | Multiply | Rescale) else op for op in ops)
+
+
+def _as_image(op: Add | Multiply | Rescale, images: Mapping[str, tuple[int, int, int, int]]) -> DeviceOp:
+    """An operator on one row of pixels as one on the rows of an image."""
+    views = [view for view in (*op.sources, op.dst) if view.shape == op.dst.shape]
+    shapes = {images[view.buffer.name] for view in views if view.buffer.name in images}
+    rest = {view.shape[:3] for view in op.sources} - {op.dst.shape[:3], (1, 1, 1)}
+    if len(shapes) != 1 or rest or not all(view.contiguous for view in views):
+        return op
+    (shape,) = shapes
+    if math.prod(shape) != op.dst.buffer.size or shape[3] != op.dst.shape[3]:
+        return op
+    image = {view: View(dataclasses.replace(view.buffer, shape=shape), shape) for view in views}
+    return op.on(lambda view: image.get(view, view))
+
+
+def lay(chain: Sequence[DeviceOp], height: int, planner: Planner) -> Laid | None:
     """A chain in strips of `height` rows with all that is between its operators on chip, whatever that costs; None
     if it does not fit, or `in_strips` finds none."""
     strips = in_strips(chain, height)
@@ -150,14 +202,14 @@ def lay(chain: Sequence[Conv], height: int, planner: Planner) -> Laid | None:
     return Laid(tuple(op for strip in strips for op in strip), resident, tuple(regions), cost)
 
 
-def _kind(strip: Sequence[Conv]) -> str:
+def _kind(strip: Sequence[DeviceOp]) -> str:
     """What plans of a strip depend on: where it is in what lies in memory does not matter."""
     inner = {op.dst.buffer.name for op in strip[:-1]}
     return repr(
         [
             (
-                op.window,
-                op.pool,
+                getattr(op, "window", ONE),
+                getattr(op, "pool", None),
                 [(view.shape, view.buffer.name in inner and view.y) for view in (*op.sources, op.dst)],
             )
             for op in strip
@@ -165,7 +217,7 @@ def _kind(strip: Sequence[Conv]) -> str:
     )
 
 
-def _held(strip: tuple[Conv, ...], planner: Planner) -> tuple[DeviceSegment, Cost] | None:
+def _held(strip: tuple[DeviceOp, ...], planner: Planner) -> tuple[DeviceSegment, Cost] | None:
     """One strip with all that is between its operators on chip, and estimates for it; None if it does not fit."""
     segment = DeviceSegment("strip", strip)
     for index in range(len(strip) - 1):

@@ -9,15 +9,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.chain_cases import conv, random_operators
 from support.configurations import every
 from support.golden_compare import compare
-from support.op_cases import convolution, random_convolutions, random_mixture, whole
+from support.op_cases import random_convolutions, random_mixture, whole
 
+from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, Softmax, View, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.choose_plans import choose_plans
-from weft.compiler.passes.keep_resident import keep_resident, with_resident
+from weft.compiler.passes.keep_resident import cost_of, keep_resident, placements, with_resident
 from weft.compiler.pipeline import Pass
 from weft.compiler.plan.conv_plan import ConvPlan, candidates, unit
 from weft.compiler.plan.conv_shape import ConvShape
@@ -31,15 +33,6 @@ from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
 
 DEFAULT = PRESETS["default"]
-
-
-def conv(name: str, src: View, out: int, kernel: int = 1, kind: str = "temp", stride: int = 1) -> Conv:
-    """With padding, so that stride 1 keeps the size."""
-    window = Window((kernel, kernel), (stride, stride), pad=(kernel // 2,) * 4)
-    op = convolution(src, out, window, name=name, kind=kind)
-    scale = np.full(out, 60 / (np.sqrt(op.weight[0].size) * 127 * 40))
-    bias = np.arange(out, dtype=np.int32)
-    return dataclasses.replace(op, name=name, bias=bias, scale=scale, x_zero=5, y_zero=5)
 
 
 def added(op: Conv, other: View) -> Conv:
@@ -188,18 +181,109 @@ def test_what_is_added_later_stays_as_well() -> None:
     assert whole_program.dram_bytes == sum(layer.dram_bytes for layer in program.layers)
 
 
-def test_nothing_lies_on_anything_else() -> None:
+@pytest.mark.parametrize(("config", "bandwidth"), [(DEFAULT, None), (BOARDS["ulx3s-85f"].config, 1.0)])
+def test_nothing_lies_on_anything_else(config: Config, bandwidth: float | None) -> None:
     """What is held while an operator runs is apart from its room, and from all that is held with it."""
     ops = residual_blocks()
-    found = keep_resident(DeviceSegment("s", ops), Planner(Target(DEFAULT)))
+    found = keep_resident(DeviceSegment("s", ops), Planner(Target(config, bandwidth)))
+    assert len(found.resident) == 5
     alive = {name: [index for index, op in enumerate(ops) if touches(op, name)] for name in found.resident}
     for index in range(len(ops)):
         sizes = {name: 4 * 14 * 14 for name, at in alive.items() if at[0] <= index <= at[-1]}
         taken = [(found.resident[name], found.resident[name] + size) for name, size in sizes.items()]
         taken = sorted([*taken, found.regions[index]])
         assert all(a[1] <= b[0] for a, b in pairwise(taken))
-        assert taken[-1][1] <= DEFAULT.scratchpad_size
-        assert all(edge % unit(DEFAULT) == 0 for edge in found.regions[index])
+        assert taken[-1][1] <= config.scratchpad_size
+        assert all(edge % unit(config) == 0 for edge in found.regions[index])
+
+
+def test_few_banks_are_shared() -> None:
+    """Four banks: two for weights and parameters, one for what the array reads, and one for what is added and made."""
+    config = BOARDS["ulx3s-85f"].config
+    found = keep_resident(DeviceSegment("s", residual_blocks()), Planner(Target(config, 1.0)))
+    assert len({at // unit(config) for at in found.resident.values()}) == 2
+
+
+def test_array_and_vector_unit_meet_where_that_is_no_slower() -> None:
+    """A cycle for each vector of a result in the bank of what it is made of."""
+    config = BOARDS["ulx3s-85f"].config
+    ops = (
+        conv("a", whole("x", (1, 14, 14, 32), "input"), 64),
+        second := conv("b", whole("a", (1, 14, 14, 64), "temp"), 64, 3),
+        conv("y", second.dst, 8, kind="output"),
+    )
+    planner, segment = Planner(Target(config, 1.0)), DeviceSegment("s", ops)
+    first = with_resident(segment, 0, planner)
+    assert first is not None
+    apart, together = placements(first, 1, planner)
+    for item, meetings in ((apart, 0), (together, 14 * 14 * 4)):
+        cost = cost_of(item, range(1, 2), planner)
+        alone = planner.cost(item.ops[1], item.resident, item.regions[1])
+        assert cost
+        assert alone
+        assert (cost.cycles - alone.cycles, cost.traffic) == (meetings, alone.traffic)
+    for item in (apart, together):
+        program = compile_segment(item, config, passes=(Pass(choose_plans),))
+        compare_outputs(program, ops, config)
+
+
+def test_three_in_a_bank() -> None:
+    """Each is behind the one before it, though the first has room behind it for all of them."""
+    config = BOARDS["ulx3s-85f"].config
+    ops = [
+        conv("v0", whole("x", (1, 8, 8, 16), "input"), 16),
+        conv("v1", whole("v0", (1, 8, 8, 16), "temp"), 16),
+    ]
+    for index in range(2, 6):
+        ops.append(added(conv(f"v{index}", ops[-1].dst, 16, 3), ops[-2].dst))
+    ops.append(conv("y", ops[-1].dst, 8, kind="output"))
+    segment, planner = DeviceSegment("s", tuple(ops)), Planner(Target(config, 1.0))
+    for index in range(6):
+        places = list(placements(segment, index, planner))
+        segment = next((place for place in places if place.resident[f"v{index}"] % unit(config)), places[0])
+    assert len({at // unit(config) for at in segment.resident.values()}) == 1
+    for index in range(2, 6):
+        starts = sorted(segment.resident[f"v{at}"] for at in range(index - 2, index + 1))
+        assert min(b - a for a, b in pairwise(starts)) >= 8 * 8
+    program = compile_segment(segment, config, passes=(Pass(choose_plans),))
+    compare_outputs(program, tuple(ops), config)
+
+
+@pytest.mark.parametrize("name", ["tiny", "default"])
+def test_vector_unit_uses_what_is_held(name: str) -> None:
+    """Pooling, sums, products and requantisation of what is on chip, wherever it is."""
+    config, held = PRESETS[name], 0
+    planner = Planner(Target(config))
+    for seed in range(30):
+        segment, _ = random_operators(np.random.default_rng([seed, config.n, 13]))
+        kept = segment
+        for index in range(len(segment.ops)):
+            kept = with_resident(kept, index, planner) or kept
+        if cost_of(kept, range(len(kept.ops)), planner) is not None:
+            program = compile_segment(kept, config, passes=(Pass(choose_plans),))
+            compare_outputs(program, segment.ops, config)
+            held += len(kept.resident)
+    assert held > 60
+
+
+@pytest.mark.parametrize("name", ["ulx3s-85f", "default", "tiny"])
+def test_every_place_is_right(name: str) -> None:
+    """Whatever it costs."""
+    config, shared = (PRESETS | {"ulx3s-85f": BOARDS["ulx3s-85f"].config})[name], 0
+    planner = Planner(Target(config))
+    for seed in range(16):
+        rng = np.random.default_rng([seed, config.n, 9])
+        segment, _ = random_convolutions(rng)
+        held = segment
+        for index in range(len(segment.ops)):
+            places = list(placements(held, index, planner))
+            held = places[[-1, int(rng.integers(len(places)))][seed % 2]] if places else held
+        banks = [at // unit(config) for at in held.resident.values()]
+        shared += len(banks) - len(set(banks))
+        if cost_of(held, range(len(held.ops)), planner) is not None:
+            program = compile_segment(held, config, passes=(Pass(choose_plans),))
+            compare_outputs(program, segment.ops, config)
+    assert shared > 2
 
 
 def resident(ops: tuple[DeviceOp, ...], config: Config = DEFAULT) -> Mapping[str, int]:

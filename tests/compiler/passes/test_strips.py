@@ -6,15 +6,16 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.chain_cases import random_operators
 from support.golden_compare import compare
 from support.op_cases import convolution, random_convolutions, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
 from weft.compiler.interpret import run_ops
-from weft.compiler.ir.graph import Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, Multiply, View, Window
 from weft.compiler.machine.target import Target
-from weft.compiler.passes.strips import in_strips, lay, replaced
+from weft.compiler.passes.strips import as_images, in_strips, lay, replaced
 from weft.compiler.pipeline import PIPELINE
 from weft.compiler.planner import Planner
 from weft.hdl.isa.config import PRESETS, Config
@@ -57,6 +58,44 @@ def test_strips_compute_the_same() -> None:
                 assert np.array_equal(run_ops(cut, inputs, 24)[name], expected[name]), (seed, height)
                 found += 1
     assert found > 80
+
+
+def test_strips_of_other_operators_compute_the_same() -> None:
+    """Pooling, sums, products with one pixel for all, and requantisation between the convolutions."""
+    found = 0
+    for seed in range(60):
+        segment, inputs = random_operators(np.random.default_rng([seed, 8]))
+        expected = run_ops(segment, inputs, 24)
+        for height in range(1, segment.ops[-1].dst.shape[1] + 1):
+            cut = in_order(segment, height)
+            if cut is not None:
+                assert np.array_equal(run_ops(cut, inputs, 24)["y"], expected["y"]), (seed, height)
+                found += len(cut.ops) > len(segment.ops)
+    assert found > 80
+
+
+def test_rows_of_pixels_become_rows_of_an_image() -> None:
+    """As operators see them that take element by element."""
+    row, one = View(Buffer("a", (1, 1, 48, 8)), (1, 1, 48, 8)), whole("gate", (1, 1, 1, 8), "input")
+    gated = View(Buffer("b", (1, 1, 48, 8)), (1, 1, 48, 8))
+    ops = (
+        padded("a", whole("x", (1, 6, 8, 8), "input"), 8),
+        Multiply("gated", row, one, gated, 0.02),
+        padded("y", whole("b", (1, 6, 8, 8), "temp"), 8, kind="output"),
+    )
+    _, product, _ = as_images(ops)
+    assert [view.shape for view in (*product.sources, product.dst)] == [
+        (1, 6, 8, 8),
+        (1, 1, 1, 8),
+        (1, 6, 8, 8),
+    ]
+    rng = np.random.default_rng(1)
+    given = {name: rng.integers(-128, 128, size).astype(np.int8) for name, size in (("x", 384), ("gate", 8))}
+    results = [run_ops(DeviceSegment("s", item), given, 24)["y"] for item in (ops, as_images(ops))]
+    assert np.array_equal(*results)
+    strips = in_strips(as_images(ops), 2)
+    assert strips is not None
+    assert [strip[1].sources[0].shape[1] for strip in strips] == [3, 4, 3]
 
 
 def test_rows_that_two_strips_need_are_computed_twice() -> None:
@@ -105,7 +144,8 @@ def drawn(config: Config, count: int, side: int, channels: int, bandwidth: float
     fit = 0
     for seed in range(count):
         rng = np.random.default_rng([seed, config.n, 3])
-        segment, inputs = random_convolutions(rng, side, channels)
+        all_kinds = seed % 2 and config.multiply
+        segment, inputs = random_operators(rng) if all_kinds else random_convolutions(rng, side, channels)
         height = int(rng.integers(1, segment.ops[-1].dst.shape[1] + 1))
         cut = strips_of(segment, config, height, bandwidth)
         if cut is not None:
@@ -135,7 +175,7 @@ def chained(seed: int, config: Config) -> tuple[DeviceSegment, DeviceSegment, di
     """A drawn chain that fits, as it is and in strips."""
     for draw in range(seed, 10_000, 100):
         rng = np.random.default_rng([draw, config.n, 5])
-        segment, inputs = random_convolutions(rng, 10, 20)
+        segment, inputs = random_operators(rng) if seed % 2 else random_convolutions(rng, 10, 20)
         cut = strips_of(segment, config, int(rng.integers(1, segment.ops[-1].dst.shape[1] + 1)))
         if cut is not None and len(cut.ops) > len(segment.ops):
             return segment, cut, inputs
