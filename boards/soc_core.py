@@ -92,9 +92,11 @@ class SocCore(wiring.Component):
             passes = ~mine & (open_ | other)
             valid, ready = f"s_axi_{channel}valid", f"s_axi_{channel}ready"
             answer = "s_axi_r" if channel == "ar" else "s_axi_b"
+            offered = getattr(self, valid) & passes
+            # Ready only for what is offered: LiteX's AXI4-Lite width converter takes any ready for its own.
             m.d.comb += [
-                getattr(core, valid).eq(getattr(self, valid) & passes),
-                getattr(self, ready).eq(getattr(core, ready) & passes),
+                getattr(core, valid).eq(offered),
+                getattr(self, ready).eq(getattr(core, ready) & offered),
             ]
             with m.If(getattr(self, valid) & getattr(self, ready)):
                 m.d.sync += mine.eq(1)

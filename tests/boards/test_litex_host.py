@@ -80,8 +80,26 @@ def test_memory_that_does_not_keep_what_is_written(model: LitexModel) -> None:
         device.write(0, bytes(range(1, 200)))
 
 
-def test_a_start_that_does_not_come(model: LitexModel) -> None:
+def test_memory_takes_any_bytes(model: LitexModel) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
     device = opened(model)
+    expected = bytearray(rng.randbytes(3000))
+    device.write(5, bytes(expected))
+    for size in (0, 1, 2, 3, 4, 5, 511, 512, 513, 1500, 7, 1, 2, 3):
+        at = rng.randrange(3000 - size + 1)
+        expected[at : at + size] = payload = rng.randbytes(size)
+        device.write(5 + at, payload)
+        assert device.read(5 + at, size) == payload
+        assert model.golden.read(5, 3000) == bytes(expected)
+    assert model.golden.read(0, 5) == bytes(5)
+
+
+def test_a_start_that_does_not_come(model: LitexModel) -> None:
+    """That the program before is done does not count."""
+    device = opened(model)
+    run(device, 3)
     model.stuck.add(CONTROL + Reg.CONTROL)
     with pytest.raises(DeviceError, match="does not start"):
         device.start(0)
