@@ -166,7 +166,7 @@ def add_weft(
         Of the module, of the region with its registers, and in the names of its CSRs.
     dram : str or None
         Name of the LiteDRAM core whose port the accelerator gets, as ``soc.add_sdram(name=...)`` has it. None: it
-        reaches memory over the system's bus, a word at a time, which is several times slower.
+        reaches memory over the system's bus, a word at a time, each in three cycles and what the bus takes.
     origin : int or None
         Address of the registers; None for ``soc.mem_map[name]``, else `ORIGIN` without a CPU, and with one where LiteX
         finds room.
