@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from weft.hdl import core as hdl_core
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.core import Core
-from weft.hdl.files.cache import entry
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.sequential.core import SequentialCore
-from weft.hdl.verilog import generate
+from weft.hdl.verilog import generated
 from weft.sim.device import Device, DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.verilator.verilate import Model, Trace
 from weft.sim.waves.waves import CYCLE_TIME, Waves
@@ -74,16 +70,8 @@ _SIGNATURES = {
 @lru_cache(maxsize=8)
 def core_verilog(config: Config, *, sequential: bool = False) -> str:
     """Verilog of the core of `config`, kept in the cache under the hash of all that it is generated from."""
-    sources = sorted(Path(hdl_core.__file__).parent.rglob("*.py"))
-    digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {config} {sequential}".encode())
-    for source in sources:
-        digest.update(source.read_bytes())
-
-    def make(folder: Path) -> None:
-        core = SequentialCore(config) if sequential else Core(config)
-        (folder / "core.v").write_text(generate(core, name=TOP))
-
-    return (entry(f"verilog-{digest.hexdigest()[:24]}", make) / "core.v").read_text()
+    kind = SequentialCore if sequential else Core
+    return generated(lambda: kind(config), name=TOP, of=f"{config} {sequential}").read_text()
 
 
 def build_model(
