@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.machine.memory import CONSTANTS
+from weft.compiler.machine.memory import BASE_OF_KIND, CONSTANTS
 from weft.sim.device import Device
 
 
@@ -18,6 +18,8 @@ class Image:
     ----------
     program : DeviceProgram
         The program.
+    moved : mapping of int to int, optional
+        Base registers whose areas lie elsewhere, with their addresses.
 
     Attributes
     ----------
@@ -27,14 +29,15 @@ class Image:
         Memory that a device needs.
     """
 
-    def __init__(self, program: DeviceProgram) -> None:
+    def __init__(self, program: DeviceProgram, moved: Mapping[int, int] | None = None) -> None:
         self.program = program
-        self.bases = dict(program.areas.bases)
+        self.bases = {**program.areas.bases, **(moved or {})}
         self.memory_bytes = program.areas.memory_bytes
 
     def address(self, name: str) -> int:
         """DRAM byte address of a buffer."""
-        return self.program.areas.address(name)
+        base, areas = BASE_OF_KIND[self.program.buffers[name].kind], self.program.areas
+        return areas.address(name) + self.bases[base] - areas.bases[base]
 
     def run(
         self,
@@ -49,15 +52,27 @@ class Image:
         Contents are what operators were compiled for: they are laid out here where the program wants rows side by side.
         `registers` are base registers that hold something else than an address of the program's memory.
         """
-        program = self.program
-        device.load(self.bases[CONSTANTS], program.constants + program.code)
+        self.load(device)
+        self.write(device, contents)
+        self.start(device, registers)
+        device.wait(timeout)
+
+    def load(self, device: Device) -> None:
+        """Load the program."""
+        device.load(self.bases[CONSTANTS], self.program.constants + self.program.code)
+
+    def write(self, device: Device, contents: dict[str, np.ndarray]) -> None:
+        """Write the contents of input buffers."""
         for name, array in contents.items():
             device.write(self.address(name), self.laid_out(name, array))
+
+    def start(self, device: Device, registers: Mapping[int, int] | None = None) -> None:
+        """Start the program, which is loaded and has its inputs."""
+        program = self.program
         for base, value in ({**self.bases, **(registers or {})}).items():
             device.set_base(base, value)
         device.mark_writes(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())
         device.start(self.bases[CONSTANTS] + program.entry)
-        device.wait(timeout)
 
     def laid_out(self, name: str, array: np.ndarray) -> bytes:
         """The bytes of an input buffer for what its operator reads (int8, NHWC)."""
