@@ -121,8 +121,8 @@ def test_ports_without_a_board(terminal: Terminal, capsys: pytest.CaptureFixture
 def test_runs_without_a_port_find_it_and_upload_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a simulated board that stays: the second command finds code and weights there. Inputs and outputs of a run cross
-    while another one is computed."""
+    """On a simulated board that stays: the second command finds code and weights there. What runs need and give crosses
+    while others are computed."""
     monkeypatch.chdir(tmp_path)
     network = small()
     program = weft.compile(network, config=OWN.config)
