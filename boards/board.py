@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.boards.family import Family, Resources
+from weft.boards.lights import Led
 from weft.boards.spi_flash_chip import SpiFlash
 from weft.boards.uart import MIN_DIVISOR
 from weft.hdl.errors import WeftError
@@ -115,6 +116,7 @@ class Board:
     seed : int
         Of nextpnr: a placement in which the default configuration meets its clock.
     dsp : DspSites, optional
+    leds : tuple of Led
     held : tuple of (str, str, int)
         Pads that nothing here uses but that must not float: resource, its member, level. Not those for which the
         FPGA's own pull-ups and pull-downs will do, which all tools here leave on at unused pads.
@@ -140,6 +142,7 @@ class Board:
     core: CoreKind = CoreKind.PIPELINED
     seed: int = 1
     dsp: DspSites | None = None
+    leds: tuple[Led, ...] = ()
     held: tuple[tuple[str, str, int], ...] = ()
     flash: SpiFlash | None = None
 

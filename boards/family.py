@@ -79,12 +79,15 @@ class Fabric:
         Makes a RAM of 16K words of 16 bits at a port.
     lut_ram : bool
         Whether LUTs can be small memories.
+    start_up : float
+        Seconds after configuration until block RAM can be read.
     """
 
     multipliers: Multipliers = INFERRED
     global_buffer: Callable[[Signal, Signal], Instance] | None = None
     single_port_ram: Callable[[RamPort], Instance] | None = None
     lut_ram: bool = True
+    start_up: float = 0.0
 
     @property
     def queues(self) -> tuple[int, int]:

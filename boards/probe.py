@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.boards.frames import CHECKED, IDENTITY_BYTES, Operation, Request
+from weft.boards.frames import CHECKED, IDENTITY_BYTES, PAYLOAD, Operation, Request
 from weft.boards.memory import BoardMemory
 from weft.boards.session import Session
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status
@@ -115,17 +115,17 @@ def try_link(memory: BoardMemory, size: int, clock: Clock = time.monotonic) -> L
     )
 
 
-def chosen_pages(size: int, most: int, seed: int = 1) -> list[int]:
-    """Addresses of pages to test if that may be `most` bytes of `size`: all, or those that differ from the first in one
-    address line, the last one, and some drawn between them."""
-    pages = max(1, size // CHECKED)
-    wanted = max(1, most // CHECKED)
-    if wanted >= pages:
-        return [page * CHECKED for page in range(pages)]
-    lines = [1 << bit for bit in reversed(range((pages - 1).bit_length()))]
-    chosen = list(dict.fromkeys([0, pages - 1, *lines]))[:wanted]
-    drawn = random.Random(seed).sample(range(pages), wanted)
-    return sorted(page * CHECKED for page in list(dict.fromkeys([*chosen, *drawn]))[:wanted])
+def chosen_blocks(size: int, most: int, seed: int = 1) -> tuple[int, list[int]]:
+    """Bytes and addresses of blocks to test if that may be `most` bytes of `size`: all of memory, or the first block,
+    those that differ from it in one address line, the last one, and some drawn between them. They are smaller where
+    `most` is little."""
+    block = min(CHECKED if most >= 32 * CHECKED or most >= size else PAYLOAD, size)
+    blocks = size // block
+    wanted = max(1, min(most // block, blocks))
+    lines = [1 << bit for bit in reversed(range((blocks - 1).bit_length()))]
+    drawn = random.Random(seed).sample(range(blocks), wanted)
+    chosen = list(dict.fromkeys([0, blocks - 1, *lines, *drawn]))[:wanted]
+    return block, sorted(at * block for at in (range(blocks) if wanted == blocks else chosen))
 
 
 def check_memory(
@@ -134,38 +134,37 @@ def check_memory(
     progress: Callable[[str], None] = lambda text: None,
     clock: Clock = time.monotonic,
 ) -> MemoryTest:
-    """Test up to `most` bytes with what is drawn for each page, then its inverse; all of it is written before any is
+    """Test up to `most` bytes with what is drawn for each block, then its inverse; all of it is written before any is
     looked at, so that no address stands for another. What was there is written back.
 
     Nothing may run on the board.
     """
     begun = clock()
-    pages = chosen_pages(memory.size, most)
-    length = min(CHECKED, memory.size)
-    progress(f"reading {len(pages) * length:,} bytes of memory to keep them")
-    kept = {page: memory.read(page, length) for page in pages}
+    length, blocks = chosen_blocks(memory.size, most)
+    progress(f"reading {len(blocks) * length:,} bytes of memory to keep them")
+    kept = {block: memory.read(block, length) for block in blocks}
     wrong = None
     seed = random.randrange(1 << 32)
     try:
         try:
             for inverse in (0x00, 0xFF):
-                progress(f"testing {len(pages) * length:,} bytes of memory")
-                for page in pages:
-                    memory.write(page, pattern(seed, page, length, inverse))
-                for page in pages:
-                    wrong = wrong or _difference(memory, page, pattern(seed, page, length, inverse))
+                progress(f"testing {len(blocks) * length:,} bytes of memory")
+                for block in blocks:
+                    memory.write(block, pattern(seed, block, length, inverse))
+                for block in blocks:
+                    wrong = wrong or _difference(memory, block, pattern(seed, block, length, inverse))
         finally:
             progress("writing back what was in memory")
-            for page, content in kept.items():
-                memory.write(page, content)
+            for block, content in kept.items():
+                memory.write(block, content)
     except DeviceError as error:
         raise DeviceError(f"{error}; parts of its memory may hold what the test has written") from None
-    restored = all(_difference(memory, page, content) is None for page, content in kept.items())
-    return MemoryTest(len(pages) * length, memory.size, wrong, restored, clock() - begun)
+    restored = all(_difference(memory, block, content) is None for block, content in kept.items())
+    return MemoryTest(len(blocks) * length, memory.size, wrong, restored, clock() - begun)
 
 
 def pattern(seed: int, address: int, size: int, inverse: int) -> bytes:
-    """What is written to a page: drawn from its address."""
+    """What is written to a block: drawn from its address."""
     drawn = random.Random(seed << 32 | address).randbytes(size)
     return bytes(byte ^ inverse for byte in drawn) if inverse else drawn
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from amaranth.hdl import Cat, ClockDomain, Elaboratable, Module, Signal
+from amaranth.hdl import Cat, ClockDomain, ClockSignal, Const, Elaboratable, Module, Signal, Value
 from amaranth.lib import io
 from amaranth.lib.cdc import AsyncFFSynchronizer, FFSynchronizer
 
@@ -26,6 +27,21 @@ def spread(m: Module, fabric: Fabric, signal: Signal) -> Signal:
     return everywhere
 
 
+def awake(m: Module, locked: Signal, cycles: int) -> Value:
+    """Whether so many cycles of ``sync`` have passed with `locked` since the FPGA was configured."""
+    if not cycles:
+        return Const(1)
+    # Registers that hold what they were configured with: nothing is there to reset them.
+    m.domains.waking = waking = ClockDomain(reset_less=True, local=True)
+    m.d.comb += waking.clk.eq(ClockSignal())
+    left, over = Signal(range(cycles + 1), init=cycles), Signal()
+    with m.If(left == 0):
+        m.d.waking += over.eq(1)
+    with m.Elif(locked):
+        m.d.waking += left.eq(left - 1)
+    return over
+
+
 class Shell(Elaboratable):
     """A board's top component with its clock and pads.
 
@@ -33,11 +49,11 @@ class Shell(Elaboratable):
     ----------
     board : Board
     top : Component
-        Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``, and on boards with SDRAM it may have
-        ``sdram: Out(sdram_pads())``, on those with flash ``flash: Out(spi_flash_pads())``, whose pads have a register
-        each way. All of it in ``sync``.
+        Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``; it may have ``lights: Out(lights())``, on boards with
+        SDRAM ``sdram: Out(sdram_pads())``, and on those with flash ``flash: Out(spi_flash_pads())``, whose pads have a
+        register each way. All of it in ``sync``.
     clock : float
-        Hz of ``sync``, which comes out of reset once the PLL has locked.
+        Hz of ``sync``, which comes out of reset once the PLL has locked and the family's block RAM can be read.
     """
 
     def __init__(self, board: Board, top: Any, clock: float) -> None:
@@ -60,11 +76,21 @@ class Shell(Elaboratable):
         # The line idles high: a low start would look like a start bit.
         m.submodules.rx_synchronizer = FFSynchronizer(rx.i, self.top.rx, init=1)
         m.d.comb += tx.o.eq(self.top.tx)
+        if hasattr(self.top, "lights"):
+            self._leds(m, platform)
         for resource, member, level in self.board.held:
             pad = getattr(platform.request(resource, dir="-"), member)
             m.submodules[f"{resource}_{member}"] = held = io.Buffer("o", pad)
             m.d.comb += held.o.eq(level)
         return m
+
+    def _leds(self, m: Module, platform: Any) -> None:
+        for index, led in enumerate(self.board.leds):
+            pad = platform.request(led.resource, led.number, dir="-")
+            m.submodules[f"led{index}"] = out = io.Buffer(
+                "o", getattr(pad, led.member) if led.member else pad
+            )
+            m.d.comb += out.o.eq(Cat(getattr(self.top.lights, sign) for sign in led.shows).any())
 
     def _clock(self, m: Module, platform: Any, shifted: bool) -> None:
         pll = self.board.pll(platform.default_clk_frequency, self.clock)
@@ -78,7 +104,9 @@ class Shell(Elaboratable):
         else:
             pll.cell(m, port, sync.clk, locked)
         reset = Signal()
-        m.submodules.reset_synchronizer = AsyncFFSynchronizer(~locked, reset)
+        # Block RAM does not hold what it was configured with before that.
+        ready = awake(m, locked, math.ceil(self.board.family.fabric.start_up * self.clock))
+        m.submodules.reset_synchronizer = AsyncFFSynchronizer(~(locked & ready), reset)
         m.d.comb += sync.rst.eq(spread(m, self.board.family.fabric, reset))
 
     def _sdram(self, m: Module, pads: Any) -> None:

@@ -15,6 +15,7 @@ from weft.boards.board import Board, CoreKind, MemoryKind
 from weft.boards.direct import Direct
 from weft.boards.family import Fabric
 from weft.boards.gate import Gate
+from weft.boards.lights import Lights, lights
 from weft.boards.link import BUFFER, Link
 from weft.boards.ram_and_flash import RamAndFlash
 from weft.boards.sdram import SdramController
@@ -50,6 +51,8 @@ class Top(wiring.Component):
     -------
     rx : In(1), tx : Out(1)
         The serial line.
+    lights : Out(lights())
+        What LEDs show.
     sdram : Out(sdram_pads())
         With SDRAM only; the pads have a register each way, and the chip's clock the phase of
         `weft.boards.sdram_eye.best_eye`.
@@ -60,7 +63,7 @@ class Top(wiring.Component):
     def __init__(self, board: Board, config: Config, clock: float, divisor: int, fabric: Fabric) -> None:
         self.board, self.config, self.clock = board, config, clock
         self.divisor, self.fabric = divisor, fabric
-        members: dict[str, Any] = {"rx": In(1, init=1), "tx": Out(1, init=1)}
+        members: dict[str, Any] = {"rx": In(1, init=1), "tx": Out(1, init=1), "lights": Out(lights())}
         if board.memory.kind is MemoryKind.SDRAM:
             members["sdram"] = Out(sdram_pads())
         if board.flash is not None:
@@ -98,6 +101,13 @@ class Top(wiring.Component):
             m.d.sync += gate.close.eq(0)
         m.d.sync += reset.eq(gate.idle)
         m.d.comb += [link.rx.eq(self.rx), self.tx.eq(link.tx)]
+        m.submodules.signs = signs = Lights(self.clock)
+        m.d.comb += [
+            signs.address.eq(link.registers.s_axi_araddr),
+            signs.answered.eq(link.registers.s_axi_rvalid),
+            signs.word.eq(link.registers.s_axi_rdata),
+        ]
+        wiring.connect(m, signs.lights, wiring.flipped(self.lights))
         _join(m, axi4_signature(config), core, "m_axi_", bridge.axi)
         _join(m, wiring.Signature(AXI_LITE), core, "", link.registers)
         wiring.connect(m, link.memory, arbiter.port[0])

@@ -34,6 +34,7 @@ def run_on_board(
     weft.sim.device.DeviceError
     """
     from weft.boards.registry import BOARDS
+    from weft.stream import stream
     from weft.virtual import PREFIX, board_at
 
     if port is None:
@@ -42,7 +43,10 @@ def run_on_board(
         progress("building the board's simulator (about a minute, the first time only)")
     with board_at(port, program.config, baud) as device:
         progress(f"running on {device.identity.board} at {device.port}")
-        results = [program.run(inputs, on=device, memory=False) for inputs in runs]
+        results = []
+        for result in stream(program, runs, device):
+            results.append(result)
+            progress(f"{len(results):,} of {len(runs):,} runs are done")
         flash = all(device.kept(Image(part).fixed) is not None for part in program.device_programs)
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
         results[-1].report["link"] = {

@@ -68,15 +68,14 @@ class Execution:
         InputError
             If the device has too little memory.
         """
-        image, config = self._image(program), self._config
+        image = self._image(program)
         less = "; with `plain_inputs` it may need less" if program.rows else ""
-        with simulated(self._on, config, image.memory_bytes, self._simulation, less) as device:
+        with simulated(self._on, self._config, image.memory_bytes, self._simulation, less) as device:
             self.complete = self.complete and device.computes
             image.run(device, contents, registers=registers)
             found = {name: image.read(device, name) for name in read} if device.computes else {}
             self.memory += device.read(0, image.memory_bytes) if self._keep and self.complete else b""
-            self._layers += layers_of(program, device, config)
-            self._totals.add(device.counters(), config)
+            self.count(program, device)
         return found
 
     def _image(self, program: DeviceProgram) -> Image:
@@ -84,6 +83,11 @@ class Execution:
         image = Image(program)
         kept = None if isinstance(self._on, str) else self._on.kept(image.fixed)
         return image if kept is None else Image(program, kept)
+
+    def count(self, program: DeviceProgram, device: Device) -> None:
+        """Note what the device has counted in a program that has just ended."""
+        self._layers += layers_of(program, device, self._config)
+        self._totals.add(device.counters(), self._config)
 
     def add_host(self, segment: HostSegment, seconds: float) -> None:
         """Note how long the host took for a part of the model."""

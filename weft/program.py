@@ -252,15 +252,24 @@ class Program:
         self, execution: Execution, program: DeviceProgram, values: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """The values that a device program makes of those that enter it, as far as they are known."""
-        entering = [item for item in self._compiled.to_device if item.buffer.name in program.buffers]
-        leaving = [item for item in self._compiled.from_device if item.buffer.name in program.buffers]
-        contents = {
-            item.buffer.name: to_buffer(item, values[item.value]) for item in entering if item.value in values
+        leaving = {
+            item.buffer.name for item in self._compiled.from_device if item.buffer.name in program.buffers
         }
-        read = execution.run(program, contents, {item.buffer.name for item in leaving})
+        return self._leaving(program, execution.run(program, self._entering(program, values), leaving))
+
+    def _entering(self, program: DeviceProgram, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The contents of a device program's buffers, of the values that are known."""
+        items = (item for item in self._compiled.to_device if item.buffer.name in program.buffers)
+        return {
+            item.buffer.name: to_buffer(item, values[item.value]) for item in items if item.value in values
+        }
+
+    def _leaving(self, program: DeviceProgram, read: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The values in a device program's buffers, as far as these were read."""
+        items = (item for item in self._compiled.from_device if item.buffer.name in program.buffers)
         return {
             item.value: from_buffer(item, read[item.buffer.name])
-            for item in leaving
+            for item in items
             if item.buffer.name in read
         }
 

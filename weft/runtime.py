@@ -22,6 +22,8 @@ class Image:
     kept : int, optional
         Where the device has its constants and code, if not in memory: what `weft.sim.device.Device.kept` says of
         `fixed`.
+    moved : mapping of int to int, optional
+        Base registers whose areas lie elsewhere, with their addresses.
 
     Attributes
     ----------
@@ -31,10 +33,12 @@ class Image:
         Memory that a device needs.
     """
 
-    def __init__(self, program: DeviceProgram, kept: int | None = None) -> None:
+    def __init__(
+        self, program: DeviceProgram, kept: int | None = None, moved: Mapping[int, int] | None = None
+    ) -> None:
         self.program, self.kept = program, kept
         areas = program.areas
-        self.bases = areas.placed(kept)
+        self.bases = {**areas.placed(kept), **(moved or {})}
         self.memory_bytes = areas.memory_bytes if kept is None else areas.values_bytes
 
     @property
@@ -59,16 +63,28 @@ class Image:
         Contents are what operators were compiled for: they are laid out here where the program wants rows side by side.
         `registers` are base registers that hold something else than an address of the program's memory.
         """
-        program = self.program
+        self.load(device)
+        self.write(device, contents)
+        self.start(device, registers)
+        device.wait(timeout)
+
+    def load(self, device: Device) -> None:
+        """Load the program, unless the device has kept it."""
         if self.kept is None:
             device.load(self.bases[CONSTANTS], self.fixed)
+
+    def write(self, device: Device, contents: dict[str, np.ndarray]) -> None:
+        """Write the contents of input buffers."""
         for name, array in contents.items():
             device.write(self.address(name), self.laid_out(name, array))
+
+    def start(self, device: Device, registers: Mapping[int, int] | None = None) -> None:
+        """Start the program, which is loaded and has its inputs."""
+        program = self.program
         for base, value in ({**self.bases, **(registers or {})}).items():
             device.set_base(base, value)
         device.mark_writes(np.cumsum([layer.written_bytes for layer in program.timed.values()]).tolist())
         device.start(self.bases[CONSTANTS] + program.entry)
-        device.wait(timeout)
 
     def laid_out(self, name: str, array: np.ndarray) -> bytes:
         """The bytes of an input buffer for what its operator reads (int8, NHWC)."""

@@ -157,7 +157,11 @@ ICE40 = Family(
     needs=_needs,
     placed={"lut": "ICESTORM_LC", "dsp": "ICESTORM_DSP", "ram": "ICESTORM_RAM"},
     fabric=Fabric(
-        multipliers=Multipliers("ice40", dual=sb_mac16), single_port_ram=sb_spram256ka, lut_ram=False
+        multipliers=Multipliers("ice40", dual=sb_mac16),
+        single_port_ram=sb_spram256ka,
+        lut_ram=False,
+        # Read before that, block RAM gives zeros (Project IceStorm's issue 76); Amaranth waits as long.
+        start_up=15e-6,
     ),
     models=("ice40/cells_sim.v",),
     notes=(

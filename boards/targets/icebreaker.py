@@ -7,6 +7,7 @@ from typing import Any
 from weft.boards.board import Board, CoreKind, Memory, MemoryKind
 from weft.boards.families.ice40 import ICE40, Ice40Pll
 from weft.boards.family import Resources
+from weft.boards.lights import Led
 from weft.boards.spi_flash_chip import SpiFlash
 from weft.hdl.isa.config import Config
 
@@ -39,5 +40,7 @@ BOARDS = [
         pll=Ice40Pll.solve,
         seed=2,
         flash=SpiFlash(16 << 20, offset=1 << 20),
+        # Green and red.
+        leds=(Led("led_g", 0, ("alive", "busy")), Led("led_r", 0, ("error",))),
     )
 ]  # fmt: skip

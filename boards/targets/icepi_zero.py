@@ -7,6 +7,7 @@ from typing import Any
 from weft.boards.board import Board
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_sdram import MEMORY, RESOURCES, SMALLEST, pll
+from weft.boards.lights import SIGNS, Led
 
 
 def _platform() -> Any:
@@ -31,5 +32,6 @@ BOARDS = [
         programmer="icepi-zero",
         platform=_platform,
         pll=pll,
+        leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),
     )
 ]

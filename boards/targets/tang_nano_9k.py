@@ -7,6 +7,7 @@ from typing import Any
 from weft.boards.board import Board, CoreKind, Memory, MemoryKind
 from weft.boards.families.gowin import GOWIN, GowinPll
 from weft.boards.family import Resources
+from weft.boards.lights import SIGNS, Led
 from weft.boards.spi_flash_chip import SpiFlash
 from weft.hdl.isa.config import Config
 
@@ -35,6 +36,7 @@ BOARDS = [
         programmer="tangnano9k",
         platform=_platform,
         core=CoreKind.SEQUENTIAL,
+        leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),
         pll=lambda source, wanted: GowinPll.solve(source, wanted, "GW1NR-9C"),
         flash=SpiFlash(4 << 20, offset=1 << 20),
     )

@@ -8,6 +8,7 @@ from weft.boards.board import Board
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_dsp import DspRows
 from weft.boards.families.ecp5_sdram import MEMORY, RESOURCES, SMALLEST, pll
+from weft.boards.lights import SIGNS, Led
 from weft.hdl.isa.config import Config
 
 # Four lanes and sums along rows are what depthwise convolutions and the requantisation of short contractions wait for.
@@ -52,6 +53,7 @@ def board(size: str) -> Board:
         pll=pll,
         seed=seed,
         dsp=_DSP.get(size),
+        leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),
         # Low, as unused pads of the ECP5 are pulled, it makes the board's ESP32 restart the board. Site L2, named
         # wifi_gpio0 in the constraints of github.com/emard/ulx3s.
         held=(("esp32", "gpio0", 1),),

@@ -23,6 +23,7 @@ from weft.boards.registry import find
 from weft.boards.session import Session
 from weft.compiler.backend import DeviceProgram
 from weft.hdl.isa.memmap import Reg
+from weft.stream import places
 from weft.virtual import VirtualBoard
 
 OWN = find("icebreaker")
@@ -120,12 +121,17 @@ def test_ports_without_a_board(terminal: Terminal, capsys: pytest.CaptureFixture
 def test_runs_without_a_port_find_it_and_upload_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a simulated board that stays: the second command finds code and weights there, and another one's not."""
+    """On a simulated board that stays: the second command finds code and weights there. What runs need and give crosses
+    while others are computed."""
     monkeypatch.chdir(tmp_path)
     network = small()
     program = weft.compile(network, config=OWN.config)
     program.save("program")
-    np.savez("in.npz", **feeds(network, np.random.default_rng(1)))
+    given = []
+    for seed in range(3):
+        np.savez(f"{seed}.npz", **feeds(network, np.random.default_rng(seed)))
+        given += ["--input", f"{seed}.npz"]
+    assert places(program, OWN.memory.size) is not None
     wait = Session.__init__
     monkeypatch.setattr(
         Session, "__init__", lambda *given, **options: wait(*given, **options | {"timeout": 5.0})
@@ -138,7 +144,7 @@ def test_runs_without_a_port_find_it_and_upload_once(
         )
         for kept in (0, size):
             where = ("--on", "board", "--baud", "1500000", "--report", "r.json")
-            assert call("run", "program", "--input", "in.npz", *where) == 0
+            assert call("run", "program", *given, *where) == 0
             out = capsys.readouterr().out
             assert out.splitlines()[-1] == "mismatching bytes: 0"
             link = json.loads(Path("r.json").read_text())["link"]

@@ -1,0 +1,142 @@
+"""Runs one behind the other give what they give alone, whenever the device computes, and overlap where they can."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from support.qdq_models import feeds
+from support.small_models import small
+from support.state_models import Ring
+
+import weft
+from weft.compiler.backend import DeviceProgram
+from weft.examples import digits
+from weft.hdl.isa.config import PRESETS
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.stream import places, stream
+
+CONFIG = PRESETS["tiny"]
+
+
+class Logged(GoldenDevice):
+    """Computes when it is started, or at the last moment, and notes what it is asked for."""
+
+    def __init__(self, memory_bytes: int, *, early: bool) -> None:
+        super().__init__(CONFIG, memory_bytes)
+        self.early = early
+        self.log: list[str] = []
+
+    def write(self, address: int, payload: bytes) -> None:
+        self.log.append("write")
+        super().write(address, payload)
+
+    def load(self, address: int, payload: bytes) -> None:
+        super().write(address, payload)
+        self.log.append("load")
+
+    def read(self, address: int, size: int) -> bytes:
+        self.log.append("read")
+        return super().read(address, size)
+
+    def start(self, program: int) -> None:
+        self.log.append("start")
+        super().start(program)
+        if self.early:
+            self._compute(None)
+
+    def wait(self, timeout: int | None = None) -> None:
+        self.log.append("wait")
+        if not self.early:
+            self._compute(timeout)
+
+    def _compute(self, timeout: int | None) -> None:
+        log, self.log = self.log, []  # it reads its program itself
+        super().wait(timeout)
+        self.log = log
+
+
+@functools.cache
+def model(name: str) -> weft.Program:
+    return weft.compile({"digits": digits.model, "small": small}[name](), config=CONFIG)
+
+
+def need(program: weft.Program) -> int:
+    return max(part.areas.memory_bytes for part in program.segments if isinstance(part, DeviceProgram))
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("name", ["digits", "small"])
+def test_results_are_those_of_single_runs(name: str, early: bool) -> None:
+    program = model(name)
+    draw = np.random.default_rng(1)
+    if name == "digits":
+        runs = [{"image": image[None]} for image in digits.held_out()[0][:3]]
+    else:
+        runs = [feeds(small(), draw) for _ in range(5)]
+    wanted = [program.run(inputs, on="golden") for inputs in runs]
+    assert any(
+        not np.array_equal(first, second)
+        for first, second in zip(wanted[0].outputs.values(), wanted[1].outputs.values(), strict=True)
+    )
+    for count in (1, 2, len(runs)):
+        device = Logged(2 * need(program), early=early)
+        results = list(stream(program, runs[:count], device))
+        assert len(results) == count
+        for result, expected in zip(results, wanted, strict=False):
+            for output, array in expected.outputs.items():
+                assert np.array_equal(result.outputs[output], array)
+            assert result.report["macs"] == expected.report["macs"]
+            assert [layer["name"] for layer in result.report["layers"]] == [
+                layer["name"] for layer in expected.report["layers"]
+            ]
+
+
+def test_what_is_moved_is_moved_while_the_device_computes() -> None:
+    program = model("small")
+    device = Logged(2 * need(program), early=False)
+    results = stream(program, [feeds(small(), np.random.default_rng(seed)) for seed in range(3)], device)
+    assert device.log == []
+    next(results)  # before the second run has ended
+    assert device.log == ["load", "write", "start", "write", "wait", "start", "read"]
+    list(results)
+    assert device.log[7:] == ["write", "wait", "start", "read", "wait", "read"]
+
+
+def test_one_ends_before_the_next_begins_where_memory_is_small() -> None:
+    program = model("small")
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
+    least = 2 * need(program)
+    while places(program, least - 1) is not None:
+        least -= 1
+    assert need(program) < least < 2 * need(program)
+    for memory, log in ((least, ["start", "write"]), (least - 1, ["start", "wait"])):
+        device = Logged(memory, early=False)
+        for inputs, result in zip(runs, stream(program, runs, device), strict=True):
+            for output, array in program.run(inputs).outputs.items():
+                assert np.array_equal(result.outputs[output], array)
+        assert device.log[device.log.index("start") :][:2] == log
+
+
+def test_states_go_on() -> None:
+    ring = Ring(taps=3, channels=4)
+    program = weft.compile(ring.build(), CONFIG)
+    runs = ring.feeds(4)
+    name = next(iter(program.inputs))
+    wanted = [program.run({name: inputs}) for inputs in runs]
+    program.reset()
+    device = Logged(4 * need(program), early=False)
+    results = list(stream(program, [{name: inputs} for inputs in runs], device))
+    for result, expected in zip(results, wanted, strict=True):
+        for output, array in expected.outputs.items():
+            assert np.array_equal(result.outputs[output], array)
+
+
+def test_wrong_inputs_are_refused_before_anything_starts() -> None:
+    program = model("small")
+    good = feeds(small(), np.random.default_rng(1))
+    device = Logged(2 * need(program), early=False)
+    with pytest.raises(weft.InputError, match="is missing"):
+        list(stream(program, [good, {}, good], device))
+    assert "start" not in device.log

@@ -1,0 +1,129 @@
+"""Many runs on one device, one behind the other: what the next one needs crosses while this one is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.compiler.backend import DeviceProgram
+from weft.compiler.host.segments import prepare, run_host
+from weft.compiler.ir.model import HostSegment
+from weft.compiler.machine.memory import CONSTANTS, INPUTS, OUTPUTS
+from weft.devices import Simulation
+from weft.execution import Execution
+from weft.program import Program, Result
+from weft.runtime import Image
+
+if TYPE_CHECKING:
+    from weft.sim.device import Device
+
+Values = dict[str, np.ndarray]
+
+
+def stream(program: Program, runs: Sequence[Mapping[str, np.ndarray]], device: Device) -> Iterator[Result]:
+    """Run a model once for each of `runs`, as `Program.run` does without `memory`; yields results as they come.
+
+    Inputs and outputs have two places in memory, by turns: while the device computes, the outputs of the run before are
+    read, the host computes what comes before and behind the device's part, and the inputs of the next run are written.
+    Where that cannot be, as the model keeps states, has several parts on the device or none, or as memory is too small,
+    one run ends before the next begins.
+
+    Raises
+    ------
+    InputError, weft.sim.device.DeviceError
+        As `Program.run` does.
+    """
+    images = places(program, device.memory_bytes, device.kept) if len(runs) > 1 else None
+    if images is None:
+        for inputs in runs:
+            yield program.run(inputs, on=device, memory=False)
+        return
+    yield from _Stream(program, device, images).run(runs)
+
+
+def places(
+    program: Program, memory_bytes: int, find: Callable[[bytes], int | None] = lambda fixed: None
+) -> list[Image] | None:
+    """Two images of the device's part that differ in where inputs and outputs lie; None if there cannot be two. `find`
+    tells where the device keeps code and constants, as `Device.kept` does."""
+    parts = [part for part in program.segments if isinstance(part, DeviceProgram)]
+    if len(parts) != 1 or program.states:
+        return None
+    (part,) = parts
+    if {buffer.kind for buffer in part.buffers.values()} - {"input", "output", "temp"}:
+        return None
+    kept = find(Image(part).fixed)
+    first = Image(part, kept)
+    bases = {base: at for base, at in first.bases.items() if kept is None or base != CONSTANTS}
+    ends = [*sorted(bases.values())[1:], first.memory_bytes]
+    sizes = {base: end - bases[base] for base, end in zip(sorted(bases), ends, strict=True)}
+    moved = {INPUTS: first.memory_bytes, OUTPUTS: first.memory_bytes + sizes[INPUTS]}
+    at = moved[OUTPUTS] + sizes[OUTPUTS]
+    return [first, Image(part, kept, moved)] if at <= memory_bytes else None
+
+
+class _Run:
+    """One of the runs, from its inputs to its result."""
+
+    def __init__(
+        self, program: Program, device: Device, inputs: Mapping[str, np.ndarray], image: Image
+    ) -> None:
+        self.program, self.device, self.image = program, device, image
+        self.execution = Execution(device, program.config, Simulation(), keep=False)
+        self.values: Values = program._check(inputs)
+        segments = list(program.segments)
+        at = segments.index(image.program)
+        self._before: Sequence[Any] = segments[:at]
+        self._behind: Sequence[Any] = segments[at + 1 :]
+
+    def send(self) -> None:
+        """Compute what comes before the device's part, and write its inputs."""
+        self._host(self._before)
+        self.image.write(self.device, self.program._entering(self.image.program, self.values))
+
+    def finish(self) -> Result:
+        """Read its outputs, and compute what comes behind."""
+        part, program = self.image.program, self.program
+        names = {
+            item.buffer.name for item in program._compiled.from_device if item.buffer.name in part.buffers
+        }
+        self.values |= program._leaving(part, {name: self.image.read(self.device, name) for name in names})
+        self._host(self._behind)
+        outputs = {name: np.asarray(self.values[name]) for name in program.outputs}
+        return Result(outputs, self.execution.report, b"")
+
+    def _host(self, segments: Sequence[HostSegment]) -> None:
+        for segment in segments:
+            prepare(segment)
+            started = perf_counter()
+            self.values |= run_host(segment, self.values)
+            self.execution.add_host(segment, perf_counter() - started)
+
+
+class _Stream:
+    def __init__(self, program: Program, device: Device, images: Sequence[Image]) -> None:
+        self.program, self.device, self.images = program, device, images
+
+    def run(self, runs: Sequence[Mapping[str, np.ndarray]]) -> Iterator[Result]:
+        device = self.device
+        self.images[0].load(device)
+        waiting = [
+            _Run(self.program, device, inputs, self.images[number % 2]) for number, inputs in enumerate(runs)
+        ]
+        done: _Run | None = None
+        waiting[0].send()
+        for number, now in enumerate(waiting):
+            now.image.start(device)
+            # The core computes; nothing of what is moved here is in its two places.
+            if done is not None:
+                yield done.finish()
+            if number + 1 < len(waiting):
+                waiting[number + 1].send()
+            device.wait()
+            now.execution.count(now.image.program, device)
+            done = now
+        assert done is not None
+        yield done.finish()
