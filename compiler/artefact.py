@@ -57,6 +57,7 @@ class _Device(_Segment, tag="device"):
     offsets: dict[str, int]
     buffers: dict[str, Buffer]
     rows: dict[str, Rows]
+    compact: bool = False
 
 
 class _States(msgspec.Struct, forbid_unknown_fields=True):
@@ -156,7 +157,13 @@ def _entry(segment: DeviceProgram | HostSegment, blob: bytes) -> _Host | _Device
     if isinstance(segment, HostSegment):
         return _Host(*about, segment.nodes)
     return _Device(
-        *about, len(segment.constants), segment.layers, segment.offsets, segment.buffers, segment.rows
+        *about,
+        len(segment.constants),
+        segment.layers,
+        segment.offsets,
+        segment.buffers,
+        segment.rows,
+        segment.compact,
     )
 
 
@@ -243,5 +250,12 @@ def _segment(folder: Path, index: int, entry: _Host | _Device) -> DeviceProgram 
     except IsaError as error:
         raise ProgramFileError(f"{path}: from byte {at} on: {error}; compile the model again") from None
     return DeviceProgram(
-        entry.name, instructions, blob[:at], entry.layers, entry.offsets, entry.buffers, entry.rows
+        entry.name,
+        instructions,
+        blob[:at],
+        entry.layers,
+        entry.offsets,
+        entry.buffers,
+        entry.rows,
+        entry.compact,
     )

@@ -60,7 +60,7 @@ class DeviceProgram:
 
     The area behind base register 0 holds `constants` at offset 0 and the encoded instructions at `entry`. `offsets` and
     `buffers` locate each buffer behind the register of its kind, but for those that are only on chip.
-    `rows` are those input buffers that hold rows side by side.
+    `rows` are those input buffers that hold rows side by side. `compact` is as `weft.compiler.machine.areas.Areas` has it.
     """
 
     name: str
@@ -70,6 +70,7 @@ class DeviceProgram:
     offsets: dict[str, int]
     buffers: dict[str, Buffer]
     rows: dict[str, Rows]
+    compact: bool = False
 
     def input_shape(self, name: str) -> tuple[int, int, int, int]:
         """Shape of what an operator reads from an input buffer, whose own shape is another if its rows lie side by
@@ -92,7 +93,9 @@ class DeviceProgram:
     @cached_property
     def areas(self) -> Areas:
         """Where all of it lies in memory."""
-        return Areas(len(self.constants), len(self.instructions) * WORD_BYTES, self.buffers, self.offsets)
+        return Areas(
+            len(self.constants), len(self.instructions) * WORD_BYTES, self.buffers, self.offsets, self.compact
+        )
 
     @property
     def entry(self) -> int:
@@ -112,6 +115,7 @@ def compile_segment(
     passes: Sequence[Pass] = PIPELINE,
     reuse: bool = True,
     plain_inputs: bool = False,
+    room: int | None = None,
     progress: Callable[[str], None] | None = None,
     choose: Chooser = plan,
     watch: Watch | None = None,
@@ -133,6 +137,10 @@ def compile_segment(
         DRAM; without it every intermediate that is not part of an operator is left in DRAM to look at.
     plain_inputs : bool
         Take all inputs in NHWC order; without it the host may have to lay rows of them side by side.
+    room : int
+        Bytes of memory beside constants and code, if it is small: inputs and outputs share it with temporaries then, and
+        sums take the place of an operand, as far as possible. The host must write all inputs before each run. Not
+        without `reuse`.
     progress : callable
         Called with the name of each operator before it is lowered.
     choose : Chooser
@@ -148,9 +156,29 @@ def compile_segment(
     unwanted = ([] if reuse else [depth_first, keep_resident]) + ([gather_rows] if plain_inputs else [])
     wanted = [item for item in passes if item.run not in unwanted]
     target = Target(config, bandwidth)
-    segment = run_passes(wanted, segment, Planner(target, choose), watch)
+    planned = run_passes(wanted, segment, Planner(target, choose), watch)
+    compact = room is not None and reuse
+    program = _lowered(planned, target, reuse=reuse, compact=compact, progress=progress)
+    if compact and program.areas.values_bytes > room:
+        planned = run_passes(wanted, segment, Planner(target, choose, tight=True), watch)
+        tight = _lowered(planned, target, reuse=reuse, compact=compact, progress=progress)
+        program = min(program, tight, key=lambda item: item.areas.values_bytes)
+    check_memory(segment.name, program.areas.memory_bytes)
+    return program
+
+
+def _lowered(
+    segment: DeviceSegment,
+    target: Target,
+    *,
+    reuse: bool,
+    compact: bool,
+    progress: Callable[[str], None] | None,
+) -> DeviceProgram:
+    """The program of operators that have plans."""
+    config = target.config
     allocation = Allocation(
-        segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped
+        segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped, compact=compact
     )
     constants, tables, kernels = Constants(), Ring(0, 1, config.lookup_tables), Kernels(config.kernel)
     ends: dict[str, int] = {}
@@ -167,11 +195,9 @@ def compile_segment(
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = _layers(segment, ordered)
-    program = DeviceProgram(
-        segment.name, code, blob, layers, allocation.offsets, allocation.buffers, dict(segment.rows)
+    return DeviceProgram(
+        segment.name, code, blob, layers, allocation.offsets, allocation.buffers, dict(segment.rows), compact
     )
-    check_memory(segment.name, program.areas.memory_bytes)
-    return program
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:

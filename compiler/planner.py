@@ -25,6 +25,8 @@ class Planner:
     target : Target
     choose : Chooser
         Plans convolutions: by default as is best by estimate. It is asked once for those that are alike.
+    tight : bool
+        Whether memory is short, so that what saves some of it comes before what saves time.
 
     Members
     -------
@@ -32,7 +34,8 @@ class Planner:
         That of the target.
     """
 
-    def __init__(self, target: Target, choose: Chooser = plan) -> None:
+    def __init__(self, target: Target, choose: Chooser = plan, *, tight: bool = False) -> None:
+        self.tight = tight
         self.target, self.config, self._choose = target, target.config, choose
         self._convolutions: dict[str, ConvPlan | None] = {}
 

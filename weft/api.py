@@ -21,7 +21,7 @@ from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.compiler.pipeline import Watch
 from weft.compiler.plan.conv_plan import Chooser, plan
-from weft.configurations import configuration, memory_of, sequential_boards
+from weft.configurations import configuration, memory_of, room_of, sequential_boards
 from weft.errors import InputError
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.checker.program import check as check_program
@@ -113,6 +113,7 @@ def compile(  # the public name, and what it does
             bandwidth=bandwidth,
             reuse=reuse,
             plain_inputs=plain_inputs,
+            room=room_of(memory, config),
             progress=progress,
             choose=choose,
             watch=watch,

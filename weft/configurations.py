@@ -73,6 +73,15 @@ def memory_of(memory: float | str | None, config: str | os.PathLike[str] | Confi
     return None if bandwidth is None else float(bandwidth)
 
 
+def room_of(memory: float | str | None, config: str | os.PathLike[str] | Config) -> int | None:
+    """The bytes of the memory that `memory_of` speaks of, if it is inside a board's FPGA, where each counts; else None."""
+    from weft.boards.board import MemoryKind
+
+    named = config if memory is None else memory
+    board = _boards().get(named) if isinstance(named, str) else None
+    return None if board is None or board.memory.kind is MemoryKind.SDRAM else board.memory.size
+
+
 def names() -> list[str]:
     """Of all presets and boards."""
     return [*PRESETS, *_boards()]

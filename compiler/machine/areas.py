@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from weft.compiler.ir.graph import Buffer
-from weft.compiler.machine.memory import ALIGN, BASE_OF_KIND, CONSTANTS, LENGTH, PAGES, STATES, TABLES
+from weft.compiler.machine.memory import (
+    ALIGN,
+    BASE_OF_KIND,
+    CONSTANTS,
+    LENGTH,
+    PAGES,
+    STATES,
+    TABLES,
+    TEMPS,
+    base_of,
+)
 from weft.hdl.checker.program import Extent, Extents
 from weft.hdl.files.schema import shown
 
@@ -33,12 +43,15 @@ class Areas:
     buffers : mapping of str to Buffer
     offsets : mapping of str to int
         Of the same buffers, in bytes from where the area of their kind starts.
+    compact : bool
+        Inputs and outputs share the area of temporaries, and areas without buffers take nothing.
     """
 
     constants: int
     code: int
     buffers: Mapping[str, Buffer]
     offsets: Mapping[str, int]
+    compact: bool = False
 
     @cached_property
     def sizes(self) -> dict[int, int]:
@@ -47,7 +60,7 @@ class Areas:
         if all(buffer.kind != "state" for buffer in self.buffers.values()):
             del ends[STATES]
         for name, buffer in self.buffers.items():
-            base = BASE_OF_KIND[buffer.kind]
+            base = base_of(buffer.kind, self.compact)
             ends[base] = max(ends[base], _up(self.offsets[name] + buffer.size, ALIGN))
         return ends
 
@@ -76,7 +89,7 @@ class Areas:
         return self.memory_bytes - self._taken(CONSTANTS)
 
     def _taken(self, base: int) -> int:
-        return _up(max(self.sizes[base], 1), _ALIGNMENT)
+        return _up(max(self.sizes[base], 0 if self.compact else 1), _ALIGNMENT)
 
     @cached_property
     def extents(self) -> Extents:
@@ -89,11 +102,11 @@ class Areas:
             pieces.append(
                 Extent(
                     f"{buffer.kind} {shown(name)}",
-                    BASE_OF_KIND[buffer.kind],
+                    base := base_of(buffer.kind, self.compact),
                     self.offsets[name],
                     buffer.size,
                     write=buffer.kind in _WRITTEN,
-                    shared=buffer.kind == "temp",
+                    shared=base == TEMPS,
                 )
             )
         kinds = {buffer.kind for buffer in self.buffers.values()}
@@ -103,7 +116,7 @@ class Areas:
 
     def address(self, name: str, bases: Mapping[int, int] | None = None) -> int:
         """The address of a buffer, if areas are at `bases`."""
-        return (bases or self.bases)[BASE_OF_KIND[self.buffers[name].kind]] + self.offsets[name]
+        return (bases or self.bases)[base_of(self.buffers[name].kind, self.compact)] + self.offsets[name]
 
 
 def _up(value: int, step: int) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, View
+from weft.compiler.machine.in_place import in_place
 from weft.compiler.machine.limits import PIXELS_MAX
 from weft.hdl.isa import MicroOp
 
@@ -32,6 +33,16 @@ STATES = 7
 BASE_OF_KIND = {
     "temp": TEMPS, "input": INPUTS, "output": OUTPUTS, "pages": PAGES, "table": TABLES, "state": STATES,
 }  # fmt: skip
+COMPACT_KINDS = ("temp", "input", "output")
+"""Buffers that share the area of `TEMPS` in compact programs: inputs are there until they are read, outputs once they are
+written."""
+
+
+def base_of(kind: str, compact: bool) -> int:
+    """The base register of buffers of a kind."""
+    return TEMPS if compact and kind in COMPACT_KINDS else BASE_OF_KIND[kind]
+
+
 ALIGN = 64
 """Alignment of everything in DRAM, in bytes: a multiple of no more than the widest bus the presets use."""
 
@@ -220,7 +231,8 @@ class Allocation:
     """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space.
 
     Those that are `resident` have none: they are in the scratchpad, at these addresses. Operators whose indices are in
-    `overlapped` live as long as those behind them.
+    `overlapped` live as long as those behind them. In `compact` programs inputs and outputs share space with temporaries,
+    and sums take the place of what they are the last to read, as `weft.compiler.machine.in_place` has it.
     """
 
     def __init__(
@@ -230,8 +242,9 @@ class Allocation:
         reuse: bool = True,
         resident: Mapping[str, int] | None = None,
         overlapped: Collection[int] = (),
+        compact: bool = False,
     ) -> None:
-        self.resident = resident or {}
+        self.resident, self.compact = resident or {}, compact
         buffers: dict[str, Buffer] = {}
         first: dict[str, int] = {}
         last: dict[str, int] = {}
@@ -243,30 +256,61 @@ class Allocation:
                 buffers.setdefault(name, view.buffer)
                 first.setdefault(name, index - (index - 1 in overlapped))
                 last[name] = index + (index in overlapped)
+        for name, buffer in buffers.items() if compact else ():
+            if buffer.kind == "input":
+                first[name] = -1
+            elif buffer.kind == "output":
+                last[name] = len(ops)
         self.offsets: dict[str, int] = {}
         self.buffers = buffers
-        for kind in BASE_OF_KIND:
-            chosen = [buffer for buffer in buffers.values() if buffer.kind == kind]
-            share = reuse and kind == "temp"
+        replaced = in_place(ops, self.resident, overlapped, first, last) if compact else {}
+        for name, source in replaced.items():  # in the order of operators
+            first[name] = first[source]
+        for name, source in reversed(replaced.items()):
+            last[source] = last[name]
+        for base in dict.fromkeys(base_of(kind, compact) for kind in BASE_OF_KIND):
+            chosen = [
+                buffer
+                for name, buffer in buffers.items()
+                if base_of(buffer.kind, compact) == base and name not in replaced
+            ]
+            share = reuse and base == TEMPS
             self._allocate(chosen, first if share else {}, last if share else {})
+        for name, source in replaced.items():
+            self.offsets[name] = self.offsets[source]
 
-    def _allocate(self, buffers: Iterable[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
-        """Greedy by size: each buffer at the lowest offset that is free over its lifetime."""
-        placed: list[tuple[int, int, Buffer]] = []
-        for buffer in sorted(buffers, key=lambda item: (-item.size, item.name)):
-            offset = 0
-            for start, stop, other in sorted(placed, key=lambda item: item[0]):
-                apart = first and (
-                    last[other.name] < first[buffer.name] or last[buffer.name] < first[other.name]
-                )
-                if not apart and start < offset + buffer.size and offset < stop:
-                    offset = -(-stop // ALIGN) * ALIGN
-            placed.append((offset, offset + buffer.size, buffer))
-            self.offsets[buffer.name] = offset
+    def _allocate(self, buffers: Sequence[Buffer], first: dict[str, int], last: dict[str, int]) -> None:
+        """By size, or in `compact` programs in the order that takes least."""
+        orders: list[Callable[[Buffer], int]] = [lambda buffer: -buffer.size]
+        if self.compact and first:
+            orders += [lambda buffer: first[buffer.name], lambda buffer: -last[buffer.name]]
+        packed = [
+            _packed(sorted(buffers, key=lambda item: (order(item), -item.size, item.name)), first, last)
+            for order in orders
+        ]
+        sizes = {buffer.name: buffer.size for buffer in buffers}
+        ends = [max((at + sizes[name] for name, at in offsets.items()), default=0) for offsets in packed]
+        self.offsets |= packed[ends.index(min(ends))]
 
     def reference(self, view: View) -> TensorRef:
         name, pitches = view.buffer.name, (view.image_pitch, view.row_pitch, view.pixel_pitch)
         if name in self.resident:
             return TensorRef(TEMPS, 0, *view.shape, *pitches, self.resident[name])
-        base = BASE_OF_KIND[self.buffers[name].kind]
+        base = base_of(self.buffers[name].kind, self.compact)
         return TensorRef(base, self.offsets[name] + view.offset, *view.shape, *pitches)
+
+
+def _packed(buffers: Iterable[Buffer], first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
+    """Offsets: of each buffer in turn the lowest that is free over its lifetime, from operator `first` to `last`; in use
+    all the time if these are empty."""
+    offsets: dict[str, int] = {}
+    placed: list[tuple[int, int, Buffer]] = []
+    for buffer in buffers:
+        offset = 0
+        for start, stop, other in sorted(placed, key=lambda item: item[0]):
+            apart = first and (last[other.name] < first[buffer.name] or last[buffer.name] < first[other.name])
+            if not apart and start < offset + buffer.size and offset < stop:
+                offset = -(-stop // ALIGN) * ALIGN
+        placed.append((offset, offset + buffer.size, buffer))
+        offsets[buffer.name] = offset
+    return offsets

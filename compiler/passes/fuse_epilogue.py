@@ -12,7 +12,7 @@ from weft.compiler.planner import Planner
 
 def fuse_epilogue(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
     """Sums, products and requantisations become part of a convolution before them, where that takes no longer and
-    moves no more data.
+    moves no more data, or where memory is short.
 
     Nobody else may read the convolution's result; of two convolutions it is the later one. Where they stay apart, one
     follows the other.
@@ -50,6 +50,8 @@ def _joined(conv: Conv, op: _Epilogue, planner: Planner) -> tuple[DeviceOp, ...]
     """Both as one operator or as two; the convolution's result is the first operand."""
     op = _own_first(op, conv.dst.buffer.name)
     fused = dataclasses.replace(conv, name=f"{conv.name}+{op.name}", dst=op.dst, epilogue=op)
+    if planner.tight and planner.plan(fused) is not None:
+        return (fused,)  # the convolution's own result takes no memory
     return fused_or_apart(fused, conv, op, planner, traffic=True)
 
 

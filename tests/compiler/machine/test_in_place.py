@@ -1,0 +1,162 @@
+"""Programs for small memories: what shares memory with what, and that they compute the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.op_cases import convolution, random_chain, random_convolutions, whole
+
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.interpret import run_ops
+from weft.compiler.ir.graph import Add, Buffer, DeviceOp, View
+from weft.compiler.machine.in_place import in_place
+from weft.compiler.machine.memory import Allocation
+from weft.compiler.passes.keep_resident import keep_resident
+from weft.compiler.pipeline import PIPELINE
+from weft.hdl.checker.program import check
+from weft.hdl.isa.config import PRESETS
+from weft.runtime import Image
+from weft.sim.golden.interpreter import GoldenDevice
+
+CONFIG = PRESETS["tiny"]
+IN_MEMORY = tuple(item for item in PIPELINE if item.run is not keep_resident)
+"""Passes that leave results in memory, as many as there are."""
+SHAPE = (1, 4, 4, 8)
+
+
+def outputs(program: DeviceProgram, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    check(program.instructions, CONFIG, extents=program.areas.extents)
+    image = Image(program)
+    device = GoldenDevice(CONFIG, image.memory_bytes)
+    image.run(device, inputs)
+    kinds = {name: buffer.kind for name, buffer in program.buffers.items()}
+    return {name: image.read(device, name).reshape(-1) for name, kind in kinds.items() if kind == "output"}
+
+
+def meeting(program: DeviceProgram) -> Counter[str]:
+    """How many pairs of buffers share memory, by their kinds."""
+    found: Counter[str] = Counter()
+    spans = [(program.areas.address(name), buffer) for name, buffer in program.buffers.items()]
+    for index, (a, first) in enumerate(spans):
+        for b, second in spans[:index]:
+            if a < b + second.size and b < a + first.size:
+                found["-".join(sorted((first.kind, second.kind)))] += 1
+                found["same"] += a == b and first.shape == second.shape
+    return found
+
+
+@pytest.mark.parametrize("draw", [random_chain, random_convolutions])
+def test_the_same_in_less_memory(draw) -> None:
+    """Against the micro-ops, with room and without."""
+    met: Counter[str] = Counter()
+    less = 0
+    for seed in range(9):
+        segment, inputs = draw(np.random.default_rng(seed))
+        expected = run_ops(segment, inputs, CONFIG.mantissa_bits)
+        plain = compile_segment(segment, CONFIG, passes=IN_MEMORY)
+        for room in (1 << 20, 1):
+            program = compile_segment(segment, CONFIG, passes=IN_MEMORY, room=room)
+            for name, found in outputs(program, inputs).items():
+                assert np.array_equal(found, expected[name]), (seed, room, name)
+            assert program.areas.values_bytes <= plain.areas.values_bytes
+            less += program.areas.values_bytes < plain.areas.values_bytes
+            met += meeting(program)
+    assert less > 12
+    assert met["input-temp"] > 3
+    assert met["output-temp"] > 3
+    assert met["same"] > 3
+
+
+def test_without_reuse_every_value_stays() -> None:
+    segment, _ = random_chain(np.random.default_rng(1))
+    program = compile_segment(segment, CONFIG, passes=IN_MEMORY, reuse=False, room=1)
+    assert not program.compact
+    assert not meeting(program)
+
+
+def added(*names: str, dst: str = "y", kind: str = "temp") -> Add:
+    a, b = (whole(name, SHAPE, kind) for name in names)
+    return Add("add", a, b, whole(dst, SHAPE, "temp"), 0.5, 0.5)
+
+
+def found(*ops: DeviceOp, resident: tuple[str, ...] = (), overlapped: tuple[int, ...] = ()) -> dict[str, str]:
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, op in enumerate(ops):
+        for view in (*op.sources, op.dst):
+            first.setdefault(view.buffer.name, index)
+            last[view.buffer.name] = index
+    return in_place(ops, resident, overlapped, first, last)
+
+
+def test_which_operands_are_replaced() -> None:
+    """The last reader takes the place of a whole buffer of the same shape, and of nothing else."""
+    value = whole("y", SHAPE, "temp")
+    behind = convolution(value, 8).replace(dst=whole("z", SHAPE, "temp"))
+    assert found(added("a", "b")) == {"y": "a"}
+    assert found(added("a", "a")) == {}  # as an operand is read twice
+    again = convolution(whole("a", SHAPE, "temp"), 8).replace(dst=whole("z", SHAPE, "temp"))
+    assert found(added("a", "b"), again) == {"y": "b"}
+    assert found(added("a", "b", kind="input")) == {}
+    assert found(added("a", "b"), resident=("a",)) == {"y": "b"}
+    assert found(added("a", "b"), behind, overlapped=(0,)) == {}
+    assert found(behind, added("z", "b", dst="w"), overlapped=(0,)) == {}
+    assert found(behind) == {}
+    part = View(Buffer("a", (1, 4, 4, 16), "temp"), SHAPE)
+    assert found(added("a", "b").replace(a=part)) == {"y": "b"}
+    fused = behind.replace(
+        epilogue=Add("sum", whole("m", SHAPE, "temp"), whole("c", SHAPE, "temp"), behind.dst, 0.5, 0.5)
+    )
+    assert found(fused) == {"z": "c"}
+    own = fused.replace(epilogue=fused.epilogue.replace(b=value))
+    assert found(own) == {}  # what the convolution reads is read again and again
+
+
+def test_places_of_sums_in_turn() -> None:
+    """A sum of a sum is where the first operand was, as long as any of them is in use."""
+    ops = [
+        added("a", "b", dst="s0"),
+        added("s0", "c", dst="s1"),
+        convolution(whole("s1", SHAPE, "temp"), 8).replace(dst=whole("d", SHAPE, "temp")),
+        convolution(whole("d", SHAPE, "temp"), 8).replace(dst=whole("e", SHAPE, "output")),
+    ]
+    made = Allocation(ops, compact=True)
+    assert made.offsets["a"] == made.offsets["s0"] == made.offsets["s1"]
+    size = ops[0].dst.buffer.size
+    assert abs(made.offsets["d"] - made.offsets["s1"]) >= size
+    assert abs(made.offsets["c"] - made.offsets["s0"]) >= size
+    assert max(made.offsets.values()) == size
+
+
+def test_orders_of_packing() -> None:
+    """By size alone, the second result would lie between two that are larger."""
+    sizes = (27, 18, 18, 36, 9)
+    views = [
+        whole(f"v{index}", (1, 1, size, 64), "temp" if index else "input") for index, size in enumerate(sizes)
+    ]
+    ops = [convolution(views[index], 64).replace(dst=views[index + 1]) for index in range(len(views) - 1)]
+    made = Allocation(ops, compact=True)
+    assert max(at + made.buffers[name].size for name, at in made.offsets.items()) == 64 * (18 + 36)
+
+
+def test_saved_programs_stay_compact(tmp_path) -> None:
+    import weft
+    from weft.examples import digits
+
+    program = weft.compile(digits.model(), "tang-primer-20k")
+    plain = weft.compile(digits.model(), program.config)
+    assert program.device_programs[0].compact
+    assert not plain.device_programs[0].compact
+    assert not weft.compile(digits.model(), "ulx3s-85f").device_programs[0].compact
+    program.save(tmp_path / "program")
+    image = {"image": digits.held_out()[0][:1]}
+    results = [
+        item.run(image).outputs["logits"] for item in (program, plain, weft.load(tmp_path / "program"))
+    ]
+    assert all(np.array_equal(results[0], result) for result in results)
+    assert dataclasses.replace(program.device_programs[0], compact=False).areas.bases != (
+        program.device_programs[0].areas.bases
+    )
