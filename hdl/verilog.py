@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -57,12 +59,26 @@ def run_yosys(*commands: str, cwd: Path) -> str:
     return process.stdout
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Without the search for garbage in cycles: of the millions of objects that a netlist is, all are in use, and to
+    look at them again and again takes more time than to make them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def generate(component: wiring.Component, *, name: str) -> str:
     """Verilog-2005 of `component` and everything below it, as text; the top module is called `name`.
 
     Ports carry the flattened member names of the component's signature, plus ``clk`` and ``rst``.
     """
-    text = _ZEROED.sub("", rtlil.convert(component, name=name, emit_src=False))
+    with _without_collection():
+        text = _ZEROED.sub("", rtlil.convert(component, name=name, emit_src=False))
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         path = Path(folder)
         (path / "design.il").write_text(text)

@@ -125,7 +125,9 @@ def layout(instruction: Instruction, config: Config) -> Layout:
 
 def _on_chip(instruction: Instruction) -> list[Operand]:
     return [
-        operand for operand in instruction.OPERANDS if operand.register is None and operand.applies(instruction)
+        operand
+        for operand in instruction.OPERANDS
+        if operand.register is None and operand.applies(instruction)
     ]
 
 

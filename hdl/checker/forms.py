@@ -161,7 +161,9 @@ def _shapes(code: Code) -> list[bytes]:
 @cache
 def _starts(opcode: Opcode) -> tuple[str, ...]:
     """The fields with addresses on the chip that no feature of the configuration is needed for."""
-    operands = [item for item in INSTRUCTIONS[opcode].OPERANDS if item.memory in SPACES and item.start is None]
+    operands = [
+        item for item in INSTRUCTIONS[opcode].OPERANDS if item.memory in SPACES and item.start is None
+    ]
     return tuple({item.name for item in operands} - set(required(opcode)))
 
 

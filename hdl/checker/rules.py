@@ -65,8 +65,10 @@ def check_instruction(
         _check_values(i, config)
     if isinstance(i, VectorInstruction):
         operands = [operand for operand in i.OPERANDS if operand.applies(i)]
-        check_overlap = _check_kernel_overlap if isinstance(i, Kernel) else _check_overlap
-        check_overlap(i, config, operands, chip)
+        if isinstance(i, Kernel):
+            _check_kernel_overlap(i, config, operands, chip)
+        else:
+            _check_overlap(i, config, operands, chip)
     for run in memory:
         _check_dram(run, extents)
     return chip, memory, found

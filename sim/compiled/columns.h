@@ -25,8 +25,8 @@ struct Columns {
         return true;
     }
 
-    // ``product / 2**shift`` of a column, halves to the even: adds half less one, and one more where the digit before is
-    // odd. Exact for products of 57 bits.
+    // ``product / 2**shift`` of a column, halves to the even: adds half less one, and one more where the digit before
+    // is odd. Exact for products of 57 bits.
     int64_t rounded(int64_t product, int k) const {
         return (product + half[k] + ((product >> shift[k]) & odd[k])) >> shift[k];
     }

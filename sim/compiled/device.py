@@ -12,7 +12,6 @@ from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import check_kernel, kernel_at
 from weft.sim.compiled.library import State, library
-from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.verilator.verilate import BuildError
 
@@ -103,6 +102,7 @@ class CompiledDevice(GoldenDevice):
             check_kernel(ops, instruction, self.config)
         except IsaError:
             return False
+        assert self._state is not None
         words = np.array(self.memories.kernel[instruction.start :][: len(ops)], np.uint64)
         outcome = self._library.weft_compiled_kernel(
             ctypes.byref(self._state), index, words.ctypes.data, words.size

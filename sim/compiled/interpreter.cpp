@@ -110,8 +110,8 @@ int64_t with_n(const State& s, Function function) {
 
 // Both return -2 if there is not enough memory: no exception may leave a function that Python calls.
 
-// Carries out what it can. Returns the instruction that the specification has to carry out next, or of which it says why
-// that is impossible; -1 when all are done.
+// Carries out what it can. Returns the instruction that the specification has to carry out next, or of which it says
+// why that is impossible; -1 when all are done.
 EXPORT int64_t weft_compiled_run(weft::State* state) {
     try {
         return weft::with_n(*state, [&](auto n) { return weft::run<n.value>(*state); });
@@ -120,14 +120,17 @@ EXPORT int64_t weft_compiled_run(weft::State* state) {
     }
 }
 
-// Carries out a KERNEL whose micro-operations, `count` words, are checked. Returns 0, or 1 if the specification has to say what is wrong.
+// Carries out a KERNEL whose micro-operations, `count` words, are checked. Returns 0, or 1 if the specification has to
+// say what is wrong.
 EXPORT int64_t weft_compiled_kernel(weft::State* state, uint64_t index, const uint64_t* words, uint64_t count) {
     try {
         const auto word = state->words + index * weft::WORD_LENGTH;
         const auto fields = weft::decoded<weft::Kernel>(word, weft::OP_KERNEL);
         const auto ops = weft::micro_ops(words, count);
         const auto engine = std::make_unique<weft::KernelEngine>();
-        return weft::with_n(*state, [&](auto n) { return int64_t(!engine->kernel<n.value>(*state, fields, ops.data())); });
+        return weft::with_n(*state, [&](auto n) {
+            return int64_t(!engine->kernel<n.value>(*state, fields, ops.data()));
+        });
     } catch (const std::exception&) {
         return -2;
     }

@@ -22,7 +22,8 @@ public:
     }
 
 private:
-    static constexpr int REGISTER_COUNT = 8, SOURCE_COUNT = 4, TARGET_COUNT = 2, FACTOR_BITS = 18, LARGEST_FACTOR = 65535;
+    static constexpr int REGISTER_COUNT = 8, SOURCE_COUNT = 4, TARGET_COUNT = 2;
+    static constexpr int FACTOR_BITS = 18, LARGEST_FACTOR = 65535;
     static constexpr int MOST_ELEMENTS = STRIP_ROW_COUNT * 128;
     // By the numbers that micro-operations have for operands: sources, each with its first and its second vector.
     std::vector<int32_t> sources_[2 * SOURCE_COUNT], targets_[2 * TARGET_COUNT], written_;
@@ -84,7 +85,8 @@ private:
     }
 
     template <int N>
-    const int32_t* read(const State& s, const Kernel& op, const MicroOp& micro, int64_t row, int64_t rows, int64_t column) {
+    const int32_t* read(const State& s, const Kernel& op, const MicroOp& micro, int64_t row, int64_t rows,
+                        int64_t column) {
         const bool words = micro.a % SOURCE_COUNT == 0 && !op.source;
         for (int64_t r = 0; r < rows; r++) {
             const int64_t place = int64_t(sources_[micro.a][size_t((row + r) * op.ox + column)]) * N;

@@ -66,8 +66,16 @@ def library() -> ctypes.CDLL:
     weft.sim.verilator.verilate.BuildError
         If there is no C++ compiler, or it fails.
     """
-    sources = [*sorted(_HERE.glob("*.h")), _HERE / "interpreter.cpp", _SHARED / "words.h", _SHARED / "common.h"]
-    parts = [_header(), shlex.join(compiler()), *_FLAGS, _OPTIMISE, *_NATIVE, _processor(), *(source.read_text() for source in sources)]
+    sources = [
+        *sorted(_HERE.glob("*.h")),
+        _HERE / "interpreter.cpp",
+        _SHARED / "words.h",
+        _SHARED / "common.h",
+    ]
+    parts = [
+        _header(), shlex.join(compiler()), *_FLAGS, _OPTIMISE, *_NATIVE, _processor(),
+        *(source.read_text() for source in sources),
+    ]  # fmt: skip
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     loaded = ctypes.CDLL(str(entry(f"compiled-{key}", _build) / "compiled.so"))
     loaded.weft_compiled_run.restype = ctypes.c_int64

@@ -18,7 +18,7 @@ public:
         if (!find_cells(s, op) || !reaches_a(s, op) || !reaches_b<N>(s, op)) return false;
         if (op.align && op.alignment + steps_ * rows_ > s.alignment_count) return false;
         for (int k = 0; k < N; k++) padding_[k] = int8_t(op.pad);
-        // Tiles with the same rows of A are multiplied together, unless they share rows of C, as then their order counts.
+        // Tiles with the same rows of A are multiplied together, unless they share rows of C: then their order counts.
         const int64_t together = op.a_nt || shared_ || op.depthwise ? 1 : std::max(1, MOST_COLUMNS / N);
         for (int64_t tile = 0; tile < op.nt; tile += together) {
             const int64_t tiles = std::min(together, op.nt - tile);
@@ -68,7 +68,8 @@ private:
 
     // The rows of C, tile by tile. False if one is no row, or two of a tile are the same.
     bool find_cells(const State& s, const Mm& op) {
-        if (!addresses(cells_, op.c, {op.nt, op.c_nt}, {op.oy, op.c_oy}, {op.ox, op.c_ox}, s.accumulator_size)) return false;
+        if (!addresses(cells_, op.c, {op.nt, op.c_nt}, {op.oy, op.c_oy}, {op.ox, op.c_ox}, s.accumulator_size))
+            return false;
         seen_.resize(size_t(s.accumulator_size));
         const uint32_t first = stamp_ + 1;
         shared_ = false;
@@ -166,7 +167,7 @@ private:
                     const int8_t* b = word_of_b<N>(s, op, step_[size_t(step + k)], tile + t, word);
                     int32_t* column = columns_.data() + k * (N / 2) * width_ + t * N + word;
                     for (int pair = 0; pair < N / 2; pair++)
-                        column[pair * width_] = int32_t(uint16_t(b[2 * pair]) | uint32_t(uint16_t(b[2 * pair + 1])) << 16);
+                        column[pair * width_] = pair_of(b[2 * pair], b[2 * pair + 1]);
                 }
     }
 
@@ -198,16 +199,20 @@ private:
         }
     }
 
+    int32_t* cell(State& s, int64_t tile, int64_t row, int n) const {
+        return s.accumulator + int64_t(cells_[size_t(tile * rows_ + row)]) * n;
+    }
+
     template <int N>
     void add(State& s, const Mm& op, int64_t tile, int64_t tiles) {
         for (int64_t t = 0; t < tiles; t++)
             for (int64_t row = 0; row < rows_; row++) {
-                int32_t* cell = s.accumulator + int64_t(cells_[size_t((tile + t) * rows_ + row)]) * N;
+                int32_t* sums = cell(s, tile + t, row, N);
                 const int32_t* sum = total_.data() + row * width_ + t * N;
                 if (op.accumulate)
-                    for (int k = 0; k < N; k++) cell[k] += sum[k];
+                    for (int k = 0; k < N; k++) sums[k] += sum[k];
                 else
-                    std::memcpy(cell, sum, sizeof *cell * N);
+                    std::memcpy(sums, sum, sizeof *sums * N);
             }
     }
 
@@ -218,8 +223,7 @@ private:
         if (op.accumulate)
             for (int64_t t = 0; t < tiles; t++)
                 for (int64_t row = 0; row < rows_; row++)
-                    std::memcpy(part_.data() + row * width_ + t * N,
-                                s.accumulator + int64_t(cells_[size_t((tile + t) * rows_ + row)]) * N, sizeof(int32_t) * N);
+                    std::memcpy(part_.data() + row * width_ + t * N, cell(s, tile + t, row, N), sizeof(int32_t) * N);
         for (int64_t step = 0; step < steps_; step++) {
             std::fill(total_.begin(), total_.end(), 0);
             multiply_steps<N>(s, op, tile, tiles, step, step + 1);
@@ -233,8 +237,7 @@ private:
         }
         for (int64_t t = 0; t < tiles; t++)
             for (int64_t row = 0; row < rows_; row++)
-                std::memcpy(s.accumulator + int64_t(cells_[size_t((tile + t) * rows_ + row)]) * N,
-                            part_.data() + row * width_ + t * N, sizeof(int32_t) * N);
+                std::memcpy(cell(s, tile + t, row, N), part_.data() + row * width_ + t * N, sizeof(int32_t) * N);
     }
 };
 

@@ -1,7 +1,7 @@
 // The memories of a device, and checks of the addresses that instructions count in them. `weft.sim.golden` is the
-// specification, and tests hold this to it. Every function here that carries out an instruction returns false, before it
-// has changed anything, if the instruction breaks a rule or is one that it leaves alone: then the specification carries
-// it out, and says what is wrong.
+// specification, and tests hold this to it. Every function here that carries out an instruction returns false, before
+// it has changed anything, if the instruction breaks a rule or is one that it leaves alone: then the specification
+// carries it out, and says what is wrong.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ struct State {
     const uint8_t* table;
     const int8_t* lookup;
     const uint32_t* bases;
-    int64_t n, scratchpad_size, accumulator_size, alignment_count, state_count, table_depth, mantissa_bits, depthwise_taps,
-        lookup_tables, wide_activations;
+    int64_t n, scratchpad_size, accumulator_size, alignment_count, state_count, table_depth, mantissa_bits;
+    int64_t depthwise_taps, lookup_tables, wide_activations;
     const uint8_t* words;          // the program, with END behind it
     const uint8_t* foreign;        // for each instruction, whether it is left to the specification
     const uint32_t* order[UNITS];  // for each queue, the instructions that go to it

@@ -12,12 +12,11 @@ public:
         if (op.paged || (op.transpose && op.length > n) || op.rows * op.pixels * vectors > MOST || needed > n * MOST)
             return false;
         const int64_t groups = (op.rows * op.pixels + n - 1) / n;
-        const bool reachable =
-            op.transpose
-                ? addresses(targets_, op.dst, {1, 0}, {groups, op.dst_row}, {n, op.dst_vector}, s.scratchpad_size)
-                : addresses(targets_, op.dst, {op.rows, op.dst_row}, {op.pixels, op.dst_pixel}, {vectors, op.dst_vector},
-                            s.scratchpad_size);
-        if (!reachable || !find_rows(s, op)) return false;
+        const Loop rows{op.rows, op.dst_row}, pixels{op.pixels, op.dst_pixel};
+        if (!(op.transpose ? addresses(targets_, op.dst, {1, 0}, {groups, op.dst_row}, {n, op.dst_vector}, s.scratchpad_size)
+                           : addresses(targets_, op.dst, rows, pixels, {vectors, op.dst_vector}, s.scratchpad_size)))
+            return false;
+        if (!find_rows(s, op)) return false;
         if (op.transpose) pixels_.assign(size_t(groups * n * n), int8_t(op.fill));
         const int64_t taken = std::max<int64_t>(0, std::min(op.run, needed - op.before));
         const int32_t* target = targets_.data();
@@ -62,7 +61,8 @@ public:
             uint8_t* bytes = s.dram + starts_[size_t(row)];
             for (int64_t pixel = 0; pixel < op.pixels; pixel++, bytes += op.pitch)
                 for (int64_t done = 0; done < op.length; done += n)
-                    std::memcpy(bytes + done, s.scratchpad + int64_t(*source++) * n, size_t(std::min(n, op.length - done)));
+                    std::memcpy(bytes + done, s.scratchpad + int64_t(*source++) * n,
+                                size_t(std::min(n, op.length - done)));
         }
         return true;
     }
@@ -88,7 +88,8 @@ private:
         for (int64_t group = 0; group < groups; group++)
             for (int64_t byte = 0; byte < n; byte++) {
                 int8_t* cell = s.scratchpad + int64_t(targets_[size_t(group * n + byte)]) * n;
-                for (int64_t pixel = 0; pixel < n; pixel++) cell[pixel] = pixels_[size_t((group * n + pixel) * n + byte)];
+                for (int64_t pixel = 0; pixel < n; pixel++)
+                    cell[pixel] = pixels_[size_t((group * n + pixel) * n + byte)];
             }
     }
 };

@@ -18,6 +18,9 @@ inline Lanes lanes_at(const int32_t* at) {
     return found;
 }
 
+inline int32_t pair_of(int8_t low, int8_t high) {
+    return int32_t(uint32_t(uint16_t(low)) | uint32_t(uint16_t(high)) << 16);
+}
 inline int32_t pair_at(const int16_t* at) {
     int32_t found;
     std::memcpy(&found, at, sizeof found);
@@ -43,7 +46,7 @@ inline Lanes add_pairs(Lanes sum, Lanes a, Lanes b) {
 #endif
 }
 
-// Adds the products of ROWS rows of `pairs` pairs with columns to `total`, for all `width` columns, a multiple of LANES.
+// Adds the products of ROWS rows of `pairs` pairs with columns to `total`, for `width` columns, a multiple of LANES.
 // Pair p of row r is at ``rows[2 * (r * pairs + p)]``, that of column c at ``columns[p * width + c]``.
 template <int ROWS, int VECTORS>
 void multiply_some(const int16_t* rows, const int32_t* columns, int64_t pairs, int64_t width, int64_t column,
@@ -60,7 +63,8 @@ void multiply_some(const int16_t* rows, const int32_t* columns, int64_t pairs, i
         }
     }
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) std::memcpy(total + r * width + column + v * LANES, &sums[r][v], sizeof(Lanes));
+        for (int v = 0; v < VECTORS; v++)
+            std::memcpy(total + r * width + column + v * LANES, &sums[r][v], sizeof(Lanes));
 }
 
 template <int ROWS>

@@ -14,7 +14,8 @@ public:
         if (!addresses(alignments_, op.alignment, {op.ob, op.alignment_ob}, {op.oy, op.alignment_oy},
                        {op.ox, op.alignment_ox}, s.alignment_count))
             return false;
-        if (!addresses(states_, op.state, {1, 0}, {op.oy, op.state_oy}, {op.ox, op.state_ox}, s.state_count) || !distinct())
+        if (!addresses(states_, op.state, {1, 0}, {op.oy, op.state_oy}, {op.ox, op.state_ox}, s.state_count) ||
+            !distinct())
             return false;
         const int64_t start = op.relative ? int64_t(s.bases[op.register_]) : 0;
         const int64_t length = int16_of(op.length + start), diagonal = int16_of(op.diagonal + start);
@@ -53,14 +54,16 @@ public:
         if (op.scaled && !addresses(alignments_, op.alignment, {op.ob, op.alignment_ob}, {op.oy, op.alignment_oy},
                                     {op.ox, op.alignment_ox}, s.alignment_count))
             return false;
-        if (!addresses(states_, op.state, {1, 0}, {op.ob, op.state_ob}, {op.oy, op.state_oy}, s.state_count)) return false;
+        if (!addresses(states_, op.state, {1, 0}, {op.ob, op.state_ob}, {op.oy, op.state_oy}, s.state_count))
+            return false;
         const int32_t more = op.source && s.wide_activations ? 128 : 0;
         for (size_t place = 0; place < targets_.size(); place++) {
             const int64_t sum = s.sums[states_[place / size_t(op.ox)]], bits = bit_length(uint64_t(sum));
             const int64_t top = (sum << std::max<int64_t>(17 - bits, 0)) >> std::max<int64_t>(bits - 17, 0);
             const int64_t r = sum ? std::min<int64_t>((op.scale << 16) / top, 65535) : 0;
             const int64_t z = op.v_zero * rsh(sum, 8);
-            const int64_t shift = clamped(bits + op.exponent + (op.scaled ? s.alignments[alignments_[place]] : 0), 0, 63);
+            const int64_t aligned = op.scaled ? s.alignments[alignments_[place]] : 0;
+            const int64_t shift = clamped(bits + op.exponent + aligned, 0, 63);
             const int64_t source = int64_t(sources_[place]) * N;
             int32_t elements[N];
             if (op.source)

@@ -15,8 +15,10 @@ public:
         if (op.multiply && !(op.add && op.source && op.reduce == REDUCE_NONE)) return false;
         if (op.lookup && op.table >= s.lookup_tables) return false;
         const int64_t outputs = op.ob * op.oy * op.ox, size = s.scratchpad_size;
-        if (!addresses(targets_, op.dst, {op.ob, op.dst_ob}, {op.oy, op.dst_oy}, {op.ox, op.dst_ox}, size)) return false;
-        if (op.add && !addresses(others_, op.b, {op.ob, op.b_ob}, {op.oy, op.b_oy}, {op.ox, op.b_ox}, size)) return false;
+        if (!addresses(targets_, op.dst, {op.ob, op.dst_ob}, {op.oy, op.dst_oy}, {op.ox, op.dst_ox}, size))
+            return false;
+        if (op.add && !addresses(others_, op.b, {op.ob, op.b_ob}, {op.oy, op.b_oy}, {op.ox, op.b_ox}, size))
+            return false;
         if (!reaches(s, op)) return false;
         results_.resize(size_t(outputs * N));
         int64_t output = 0;
@@ -60,7 +62,8 @@ private:
     bool reaches(const State& s, const Vec& op) {
         const Span y({{op.oy, op.y_oy}, {op.ry, op.y_ry}}), x({{op.ox, op.x_ox}, {op.rx, op.x_rx}});
         bounded_ = !y.inside(op.y, std::min<int64_t>(op.h, 0x8000)) || !x.inside(op.x, std::min<int64_t>(op.w, 0x8000));
-        const Span all({{op.ob, op.src_ob}, {op.oy, op.src_oy}, {op.ox, op.src_ox}, {op.ry, op.src_ry}, {op.rx, op.src_rx}});
+        const Span all({{op.ob, op.src_ob}, {op.oy, op.src_oy}, {op.ox, op.src_ox}, {op.ry, op.src_ry},
+                        {op.rx, op.src_rx}});
         if (all.inside(op.src, size_of_source(s, op))) return true;
         for (int64_t block = 0; block < op.ob; block++)
             for (int64_t y0 = 0; y0 < op.oy; y0++)
