@@ -180,8 +180,8 @@ class _AttentionLowering:
     def _load_rows(
         self, what: str, source: TensorRef, first: int, count: int, slot: int, page: int | None, at: int = 0
     ) -> Iterator[Task]:
-        """LOAD rows of one head to the places from row `at` of a block on; values transposed, N columns at a time."""
-        n, block = self.config.n, self.plan.block
+        """LOAD rows of one head to the places from row `at` of a block on; values transposed."""
+        block = self.plan.block
         table = None if page is None or self.table is None else (self.table, page)
         if what == "k":
             yield self.emit.load_rows(
@@ -195,11 +195,9 @@ class _AttentionLowering:
             )
             return
         values = slot + block * self.k_vectors
-        for vector in range(self.v_vectors):
-            columns = (vector * n, min(n, self.op.v_size - vector * n))
-            yield self.emit.load_transposed(
-                source, (first, count), columns, values + vector * block + at, table
-            )
+        yield from self.emit.load_transposed(
+            source, (first, count), (0, self.op.v_size), values + at, block, table
+        )
 
     # --- the array
 

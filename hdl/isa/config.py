@@ -181,6 +181,11 @@ class Config:
         return self.probability_bits == 8
 
     @property
+    def transposed_vectors(self) -> int:
+        """Vectors of a pixel that LOAD transposes at a time, at most: 4, and 128 bytes where that is less."""
+        return max(1, min(4, 128 // self.n))
+
+    @property
     def groups(self) -> int:
         """Lane groups in a row: cycles the vector unit takes for ``n`` columns."""
         return self.n // self.lanes

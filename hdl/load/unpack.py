@@ -26,7 +26,7 @@ def unpack_layout(config: Config) -> data.StructLayout:
     to the next one of its line, and to the next line. ``line_last``: rows of a line - 1. ``end``: before + run.
     ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a pixel ahead of the last
     pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
-    ``transpose``, with softmax only: pixels are single vectors, to be transposed.
+    ``transpose``, with softmax only: pixels are to be transposed.
     """
     align = (config.bus_bytes - 1).bit_length()
     address = config.widths.scratchpad_address
@@ -61,14 +61,16 @@ def unpack_layout(config: Config) -> data.StructLayout:
 def vector_layout(config: Config) -> data.StructLayout:
     """A vector for the scratchpad.
 
-    ``signal``: for the last vector of an instruction, its signal mask, else 0. With softmax also ``last``, the fill
-    byte, whether to ``transpose``, and what `weft.hdl.load.transpose` makes addresses from: the strides of groups and
-    of vectors, and ``address``, which is right only in the first vector of an instruction that transposes.
+    ``signal``: for the last vector of an instruction, its signal mask, else 0. With softmax also ``last`` of the
+    instruction and ``pixel_end``, the last of its pixel, the fill byte, whether to ``transpose``, and what
+    `weft.hdl.load.transpose` makes addresses from: the strides of groups, of a pixel's vectors and of their bytes, and
+    ``address``, which is right only in the first vector of an instruction that transposes.
     """
     address = config.widths.scratchpad_address
     layout: dict[str, int] = {"address": address, "data": config.widths.vector, "signal": SEMAPHORES}
     if config.softmax:
-        layout |= {"last": 1, "fill": 8, "transpose": 1, "dst_group": address, "dst_vector": address}
+        layout |= {"last": 1, "pixel_end": 1, "fill": 8, "transpose": 1}
+        layout |= dict.fromkeys(("dst_group", "dst_pixel", "dst_vector"), address)
     return data.StructLayout(layout)
 
 
@@ -346,8 +348,10 @@ class Unpacker(wiring.Component):
         if config.softmax:
             m.d.sync += [
                 decided.last.eq(nest.last_all),
+                decided.pixel_end.eq(nest.last.inner),
                 decided.transpose.eq(op.transpose),
                 decided.dst_group.eq(op.dst_rows),
+                decided.dst_pixel.eq(op.dst_outer),
                 decided.dst_vector.eq(op.dst_inner),
             ]
         with m.If(shifts):

@@ -44,12 +44,12 @@ def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int
                 address = (op.dst + row * op.dst_row + p * op.dst_pixel + v * op.dst_vector) % (1 << 16)
                 out.setdefault(address, []).append(pixel[v * n : (v + 1) * n].tobytes())
     if op.transpose:
-        vectors += [np.full(n, op.fill, np.int8)] * (-len(vectors) % n)
+        vectors += [np.full(len(vectors[0]), op.fill, np.int8)] * (-len(vectors) % n)
         for g in range(len(vectors) // n):
             group = np.array(vectors[g * n : (g + 1) * n])
-            for i in range(n):
-                address = (op.dst + g * op.dst_row + i * op.dst_vector) % (1 << 16)
-                out.setdefault(address, []).append(group[:, i].tobytes())
+            for i in range(group.shape[1]):
+                address = op.dst + g * op.dst_row + i // n * op.dst_pixel + i % n * op.dst_vector
+                out.setdefault(address % (1 << 16), []).append(group[:, i].tobytes())
     return out
 
 
@@ -183,7 +183,9 @@ def random_load(bench: Bench) -> Load:
     )  # fmt: skip
     changes = {}
     if bench.config.softmax and random.random() < 0.4:
-        changes |= {"transpose": 1, "length": random.choice((n, random.randint(1, n)))}
+        most = random.choice((n, bench.config.transposed_vectors * n))
+        length = random.choice((most, random.randint(1, most)))
+        changes |= {"transpose": 1, "length": length, "pitch": max(pitch, length) if length > n else pitch}
     if bench.config.softmax and random.random() < 0.4:
         changes |= {"paged": 1, "table": random.randrange(4, 8), "page": random.randrange(17000)}
         at = bench.bases[changes["table"]] + 4 * changes["page"]
