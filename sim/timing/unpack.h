@@ -60,7 +60,8 @@ struct Unpacker {
         const int64_t reach = position + (last_inner ? op.step_outer : op.step_inner), ahead = reach >> align;
         const bool pass_end = emit && last_inner && (op.split || nest.last(1));
         const bool shift = have && (draining || pass_end || (running && !near) || (emit && ahead != 0));
-        const bool pop = shift && !outside;
+        const bool early = pass_end && !some && beat && !nest.last_all() && (walk_align_ - op.before) >= 0;
+        const bool pop = (shift && !outside) || early;
         const bool empty = !some || (beats == 1 && front == 0 && beat);
         const bool finish = (pass_end || draining) && empty;
         const bool follow = (wait & 2) || (finish && (draining ? nest.active : !nest.last_all()));
@@ -70,7 +71,7 @@ struct Unpacker {
 
         hand_on(emit, leaves);
         wait = (wait << 1 | unsigned(starts)) & 3;
-        if (follow) begin_pass();
+        if (follow) begin_pass(early);
         else go_on(emit, shift, pop, pass_end, empty, have, reach, ahead);
         if (emit) nest.step();
         if (starts) load(*next);
@@ -114,8 +115,8 @@ private:
         if (drained) draining = false;
     }
 
-    // The start of a pass, from hdl/load/unpack.py's PassWalker, which has had it for at least two cycles.
-    void begin_pass() {
+    // The start of a pass, from hdl/load/unpack.py's PassWalker, which has had it in time; `early`, with its first beat.
+    void begin_pass(bool early) {
         const int64_t origin = walk_align_ - op.before, ahead = (origin & (bus - 1)) + done_;
         front = -(origin >> align);
         beats = ((walk_align_ + op.run_last) >> align) + 1;
@@ -123,6 +124,7 @@ private:
         position = ahead & (bus - 1);
         running = some = true;
         draining = near = false;
+        if (early) some = --beats != 0, near = --skip == 0;
         if (done_ != op.split_last) {
             done_ += n;
             return;
