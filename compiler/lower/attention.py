@@ -286,7 +286,9 @@ class _AttentionLowering:
             return False
         return step.first % self.plan.block == 0 and ("v", self._kv(step, self.tiles[-1])) not in self.loaded
 
-    def _load_part(self, step: Step, tile: Tile, part: tuple[int, int], at: int, panel: int) -> Iterator[Task]:
+    def _load_part(
+        self, step: Step, tile: Tile, part: tuple[int, int], at: int, panel: int
+    ) -> Iterator[Task]:
         """LOAD the values of (first, count) groups of N keys of a step, by themselves."""
         n, kv_head = self.config.n, tile.head // (self.op.heads // self.op.kv_heads)
         first = step.first + part[0] * n

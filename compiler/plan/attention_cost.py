@@ -43,7 +43,7 @@ class AttentionCost:
 
     @cached_property
     def _fewest(self) -> int:
-        """Cycles of a tile of weights at least, however few its rows: to load the next one, and to add to a row again."""
+        """Cycles of a tile at least, however few its rows: to load the next weights, and to add to a row again."""
         return max(self.config.n, rmw_latency(self.config))
 
     def _scores(self, rows: int, columns: int) -> int:
@@ -108,8 +108,13 @@ class AttentionCost:
         group that is transposed has left."""
         n, op = self.config.n, self.op
         group = min(self.config.transposed_vectors, ceil_div(op.v_size, n)) * n
-        beside = [overheads.ATTENTION_RUN if size % self.config.bus_bytes else 0 for size in (op.head_size, op.v_size)]
-        bursts = sum(self.target.run(size, more) for size, more in zip((op.head_size, op.v_size), beside, strict=True))
+        beside = [
+            overheads.ATTENTION_RUN if size % self.config.bus_bytes else 0
+            for size in (op.head_size, op.v_size)
+        ]
+        bursts = sum(
+            self.target.run(size, more) for size, more in zip((op.head_size, op.v_size), beside, strict=True)
+        )
         return bursts * keys + keys / self.block * (group + 2 * overheads.LOAD)
 
     def _run(self, tiles: list[tuple[list[tuple[int, int]], int, int]]) -> tuple[float, int]:

@@ -20,7 +20,9 @@ from weft.hdl.isa.config import Config
 
 _ROWS = (512, 256, 128, 64, 32, 16, 8, 6, 4, 2, 1)
 _BLOCKS, _SPANS = 7, 5  # powers of two of N keys
-_PAIRS = 4  # blocks of keys and values on chip, at least, for two steps together: the next two are being loaded
+_PAIRS = (
+    4  # blocks of keys and values on chip, at least, for two steps together: the next two are being loaded
+)
 _CONSTANTS = 2  # vectors that stand for a zero point of K
 _PACKED = 1.3  # what it costs if the units meet in an accumulator bank, an estimate
 
@@ -60,7 +62,8 @@ class AttentionPlan:
     `kv` holds the keys and then the values of a block; `scores` and `sums` the same in rows of the accumulator,
     `states` and `alignments` in theirs; `params`, `constants` and `table` are first vectors (the table only passes).
     Where scores are requantised, `rounded` is a zone for them, and the parameters for it lie behind those of softmax.
-    The values of the very last block come in `last_parts`. With `pairs`, two steps are carried out together.
+    The values of the very last block come in `last_parts`. With `pairs`, two steps are carried out together,
+    of which the second may be the first one of the next tile.
     """
 
     heads: int
@@ -141,7 +144,9 @@ def plan(op: Attention, target: Target) -> AttentionPlan | None:
         for block in (n << k for k in range(_BLOCKS)):
             if (op.page and block % op.page and op.page % block) or (block > n and block // 2 >= op.keys):
                 continue
-            spans = [n << k for k in range(_SPANS) if n << k <= block] if op.causal and not op.page else [block]
+            spans = (
+                [n << k for k in range(_SPANS) if n << k <= block] if op.causal and not op.page else [block]
+            )
             for span in spans:
                 for candidate in _candidates(op, target, (heads, positions), block, span):
                     if best is None or candidate.cycles < best.cycles:
@@ -180,12 +185,13 @@ def _candidates(
             continue
         packed, score_zone, sum_zone = accumulators
         resident = chip.kv[2] >= ceil_div(op.keys, block)
-        cycles, waits = cost.cycles(resident, chip.kv[2] > 1, several and tiles_ == 1)
+        alone = several and tiles_ == 1
+        cycles, waits = cost.cycles(resident, chip.kv[2] > 1, alone)
         yield AttentionPlan(
             heads, positions, block, span, chip.q, chip.kv, chip.p, chip.out, score_zone, sum_zone,
             (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + parameters, chip.table,
             cycles * (_PACKED if packed or slots == 1 else 1), chip.rounded, LAST_PARTS if waits else 1,
-            waits and slots > 1 and chip.kv[2] >= _PAIRS,
+            waits and slots > 1 and not alone and chip.kv[2] >= _PAIRS,
         )  # fmt: skip
 
 

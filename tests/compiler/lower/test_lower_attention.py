@@ -24,6 +24,7 @@ from weft.compiler.ir import reference
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Rounding, Softmax
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.machine.target import Target
+from weft.compiler.plan import attention_plan
 from weft.compiler.plan.attention_plan import plan, steps, tiles
 from weft.compiler.verify import verify_op
 from weft.hdl.checker.program import check
@@ -216,6 +217,28 @@ def test_more_keys_than_fit_are_loaded_again() -> None:
     op = attention(256, 600, 64, score_scale=1e-4)
     inputs = random_inputs(np.random.default_rng(4), op)
     assert np.array_equal(run(op, inputs, small), run(op, inputs, PRESETS["default"]))
+
+
+@pytest.mark.parametrize("preset", ["small", "default"])
+def test_orders_and_parts_give_the_same(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in pairs, across tiles too, and the last block's values in parts, where the bus sets the pace."""
+    rng, config, seen = np.random.default_rng(8), PRESETS[preset], set()
+    for heads, keys, size, images in ((4, 300, 16, 1), (1, 90, 20, 3), (2, 61, 16, 1)):
+        op = attention(
+            1, keys, size, heads=heads, kv_heads=heads // 2 or 1, images=images, v_zero=3, score_scale=1e-3
+        )
+        inputs = random_inputs(rng, op)
+        chosen = plan(op, Target(config))
+        assert chosen is not None
+        seen |= {("pairs", chosen.pairs), ("parts", chosen.last_parts)}
+        given = run(op, inputs, config)
+        plain = dataclasses.replace(chosen, pairs=False, last_parts=1)
+        with monkeypatch.context() as patched:
+            patched.setattr(attention_plan, "plan", lambda op, target, plain=plain: plain)
+            assert np.array_equal(given, run(op, inputs, config))
+        exact, bound = real(op, inputs), bounds.attention(op, inputs, config)
+        assert (np.abs(given - np.clip(exact, op.low, op.high)) <= bound + 0.5).all()
+    assert {("parts", 4), ("pairs", True)} <= seen
 
 
 def test_layouts_of_heads_give_the_same() -> None:
