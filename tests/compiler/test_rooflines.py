@@ -103,7 +103,7 @@ def test_products_without_a_cliff(preset: str, rows: int, out: int, cin: int, le
 @pytest.mark.parametrize(
     ("preset", "op", "least"),
     [
-        ("tiny", attention(48, 96, 64), 0.85),
+        ("tiny", attention(60, 128, 64), 0.85),
         ("small", attention(64, 512, 128), 0.9),
         ("small", attention(1, 1024, 64, heads=8, kv_heads=8, beside=False), 0.9),
         ("default", attention(1, 1024, 64, heads=8, kv_heads=2, beside=False), 0.87),
