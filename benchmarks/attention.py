@@ -19,6 +19,7 @@ import numpy as np
 from utilisation import HEADER, format_row, measure
 
 from weft.compiler.ir.graph import Attention, Buffer, DeviceSegment, View
+from weft.compiler.machine.target import Target
 from weft.compiler.plan.attention_plan import plan
 from weft.hdl.isa.config import Config
 
@@ -103,7 +104,7 @@ def main() -> int:
             continue
         op = case.operator()
         counters, same = measure(DeviceSegment(case.name, (op,)), inputs(op), config)
-        chosen = plan(op, config)
+        chosen = plan(op, Target(config))
         assert chosen is not None
         moved = sum(view.buffer.size for view in (op.q, op.k, op.v, op.dst)) / config.bus_bytes
         roofline = min(1.0, op.macs / config.n**2 / moved)

@@ -7,6 +7,7 @@ j into probabilities: the order in which the tasks are emitted. The algorithm is
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import Box, Emitter, ceil_div
 from weft.compiler.machine.memory import LENGTH, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
-from weft.compiler.plan.attention_cost import PIECES
+from weft.compiler.plan.attention_cost import PIECE_ROWS, PIECES
 from weft.compiler.plan.attention_plan import AttentionPlan, Step, Tile, steps, tiles
 from weft.compiler.plan.site import Site
 from weft.hdl import isa
@@ -66,7 +67,7 @@ class _AttentionLowering:
     # --- the order of things
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks; with room for two steps, the next one's scores come before this one's probabilities."""
+        """All tasks in order."""
         op, chosen = self.op, self.plan
         self.tiles = list(tiles(op, chosen))
         yield from table_tasks(self.emit, chosen.table)
@@ -75,6 +76,24 @@ class _AttentionLowering:
         order = (
             step for i, tile in enumerate(self.tiles) for step in steps(op, chosen, self.config, tile, i)
         )
+        yield from self._in_pairs(order) if chosen.pairs else self._ahead(order)
+        while self.pending:
+            yield self.pending.popleft()[1]
+
+    def _in_pairs(self, order: Iterator[Step]) -> Iterator[Task]:
+        """Two steps at a time, so that the bus brings the keys of both and then the values of both."""
+        while pair := list(itertools.islice(order, 2)):
+            for part in (self._scores, self._softmax):
+                for step in pair:
+                    yield from part(step)
+            for step in pair:
+                yield from self._sums(step)
+                if step.end:
+                    self._finish(step)
+
+    def _ahead(self, order: Iterator[Step]) -> Iterator[Task]:
+        """One step after the other; with room for two, the scores of the next one come before."""
+        chosen = self.plan
         step: Step | None = next(order)
         assert step is not None
         if chosen.ahead:
@@ -90,8 +109,6 @@ class _AttentionLowering:
             if step.end:
                 self._finish(step)
             step = following
-        while self.pending:
-            yield self.pending.popleft()[1]
 
     def _slot(self, ring: str, key: object) -> int:
         return self.rings[ring].get(key)[0]
@@ -180,8 +197,8 @@ class _AttentionLowering:
     def _load_rows(
         self, what: str, source: TensorRef, first: int, count: int, slot: int, page: int | None, at: int = 0
     ) -> Iterator[Task]:
-        """LOAD rows of one head to the places from row `at` of a block on; values transposed, N columns at a time."""
-        n, block = self.config.n, self.plan.block
+        """LOAD rows of one head to the places from row `at` of a block on; values transposed."""
+        block = self.plan.block
         table = None if page is None or self.table is None else (self.table, page)
         if what == "k":
             yield self.emit.load_rows(
@@ -195,11 +212,9 @@ class _AttentionLowering:
             )
             return
         values = slot + block * self.k_vectors
-        for vector in range(self.v_vectors):
-            columns = (vector * n, min(n, self.op.v_size - vector * n))
-            yield self.emit.load_transposed(
-                source, (first, count), columns, values + vector * block + at, table
-            )
+        yield from self.emit.load_transposed(
+            source, (first, count), (0, self.op.v_size), values + at, block, table
+        )
 
     # --- the array
 
@@ -252,21 +267,51 @@ class _AttentionLowering:
         return Task(instruction, self.layer, cycles, paces=True)
 
     def _sums(self, step: Step) -> Iterator[Task]:
-        tile, n = self.tiles[step.tile], self.config.n
-        yield from self._load_block("v", step, tile)
+        tile, groups = self.tiles[step.tile], step.columns // self.config.n
+        values = self._kv(step, tile) + self.plan.block * self.k_vectors
+        if not self._is_last(step):
+            yield from self._load_block("v", step, tile)
+            yield self._sums_of(step, (0, groups), values + step.first % self.plan.block, self.plan.block)
+            return
+        size = ceil_div(groups, self.plan.last_parts)
+        for group in range(0, groups, size):
+            part = group, min(size, groups - group)
+            at, panel = values + group * self.config.n * self.v_vectors, part[1] * self.config.n
+            yield from self._load_part(step, tile, part, at, panel)
+            yield self._sums_of(step, part, at, panel)
+
+    def _is_last(self, step: Step) -> bool:
+        """Whether a step is the very last one, whose values come in parts as they are not there yet."""
+        if self.plan.last_parts == 1 or self.op.page or not step.end or step.tile < len(self.tiles) - 1:
+            return False
+        return step.first % self.plan.block == 0 and ("v", self._kv(step, self.tiles[-1])) not in self.loaded
+
+    def _load_part(
+        self, step: Step, tile: Tile, part: tuple[int, int], at: int, panel: int
+    ) -> Iterator[Task]:
+        """LOAD the values of (first, count) groups of N keys of a step, by themselves."""
+        n, kv_head = self.config.n, tile.head // (self.op.heads // self.op.kv_heads)
+        first = step.first + part[0] * n
+        rows = first, min(part[1] * n, self.op.keys - first)
+        source = self._head(self.v, tile.image, kv_head, self.op.kv_heads)
+        yield from self.emit.load_transposed(source, rows, (0, self.op.v_size), at, panel)
+
+    def _sums_of(self, step: Step, part: tuple[int, int], v: int, panel: int) -> Task:
+        """MM of the probabilities of (first, count) groups of N keys of a step with their values, which lie at `v`,
+        columns of N of them `panel` addresses apart."""
+        tile, n, (group, groups) = self.tiles[step.tile], self.config.n, part
         skipped, positions = self._rows(step, tile)
-        rows, groups = tile.heads * positions, step.columns // n
+        rows = tile.heads * positions
         p, alignments = self._slot("p", step), self._slot("alignments", step)
-        kv = self._kv(step, tile)
-        v = kv + self.plan.block * self.k_vectors + step.first % self.plan.block
         sums = self._slot("sums", step.tile)
-        yield Task(
+        return Task(
             Mm(
-                accumulate=int(not step.start), nt=self.v_vectors, kc=groups, oy=tile.heads, ox=positions,
-                a=p, a_kc=rows, a_oy=positions, a_ox=1, zero=-128 if self.config.wide_activations else 0,
-                b=v, b_nt=self.plan.block, b_kc=n, b_row=1,
+                accumulate=int(group > 0 or not step.start), nt=self.v_vectors, kc=groups, oy=tile.heads, ox=positions,
+                a=p + group * rows, a_kc=rows, a_oy=positions, a_ox=1,
+                zero=-128 if self.config.wide_activations else 0,
+                b=v, b_nt=panel, b_kc=n, b_row=1,
                 c=sums + skipped, c_nt=tile.heads * tile.positions, c_oy=tile.positions, c_ox=1,
-                align=1, alignment=alignments,
+                align=1, alignment=alignments + group * rows,
             ),
             self.layer,
             self.v_vectors * groups * max(rows, n),
@@ -327,7 +372,7 @@ class _AttentionLowering:
         rows = tile.heads * tile.positions
         out, sums, states = (self._slot(ring, step.tile) for ring in ("out", "sums", "states"))
         scale, exponent = normaliser(op.scale)
-        size = ceil_div(rows, PIECES)
+        size = max(ceil_div(rows, PIECES), min(rows, PIECE_ROWS))
         for first in range(0, rows, size):
             count = min(size, rows - first)
             self.pending.append((step.tile, Task(

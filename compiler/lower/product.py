@@ -73,7 +73,7 @@ class _ProductLowering:
         return slot, iter([self.emit.load_rows(source, rows, chunk, slot, vectors, fill)])
 
     def _operand_b(self, matrix: tuple[int, int], columns: Span, chunk: Span) -> tuple[int, Iterator[Task]]:
-        """The same for B; what is given row by row of the contraction is transposed, N columns at a time."""
+        """The same for B; what is given row by row of the contraction is transposed."""
         op, n, vectors = self.op, self.n, ceil_div(chunk[1], self.n)
         image, head = op.place(op.b_counts, *matrix)
         slot, held = self.rings["b"].get((image, head, columns, chunk))
@@ -82,11 +82,7 @@ class _ProductLowering:
         source, (first, count) = self.b.matrix(image, head, op.b_counts), columns
         if op.transposed:
             return slot, iter([self.emit.load_rows(source, columns, chunk, slot, vectors, 0)])
-        groups = ((at, min(n, count - at)) for at in range(0, count, n))
-        return slot, (
-            self.emit.load_transposed(source, chunk, (first + at, size), slot + at * vectors)
-            for at, size in groups
-        )
+        return slot, self.emit.load_transposed(source, chunk, (first, count), slot, n * vectors)
 
     def _multiply(self, rows: Span, columns: Span, chunk: Span, at: tuple[int, int, int]) -> Iterator[Task]:
         """MM of a chunk, and those for what its zero points take off."""

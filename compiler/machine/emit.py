@@ -278,18 +278,28 @@ class Emitter:
         )
 
     def load_transposed(
-        self, src: TensorRef, rows: tuple[int, int], channels: tuple[int, int], dst: int,
+        self, src: TensorRef, rows: tuple[int, int], channels: tuple[int, int], dst: int, panel: int,
         page: tuple[TensorRef, int] | None = None,
-    ) -> Task:  # fmt: skip
-        """LOAD at most N channels of pixels of a row: vector i of each N pixels holds their channel i."""
+    ) -> Iterator[Task]:  # fmt: skip
+        """LOAD channels of pixels of a row: vector i of each N pixels holds their channel i, as columns.
+
+        Columns of N channels each are `panel` addresses apart. As many of them as the hardware transposes at a time
+        are read together: bytes that lie together in memory, and all pixels at once where they follow each other.
+        """
         (pixel, count), (first, length) = rows, channels
         n = self.config.n
-        load = Load(
-            base=src.base, rows=count, row_pitch=taken(src.pixel_pitch, count), length=length, run=length, dst_vector=1,
-            dst_row=taken(n, ceil_div(count, n)), transpose=1,
-        )  # fmt: skip
-        size = ceil_div(count, n) * n
-        return self._task(load, page, size, size, (src.address(0, 0, pixel) + first, dst))
+        size, most = ceil_div(count, n) * n, self.config.transposed_vectors * n
+        for at in range(0, length, most):
+            part = min(most, length - at)
+            panels = ceil_div(part, n)
+            pixels = count if part == src.pixel_pitch else 1
+            load = Load(
+                base=src.base, rows=count // pixels, row_pitch=taken(src.pixel_pitch, count // pixels), pixels=pixels,
+                pitch=part, length=part, run=pixels * part, dst_vector=1, dst_pixel=wrapped(panel, panels),
+                dst_row=taken(n, ceil_div(count, n)), transpose=1,
+            )  # fmt: skip
+            addresses = src.address(0, 0, pixel) + first + at, dst + at // n * panel
+            yield self._task(load, page, size * panels, size * panels, addresses)
 
     def _task(
         self,

@@ -11,7 +11,9 @@ from weft.hdl.isa.latencies import DIVISION, vec_overhead
 RUN = 2
 """Of a run of bytes on the bus, beside its beats."""
 ATTENTION_RUN = 1
-"""The same, of rows of keys and values."""
+"""The same, of rows of keys and values that are no whole beats."""
+LOAD = 8
+"""From a LOAD's last vector to the first one of the next."""
 ATTENTION_VEC = 60
 """Of an instruction of the vector unit in attention: `vec_start`, and the wait for the array, as they take turns."""
 DIVIDE = 2 * DIVISION

@@ -14,11 +14,15 @@ from weft.compiler.ir.graph import Attention
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.compiler.machine.target import Target
-from weft.compiler.plan.attention_cost import AttentionCost
+from weft.compiler.plan.attention_cost import LAST_PARTS, AttentionCost
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 
-_ROWS = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+_ROWS = (512, 256, 128, 64, 32, 16, 8, 6, 4, 2, 1)
+_BLOCKS, _SPANS = 7, 5  # powers of two of N keys
+_PAIRS = (
+    4  # blocks of keys and values on chip, at least, for two steps together: the next two are being loaded
+)
 _CONSTANTS = 2  # vectors that stand for a zero point of K
 _PACKED = 1.3  # what it costs if the units meet in an accumulator bank, an estimate
 
@@ -58,6 +62,8 @@ class AttentionPlan:
     `kv` holds the keys and then the values of a block; `scores` and `sums` the same in rows of the accumulator,
     `states` and `alignments` in theirs; `params`, `constants` and `table` are first vectors (the table only passes).
     Where scores are requantised, `rounded` is a zone for them, and the parameters for it lie behind those of softmax.
+    The values of the very last block come in `last_parts`. With `pairs`, two steps are carried out together,
+    of which the second may be the first one of the next tile.
     """
 
     heads: int
@@ -77,6 +83,8 @@ class AttentionPlan:
     table: int
     cycles: float
     rounded: tuple[int, int, int]
+    last_parts: int
+    pairs: bool
 
     @property
     def rows(self) -> int:
@@ -133,31 +141,35 @@ def plan(op: Attention, target: Target) -> AttentionPlan | None:
         heads = max(1, min(group, rows // positions))
         if best is not None and heads * positions == best.rows:
             continue
-        for block in (n << k for k in range(5)):
+        for block in (n << k for k in range(_BLOCKS)):
             if (op.page and block % op.page and op.page % block) or (block > n and block // 2 >= op.keys):
                 continue
-            spans = [n << k for k in range(5) if n << k <= block] if op.causal and not op.page else [block]
+            spans = (
+                [n << k for k in range(_SPANS) if n << k <= block] if op.causal and not op.page else [block]
+            )
             for span in spans:
-                candidate = _candidate(op, target, (heads, positions), block, span)
-                if candidate is not None and (best is None or candidate.cycles < best.cycles):
-                    best = candidate
+                for candidate in _candidates(op, target, (heads, positions), block, span):
+                    if best is None or candidate.cycles < best.cycles:
+                        best = candidate
     return best
 
 
-def _candidate(
+def _candidates(
     op: Attention, target: Target, tile: tuple[int, int], block: int, span: int
-) -> AttentionPlan | None:
-    """The plan with tiles of (heads, positions); None if it does not fit."""
+) -> Iterator[AttentionPlan]:
+    """Plans with tiles of (heads, positions) that fit: with room for the scores of two steps and the sums of two tiles,
+    or of one."""
     heads, positions = tile
     config = target.config
     n, rows, groups = config.n, heads * positions, block // config.n
     if rows > COUNT_MAX:
-        return None
+        return
     several = op.images * op.heads * op.q.shape[2] > rows
     k_vectors, v_vectors = ceil_div(op.head_size, n), ceil_div(op.v_size, n)
     parameters = PARAMETER_VECTORS * (1 if op.rounding is None else 2)
-    for slots in (2, 1):
-        scores, sums = (rows * groups, slots), (rows * v_vectors, slots if several else 1)
+    cost = AttentionCost(op, target, heads, positions, block, span)
+    for slots, tiles_ in ((2, 2), (2, 1), (1, 2), (1, 1)) if several else ((2, 1), (1, 1)):
+        scores, sums = (rows * groups, slots), (rows * v_vectors, tiles_)
         accumulators = _accumulators(config, scores, sums)
         chip = _scratchpad(
             config,
@@ -173,13 +185,14 @@ def _candidate(
             continue
         packed, score_zone, sum_zone = accumulators
         resident = chip.kv[2] >= ceil_div(op.keys, block)
-        cycles = AttentionCost(op, target, heads, positions, block, span).cycles(resident)
-        return AttentionPlan(
+        alone = several and tiles_ == 1
+        cycles, waits = cost.cycles(resident, chip.kv[2] > 1, alone)
+        yield AttentionPlan(
             heads, positions, block, span, chip.q, chip.kv, chip.p, chip.out, score_zone, sum_zone,
             (0, rows, sums[1]), (0, rows * groups, slots), chip.params, chip.params + parameters, chip.table,
-            cycles * (_PACKED if packed or slots == 1 else 1), chip.rounded,
+            cycles * (_PACKED if packed or slots == 1 else 1), chip.rounded, LAST_PARTS if waits else 1,
+            waits and slots > 1 and not alone and chip.kv[2] >= _PAIRS,
         )  # fmt: skip
-    return None
 
 
 def _accumulators(

@@ -119,10 +119,14 @@ def _check_operand(operand: Operand, i: Instruction, config: Config) -> None:
 def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
     if i.rows % i.line:
         raise ProgramError(f"'rows' {i.rows} is no multiple of 'line' {i.line}")
-    if i.transpose and i.length > config.n:
-        raise ProgramError(
-            f"'length' {i.length} is more than a vector of {config.n}, which 'transpose' takes"
-        )
+    if i.transpose:
+        most = config.transposed_vectors * config.n
+        if i.length > most:
+            raise ProgramError(f"'length' {i.length} is more than the {most} bytes that 'transpose' takes")
+        if i.length > config.n and i.pixels > 1 and i.pitch < i.length:
+            raise ProgramError(
+                f"'pitch' {i.pitch} is less than 'length' {i.length}, which 'transpose' excludes"
+            )
     behind = (i.pixels - 1) * i.pitch + i.length - i.before - i.run
     if behind > FILL_MAX:
         raise ProgramError(

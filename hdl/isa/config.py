@@ -181,6 +181,11 @@ class Config:
         return self.probability_bits == 8
 
     @property
+    def transposed_vectors(self) -> int:
+        """Vectors of a pixel that LOAD transposes at a time, at most: 4, and 128 bytes where that is less."""
+        return max(1, min(4, 128 // self.n))
+
+    @property
     def groups(self) -> int:
         """Lane groups in a row: cycles the vector unit takes for ``n`` columns."""
         return self.n // self.lanes
@@ -285,7 +290,7 @@ PRESETS: dict[str, Config] = {
     "small": Config(n=8, lanes=4, scratchpad_banks=8, scratchpad_depth=512,
                     accumulator_banks=4, accumulator_depth=128, bus_bytes=8, row_states=128, alignments=1024),
     "default": Config(kernel=128, depthwise_taps=5),
-    "large": Config(n=32, lanes=16, bus_bytes=32, kernel=128, depthwise_taps=5),
-    "xlarge": Config(n=64, lanes=32, bus_bytes=64, row_states=512, kernel=128, depthwise_taps=5),
-    "huge": Config(n=128, lanes=64, bus_bytes=128, row_states=512, kernel=128, depthwise_taps=5),
+    "large": Config(n=32, lanes=32, bus_bytes=32, kernel=128, depthwise_taps=5),
+    "xlarge": Config(n=64, lanes=64, bus_bytes=64, row_states=512, kernel=128, depthwise_taps=5),
+    "huge": Config(n=128, lanes=128, bus_bytes=128, row_states=512, kernel=128, depthwise_taps=5),
 }  # fmt: skip

@@ -69,9 +69,10 @@ class Load(Instruction):
     overlap: that is how windows of a convolution with few channels fill the contraction. Where not all channels of a
     box of pixels are wanted, each pixel is a row here, and each row of the box a line.
 
-    With ``transpose``, ``length`` is at most N, so a pixel is one vector. The vectors, in order of row and pixel, are
-    taken in groups of N, the last one filled up with vectors of the fill byte. Vector i of group g consists of byte i
-    of each vector of the group, and goes to ``dst + g*dst_row + i*dst_vector``, for all i from 0 to N - 1.
+    With ``transpose``, a pixel is at most `weft.hdl.isa.config.Config.transposed_vectors` vectors, and pixels of more
+    than one vector do not overlap. The pixels, in order of row, are taken in groups of N, the last one filled up with
+    pixels of the fill byte. Byte i of vector v of all pixels of group g is a vector, which goes to ``dst + g*dst_row +
+    v*dst_pixel + i*dst_vector``, for all i from 0 to N - 1.
 
     With ``paged``, the address of every row has ``entry`` added, the little-endian 32-bit word at ``base[table] + 4 *
     page``, read when the instruction starts. ``base[table]`` is a multiple of 4.
@@ -106,10 +107,14 @@ class Load(Instruction):
         Operand(
             "dst",
             Memory.SCRATCHPAD,
-            (Loop("group", Count(("rows", "pixels"), per="n"), "dst_row"), Loop("byte", LANES, "dst_vector")),
+            (
+                Loop("group", Count(("rows", "pixels"), per="n"), "dst_row"),
+                Loop("vector", Count(("length",), per="n"), "dst_pixel"),
+                Loop("byte", LANES, "dst_vector"),
+            ),
             write=True,
             when={"transpose": 1},
-            distinct=("group", "byte"),
+            distinct=("group", "vector", "byte"),
             clash="two vectors go to one scratchpad address",
         ),
     )
@@ -127,10 +132,10 @@ class Load(Instruction):
     run: int = bits(24, "bytes of a row that come from DRAM", least=1, default=1)
     fill: int = bits(8, "value of fill bytes", signed=True)
     dst: int = bits(16, "first scratchpad vector")
-    dst_vector: int = stride("vectors of one pixel")
-    dst_pixel: int = stride("pixels")
+    dst_vector: int = stride("vectors of one pixel, or their bytes under `transpose`")
+    dst_pixel: int = stride("pixels, or their vectors under `transpose`")
     dst_row: int = stride("rows, or groups under `transpose`")
-    transpose: int = bits(1, "transpose groups of N vectors", requires=Feature.SOFTMAX)
+    transpose: int = bits(1, "transpose groups of N pixels", requires=Feature.SOFTMAX)
     paged: int = bits(1, "add a page table's entry to the address", requires=Feature.SOFTMAX)
     table: int = bits(3, "base register of the page table", requires=Feature.SOFTMAX)
     page: int = bits(16, "index of the page table's entry", requires=Feature.SOFTMAX)

@@ -14,12 +14,13 @@ from weft.hdl.load.unpack import vector_layout
 
 
 class Transposer(wiring.Component):
-    """Writes vectors to the scratchpad, those to be transposed by way of two buffers of N vectors.
+    """Writes vectors to the scratchpad, those to be transposed by way of two buffers of N pixels.
 
-    A buffer is a memory of N bytes per lane. Byte j of vector i is at word i of lane (i + j) mod N, so that neither a
-    vector nor a column has two bytes in the same lane: vectors are rotated on their way in, columns on their way out.
-    One buffer fills while the other one empties, a vector a cycle each. A vector that is not transposed takes one
-    cycle, after waiting for the buffers to be empty: vectors leave in order of instructions.
+    A pixel is up to `Config.transposed_vectors` vectors, so that what LOAD reads of a row lies together in memory. A
+    buffer has N bytes per lane for each of them. Byte j of a vector of pixel i is at word i of lane (i + j) mod N, so
+    that neither a vector nor a column has two bytes in the same lane: vectors are rotated on their way in, columns on
+    their way out. One buffer fills while the other one empties, a vector a cycle each. A vector that is not transposed
+    takes one cycle, after waiting for the buffers to be empty: vectors leave in order of instructions.
 
     Parameters
     ----------
@@ -39,7 +40,18 @@ class Transposer(wiring.Component):
     def __init__(self, config: Config) -> None:
         self.config = config
         address = config.widths.scratchpad_address
-        self._group = data.StructLayout({"address": address, "step": address, "signal": SEMAPHORES})
+        self._panel = range(
+            config.transposed_vectors
+        )  # of the vectors of a group, those at one place in their pixels
+        self._group = data.StructLayout(
+            {
+                "address": address,
+                "step": address,
+                "jump": address,
+                "panels": self._panel,
+                "signal": SEMAPHORES,
+            }
+        )
         self._column = data.StructLayout({"turn": range(config.n), "address": address, "signal": SEMAPHORES})
         super().__init__(
             {
@@ -52,7 +64,8 @@ class Transposer(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        lanes = [Memory(shape=8, depth=2 * self.config.n, init=[]) for _ in range(self.config.n)]
+        depth = 2 * len(self._panel) * self.config.n
+        lanes = [Memory(shape=8, depth=depth, init=[]) for _ in range(self.config.n)]
         for index, lane in enumerate(lanes):
             m.submodules[f"lane{index}"] = lane
         vector, port = self.vector.payload, self.scratchpad
@@ -87,31 +100,38 @@ class Transposer(wiring.Component):
         vector in this cycle, as a mask, and whether vectors of fill are being written."""
         n, vector = self.config.n, self.vector.payload
         target, index = Signal(), Signal(range(n))
-        take, write, last = Signal(), Signal(), Signal()
+        panel, panels = Signal(self._panel), Signal(self._panel)  # of the pixel, and its last one
+        take, write, end, last = Signal(), Signal(), Signal(), Signal()
         padding, fill = Signal(), Signal(8)
         fresh, following = Signal(init=1), Signal(self.config.widths.scratchpad_address)
         address = Signal.like(following)
         m.d.comb += [
             take.eq(self.vector.valid & vector.transpose & ~full.bit_select(target, 1) & ~padding),
             write.eq(take | padding),
-            last.eq(write & (index == n - 1)),
+            end.eq(Mux(padding, panel == panels, vector.pixel_end)),
+            last.eq(write & end & (index == n - 1)),
             address.eq(Mux(fresh, vector.address, following)),
         ]
         with m.If(vector.transpose):
             m.d.comb += self.vector.ready.eq(take)
-        m.d.sync += [index.eq(index + write), target.eq(target ^ last)]
+        m.d.sync += target.eq(target ^ last)
+        with m.If(write):
+            m.d.sync += [index.eq(index + end), panel.eq(Mux(end, 0, panel + 1))]
         with m.If(take):
             m.d.sync += [
                 fresh.eq(vector.last),
                 fill.eq(vector.fill),
                 padding.eq(vector.last & ~last),
+                panels.eq(panel),
+                groups[target].panels.eq(panel),
                 groups[target].signal.eq(vector.signal),
             ]
-            with m.If(index == 0):
+            with m.If((index == 0) & (panel == 0)):
                 m.d.sync += [
                     following.eq(address + vector.dst_group),
                     groups[target].address.eq(address),
                     groups[target].step.eq(vector.dst_vector),
+                    groups[target].jump.eq(vector.dst_pixel),
                 ]
         with m.Elif(last):
             m.d.sync += padding.eq(0)
@@ -120,7 +140,7 @@ class Transposer(wiring.Component):
             store = memory.write_port()
             m.d.comb += [
                 store.en.eq(write),
-                store.addr.eq(Cat(index, target)),
+                store.addr.eq(Cat(index, panel, target)),
                 store.data.eq(rotated.word_select(lane, 8)),
             ]
         return Cat(last & ~target, last & target), padding
@@ -131,25 +151,32 @@ class Transposer(wiring.Component):
         """Read the columns of full buffers. Returns which buffer is read for the last time, as a mask; whether a
         column is on its way; and valid, description and bytes of the one that has come."""
         n, bits = self.config.n, (self.config.n - 1).bit_length()
-        source, index = Signal(), Signal(range(n))
-        read, last = Signal(), Signal()
-        following = Signal(self.config.widths.scratchpad_address)
+        source, index, panel = Signal(), Signal(range(n)), Signal(self._panel)
+        read, end, last = Signal(), Signal(), Signal()
+        following, start = (
+            Signal(self.config.widths.scratchpad_address, name=name) for name in ("following", "start")
+        )
         group, column = Signal(self._group, name="group"), Signal(self._column, name="column")
         m.d.comb += [
             read.eq(full.bit_select(source, 1) & advance),
-            last.eq(read & (index == n - 1)),
+            end.eq(index == n - 1),
+            last.eq(read & end & (panel == group.panels)),
             group.eq(groups[source]),
             column.turn.eq(index),
-            column.address.eq(Mux(index == 0, group.address, following)),
+            column.address.eq(Mux((index == 0) & (panel == 0), group.address, following)),
             column.signal.eq(Mux(last, group.signal, 0)),
         ]
         m.d.sync += [index.eq(index + read), source.eq(source ^ last)]
         with m.If(read):
-            m.d.sync += following.eq(column.address + group.step)
+            m.d.sync += following.eq(Mux(end, start, column.address + group.step))
+            with m.If(index == 0):
+                m.d.sync += start.eq(column.address + group.jump)
+            with m.If(end):
+                m.d.sync += panel.eq(Mux(panel == group.panels, 0, panel + 1))
         fetched = []
         for lane, memory in enumerate(lanes):
             fetch = memory.read_port()
-            m.d.comb += [fetch.en.eq(advance), fetch.addr.eq(Cat((lane - index)[:bits], source))]
+            m.d.comb += [fetch.en.eq(advance), fetch.addr.eq(Cat((lane - index)[:bits], panel, source))]
             fetched.append(fetch.data)
         # Behind the memory's own register another one, as that of a block memory is not fast enough to rotate from.
         held = Signal(self.config.widths.vector, reset_less=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
@@ -26,7 +28,7 @@ def unpack_layout(config: Config) -> data.StructLayout:
     to the next one of its line, and to the next line. ``line_last``: rows of a line - 1. ``end``: before + run.
     ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a pixel ahead of the last
     pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
-    ``transpose``, with softmax only: pixels are single vectors, to be transposed.
+    ``transpose``, with softmax only: pixels are to be transposed.
     """
     align = (config.bus_bytes - 1).bit_length()
     address = config.widths.scratchpad_address
@@ -61,14 +63,16 @@ def unpack_layout(config: Config) -> data.StructLayout:
 def vector_layout(config: Config) -> data.StructLayout:
     """A vector for the scratchpad.
 
-    ``signal``: for the last vector of an instruction, its signal mask, else 0. With softmax also ``last``, the fill
-    byte, whether to ``transpose``, and what `weft.hdl.load.transpose` makes addresses from: the strides of groups and
-    of vectors, and ``address``, which is right only in the first vector of an instruction that transposes.
+    ``signal``: for the last vector of an instruction, its signal mask, else 0. With softmax also ``last`` of the
+    instruction and ``pixel_end``, the last of its pixel, the fill byte, whether to ``transpose``, and what
+    `weft.hdl.load.transpose` makes addresses from: the strides of groups, of a pixel's vectors and of their bytes, and
+    ``address``, which is right only in the first vector of an instruction that transposes.
     """
     address = config.widths.scratchpad_address
     layout: dict[str, int] = {"address": address, "data": config.widths.vector, "signal": SEMAPHORES}
     if config.softmax:
-        layout |= {"last": 1, "fill": 8, "transpose": 1, "dst_group": address, "dst_vector": address}
+        layout |= {"last": 1, "pixel_end": 1, "fill": 8, "transpose": 1}
+        layout |= dict.fromkeys(("dst_group", "dst_pixel", "dst_vector"), address)
     return data.StructLayout(layout)
 
 
@@ -90,7 +94,8 @@ def pass_layout(config: Config) -> data.StructLayout:
 
 
 class PassWalker(wiring.Component):
-    """Computes the start of every pass of an instruction, one ahead of the unpacker.
+    """Computes the start of every pass of an instruction, two ahead of the unpacker: `following` comes a cycle after
+    what it is computed from, and both move on together.
 
     Parameters
     ----------
@@ -102,8 +107,10 @@ class PassWalker(wiring.Component):
         Take `unpack`; `following` describes its first pass two cycles later.
     unpack : In(unpack_layout(config))
     step : In(1)
-        `following` is taken; it describes the pass after that two cycles later.
+        `following` is taken, and describes the pass after that in the next cycle. Also in the cycle after `start`.
     following : Out(pass_layout(config))
+    fresh : Out(1)
+        With `following`: its pass begins with a beat of the run.
     """
 
     def __init__(self, config: Config) -> None:
@@ -114,18 +121,20 @@ class PassWalker(wiring.Component):
                 "unpack": In(unpack_layout(config)),
                 "step": In(1),
                 "following": Out(pass_layout(config)),
+                "fresh": Out(1),
             }
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         op = Signal(unpack_layout(self.config))
-        align_bits = (self.config.bus_bytes - 1).bit_length()
         done = Signal(16)  # bytes of a pixel that earlier passes have unpacked
         line = Signal(12)  # rows of the line after the current one
+        described = self._describe(m, op, done)
         with m.If(self.start):
             m.d.sync += [op.eq(self.unpack), done.eq(0), line.eq(self.unpack.line_last)]
         with m.Elif(self.step):
+            m.d.sync += described
             with m.If(done == op.split_last):
                 m.d.sync += [
                     done.eq(0),
@@ -134,7 +143,11 @@ class PassWalker(wiring.Component):
                 ]
             with m.Else():
                 m.d.sync += done.eq(done + self.config.n)
+        return m
 
+    def _describe(self, m: Module, op: data.View, done: Signal) -> list[Any]:
+        """What brings the start of the pass that the registers stand for to `following`."""
+        align_bits = (self.config.bus_bytes - 1).bit_length()
         origin = Signal(signed(18))  # of the row's first byte, from the first beat of its run
         ahead = Signal(17)
         following = self.following
@@ -142,7 +155,8 @@ class PassWalker(wiring.Component):
             origin.eq(op.align - op.before),
             ahead.eq(origin[:align_bits] + done),
         ]
-        m.d.sync += [
+        return [
+            self.fresh.eq(origin >= 0),
             following.front.eq(-(origin >> align_bits)),
             following.beats.eq(((op.align + op.run_last) >> align_bits) + 1),
             following.skip.eq((ahead >> align_bits) + 1),
@@ -150,7 +164,6 @@ class PassWalker(wiring.Component):
             following.lead.eq(Mux(op.before > done, op.before - done, 0)),
             following.left.eq(Mux(op.end > done, op.end - done, 0)),
         ]
-        return m
 
 
 class Unpacker(wiring.Component):
@@ -159,6 +172,9 @@ class Unpacker(wiring.Component):
     The window is two beats wide: a register, and the beat that waits at the input. What to do with them is decided a
     cycle before it is done, and depends on whoever takes the vectors through a count of free places only: neither the
     wide registers nor a refusal are behind the decision.
+
+    Where no beat of a pass is left with its last vector, the first beat of the next pass comes into the window in that
+    cycle: rows of whole beats take no cycle more than they have beats.
 
     Parameters
     ----------
@@ -219,6 +235,7 @@ class Unpacker(wiring.Component):
         shift = Signal()
         pop = Signal()
         cut_last = Signal()  # the next vector is the last one of its pass
+        early = Signal()  # the beat at the input is the first one of the next pass, which begins with it
         pass_end = Signal()
         empty = Signal()  # where the pass ends or drains: no beat is left after this cycle
         finish = Signal()
@@ -240,7 +257,8 @@ class Unpacker(wiring.Component):
             cut_last.eq(nest.last.inner & (op.split | nest.last.outer)),
             pass_end.eq(emit & cut_last),
             shift.eq((have & (draining | (running & ~near))) | (emit & (have & (cut_last | crosses)))),
-            pop.eq(shift & ~outside),
+            early.eq(running & cut_last & ~some & walker.fresh & self.beat.valid & ~nest.last_all),
+            pop.eq((shift & ~outside) | (emit & early)),
             self.beat.ready.eq(pop),
             empty.eq(~some | (single & ~front & self.beat.valid)),
             finish.eq((pass_end | draining) & empty),
@@ -248,7 +266,7 @@ class Unpacker(wiring.Component):
                 (wait[1] | (draining & empty & nest.active)) | (emit & (cut_last & empty & ~nest.last_all))
             ),
             nest.step.eq(emit),
-            walker.step.eq(follow),
+            walker.step.eq(follow | wait[0]),
             self.stall_memory.eq(((running & room) | draining) & ~emit & ~have),
         ]
         m.d.sync += wait.eq(Cat(walker.start, wait[0]))
@@ -259,10 +277,19 @@ class Unpacker(wiring.Component):
             m.d.sync += [
                 at.eq(walker.following),
                 alone.eq(walker.following.position <= most),
-                Cat(running, draining, near, some).eq(0b1001),
-                Cat(front, outside).eq((walker.following.front != 0).replicate(2)),
+                Cat(running, draining).eq(0b01),
+                Cat(front, outside).eq((~walker.fresh).replicate(2)),
+                Cat(near, some).eq(0b10),
                 single.eq(walker.following.beats == 1),
             ]
+            with m.If(early):
+                m.d.sync += [
+                    at.skip.eq(walker.following.skip - 1),
+                    at.beats.eq(walker.following.beats - 1),
+                    near.eq(walker.following.skip == 1),
+                    Cat(some, outside).eq(Cat(walker.following.beats != 1, walker.following.beats == 1)),
+                    single.eq(walker.following.beats == 2),
+                ]
         with m.Else():
             with m.If(emit):
                 m.d.sync += [
@@ -346,8 +373,10 @@ class Unpacker(wiring.Component):
         if config.softmax:
             m.d.sync += [
                 decided.last.eq(nest.last_all),
+                decided.pixel_end.eq(nest.last.inner),
                 decided.transpose.eq(op.transpose),
                 decided.dst_group.eq(op.dst_rows),
+                decided.dst_pixel.eq(op.dst_outer),
                 decided.dst_vector.eq(op.dst_inner),
             ]
         with m.If(shifts):

@@ -24,10 +24,14 @@ def load(m: Micro) -> None:
     _choose(m)
     m.loop("f.rows", lambda: _row(m))
     if m.config.softmax:
-        # What is left of the last group are vectors of fill bytes; all lengths are 0 now.
+        # What is left of the last group are pixels without a byte from memory.
+        m.ld(0)
+        m.memory(MemoryOut.REMAIN)
         m.label("load.fill")
         m.ld("member")
         m.jump("load.done", Condition.ZERO)
+        m.ld("f.length")
+        m.memory(MemoryOut.LENGTH)
         m.memory(MemoryOut.GATHER)
         m.call("load.scatter")
         m.jump("load.fill")
@@ -184,18 +188,25 @@ def _open(m: Micro) -> None:
 
 
 def _scatter(m: Micro) -> None:
-    """Write the vector as a column of its group."""
+    """Write the vectors of a pixel as a column of its group, of which the first is on its way."""
     m.label("load.scatter")
+    m.copy("dst.pixel", "dst.row")
+    vector, member = m.label(), m.fresh()
     m.wait(Condition.MOVED)
     m.ld("member", Out.COLUMN)
     m.copy("bytes", m.config.n)
-    m.copy("dst.vector", "dst.row")
+    m.copy("dst.vector", "dst.pixel")
     again = m.label()
     m.ld("dst.vector", Out.BYTE_WRITE)
     m.advance("dst.vector", "f.dst_vector")
     m.advance("bytes", -1)
     m.jump(again, Condition.ZERO, unless=True)
+    m.jump(member, Condition.LENGTH_ZERO)
+    m.memory(MemoryOut.GATHER)
+    m.advance("dst.pixel", "f.dst_pixel")
+    m.jump(vector)
     more = m.fresh()
+    m.label(member)
     m.advance("member", 1)
     m.sub(m.config.n)
     m.jump(more, Condition.ZERO, unless=True)

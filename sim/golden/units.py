@@ -23,10 +23,8 @@ _EXACT_TERMS = 1024
 def load(memories: Memories, i: Load) -> None:
     """`Load`: bytes are copied. All ``run`` bytes of a row must lie in memory, even if pixels need fewer."""
     n = memories.config.n
-    if i.transpose and i.length > n:
-        raise DeviceError(
-            f"length {i.length} is more than the {n} of a vector, so pixels cannot be transposed"
-        )
+    if i.transpose:
+        _check_transposed(i, n, memories.config.transposed_vectors * n)
     vectors = -(-i.length // n)
     needed = (i.pixels - 1) * i.pitch + i.length
     take = max(0, min(i.run, needed - i.before))
@@ -41,10 +39,19 @@ def load(memories: Memories, i: Load) -> None:
     data[:, :, : i.length] = pixels
     result = data.view(np.int8).reshape(-1, n)
     if i.transpose:
-        groups = -(-len(result) // n)
-        result = np.concatenate([result, np.full((groups * n - len(result), n), i.fill, np.int8)])
-        result = result.reshape(groups, n, n).swapaxes(1, 2).reshape(-1, n)
+        groups = -(-len(result) // (vectors * n))
+        result = np.concatenate([result, np.full((groups * vectors * n - len(result), n), i.fill, np.int8)])
+        result = result.reshape(groups, n, vectors * n).swapaxes(1, 2).reshape(-1, n)
     memories.scratchpad[memories.addresses(i, "dst").ravel()] = result
+
+
+def _check_transposed(i: Load, n: int, most: int) -> None:
+    if i.length > most:
+        raise DeviceError(f"length {i.length} is more than the {most} bytes of pixels that can be transposed")
+    if i.length > n and i.pixels > 1 and i.pitch < i.length:
+        raise DeviceError(
+            f"pitch {i.pitch} is less than length {i.length}, so pixels that are transposed overlap"
+        )
 
 
 def _page(memories: Memories, i: Load) -> int:

@@ -19,9 +19,9 @@ struct Unpack {
 
 struct Vector {
     int32_t index = -1;  // of the LOAD whose last vector it is
-    int32_t address = 0, dst_group = 0, dst_vector = 0;
+    int32_t address = 0, dst_group = 0, dst_pixel = 0, dst_vector = 0;
     uint16_t signal = 0;
-    bool last = false, transpose = false;
+    bool last = false, pixel_end = false, transpose = false;
 };
 
 struct Unpacker {
@@ -60,7 +60,8 @@ struct Unpacker {
         const int64_t reach = position + (last_inner ? op.step_outer : op.step_inner), ahead = reach >> align;
         const bool pass_end = emit && last_inner && (op.split || nest.last(1));
         const bool shift = have && (draining || pass_end || (running && !near) || (emit && ahead != 0));
-        const bool pop = shift && !outside;
+        const bool early = pass_end && !some && beat && !nest.last_all() && (walk_align_ - op.before) >= 0;
+        const bool pop = (shift && !outside) || early;
         const bool empty = !some || (beats == 1 && front == 0 && beat);
         const bool finish = (pass_end || draining) && empty;
         const bool follow = (wait & 2) || (finish && (draining ? nest.active : !nest.last_all()));
@@ -70,7 +71,7 @@ struct Unpacker {
 
         hand_on(emit, leaves);
         wait = (wait << 1 | unsigned(starts)) & 3;
-        if (follow) begin_pass();
+        if (follow) begin_pass(early);
         else go_on(emit, shift, pop, pass_end, empty, have, reach, ahead);
         if (emit) nest.step();
         if (starts) load(*next);
@@ -90,10 +91,12 @@ private:
         Vector& vector = flight[0];
         vector.address = int32_t(nest.at(0));
         vector.last = nest.last_all();
+        vector.pixel_end = nest.last(2);
         vector.index = vector.last ? op.index : -1;
         vector.signal = vector.last ? op.signal : 0;
         vector.transpose = op.transpose;
-        vector.dst_group = int32_t(op.dst_rows), vector.dst_vector = int32_t(op.dst_inner);
+        vector.dst_group = int32_t(op.dst_rows), vector.dst_pixel = int32_t(op.dst_outer);
+        vector.dst_vector = int32_t(op.dst_inner);
     }
 
     void go_on(bool emit, bool shift, bool pop, bool pass_end, bool empty, bool have, int64_t reach, int64_t ahead) {
@@ -112,8 +115,8 @@ private:
         if (drained) draining = false;
     }
 
-    // The start of a pass, from hdl/load/unpack.py's PassWalker, which has had it for at least two cycles.
-    void begin_pass() {
+    // The start of a pass, from hdl/load/unpack.py's PassWalker, which has had it in time; `early`, with its first beat.
+    void begin_pass(bool early) {
         const int64_t origin = walk_align_ - op.before, ahead = (origin & (bus - 1)) + done_;
         front = -(origin >> align);
         beats = ((walk_align_ + op.run_last) >> align) + 1;
@@ -121,6 +124,7 @@ private:
         position = ahead & (bus - 1);
         running = some = true;
         draining = near = false;
+        if (early) some = --beats != 0, near = --skip == 0;
         if (done_ != op.split_last) {
             done_ += n;
             return;
@@ -147,7 +151,7 @@ struct Transposer {
         uint16_t signal = 0;
     };
     struct Group {
-        int32_t address = 0, step = 0, index = -1;
+        int32_t address = 0, step = 0, jump = 0, panels = 0, index = -1;
         uint16_t signal = 0;
     };
 
@@ -187,32 +191,37 @@ struct Transposer {
 private:
     unsigned full_ = 0, target_ = 0, source_ = 0, valids_ = 0;
     int64_t in_ = 0, out_ = 0;
-    int32_t following_ = 0, next_ = 0;
+    int32_t following_ = 0, next_ = 0, start_ = 0;
+    int32_t panel_in_ = 0, panels_ = 0, panel_out_ = 0;
     bool padding_ = false, fresh_ = true;
     Group groups_[2];
     Column columns_[2];
 
     unsigned fill(bool take, const Vector& vector) {
-        const bool write = take || padding_, last = write && in_ == n - 1;
+        const bool write = take || padding_, end = padding_ ? panel_in_ == panels_ : vector.pixel_end;
+        const bool last = write && end && in_ == n - 1;
         const unsigned target = target_;
         if (take) {
             const int32_t address = fresh_ ? vector.address : following_;
-            if (in_ == 0) {
+            if (in_ == 0 && panel_in_ == 0) {
                 following_ = address + vector.dst_group;
                 groups_[target].address = address, groups_[target].step = vector.dst_vector;
+                groups_[target].jump = vector.dst_pixel;
             }
+            groups_[target].panels = panels_ = panel_in_;
             groups_[target].signal = vector.signal, groups_[target].index = vector.index;
             fresh_ = vector.last;
             padding_ = vector.last && !last;
         } else if (last) padding_ = false;
-        in_ = write ? (in_ + 1) & (n - 1) : in_;
+        if (write) in_ = (in_ + end) & (n - 1), panel_in_ = end ? 0 : panel_in_ + 1;
         target_ ^= last;
         return last ? 1u << target : 0;
     }
 
     unsigned empty(bool advance) {
-        const bool read = (full_ >> source_ & 1) && advance, last = read && out_ == n - 1;
         const unsigned source = source_;
+        const bool read = (full_ >> source & 1) && advance, end = out_ == n - 1;
+        const bool panels_end = panel_out_ == groups_[source].panels, last = read && end && panels_end;
         if (advance) {
             columns_[1] = columns_[0];
             valids_ = (valids_ << 1 | unsigned(read)) & 3;
@@ -220,10 +229,12 @@ private:
         if (read) {
             const Group& group = groups_[source];
             Column& column = columns_[0];
-            column.address = out_ == 0 ? group.address : next_;
+            column.address = out_ == 0 && panel_out_ == 0 ? group.address : next_;
             column.signal = last ? group.signal : 0;
             column.index = last ? group.index : -1;
-            next_ = column.address + group.step;
+            if (out_ == 0) start_ = column.address + group.jump;
+            next_ = end ? start_ : column.address + group.step;
+            if (end) panel_out_ = panels_end ? 0 : panel_out_ + 1;
             out_ = (out_ + 1) & (n - 1);
             source_ ^= last;
         }

@@ -10,12 +10,13 @@ from collections import Counter as Tally
 
 import numpy as np
 import pytest
+from support.attention_cases import attention
 from support.op_cases import apart, convolution, segment_of, whole
 from support.rooflines import LATENCY, bounds, ends, random_layer, reason, roofline
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Conv, DeviceSegment, Window
+from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Window
 from weft.hdl.checker.program import check
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
@@ -29,8 +30,9 @@ CONFIGS = tuple(
 )[::-1]
 
 
-def cycles_of(op: Conv, config: Config) -> int:
-    program = compile_segment(segment_of(*apart(op)), config)
+def cycles_of(op: Conv | Attention, config: Config) -> int:
+    segment = DeviceSegment("attention", (op,)) if isinstance(op, Attention) else segment_of(*apart(op))
+    program = compile_segment(segment, config)
     image = Image(program)
     device = TimingDevice(config, image.memory_bytes, latency=LATENCY, bytes_per_cycle=config.bus_bytes)
     image.run(device, {})
@@ -96,6 +98,28 @@ def product(rows: int, out: int, cin: int) -> Conv:
 def test_products_without_a_cliff(preset: str, rows: int, out: int, cin: int, least: float) -> None:
     op, config = product(rows, out, cin), PRESETS[preset]
     assert roofline(op, config) >= least * cycles_of(op, config)
+
+
+@pytest.mark.parametrize(
+    ("preset", "op", "least"),
+    [
+        ("tiny", attention(60, 128, 64), 0.85),
+        ("small", attention(64, 512, 128), 0.9),
+        ("small", attention(1, 1024, 64, heads=8, kv_heads=8, beside=False), 0.9),
+        ("default", attention(1, 1024, 64, heads=8, kv_heads=2, beside=False), 0.87),
+        ("default", attention(1, 1024, 64, heads=8, kv_heads=8, beside=False), 0.94),
+        ("default", attention(1, 1024, 128, heads=8, kv_heads=8), 0.9),
+        ("large", attention(512, 512, 64), 0.92),
+        ("xlarge", attention(512, 1024, 64), 0.8),
+    ],
+)
+def test_attention_reaches_its_roofline(preset: str, op: Attention, least: float) -> None:
+    """Of the array, or of the bus where one query reads all keys and values; heads beside each other or apart."""
+    config = PRESETS[preset]
+    bound = max(
+        op.macs / config.n**2, sum(view.buffer.size for view in (op.q, op.k, op.v, op.dst)) / config.bus_bytes
+    )
+    assert bound >= least * cycles_of(op, config)
 
 
 @pytest.mark.parametrize("channels", [64, 128])

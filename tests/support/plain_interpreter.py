@@ -39,15 +39,18 @@ class Slow:
             first = self.bases[i.table] + 4 * i.page
             self.page = sum((self.dram[first + byte] & 0xFF) << 8 * byte for byte in range(4))
         if i.transpose:
+            size = -(-i.length // self.n) * self.n
             pixels = [
-                [self.row_byte(i, row, p, lane) for lane in range(self.n)]
+                [self.row_byte(i, row, p, byte) for byte in range(size)]
                 for row, p in itertools.product(range(i.rows), range(i.pixels))
             ]
             while len(pixels) % self.n:
-                pixels.append([i.fill] * self.n)
-            for group, lane in itertools.product(range(len(pixels) // self.n), range(self.n)):
-                vector = [pixel[lane] for pixel in pixels[group * self.n : (group + 1) * self.n]]
-                self.scratchpad[(i.dst + group * i.dst_row + lane * i.dst_vector) % 65536] = vector
+                pixels.append([i.fill] * size)
+            for group, byte in itertools.product(range(len(pixels) // self.n), range(size)):
+                vector = [pixel[byte] for pixel in pixels[group * self.n : (group + 1) * self.n]]
+                v, lane = divmod(byte, self.n)
+                address = i.dst + group * i.dst_row + v * i.dst_pixel + lane * i.dst_vector
+                self.scratchpad[address % 65536] = vector
             return
         for row in range(i.rows):
             for p in range(i.pixels):

@@ -164,8 +164,9 @@ class Generator:
         r, n = self.random, self.config.n
         transpose, paged = (int(self.config.softmax and r.random() < 0.3) for _ in range(2))
         line, pixels = r.randrange(1, 5), r.randrange(1, 7)
-        length = r.randrange(1, (n if transpose else 3 * n + 1) + 1)
-        pitch = r.randrange(1, length + n + 1)
+        most = r.choice([n, self.config.transposed_vectors * n]) if transpose else 3 * n + 1
+        length = r.randrange(1, most + 1)
+        pitch = r.randrange(length if transpose and length > n else 1, length + n + 1)
         needed = (pixels - 1) * pitch + length
         base = r.randrange(4 if paged else 5)
         target = (OUTPUT if base == 4 else INPUT) + r.randrange(0x1000, 0x6000)

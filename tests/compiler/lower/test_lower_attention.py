@@ -24,6 +24,7 @@ from weft.compiler.ir import reference
 from weft.compiler.ir.graph import Attention, CompileError, DeviceSegment, Rounding, Softmax
 from weft.compiler.ir.score_pairs import NEGLIGIBLE, k_zero_shift
 from weft.compiler.machine.target import Target
+from weft.compiler.plan import attention_plan
 from weft.compiler.plan.attention_plan import plan, steps, tiles
 from weft.compiler.verify import verify_op
 from weft.hdl.checker.program import check
@@ -216,6 +217,33 @@ def test_more_keys_than_fit_are_loaded_again() -> None:
     op = attention(256, 600, 64, score_scale=1e-4)
     inputs = random_inputs(np.random.default_rng(4), op)
     assert np.array_equal(run(op, inputs, small), run(op, inputs, PRESETS["default"]))
+
+
+@pytest.mark.parametrize("preset", ["small", "default"])
+def test_orders_and_parts_give_the_same(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in pairs, across tiles too, and the last block's values in parts: only an order of the same sums."""
+    rng, config = np.random.default_rng(8), PRESETS[preset]
+    for heads, keys, size, images in ((4, 150, 16, 1), (1, 90, 20, 3), (2, 61, 16, 2)):
+        op = attention(1, keys, size, heads=heads, images=images, v_zero=3, score_scale=1e-3)
+        inputs = random_inputs(rng, op)
+        chosen = plan(op, Target(config))
+        assert chosen is not None
+        assert min(chosen.kv[2], chosen.scores[2], chosen.sums[2] + (images == 1)) > 1
+        results = []
+        for pairs, parts in ((False, 1), (True, 1), (False, 4), (True, 3)):
+            forced = dataclasses.replace(chosen, pairs=pairs, last_parts=parts)
+            monkeypatch.setattr(attention_plan, "plan", lambda op, target, forced=forced: forced)
+            results.append(run(op, inputs, config))
+        assert all(np.array_equal(results[0], result) for result in results[1:])
+        exact, bound = real(op, inputs), bounds.attention(op, inputs, config)
+        assert (np.abs(results[0] - np.clip(exact, op.low, op.high)) <= bound + 0.5).all()
+
+
+def test_one_query_takes_keys_in_pairs_where_sums_do_not_wait() -> None:
+    op, target = attention(1, 1024, 64, heads=8, kv_heads=2), Target(PRESETS["default"])
+    chosen = plan(op, target)
+    assert chosen is not None
+    assert (chosen.pairs, chosen.last_parts, chosen.sums[2]) == (True, 4, 2)
 
 
 def test_layouts_of_heads_give_the_same() -> None:

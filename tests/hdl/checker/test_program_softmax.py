@@ -48,8 +48,10 @@ REFUSED = {
     "orders them": "load dst=12 / table src=10 vectors=3",
     "race: instruction 1 (MM) reads scratchpad vector 15, which instruction 0 (LOAD) writes, and no semaphore orders "
     "them": "load transpose=1 rows=2 pixels=3 dst=8 dst_row=4 dst_vector=1 dst_pixel=90 / mm a=15",
-    "instruction 0 (LOAD): 'length' 5 is more than a vector of 4, which 'transpose' takes":
-        "load transpose=1 length=5 dst_vector=1",
+    "instruction 0 (LOAD): 'length' 17 is more than the 16 bytes that 'transpose' takes":
+        "load transpose=1 length=17 dst_vector=1 dst_pixel=4",
+    "instruction 0 (LOAD): 'pitch' 4 is less than 'length' 5, which 'transpose' excludes":
+        "load transpose=1 length=5 pitch=4 pixels=2 dst_vector=1 dst_pixel=4",
     "instruction 0 (LOAD): two vectors go to one scratchpad address": "load transpose=1",
     "instruction 0 (SOFTMAX): two rows of scores have one row state":
         "softmax oy=2 ox=3 state_oy=2 state_ox=1 params=80",
@@ -197,5 +199,13 @@ def test_accesses_of_transposed_and_paged_loads() -> None:
     text = "load paged=1 table=6 page=5 transpose=1 rows=3 pixels=3 length=2 dst=40 dst_row=-8 dst_vector=2 dst_pixel=9"
     written = [40, 42, 44, 46, 32, 34, 36, 38, 24, 26, 28, 30]
     assert cells(text) == expected(dst=("SCRATCHPAD", True, written))
+    wide = text.replace("length=2", "length=5 pitch=5").replace("dst_pixel=9", "dst_pixel=100")
+    assert cells(wide) == expected(
+        dst=(
+            "SCRATCHPAD",
+            True,
+            [v + at for at in (40, 32, 24) for v in range(0, 8, 2)] + [v + 100 for v in written],
+        )
+    )
     (entry,) = dram(program(text)[0], TINY)
     assert (entry.base, entry.low, entry.high, entry.write) == (6, 20, 24, False)

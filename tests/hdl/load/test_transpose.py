@@ -22,21 +22,25 @@ class Operation:
 
     vectors: list[bytes]
     addresses: list[int]
+    pixel: int  # its vectors
     transpose: bool
     fill: int
     dst_group: int
+    dst_pixel: int
     dst_vector: int
     signal: int
 
 
 def random_operation(config: Config) -> Operation:
     n = config.n
-    count = random.choice([1, n - 1, n, n + 1, 2 * n, random.randint(1, 5 * n)])
+    pixel = random.randint(1, config.transposed_vectors)
+    count = pixel * random.choice([1, n - 1, n, n + 1, 2 * n, random.randint(1, 5 * n)])
+    dst_group, dst_pixel, dst_vector = (random.randrange(config.scratchpad_size) for _ in range(3))
     return Operation(
         vectors=[random.randbytes(n) for _ in range(count)],
         addresses=[random.randrange(config.scratchpad_size) for _ in range(count)],
-        transpose=random.random() < 0.7, fill=random.randrange(256),
-        dst_group=random.randrange(config.scratchpad_size), dst_vector=random.randrange(config.scratchpad_size),
+        pixel=pixel, transpose=random.random() < 0.7, fill=random.randrange(256),
+        dst_group=dst_group, dst_pixel=dst_pixel, dst_vector=dst_vector,
         signal=random.getrandbits(16) * (random.random() < 0.8),
     )  # fmt: skip
 
@@ -47,6 +51,7 @@ def beats(operation: Operation) -> list[dict[str, int]]:
     return [
         {
             "address": address, "data": int.from_bytes(vector, "little"), "last": int(index == last),
+            "pixel_end": int(index % operation.pixel == operation.pixel - 1), "dst_pixel": operation.dst_pixel,
             "signal": operation.signal if index == last else 0, "fill": operation.fill,
             "transpose": int(operation.transpose), "dst_group": operation.dst_group,
             "dst_vector": operation.dst_vector,
@@ -59,13 +64,17 @@ def written(operation: Operation, config: Config) -> list[tuple[int, bytes]]:
     """What must come out, in order."""
     if not operation.transpose:
         return list(zip(operation.addresses, operation.vectors, strict=True))
-    n, out = config.n, []
-    for group in range(-(-len(operation.vectors) // n)):
-        vectors = operation.vectors[group * n : (group + 1) * n]
-        vectors += [bytes([operation.fill] * n)] * (n - len(vectors))
-        for i in range(n):
-            address = operation.addresses[0] + group * operation.dst_group + i * operation.dst_vector
-            out.append((address % config.scratchpad_size, bytes(vector[i] for vector in vectors)))
+    n, size, out = config.n, operation.pixel, []
+    for group in range(-(-len(operation.vectors) // (n * size))):
+        vectors = operation.vectors[group * n * size : (group + 1) * n * size]
+        vectors += [bytes([operation.fill] * n)] * (n * size - len(vectors))
+        first = operation.addresses[0] + group * operation.dst_group
+        for v in range(size):
+            for i in range(n):
+                address = first + v * operation.dst_pixel + i * operation.dst_vector
+                out.append(
+                    (address % config.scratchpad_size, bytes(vector[i] for vector in vectors[v::size]))
+                )
     return out
 
 
@@ -126,15 +135,16 @@ async def bench_full_rate(dut):
     config = Config.from_dict(bench_parameters()["config"])
     await start(dut, vector__valid=0, scratchpad__ready=0)
     n = config.n
-    for transpose in (True, False):
+    most = config.transposed_vectors
+    for transpose, pixel in ((True, 1), (True, most), (False, 1)):
         operations = [random_operation(config) for _ in range(8)]
         for operation in operations:
-            operation.vectors = [random.randbytes(n) for _ in range(3 * n)]
-            operation.addresses = list(range(3 * n))
-            operation.transpose = transpose
+            operation.vectors = [random.randbytes(n) for _ in range(3 * n * pixel)]
+            operation.addresses = list(range(3 * n * pixel))
+            operation.transpose, operation.pixel = transpose, pixel
         cycles = await run(dut, config, operations, pause=0, refuse=0)
-        assert cycles == list(range(cycles[0], cycles[0] + 8 * 3 * n))
-        assert cycles[0] == (n + 3 if transpose else 1)
+        assert cycles == list(range(cycles[0], cycles[0] + 8 * 3 * n * pixel))
+        assert cycles[0] == (n * pixel + 3 if transpose else 1)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])

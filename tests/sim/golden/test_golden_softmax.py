@@ -99,10 +99,12 @@ def random_load(rng: random.Random, config: Config) -> Load:
     """Transposed, paged, or both."""
     transpose, paged = rng.choice([(0, 1), (1, 0), (1, 1)])
     line = rng.choice([1, rng.randint(1, 3)])
+    length = rng.randint(1, config.transposed_vectors * config.n if transpose else 20)
+    pitch = rng.randint(length if transpose and length > config.n else 1, max(length, 12))
     return Load(
         base=rng.randrange(7), offset=rng.randrange(64), rows=line * rng.randint(1, 3), row_pitch=rng.randint(-40, 90),
         line=line, skip=rng.randint(-30, 60),
-        pixels=rng.randint(1, 9), pitch=rng.randint(1, 12), length=rng.randint(1, config.n if transpose else 20),
+        pixels=rng.randint(1, 9), pitch=pitch, length=length,
         before=rng.choice([0, 0, 3]), run=rng.choice([1, 7, 30, 1000]), fill=rng.randint(-128, 127),
         transpose=transpose, dst=rng.randrange(100, 150), dst_vector=rng.choice([1, 2, -1, 3]),
         dst_pixel=rng.randint(-4, 9), dst_row=rng.randint(-3, 25), paged=paged, table=7, page=rng.randrange(64),
@@ -196,7 +198,11 @@ ERRORS: list[tuple[Instruction, str]] = [
     (Table(vectors=513), "2052 entries do not fit the table of 2048"),
     (Table(src=1023, vectors=2), "scratchpad vector 1024 is outside the 1024 of its memory"),
     (Mm(align=1, kc=3, ox=2, c_ox=1, alignment=251), "alignment 256 is outside the 256 of its memory"),
-    (Load(transpose=1, length=5), "length 5 is more than the 4 of a vector, so pixels cannot be transposed"),
+    (Load(transpose=1, length=17), "length 17 is more than the 16 bytes of pixels that can be transposed"),
+    (
+        Load(transpose=1, length=9, pixels=2, pitch=8),
+        "pitch 8 is less than length 9, so pixels that are transposed overlap",
+    ),
     (Load(paged=1, table=1), "page table 0x102 of base register 1 is no multiple of 4 bytes"),
     (Load(paged=1, table=2), "4 bytes at DRAM address 0x8000 leave the memory of 32768 bytes"),
 ]
