@@ -60,6 +60,11 @@ class Ring:
         self._slots[key] = slot
         return self.start + self.size * slot, False
 
+    def follows(self, key: Hashable, address: int) -> bool:
+        """Whether `key` is not held, and would get the slot at `address`."""
+        slot = len(self._keys) if len(self._keys) < self.count else self._next
+        return key not in self._slots and self.start + self.size * slot == address
+
 
 class Kernels:
     """The kernels in the memory of the kernel engine, `size` micro-operations: one behind the other, from the start
