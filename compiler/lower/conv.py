@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
+from typing import NamedTuple
 
+from weft.compiler.lower.conv_inputs import Inputs
 from weft.compiler.lower.conv_results import Results
-from weft.compiler.machine.emit import Box, Emitter, taken, wrapped
+from weft.compiler.machine.emit import Box, Emitter, ceil_div, taken, wrapped
 from weft.compiler.machine.memory import Place, Ring, TensorRef
 from weft.compiler.machine.tasks import Task
 from weft.compiler.plan.conv_plan import ConvPlan, boxes
-from weft.compiler.plan.conv_shape import Chunk, ConvShape, Piece
+from weft.compiler.plan.conv_shape import Chunk, ConvShape
+from weft.compiler.plan.edges import Part, evenly, first_parts, last_parts, last_rows, row_parts
 from weft.hdl.isa import Mm
 
 
 def lower_conv(shape: ConvShape, plan: ConvPlan, emit: Emitter) -> Iterator[Task]:
     """Tasks of one convolution in sequential order."""
     return _ConvLowering(shape, plan, emit).tasks()
+
+
+class _Part(NamedTuple):
+    """Tiles of outputs that leave together, in a slot that begins with tile `slot`."""
+
+    slot: int
+    tiles: range
 
 
 class _ConvLowering:
@@ -27,7 +37,7 @@ class _ConvLowering:
         assert shape.region[0] <= zone.a[0] <= sum(zone.o) <= shape.region[1], (
             "the plan is for another region"
         )
-        self.a = Ring(zone.a[0], chosen.a_slot, chosen.a_count)
+        self.inputs = Inputs(shape, chosen, emit)
         self.b = emit.ring("weights", zone.b[0], chosen.b_slot, chosen.b_count)
         self.results = Results(shape, chosen, emit, zone.o[0])
         outputs = self.results.end
@@ -36,84 +46,107 @@ class _ConvLowering:
             outputs += chosen.o_count * chosen.o_slot
         self.r = Ring(outputs, chosen.o_slot, chosen.o_count)
         self.c = Ring(0, chosen.c_slot, chosen.c_count)
+        self.begins = True
+        """Whether no product has been made yet."""
         # The same objects again and again, as `Task` tells.
         self._product = cache(self._multiplication)
         # What spatial tiles have in common is computed once.
         self._weights_of = cache(self._weights)
-        self._chunks_of, self._box_of, self._rest_of = (
-            cache(shape.chunks),
-            cache(shape.input_box),
-            cache(shape.rest),
-        )
+        self._chunks_of, self._rest_of = cache(shape.chunks), cache(shape.rest)
 
     def tasks(self) -> Iterator[Task]:
         shape, group = self.shape, self.plan.group
+        spatial = [(image, box) for image in range(shape.src.n) for box in boxes(shape, self.plan.tile)]
         for first in range(0, len(shape.tiles), group):
             members = range(first, min(first + group, len(shape.tiles)))
-            for image in range(shape.src.n):
-                for box in boxes(shape, self.plan.tile):
-                    yield from self._block(image, box, members)
+            last = len(spatial) if members.stop < len(shape.tiles) else len(spatial) - 1
+            if last < len(spatial):
+                spatial[-1:] = self._last(*spatial[-1], len(spatial))
+            for number, (image, box) in enumerate(spatial):
+                yield from self._block(image, box, self._parts(members, ends=number >= last))
         self.results.finish()
         self.emit.ends["weights"] = self.b.end
 
-    def _block(self, image: int, box: Box, members: range) -> Iterator[Task]:
-        """One spatial tile for a group of output tiles, summed up `plan.block` and stored `plan.store` at a time."""
+    def _last(self, image: int, box: Box, count: int) -> list[tuple[int, Box]]:
+        """The last of so many boxes, in two if the array is then done when little is left to be requantised."""
+        shape, plan_ = self.shape, self.plan
+        kept = plan_.a_count > count or (plan_.group == len(shape.tiles) and plan_.a_count > 1)
+        if not shape.pointwise or shape.parts > 1 or plan_.chunked or not kept:
+            return [(image, box)]
+        chunks = self._chunks_of(shape.tiles[0].piece, plan_.b_limit)
+        if chunks is None or ceil_div(plan_.group, plan_.block) * len(chunks) > plan_.b_count:
+            return [(image, box)]  # weights would come once more
+        last = int(last_rows(box.w, count, shape))
+        halves = box._replace(w=box.w - last), box._replace(x=box.x + box.w - last, w=last)
+        return [(image, half) for half in halves if half.w]
+
+    def _parts(self, members: range, ends: bool) -> dict[int, _Part]:
+        """For each tile of a group those that leave together with it; if nothing follows them, the last part is several
+        finer ones."""
+        found: dict[int, _Part] = {}
+        for slot in range(members.start, members.stop, self.plan.store):
+            size, first = min(self.plan.store, members.stop - slot), slot
+            cut = ends and slot + size == members.stop and self.shape.leaves_in_parts
+            for count in last_parts(size) if cut else [size]:
+                part = _Part(slot, range(first, first + count))
+                found |= dict.fromkeys(part.tiles, part)
+                first += count
+        return found
+
+    def _block(self, image: int, box: Box, parts: dict[int, _Part]) -> Iterator[Task]:
+        """One spatial tile for a group of output tiles, summed up `plan.block` and stored a part at a time."""
         conv = self.shape.conv_box(box)
-        size = self.plan.block
+        size, members = self.plan.block, range(min(parts), max(parts) + 1)
         for first in range(members.start, members.stop, size):
             block = range(first, min(first + size, members.stop))
-            part = self._part(first, members)
-            if part.start == first:  # ahead of the block's operands, which take longer
-                yield from self._load_added(image, box, part)
+            if parts[first].tiles.start == first:  # ahead of the block's operands, which take longer
+                yield from self._load_added(image, box, parts[first])
             rows, _ = self.c.get(("c", image, box, first))
             yield from self._multiply(image, conv, block, rows)
             for index in block:
-                part = self._part(index, members)
-                if part.start == index > first:
-                    yield from self._load_added(image, box, part)
+                if parts[index].tiles.start == index > first:
+                    yield from self._load_added(image, box, parts[index])
                 sums = rows + (index - first) * self.shape.rows(conv)
-                yield from self._finish(image, box, conv, index, part, sums)
-
-    def _part(self, index: int, members: range) -> range:
-        """The tiles that leave together with tile `index`."""
-        first = index - (index - members.start) % self.plan.store
-        return range(first, min(first + self.plan.store, members.stop))
+                yield from self._finish(image, box, conv, index, parts[index], sums)
 
     def _channels(self, tiles: range) -> tuple[int, int]:
         """First output channel of tiles, and how many."""
         first, last = self.shape.tiles[tiles.start], self.shape.tiles[tiles.stop - 1]
         return first.first, last.first + last.count - first.first
 
-    def _load_added(self, image: int, box: Box, part: range) -> Iterator[Task]:
+    def _load_added(self, image: int, box: Box, part: _Part) -> Iterator[Task]:
         """What is added to the outputs of tiles that leave together."""
         source = self.shape.residual
         if source is not None and source.resident is None:
-            start = self._place(source, self.r, image, box, part.start, len(part)).start
-            yield from self.emit.load_box(source, image, box, self._channels(part), start, len(part), 0)
+            at = self._place(source, self.r, image, box, part)
+            yield from self.emit.load_box(
+                source, image, box, self._channels(part.tiles), at.start, at.pixel, 0
+            )
 
-    def _finish(self, image: int, box: Box, conv: Box, index: int, part: range, rows: int) -> Iterator[Task]:
+    def _finish(self, image: int, box: Box, conv: Box, index: int, part: _Part, rows: int) -> Iterator[Task]:
         """Outputs of a tile from its sums, and the STORE if it is the last of its part."""
-        shape, at = self.shape, index - part.start
-        out = self._place(shape.dst, self.o, image, box, part.start, len(part))
-        lower = self._place(shape.dst, self.r, image, box, part.start, len(part)) if shape.wide else out
+        shape, at = self.shape, index - part.tiles.start
+        out = self._place(shape.dst, self.o, image, box, part)
+        lower = self._place(shape.dst, self.r, image, box, part) if shape.wide else out
         yield from self.results.made(box, conv, index, rows, (out.tile(at), lower.tile(at)))
         if shape.op.epilogue is not None:
             added = out
             if shape.residual is not None:
-                added = self._place(shape.residual, self.r, image, box, part.start, len(part))
+                added = self._place(shape.residual, self.r, image, box, part)
             yield from self.results.epilogue(box, out.tile(at), added.tile(at))
-        if shape.dst.resident is None and index == part.stop - 1:
-            first, count = self._channels(part)
-            yield from self.emit.store_box(shape.dst, image, box, (first, count), out.start, len(part))
+        if shape.dst.resident is None and index == part.tiles.stop - 1:
+            channels = self._channels(part.tiles)
+            yield from self.emit.store_box(shape.dst, image, box, channels, out.start, out.pixel)
             if shape.wide:
                 dst = shape.dst.moved(shape.op.dst.plane_pitch)
-                yield from self.emit.store_box(dst, image, box, (first, count), lower.start, len(part))
+                yield from self.emit.store_box(dst, image, box, channels, lower.start, lower.pixel)
 
-    def _place(self, at: TensorRef, ring: Ring, image: int, box: Box, first: int, tiles: int) -> Place:
-        """Where a box of outputs is, or of what is added to them, from tile `first` on: in a slot, or held."""
+    def _place(self, at: TensorRef, ring: Ring, image: int, box: Box, part: _Part) -> Place:
+        """Where a box of outputs of a part is, or of what is added to them: in a slot, or held."""
+        first, tiles = part.tiles.start, len(part.tiles)
         if at.resident is None:
-            start, _ = ring.get((image, box, first))
-            return Place(start, tiles, box.w * tiles)
+            start, _ = ring.get((image, box, part.slot))
+            return Place(start + box.h * box.w * (first - part.slot), tiles, box.w * tiles)
         return at.on_chip(image, box.y, box.x, self.config.n).tile(first)
 
     def _multiply(self, image: int, conv: Box, block: range, rows: int) -> Iterator[Task]:
@@ -121,15 +154,13 @@ class _ConvLowering:
         tile = shape.tiles[block.start]
         chunks = self._chunks_of(tile.piece, plan_.b_limit)
         assert chunks is not None
-        begun = False
-        whole = None if plan_.chunked else shape.input_box(conv)
-        for chunk in chunks:
-            loaded = whole or self._box_of(conv, chunk)
-            if shape.src.resident is not None:
-                at = shape.src.on_chip(image, loaded.y, loaded.x, self.config.n)
-            else:
-                at, tasks = self._inputs(image, conv, loaded, block, chunk)
-                yield from tasks
+        begins, self.begins = self.begins and shape.parts == shape.planes == 1, False
+        if begins:
+            yield from self._begin(image, conv, block, chunks[0], rows)
+        begun = begins
+        for chunk in chunks[begins:]:
+            loaded, at, tasks = self.inputs.of(image, conv, block, chunk)
+            yield from tasks
             # Bytes of 16-bit inputs lie behind one another in a pixel, and their sums in the accumulator.
             apart = at.pixel // shape.planes if self.plan.chunked else shape.plane_vectors
             for part in range(shape.parts):
@@ -139,6 +170,33 @@ class _ConvLowering:
                         conv, loaded, block, chunk, place, sums, (part, plane), begun=begun
                     )
                 begun = True
+
+    def _begin(self, image: int, conv: Box, block: range, chunk: Chunk, rows: int) -> Iterator[Task]:
+        """The products of the first chunk of all, in parts: inputs as far as a part needs them, weights, products."""
+        shape, n = self.shape, self.config.n
+        b, _ = self.b.get(("b", block.start, 0, chunk))
+        payload = self._weights_of(block, 0, chunk)
+        columns = len(payload) // n // chunk.steps
+        cycles = len(block) * chunk.steps * max(shape.rows(conv), n)
+        parts = [Part(chunk, 0, columns * chunk.steps)]
+        if columns == n * len(block):  # else the array reads what lies behind the weights of a part as well
+            parts = first_parts(chunk, columns, cycles, shape.target)
+        spans = [(0, conv.w)]
+        if shape.pointwise and shape.src.resident is None and not self.plan.chunked and len(block) == 1:
+            spans = list(evenly(conv.w, int(row_parts(cycles, conv.w, shape.target))))
+        loaded, at, loads = self.inputs.first(image, conv, block, chunk, parts, spans)
+        for number, (part, start, count) in enumerate(parts):
+            yield from next(loads, ())
+            yield self.emit.load_constant(payload, b + shape.ahead, (start, count))
+            here = at.tile(part.kc[0] - chunk.kc[0]) if self.plan.chunked else at
+            some = conv._replace(w=spans[0][1])
+            yield self._mm(some, loaded, block, part, here, (b + start, rows), 0, accumulate=number > 0)
+        for start, count in spans[1:]:
+            yield from next(loads)
+            some = conv._replace(x=conv.x + start, w=count)
+            yield self._mm(some, loaded, block, chunk, at, (b, rows + start), 0, accumulate=False)
+        for tasks in loads:
+            yield from tasks
 
     def _part_of(
         self, conv: Box, loaded: Box, block: range, chunk: Chunk, at: Place, rows: int, which: tuple[int, int], *,
@@ -171,60 +229,6 @@ class _ConvLowering:
 
     def _weights(self, block: range, part: int, chunk: Chunk) -> bytes:
         return self.shape.weights(block.start, len(block), part, chunk)
-
-    def _inputs(
-        self, image: int, conv: Box, box: Box, block: range, chunk: Chunk
-    ) -> tuple[Place, Iterator[Task]]:
-        """Where inputs of a block are, and LOADs that bring them if they are not there yet."""
-        shape = self.shape
-        if not self.plan.chunked:
-            start, held = self.a.get(("a", image, conv))
-            place = Place(start, shape.vectors, box.w * shape.vectors)
-            return place, iter(()) if held else self._load_inputs(image, conv, box, start)
-        pieces = [shape.tiles[index].piece for index in (block.start, block.stop - 1)]
-        vectors = chunk.kc[1] * (1 if pieces[0] == pieces[1] else len(block))
-        start, held = self.a.get(("a", image, conv, chunk, pieces[0].at))
-        tasks = iter(()) if held else self._load_chunk(image, conv, box, pieces, chunk, start, vectors)
-        pixel = vectors * shape.planes
-        return Place(start, pixel, box.w * pixel), tasks
-
-    def _load_inputs(self, image: int, conv: Box, box: Box, a: int) -> Iterator[Task]:
-        shape = self.shape
-        if shape.folded:
-            yield self._load_windows(image, conv, box, (0, shape.vectors), a)
-            return
-        whole = [Piece(0, shape.src.c, 0, shape.vectors)] if shape.aligned else shape.pieces
-        for plane, fill in enumerate(shape.fills):
-            src, at = shape.src.moved(plane * shape.op.src.plane_pitch), a + plane * shape.plane_vectors
-            for piece in whole:
-                channels, to = (piece.first, piece.count), at + piece.at
-                yield from self.emit.load_box(src, image, box, channels, to, shape.vectors, fill)
-
-    def _load_chunk(
-        self, image: int, conv: Box, box: Box, pieces: Sequence[Piece], chunk: Chunk, a: int, vectors: int
-    ) -> Iterator[Task]:
-        """LOADs of a chunk of the first of `pieces`, or of all of it up to the end of the last."""
-        shape, n = self.shape, self.config.n
-        if shape.folded:
-            yield self._load_windows(image, conv, box, chunk.kc, a)
-            return
-        start = pieces[0].first + chunk.kc[0] * n
-        count = min(vectors * n, pieces[1].first + pieces[1].count - start)
-        for plane, fill in enumerate(shape.fills):
-            src, at = shape.src.moved(plane * shape.op.src.plane_pitch), a + plane * vectors
-            yield from self.emit.load_box(src, image, box, (start, count), at, vectors * shape.planes, fill)
-
-    def _load_windows(self, image: int, conv: Box, box: Box, kc: tuple[int, int], a: int) -> Task:
-        """LOAD of `kc` (first, count) vectors of the windows of a box."""
-        shape, n = self.shape, self.config.n
-        pitch, (_, sx) = shape.src.pixel_pitch, shape.window.stride
-        skip = kc[0] * n
-        first = (conv.x * sx - shape.window.pad[1]) * pitch + skip
-        length = min(shape.span - skip, kc[1] * n)
-        rows, fill = (box.y, box.h), shape.fills[0]
-        return self.emit.load_windows(
-            shape.src, image, rows, first, sx * pitch, conv.w, length, a, kc[1], fill
-        )
 
     def _mm(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 
 import numpy as np
@@ -38,6 +38,8 @@ class Results:
             pair = 1 + (left // PARAMETER_VECTORS > blocks + 1)
             self.after = emit.ring("epilogue", self.end, PARAMETER_VECTORS, pair)
             self.end += pair * PARAMETER_VECTORS
+        self.batch = 1
+        """Of how many tiles parameters are loaded next."""
         # The same objects again and again, as `Task` tells.
         self._drained = cache(self._requantisation)
         # What spatial tiles have in common is computed once.
@@ -57,13 +59,28 @@ class Results:
         else:
             yield from self._drain(op, box, conv, index, sums, places[0])
 
+    def _load_parameters(self, index: int) -> Generator[Task, None, int]:
+        """Where the parameters of a tile are. Those of the first tile come alone, as the vector unit waits for them,
+        and then twice as many at a time, each with those behind them."""
+        start, held = self.p.get(("p", index))
+        if held:
+            return start
+        tiles, most = self.shape.tiles, min(self.batch, self.p.count // 2)
+        self.batch *= 2
+        payload, size = self._block_of(tiles[index]), self.p.size
+        for ahead in range(1, min(most, len(tiles) - index)):
+            if not self.p.follows(("p", index + ahead), start + ahead * size):
+                break
+            self.p.get(("p", index + ahead))
+            payload += self._block_of(tiles[index + ahead])
+        yield self.emit.load_constant(payload, start)
+        return start
+
     def _combine(self, box: Box, index: int, sums: int, out: Place, lower: Place) -> Iterator[Task]:
         """Outputs of a tile by a kernel: `out` is for upper bytes where there are two."""
         shape, ops = self.shape, self.shape.kernel_ops
         start = yield from self.emit.kernel(ops)
-        params, held = self.p.get(("p", index))
-        if not held:
-            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
+        params = yield from self._load_parameters(index)
         rows, columns = (box.h, box.w) if out.row != box.w * out.pixel else (1, box.h * box.w)
         fields: dict[str, int] = {"src_vectors": shape.planes}
         for at, name in enumerate(ROW_OPERANDS):
@@ -84,9 +101,7 @@ class Results:
     def _drain(self, op: Conv, box: Box, conv: Box, index: int, rows: int, out: Place) -> Iterator[Task]:
         shape, pool = self.shape, self.shape.pool
         lookup = yield from self.emit.lookup(op.lookup, self.p)
-        params, held = self.p.get(("p", index))
-        if not held:
-            yield self.emit.load_constant(self._block_of(shape.tiles[index]), params)
+        params = yield from self._load_parameters(index)
         y = box.y * pool.stride[0] - pool.pad[0] - conv.y
         x = box.x * pool.stride[1] - pool.pad[1] - conv.x
         outputs, line = box.h * box.w, conv.w + shape.more

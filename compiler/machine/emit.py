@@ -141,17 +141,18 @@ class Emitter:
     def _bus_cycles(self, runs: int, size: int) -> int:
         return math.ceil(runs * self.target.run(size))
 
-    def load_constant(self, payload: bytes, dst: int) -> Task:
-        """LOAD whole vectors of constants to consecutive addresses from `dst` on."""
+    def load_constant(self, payload: bytes, dst: int, part: tuple[int, int] | None = None) -> Task:
+        """LOAD whole vectors of constants to consecutive addresses from `dst` on; of a `part` (first, count) only those
+        vectors, to where they are in all of it."""
         n = self.config.n
-        vectors = len(payload) // n
-        offset = self.constants.add(payload)
+        first, vectors = part or (0, len(payload) // n)
+        offset = self.constants.add(payload) + first * n
         return Task(
             _vectors(vectors, n),
             self.layer,
-            self._bus_cycles(1, len(payload)),
-            len(payload),
-            addresses=(offset, dst),
+            self._bus_cycles(1, vectors * n),
+            vectors * n,
+            addresses=(offset, dst + first),
         )
 
     def lookup(self, lookup: np.ndarray | None, blocks: Ring) -> Generator[Task, None, dict[str, int]]:

@@ -81,6 +81,10 @@ class Ring:
         self._keys[slot], self._slots[key] = key, slot
         return self.start + self.size * slot, False
 
+    def follows(self, key: Hashable, address: int) -> bool:
+        """Whether `key` is not held, and would get the slot at `address`."""
+        return key not in self._slots and self.start + self.size * self._next == address
+
 
 class Kernels:
     """The kernels in the memory of the kernel engine, `size` micro-operations: one behind the other, from the start

@@ -144,12 +144,9 @@ class Parts:
     @cached_property
     def vector(self) -> tuple[float, Array]:
         """Cycles of the vector unit: reading and writing, and starting instructions."""
-        shape, groups = self.shape, self.config.groups
-        reads = max(len(shape.kernel_ops), 1) * shape.pool.kernel[0] * shape.pool.kernel[1] * groups
-        instructions = 1
-        if shape.op.epilogue is not None:
-            reads, instructions = reads + groups + (shape.residual is not None), 2
-        work = float(self.tiles * self.h * self.w * shape.src.n * reads) + shape.lookups * LOOKUP_ENTRIES
+        shape = self.shape
+        reads, instructions = shape.requantised(float(self.h * self.w * shape.src.n))
+        work = self.tiles * reads + shape.lookups * LOOKUP_ENTRIES
         return work, self.tiles * instructions * self.spatial * overheads.vec_start(self.config)
 
     def _load(self, h: Array, w: Array, count: Array | int, vectors: Array | int) -> Array:

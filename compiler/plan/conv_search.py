@@ -18,6 +18,7 @@ from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import LENGTH_MAX, STRIDE_MAX
 from weft.compiler.plan.conv_parts import Array, Parts, Zone, near
 from weft.compiler.plan.conv_shape import ConvShape
+from weft.compiler.plan.edges import last_rows, row_parts, weight_parts
 from weft.hdl.isa import PARAMETER_VECTORS
 
 _BATCH = 48
@@ -218,17 +219,16 @@ class _Scored:
         )
         penalty = penalty + np.where(self.c_count < 2, vec + overheads.DRAIN * spatial * blocks, 0.0)
         penalty = penalty + np.where(self.o_count < 2, stores + added, 0.0)
-        start = (
-            self.a_load + parts.target.moved(shape.weight_bytes) / blocks / self.per_block + overheads.ENDS
-        )
+        # What is added waits for a slot, and all other LOADs behind it, unless there is room for two blocks.
+        short = np.clip(2 - self.o_count * self.store / self.block, 0, 1)
+        penalty = penalty + np.where((self.o_count > 1) & (added > 0), short * (stores + added), 0.0)
         # The first block loads what the others use again.
         first = (
             self.a_load * self.count
             + parts.target.moved(shape.weight_bytes) / blocks
             - compute / spatial / blocks
         )
-        start = start + np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
-        tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial + overheads.ENDS
+        first = np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
         # Of two slots, one is free only when the other's use begins: nothing hides the latency then, nor uneven chunks.
         uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.passes - 1
         close = ~(b_held & (groups == 1)) & (self.b_count == 2)
@@ -244,8 +244,62 @@ class _Scored:
         waits = waits + np.where(
             self.chunked & (self.a_count == 2), overheads.SLOT_LATENCY * in_slots * per_box * spatial, 0.0
         )
-        paced = np.maximum(np.maximum(compute, traffic + instructions + waits), vec)
-        return paced + near(traffic, vec, instructions) + start + tail + penalty, traffic
+        if (
+            shape.tiles_least > 1
+        ):  # another operator runs beside it, for which small parts matter and not the ends
+            paced = np.maximum(np.maximum(compute, traffic + instructions + waits), vec)
+            start = self.a_load + parts.target.moved(shape.weight_bytes) / blocks / self.per_block + first
+            tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial
+            ends = start + tail + 2 * overheads.ENDS
+            return paced + ends + near(traffic, vec, instructions) + penalty, traffic
+        start = self._start(compute / spatial / blocks, instructions) + first
+        # Where the bus sets the pace, the products of what it brings last are still to come; where the vector unit
+        # does, it waits for the first block.
+        block = compute / spatial / blocks
+        behind = np.where(b_held & (spatial > 1), compute / spatial / groups, block / self.per_block)
+        moved = traffic + instructions + waits + np.minimum(behind, compute)
+        made, stored = self._tail(vec, stores)
+        paced = np.maximum(np.maximum(compute + start, moved + overheads.ENDS) + made, vec + start + block)
+        return paced + stored + near(traffic, vec, instructions) + penalty, traffic
+
+    def _start(self, cycles: Array, instructions: Array) -> Array:
+        """Cycles before the array works without pause; it takes `cycles` for a block."""
+        parts, shape = self.parts, self.shape
+        weights, chunk = parts.target.moved(shape.weight_bytes) / self.blocks, cycles / self.per_block
+        whole = shape.lines is not None  # their weights come at once
+        most = (
+            np.maximum(parts.chunks.limit[self.chunk] // parts.config.n // 2, 1) if not whole else np.int64(1)
+        )
+        cut = weight_parts(chunk, most, parts.target)
+        by_rows = parts.inputs and shape.pointwise
+        rows = np.where((self.block == 1) & ~self.chunked & by_rows, _frame(parts.rows[self.size]), 0)
+        first = self.a_load / row_parts(chunk, rows, parts.target) + weights / self.per_block / cut
+        # What the first box has to load, up to its first block or its last one, beside what the array does meanwhile.
+        group = np.minimum(self.group, self.blocks)
+        behind = weights - cycles + instructions / self.spatial / self.blocks
+        each = np.where(self.chunked, 0.0, self.a_load) + np.maximum(behind, behind * group)
+        each = each + chunk / np.maximum(cut, row_parts(chunk, rows, parts.target))
+        return np.maximum(first, each) + overheads.ENDS
+
+    def _tail(self, vec: Array, stores: Array) -> tuple[Array, Array]:
+        """Cycles behind the last product: requantisation of the last block; and behind that the last STORE, of those of
+        the last part, each of half the tiles that are left, from the middle of their requantisation on."""
+        parts, tiles = self.parts, self.parts.tiles
+        tile, out = vec / tiles / self.spatial, stores / tiles / self.spatial
+        before = np.zeros_like(tile)
+        if self.shape.pointwise and self.shape.parts == 1:
+            rows = _frame(parts.rows[self.size])
+            apart = ~self.chunked & (self.a_count > 1) & (self.group * self.per_block <= self.b_count)
+            last = last_rows(rows, self.spatial, self.shape)
+            share = np.where(apart, last, rows) / rows
+            # The other rows of a last tile are not done either when the array is done with few tiles of these.
+            array = self.shape.steps * parts.config.n
+            before = np.where(share < 1, np.maximum((tile + out) * (1 - share) - array, 0.0), 0.0)
+            tile, out = tile * share, out * share
+        if not self.shape.leaves_in_parts:
+            return before + tile * self.block, out * self.store + overheads.ENDS
+        left = out * self.store - tile * self.store / 2
+        return before + tile * self.block, np.maximum(out, left) + overheads.ENDS
 
     def found(self, index: int) -> Found:
         """The plan whose cycles are ``cycles[index]``."""

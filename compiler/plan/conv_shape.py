@@ -138,6 +138,17 @@ class ConvShape:
         return self.window.kernel[1], self.window.stride[1], self.window.dilation[1]
 
     @property
+    def pointwise(self) -> bool:
+        """Whether it is a product: rows of A are pixels of one row, one after the other."""
+        window = self.window
+        return (
+            window.kernel == window.stride == (1, 1)
+            and window.pad == (0,) * 4
+            and self.h == 1
+            and not self.pooled
+        )
+
+    @property
     def planes(self) -> int:
         """Bytes of an input element, and sums of an output: all products are computed for each."""
         return len(self.fills)
@@ -188,6 +199,22 @@ class ConvShape:
     def rows(self, conv: Box) -> int:
         """Rows of the accumulator for a box of outputs of a tile."""
         return conv.h * (conv.w + self.more) * self.planes
+
+    def requantised(self, pixels: float) -> tuple[float, int]:
+        """Of a tile of so many final outputs: what the vector unit reads, and how many instructions it takes."""
+        groups = self.config.groups
+        reads = max(len(self.kernel_ops), 1) * self.pool.kernel[0] * self.pool.kernel[1] * groups
+        if self.op.epilogue is None:
+            return pixels * reads, 1
+        return pixels * (reads + groups + (self.residual is not None)), 2
+
+    @property
+    def leaves_in_parts(self) -> bool:
+        """Whether some channels of a pixel at a time may leave: where these are no whole beats of the bus, which takes
+        longer for them than for all at once, only of many and if memory is as fast as the bus."""
+        bus, beat = self.config.bus_bytes, self.target.beat
+        aligned = self.dst.pixel_pitch % bus == 0 == self.config.n % bus
+        return self.dst.resident is None and (aligned or (beat == 1.0 and len(self.tiles) > 2))
 
     @property
     def outputs(self) -> tuple[int, int]:

@@ -58,6 +58,11 @@ def reason(op: Conv, config: Config, cycles: int) -> str | None:
     return next((name for name, bound in named.items() if bound + ends(config) >= 0.7 * cycles), None)
 
 
+def filled(op: Conv, config: Config) -> float:
+    """The longest of all bounds, with the ends of a program: its roofline with fill counted."""
+    return max(roofline(op, config), _alone(op, config), *bounds(op, config).values()) + ends(config)
+
+
 def bounds(op: Conv, config: Config) -> dict[str, float]:
     """Cycles that a layer takes at least, by the name of the reason."""
     return {
@@ -262,6 +267,20 @@ def random_layer(rng: np.random.Generator, config: Config) -> Conv:
         if op is not None and op.macs > 1_000_000 and _vectors(op, config, config.n) < 400_000:
             weight = rng.integers(-127, 128, op.weight.shape, np.int8).astype(np.int16)
             return dataclasses.replace(op, weight=weight)
+
+
+def small_layer(rng: np.random.Generator) -> Conv:
+    """A product whose sizes are multiples of 8 up to 256, or anything up to that; or a convolution of a small image."""
+    if rng.random() < 0.5:
+        step = 8 if rng.random() < 0.5 else 1
+        rows, cin, out = (step * int(size) for size in rng.integers(1, 256 // step + 1, 3))
+        return convolution(whole("x", (1, 1, rows, cin), "input"), out)
+    while True:
+        kernel, stride = int(rng.choice([1, 3, 3, 5])), int(rng.choice([1, 1, 2]))
+        window = Window((kernel, kernel), (stride, stride), (1, 1), (kernel // 2,) * 4)
+        h, w, cin, out = _size(rng, 48), _size(rng, 48), _size(rng, 128), _size(rng, 128)
+        if min(window.output(h, w)) > 0 and h * w * cin * out * kernel**2 < 1 << 26:
+            return convolution(whole("x", (1, h, w, cin), "input"), out, window)
 
 
 def _size(rng: np.random.Generator, most: int) -> int:
