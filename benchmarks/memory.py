@@ -1,6 +1,8 @@
-"""What plans for the memory there is are worth: ResNet-18 behind memories of 1 to 16 bytes a cycle.
+"""What plans for the memory there is are worth: networks behind memories of 1 to 16 bytes a cycle.
 
-    python benchmarks/memory.py [CONFIG ...]
+    python benchmarks/memory.py [--network resnet18] [CONFIG ...]
+
+`resnet18` is the network of `network.py`; all others are those of `zoo.py`.
 
 Columns: cycles of the program that is planned for a memory as fast as the bus, and of the one that is planned for the
 memory that it runs behind, by the cycle model, with the bytes that they move.
@@ -8,10 +10,14 @@ memory that it runs behind, by the cycle model, with the bytes that they move.
 
 from __future__ import annotations
 
+import argparse
 import sys
 
+import numpy as np
+import zoo
 from network import resnet18
 
+import weft
 from weft.compiler.backend import compile_segment
 from weft.configurations import configuration
 from weft.hdl.isa.config import Config
@@ -22,8 +28,13 @@ from weft.sim.timing import TimingDevice
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
-def measured(config: Config, planned: float | None, bandwidth: float) -> tuple[int, float]:
+def measured(network: str, config: Config, planned: float | None, bandwidth: float) -> tuple[int, float]:
     """Cycles, and megabytes moved."""
+    if network != "resnet18":
+        program = weft.compile(zoo.quantised(network), config, memory=planned or config.bus_bytes)
+        given = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
+        report = program.run(given, on="timing", latency=30, bandwidth=bandwidth).report
+        return report["cycles"], report["dram_bytes"] / 1e6
     image = Image(compile_segment(resnet18(), config, bandwidth=planned))
     device = TimingDevice(config, image.memory_bytes, latency=30, bytes_per_cycle=bandwidth)
     image.run(device, {})
@@ -33,13 +44,19 @@ def measured(config: Config, planned: float | None, bandwidth: float) -> tuple[i
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--network", default="resnet18")
+    parser.add_argument("configs", nargs="*", default=["default", "ulx3s-85f"])
+    options = parser.parse_args()
     print("| configuration | bytes a cycle | planned for the bus | MB | planned for the memory | MB | less |")
     print("|---|---|---|---|---|---|---|")
-    for name in sys.argv[1:] or ["default", "ulx3s-85f"]:
+    for name in options.configs:
         config = configuration(name)
         for bandwidth in BANDWIDTHS:
-            before, much = measured(config, None, bandwidth)
-            after, little = measured(config, bandwidth, bandwidth)
+            before, much = measured(options.network, config, None, bandwidth)
+            after, little = measured(options.network, config, bandwidth, bandwidth)
             print(
                 f"| `{name}` | {bandwidth:g} | {before:,} | {much:.1f} | {after:,} | {little:.1f} | "
                 f"{1 - after / before:.1%} |",

@@ -1,8 +1,9 @@
 """Results that stay on chip from operator to operator: where in the scratchpad, and what is left beside them.
 
-A resident result is, whole, in banks at one end of the scratchpad from the operator that makes it to the last one that
-reads it, if convolutions, poolings, sums and the like follow each other; what lies between is left for their weights
-and other operands. It costs them room, and saves the bus a STORE and LOADs: the estimate decides.
+A resident result is, whole, in the scratchpad from the operator that makes it to the last one that reads it, if these
+follow each other and use what is on chip: convolutions, and operators of the vector unit. It is in banks at one end, or
+in what others leave of theirs; what lies between is left for weights and other operands. It costs these room, and saves
+the bus a STORE and LOADs: the estimate decides.
 """
 
 from __future__ import annotations
