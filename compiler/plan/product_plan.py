@@ -146,8 +146,11 @@ def _around(
         b = _load(target, op.b, op.columns, columns, (op.depth, split)) * b_times
         loads = across * chunks
     else:
-        each = max(op.depth * target.run(min(n, op.columns)), chunks * ceil_div(split, n) * n)
-        b, loads = groups * each * b_times, groups * chunks
+        width = min(columns, op.columns)
+        part = min(config.transposed_vectors * n, width)
+        bus = _runs(target, op.b, op.depth, split, (op.columns, part))
+        b = max(bus, groups * chunks * ceil_div(split, n) * n) * b_times
+        loads = across * ceil_div(width, part) * chunks
     out = _runs(target, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
     vector = groups * op.rows * config.groups + down * across * overheads.vec_start(config)
     instructions = matrices * down * across * (passes(op, config) * chunks + 2)

@@ -246,6 +246,17 @@ def test_one_query_takes_keys_in_pairs_where_sums_do_not_wait() -> None:
     assert (chosen.pairs, chosen.last_parts, chosen.sums[2]) == (True, 4, 2)
 
 
+def test_steps_of_two_tiles_are_no_pair_where_there_is_room_for_the_sums_of_one() -> None:
+    """25 steps a tile: a pair would begin the next tile's sums ahead of the division by those before."""
+    short = PRESETS["small"].replace(accumulator_banks=2, accumulator_depth=16)
+    op = attention(1, 200, 64, heads=4, kv_heads=2)
+    chosen = plan(op, Target(short))
+    assert chosen is not None
+    assert (chosen.scores[2], chosen.sums[2], chosen.block) == (2, 1, 8)
+    inputs = random_inputs(np.random.default_rng(5), op)
+    assert np.array_equal(run(op, inputs, short), run(op, inputs, PRESETS["small"]))
+
+
 def test_layouts_of_heads_give_the_same() -> None:
     """Heads as channels or as images are the same numbers in another order."""
     rng = np.random.default_rng(6)

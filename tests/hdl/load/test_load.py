@@ -146,6 +146,8 @@ CASES = {
                                     fill=-7, dst_pixel=1, dst_row=12),
     "windows of several vectors": Load(rows=3, row_pitch=40, pixels=9, pitch=3, length=11, before=5, run=20,
                                        fill=9, dst_vector=1, dst_pixel=3, dst_row=27),
+    "windows of several vectors, run short": Load(rows=3, row_pitch=64, pixels=15, pitch=3, length=23, run=40, fill=5,
+                                                  dst_vector=1, dst_pixel=6, dst_row=90),
     "windows with a wide pitch": Load(rows=2, row_pitch=64, pixels=4, pitch=10, length=13, before=3, run=40,
                                       fill=1, dst_vector=4, dst_pixel=1, dst_row=16),
     "vectors of fill ahead": Load(rows=2, row_pitch=9, pixels=8, pitch=5, length=5, before=21, run=9, fill=3,
