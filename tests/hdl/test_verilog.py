@@ -61,7 +61,8 @@ def test_yosys_synthesises_for_ecp5(tmp_path: Path) -> None:
 
 
 class Broken(wiring.Component):
-    out: Out(1)
+    def __init__(self) -> None:
+        super().__init__({"out": Out(1)})
 
     def elaborate(self, platform: object) -> Module:
         assert not gc.isenabled()
