@@ -19,6 +19,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.verilog import generate
 from weft.runtime import Image
+from weft.sim.compiled.device import CompiledDevice
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice, build_model
 
@@ -49,11 +50,15 @@ def main() -> int:
         seconds = time.perf_counter() - begin
         cycles = rtl.counters()[Counter.CYCLES]
     print(f"| RTL simulation, whole program {shape.name} | {cycles / seconds:,.0f} cycles/s |", flush=True)
-    golden = GoldenDevice(config, image.memory_bytes)
-    begin = time.perf_counter()
-    image.run(golden, inputs)
-    seconds = time.perf_counter() - begin
-    print(f"| golden interpreter, the same program | {shape.macs / seconds / 1e9:.2f} GMAC/s |")
+    for what, kind in (
+        ("golden interpreter", GoldenDevice),
+        ("golden interpreter, compiled", CompiledDevice),
+    ):
+        golden = kind(config, image.memory_bytes)
+        begin = time.perf_counter()
+        image.run(golden, inputs)
+        seconds = time.perf_counter() - begin
+        print(f"| {what}, the same program | {shape.macs / seconds / 1e9:.2f} GMAC/s |")
     return 0
 
 

@@ -18,8 +18,10 @@ public:
         if (!find_cells(s, op) || !reaches_a(s, op) || !reaches_b<N>(s, op)) return false;
         if (op.align && op.alignment + steps_ * rows_ > s.alignment_count) return false;
         for (int k = 0; k < N; k++) padding_[k] = int8_t(op.pad);
-        // Tiles with the same rows of A are multiplied together, unless they share rows of C: then their order counts.
-        const int64_t together = op.a_nt || shared_ || op.depthwise ? 1 : std::max(1, MOST_COLUMNS / N);
+        // Tiles with the same rows of A are multiplied together. Those that align what is in shared rows of C follow each
+        // other; else sums are added tile by tile in any case.
+        const bool apart = op.a_nt || op.depthwise || (op.align && shared_);
+        const int64_t together = apart ? 1 : std::max(1, MOST_COLUMNS / N);
         for (int64_t tile = 0; tile < op.nt; tile += together) {
             const int64_t tiles = std::min(together, op.nt - tile);
             width_ = (tiles * N + LANES - 1) / LANES * LANES;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from pathlib import Path
@@ -57,6 +58,21 @@ def test_yosys_synthesises_for_ecp5(tmp_path: Path) -> None:
     assert "MULT18X18D" in stat
     assert "DP16KD" in stat
     assert "$mul" not in stat
+
+
+class Broken(wiring.Component):
+    def __init__(self) -> None:
+        super().__init__({"out": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+
+
+def test_garbage_collection_goes_on_behind_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        generate(Broken(), name="broken")
+    assert gc.isenabled()
 
 
 def test_yosys_errors_carry_the_log(tmp_path: Path) -> None:

@@ -11,8 +11,22 @@ import numpy as np
 import pytest
 from support.random_programs import MEMORY, Generator
 
-from weft.hdl.isa import End, Instruction, Kernel, Load, Lookup, Microcode, Mm, Softmax, Table, Vec
+from weft.hdl.isa import (
+    End,
+    Instruction,
+    Kernel,
+    Load,
+    Lookup,
+    Microcode,
+    MicroOp,
+    Mm,
+    Normalise,
+    Softmax,
+    Table,
+    Vec,
+)
 from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.kernel import Op
 from weft.sim.compiled import device as compiled
 from weft.sim.compiled.device import CompiledDevice, golden_device
 from weft.sim.device import DeviceError
@@ -102,6 +116,33 @@ def test_large_products(preset: str, seed: int) -> None:
         one.start(0)
         one.wait()
     equal(device, golden)
+
+
+HALVES: dict[str, tuple[Instruction, ...]] = {
+    "vec": (Vec(oy=64, src_oy=1, dst=200, dst_oy=1, params=100),),
+    # 2**15 times the source is divided by 2**16.
+    "normalise": (Normalise(oy=64, src_oy=1, dst=200, dst_oy=1, exponent=7),),
+    "kernel": (
+        Microcode(op0=MicroOp(op=Op.MUL, a_memory=1, b_immediate=1, immediate=1, shift=2, d_memory=1, end=1).encode()),
+        Kernel(oy=64, src_oy=1, dst=200, dst_oy=1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_go_to_the_even(name: str) -> None:
+    config = PRESETS["tiny"].replace(kernel=16)
+    golden, device = GoldenDevice(config, MEMORY), CompiledDevice(config, MEMORY)
+    for one in (golden, device):
+        one.accumulator[:] = np.random.default_rng(1).integers(-200, 200, one.accumulator.shape)
+        one.memories.sums[:] = 256
+        words = [1 << 32 | shift << 56 for shift in range(config.n)]  # mantissa 1
+        one.scratchpad[100:108] = np.array(words, "<u8").view(np.int8).reshape(config.n, 8).T
+        one.write(0, b"".join(item.encode() for item in (*HALVES[name], End())))
+        one.start(0)
+        one.wait()
+    equal(device, golden)
+    assert np.unique(golden.scratchpad[200:264]).size > 50
 
 
 @pytest.mark.parametrize(
