@@ -79,12 +79,15 @@ class Fabric:
         Makes a RAM of 16K words of 16 bits at a port.
     lut_ram : bool
         Whether LUTs can be small memories.
+    reads_alone : bool
+        Whether a pad of a bidirectional port may be one that is only read.
     """
 
     multipliers: Multipliers = INFERRED
     global_buffer: Callable[[Signal, Signal], Instance] | None = None
     single_port_ram: Callable[[RamPort], Instance] | None = None
     lut_ram: bool = True
+    reads_alone: bool = True
 
     @property
     def queues(self) -> tuple[int, int]:
