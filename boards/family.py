@@ -81,6 +81,8 @@ class Fabric:
         Whether LUTs can be small memories.
     start_up : float
         Seconds after configuration until block RAM can be read.
+    reads_alone : bool
+        Whether a pad of a bidirectional port may be one that is only read.
     """
 
     multipliers: Multipliers = INFERRED
@@ -88,6 +90,7 @@ class Fabric:
     single_port_ram: Callable[[RamPort], Instance] | None = None
     lut_ram: bool = True
     start_up: float = 0.0
+    reads_alone: bool = True
 
     @property
     def queues(self) -> tuple[int, int]:

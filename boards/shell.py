@@ -126,7 +126,10 @@ class Shell(Elaboratable):
         m.submodules.flash_clk = clock = io.DDRBuffer("o", pads.clk)
         m.submodules.flash_cs = select = io.FFBuffer("o", pads.cs)
         m.submodules.flash_dq0 = first = io.FFBuffer("io", pads.dq[0])
-        m.submodules.flash_dq1 = second = io.FFBuffer("i", pads.dq[1])
+        alone = self.board.family.fabric.reads_alone
+        m.submodules.flash_dq1 = second = io.FFBuffer("i" if alone else "io", pads.dq[1])
+        if not alone:
+            m.d.comb += [second.o.eq(0), second.oe.eq(0)]
         m.d.comb += [
             clock.o[0].eq(0),
             clock.o[1].eq(flash.clk),

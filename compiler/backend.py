@@ -60,7 +60,7 @@ class DeviceProgram:
 
     The area behind base register 0 holds `constants` at offset 0 and the encoded instructions at `entry`. `offsets` and
     `buffers` locate each buffer behind the register of its kind, but for those that are only on chip.
-    `rows` are those input buffers that hold rows side by side. `compact` is as `weft.compiler.machine.areas.Areas` has it.
+    `rows` are those input buffers that hold rows side by side. `compact` is as in `weft.compiler.machine.areas.Areas`.
     """
 
     name: str
@@ -138,9 +138,9 @@ def compile_segment(
     plain_inputs : bool
         Take all inputs in NHWC order; without it the host may have to lay rows of them side by side.
     room : int
-        Bytes of memory beside constants and code, if it is small: inputs and outputs share it with temporaries then, and
-        sums take the place of an operand, as far as possible. The host must write all inputs before each run. Not
-        without `reuse`.
+        Bytes of memory beside constants and code, if it is small: inputs and outputs share it with temporaries then,
+        and sums take the place of an operand, as far as possible. The host must write all inputs before each run.
+        Not without `reuse`.
     progress : callable
         Called with the name of each operator before it is lowered.
     choose : Chooser

@@ -70,6 +70,7 @@ def compile(  # the public name, and what it does
     memory : float or str
         The memory that the program is planned for: bytes a cycle, or a board's name. By default it is that of the board
         whose name `config` is; else it is as fast as the bus is wide. The program computes the same behind any memory.
+        Where it is a board's that is inside the FPGA, values share it as far as they can.
     progress : callable
         Told the name of every operator before it is lowered.
     reuse : bool

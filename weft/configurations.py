@@ -74,7 +74,7 @@ def memory_of(memory: float | str | None, config: str | os.PathLike[str] | Confi
 
 
 def room_of(memory: float | str | None, config: str | os.PathLike[str] | Config) -> int | None:
-    """The bytes of the memory that `memory_of` speaks of, if it is inside a board's FPGA, where each counts; else None."""
+    """The bytes of the memory that `memory_of` speaks of, if it is inside a board's FPGA and small; else None."""
     from weft.boards.board import MemoryKind
 
     named = config if memory is None else memory

@@ -10,7 +10,7 @@ from typing import ClassVar
 from amaranth.hdl import Const, Instance, Module, Signal
 from amaranth.lib import io
 
-from weft.boards.family import Family, counted
+from weft.boards.family import Fabric, Family, counted
 from weft.boards.pll import nearest
 from weft.boards.tools import yowasp
 
@@ -104,6 +104,8 @@ GOWIN = Family(
         "ram": {"SP": 1, "SPX9": 1, "SDPB": 1, "SDPX9B": 1, "DPB": 1, "DPX9B": 1, "pROM": 1, "pROMX9": 1},
     }),
     placed={"lut": "LUT4", "ff": "DFF", "ram": "BSRAM"},
+    # nextpnr refuses a bidirectional port behind an input buffer.
+    fabric=Fabric(reads_alone=False),
     notes=(
         "nextpnr knows no delays inside DSP blocks: 80 % of its clock is believed",
         "LUTs placed include those that only lead to a flip-flop",

@@ -34,8 +34,8 @@ BASE_OF_KIND = {
     "temp": TEMPS, "input": INPUTS, "output": OUTPUTS, "pages": PAGES, "table": TABLES, "state": STATES,
 }  # fmt: skip
 COMPACT_KINDS = ("temp", "input", "output")
-"""Buffers that share the area of `TEMPS` in compact programs: inputs are there until they are read, outputs once they are
-written."""
+"""Buffers that share the area of `TEMPS` in compact programs: inputs are there until they are read, outputs once they
+are written."""
 
 
 def base_of(kind: str, compact: bool) -> int:
@@ -235,8 +235,8 @@ class Allocation:
     """DRAM offsets of buffers by name; temporaries whose lifetimes do not meet share space.
 
     Those that are `resident` have none: they are in the scratchpad, at these addresses. Operators whose indices are in
-    `overlapped` live as long as those behind them. In `compact` programs inputs and outputs share space with temporaries,
-    and sums take the place of what they are the last to read, as `weft.compiler.machine.in_place` has it.
+    `overlapped` live as long as those behind them. In `compact` programs inputs and outputs share space with
+    temporaries, and sums take the place of what they are the last to read, as `weft.compiler.machine.in_place` has it.
     """
 
     def __init__(
@@ -305,8 +305,8 @@ class Allocation:
 
 
 def _packed(buffers: Iterable[Buffer], first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
-    """Offsets: of each buffer in turn the lowest that is free over its lifetime, from operator `first` to `last`; in use
-    all the time if these are empty."""
+    """Offsets: of each buffer in turn the lowest that is free over its lifetime, from operator `first` to `last`; in
+    use all the time if these are empty."""
     offsets: dict[str, int] = {}
     placed: list[tuple[int, int, Buffer]] = []
     for buffer in buffers:

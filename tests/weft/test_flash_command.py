@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support import tiny_shapes
 
 import weft
 from weft import cli
@@ -120,3 +122,32 @@ def test_every_board_with_flash_has_a_programmer_for_it() -> None:
         words = command(board, Path("x.bin"), offset=board.flash.offset, installed=False)
         assert words[-1] == "x.bin"
         assert str(board.flash.offset) in words
+
+
+FITTING = {"icebreaker": tuple(tiny_shapes.NETWORKS), "tang-primer-20k": tuple(tiny_shapes.NETWORKS)[:3]}
+"""Of the shapes of MLPerf Tiny's networks, those for which boards have memory beside code and weights."""
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_networks_that_small_boards_have_room_for(name: str) -> None:
+    board = find(name)
+    for network, make in tiny_shapes.NETWORKS.items():
+        program = weft.compile(make(), name)
+        (part,) = program.device_programs
+        assert (part.areas.values_bytes <= board.memory.size) is (network in FITTING[name]), network
+        if network in FITTING[name]:
+            assert part.areas.memory_bytes > board.memory.size
+            flash_image(program, board)
+
+
+def test_sums_behind_convolutions_where_memory_is_short() -> None:
+    """Of the image classifier on the Primer, which has just enough: results are those of a program with room."""
+    model = tiny_shapes.image_classification()
+    tight, plain = (
+        weft.compile(model, config) for config in ("tang-primer-20k", find("tang-primer-20k").config)
+    )
+    assert tight.device_programs[0].areas.values_bytes == 32 << 10
+    (name, (dtype, shape)), = tight.inputs.items()  # fmt: skip
+    inputs = {name: np.random.default_rng(1).integers(-128, 128, shape).astype(dtype)}
+    found, expected = tight.run(inputs).outputs, plain.run(inputs).outputs
+    assert all(np.array_equal(found[key], value) for key, value in expected.items())

@@ -160,3 +160,24 @@ def test_saved_programs_stay_compact(tmp_path) -> None:
     assert dataclasses.replace(program.device_programs[0], compact=False).areas.bases != (
         program.device_programs[0].areas.bases
     )
+
+
+def test_inputs_are_there_from_the_start() -> None:
+    """Until they are read, however late that is; and outputs until the end, however early they are written."""
+    x, late = whole("x", SHAPE, "input"), whole("late", SHAPE, "input")
+    t0, t1, t2 = (whole(f"t{index}", SHAPE, "temp") for index in range(3))
+    early, y = whole("early", SHAPE, "output"), whole("y", SHAPE, "output")
+    ops = [
+        convolution(x, 8).replace(dst=t0),
+        convolution(t0, 8).replace(dst=early),
+        convolution(t0, 8).replace(dst=t1),
+        Add("add", t1, late, t2, 0.5, 0.5),
+        convolution(t2, 8).replace(dst=y),
+    ]
+    made = Allocation(ops, compact=True).offsets
+    size = t0.buffer.size
+    for name, others in {
+        "late": ("x", "t0", "t1", "early"),
+        "early": ("t0", "t1", "t2", "late", "y"),
+    }.items():
+        assert all(abs(made[name] - made[other]) >= size for other in others), name
