@@ -50,7 +50,9 @@ def places(
     """Two images of the device's part that differ in where inputs and outputs lie; None if there cannot be two. `find`
     tells where the device keeps code and constants, as `Device.kept` does."""
     parts = [part for part in program.segments if isinstance(part, DeviceProgram)]
-    if len(parts) != 1 or program.states:
+    if (
+        len(parts) != 1 or program.states or parts[0].compact
+    ):  # inputs of compact programs lie among temporaries
         return None
     (part,) = parts
     if {buffer.kind for buffer in part.buffers.values()} - {"input", "output", "temp"}:

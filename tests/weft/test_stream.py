@@ -119,6 +119,19 @@ def test_one_ends_before_the_next_begins_where_memory_is_small() -> None:
         assert device.log[device.log.index("start") :][:2] == log
 
 
+def test_inputs_among_temporaries_stay_where_they_are() -> None:
+    """Programs for boards whose memory is small: what the next run needs would be written over."""
+    program = weft.compile(small(), "icebreaker")
+    assert all(part.compact for part in program.device_programs)
+    assert places(program, 1 << 30) is None
+    runs = [feeds(small(), np.random.default_rng(seed)) for seed in range(3)]
+    wanted = [program.run(inputs).outputs for inputs in runs]
+    device = GoldenDevice(program.config, 4 * need(program))
+    for result, expected in zip(stream(program, runs, device), wanted, strict=True):
+        for output, array in expected.items():
+            assert np.array_equal(result.outputs[output], array)
+
+
 def test_states_go_on() -> None:
     ring = Ring(taps=3, channels=4)
     program = weft.compile(ring.build(), CONFIG)
