@@ -26,7 +26,7 @@ KINDS = (Conv, Pool, Add, Multiply, Rescale)
 
 
 def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
-    """Results stay on chip from convolution to convolution where that saves DRAM and costs no time.
+    """Results stay on chip from operator to operator where that saves DRAM and costs no time.
 
     Both are by estimate, for one result after the other.
     """
