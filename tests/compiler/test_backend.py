@@ -113,7 +113,7 @@ def test_fused_and_one_after_the_other(fused: bool, config: Config) -> None:
     for _ in range(12):
         op = with_more(rng, random_conv(rng))
         segment = segment_of(*(op,) if fused else apart(op))
-        program = compile_segment(segment, config, passes=AS_GIVEN)
+        program = compile_segment(segment, config, passes=AS_GIVEN, reuse=False)
         assert [layer.name for layer in program.layers] == [item.name for item in segment.ops]
         in_memory = compile_segment(segment, config, passes=AS_GIVEN, reuse=False).buffers
         assert ("m" in in_memory) is not fused

@@ -11,7 +11,7 @@ from support.op_cases import convolution, random_convolutions, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pool, View, Window
+from weft.compiler.ir.graph import Add, Conv, DeviceOp, DeviceSegment, Pad, View, Window
 from weft.compiler.machine.target import Target
 from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.pipeline import PIPELINE
@@ -103,23 +103,23 @@ def not_cut() -> dict[str, tuple[DeviceOp, ...]]:
     rows = View(expand.dst.buffer, (1, 39, 40, 48), y=1)
     outside = conv("other", expand.dst, 8, kind="output")
     kept, last = (whole(name, expand.dst.shape, "output") for name in ("expand", "y"))
-    pool = Pool("pool", depthwise.dst, whole("p", (1, 20, 20, 48), "output"), "max", Window((2, 2), (2, 2)))
+    pad = Pad("pad", depthwise.dst, whole("p", (1, 42, 40, 48), "output"), Window(pad=(1, 0, 1, 0)), 3)
     return {
         "read by an operator behind": (expand, depthwise, outside.replace(dst=whole("z", outside.dst.shape, "output"))),
         "an output": (expand.replace(dst=kept), depthwise.replace(src=kept, dst=last)),
         "read in part": (expand, conv("y", rows, 8, kind="output")),
-        "a pooling between": (expand, depthwise, pool),
+        "a pad between": (expand, depthwise, pad),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", not_cut())
 def test_other_chains_are_not_cut(case: str) -> None:
-    """Of the last of them a part is, which ends where the pooling begins."""
+    """Of the last of them a part is, which ends where the pad begins."""
     segment = DeviceSegment("s", not_cut()[case])
     found = depth_first(segment, Planner(Target(SMALL, 1.0)))
     names = {op.name for at in found.strips for op in found.ops[at.first : at.stop]}
     assert names <= (
-        {"expand", "depthwise"} if case in ("a pooling between", "read by an operator behind") else set()
+        {"expand", "depthwise"} if case in ("a pad between", "read by an operator behind") else set()
     )
     program = compile_segment(segment, SMALL, bandwidth=1.0)
     compare(program, segment, inputs(program), SMALL, temps=False)
