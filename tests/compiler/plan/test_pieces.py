@@ -60,7 +60,11 @@ def test_tiles_cover_all_groups(groups: int, cin: int, out: int, share: int, n: 
         (PRESETS["large"], (4, 18, 49, 14), 4),  # no runs of 18 and of 17 bytes for each pixel
         (PRESETS["small"], (2, 12, 37, 14), 2),
         (PRESETS["default"], (2, 25, 47, 7), 1),  # too little to win
-        (PRESETS["large"].replace(lanes=16), (4, 54, 9, 4), 2),  # tiles of weights take longer to come in than few rows
+        (
+            PRESETS["large"].replace(lanes=16),
+            (4, 54, 9, 4),
+            2,
+        ),  # tiles of weights take longer to come in than few rows
         (PRESETS["default"].replace(lanes=1), (3, 10, 39, 14), 1),  # the vector unit sets the pace either way
     ],
 )
