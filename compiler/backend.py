@@ -156,7 +156,7 @@ def compile_segment(
     planned = run_passes(wanted, segment, Planner(target, choose), watch)
     compact = room is not None and reuse
     program = _lowered(planned, target, reuse=reuse, compact=compact, progress=progress)
-    if compact and program.areas.values_bytes > room:
+    if room is not None and compact and program.areas.values_bytes > room:
         planned = run_passes(wanted, segment, Planner(target, choose, tight=True), watch)
         tight = _lowered(planned, target, reuse=reuse, compact=compact, progress=progress)
         program = min(program, tight, key=lambda item: item.areas.values_bytes)
