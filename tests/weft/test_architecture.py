@@ -19,7 +19,7 @@ ALLOWED = {
     "hdl": ("weft.hdl",),
     "compiler": ("weft.compiler", "weft.hdl.checker", "weft.hdl.errors", "weft.hdl.files", "weft.hdl.isa"),
     "sim": ("weft.sim", "weft.hdl"),
-    "boards": ("weft.boards", "weft.hdl", "weft.sim.device", "weft.sim.sdram"),
+    "boards": ("weft.boards", "weft.hdl", "weft.sim.device", "weft.sim.sdram", "weft.sim.spi_flash"),
 }
 """What a room may import of ours."""
 SOURCES = [path for room in (*ROOMS, "weft") for path in sorted((ROOT / room).rglob("*.py"))]

@@ -113,7 +113,7 @@ def test_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 def test_benchmark_on_boards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seed in zip(list(mlperf_tiny.NETWORKS.values())[:4], range(4), strict=True):
         Path(name).write_bytes(tflite_networks.convolutions(seed))
-    small = replace(BOARDS["icebreaker"], memory=Memory(MemoryKind.SPRAM, 4096))
+    small = replace(BOARDS["icebreaker"], memory=Memory(MemoryKind.SPRAM, 4096), flash=None)
     chosen = ("ulx3s-12f", "ulx3s-25f", "ulx3s-85f", "tang-primer-20k")
     boards = {name: BOARDS[name] for name in chosen} | {"icebreaker": small}
     monkeypatch.setitem(BOARDS, "icebreaker", small)
