@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.compiler.ir.graph import Conv, DeviceOp, DeviceSegment, Region, View
 from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import STRIDE_MAX
 from weft.compiler.operators.record import Cost, operator_of
@@ -34,7 +35,9 @@ def keep_resident(segment: DeviceSegment, planner: Planner) -> DeviceSegment:
         before = cost_of(segment, alive, planner) if alive else None
         for kept in placements(segment, index, planner) if before else ():
             after = cost_of(kept, alive, planner)
-            if after and before and after.cycles <= before.cycles and after.traffic < before.traffic:
+            # In memory, a result is stored to its end and loaded from its start: nothing overlaps there.
+            apart = overheads.ENDS
+            if after and before and after.cycles <= before.cycles + apart and after.traffic < before.traffic:
                 segment = kept
                 break
     return segment
