@@ -11,9 +11,9 @@ the share of output bytes that differ, and by how much at most.
 
     python benchmarks/mlperf_tiny.py FOLDER --boards
 
-prints milliseconds by network and board instead, each with the board's own configuration, at its clock and behind its
-memory, as the cycle model has it; or how much memory a network needs that does not fit a board's. A share of the nodes
-stands behind networks of which the host runs a part.
+prints milliseconds by network and board instead, with that of the demonstration ahead of them, each with the board's own
+configuration, at its clock and behind its memory, as the cycle model has it; or how much memory a network needs that
+does not fit a board's. A share of the nodes stands behind networks of which the host runs a part.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from weft.boards.board import Board
 from weft.boards.registry import BOARDS
 from weft.errors import FileError
 from weft.estimate import Estimate, estimate
+from weft.examples import digits
 from weft.hdl.isa.config import Config
 
 NETWORKS = {
@@ -135,8 +136,8 @@ def boards_table(folder: Path) -> None:
     ]
     print(f"| network | {' | '.join(titles)} |")
     print("|---" * (len(groups) + 1) + "|")
-    for name, path in models(folder).items():
-        made = estimate(path, [group[0].name for group in groups])
+    for name, model in {"handwritten digits": digits.model(), **models(folder)}.items():
+        made = estimate(model, [group[0].name for group in groups])
         print(f"| {name} | {' | '.join(map(told, made))} |", flush=True)
 
 
