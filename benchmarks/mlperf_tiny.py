@@ -11,9 +11,9 @@ the share of output bytes that differ, and by how much at most.
 
     python benchmarks/mlperf_tiny.py FOLDER --boards
 
-prints milliseconds by network and board instead, with that of the demonstration ahead of them, each with the board's own
-configuration, at its clock and behind its memory, as the cycle model has it; or how much memory a network needs that
-does not fit a board's. A share of the nodes stands behind networks of which the host runs a part.
+prints milliseconds by network and board instead, with the demonstration's network ahead of the others. Each board has
+its own configuration, its clock, and its memory as the cycle model has it; where a network does not fit, the table says
+how much memory it needs. A share of the nodes stands behind networks of which the host runs a part.
 """
 
 from __future__ import annotations
