@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 from weft.boards.flash_image import Directory
 from weft.boards.frames import Identity, Operation, Request
 from weft.boards.memory import BoardMemory, Transfer
+from weft.boards.polled import PolledDevice
 from weft.boards.ports import identify, open_session
 from weft.boards.registry import BOARDS, line_rates
 from weft.boards.session import ATTEMPTS, Session
 from weft.boards.spi_flash_chip import WINDOW
-from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
-from weft.sim.device import Device, DeviceError, check_base, check_program, check_range
-
-NAP = 0.01
-"""Seconds between looks at the status register, after some quick ones."""
-PATIENCE = 1_000_000
-"""Cycles over which nothing moves in a program that hangs, at least; see `weft.hdl.control.stalls.Watch`."""
-PROBE = 10_000
-"""Cycles over which a program that does not end is watched, to say what it waits for."""
-STILL = 100
-"""Looks at a counter of cycles that stands still, after which the core is not waited for."""
+from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
+from weft.sim.device import DeviceError, check_base, check_program, check_range
 
 
-class BoardDevice(Device):
+class BoardDevice(PolledDevice):
     """A `weft.sim.device.Device` that is an FPGA board on a serial port. Use `open`.
 
     Parameters
@@ -228,68 +218,12 @@ class BoardDevice(Device):
             raise DeviceError(f"the board at {self._session.name} was loaded anew meanwhile: open it again")
         self._failed, self._started = False, True
 
-    def wait(self, timeout: int | None = None) -> None:
-        """Return when the program is done; at once if none was started.
+    @property
+    def _at(self) -> str:
+        return self._session.name
 
-        Raises
-        ------
-        DeviceError
-            If it is not done after `timeout` cycles, or without a timeout, if nothing moves for `PATIENCE` cycles
-            (the message says what it waits for); if memory answers with an error, a word is no instruction, the core
-            stands still, or the board is lost.
-        """
-        watch = Watch(self.config, PATIENCE)
-        looks = still = cycles = read = 0
-        while self._started:
-            status = self._status()
-            self._raise_errors(status)
-            if status & Status.DONE:
-                self._started = False
-                return
-            before, cycles = cycles, self._cycles()
-            still = still + 1 if cycles == before else 0
-            if still >= STILL:
-                self._fail(f"the core at {self._session.name} stands still: it counts no cycles")
-            if timeout is not None and cycles >= timeout:
-                self._fail(f"the program is not done after {timeout} cycles: {self._diagnose()}")
-            if timeout is None and cycles >= read + PATIENCE // 4:
-                read = cycles
-                if watch.hangs(self.counters()):
-                    self._fail(f"the program hangs: {self._diagnose(hangs=True)}")
-            looks += 1
-            time.sleep(NAP if looks > 10 else 0)
-
-    def _raise_errors(self, status: Status) -> None:
-        message = ""
-        if status & Status.OPCODE_ERROR:
-            message = "the program holds a word that is no instruction"
-        elif status & Status.BUS_ERROR:
-            message = "memory answered with an error"
-        elif not status & (Status.BUSY | Status.DONE):
-            message = f"the board at {self._session.name} was reset while the program ran"
-        if message:
-            self._fail(message)
-
-    def _fail(self, message: str) -> NoReturn:
-        """End a run; the next one begins with a reset."""
+    def _abandon(self) -> None:
         self._failed = True
-        raise DeviceError(message)
-
-    def counters(self) -> dict[Counter, int]:
-        """The counters of the last program."""
-        words = self._read_registers(Reg.COUNTER, 8 * len(Counter))
-        return {
-            counter: int.from_bytes(words[8 * counter : 8 * counter + 8], "little") for counter in Counter
-        }
-
-    def _diagnose(self, *, hangs: bool = False) -> str:
-        """What the units did in the last cycles, from the counters."""
-        before = after = self.counters()
-        for _ in range(STILL):
-            if after[Counter.CYCLES] >= before[Counter.CYCLES] + PROBE or not self._status() & Status.BUSY:
-                break
-            after = self.counters()
-        return waits(before, after, hangs=hangs)
 
     def _reset(self) -> None:
         """Reset the core."""
@@ -297,17 +231,8 @@ class BoardDevice(Device):
         self._failed = self._started = False
         self._starts = self._session.starts
 
-    def _cycles(self) -> int:
-        return int.from_bytes(self._read_registers(counter_register(Counter.CYCLES), 8), "little")
-
-    def _status(self) -> Status:
-        return Status(self._read_register(Reg.STATUS))
-
     def _read_registers(self, address: int, size: int) -> bytes:
         return self._session.request(Request(0, Operation.READ_REGISTERS, address, size)).payload
-
-    def _read_register(self, address: int) -> int:
-        return int.from_bytes(self._read_registers(address, 4), "little")
 
     def _write_register(self, address: int, value: int) -> None:
         self._session.request(Request(0, Operation.WRITE_REGISTERS, address, 4, value.to_bytes(4, "little")))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NoReturn, Protocol, Self
+from typing import Protocol, Self
 
-from weft.hdl.control.stalls import Watch, waits
+from weft.boards.polled import PolledDevice
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
-from weft.sim.device import Device, DeviceError, check_base, check_program, check_range
+from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
+from weft.sim.device import DeviceError, check_base, check_program, check_range
 
 WORDS = 128
 """Words of an access at most: UARTBone and Etherbone count up to 255."""
@@ -20,14 +19,6 @@ ATTEMPTS = 3
 """How often what was written and does not read back is written."""
 LOOKS = 1000
 """Looks at the reset register before the core is said not to be reset."""
-NAP = 0.01
-"""Seconds between looks at the status register, after some quick ones."""
-PATIENCE = 1_000_000
-"""Cycles over which nothing moves in a program that hangs, at least; see `weft.hdl.control.stalls.Watch`."""
-PROBE = 10_000
-"""Cycles over which a program that does not end is watched, to say what it waits for."""
-STILL = 100
-"""Looks at a counter of cycles that stands still, after which the core is not waited for."""
 
 
 class Bus(Protocol):
@@ -44,7 +35,7 @@ class Bus(Protocol):
         """End the connection."""
 
 
-class LitexDevice(Device):
+class LitexDevice(PolledDevice):
     """A `weft.sim.device.Device` in a LiteX system. Use `open`, or give the addresses yourself.
 
     Nobody confirms writes, neither over a serial line nor over UDP: all that is written is read back, and written again
@@ -78,7 +69,7 @@ class LitexDevice(Device):
         self._started = False
         self._reset()
         for register, value in {Reg.MAGIC: MAGIC, Reg.VERSION: VERSION, Reg.CONFIG: config.digest}.items():
-            found = self._register(register)
+            found = self._read_register(register)
             if found != value:
                 raise DeviceError(
                     f"register {register.name} of the core at {control:#x} is {found:#x}, not {value:#x}: build the "
@@ -219,63 +210,12 @@ class LitexDevice(Device):
                 return
         raise DeviceError(f"the core at {self._control:#x} does not start")
 
-    def wait(self, timeout: int | None = None) -> None:
-        """Return when the program is done; at once if none was started.
+    @property
+    def _at(self) -> str:
+        return f"{self._control:#x}"
 
-        Raises
-        ------
-        DeviceError
-            If it is not done after `timeout` cycles, or without a timeout, if nothing moves for `PATIENCE` cycles (the
-            message says what it waits for); if memory answers with an error, a word is no instruction, the core stands
-            still or is reset, or the system does not answer.
-        """
-        watch = Watch(self.config, PATIENCE)
-        looks = still = cycles = read = 0
-        while self._started:
-            status = self._status()
-            self._raise_errors(status)
-            if status & Status.DONE:
-                self._started = False
-                return
-            before, cycles = cycles, self._cycles()
-            still = still + 1 if cycles == before else 0
-            if still >= STILL:
-                self._fail(f"the core at {self._control:#x} stands still: it counts no cycles")
-            if timeout is not None and cycles >= timeout:
-                self._fail(f"the program is not done after {timeout} cycles: {self._diagnose()}")
-            if timeout is None and cycles >= read + PATIENCE // 4:
-                read = cycles
-                if watch.hangs(self.counters()):
-                    self._fail(f"the program hangs: {self._diagnose(hangs=True)}")
-            looks += 1
-            time.sleep(NAP if looks > 10 else 0)
-
-    def counters(self) -> dict[Counter, int]:
-        """The counters of the last program."""
-        words = self._words(self._control + Reg.COUNTER, 2 * len(Counter))
-        return {counter: words[2 * counter] | words[2 * counter + 1] << 32 for counter in Counter}
-
-    def _raise_errors(self, status: Status) -> None:
-        if status & Status.OPCODE_ERROR:
-            self._fail("the program holds a word that is no instruction")
-        if status & Status.BUS_ERROR:
-            self._fail("memory answered with an error")
-        if not status & (Status.BUSY | Status.DONE):
-            self._fail(f"the core at {self._control:#x} was reset while the program ran")
-
-    def _fail(self, message: str) -> NoReturn:
-        """End a run, whatever the core still does: the next one begins with a reset."""
+    def _abandon(self) -> None:
         self._started = False
-        raise DeviceError(message)
-
-    def _diagnose(self, *, hangs: bool = False) -> str:
-        """What the units did in the last cycles, from the counters."""
-        before = after = self.counters()
-        for _ in range(STILL):
-            if after[Counter.CYCLES] >= before[Counter.CYCLES] + PROBE or not self._status() & Status.BUSY:
-                break
-            after = self.counters()
-        return waits(before, after, hangs=hangs)
 
     def _reset(self) -> None:
         """Reset the core, once memory has nothing left to do for it."""
@@ -298,15 +238,9 @@ class LitexDevice(Device):
         """A device's byte address on the system's bus."""
         return (self._origin + address) % (1 << 32)
 
-    def _cycles(self) -> int:
-        low, high = self._words(self._control + counter_register(Counter.CYCLES), 2)
-        return low | high << 32
-
-    def _status(self) -> Status:
-        return Status(self._register(Reg.STATUS))
-
-    def _register(self, register: int) -> int:
-        return self._words(self._control + register, 1)[0]
+    def _read_registers(self, address: int, size: int) -> bytes:
+        words = self._words(self._control + address, size // 4)
+        return b"".join(word.to_bytes(4, "little") for word in words)
 
     def _keep(self, address: int, words: Sequence[int]) -> None:
         """Write words until they read back."""

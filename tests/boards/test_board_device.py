@@ -17,7 +17,8 @@ from support.board_terminal import CONFIG, Terminal, refused
 
 from weft.boards import session
 from weft.boards.frames import PAYLOAD, Answer, Operation, Parser, Request, frame
-from weft.boards.host import PATIENCE, BoardDevice
+from weft.boards.host import BoardDevice
+from weft.boards.polled import PATIENCE
 from weft.hdl.control.stalls import Watch
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import VERSION, Counter, Reg, Status, base_register, counter_register

@@ -13,7 +13,8 @@ from support.litex_model import CONTROL, HELD, MEMORY, RESET, SIZE_BYTES, LitexM
 from support.small_models import small
 
 import weft
-from weft.boards.litex_host import PATIENCE, LitexDevice
+from weft.boards.litex_host import LitexDevice
+from weft.boards.polled import PATIENCE
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.isa.memmap import Counter, Reg, Status, counter_register
 from weft.sim.device import Device, DeviceError

@@ -21,7 +21,7 @@ from support.state_models import Ring
 import weft
 from weft import cli, virtual
 from weft.board_run import board_model
-from weft.boards import host, registry, virtual_top
+from weft.boards import polled, registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
 from weft.boards.virtual_top import VirtualTop
@@ -253,7 +253,7 @@ def test_broken_rules_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_board_whose_memory_stops_answering(core: CoreKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting ends, with what waits for what, long before the host's patience with the line."""
     monkeypatch.setattr(virtual_top, "Top", deaf_top(DEAF))
-    monkeypatch.setattr(host, "PATIENCE", 200_000)
+    monkeypatch.setattr(polled, "PATIENCE", 200_000)
     board = replace(registry.find("icebreaker"), core=core)
     config = board.config.replace(probability_bits=0)
     idle = {"LOAD is idle", "MM is idle", "VEC is idle", "STORE is idle"}
