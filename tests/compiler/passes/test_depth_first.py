@@ -103,24 +103,33 @@ def not_cut() -> dict[str, tuple[DeviceOp, ...]]:
     rows = View(expand.dst.buffer, (1, 39, 40, 48), y=1)
     outside = conv("other", expand.dst, 8, kind="output")
     kept, last = (whole(name, expand.dst.shape, "output") for name in ("expand", "y"))
-    pad = Pad("pad", depthwise.dst, whole("p", (1, 42, 40, 48), "output"), Window(pad=(1, 0, 1, 0)), 3)
     return {
         "read by an operator behind": (expand, depthwise, outside.replace(dst=whole("z", outside.dst.shape, "output"))),
         "an output": (expand.replace(dst=kept), depthwise.replace(src=kept, dst=last)),
         "read in part": (expand, conv("y", rows, 8, kind="output")),
-        "a pad between": (expand, depthwise, pad),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", not_cut())
 def test_other_chains_are_not_cut(case: str) -> None:
-    """Of the last of them a part is, which ends where the pad begins."""
+    """Of the first a part is, which ends ahead of the operator behind."""
     segment = DeviceSegment("s", not_cut()[case])
     found = depth_first(segment, Planner(Target(SMALL, 1.0)))
     names = {op.name for at in found.strips for op in found.ops[at.first : at.stop]}
-    assert names <= (
-        {"expand", "depthwise"} if case in ("a pad between", "read by an operator behind") else set()
-    )
+    assert names <= ({"expand", "depthwise"} if case == "read by an operator behind" else set())
+    program = compile_segment(segment, SMALL, bandwidth=1.0)
+    compare(program, segment, inputs(program), SMALL, temps=False)
+
+
+@pytest.mark.parametrize("pad", [(1, 0, 1, 0), (2, 2, 1, 1)])
+def test_padding_is_part_of_a_chain(pad: tuple[int, int, int, int]) -> None:
+    """Rows around an image belong to the strips at its ends."""
+    expand, depthwise, _ = inverted_bottleneck()
+    shape = (1, 40 + pad[0] + pad[2], 40 + pad[1] + pad[3], 48)
+    padded = Pad("pad", depthwise.dst, whole("p", shape, "output"), Window(pad=pad), 3)
+    segment = DeviceSegment("s", (expand, depthwise, padded))
+    found = depth_first(segment, Planner(Target(SMALL, 1.0)))
+    assert "pad" in {op.name for at in found.strips for op in found.ops[at.first : at.stop]}
     program = compile_segment(segment, SMALL, bandwidth=1.0)
     compare(program, segment, inputs(program), SMALL, temps=False)
 
