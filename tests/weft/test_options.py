@@ -19,6 +19,7 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "run --waves-from": (0, 1 << 40),
     "run --waves-cycles": (1, 1 << 40),
     "run --baud": (1, 1 << 31),
+    "probe --baud": (1, 1 << 31),
     "trace --latency": LATENCY,
     "trace --bandwidth": BANDWIDTH,
     "tune --latency": LATENCY,

@@ -125,7 +125,7 @@ def test_what_is_found_is_what_the_program_takes(model: Path) -> None:
 
 
 def test_every_decision_is_by_the_plans_of_the_tuning(tmp_path: Path) -> None:
-    """A layer that turned out to take twice as long beside what is on chip gives that up."""
+    """A layer that turned out to take much longer beside what is on chip gets that in another place, or not at all."""
     model = three_layers(tmp_path, 9)
     shapes = shapes_of(model, TINY).values()
     (between,) = (
@@ -133,19 +133,21 @@ def test_every_decision_is_by_the_plans_of_the_tuning(tmp_path: Path) -> None:
     )
     tiling = candidates(between)[0].tiling
 
-    def resident(cycles: int) -> int:
+    def resident(cycles: int) -> dict[str, int]:
         tuning = Tuning(TINY, 30, None, {between.key: TunedLayer("layer", tiling, 100, cycles)})
         found: dict[str, int] = {}
         weft.compile(
             model,
             TINY,
             choose=tuning.chooser(),
-            watch=lambda _, made: found.update({made.name: len(made.resident)}),
+            watch=lambda _, made: found.update(made.resident),
         )
-        return sum(found.values())
+        return found
 
-    assert resident(50) == resident(100) == 2
-    assert resident(200) < 2
+    usual = resident(50)
+    assert resident(100) == usual
+    assert len(usual) == 2
+    assert resident(2000) != usual
 
 
 def test_layers_whose_results_stay_on_chip(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def line(lines: Lines, tiles: np.ndarray, row: np.ndarray, window: Window, width
     """What the array makes of one row of pixels (columns, N) by the words of one row of the kernel: (width, N)."""
     total = np.zeros((width + lines.more, n), np.int64)
     for part in range(lines.passes):
-        words = tiles[part, 0, n - 2 * lines.taps :: 2].astype(np.int64)
+        words = tiles[part, 0, 1 - 2 * lines.taps :: 2].astype(np.int64)
         start = part * lines.step - window.pad[1] - lines.before
         places = start + window.stride[1] * np.arange(width + lines.more)
         inside = (places >= 0) & (places < len(row))
@@ -34,14 +34,15 @@ def test_sums(kernel, stride, pad, columns, taps, channels, random):
     """Any kernel, stride, padding and number of taps: each output is the sum over the kernel's columns."""
     window = Window((1, kernel), (1, stride), (1, 1), (0, pad[0], 0, pad[1]))
     width, n = window.output(1, columns)[1], 16
-    lines = Lines.of(window, width, Config(depthwise_taps=taps)) if width > 0 else None
+    config = Config(depthwise_taps=taps)
+    lines = Lines.of(window, width, config) if width > 0 else None
     if lines is None:
         return
     rng = np.random.default_rng(random.getrandbits(32))
     weight, row = rng.integers(-128, 128, (channels, 1, kernel)), np.zeros((columns, n), np.int64)
     row[:, :channels] = rng.integers(-255, 256, (columns, channels))
-    tiles = lines.words(weight, window, n)
-    assert tiles.shape == (1, lines.passes, 1, n, n)
+    tiles = lines.words(weight, window, config)
+    assert tiles.shape == (1, lines.passes, 1, 2 * taps - 1, n)
     padded = np.pad(row, (pad, (0, 0)))
     wanted = np.stack(
         [
