@@ -28,7 +28,7 @@ BOARDS = [
         pack=(),
         available=Resources(lut=5280, ff=5280, dsp=8, ram=30),
         memory=Memory(MemoryKind.SPRAM, 128 << 10),
-        clock=24e6,
+        clock=21e6,
         baud=1_500_000,
         # All block RAMs: tables, and data of the microprogram, just fill theirs.
         config=Config(n=4, lanes=1, scratchpad_banks=4, scratchpad_depth=256, accumulator_banks=2,

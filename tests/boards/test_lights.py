@@ -118,7 +118,7 @@ def test_reset_lasts_until_block_ram_can_be_read() -> None:
     """On the iCE40; from the PLL's lock on, which may come and go before."""
     board = BOARDS["icebreaker"]
     least = math.ceil(board.family.fabric.start_up * board.clock)
-    assert least == 360
+    assert least == 315
     m, locked, over = Module(), Signal(), Signal()
     m.domains.sync = ClockDomain()
     m.d.comb += over.eq(awake(m, locked, least))

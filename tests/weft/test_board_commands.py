@@ -85,7 +85,7 @@ def test_boards_are_listed_with_what_fits(capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:-2]] == list(BOARDS)
     assert re.search(
-        r"^icebreaker +5,280 +8 +30 +128 KB spram +24 MHz +4 x 4 +\d+% +100% +\d+% +1,500,000 +- +none",
+        r"^icebreaker +5,280 +8 +30 +128 KB spram +21 MHz +4 x 4 +\d+% +100% +\d+% +1,500,000 +- +none",
         "\n".join(lines),
         re.M,
     )
