@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from types import TracebackType
 from typing import Self
 
 from weft.boards.flash_image import Directory
@@ -123,14 +122,6 @@ class BoardDevice(PolledDevice):
     def close(self) -> None:
         """Close the port. A program that runs goes on until the board is opened again."""
         self._session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def port(self) -> str:

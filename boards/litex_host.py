@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 from weft.boards.polled import PolledDevice
@@ -154,14 +153,6 @@ class LitexDevice(PolledDevice):
     def close(self) -> None:
         """End the connection. A program that runs goes on."""
         self._bus.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to memory. Raises `DeviceError` if it does not lie inside, or does not stay there."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from typing import NoReturn
+from types import TracebackType
+from typing import NoReturn, Self
 
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa.config import Config
@@ -46,6 +47,14 @@ class PolledDevice(Device):
     @abstractmethod
     def _abandon(self) -> None:
         """Note that a run has failed, whatever the core still does: the next one begins with a reset."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def wait(self, timeout: int | None = None) -> None:
         """Return when the program is done; at once if none was started.
