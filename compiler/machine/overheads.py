@@ -6,7 +6,7 @@ only beside the other terms of its own.
 """
 
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import DIVISION, vec_overhead
+from weft.hdl.isa.latencies import DIVISION, VEC_EARLY, vec_overhead
 
 RUN = 2
 """Of a run of bytes on the bus, beside its beats."""
@@ -32,6 +32,7 @@ ALONE = 300
 """Of a pooling, addition or requantisation by itself: both of its ends."""
 
 
-def vec_start(config: Config) -> float:
-    """From a VEC to the next instruction, beside its elements, and one for its semaphores."""
-    return vec_overhead(config) + 1.0
+def vec_start(config: Config, *, early: bool) -> float:
+    """From a VEC to the next one, beside its elements, and one for its semaphores; `early`: this reads sums, and adds
+    nothing to them."""
+    return (VEC_EARLY if early else vec_overhead(config)) + 1.0

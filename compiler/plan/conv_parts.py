@@ -145,9 +145,9 @@ class Parts:
     def vector(self) -> tuple[float, Array]:
         """Cycles of the vector unit: reading and writing, and starting instructions."""
         shape = self.shape
-        reads, instructions = shape.requantised(float(self.h * self.w * shape.src.n))
+        reads = shape.requantised(float(self.h * self.w * shape.src.n))
         work = self.tiles * reads + shape.lookups * LOOKUP_ENTRIES
-        return work, self.tiles * instructions * self.spatial * overheads.vec_start(self.config)
+        return work, self.tiles * self.spatial * shape.vec_starts
 
     def _load(self, h: Array, w: Array, count: Array | int, vectors: Array | int) -> Array:
         """Cycles that LOADs take for `count` bytes, `vectors` vectors, of every pixel of a box, as `Emitter` does."""

@@ -25,6 +25,7 @@ import numpy as np
 from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.wide_conv import WideConv
+from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX, STRIDE_MAX
 from weft.compiler.plan.lines import Lines, tap_words
@@ -200,13 +201,19 @@ class ConvShape:
         """Rows of the accumulator for a box of outputs of a tile."""
         return conv.h * (conv.w + self.more) * self.planes
 
-    def requantised(self, pixels: float) -> tuple[float, int]:
-        """Of a tile of so many final outputs: what the vector unit reads, and how many instructions it takes."""
+    def requantised(self, pixels: float) -> float:
+        """What the vector unit reads of a tile of so many final outputs."""
         groups = self.config.groups
         reads = max(len(self.kernel_ops), 1) * self.pool.kernel[0] * self.pool.kernel[1] * groups
-        if self.op.epilogue is None:
-            return pixels * reads, 1
-        return pixels * (reads + groups + (self.residual is not None)), 2
+        if self.op.epilogue is not None:
+            reads += groups + (self.residual is not None)
+        return pixels * reads
+
+    @property
+    def vec_starts(self) -> float:
+        """Cycles to start the instructions of the vector unit for a tile."""
+        first = overheads.vec_start(self.config, early=not self.kernel_ops)
+        return first + (overheads.vec_start(self.config, early=False) if self.op.epilogue is not None else 0)
 
     @property
     def leaves_in_parts(self) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.target import Target
 from weft.compiler.plan.conv_shape import Chunk, ConvShape
@@ -81,8 +80,8 @@ def last_rows(rows: Any, boxes: Any, shape: ConvShape) -> Any:
     """
     n, target = shape.config.n, shape.target
     steps = shape.steps / len(shape.tiles)
-    reads, instructions = shape.requantised(n)
-    slower = steps * n > reads + instructions * overheads.vec_start(shape.config)
+    reads = shape.requantised(n)
+    slower = steps * n > reads + shape.vec_starts
     loads = target.moved(n * (n * steps + PARAMETER_VECTORS) + _TILE * WORD_BYTES)
     there = (boxes > 1) | ((rows - n) * steps >= loads)
     return np.where(slower & there & (rows >= 2 * n), n, rows)

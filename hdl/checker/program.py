@@ -8,7 +8,8 @@ A program that passes computes the same whatever the timing of memory and units:
 - every access lies within a piece of memory (a buffer, the constants) that the instruction may read or write: none
   reads or writes code, none writes constants or inputs;
 - any two instructions of different queues that touch the same vector, row, alignment or DRAM byte, one of them
-  writing, are ordered by semaphores; what paged loads read, nobody writes.
+  writing, are ordered by semaphores; what paged loads read, nobody writes;
+- no `Vec` writes the parameter block of the next one, if that may be read before the end of the first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.hdl.checker.accesses import ProgramError, name
+from weft.hdl.checker.early import check_early
 from weft.hdl.checker.extents import Extent, Extents
 from weft.hdl.checker.forms import Forms
 from weft.hdl.checker.kernels import check_kernels
@@ -59,7 +61,9 @@ def check(instructions: Sequence[Instruction], config: Config, *, extents: Exten
     forms = Forms(body, config, extents)
     _check_pages(body)
     check_kernels(body, config)
-    check_races(body, config, forms, Order(body, config.queue_depth))
+    order = Order(body, config.queue_depth)
+    check_races(body, config, forms, order)
+    check_early(body, forms, order)
 
 
 def _check_end(code: Code) -> None:

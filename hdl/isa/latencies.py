@@ -47,6 +47,12 @@ def vec_overhead(config: Config) -> int:
     return 23 + lookup_latency(config)
 
 
+VEC_EARLY = 9
+"""The same where the next instruction is a `Vec` of the accumulator without a second operand, and this one a `Vec`: its
+parameter block is read while the results of this one leave. Not with the sequential requantisation of
+`weft.hdl.vector.requantise_serial`."""
+
+
 def aligning(config: Config) -> int:
     """Choosing which of a sum and a product to shift, and shifting it, on the way into the accumulator."""
     return 2 if config.softmax else 0

@@ -87,7 +87,9 @@ class Vec(VectorInstruction):
     have count 1.
     The parameter block is `PARAMETER_VECTORS` vectors from ``params`` on; vector i holds byte i of every column's
     64-bit parameter word, which is bias (int32, bits 0-31), mantissa (uint24, bits 32-55), shift (uint6, bits 56-61),
-    all little endian. With ``mantissa_bits`` 16 the upper byte of mantissas, `b_mantissa` included, must be 0.
+    all little endian. With ``mantissa_bits`` 16 the upper byte of mantissas, `b_mantissa` included, must be 0. Without
+    `add`, and with a source in the accumulator, the block must not be what a `Vec` just before writes, unless
+    semaphores order the two: it is read while that one's results leave.
     """
 
     OPCODE = Opcode.VEC

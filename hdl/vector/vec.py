@@ -6,14 +6,14 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, Kernel, Microcode, Vec
+from weft.hdl.isa import BASES, Kernel, Microcode, Normalise, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.vector.kernel import KernelEngine
 from weft.hdl.vector.requantise import Requantise
 from weft.hdl.vector.requantise_serial import requantiser
-from weft.hdl.vector.vec_kinds import is_one_of
+from weft.hdl.vector.vec_kinds import is_kind, is_one_of
 from weft.hdl.vector.vec_lookup import VecLookup
 from weft.hdl.vector.vec_operands import VecOperands
 from weft.hdl.vector.vec_reader import VecReader
@@ -30,7 +30,8 @@ class VecUnit(wiring.Component):
     An instruction first reads its parameter block. Then it reads one source row or vector a cycle: all elements of an
     output's reduction for the first `lanes` columns, again for the next ones, and so on; with ``add``, the second
     operand is read ahead of them, once per output or where it moves. An instruction starts reading when the one before
-    it has written its last output, so it may read what that one wrote.
+    it has written its last output, so it may read what that one wrote; but a `Vec` of the accumulator without ``add``
+    starts behind the last read of a `Vec` before it, and its parameter block must not be what that one writes.
 
     With softmax, Softmax and Normalise run through the same sequence and the same arithmetic. Normalise has no
     parameter block: what it multiplies by comes from a divider, which works a row ahead. Scores do not pass the look-up
@@ -115,7 +116,7 @@ class VecUnit(wiring.Component):
                 wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(reader, name))
             m.d.comb += [
                 operands.group.eq(reader.arrival.element.tag.index),
-                writer.mask.eq(reader.current.signal),
+                writer.mask.eq(reader.signal),
                 self.busy.eq(reader.active | writer.busy),
                 self.stall_port.eq(reader.stall_port),
             ]
@@ -136,19 +137,21 @@ class VecUnit(wiring.Component):
         payload = self.instruction.payload
         m.d.comb += [
             to_kernel.eq(is_one_of((Kernel, Microcode), payload)),
-            self.instruction.ready.eq(~reader.active & ~kernel.active),
+            self.instruction.ready.eq(
+                ~kernel.active & Mux(to_kernel, ~reader.active, reader.instruction.ready)
+            ),
             self.busy.eq(reader.active | kernel.active | writer.busy),
             self.stall_port.eq(reader.stall_port | kernel.stall_port),
             kernel.finish.eq(writer.results.end),
             writer.results.eq(Mux(kernel.active, kernel.results, results)),
-            writer.mask.eq(Mux(kernel_last, kernel.mask, reader.current.signal)),
+            writer.mask.eq(Mux(kernel_last, kernel.mask, reader.signal)),
         ]
         with m.If(self.instruction.valid & self.instruction.ready):
             m.d.sync += kernel_last.eq(to_kernel)
-        for unit, takes in ((reader, ~to_kernel), (kernel, to_kernel)):
+        for unit, takes in ((reader, ~to_kernel & ~kernel.active), (kernel, to_kernel & ~reader.active)):
             m.d.comb += [
                 unit.instruction.payload.eq(payload),
-                unit.instruction.valid.eq(self.instruction.valid & self.instruction.ready & takes),
+                unit.instruction.valid.eq(self.instruction.valid & takes),
             ]
         for name in ("accumulator", "scratchpad"):
             port, ours, others = (getattr(unit, name) for unit in (self, kernel, reader))
@@ -181,7 +184,7 @@ class VecUnit(wiring.Component):
                 softmax.scores_last.eq(last),
                 softmax.scores_index.eq(tag.index),
                 softmax.scores.eq(requantise.scores),
-                operands.clear.eq(reader.sequence.load),
+                operands.clear.eq(reader.sequence.load & is_kind(Normalise, reader.sequence.payload)),
                 operands.normalising.eq(softmax.normalise),
                 operands.scale.eq(softmax.scale),
                 results.eq(softmax.o),
@@ -192,6 +195,8 @@ class VecUnit(wiring.Component):
             m.d.comb += [
                 lookup.load.eq(reader.sequence.load),
                 lookup.payload.eq(reader.sequence.payload),
+                lookup.looks_up.eq(reader.current.lookup),
+                lookup.chosen.eq(reader.current.table),
                 lookup.byte_valid.eq(operands.operands.valid),
                 lookup.byte.eq(operands.byte),
                 results.eq(lookup.o),

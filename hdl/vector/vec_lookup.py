@@ -27,7 +27,10 @@ class VecLookup(wiring.Component):
     Members
     -------
     load, payload : In(1), In(Vec.layout())
-        An instruction starts. It stays the current one until its last results are out.
+        An instruction starts, which may be a `Lookup`.
+    looks_up, chosen : In(1), In
+        Whether results are looked up, and in which table: so much ahead of them as the elements that they are made of
+        are not with `weft.hdl.vector.vec_operands.VecOperands` yet.
     byte_valid, byte : In(1), In(8)
         An element, which `Lookup` stores.
     i, o : In(results_layout(config)), Out(results_layout(config))
@@ -50,6 +53,8 @@ class VecLookup(wiring.Component):
             {
                 "load": In(1),
                 "payload": In(Vec.layout()),
+                "looks_up": In(1),
+                "chosen": In(range(max(config.lookup_tables, 2))),
                 "byte_valid": In(1),
                 "byte": In(8),
                 "i": In(results_layout(config)),
@@ -61,16 +66,15 @@ class VecLookup(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         depth = LOOKUP_ENTRIES * self.config.lookup_tables
-        looks_up, fills = Signal(), Signal()
-        table, entry = Signal(range(max(self.config.lookup_tables, 2))), Signal(range(depth))
+        # The last results of the instruction before need so long until they are out.
+        table, looks_up = (delayed(m, value, LOOKUP + 1) for value in (self.chosen, self.looks_up))
+        fills, entry = Signal(), Signal(range(depth))
         byte, fill = Signal(8, reset_less=True), Signal()
         m.d.sync += [byte.eq(self.byte), fill.eq(fills & self.byte_valid)]
         filling = view(Lookup, self.payload)
         with m.If(self.load):
             m.d.sync += [
-                looks_up.eq(is_kind(Vec, self.payload) & self.payload.lookup),
                 fills.eq(is_kind(Lookup, self.payload)),
-                table.eq(self.payload.table),
                 entry.eq(Cat(filling.entry, filling.table)),
             ]
         with m.Elif(fill):

@@ -6,14 +6,22 @@ from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import PARAMETER_VECTORS, Source, Vec
+from weft.hdl.isa import PARAMETER_VECTORS, SEMAPHORES, Source, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.lib import ports
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.skid_buffer import SkidBuffer
-from weft.hdl.vector.requantise import settings_layout
-from weft.hdl.vector.vec_kinds import as_vec, bytewise, is_one_of, unbounded, vector_kinds, without_parameters
+from weft.hdl.vector.requantise import LATENCY, settings_layout
+from weft.hdl.vector.vec_kinds import (
+    as_vec,
+    bytewise,
+    is_kind,
+    is_one_of,
+    unbounded,
+    vector_kinds,
+    without_parameters,
+)
 from weft.hdl.vector.vec_nest import loop_nest
 from weft.hdl.vector.vec_streams import (
     Sequence,
@@ -26,6 +34,10 @@ from weft.hdl.vector.vec_streams import (
 )
 
 _TAKEN = ("source", "h", "w", "pad", "signal")
+SETTLING = PARAMETER_VECTORS + READ_LATENCY
+"""Cycles behind an instruction that was accepted early in which the later stages still work on the one before it: as
+many as until its own first element could be two cycles from them. The other's last one has left requantisation."""
+assert SETTLING >= READ_LATENCY + LATENCY - 1
 
 
 def _request_layout(config: Config) -> data.StructLayout:
@@ -48,6 +60,10 @@ class VecReader(wiring.Component):
     """Takes an instruction, reads its parameter block, then one source row or vector a cycle; with ``add``, the second
     operand ahead of them: once per output, or where it moves.
 
+    A `Vec` that reads no vectors of the scratchpad but its parameters is accepted when everything of the `Vec` before
+    it has been read. Its own elements come so much later, behind the parameters, that the settings of the later stages
+    can change in between.
+
     Parameters
     ----------
     config : Config
@@ -57,13 +73,15 @@ class VecReader(wiring.Component):
     Members
     -------
     instruction : In(stream of instructions)
-        Accepted when there is none.
+        Accepted when there is none, or early, as above.
     current : Out(instruction_layout(config))
-        The instruction, from the cycle after it is accepted.
+        The instruction, as far as the stages behind the arrival are concerned: one that is accepted early comes later.
+    signal : Out(SEMAPHORES)
+        The signal mask of the instruction that will finish next.
     active : Out(1)
         There is an instruction.
     finish : In(1)
-        There is none any more from the next cycle on.
+        The results of an instruction are out.
     resume : In(1)
         The result of a reduction is there.
     sequence : Out(Sequence(config))
@@ -86,6 +104,7 @@ class VecReader(wiring.Component):
             {
                 "instruction": In(stream.Signature(Vec.layout())),
                 "current": Out(instruction_layout(config)),
+                "signal": Out(SEMAPHORES),
                 "active": Out(1),
                 "finish": In(1),
                 "resume": In(1),
@@ -101,11 +120,18 @@ class VecReader(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.nest = nest = loop_nest(self.config)
-        self._accept(m, nest)
+        instruction = Signal(instruction_layout(self.config))
+        early, read = Signal(), Signal()
+        self._accept(m, nest, instruction, early)
+        self._overlap(m, nest.load, instruction, early, read)
         # The element to read next, so that neither address nor range check comes before or behind an arbiter.
         request = Signal(_request_layout(self.config))
-        granted = self._ask(m, request, nest.load)
-        self._fill(m, nest, request, granted)
+        granted = self._ask(m, request, nest.load, instruction.source)
+        with m.If(nest.load):
+            m.d.sync += read.eq(0)
+        with m.Elif(granted.valid & granted.element.tag.end):
+            m.d.sync += read.eq(1)
+        self._fill(m, nest, request, granted, instruction)
         self._follow(m, nest, request, granted)
         arrivals = [granted]
         for stage in range(READ_LATENCY):
@@ -118,7 +144,8 @@ class VecReader(wiring.Component):
         ]
         return m
 
-    def _accept(self, m: Module, nest: LoopNest) -> None:
+    def _accept(self, m: Module, nest: LoopNest, taken: data.View, early: Signal) -> None:
+        """Take an instruction when there is none, or if it may come `early`; what is `taken` of it stays."""
         payload, groups = self.instruction.payload, self.config.groups
         instruction, bounded, by_bytes = payload, Const(1), Const(0)
         if vector_kinds(self.config) != [Vec]:
@@ -127,34 +154,62 @@ class VecReader(wiring.Component):
             groups = Mux(by_bytes, self.config.n, groups)
             instruction = as_vec(m, payload, self.config)
         m.d.comb += [
-            self.instruction.ready.eq(~self.active),
+            self.instruction.ready.eq(~self.active | early),
             nest.load.eq(self.instruction.valid & self.instruction.ready),
             *nest.take(instruction, g=groups),
         ]
-        with m.If(self.finish):
-            m.d.sync += self.active.eq(0)
         with m.If(nest.load):
+            m.d.sync += [taken.bounded.eq(bounded), taken.bytewise.eq(by_bytes)]
+            m.d.sync += [taken[name].eq(instruction[name]) for name in _TAKEN]
             m.d.sync += [
-                self.active.eq(1),
-                self.current.bounded.eq(bounded),
-                self.current.bytewise.eq(by_bytes),
-            ]
-            m.d.sync += [self.current[name].eq(instruction[name]) for name in _TAKEN]
-            m.d.sync += [
-                self.current.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
+                taken.settings[name].eq(instruction[name]) for name, _ in settings_layout(self.config)
             ]
             m.d.sync += [
-                self.current.second.eq(instruction.add),
-                self.current.same_row.eq(instruction.b_oy == 0),
-                self.current.same_column.eq(instruction.b_ox == 0),
+                taken.second.eq(instruction.add),
+                taken.same_row.eq(instruction.b_oy == 0),
+                taken.same_column.eq(instruction.b_ox == 0),
             ]
             if self.config.multiply:
                 m.d.sync += [
-                    self.current.multiply.eq(instruction.multiply),
-                    self.current.settings.add.eq(instruction.add & ~instruction.multiply),
+                    taken.multiply.eq(instruction.multiply),
+                    taken.settings.add.eq(instruction.add & ~instruction.multiply),
+                ]
+            if self.config.lookup_tables:
+                m.d.sync += [
+                    taken.lookup.eq(is_kind(Vec, payload) & payload.lookup),
+                    taken.table.eq(payload.table),
                 ]
 
-    def _ask(self, m: Module, request: data.View, load: Value) -> data.View:
+    def _overlap(self, m: Module, load: Signal, taken: data.View, early: Signal, read: Signal) -> None:
+        """Tell whether the instruction that is offered may come `early`, as that before it was `read`; which of two
+        finishes; and what the later stages see of what was `taken`."""
+        payload = self.instruction.payload
+        offered, plain, behind = Signal(), Signal(), Signal()
+        before = Signal(SEMAPHORES)
+        settling = Signal(range(SETTLING + 1))
+        if not self.serial:
+            is_vec = is_kind(Vec, payload)
+            reads_none = (payload.source == Source.ACCUMULATOR) & ~payload.add
+            # From a register: what is offered stands until it is accepted.
+            m.d.sync += offered.eq(self.instruction.valid & ~self.instruction.ready & is_vec & reads_none)
+            m.d.comb += early.eq(read & offered & plain & ~behind & (settling == 0))
+            with m.If(load):
+                m.d.sync += plain.eq(is_vec)
+        m.d.comb += self.signal.eq(Mux(behind, before, taken.signal))
+        with m.If(self.finish):
+            m.d.sync += behind.eq(0)
+            with m.If(~behind):
+                m.d.sync += self.active.eq(0)
+        with m.If(settling == 0):
+            m.d.sync += self.current.eq(taken)
+        with m.Else():
+            m.d.sync += settling.eq(settling - 1)
+        with m.If(load):
+            m.d.sync += [self.active.eq(1), behind.eq(self.active & ~self.finish), before.eq(taken.signal)]
+            with m.If(self.active):
+                m.d.sync += settling.eq(SETTLING)
+
+    def _ask(self, m: Module, request: data.View, load: Value, source: Value) -> data.View:
         """Ask for parameters and for what stands in `request`; returns what is granted in this cycle."""
         scratchpad, accumulator = self.scratchpad, self.accumulator
         left, address = Signal(range(PARAMETER_VECTORS + 1)), Signal.like(scratchpad.address)
@@ -163,7 +218,7 @@ class VecReader(wiring.Component):
         source_ready = Mux(from_scratchpad, scratchpad.ready, accumulator.ready)
         ask_source = request.ask_source & from_scratchpad & ~pause
         m.d.comb += [
-            from_scratchpad.eq(self.current.source == Source.SCRATCHPAD),
+            from_scratchpad.eq(source == Source.SCRATCHPAD),
             loading.eq(left.any()),
             turn.eq(request.valid & ~loading & ~request.ask_second & ~pause),
             scratchpad.valid.eq(loading | request.valid & (request.ask_second | ask_source)),
@@ -192,7 +247,9 @@ class VecReader(wiring.Component):
             m.d.sync += [left.eq(left - 1), address.eq(address + 1)]
         return granted
 
-    def _fill(self, m: Module, nest: LoopNest, request: data.View, granted: data.View) -> None:
+    def _fill(
+        self, m: Module, nest: LoopNest, request: data.View, granted: data.View, instruction: data.View
+    ) -> None:
         """Step the loop nest into `request`, by way of a skid buffer, whenever that is free."""
         # A refused read must not reach back to the loop nest in the same cycle.
         m.submodules.skid = ahead = SkidBuffer(request.shape())
@@ -202,7 +259,7 @@ class VecReader(wiring.Component):
             self.sequence.may_step.eq(nest.active & ahead.i.ready),
             ahead.o.ready.eq(~request.valid | granted.valid),
         ]
-        self._element(m, nest, ahead.i.payload)
+        self._element(m, nest, ahead.i.payload, instruction)
         with m.If(granted.second):
             m.d.sync += request.ask_second.eq(0)
         with m.If(ahead.o.ready):
@@ -210,10 +267,10 @@ class VecReader(wiring.Component):
         with m.If(ahead.o.valid & ahead.o.ready):
             m.d.sync += request.eq(ahead.o.payload)
 
-    def _element(self, m: Module, nest: LoopNest, coming: data.View) -> None:
+    def _element(self, m: Module, nest: LoopNest, coming: data.View, current: data.View) -> None:
         """The request for the element that the loop nest stands on."""
         y, x, first, last = nest.values.y, nest.values.x, nest.first, nest.last
-        config, current, element = self.config, self.current, coming.element
+        config, element = self.config, coming.element
         grouped = "g" in nest.loops
         in_range, starts, ends, moved = Signal(), Signal(), Signal(), Signal()
         # The lane group that the nest stands on, preceded by the lane if that may count; ends where it began.

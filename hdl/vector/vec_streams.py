@@ -31,12 +31,14 @@ def instruction_layout(config: Config) -> data.StructLayout:
     """Fields of an instruction that are needed until its last write, apart from those of loops and addresses:
     ``bounded`` and ``bytewise`` tell whether coordinates have to be in range, and whether vectors are read once for
     each of their bytes, which then go to a table: nothing is written; ``second`` whether there is a second operand, and
-    ``same_row`` and ``same_column`` whether that is the same for all rows and for all columns of outputs."""
+    ``same_row`` and ``same_column`` whether that is the same for all rows and for all columns of outputs; ``lookup``
+    and ``table`` whether results are looked up, and where."""
     own = {"source": 1, "h": 16, "w": 16, "pad": signed(8), "signal": SEMAPHORES}
     kinds = {"bounded": 1, "bytewise": 1, "second": 1, "same_row": 1, "same_column": 1} | (
         {"multiply": 1} if config.multiply else {}
     )
-    return data.StructLayout(own | kinds | {"settings": settings_layout(config)})
+    tables = {"lookup": 1, "table": range(max(config.lookup_tables, 2))} if config.lookup_tables else {}
+    return data.StructLayout(own | kinds | tables | {"settings": settings_layout(config)})
 
 
 def tag_layout(config: Config) -> data.StructLayout:

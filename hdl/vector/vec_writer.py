@@ -23,7 +23,7 @@ class VecWriter(wiring.Component):
     -------
     results : In(results_layout(config))
     mask : In(SEMAPHORES)
-        What the instruction signals; until `busy` is 0.
+        With the last results: what their instruction signals.
     write : Out(ports.scratchpad_write(config))
         Must be granted in every cycle, ``ready`` is not looked at.
     signal : Out(SEMAPHORES)
@@ -47,7 +47,7 @@ class VecWriter(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         results, vector = self.results, Signal(self.config.widths.vector, reset_less=True)
-        ended, signalled = Signal(), Signal()
+        ended, signalled, mask = Signal(), Signal(), Signal.like(self.mask)
         with m.Switch(results.index):
             for index in range(self.config.groups):
                 with m.Case(index):
@@ -57,7 +57,8 @@ class VecWriter(wiring.Component):
             self.write.address.eq(results.dst),
             ended.eq(results.end),
             signalled.eq(ended),
-            self.signal.eq(Mux(ended, self.mask, 0)),
+            mask.eq(Mux(results.end, self.mask, 0)),
+            self.signal.eq(mask),
         ]
         m.d.comb += [self.write.data.eq(vector), self.busy.eq(ended | signalled)]
         return m

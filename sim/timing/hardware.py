@@ -38,7 +38,7 @@ from weft.hdl.load import load, unpack
 from weft.hdl.matrix import mm_rows, mm_weights
 from weft.hdl.matrix.array import array_latency
 from weft.hdl.store import store
-from weft.hdl.vector import probabilities, requantise, row_states, vec_nest, vec_softmax
+from weft.hdl.vector import probabilities, requantise, row_states, vec_nest, vec_reader, vec_softmax
 from weft.sim.sdram import Sdram
 
 _KEYWORDS = {"register", "unsigned"}
@@ -84,6 +84,7 @@ def parameters(config: Config) -> dict[str, int]:
         "store_reads": store.READS,
         "burst_page": burst.PAGE,
         "vec_latency": chosen + lookup_latency(config),
+        "vec_settling": vec_reader.SETTLING,
         "softmax_write": ends + probabilities.PROBABILITY + 1,
         "softmax_end": state + row_states.ALIGNED,
         "mask_ready": MASKED,

@@ -44,9 +44,12 @@ struct VectorUnit : VectorWalk {
     SkidBuffer<Element> ahead;
     Element element;
     bool valid = false, active = false;
+    // The instruction is read as a whole, the one before is not done yet, the next one was offered that may come early.
+    bool read = false, behind = false, early = false;
+    Cycle settled = 0;  // when the later stages work on the instruction
     int opcode = 0;
     bool from_scratchpad = false, add = false, same_row = false, same_column = false;
-    uint16_t h = 1, w = 1, mask = 0, ended_mask = 0;  // the last: of the instruction that ended last
+    uint16_t h = 1, w = 1, mask = 0, mask_before = 0, ended_mask = 0;  // the last: of the instruction that ended last
     int64_t left = 0;
     uint32_t parameter = 0;
     int32_t index = -1;
@@ -71,11 +74,21 @@ struct VectorUnit : VectorWalk {
     // Returns whether the instruction at the queue, if any, is accepted. `adds` as in matrix.h.
     bool step(Cycle now, const Instruction* offered, int32_t offered_index, const Slot& slot, unsigned adds,
               Schedule& schedule, Competition& asks) {
-        const bool accepts = offered && !active;
+        const bool accepts = offered && (!active || (early && read && !behind && now >= settled));
+        early = offered && !accepts && opcode == OP_VEC && comes_early(*offered);
         if (active) run(now, slot, adds, schedule, asks);
         if (slot.vec_under_way) under_way--;
-        if (slot.vec_end) active = false, end = now, ended_mask = mask;
-        if (accepts) load(now, *offered, offered_index, schedule);
+        const bool was_active = active;
+        if (slot.vec_end) {
+            end = now, ended_mask = behind ? mask_before : mask;
+            active = behind;
+            behind = false;
+        }
+        if (accepts) {
+            if (was_active) settled = now + Cycle(p->vec_settling) + 1;
+            behind = active, mask_before = mask;
+            load(now, *offered, offered_index, schedule);
+        }
         return accepts;
     }
 
@@ -86,6 +99,12 @@ private:
     unsigned bank(int64_t address) const { return (uint32_t(address) & mask_) >> shift_; }
     unsigned source_bank(int64_t address) const {
         return from_scratchpad ? bank(address) : (uint32_t(address) & c_mask_) >> c_shift_;
+    }
+
+    static bool comes_early(const Instruction& instruction) {
+        if (instruction.opcode != OP_VEC) return false;
+        const Vec& op = fields_of<Vec>(instruction);
+        return !op.source && !op.add;
     }
 
     // Whether the scratchpad grants a read of a bank.
@@ -181,11 +200,11 @@ private:
             return;
         }
         if (!bytewise()) schedule.at(now + Cycle(p->vec_latency) + 1).vec_write = uint8_t(1 + element.dst);
-        if (element.end) schedule.at(now + Cycle(p->vec_latency)).vec_end = true;
+        if (element.end) schedule.at(now + Cycle(p->vec_latency)).vec_end = read = true;
     }
 
     void load(Cycle now, const Instruction& instruction, int32_t position, Schedule& schedule) {
-        opcode = instruction.opcode, index = position, start = now, active = true;
+        opcode = instruction.opcode, index = position, start = now, active = true, read = false;
         mask = uint16_t(fields_of<Header>(instruction).signal);
         if (opcode == OP_KERNEL) {
             kernel.load(fields_of<Kernel>(instruction));
