@@ -285,8 +285,8 @@ class Bench:
                 assert got == (address, values), f"got {got}, expected {(address, values)} for {vec}"
                 pending = address, np.array(values, np.int8)
 
-    async def run(self, vecs, gaps=0.0):
-        """Run instructions in order; returns their models."""
+    async def run(self, vecs, gaps=0.0, pause=0):
+        """Run instructions in order; returns their models. Each is offered after so many cycles, and gaps."""
         models, written = [], 0
         for vec in vecs:
             model = self.model(self.memory, vec)
@@ -298,6 +298,8 @@ class Bench:
         self.total_writes = written
         dut = self.dut
         for vec in vecs:
+            for _ in range(pause):
+                await RisingEdge(dut.clk)
             while self.rng.random() < gaps:
                 await RisingEdge(dut.clk)
             dut.instruction__payload.value = int.from_bytes(vec.encode(), "little")

@@ -115,6 +115,11 @@ async def bench_overlap(dut):
             if bench.config.lookup_tables and bench.rng.random() < 0.2:
                 program.append(random_lookup(bench.rng, bench.config))
         await bench.run(program, gaps=bench.rng.choice((0.0, 0.0, 0.9)))
+    # Wherever in the end of one the next is offered.
+    bench.refuse = 0.0
+    one = dict.fromkeys(("ob", "oy", "ox", "ry", "rx"), 1) | {"source": Source.ACCUMULATOR, "add": 0}
+    for pause in range(25):
+        await bench.run([draw(bench, **one) for _ in range(5)], pause=pause)
 
 
 @cocotb.test()
