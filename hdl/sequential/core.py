@@ -42,6 +42,10 @@ def check_config(config: Config) -> None:
             "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "
             f"{config.depthwise_taps}, not 0"
         )
+    if config.int4:
+        raise ConfigError(
+            "the sequential core widens no values of 4 bits: configuration field 'int4' is 1, not 0"
+        )
 
 
 class SequentialCore(wiring.Component):
