@@ -204,8 +204,14 @@ class Config:
 
     @cached_property
     def digest(self) -> int:
-        """A 32-bit hash of all parameters, readable in the identification register."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """A 32-bit hash of all parameters, readable in the identification register.
+
+        `int4` counts only where it is set: hardware without it is what it was before there was such a field.
+        """
+        values = dataclasses.asdict(self)
+        text = json.dumps(
+            {key: value for key, value in values.items() if key != "int4" or value}, sort_keys=True
+        )
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
     def replace(self, **changes: int) -> Config:

@@ -42,10 +42,6 @@ def check_config(config: Config) -> None:
             "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "
             f"{config.depthwise_taps}, not 0"
         )
-    if config.int4:
-        raise ConfigError(
-            "the sequential core widens no values of 4 bits: configuration field 'int4' is 1, not 0"
-        )
 
 
 class SequentialCore(wiring.Component):
@@ -192,7 +188,7 @@ class SequentialCore(wiring.Component):
             "set_address": MemoryOut.ADDRESS, "set_remain": MemoryOut.REMAIN, "set_skip": MemoryOut.SKIP,
             "set_length": MemoryOut.LENGTH, "set_fill": MemoryOut.FILL, "gather": MemoryOut.GATHER,
             "scatter": MemoryOut.SCATTER, "flush": MemoryOut.FLUSH,
-        }  # fmt: skip
+        } | ({"set_narrow": MemoryOut.NARROW} if self.config.int4 else {})  # fmt: skip
         m.d.comb += [getattr(mover, name).eq(strobes[target]) for name, target in targets.items()]
         m.d.comb += [
             mover.value.eq(processor.result),

@@ -86,7 +86,7 @@ private:
 
     // Signed values of 4 bits, two a byte and the low nibble first, as bytes.
     static void widen(uint8_t* to, const uint8_t* from, int64_t values) {
-        for (int64_t k = 0; k < values; k++) to[k] = uint8_t((from[k / 2] >> 4 * (k % 2) & 15 ^ 8) - 8);
+        for (int64_t k = 0; k < values; k++) to[k] = uint8_t(((from[k / 2] >> 4 * (k % 2) & 15) ^ 8) - 8);
     }
 
     void transpose(State& s, int64_t groups) {

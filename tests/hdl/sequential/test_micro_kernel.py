@@ -28,7 +28,7 @@ MORE = {
     "n2": PRESETS["tiny"].replace(
         n=2, lanes=1, kernel=32, lookup_tables=2, mantissa_bits=16, probability_bits=0
     ),
-    "n16": PRESETS["default"].replace(scratchpad_depth=256, kernel=256, depthwise_taps=0, int4=0),
+    "n16": PRESETS["default"].replace(scratchpad_depth=256, kernel=256, depthwise_taps=0),
 }
 MEMORY, TABLES, PROGRAM, DUMP = 1 << 17, 0x3000, 0x4000, 0x8000
 ROWS = 11

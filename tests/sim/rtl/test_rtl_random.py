@@ -83,11 +83,11 @@ SEQUENTIAL_KERNELS = {
     "tang-primer-20k": BOARDS["tang-primer-20k"].config,
     "tang-primer-20k, 32": BOARDS["tang-primer-20k"].config.replace(kernel=32),
     "tang-primer-20k, 64": BOARDS["tang-primer-20k"].config.replace(kernel=64),
-    "tiny": KERNELS.replace(int4=0),
-    "n2": VARIANTS["smallest"].replace(kernel=64, int4=0),
+    "tiny": KERNELS,
+    "n2": VARIANTS["smallest"].replace(kernel=64),
     "no tables": VARIANTS["plain"].replace(kernel=128),
-    "wide bus": VARIANTS["wide bus"].replace(kernel=256, int4=0),
-    "default": VARIANTS["default"].replace(kernel=64, depthwise_taps=0, int4=0),
+    "wide bus": VARIANTS["wide bus"].replace(kernel=256),
+    "default": VARIANTS["default"].replace(kernel=64, depthwise_taps=0),
 }
 
 
@@ -97,7 +97,7 @@ def test_kernels() -> None:
 
 @pytest.mark.parametrize("name", ["7 bits", "no softmax"])
 def test_sequential(name: str) -> None:
-    compare(VARIANTS[name].replace(depthwise_taps=0, int4=0), range(25), 25, sequential=True)
+    compare(VARIANTS[name].replace(depthwise_taps=0), range(25), 25, sequential=True)
 
 
 def test_sequential_kernels() -> None:
@@ -117,7 +117,7 @@ def test_variants(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_sequential_variants(name: str) -> None:
-    config = VARIANTS[name].replace(depthwise_taps=0, kernel=0, int4=0)  # kernels have tests of their own
+    config = VARIANTS[name].replace(depthwise_taps=0, kernel=0)  # kernels have tests of their own
     compare(config, range(3000, 3060), 40, sequential=True)
 
 
