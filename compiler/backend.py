@@ -28,7 +28,7 @@ from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
 from weft.compiler.plan.conv_plan import Chooser, plan
 from weft.compiler.plan.site import Site
 from weft.compiler.planner import Planner
-from weft.hdl.isa import WORD_BYTES, Queue
+from weft.hdl.isa import WORD_BYTES, Opcode, Queue
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
 
@@ -96,6 +96,18 @@ class DeviceProgram:
         return Areas(
             len(self.constants), len(self.instructions) * WORD_BYTES, self.buffers, self.offsets, self.compact
         )
+
+    @cached_property
+    def narrow_bytes(self) -> int:
+        """Bytes of the constants that hold two values of 4 bits each."""
+        code = self.instructions
+        loads = next((rows for opcode, rows in code.by_opcode() if opcode is Opcode.LOAD), np.empty(0, int))
+        narrow = loads[code.field("int4", Opcode.LOAD, loads) != 0]
+        used = np.zeros(len(self.constants) + 1, np.int32)
+        first, run = (code.field(name, Opcode.LOAD, narrow) for name in ("offset", "run"))
+        np.add.at(used, first, 1)
+        np.add.at(used, first + run, -1)
+        return int(np.count_nonzero(np.cumsum(used)))
 
     @property
     def entry(self) -> int:

@@ -100,6 +100,10 @@ def compile_model(
         f"{output}: {model.name} for an array of {chosen.n} x {chosen.n}; "
         f"{len(nodes) - len(host)} of {len(nodes)} nodes run on the device"
     )
+    if program.narrow_bytes:
+        reports.say(
+            f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"
+        )
     if host:
         reports.show_assignment(host, reports.summary())
     warn_of_host(nodes)

@@ -144,6 +144,11 @@ class Program:
         return tuple(segment for segment in self.segments if isinstance(segment, DeviceProgram))
 
     @property
+    def narrow_bytes(self) -> int:
+        """Bytes of weights in memory that hold two values of 4 bits each."""
+        return sum(program.narrow_bytes for program in self.device_programs)
+
+    @property
     def on_device(self) -> bool:
         """Whether anything runs on the device."""
         return bool(self.device_programs)

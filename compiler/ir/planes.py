@@ -6,6 +6,8 @@ import numpy as np
 
 BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
 """Types of the values that the device has, and their bits."""
+PACKED = ("int4", "uint4")
+"""Types of which files have two values in a byte: of the device's values, only weights have them."""
 
 
 def signed(values: np.ndarray) -> np.ndarray:

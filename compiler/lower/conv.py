@@ -178,16 +178,18 @@ class _ConvLowering:
         payload = self._weights_of(block, 0, chunk)
         columns = len(payload) // n // chunk.steps
         cycles = len(block) * chunk.steps * max(shape.rows(conv), n)
-        parts = [Part(chunk, 0, columns * chunk.steps)]
+        whole = parts = [Part(chunk, 0, columns * chunk.steps)]
         if columns == n * len(block):  # else the array reads what lies behind the weights of a part as well
             parts = first_parts(chunk, columns, cycles, shape.target)
+        if shape.narrow and not all(self.emit.narrow_part(part.first) for part in parts):
+            parts = whole
         spans = [(0, conv.w)]
         if shape.pointwise and shape.src.resident is None and not self.plan.chunked and len(block) == 1:
             spans = list(evenly(conv.w, int(row_parts(cycles, conv.w, shape.target))))
         loaded, at, loads = self.inputs.first(image, conv, block, chunk, parts, spans)
         for number, (part, start, count) in enumerate(parts):
             yield from next(loads, ())
-            yield self.emit.load_constant(payload, b + shape.ahead, (start, count))
+            yield self.emit.load_constant(payload, b + shape.ahead, (start, count), narrow=shape.narrow)
             here = at.tile(part.kc[0] - chunk.kc[0]) if self.plan.chunked else at
             some = conv._replace(w=spans[0][1])
             yield self._mm(some, loaded, block, part, here, (b + start, rows), 0, accumulate=number > 0)
@@ -211,7 +213,8 @@ class _ConvLowering:
         b, held = self.b.get(("b", block.start, part, chunk))
         if rest is None:
             if not held:
-                yield self.emit.load_constant(self._weights_of(block, part, chunk), b + self.shape.ahead)
+                payload = self._weights_of(block, part, chunk)
+                yield self.emit.load_constant(payload, b + self.shape.ahead, narrow=self.shape.narrow)
             yield self._mm(conv, loaded, block, chunk, at, (b, rows), plane, accumulate=begun)
             return
         pieces = [self._weights_of(range(index, index + 1), part, piece) for index, piece in rest]

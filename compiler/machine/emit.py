@@ -77,6 +77,12 @@ def _vectors(count: int, n: int) -> Load:
 
 
 @lru_cache(_KEPT)
+def _narrow_vectors(count: int, n: int) -> Load:
+    """The same of values of 4 bits."""
+    return dataclasses.replace(_vectors(count, n), run=count * n // 2, int4=1)
+
+
+@lru_cache(_KEPT)
 def _pixels(
     base: int, lines: int, line_pitch: int, pixels: int, pitch: int, length: int, fill: int, vectors: int
 ) -> Load:
@@ -141,11 +147,20 @@ class Emitter:
     def _bus_cycles(self, runs: int, size: int) -> int:
         return math.ceil(runs * self.target.run(size))
 
-    def load_constant(self, payload: bytes, dst: int, part: tuple[int, int] | None = None) -> Task:
+    def load_constant(
+        self, payload: bytes, dst: int, part: tuple[int, int] | None = None, *, narrow: bool = False
+    ) -> Task:
         """LOAD whole vectors of constants to consecutive addresses from `dst` on; of a `part` (first, count) only those
-        vectors, to where they are in all of it."""
+        vectors, to where they are in all of it. `narrow` ones are in memory in 4 bits; a part of them begins with a
+        word of the bus, as `narrow_part` tells."""
         n = self.config.n
         first, vectors = part or (0, len(payload) // n)
+        if narrow:
+            offset = self.constants.add_narrow(payload, self.config.bus_bytes) + first * n // 2
+            size = vectors * n // 2
+            cycles = max(self._bus_cycles(1, size), vectors)
+            load = _narrow_vectors(vectors, n)
+            return Task(load, self.layer, cycles, size, addresses=(offset, dst + first))
         offset = self.constants.add(payload) + first * n
         return Task(
             _vectors(vectors, n),
@@ -154,6 +169,10 @@ class Emitter:
             vectors * n,
             addresses=(offset, dst + first),
         )
+
+    def narrow_part(self, first: int) -> bool:
+        """Whether vectors from `first` on of values of 4 bits begin with a word of the bus."""
+        return first * self.config.n % (2 * self.config.bus_bytes) == 0
 
     def lookup(self, lookup: np.ndarray | None, blocks: Ring) -> Generator[Task, None, dict[str, int]]:
         """Fill a look-up table with int8 (256,), unless one has this content; returns the fields of the `Vec` that

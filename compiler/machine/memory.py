@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from weft.compiler.ir.graph import Buffer, CompileError, DeviceOp, View
 from weft.compiler.machine.in_place import in_place
 from weft.compiler.machine.limits import PIXELS_MAX
-from weft.hdl.isa import MicroOp
+from weft.hdl.isa import MicroOp, int4
 
 CONSTANTS = 0
 """Base register of weights and parameters (and, before them, of the instructions)."""
@@ -123,14 +125,27 @@ class Constants:
     def __init__(self) -> None:
         self._blob = bytearray()
         self._known: dict[bytes, int] = {}
+        self._narrow: dict[bytes, int] = {}
 
     def add(self, payload: bytes) -> int:
         """Offset of `payload` from the constants' base register."""
         if payload not in self._known:
-            self._blob += bytes(-len(self._blob) % ALIGN)
-            self._known[payload] = len(self._blob)
-            self._blob += payload
+            self._known[payload] = self._append(payload, ALIGN)
         return self._known[payload]
+
+    def add_narrow(self, payload: bytes, bus_bytes: int) -> int:
+        """The same of the int8 values of `payload`, all within 4 bits, packed into half as many bytes; the offset is a
+        multiple of the width of the bus."""
+        if payload not in self._narrow:
+            packed = int4.pack(np.frombuffer(payload, np.int8))
+            self._narrow[payload] = self._append(packed, max(ALIGN, bus_bytes))
+        return self._narrow[payload]
+
+    def _append(self, payload: bytes, align: int) -> int:
+        self._blob += bytes(-len(self._blob) % align)
+        offset = len(self._blob)
+        self._blob += payload
+        return offset
 
     def known(self, payload: bytes) -> bool:
         """Whether `payload` was added before."""

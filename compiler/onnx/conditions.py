@@ -48,10 +48,13 @@ def image_order(context: NodeContext) -> str | None:
 
 
 def weights_constant(context: NodeContext) -> str | None:
-    """Weights must be constant int8 or uint8 values behind DequantizeLinear."""
-    symbol = context.symbol(1)
-    good = isinstance(symbol, Constant) and not symbol.exact and np.abs(symbol.values).max(initial=0) <= 255
-    return None if good else f"input {context.node.inputs[1]!r} is not"
+    """Weights must be constant values of 4 or 8 bits behind DequantizeLinear, with no scales by blocks."""
+    symbol, name = context.symbol(1), context.node.inputs[1]
+    if isinstance(symbol, Constant) and not symbol.exact and np.abs(symbol.values).max(initial=0) <= 255:
+        return None
+    made = next((node for node in context.model.nodes if name in node.outputs), None)
+    block = 0 if made is None else made.attributes.get("block_size", 0)
+    return f"input {name!r} has a scale for every {block} values" if block else f"input {name!r} is not"
 
 
 def weights_per_output(context: NodeContext) -> str | None:

@@ -17,7 +17,7 @@ from weft.compiler.ir.embedding import RowIndices
 from weft.compiler.ir.graph import Buffer, CompileError, Conv, DeviceOp, Rescale, View
 from weft.compiler.ir.layout import Layout, natural, packed
 from weft.compiler.ir.network import Node
-from weft.compiler.ir.planes import BITS
+from weft.compiler.ir.planes import BITS, PACKED
 from weft.compiler.ir.score_pairs import Bounds, Pair, product_ends
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.wide import NarrowError, doubled, widened
@@ -353,7 +353,7 @@ def constant(model: Model, node: Node) -> Constant | None:
     zero = model.constants.get(node.input(2)) if node.input(2) else np.zeros((), np.int64)
     if values is None or scale is None or zero is None or node.attributes.get("block_size", 0):
         return None
-    if str(values.dtype) not in (*BITS, "int32"):
+    if str(values.dtype) not in (*BITS, *PACKED, "int32"):
         return None
     shape = [1] * values.ndim
     if scale.size > 1:

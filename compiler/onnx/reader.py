@@ -16,6 +16,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from weft.compiler.host.onnx_model import INVALID, STANDARD, NetworkError, first_line, types_of
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.network import Network, Node, Type, type_of
+from weft.compiler.ir.planes import PACKED
 from weft.compiler.onnx.limits import NODES
 
 Source = str | os.PathLike | bytes | onnx.ModelProto
@@ -381,6 +382,11 @@ def _plain(value: Any, what: str) -> Any:
 
 def _array(tensor: onnx.TensorProto, what: str) -> np.ndarray:
     try:
-        return numpy_helper.to_array(tensor)
+        values = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise CompileError(f"{what}: {first_line(error)}") from None
+    held, need = len(tensor.raw_data) or len(tensor.int32_data), -(-values.size // 2)
+    # The onnx package ignores what is too much of packed values, and of these alone.
+    if str(values.dtype) in PACKED and held > need:
+        raise CompileError(f"{what}: {values.size} values of 4 bits take {need} bytes, not {held}")
+    return values

@@ -242,7 +242,7 @@ class Parts:
         tile, block, chunked = tile[fits], block[fits], chunked[fits]
         size = shape.region[1] - shape.region[0]
         times = np.where(chunked & (vectors[tile] > size) & shape.shared, -(-self.tiles // block), 1)
-        weights = self.target.moved(shape.weight_bytes)
+        weights = shape.weight_cycles
         again = np.where(block * self.depth * shape.words > size, self.spatial[tile], 1.0)
         traffic = load[tile] * self.spatial[tile] * times + weights * again
         traffic = traffic + float(self.stored(np.int64(self.tiles)))

@@ -193,7 +193,7 @@ class _Scored:
         a_loads = self.a_load * in_box * per_box * spatial
         b_held = self.group * self.per_block <= self.b_count
         b_times = np.where(b_held, 1, spatial)
-        b_loads = parts.target.moved(shape.weight_bytes) * b_times
+        b_loads = shape.weight_cycles * b_times
         p_times = np.where(self.params >= np.minimum(self.group * self.block, parts.tiles), 1, spatial)
         stores, added = parts.stored(self.store), parts.added(self.store)
         work, starts = parts.vector
@@ -223,11 +223,7 @@ class _Scored:
         short = np.clip(2 - self.o_count * self.store / self.block, 0, 1)
         penalty = penalty + np.where((self.o_count > 1) & (added > 0), short * (stores + added), 0.0)
         # The first block loads what the others use again.
-        first = (
-            self.a_load * self.count
-            + parts.target.moved(shape.weight_bytes) / blocks
-            - compute / spatial / blocks
-        )
+        first = self.a_load * self.count + shape.weight_cycles / blocks - compute / spatial / blocks
         first = np.where(self.chunked & (per_box < blocks), np.maximum(first, 0.0), 0.0)
         # Of two slots, one is free only when the other's use begins: nothing hides the latency then, nor uneven chunks.
         uneven = self.count * chunks.limit[self.chunk] / shape.words / parts.depth * shape.passes - 1
@@ -248,7 +244,7 @@ class _Scored:
             shape.tiles_least > 1
         ):  # another operator runs beside it, for which small parts matter and not the ends
             paced = np.maximum(np.maximum(compute, traffic + instructions + waits), vec)
-            start = self.a_load + parts.target.moved(shape.weight_bytes) / blocks / self.per_block + first
+            start = self.a_load + shape.weight_cycles / blocks / self.per_block + first
             tail = (vec / blocks + stores / np.maximum(1, parts.tiles // self.store)) / spatial
             ends = start + tail + 2 * overheads.ENDS
             return paced + ends + near(traffic, vec, instructions) + penalty, traffic
@@ -265,7 +261,7 @@ class _Scored:
     def _start(self, cycles: Array, instructions: Array) -> Array:
         """Cycles before the array works without pause; it takes `cycles` for a block."""
         parts, shape = self.parts, self.shape
-        weights, chunk = parts.target.moved(shape.weight_bytes) / self.blocks, cycles / self.per_block
+        weights, chunk = shape.weight_cycles / self.blocks, cycles / self.per_block
         whole = shape.lines is not None  # their weights come at once
         most = (
             np.maximum(parts.chunks.limit[self.chunk] // parts.config.n // 2, 1) if not whole else np.int64(1)

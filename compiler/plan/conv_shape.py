@@ -31,7 +31,7 @@ from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITC
 from weft.compiler.plan.lines import Lines, tap_words
 from weft.compiler.plan.pieces import Piece, Tile, share_of, tiles_of
 from weft.compiler.plan.site import Site
-from weft.hdl.isa import MicroOp
+from weft.hdl.isa import MicroOp, int4
 
 WEIGHTS = (-128, 127)
 """Least and largest weight of the array; what goes beyond is split over parts that add in the accumulator."""
@@ -57,7 +57,7 @@ class ConvShape:
 
     `src` is its input, `residual` what is added to its outputs, if anything is; `region` the part of the scratchpad
     that is free for it. Its outputs are computed in `tiles_least` tiles of pixels or more, if there are as many; all
-    channels of one before the next, if that is above 1.
+    channels of one before the next, if that is above 1. Its weights are `narrow` if they lie in memory in 4 bits.
     """
 
     def __init__(self, op: Conv | WideConv, site: Site, tiles_least: int = 1) -> None:
@@ -86,6 +86,7 @@ class ConvShape:
         self.pooled = pool is not None
         ends = int(op.weight.min()), int(op.weight.max())
         self.parts = max(1, *(ceil_div(end, limit) for end, limit in zip(ends, WEIGHTS, strict=True)))
+        self.narrow = bool(self.config.int4 and int4.LEAST <= ends[0] <= ends[1] <= int4.MOST)
         self._kept_weights: dict[tuple[int, int], np.ndarray] = {}
         self.lines = self._lines()
         self._split_channels()
@@ -260,7 +261,17 @@ class ConvShape:
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Bytes of all packed weights."""
+        """Bytes of all packed weights in memory."""
+        return self._weight_values / (2 if self.narrow else 1)
+
+    @property
+    def weight_cycles(self) -> float:
+        """Cycles that LOAD takes for all packed weights once: the bus's, and it passes on a word of bytes a cycle."""
+        return max(self.target.moved(self.weight_bytes), self._weight_values / self.config.bus_bytes)
+
+    @cached_property
+    def _weight_values(self) -> float:
+        """Values of all packed weights."""
         kernel, n = self.kernel[0] * self.kernel[1], self.config.n
         words = sum((self.words if self.lines else tile.count) * tile.piece.vectors for tile in self.tiles)
         return self.passes * kernel * n * words
@@ -280,6 +291,7 @@ class ConvShape:
             *(dataclasses.replace(source, base=0, offset=0, resident=None if source.resident is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),
             *((self.fills, self.wide) if isinstance(self.op, WideConv) else ()),
+            *(("int4",) if self.narrow else ()),
         )  # fmt: skip
         return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
 

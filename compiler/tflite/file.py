@@ -21,6 +21,7 @@ import numpy as np
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.onnx.limits import ELEMENTS
 from weft.hdl.files.schema import printable
+from weft.hdl.isa import int4
 
 IDENTIFIER = b"TFL3"
 """Bytes 4 to 8 of every file."""
@@ -288,9 +289,7 @@ def _shaped(raw: np.ndarray, tensor: Tensor) -> np.ndarray:
             f"contents; it must have {size:,}"
         )
     if dtype == "int4":
-        signed = raw.view(np.int8)
-        halves = np.stack((signed << 4 >> 4, signed >> 4), -1).reshape(-1)
-        return halves[:count].reshape(tensor.shape)
+        return int4.unpack(raw)[:count].reshape(tensor.shape)
     return raw.view(np.dtype(dtype).newbyteorder("<")).reshape(tensor.shape)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -108,11 +108,22 @@ class Forms:
                     wrong[rows] = (low < 0) | (high > ADDRESSES)
                 else:
                     wrong[rows] = ~self._extents.allow(space - DRAM, write, low, high)
+        wrong |= self._misplaced[uses.task]
         if wrong.any():
             index = int(uses.task[wrong].min())
             self._check(index, self._code[index])
             raise AssertionError(f"{name(index, self._code[index])} is taken for a wrong one")
         return uses
+
+    @cached_property
+    def _misplaced(self) -> np.ndarray:
+        """Which instructions have an offset that none of their form may have: (count,) bool."""
+        found = np.zeros(len(self._code), bool)
+        for opcode, rows in self._code.by_opcode():
+            if opcode is Opcode.LOAD:
+                narrow = self._code.field("int4", opcode, rows) != 0
+                found[rows] = narrow & (self._offsets[rows] % self._config.bus_bytes != 0)
+        return found
 
     def _uses(self, count: int) -> Uses:
         """The accesses of the first `count` instructions; `kind` only says whether they write."""

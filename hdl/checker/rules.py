@@ -22,6 +22,7 @@ from weft.hdl.checker.kernels import same_addresses
 from weft.hdl.isa import (
     COORDINATE_MAX,
     FILL_MAX,
+    INT4_RUN_MAX,
     Instruction,
     Kernel,
     Load,
@@ -127,13 +128,32 @@ def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
             raise ProgramError(
                 f"'pitch' {i.pitch} is less than 'length' {i.length}, which 'transpose' excludes"
             )
-    behind = (i.pixels - 1) * i.pitch + i.length - i.before - i.run
+    if i.int4:
+        _check_int4(i, config, extents)
+    behind = (i.pixels - 1) * i.pitch + i.length - i.before - (2 if i.int4 else 1) * i.run
     if behind > FILL_MAX:
         raise ProgramError(
             f"the pixels of a row end {behind} bytes behind what 'run' loads; at most {FILL_MAX} may be filled"
         )
     if i.paged and extents is not None and extents.pages.get(i.base) != i.table:
         raise ProgramError(f"base register {i.base} holds no pages that are named by base register {i.table}")
+
+
+def _check_int4(i: Load, config: Config, extents: Extents | None) -> None:
+    """Rows of values of 4 bits begin with whole words of the bus, as far as is known here."""
+    if i.paged:
+        raise ProgramError("'int4' needs to know where rows begin, which 'paged' does not tell")
+    if i.run > INT4_RUN_MAX:
+        raise ProgramError(f"'run' {i.run} is more than the {INT4_RUN_MAX} bytes that 'int4' takes")
+    base = 0 if extents is None else extents.addresses.get(i.base, 0)
+    starts = {f"base register {i.base}": base, "'offset'": i.offset}
+    starts |= {"'row_pitch'": i.row_pitch} if i.line > 1 else {}
+    starts |= {"'row_pitch' and 'skip'": i.row_pitch * i.line + i.skip} if i.rows > i.line else {}
+    for name, value in starts.items():
+        if value % config.bus_bytes:
+            raise ProgramError(
+                f"{name} {value} is no multiple of the {config.bus_bytes} bytes of the bus, where 'int4' rows begin"
+            )
 
 
 def _check_softmax(i: Softmax, extents: Extents | None) -> None:

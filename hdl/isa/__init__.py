@@ -23,6 +23,7 @@ from weft.hdl.isa.instructions import (
     BASES,
     COORDINATE_MAX,
     FILL_MAX,
+    INT4_RUN_MAX,
     PAGE_ENTRY,
     End,
     Load,
@@ -44,9 +45,9 @@ from weft.hdl.isa.vector import (
 )
 
 __all__ = [
-    "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "PAGE_ENTRY", "PARAMETER_VECTORS", "SEMAPHORES",
-    "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature", "Instruction", "IsaError",
-    "Kernel", "Load", "Lookup", "Loop", "Memory", "MicroOp", "Microcode", "Mm", "Normalise", "Opcode", "Operand",
-    "Place", "Queue", "Reduce", "Softmax", "Source", "Store", "Table", "Vec", "VectorInstruction", "decode",
+    "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "INT4_RUN_MAX", "PAGE_ENTRY", "PARAMETER_VECTORS",
+    "SEMAPHORES", "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature", "Instruction",
+    "IsaError", "Kernel", "Load", "Lookup", "Loop", "Memory", "MicroOp", "Microcode", "Mm", "Normalise", "Opcode",
+    "Operand", "Place", "Queue", "Reduce", "Softmax", "Source", "Store", "Table", "Vec", "VectorInstruction", "decode",
     "kinds_of", "limits", "places", "required", "used_bits",
 ]  # fmt: skip

@@ -76,6 +76,9 @@ class Config:
     depthwise_taps : int
         Products of neighbouring rows that the array can add up for each channel by itself, as depthwise convolutions
         do: 2 to ``n / 2``, at most 8, or 0 for an array without that path.
+    int4 : int
+        1 if LOAD can widen values of 4 bits in memory to bytes: weights in 4 bits take half the memory, and half the
+        time where the bus sets the pace. 0 for an accelerator without.
 
     Raises
     ------
@@ -100,6 +103,7 @@ class Config:
     multiply: int = 1
     kernel: int = 0
     depthwise_taps: int = 0
+    int4: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -128,10 +132,10 @@ class Config:
         self._power("row_states", 4, 4096)
         self._power("alignments", 16, 4096)
         self._power("table_depth", 256, 2048)
-        if self.multiply not in (0, 1):
-            raise ConfigError(
-                f"configuration field 'multiply' must be 0 or 1, not {schema.shown(self.multiply)}"
-            )
+        for name in ("multiply", "int4"):
+            value = getattr(self, name)
+            if value not in (0, 1):
+                raise ConfigError(f"configuration field {name!r} must be 0 or 1, not {schema.shown(value)}")
         if self.lookup_tables != 0:
             self._power("lookup_tables", 1, LOOKUP_TABLES, " or 0")
         if self.kernel != 0:
@@ -200,8 +204,14 @@ class Config:
 
     @cached_property
     def digest(self) -> int:
-        """A 32-bit hash of all parameters, readable in the identification register."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """A 32-bit hash of all parameters, readable in the identification register.
+
+        `int4` counts only where it is set: hardware without it is what it was before there was such a field.
+        """
+        values = dataclasses.asdict(self)
+        text = json.dumps(
+            {key: value for key, value in values.items() if key != "int4" or value}, sort_keys=True
+        )
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
     def replace(self, **changes: int) -> Config:
@@ -288,9 +298,9 @@ PRESETS: dict[str, Config] = {
     "tiny": Config(n=4, lanes=2, scratchpad_banks=4, scratchpad_depth=256,
                    accumulator_banks=2, accumulator_depth=64, bus_bytes=4, row_states=64, alignments=256),
     "small": Config(n=8, lanes=4, scratchpad_banks=8, scratchpad_depth=512,
-                    accumulator_banks=4, accumulator_depth=128, bus_bytes=8, row_states=128, alignments=1024),
-    "default": Config(kernel=128, depthwise_taps=5),
-    "large": Config(n=32, lanes=32, bus_bytes=32, kernel=128, depthwise_taps=5),
-    "xlarge": Config(n=64, lanes=64, bus_bytes=64, row_states=512, kernel=128, depthwise_taps=5),
-    "huge": Config(n=128, lanes=128, bus_bytes=128, row_states=512, kernel=128, depthwise_taps=5),
+                    accumulator_banks=4, accumulator_depth=128, bus_bytes=8, row_states=128, alignments=1024, int4=1),
+    "default": Config(kernel=128, depthwise_taps=5, int4=1),
+    "large": Config(n=32, lanes=32, bus_bytes=32, kernel=128, depthwise_taps=5, int4=1),
+    "xlarge": Config(n=64, lanes=64, bus_bytes=64, row_states=512, kernel=128, depthwise_taps=5, int4=1),
+    "huge": Config(n=128, lanes=128, bus_bytes=128, row_states=512, kernel=128, depthwise_taps=5, int4=1),
 }  # fmt: skip

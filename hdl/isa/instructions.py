@@ -14,7 +14,7 @@ vector of probabilities, addressed by ``alignment``), and the *table* of ``table
 opcodes SOFTMAX, NORMALISE and TABLE do not exist, and fields marked "softmax only" must be 0. Configurations with
 `lookup_tables` have so many *look-up tables* of 256 bytes; without them the opcode LOOKUP does not exist, and fields
 marked "look-up tables only" must be 0. Fields marked "products of elements only" must be 0 without `multiply`,
-and those marked "sums along rows only" without `depthwise_taps`.
+those marked "sums along rows only" without `depthwise_taps`, and those marked "values of 4 bits only" without `int4`.
 ``rsh(x, s)`` stands for ``(x + 2**(s-1)) >> s``, arithmetic, and for ``x`` where ``s = 0``.
 """
 
@@ -41,6 +41,8 @@ COORDINATE_MAX = (1 << 15) - 1
 """Largest row or column of an operand with bounds: coordinates are 16-bit two's complement."""
 PAGE_ENTRY = 4
 """Bytes of an entry of a page table."""
+INT4_RUN_MAX = 1 << 23
+"""Most bytes of a `Load`'s row with `int4`: twice as many values are what its counters hold."""
 
 
 def _pixels(name: str) -> tuple[Loop, ...]:
@@ -76,6 +78,10 @@ class Load(Instruction):
 
     With ``paged``, the address of every row has ``entry`` added, the little-endian 32-bit word at ``base[table] + 4 *
     page``, read when the instruction starts. ``base[table]`` is a multiple of 4.
+
+    With ``int4``, every byte from DRAM is two signed values of 4 bits, the low nibble first, and each of them is a byte
+    of the row: ``2 * run`` bytes of it come from DRAM. The other fields count bytes of the row as ever. ``run`` is at
+    most `INT4_RUN_MAX`, and every row begins in DRAM at a multiple of the width of the bus.
     """
 
     OPCODE = Opcode.LOAD
@@ -139,6 +145,7 @@ class Load(Instruction):
     paged: int = bits(1, "add a page table's entry to the address", requires=Feature.SOFTMAX)
     table: int = bits(3, "base register of the page table", requires=Feature.SOFTMAX)
     page: int = bits(16, "index of the page table's entry", requires=Feature.SOFTMAX)
+    int4: int = bits(1, "bytes in DRAM are two values of 4 bits", requires=Feature.INT4)
 
     @property
     def lines(self) -> int:

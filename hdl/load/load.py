@@ -15,6 +15,7 @@ from weft.hdl.lib.ports import bus_read, scratchpad_write, unit
 from weft.hdl.load.pages import PageReader
 from weft.hdl.load.transpose import Transposer
 from weft.hdl.load.unpack import Unpacker, unpack_layout
+from weft.hdl.load.widen import Widener
 
 DESCRIPTORS = 4
 """Instructions whose data may be on its way, where queues are that deep."""
@@ -117,8 +118,6 @@ class LoadRequests(wiring.Component):
             unpack.align_line.eq(op.row_pitch + op.skip),
             unpack.line_last.eq(op.line - 1),
             unpack.before.eq(op.before),
-            unpack.end.eq(op.before + op.run),
-            unpack.run_last.eq(op.run - 1),
             unpack.fill.eq(op.fill),
             unpack.tail.eq((op.length - 1)[:shift] + 1),
             unpack.split.eq(overlap),
@@ -135,7 +134,19 @@ class LoadRequests(wiring.Component):
         ]
         if self.config.softmax:
             m.d.comb += unpack.transpose.eq(op.transpose)
+        self._describe_run(m)
         return overlap
+
+    def _describe_run(self, m: Module) -> None:
+        """The run in bytes of the row, and for values of 4 bits in whole words."""
+        op, unpack = self.instruction.payload, self.unpack.payload
+        size, last = op.run, op.run - 1
+        if self.config.int4:
+            align = (self.config.bus_bytes - 1).bit_length()
+            words = Cat(Const(-1, align + 1), last[align : len(op.run)])
+            size, last = Mux(op.int4, op.run << 1, op.run), Mux(op.int4, words, last)
+            m.d.comb += unpack.int4.eq(op.int4)
+        m.d.comb += [unpack.end.eq(op.before + size), unpack.run_last.eq(last)]
 
 
 class LoadUnit(wiring.Component):
@@ -197,13 +208,11 @@ class LoadUnit(wiring.Component):
             beats.w_data.eq(self.bus.beat.payload),
             beats.w_en.eq(self.bus.beat.valid),
             self.bus.beat.ready.eq(beats.w_rdy),
-            unpacker.beat.payload.eq(beats.r_data),
-            unpacker.beat.valid.eq(beats.r_rdy),
-            beats.r_en.eq(unpacker.beat.ready),
             self.stall_memory.eq(unpacker.stall_memory),
             self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
         ]
 
+        self._widen(m, beats, unpacker)
         ahead = Signal(range(AHEAD_BEATS + 2 * BURST_BEATS + 1))
         request, allowed = self.bus.request, Signal()
         m.d.sync += allowed.eq(ahead < AHEAD_BEATS)  # a cycle old: one burst may slip through
@@ -228,6 +237,24 @@ class LoadUnit(wiring.Component):
         wiring.connect(m, wiring.flipped(self.page), pages.bus)
         m.d.comb += pages.bases.eq(self.bases)
         return pages.busy
+
+    def _widen(self, m: Module, beats: SyncFIFO, unpacker: Unpacker) -> None:
+        """Bring beats to the unpacker, which says of each whether it holds values of 4 bits."""
+        if not self.config.int4:
+            m.d.comb += [
+                unpacker.beat.payload.eq(beats.r_data),
+                unpacker.beat.valid.eq(beats.r_rdy),
+                beats.r_en.eq(unpacker.beat.ready),
+            ]
+            return
+        m.submodules.widener = widener = Widener(self.config)
+        wiring.connect(m, widener.wide, unpacker.beat)
+        m.d.comb += [
+            widener.narrow.eq(unpacker.narrow),
+            widener.beat.payload.eq(beats.r_data),
+            widener.beat.valid.eq(beats.r_rdy),
+            beats.r_en.eq(widener.beat.ready),
+        ]
 
     def _vectors(self, m: Module, vector: wiring.PureInterface) -> Value:
         """Bring the stream `vector` to the scratchpad; returns whether one, or a signal, is on the way."""

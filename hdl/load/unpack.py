@@ -28,7 +28,8 @@ def unpack_layout(config: Config) -> data.StructLayout:
     to the next one of its line, and to the next line. ``line_last``: rows of a line - 1. ``end``: before + run.
     ``run_last``: run - 1. ``tail``: lanes of a pixel's last vector. ``split_last``: bytes of a pixel ahead of the last
     pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
-    ``transpose``, with softmax only: pixels are to be transposed.
+    ``transpose``, with softmax only: pixels are to be transposed. ``int4``, where LOAD has it: words of the bus are to
+    be widened. Rows begin with whole words then, and `run_last` is that of whole words, twice as many as come.
     """
     align = (config.bus_bytes - 1).bit_length()
     address = config.widths.scratchpad_address
@@ -57,6 +58,7 @@ def unpack_layout(config: Config) -> data.StructLayout:
             "dst_inner": address,
         }
         | ({"transpose": 1} if config.softmax else {})
+        | ({"int4": 1} if config.int4 else {})
     )
 
 
@@ -187,6 +189,8 @@ class Unpacker(wiring.Component):
         The beats of every run, exactly.
     vector : Out(stream of vector_layout(config))
     busy : Out(1)
+    narrow : Out(1)
+        The beat that is taken next has to be widened.
     stall_memory : Out(1)
         The unpacker waits for a beat.
     """
@@ -199,6 +203,7 @@ class Unpacker(wiring.Component):
                 "beat": In(stream.Signature(config.widths.bus)),
                 "vector": Out(stream.Signature(vector_layout(config))),
                 "busy": Out(1),
+                "narrow": Out(1),
                 "stall_memory": Out(1),
             }
         )
@@ -316,6 +321,7 @@ class Unpacker(wiring.Component):
             self.unpack.ready.eq(~active),
             walker.start.eq(self.unpack.valid & self.unpack.ready),
             walker.unpack.eq(self.unpack.payload),
+            self.narrow.eq(op.int4 if self.config.int4 else 0),
             nest.load.eq(walker.start),
             *nest.take(self.unpack.payload),
         ]

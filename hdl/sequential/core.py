@@ -188,7 +188,7 @@ class SequentialCore(wiring.Component):
             "set_address": MemoryOut.ADDRESS, "set_remain": MemoryOut.REMAIN, "set_skip": MemoryOut.SKIP,
             "set_length": MemoryOut.LENGTH, "set_fill": MemoryOut.FILL, "gather": MemoryOut.GATHER,
             "scatter": MemoryOut.SCATTER, "flush": MemoryOut.FLUSH,
-        }  # fmt: skip
+        } | ({"set_narrow": MemoryOut.NARROW} if self.config.int4 else {})  # fmt: skip
         m.d.comb += [getattr(mover, name).eq(strobes[target]) for name, target in targets.items()]
         m.d.comb += [
             mover.value.eq(processor.result),

@@ -103,6 +103,7 @@ class MemoryOut(enum.IntEnum):
     EVENTS = 9
     OPERATION = 10  # the first word of a micro-operation, which says what `Lane` means; with kernels only
     MULTIPLY_SIGNED = 11  # as `Out.MULTIPLY`, by the low 18 bits, signed; with kernels only
+    NARROW = 12  # bytes that are gathered hold two values of 4 bits; with these only
 
 
 class Condition(enum.IntEnum):

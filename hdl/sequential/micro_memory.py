@@ -15,6 +15,9 @@ def load(m: Micro) -> None:
     m.st("row")
     if m.config.softmax:
         _page(m)
+    if m.config.int4:
+        m.ld("f.int4")
+        m.memory(MemoryOut.NARROW)
     m.ld("f.fill")
     m.memory(MemoryOut.FILL)
     m.copy("dst.row", "f.dst")
@@ -37,6 +40,9 @@ def load(m: Micro) -> None:
         m.jump("load.fill")
         m.label("load.done")
     m.call("rest")
+    if m.config.int4:
+        m.ld(0)
+        m.memory(MemoryOut.NARROW)
     m.jump("next")
     _open(m)
     if m.config.softmax:
@@ -173,6 +179,12 @@ def _open(m: Micro) -> None:
     m.sub("f.before")
     m.high(0)
     m.st("into")
+    if m.config.int4:
+        m.jump("open.whole", Condition.ZERO)
+        m.ld("f.int4")
+        m.jump("open.narrow", Condition.ZERO, unless=True)
+        m.label("open.whole")
+        m.ld("into")
     m.add("row")
     m.wait(Condition.MEMORY_IDLE)
     m.memory(MemoryOut.ADDRESS)
@@ -184,6 +196,34 @@ def _open(m: Micro) -> None:
     m.sub("at")
     m.high(0)
     m.memory(MemoryOut.SKIP)
+    m.back()
+    if m.config.int4:
+        _open_narrow(m)
+
+
+def _open_narrow(m: Micro) -> None:
+    """The same of values of 4 bits, of which ``into`` lie in front: they are gathered, and written nowhere."""
+    m.label("open.narrow")
+    m.ld("row")
+    m.wait(Condition.MEMORY_IDLE)
+    m.memory(MemoryOut.ADDRESS)
+    m.ld("f.run")
+    m.memory(MemoryOut.REMAIN)
+    m.ld(0)
+    m.memory(MemoryOut.SKIP)
+    again = m.label()
+    m.ld("into")
+    m.low(m.config.n)
+    m.memory(MemoryOut.LENGTH)
+    m.memory(MemoryOut.GATHER)
+    m.sub("into")
+    m.st("into")
+    m.ld(0)
+    m.sub("into")
+    m.st("into")
+    m.wait(Condition.MOVED)
+    m.ld("into")
+    m.jump(again, Condition.ZERO, unless=True)
     m.back()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -28,6 +28,9 @@ class Mover(wiring.Component):
         What the strobes below take.
     set_address, set_remain, set_skip, set_length, set_fill : In(1)
         `address` and `remain` as above; ahead of those bytes, `skip` fill bytes. A pixel has `length` bytes.
+    set_narrow : In(1)
+        With values of 4 bits only: bytes of memory hold two of them, each of which is gathered as a byte. Behind it
+        `address` must be set.
     gather : In(1)
         Send N bytes to a vector: a pixel's next bytes, and fill bytes once it has no more.
     scatter : In(1)
@@ -63,6 +66,7 @@ class Mover(wiring.Component):
             "gather",
             "scatter",
             "flush",
+            *(("set_narrow",) if config.int4 else ()),
         )
         super().__init__(
             {
@@ -121,6 +125,7 @@ class Mover(wiring.Component):
         left, out = Signal(range(n + 1)), Signal()
         takes, gives, full = Signal(), Signal(), Signal()
         inside, from_memory, ends = Signal(), Signal(), Signal()
+        byte, whole = self._narrow(m, word[lane], takes) if self.config.int4 else (word[lane], takes)
         wide = align > 2
         last_word = lane[2:].all() if wide else Const(1)
         m.d.comb += [
@@ -131,9 +136,9 @@ class Mover(wiring.Component):
             takes.eq(step & from_memory),
             gives.eq(step & out & inside),
             self.push.eq(step & ~out),
-            self.byte.eq(Mux(from_memory, word[lane], fill)),
+            self.byte.eq(Mux(from_memory, byte, fill)),
             self.column.eq(n - left),
-            ends.eq(takes & lane.all() | self.word_taken & last_word),
+            ends.eq(whole & lane.all() | self.word_taken & last_word),
         ]
         with m.If(step):
             m.d.sync += left.eq(left - 1)
@@ -141,10 +146,10 @@ class Mover(wiring.Component):
                 m.d.sync += [length.eq(length - 1), no_length.eq(length == 1)]
                 with m.If(skips):
                     m.d.sync += [skip.eq(skip - 1), skips.eq(skip != 1)]
-        with m.If(takes | self.word_taken):
+        with m.If(whole | self.word_taken):
             taken = Mux(self.word_taken, 4, 1)
             m.d.sync += [remain.eq(remain - taken), remains.eq(remain != taken)]
-        with m.If(takes | gives):
+        with m.If(whole | gives):
             m.d.sync += lane.eq(lane + 1)
         if wide:
             with m.If(self.word_taken):
@@ -177,6 +182,18 @@ class Mover(wiring.Component):
             self.error.eq(axi.rvalid & (axi.rresp != OKAY) | axi.bvalid & (axi.bresp != OKAY)),
         ]
         return m
+
+    def _narrow(self, m: Module, byte: Value, takes: Signal) -> tuple[Value, Value]:
+        """The next byte for the vector, which may be but half of the `byte` of memory, and whether that is used up."""
+        narrow, upper = Signal(), Signal()
+        half = Mux(upper, byte[4:], byte[:4])
+        with m.If(self.set_narrow):
+            m.d.sync += narrow.eq(self.value)
+        with m.If(self.set_address):
+            m.d.sync += upper.eq(0)
+        with m.Elif(takes):
+            m.d.sync += upper.eq(narrow & ~upper)
+        return Mux(narrow, Cat(half, half[3].replicate(4)), byte), takes & (upper | ~narrow)
 
     def _read(
         self, m: Module, word: data.View, here: Signal, reading: Signal, ends: Signal, remains: Signal

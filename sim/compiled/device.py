@@ -88,7 +88,8 @@ class CompiledDevice(GoldenDevice):
             "accumulator_size": config.accumulator_size, "alignment_count": config.alignments,
             "state_count": config.row_states, "table_depth": config.table_depth,
             "mantissa_bits": config.mantissa_bits, "depthwise_taps": config.depthwise_taps,
-            "lookup_tables": config.lookup_tables, "wide_activations": int(config.wide_activations),
+            "lookup_tables": config.lookup_tables, "bus_bytes": config.bus_bytes,
+            "wide_activations": int(config.wide_activations),
         }  # fmt: skip
 
     def _execute(self, index: int, instruction: Instruction) -> None:

@@ -46,6 +46,7 @@ class State(ctypes.Structure):
         ("mantissa_bits", ctypes.c_int64),
         ("depthwise_taps", ctypes.c_int64),
         ("lookup_tables", ctypes.c_int64),
+        ("bus_bytes", ctypes.c_int64),
         ("wide_activations", ctypes.c_int64),
         ("words", ctypes.c_void_p),
         ("foreign", ctypes.c_void_p),

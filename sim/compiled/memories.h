@@ -28,7 +28,7 @@ struct State {
     const int8_t* lookup;
     const uint32_t* bases;
     int64_t n, scratchpad_size, accumulator_size, alignment_count, state_count, table_depth, mantissa_bits;
-    int64_t depthwise_taps, lookup_tables, wide_activations;
+    int64_t depthwise_taps, lookup_tables, bus_bytes, wide_activations;
     const uint8_t* words;          // the program, with END behind it
     const uint8_t* foreign;        // for each instruction, whether it is left to the specification
     const uint32_t* order[UNITS];  // for each queue, the instructions that go to it

@@ -18,13 +18,14 @@ public:
             return false;
         if (!find_rows(s, op)) return false;
         if (op.transpose) pixels_.assign(size_t(groups * n * n), int8_t(op.fill));
-        const int64_t taken = std::max<int64_t>(0, std::min(op.run, needed - op.before));
+        const int64_t taken = std::max<int64_t>(0, std::min(op.int4 ? 2 * op.run : op.run, needed - op.before));
         const int32_t* target = targets_.data();
         for (int64_t row = 0; row < op.rows; row++) {
             const uint8_t* bytes = s.dram + starts_[size_t(row)];
-            if (op.before || taken < needed) {
+            if (op.int4 || op.before || taken < needed) {
                 bytes_.assign(size_t(needed), uint8_t(op.fill));
-                if (taken) std::memcpy(bytes_.data() + op.before, bytes, size_t(taken));
+                if (op.int4) widen(bytes_.data() + op.before, bytes, taken);
+                else if (taken) std::memcpy(bytes_.data() + op.before, bytes, size_t(taken));
                 bytes = bytes_.data();
             }
             for (int64_t pixel = 0; pixel < op.pixels; pixel++, bytes += op.pitch) {
@@ -78,9 +79,14 @@ private:
         starts_.clear();
         for (int64_t row = 0; row < op.rows; row++) {
             starts_.push_back(dram_place(s, start + row * op.row_pitch + row / op.line * op.skip, op.run));
-            if (starts_.back() < 0) return false;
+            if (starts_.back() < 0 || (op.int4 && starts_.back() % s.bus_bytes)) return false;
         }
         return true;
+    }
+
+    // Signed values of 4 bits, two a byte and the low nibble first, as bytes.
+    static void widen(uint8_t* to, const uint8_t* from, int64_t values) {
+        for (int64_t k = 0; k < values; k++) to[k] = uint8_t(((from[k / 2] >> 4 * (k % 2) & 15) ^ 8) - 8);
     }
 
     void transpose(State& s, int64_t groups) {

@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.hdl.isa import PAGE_ENTRY, Load, Mm, Operand, Store
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.int4 import unpack
 from weft.sim.device import DeviceError
 from weft.sim.golden.arithmetic import rsh, wrap
 from weft.sim.golden.execute import executes
@@ -27,12 +28,15 @@ def load(memories: Memories, i: Load) -> None:
         _check_transposed(i, n, memories.config.transposed_vectors * n)
     vectors = -(-i.length // n)
     needed = (i.pixels - 1) * i.pitch + i.length
-    take = max(0, min(i.run, needed - i.before))
+    take = max(0, min(2 * i.run if i.int4 else i.run, needed - i.before))
     rows = np.full((i.rows, needed), i.fill & 0xFF, np.uint8)
     start = memories.bases[i.base] + i.offset + (_page(memories, i) if i.paged else 0)
     for row in range(i.rows):
-        source = memories.dram_range((start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF, i.run)
-        rows[row, i.before : i.before + take] = source[:take]
+        address = (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF
+        source = memories.dram_range(address, i.run)
+        rows[row, i.before : i.before + take] = (_widened(memories, address, source) if i.int4 else source)[
+            :take
+        ]
     shape, steps = (i.rows, i.pixels, i.length), (rows.strides[0], i.pitch, 1)
     pixels = np.lib.stride_tricks.as_strided(rows, shape, steps, writeable=False)
     data = np.full((i.rows, i.pixels, vectors * n), i.fill & 0xFF, np.uint8)
@@ -43,6 +47,16 @@ def load(memories: Memories, i: Load) -> None:
         result = np.concatenate([result, np.full((groups * vectors * n - len(result), n), i.fill, np.int8)])
         result = result.reshape(groups, n, vectors * n).swapaxes(1, 2).reshape(-1, n)
     memories.scratchpad[memories.addresses(i, "dst").ravel()] = result
+
+
+def _widened(memories: Memories, address: int, source: np.ndarray) -> np.ndarray:
+    """Two signed values of 4 bits of each byte, the low nibble first, as bytes: uint8."""
+    if address % memories.config.bus_bytes:
+        raise DeviceError(
+            f"a row of values of 4 bits at DRAM address {address:#x} does not begin at a multiple of the "
+            f"{memories.config.bus_bytes} bytes of the bus"
+        )
+    return unpack(source).view(np.uint8)
 
 
 def _check_transposed(i: Load, n: int, most: int) -> None:

@@ -119,6 +119,7 @@ struct LoadUnit {
 private:
     unsigned shift_ = 0;
     uint32_t mask_ = 0;
+    bool upper_ = false;  // half of the word at the unpacker
 
     unsigned bank(int64_t address_) const { return (uint32_t(address_) & mask_) >> shift_; }
 
@@ -127,7 +128,10 @@ private:
         const bool vector_taken = write(vec_write);
         const bool taken = unpacker.step(queue.readable() ? &queue.head() : nullptr, beats.valid, vector_taken);
         stall_memory += unpacker.stalls;
-        if (beat || beats.valid) beats.step(beat, 0, unpacker.pops);
+        // hdl/load/widen.py: a word of 4-bit values is taken in two halves.
+        const bool half = unpacker.pops && unpacker.op.int4, popped = unpacker.pops && (!half || upper_);
+        upper_ ^= half;
+        if (beat || beats.valid) beats.step(beat, 0, popped);
         return taken;
     }
 
@@ -188,7 +192,8 @@ private:
         unpack.signal = uint16_t(op.signal);
         unpack.split = overlap, unpack.transpose = op.transpose;
         unpack.align = first, unpack.align_row = op.row_pitch;
-        unpack.before = op.before, unpack.run_last = op.run - 1;
+        unpack.before = op.before, unpack.run_last = op.run - 1, unpack.int4 = op.int4;
+        if (op.int4) unpack.run_last = 2 * ((op.run - 1) / p->bus_bytes + 1) * p->bus_bytes - 1;
         unpack.split_last = overlap ? rest : 0;
         unpack.step_inner = overlap ? op.pitch : n, unpack.step_outer = (op.pitch - rest) & 0xFFFF;
         unpack.align &= p->bus_bytes - 1, unpack.align_row &= p->bus_bytes - 1;

@@ -124,6 +124,7 @@ private:
     uint8_t fill_ = 0, word_[BUS_MOST]{};
     unsigned __int128 strobes_ = 0;
     bool here_ = false, reading_ = false, writing_ = false, out_ = false, flushing_ = false;
+    bool narrow_ = false, upper_ = false;  // bytes of memory are two values; the lower one has been taken
 
     unsigned __int128 strobe(unsigned lane) const { return (unsigned __int128)(1) << lane; }
     bool full() const { return flushing_ || (strobes_ & strobe(bus - 1)); }
@@ -145,7 +146,7 @@ private:
             to = std::min(at, to);
             if (counted) waits += to - now_;  // or nothing would be on its way
             now_ = to;
-        } else if (here_ && from_memory()) {
+        } else if (here_ && from_memory() && !narrow_) {
             const unsigned most = std::min({left_, length_, remain_, bus - lane_});
             const unsigned bytes = unsigned(std::min<Cycle>(most, to - now_));
             for (unsigned k = 0; k < bytes; k++) made->push(word_[lane_ + k]);
@@ -161,11 +162,12 @@ private:
         const bool inside = left_ && length_, step = steps(), takes = step && from_memory();
         const bool gives = step && out_ && inside, sets = input == TO_MEMORY_REMAIN;
         const bool asks = !here_ && !reading_ && remain_ && !sets, sends = !writing_ && strobes_ && full();
-        const bool ends = (takes && lane_ == bus - 1) || (taken && lane_ / 4 == bus / 4 - 1);
+        const bool whole = takes && (upper_ || !narrow_);
+        const bool ends = (whole && lane_ == bus - 1) || (taken && lane_ / 4 == bus / 4 - 1);
         if (counted && (reading_ || writing_) && !step) waits++;
         flushing_ = input == TO_MEMORY_FLUSH || (flushing_ && strobes_);
         if (step) {
-            if (!out_) made->push(takes ? word_[lane_] : fill_);
+            if (!out_) made->push(takes ? taken_byte() : fill_);
             if (gives) word_[lane_] = vector[n - left_], strobes_ |= strobe(lane_);
             left_--;
             if (inside) {
@@ -174,9 +176,10 @@ private:
             }
         }
         const bool remains = remain_ != 0;
-        if (takes || gives) lane_ = (lane_ + 1) & (bus - 1);
+        if (takes) upper_ = narrow_ && !upper_;
+        if (whole || gives) lane_ = (lane_ + 1) & (bus - 1);
         if (taken) lane_ = (lane_ + 4) & (bus - 1);
-        if (takes || taken) remain_ = (remain_ - (taken ? 4 : 1)) & 0xFFFFFF;
+        if (whole || taken) remain_ = (remain_ - (taken ? 4 : 1)) & 0xFFFFFF;
         if (asks) {
             reading_ = true;
             answers_ = flash.holds(address_) ? flash.read(address_, now_) : link.grant(now_ + 1 + link.latency);
@@ -195,10 +198,15 @@ private:
         if (input == TO_MEMORY_SKIP) skip_ = value & 0xFFFF;
         if (input == TO_MEMORY_LENGTH) length_ = value & 0xFFFF;
         if (input == TO_MEMORY_FILL) fill_ = uint8_t(value);
-        if (input == TO_MEMORY_ADDRESS) address_ = value & ~(bus - 1), lane_ = value & (bus - 1);
+        if (input == TO_MEMORY_ADDRESS) address_ = value & ~(bus - 1), lane_ = value & (bus - 1), upper_ = false;
+        if (input == TO_MEMORY_NARROW) narrow_ = value & 1;
         if (input == TO_MEMORY_GATHER || input == TO_MEMORY_SCATTER) left_ = n, out_ = input == TO_MEMORY_SCATTER;
     }
 
+    uint8_t taken_byte() const {
+        const uint8_t byte = word_[lane_];
+        return narrow_ ? uint8_t(((byte >> 4 * upper_ & 15) ^ 8) - 8) : byte;
+    }
     bool inside() {
         const bool found = uint64_t(address_) + bus <= dram_bytes;
         outside |= !found;

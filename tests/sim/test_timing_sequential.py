@@ -28,7 +28,7 @@ CONFIGS = {
 DATA = {
     "icebreaker": BOARDS["icebreaker"].config.replace(kernel=32),
     "tang-primer-20k": BOARDS["tang-primer-20k"].config,
-    "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512, depthwise_taps=0),
+    "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512, depthwise_taps=0, int4=1),
 }
 """Configurations whose programs have instructions that take as long as their data say."""
 

@@ -61,11 +61,13 @@ class Slow:
 
     def row_byte(self, i: Load, row: int, p: int, byte: int) -> int:
         position = p * i.pitch + byte - i.before
-        if byte >= i.length or not 0 <= position < i.run:
+        if byte >= i.length or not 0 <= position < i.run * (2 if i.int4 else 1):
             return i.fill
-        address = (
-            self.bases[i.base] + self.page + i.offset + row * i.row_pitch + row // i.line * i.skip + position
-        )
+        address = self.bases[i.base] + self.page + i.offset + row * i.row_pitch + row // i.line * i.skip
+        if i.int4:
+            pair = self.dram[(address + position // 2) % 2**32]
+            return signed(pair >> 4 if position % 2 else pair, 4)
+        address += position
         return signed(self.dram[address % 2**32], 8)
 
     def store(self, i: Store) -> None:

@@ -56,6 +56,7 @@ FLAGS = {
 }
 """Fields that switch something on: every comparison must have met all. Where there is one look-up table, its number
 is always 0."""
+ALIGNED = 0  # the base register that is a multiple of the width of the bus, where values of 4 bits are read
 BLOCKS = 2  # parameter blocks at the end of the scratchpad that nothing overwrites
 ATTEMPTS = 1000
 KERNELS = 2
@@ -79,6 +80,8 @@ class Generator:
         self.last: dict[Queue, int] = {}
         self.seen: set[tuple[int, Queue]] = set()
         self.bases = [self.random.randrange(INPUT, OUTPUT) for _ in range(4)] + [OUTPUT, PAGES, DUMP, 0]
+        if config.int4:
+            self.bases[ALIGNED] &= -config.bus_bytes
         self.pages = [self.random.getrandbits(32) for _ in range(PAGE_COUNT)]
         self.scratchpad = config.scratchpad_size - BLOCKS * PARAMETER_VECTORS
         self.kernels: list[int] = []
@@ -171,13 +174,22 @@ class Generator:
         base = r.randrange(4 if paged else 5)
         target = (OUTPUT if base == 4 else INPUT) + r.randrange(0x1000, 0x6000)
         page = r.randrange(PAGE_COUNT) if paged else 0
-        return {
+        fields = {
             "base": base, "offset": (target - self.bases[base] - paged * self.pages[page]) % (1 << 32),
             "rows": line * r.choice([1, 1, r.randrange(1, 4)]), "row_pitch": r.randrange(-300, 300), "line": line,
             "skip": r.choice([0, r.randrange(-300, 300)]), "pixels": pixels, "pitch": pitch, "length": length,
             "before": r.choice([0, 0, r.randrange(needed + 3)]), "run": r.randrange(1, needed + 9),
-            "transpose": transpose, "paged": paged, "table": 5 * paged, "page": page,
+            "transpose": transpose, "paged": paged, "table": 5 * paged, "page": page, "int4": 0,
         }  # fmt: skip
+        return fields | (self.narrow(fields) if self.config.int4 and not paged and r.random() < 0.5 else {})
+
+    def narrow(self, fields: dict[str, Any]) -> dict[str, int]:
+        """The fields of a `Load` that make it one of values of 4 bits, whose rows begin with words of the bus."""
+        bus = self.config.bus_bytes
+        first = (self.random.randrange(0x1000, 0x6000) - self.bases[ALIGNED]) // bus * bus
+        pitches = {name: fields[name] // bus * bus for name in ("row_pitch", "skip")}
+        run = max(1, fields["run"] // self.random.choice([1, 2, 2]))
+        return {"int4": 1, "base": ALIGNED, "offset": first % (1 << 32), "run": run, **pitches}
 
     def store(self) -> dict[str, Any]:
         r = self.random

@@ -160,3 +160,50 @@ def test_pieces_against_sets() -> None:
             assert not apart
         verdicts[apart] += 1
     assert min(verdicts.values()) > 200
+
+
+SMALL = PRESETS["small"]
+NARROW = "load base=3 int4=1 run=8 length=16 dst_vector=1 "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NARROW + "offset=24", None),
+        (NARROW + "rows=2 row_pitch=5 skip=3 dst_row=2", None),
+        (NARROW + "rows=2 line=2 row_pitch=16 skip=3 dst_row=2", None),
+        (NARROW + "rows=2 row_pitch=5 skip=4 dst_row=2",
+         "'row_pitch' and 'skip' 9 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+        (NARROW + "rows=2 line=2 row_pitch=4 dst_row=2",
+         "'row_pitch' 4 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+        (NARROW + "offset=4", "'offset' 4 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+        (NARROW + "offset=24 / " + NARROW + "offset=8 / " + NARROW + "offset=12",
+         "'offset' 12 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+        (NARROW + "offset=32 / load base=1 int4=1 run=4 length=8",
+         "base register 1 260 is no multiple of the 8 bytes of the bus, where 'int4' rows begin"),
+        ("load base=3 int4=1 run=33 length=66 dst_vector=1",
+         "reads bytes 0 to 32 of base register 3, which leaves output 'y' (bytes 0 to 31)"),
+        ("load base=3 int4=1 run=8388609",
+         "'run' 8388609 is more than the 8388608 bytes that 'int4' takes"),
+        ("load base=3 int4=1 paged=1 table=2",
+         "'int4' needs to know where rows begin, which 'paged' does not tell"),
+        ("load base=3 int4=1 run=4 pixels=20000 pitch=7 length=1 dst_pixel=0",
+         "the pixels of a row end 139986 bytes behind what 'run' loads; at most 131072 may be filled"),
+    ],
+)  # fmt: skip
+def test_values_of_4_bits(text: str, message: str | None) -> None:
+    program = assemble(text.replace(" / ", "\n") + "\nend")
+    extents = Extents(PIECES, {0: 0, 1: 260, 2: 512, 3: 768})
+    if message is None:
+        check(program, SMALL, extents=extents)
+        return
+    with pytest.raises(ProgramError) as error:
+        check(program, SMALL, extents=extents)
+    assert str(error.value) == f"instruction {len(program) - 2} (LOAD): {message}"
+
+
+def test_a_configuration_without_values_of_4_bits() -> None:
+    with pytest.raises(
+        ProgramError, match=r"'int4' must be 0, as .* widens no values of 4 bits \('int4' is 0\)$"
+    ):
+        check(assemble(NARROW + "\nend"), TINY)

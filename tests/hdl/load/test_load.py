@@ -15,11 +15,13 @@ from support import unit_bench
 from support.unit_bench import stream_get, stream_put
 
 from weft.hdl.isa import Load
-from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.load.load import LoadUnit
 from weft.sim.rtl.bench import run_bench
 
 MEMORY_BYTES = 1 << 17
+ALIGNED = 2
+"""The first of two base registers that are multiples of the width of the bus."""
 
 
 def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int, list[bytes]]:
@@ -34,9 +36,12 @@ def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int
         start = (bases[op.base] + entry + op.offset + row * op.row_pitch + row // op.line * op.skip) % (
             1 << 32
         )
-        size = max(op.before + op.run, op.pixels * op.pitch + op.length + n)
+        values = memory[start : start + op.run]
+        if op.int4:
+            values = np.stack([values << 4, values], axis=1).reshape(-1) >> 4
+        size = max(op.before + len(values), op.pixels * op.pitch + op.length + n)
         line = np.full(size + n, op.fill, np.int8)
-        line[op.before : op.before + op.run] = memory[start : start + op.run]
+        line[op.before : op.before + len(values)] = values
         for p in range(op.pixels):
             pixel = np.full(-(-op.length // n) * n, op.fill, np.int8)
             pixel[: op.length] = line[p * op.pitch : p * op.pitch + op.length]
@@ -60,9 +65,11 @@ class Bench(unit_bench.Bench):
     def __init__(self, dut, *, stall: float, latency: int = 0) -> None:
         super().__init__(dut, stall=stall)
         self.latency = latency
+        self.pace = 1  # cycles from one beat to the next, at least
         self.memory = np.frombuffer(random.randbytes(MEMORY_BYTES), np.int8).copy()
         self.bases = [random.randrange(20000, 60000) for _ in range(8)]
         self.bases[4:] = [base & ~3 for base in self.bases[4:]]  # those of page tables
+        self.bases[ALIGNED:4] = [base & -self.config.bus_bytes for base in self.bases[ALIGNED:4]]
         self.writes: list[tuple[int, int, bytes]] = []  # cycle, address, vector
         self.signals: list[tuple[int, int]] = []  # cycle, mask
         # First cycle, address of beats to be returned.
@@ -85,7 +92,7 @@ class Bench(unit_bench.Bench):
     async def _beats(self, bus: str) -> None:
         width, waiting = self.config.bus_bytes, self.beats[bus]
         while True:
-            if not waiting or waiting[0][0] >= self.cycle or self.stalls():
+            if not waiting or waiting[0][0] >= self.cycle or self.stalls() or self.cycle % self.pace:
                 await RisingEdge(self.dut.clk)
                 continue
             address, began = waiting[0][1], self.cycle
@@ -194,22 +201,30 @@ def random_load(bench: Bench) -> Load:
         at = bench.bases[changes["table"]] + 4 * changes["page"]
         entry = np.frombuffer(struct.pack("<i", random.randint(-15000, 30000)), np.int8)
         bench.memory[at : at + 4] = entry
-    return dataclasses.replace(op, **changes)
+    op = dataclasses.replace(op, **changes)
+    return narrow(op, bench.config) if bench.config.int4 and not op.paged and random.random() < 0.5 else op
+
+
+def narrow(op: Load, config: Config) -> Load:
+    """`op` with values of 4 bits: rows begin with words of the bus."""
+    aligned = {
+        name: getattr(op, name) // config.bus_bytes * config.bus_bytes
+        for name in ("offset", "row_pitch", "skip")
+    }
+    base = random.randrange(ALIGNED, 4)
+    return dataclasses.replace(op, int4=1, base=base, run=-(-op.run // random.choice((1, 2, 2))), **aligned)
 
 
 @cocotb.test()
 async def bench_cases(dut):
     bench = Bench(dut, stall=0.3)
     await bench.start()
-    for op in CASES.values():
-        for offset in random.sample(range(4 * bench.config.bus_bytes), 3):
-            op = Load(
-                **(
-                    vars(op)
-                    | {"signal": 1, "base": random.randrange(8), "offset": 4 * 4096 + op.offset + offset}
-                )
-            )
-            await bench.run([op])
+    for op in [*CASES.values(), *(narrow(op, bench.config) for op in CASES.values() if bench.config.int4)]:
+        width = bench.config.bus_bytes
+        for offset in random.sample(range(4 * width), 3):
+            base, start = (op.base, offset // width * width) if op.int4 else (random.randrange(8), offset)
+            fields = {"signal": 1, "base": base, "offset": 4 * 4096 + op.offset + start}
+            await bench.run([dataclasses.replace(op, **fields)])
 
 
 @cocotb.test()
@@ -262,6 +277,26 @@ async def bench_throughput(dut):
 
 
 @cocotb.test()
+async def bench_int4(dut):
+    """Values of 4 bits: a vector per cycle where memory brings half of one, and from a slow memory in half the time."""
+    bench = Bench(dut, stall=0.0)
+    n = bench.config.n
+    if not bench.config.int4:
+        return
+    bench.bases[0] = 0
+    await bench.start()
+    plain = Load(signal=1, pixels=256, pitch=n, length=n, run=256 * n, dst_pixel=1)
+    op = dataclasses.replace(plain, int4=1, run=128 * n)
+    times = []
+    for bench.pace, kind in itertools.product((1, 4), (plain, op)):
+        await bench.run([kind])
+        times.append(bench.writes[-1][0] - bench.writes[0][0] + 1)
+    print(f"256 vectors, of 4 bits, and both with a beat every 4 cycles: {times} cycles")
+    assert times[1] <= 258
+    assert times[3] <= max(258, times[2] // 2 + 8)
+
+
+@cocotb.test()
 async def bench_latency_overlaps(dut):
     """Instructions that follow one another share the latency of memory."""
     bench = Bench(dut, stall=0.0, latency=50)
@@ -311,8 +346,11 @@ async def bench_pages_overlap(dut):
 
 
 @pytest.mark.parametrize(
-    ("n", "bus", "probability_bits"), [(4, 4, 8), (4, 8, 8), (2, 4, 8), (4, 16, 0), (8, 8, 7)]
+    ("n", "bus", "probability_bits", "int4"),
+    [(4, 4, 8, 0), (4, 8, 8, 1), (2, 4, 8, 1), (4, 16, 0, 0), (2, 64, 0, 1), (8, 8, 7, 1)],
 )
-def test_load(n, bus, probability_bits):
-    config = PRESETS["tiny"].replace(n=n, lanes=2, bus_bytes=bus, probability_bits=probability_bits)
+def test_load(n, bus, probability_bits, int4):
+    config = PRESETS["tiny"].replace(
+        n=n, lanes=2, bus_bytes=bus, probability_bits=probability_bits, int4=int4
+    )
     run_bench(LoadUnit(config), parameters={"config": config.to_dict()})

@@ -22,7 +22,7 @@ PROGRAM = 0x3000
 CONFIGS = {
     "tiny": PRESETS["tiny"],
     "n2": Config(n=2, lanes=2, scratchpad_banks=2, scratchpad_depth=512,
-                 accumulator_banks=2, accumulator_depth=64, bus_bytes=4, lookup_tables=2),
+                 accumulator_banks=2, accumulator_depth=64, bus_bytes=4, lookup_tables=2, int4=1),
     "small": PRESETS["small"].replace(mantissa_bits=16, lookup_tables=8),
 }  # fmt: skip
 
@@ -63,6 +63,13 @@ def random_load(rng: random.Random) -> Load:
         run=rng.choice([1, 7, 30, 1000]), fill=rng.randint(-128, 127), dst=rng.randrange(100, 150),
         dst_vector=rng.randint(-3, 3), dst_pixel=rng.randint(-4, 9), dst_row=rng.randint(-9, 40),
     )  # fmt: skip
+
+
+def narrow(load: Load, bases: list[int], bus: int) -> Load:
+    """The same of values of 4 bits, whose rows begin at multiples of the width of the bus."""
+    start = (bases[load.base] + load.offset) // bus * bus
+    pitches = {name: getattr(load, name) // bus * bus for name in ("row_pitch", "skip")}
+    return dataclasses.replace(load, int4=1, offset=(start - bases[load.base]) % (1 << 32), **pitches)
 
 
 def random_store(rng: random.Random) -> Store:
@@ -145,6 +152,8 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
     for _ in range(3):
         parameters(device, 200, rng)
         instruction = RANDOM[opcode](rng)
+        if isinstance(instruction, Load) and config.int4 and rng.random() < 0.5:
+            instruction = narrow(instruction, bases, config.bus_bytes)
         device.write(PROGRAM, instruction.encode() + End().encode())
         slow = Slow(device, bases)
         getattr(slow, opcode)(instruction)
@@ -153,6 +162,18 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
         assert np.array_equal(device.accumulator, slow.accumulator), instruction
         assert np.array_equal(device.memories.lookup, slow.lookups), instruction
         assert device.read(0, MEMORY) == bytes(slow.dram), instruction
+
+
+def test_values_of_4_bits_begin_with_words_of_the_bus() -> None:
+    device = GoldenDevice(PRESETS["small"], MEMORY)
+    device.set_base(1, 4)
+    with pytest.raises(
+        DeviceError, match=r"address 0x14 does not begin at a multiple of the 8 bytes of the bus"
+    ):
+        run(device, Load(base=1, offset=16, int4=1, run=4, length=8, pitch=8))
+    device.write(16, bytes([0x80, 0x7F, 0x01, 0xE9]))
+    run(device, Load(base=1, offset=12, int4=1, run=4, length=8, pitch=8))
+    assert device.scratchpad[0].tolist() == [0, -8, -1, 7, 1, 0, -7, -2]
 
 
 @pytest.mark.parametrize("value", [-128, 127])

@@ -65,14 +65,14 @@ def test_tiny() -> None:
     compare(PRESETS["tiny"], range(30), 25)
 
 
-KERNELS = PRESETS["tiny"].replace(kernel=64)
+KERNELS = PRESETS["tiny"].replace(kernel=64, int4=1)
 VARIANTS = {
     "smallest": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2,
                        accumulator_depth=16, bus_bytes=4, queue_depth=1, row_states=4, alignments=16, table_depth=256,
-                       lookup_tables=1),
+                       lookup_tables=1, int4=1),
     "no softmax": PRESETS["tiny"].replace(probability_bits=0, lookup_tables=2, depthwise_taps=2),
-    "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512, depthwise_taps=2),
-    "wide bus": PRESETS["tiny"].replace(bus_bytes=32, lanes=4, mantissa_bits=16, lookup_tables=8),
+    "7 bits": PRESETS["tiny"].replace(probability_bits=7, table_depth=512, depthwise_taps=2, int4=1),
+    "wide bus": PRESETS["tiny"].replace(bus_bytes=32, lanes=4, mantissa_bits=16, lookup_tables=8, int4=1),
     "small": PRESETS["small"].replace(lanes=1, lookup_tables=0, depthwise_taps=3),
     "plain": PRESETS["tiny"].replace(probability_bits=0, lookup_tables=0),
     "default": PRESETS["default"].replace(scratchpad_depth=512),
