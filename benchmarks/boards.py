@@ -17,7 +17,6 @@ has them, fits the weights of `weft.boards.estimate` to what they need, and writ
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from weft.boards.board import Board, BoardError, CoreKind
 from weft.boards.build import Built, build, elaborate, key
 from weft.boards.family import Resources
 from weft.boards.pll import PllError
-from weft.boards.registry import BOARDS, FAMILIES, find
+from weft.boards.registry import BOARDS, FAMILIES, find, titles
 from weft.boards.tools import ToolCrash, ToolError
 from weft.files import write_json
 from weft.hdl.files.cache import cache_root
@@ -153,7 +152,7 @@ def fastest(board: Board, config: Config, seeds: int) -> Built:
 def row(boards: list[Board], name: str, config: Config, seeds: int) -> str:
     """A row of the table for boards that are `alike`, from the fastest of some seeds; a sentence if there is none."""
     board = boards[-1]
-    head = f"| {title(boards)} | {config.n} x {config.n} ({name if name == OWN else f'`{name}`'})"
+    head = f"| {titles(boards)} | {config.n} x {config.n} ({name if name == OWN else f'`{name}`'})"
     try:
         report = fastest(board, config, seeds).report
     except (BoardError, ConfigError, PllError, ToolError) as error:
@@ -166,16 +165,6 @@ def row(boards: list[Board], name: str, config: Config, seeds: int) -> str:
         f"| {report['clock_hz'] / 1e6:g} | {report['timing']['fmax_hz'] / 1e6:.1f} | {report['peak_gops']:.1f} "
         f"| {report['seed']} | {minutes:.0f} min |"
     )
-
-
-def title(boards: list[Board]) -> str:
-    """``ULX3S 12F, 25F``: of names that differ from the one before in their last word, only that."""
-    words = [board.title.split() for board in boards]
-    shown = [
-        after[-1] if before[:-1] == after[:-1] != [] else " ".join(after)
-        for before, after in itertools.pairwise([[], *words])
-    ]
-    return ", ".join(shown)
 
 
 def alike(boards: Iterable[Board]) -> list[list[Board]]:

@@ -29,7 +29,7 @@ import numpy as np
 import weft
 from weft import litert
 from weft.boards.board import Board
-from weft.boards.registry import BOARDS
+from weft.boards.registry import BOARDS, titles
 from weft.errors import FileError
 from weft.estimate import Estimate, estimate
 from weft.examples import digits
@@ -131,10 +131,7 @@ def told(item: Estimate) -> str:
 def boards_table(folder: Path) -> None:
     """Print the table of networks and boards."""
     groups = boards_alike()
-    titles = [
-        ", ".join([group[0].title, *(board.title.split()[-1] for board in group[1:])]) for group in groups
-    ]
-    print(f"| network | {' | '.join(titles)} |")
+    print(f"| network | {' | '.join(titles(group) for group in groups)} |")
     print("|---" * (len(groups) + 1) + "|")
     for name, model in {"handwritten digits": digits.model(), **models(folder)}.items():
         made = estimate(model, [group[0].name for group in groups])

@@ -121,8 +121,8 @@ class Board:
         Pads that nothing here uses but that must not float: resource, its member, level. Not those for which the
         FPGA's own pull-ups and pull-downs will do, which all tools here leave on at unused pads.
     flash : SpiFlash, optional
-        The chip that holds the bitstream, where code and constants of programs may lie behind it, for core and link
-        from `weft.boards.spi_flash_chip.WINDOW` on. Not beside SDRAM.
+        The chip that holds the bitstream, where code and constants of programs may lie behind it: see `window` and
+        `copies`.
     """
 
     name: str
@@ -146,6 +146,16 @@ class Board:
     held: tuple[tuple[str, str, int], ...] = ()
     flash: SpiFlash | None = None
 
+    @property
+    def copies(self) -> bool:
+        """Whether a program in `flash` is copied to memory when the FPGA starts, which boards with SDRAM do."""
+        return self.flash is not None and self.memory.kind is MemoryKind.SDRAM
+
+    @property
+    def window(self) -> SpiFlash | None:
+        """The chip where core and link read it, from `weft.boards.spi_flash_chip.WINDOW` on; None if they do not."""
+        return None if self.copies else self.flash
+
     def sdram(self, clock: float) -> Sdram | None:
         """The memory at a clock in Hz as the cycle model, `weft.sim.timing.TimingDevice`, takes it; None if it is no
         SDRAM. Raises `BoardError` if it cannot run at that clock."""
@@ -157,7 +167,7 @@ class Board:
         """The same of the flash chip beside a core with a configuration; None if there is none."""
         from weft.boards.timed_spi_flash import timed_spi_flash
 
-        return timed_spi_flash(self.flash, config.bus_bytes, clock) if self.flash else None
+        return timed_spi_flash(self.window, config.bus_bytes, clock) if self.window else None
 
     def line(self, clock: float) -> Line:
         """The serial link at a clock in Hz: the highest rate up to `baud` that the clock makes within `RATE_ERROR`.

@@ -83,6 +83,9 @@ class Fabric:
         Seconds after configuration until block RAM can be read.
     reads_alone : bool
         Whether a pad of a bidirectional port may be one that is only read.
+    flash_clock : callable, optional
+        ``flash_clock(level)`` makes the cell through which the clock of the flash chip goes that holds the bitstream,
+        where that is no pad like others.
     """
 
     multipliers: Multipliers = INFERRED
@@ -91,6 +94,7 @@ class Fabric:
     lut_ram: bool = True
     start_up: float = 0.0
     reads_alone: bool = True
+    flash_clock: Callable[[Signal], Instance] | None = None
 
     @property
     def queues(self) -> tuple[int, int]:

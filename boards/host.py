@@ -9,7 +9,7 @@ from weft.boards.flash_image import Directory
 from weft.boards.frames import Identity, Operation, Request
 from weft.boards.memory import BoardMemory, Transfer
 from weft.boards.polled import PolledDevice
-from weft.boards.ports import identify, open_session
+from weft.boards.ports import identify_ready, open_session
 from weft.boards.registry import BOARDS, line_rates
 from weft.boards.session import ATTEMPTS, Session
 from weft.boards.spi_flash_chip import WINDOW
@@ -110,7 +110,7 @@ class BoardDevice(PolledDevice):
             raise
 
     def _identify(self) -> Identity:
-        identity = identify(self._session)
+        identity = identify_ready(self._session)
         name = self._session.name
         if identity.digest != self.config.digest:
             raise DeviceError(
@@ -162,12 +162,12 @@ class BoardDevice(PolledDevice):
                 del self._loaded[at]
 
     def kept(self, payload: bytes) -> int | None:
-        """Where `payload` lies in the board's flash; None if it does not, or there is none."""
+        """Where `payload` lies in the board's flash; None if it does not, or there is none that programs run from."""
         board = BOARDS.get(self.identity.board)
-        if board is None or board.flash is None:
+        if board is None or board.window is None:
             return None
         if self._directory is None:
-            self._directory = Directory(self._memory.fetch, WINDOW + board.flash.offset)
+            self._directory = Directory(self._memory.fetch, WINDOW + board.window.offset)
         found = self._directory.find(payload)
         if found is None:
             self.advice = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal, Value
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.crc.catalog import CRC64_XZ
 from amaranth.lib.wiring import In, Out
 
@@ -27,6 +27,23 @@ from weft.hdl.isa.config import Config
 
 BUFFER = 2048
 _REGISTER = 4
+_ANSWER = stream.Signature(data.StructLayout({"data": 8, "last": 1}))
+
+
+def inner_host() -> wiring.Signature:
+    """A second host, inside the FPGA, seen from there.
+
+    Members
+    -------
+    request : Out(stream of 8 bits)
+        Headers and payloads, of up to a page of `CHECKED` bytes. Between some of them is a pause, in which the link
+        looks whether the host on the line has one.
+    answer : In(stream of StructLayout({"data": 8, "last": 1}))
+        Headers and payloads.
+    state : Out(8)
+        `Identity.flash`.
+    """
+    return wiring.Signature({"request": Out(stream.Signature(8)), "answer": In(_ANSWER), "state": Out(8)})
 
 
 class _Progress:
@@ -68,13 +85,15 @@ class Link(wiring.Component):
     divisor : int
         Clock cycles in a bit of the line, see `weft.boards.uart`.
     board : str
-        Name of the board, at most 16 bytes of ASCII.
+        Name of the board, at most `NAME_BYTES` bytes of ASCII.
     memory_bytes : int
         Size of the memory.
     clock : int
         Frequency of the clock in hertz.
     buffer : int
         Bytes of requests that can wait, a power of two from 1024 on.
+    inner : bool
+        Whether there is a second host.
 
     Members
     -------
@@ -87,6 +106,8 @@ class Link(wiring.Component):
     reset : Out(1)
         The host asks for a reset of the core: high for 20 bits of the line and more, in which the link accesses neither
         registers nor memory. Whoever else is on the memory port must come to rest by itself.
+    inner : In(inner_host())
+        With `inner` only.
     """
 
     def __init__(
@@ -98,8 +119,10 @@ class Link(wiring.Component):
         memory_bytes: int = 0,
         clock: int = 0,
         buffer: int = BUFFER,
+        inner: bool = False,
     ) -> None:
         self.config, self.divisor, self.buffer = config, check_divisor(divisor), check_buffer(buffer)
+        self.two = inner
         self.identity = Identity(board, config.digest, memory_bytes, clock, buffer).encode()
         super().__init__(
             {
@@ -108,6 +131,7 @@ class Link(wiring.Component):
                 "memory": Out(memory_port(config.bus_bytes)),
                 "registers": In(wiring.Signature(AXI_LITE)),
                 "reset": Out(1),
+                **({"inner": In(inner_host())} if inner else {}),
             }
         )
 
@@ -129,20 +153,45 @@ class Link(wiring.Component):
 
     def _requests(self, m: Module, deframer: Deframer, framer: Framer) -> None:
         at = _Progress(self.config)
+        received: Any = deframer.byte
+        out: Any = framer.byte
+        if self.two:
+            received, out = stream.Signature(8).create(), _ANSWER.create()
         self._kind(m, at)
-        self._word(m, at, deframer.byte.payload)
-        out, answering, reads = framer.byte, Signal(name="answering"), Signal(name="reads")
+        self._word(m, at, received.payload)
+        answering, reads = Signal(name="answering"), Signal(name="reads")
         m.d.comb += self.reset.eq(answering & (at.operation == Operation.RESET))
         m.d.comb += reads.eq(~at.writes & (at.left != 0))
         identity = self._identity(m, at)
         index = Signal(range(REQUEST_BYTES))
         self._check(m, at, answering)
-        with m.FSM():
-            self._receive(m, at, deframer.byte, index)
-            self._write(m, at, deframer.byte)
+        with m.FSM() as fsm:
+            self._receive(m, at, received, index)
+            self._write(m, at, received)
             self._answer(m, at, out, answering, reads)
             self._read(m, at, out, identity)
             self._result(m, at, out, index)
+        if self.two:
+            self._turns(m, deframer, framer, received, out, fsm.ongoing("REQUEST") & (index == 0))
+
+    def _turns(
+        self, m: Module, deframer: Deframer, framer: Framer, received: Any, out: Any, between: Value
+    ) -> None:
+        """Both hosts by turns: `between` two requests, whose turn it is changes until one has a byte."""
+        inner, turn = self.inner, Signal(name="turn")
+        with m.If(between & ~received.valid):
+            m.d.sync += turn.eq(~turn)
+        m.d.comb += [
+            received.valid.eq(Mux(turn, inner.request.valid, deframer.byte.valid)),
+            received.payload.eq(Mux(turn, inner.request.payload, deframer.byte.payload)),
+            inner.request.ready.eq(received.ready & turn),
+            deframer.byte.ready.eq(received.ready & ~turn),
+            inner.answer.valid.eq(out.valid & turn),
+            framer.byte.valid.eq(out.valid & ~turn),
+            out.ready.eq(Mux(turn, inner.answer.ready, framer.byte.ready)),
+            inner.answer.payload.eq(out.payload),
+            framer.byte.payload.eq(out.payload),
+        ]
 
     @staticmethod
     def _kind(m: Module, at: _Progress) -> None:
@@ -197,7 +246,8 @@ class Link(wiring.Component):
         with m.Switch(Cat(at.lane, at.address[at.align :])):
             for number, byte in enumerate(self.identity):
                 with m.Case(number):
-                    m.d.comb += identity.eq(byte)
+                    last = self.two and number == len(self.identity) - 1
+                    m.d.comb += identity.eq(self.inner.state if last else byte)
         return identity
 
     @staticmethod

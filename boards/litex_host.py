@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from weft.boards.polled import PolledDevice
 from weft.hdl.isa import BASES
@@ -106,30 +106,8 @@ class LitexDevice(PolledDevice):
         DeviceError
             As the class, and if there is no such file, region, or server.
         """
-        try:
-            from litex import RemoteClient
-        except ImportError:
-            raise DeviceError("LiteX is not installed: pip install 'weft[litex]'") from None
-
-        class Client(RemoteClient):
-            def clear_socket_buffer(self) -> None:
-                # Called where no answer has come, before zeros are returned for one.
-                raise DeviceError(f"the system behind litex_server at {host}:{port} does not answer a read")
-
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)  # LiteX leaves the file to Python
-                client = Client(host, port, csr_csv=csr_csv)
-        except (OSError, ValueError, KeyError) as error:
-            raise DeviceError(f"cannot read {csr_csv}: {error}; LiteX writes it with --csr-csv") from None
-        regions, registers = client.mems.d, client.regs.d
-        missing = [region for region in (name, memory) if region not in regions]
-        missing += [register for register in (f"{name}_reset", f"{name}_held") if register not in registers]
-        if missing:
-            raise DeviceError(
-                f"{csr_csv} has no {missing[0]!r}: give the names that the system was built with; its regions are "
-                f"{', '.join(regions)}"
-            )
+        client = _client(host, port, csr_csv)
+        places = _places(client, csr_csv, name, memory)
         try:
             client.open()
         except OSError as error:
@@ -137,15 +115,7 @@ class LitexDevice(PolledDevice):
                 f"no litex_server answers at {host}:{port} ({error}): start one for the system's serial or network port"
             ) from None
         try:
-            return cls(
-                client,
-                config,
-                control=regions[name].base,
-                reset=registers[f"{name}_reset"].addr,
-                held=registers[f"{name}_held"].addr,
-                memory=regions[memory].base,
-                memory_bytes=regions[memory].size,
-            )
+            return cls(client, config, **places)
         except BaseException:
             client.close()
             raise
@@ -252,3 +222,42 @@ class LitexDevice(PolledDevice):
             self._bus.write(address, words)
         except OSError as error:
             raise DeviceError(f"the connection to the system is lost: {error}") from None
+
+
+def _client(host: str, port: int, csr_csv: str) -> Any:
+    """A connection, not opened yet, with a server for the system that a file describes. Raises `DeviceError`."""
+    try:
+        from litex import RemoteClient
+    except ImportError:
+        raise DeviceError("LiteX is not installed: pip install 'weft[litex]'") from None
+
+    class Client(RemoteClient):
+        def clear_socket_buffer(self) -> None:
+            # Called where no answer has come, before zeros are returned for one.
+            raise DeviceError(f"the system behind litex_server at {host}:{port} does not answer a read")
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # LiteX leaves the file to Python
+            return Client(host, port, csr_csv=csr_csv)
+    except (OSError, ValueError, KeyError) as error:
+        raise DeviceError(f"cannot read {csr_csv}: {error}; LiteX writes it with --csr-csv") from None
+
+
+def _places(client: Any, csr_csv: str, name: str, memory: str) -> dict[str, int]:
+    """Addresses and size that `LitexDevice` takes, by what the file `csr_csv` says. Raises `DeviceError`."""
+    regions, registers = client.mems.d, client.regs.d
+    missing = [region for region in (name, memory) if region not in regions]
+    missing += [register for register in (f"{name}_reset", f"{name}_held") if register not in registers]
+    if missing:
+        raise DeviceError(
+            f"{csr_csv} has no {missing[0]!r}: give the names that the system was built with; its regions are "
+            f"{', '.join(regions)}"
+        )
+    return {
+        "control": regions[name].base,
+        "reset": registers[f"{name}_reset"].addr,
+        "held": registers[f"{name}_held"].addr,
+        "memory": regions[memory].base,
+        "memory_bytes": regions[memory].size,
+    }

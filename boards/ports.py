@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from weft.boards.frames import IDENTITY_BYTES, PROTOCOL, FrameError, Identity, Operation, Request
+from weft.boards.frames import (
+    IDENTITY_BYTES,
+    PROTOCOL,
+    FlashState,
+    FrameError,
+    Identity,
+    Operation,
+    Request,
+)
 from weft.boards.session import ATTEMPTS, SerialPort, Session, SilenceError, open_port
 from weft.sim.device import DeviceError
 
@@ -14,6 +23,10 @@ PROBE_SECONDS = 0.2
 """Seconds in which a board answers that is asked at its own baud rate."""
 PROBE_ATTEMPTS = 2
 """How often it is asked at each."""
+COPY_SECONDS = 60.0
+"""Seconds in which a board has copied what it has in its flash: 14 MB take five."""
+COPY_POLL = 0.05
+"""Seconds between two questions whether it has."""
 BRIDGES = {
     (0x0403, 0x6010): "FT2232: iCEBreaker; what the Tangs have says that it is one",
     (0x0403, 0x6015): "FT231X: ULX3S, Icepi Zero",
@@ -52,6 +65,30 @@ def identify(session: Session) -> Identity:
             f"{PROTOCOL}: build and flash it again"
         )
     return identity
+
+
+def identify_ready(session: Session) -> Identity:
+    """The same of a board once it has copied what it has in its flash to memory. Raises as `identify`, and
+    `DeviceError` if it never has."""
+    until = time.monotonic() + COPY_SECONDS
+    while (identity := identify(session)).flash is FlashState.COPYING:
+        if time.monotonic() > until:
+            raise DeviceError(
+                f"the board {identity.board} at {session.name} has copied its flash to memory for {COPY_SECONDS:g} "
+                "seconds, without an end: switch it off and on again"
+            )
+        time.sleep(COPY_POLL)
+    return identity
+
+
+def flash_fault(identity: Identity) -> str:
+    """A sentence on what is wrong with the program in the board's flash; empty if nothing is."""
+    if identity.flash is not FlashState.DAMAGED:
+        return ""
+    return (
+        f"the program in the flash of {identity.board} is damaged, and was not copied to memory as a whole: write it "
+        f"again with weft flash --board {identity.board} --program FOLDER"
+    )
 
 
 def open_session(

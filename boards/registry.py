@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
+from collections.abc import Iterable
 
 from weft.boards import targets
 from weft.boards.board import RATES, Board, BoardError
@@ -36,3 +38,13 @@ def line_rates(config: Config | None = None) -> list[int]:
     boards = sorted(BOARDS.values(), key=lambda board: -board.baud)
     own = [board.baud for board in boards if config is not None and board.config.digest == config.digest]
     return list(dict.fromkeys([*own, *(board.baud for board in boards), *RATES]))
+
+
+def titles(boards: Iterable[Board]) -> str:
+    """``ULX3S 12F, 25F``: of names that differ from the one before in their last word, only that."""
+    words = [board.title.split() for board in boards]
+    shown = [
+        after[-1] if before[:-1] == after[:-1] != [] else " ".join(after)
+        for before, after in itertools.pairwise([[], *words])
+    ]
+    return ", ".join(shown)

@@ -13,6 +13,9 @@ from weft.boards.board import Board, MemoryKind
 from weft.boards.family import Fabric
 from weft.boards.pll import ShiftedPll
 
+CONFIGURATION_FLASH = "configuration_flash"
+"""Resource of platforms whose family has a `Fabric.flash_clock`: ``cs``, ``dq`` (2, both ways), ``wp`` and ``hold``."""
+
 
 def spread(m: Module, fabric: Fabric, signal: Signal) -> Signal:
     """`signal` for thousands of flip-flops: where the FPGA has a network for that, it takes no other wires.
@@ -51,7 +54,7 @@ class Shell(Elaboratable):
     top : Component
         Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``; it may have ``lights: Out(lights())``, on boards with
         SDRAM ``sdram: Out(sdram_pads())``, and on those with flash ``flash: Out(spi_flash_pads())``, whose pads have a
-        register each way. All of it in ``sync``.
+        register each way, and for whose clock `Fabric.flash_clock` says what it is. All of it in ``sync``.
     clock : float
         Hz of ``sync``, which comes out of reset once the PLL has locked and the family's block RAM can be read.
     """
@@ -69,7 +72,7 @@ class Shell(Elaboratable):
         if has_sdram:
             self._sdram(m, platform.request("sdram", dir="-"))
         if hasattr(self.top, "flash"):
-            self._flash(m, platform.request("spi_flash_2x", dir="-"))
+            self._flash(m, platform)
         uart = platform.request("uart", dir="-")
         m.submodules.rx_buffer = rx = io.Buffer("i", uart.rx)
         m.submodules.tx_buffer = tx = io.Buffer("o", uart.tx)
@@ -120,10 +123,22 @@ class Shell(Elaboratable):
         m.submodules.sdram_dq = dq = io.FFBuffer("io", pads.dq)
         m.d.comb += [dq.o.eq(sdram.dq_o), dq.oe.eq(sdram.dq_oe), sdram.dq_i.eq(dq.i)]
 
-    def _flash(self, m: Module, pads: Any) -> None:
+    def _flash(self, m: Module, platform: Any) -> None:
         flash = self.top.flash
-        # A pulse in the second half of a cycle: what the registers give stands half a cycle before it.
-        m.submodules.flash_clk = clock = io.DDRBuffer("o", pads.clk)
+        if cell := self.board.family.fabric.flash_clock:
+            pads = platform.request(CONFIGURATION_FLASH, dir="-")
+            level = Signal()
+            m.d.sync += level.eq(flash.clk)
+            m.submodules.flash_clk = cell(level)
+            # Low, as unused pads are pulled, the chip would be on hold.
+            for name in ("hold", "wp"):
+                m.submodules[f"flash_{name}"] = off = io.Buffer("o", getattr(pads, name))
+                m.d.comb += off.o.eq(0)
+        else:
+            pads = platform.request("spi_flash_2x", dir="-")
+            # A pulse in the second half of a cycle: what the registers give stands half a cycle before it.
+            m.submodules.flash_clk = clock = io.DDRBuffer("o", pads.clk)
+            m.d.comb += [clock.o[0].eq(0), clock.o[1].eq(flash.clk)]
         m.submodules.flash_cs = select = io.FFBuffer("o", pads.cs)
         m.submodules.flash_dq0 = first = io.FFBuffer("io", pads.dq[0])
         alone = self.board.family.fabric.reads_alone
@@ -131,8 +146,6 @@ class Shell(Elaboratable):
         if not alone:
             m.d.comb += [second.o.eq(0), second.oe.eq(0)]
         m.d.comb += [
-            clock.o[0].eq(0),
-            clock.o[1].eq(flash.clk),
             select.o.eq(flash.cs),
             first.o.eq(flash.dq_o),
             first.oe.eq(flash.dq_oe),

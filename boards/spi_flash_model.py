@@ -17,10 +17,11 @@ ARRAY_VERILOG = """
 module weft_flash_array #(parameter BITS = 24, START = 0) (input [BITS-1:0] address, output [7:0] data);
     reg [7:0] bytes [0:(1 << BITS) - 1];
     string path;
-    integer file, index, count;
-    assign data = bytes[address];
+    integer file, count;
+    wire [31:0] place = 32'(address) - START;
+    assign data = place < count ? bytes[address] : 8'hFF;
     initial begin
-        for (index = 0; index < (1 << BITS); index = index + 1) bytes[index] = 8'hFF;
+        count = 0;
         if ($value$plusargs("flash=%s", path)) begin
             file = $fopen(path, "rb");
             count = $fread(bytes, file, START);
@@ -63,6 +64,8 @@ class SpiFlashModel(wiring.Component):
         Frequency of `sync` in Hz, to which timings refer.
     contents : bytes, optional
         What it holds from its first byte on, again and again. Else the design's Verilog needs `ARRAY_VERILOG`.
+    levels : bool
+        Whether ``clk`` is the chip's clock itself, and not a pulse a cycle.
 
     Members
     -------
@@ -71,8 +74,10 @@ class SpiFlashModel(wiring.Component):
         Bit by bit, the rules that were broken since reset; see `broken_rules`.
     """
 
-    def __init__(self, chip: SpiFlash, clock: float, contents: bytes | None = None) -> None:
-        self.chip, self.clock, self.contents = chip, clock, contents
+    def __init__(
+        self, chip: SpiFlash, clock: float, contents: bytes | None = None, *, levels: bool = False
+    ) -> None:
+        self.chip, self.clock, self.contents, self.levels = chip, clock, contents, levels
         super().__init__({"pads": In(spi_flash_pads()), "violation": Out(len(Rule))})
 
     def _broken(self, m: Module, rule: Rule, condition: Value) -> None:
@@ -86,18 +91,21 @@ class SpiFlashModel(wiring.Component):
         m.d.sync += [cs.eq(pads.cs), clk.eq(pads.clk), dq_o.eq(pads.dq_o), dq_oe.eq(pads.dq_oe)]
         bits, command, address = Signal(7), Signal(8), Signal(24)  # clocks so far; past 127 none counts
         pair, drives, data = Signal(2), Signal(), Signal(2)
-        pulse = cs & clk
+        # The edges of a pulse are in one cycle, so that the falling one finds its clock not counted yet.
+        rises, falls = self._edges(m, clk) if self.levels else (clk, clk)
+        pulse = cs & rises
         taken = Cat(dq_o, command)[:8]
         with m.If(~cs):
             m.d.sync += [bits.eq(0), drives.eq(0), pair.eq(0)]
-        with m.Elif(clk):
+        with m.Elif(rises):
             m.d.sync += bits.eq(bits + (bits != 127))
             with m.If(bits < 8):
                 m.d.sync += command.eq(taken)
             with m.Elif(bits < 32):
                 m.d.sync += address.eq(Cat(dq_o, address))
-        # Data come with the falling edge at the end of the cycle.
-        reads = pulse & (bits >= HEADER_CLOCKS - 1) & (command == Command.DUAL_READ)
+        # Data come with the falling edge, at the end of the cycle.
+        before = HEADER_CLOCKS - (0 if self.levels else 1)
+        reads = cs & falls & (bits >= before) & (command == Command.DUAL_READ)
         byte = self._byte(m, address)
         with m.If(reads):
             m.d.sync += [drives.eq(1), pair.eq(pair + 1), data.eq(byte.word_select(~pair, 2))]
@@ -106,6 +114,12 @@ class SpiFlashModel(wiring.Component):
         m.d.sync += pads.dq_i.eq(Mux(cs & drives, data, Const(0b01, 2)))
         self._rules(m, cs, pulse, bits, taken, command, dq_oe, drives)
         return m
+
+    @staticmethod
+    def _edges(m: Module, clk: Signal) -> tuple[Value, Value]:
+        was = Signal()
+        m.d.sync += was.eq(clk)
+        return clk & ~was, was & ~clk
 
     def _rules(
         self, m: Module, cs: Value, pulse: Value, bits: Signal, taken: Value, command: Signal, dq_oe: Signal,

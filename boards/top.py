@@ -15,8 +15,9 @@ from weft.boards.board import Board, CoreKind, MemoryKind
 from weft.boards.direct import Direct
 from weft.boards.family import Fabric
 from weft.boards.gate import Gate
-from weft.boards.lights import Lights, lights
+from weft.boards.lights import SIGNS, Lights, lights
 from weft.boards.link import BUFFER, Link
+from weft.boards.loader import Loader
 from weft.boards.ram_and_flash import RamAndFlash
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import sdram_pads
@@ -57,7 +58,8 @@ class Top(wiring.Component):
         With SDRAM only; the pads have a register each way, and the chip's clock the phase of
         `weft.boards.sdram_eye.best_eye`.
     flash : Out(spi_flash_pads())
-        On boards with `Board.flash` only; the pads have a register each way.
+        On boards with `Board.flash` only; the pads have a register each way. If `Board.copies`, ``clk`` is as
+        `weft.boards.loader.Loader` has it.
     """
 
     def __init__(self, board: Board, config: Config, clock: float, divisor: int, fabric: Fabric) -> None:
@@ -81,6 +83,7 @@ class Top(wiring.Component):
             memory_bytes=board.memory.size,
             clock=round(self.clock),
             buffer=BUFFER // 2 if sequential else BUFFER,
+            inner=board.copies,
         )
         pieces, commands = self.fabric.queues
         # A register, as it goes everywhere; and so that the core has no other reset.
@@ -107,7 +110,14 @@ class Top(wiring.Component):
             signs.answered.eq(link.registers.s_axi_rvalid),
             signs.word.eq(link.registers.s_axi_rdata),
         ]
-        wiring.connect(m, signs.lights, wiring.flipped(self.lights))
+        if board.flash is not None and board.copies:
+            m.submodules.loader = loader = Loader(board.flash, self.clock)
+            wiring.connect(m, loader.link, link.inner)
+            wiring.connect(m, loader.flash, wiring.flipped(self.flash))
+            m.d.comb += [getattr(self.lights, sign).eq(getattr(signs.lights, sign)) for sign in SIGNS]
+            m.d.comb += self.lights.error.eq(signs.lights.error | loader.damaged)
+        else:
+            wiring.connect(m, signs.lights, wiring.flipped(self.lights))
         _join(m, axi4_signature(config), core, "m_axi_", bridge.axi)
         _join(m, wiring.Signature(AXI_LITE), core, "", link.registers)
         wiring.connect(m, link.memory, arbiter.port[0])
@@ -116,7 +126,7 @@ class Top(wiring.Component):
         wiring.connect(m, arbiter.memory, memory.bus)
         if board.memory.kind is MemoryKind.SDRAM:
             wiring.connect(m, memory.pads, wiring.flipped(self.sdram))
-        if board.flash is not None:
+        if board.window is not None:
             wiring.connect(m, memory.flash, wiring.flipped(self.flash))
         return m
 
@@ -129,7 +139,7 @@ class Top(wiring.Component):
             if board.memory.kind is MemoryKind.SPRAM
             else BlockMemory(bus_bytes, board.memory.size)
         )
-        return ram if board.flash is None else RamAndFlash(ram, board.flash, self.clock)
+        return ram if board.window is None else RamAndFlash(ram, board.window, self.clock)
 
 
 def _join(m: Module, signature: wiring.Signature, core: Any, prefix: str, port: Any) -> None:

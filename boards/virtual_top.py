@@ -102,7 +102,7 @@ class VirtualTop(wiring.Component):
             m.d.comb += self.violation.eq(chip.violation)
             wiring.connect(m, top.sdram, chip.pads)
         if board.flash is not None:
-            m.submodules.flash = flash = SpiFlashModel(board.flash, board.clock)
+            m.submodules.flash = flash = SpiFlashModel(board.flash, board.clock, levels=board.copies)
             m.d.comb += self.flash_violation.eq(flash.violation)
             wiring.connect(m, top.flash, flash.pads)
         return m

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.report import Progress, say
+from weft.report import Progress, say, warn
 from weft.runtime import Image
 
 if TYPE_CHECKING:
@@ -26,13 +26,14 @@ def run_on_board(
 ) -> list[Result]:
     """Run on the board at a port, as `weft.virtual.board_at` opens it, once for each of `runs`, and tell of the last
     one's layers as `add_model` does. Its report has ``link``: bytes of code and weights that were written for all runs,
-    those that were there before, and requests that were sent again.
+    those that were there before, requests that were sent again, and what is wrong with the program in its flash.
 
     Raises
     ------
     weft.boards.board.BoardError
     weft.sim.device.DeviceError
     """
+    from weft.boards.ports import flash_fault
     from weft.boards.registry import BOARDS
     from weft.stream import stream
     from weft.virtual import PREFIX, board_at
@@ -53,6 +54,7 @@ def run_on_board(
             "written_bytes": device.transfer.written,
             "kept_bytes": device.transfer.kept,
             "repeated": device.repeated,
+            "flash_fault": flash_fault(device.identity),
         }
     if board is not None:
         progress("asking the cycle model for the layers' shares")
@@ -103,6 +105,8 @@ def board_model(
 def say_link(report: dict[str, Any]) -> None:
     """Say what of a program crossed the link, and what was on the board."""
     link = report["link"]
+    if link["flash_fault"]:
+        warn(link["flash_fault"])
     text = f"code and weights: {link['written_bytes']:,} bytes uploaded"
     if link["kept_bytes"]:
         text += f", {link['kept_bytes']:,} bytes were on the board already"

@@ -213,10 +213,10 @@ def _in_flash(parts: list[DeviceProgram], board: Board) -> int:
     """Bytes that code and constants take in the board's flash; 0 if there is none, or they have no room."""
     from weft.boards.flash_image import FlashImageError, image_of
 
-    if board.flash is None:
+    if board.window is None:
         return 0
     try:
-        return len(image_of([Image(part).fixed for part in parts], board.flash.room, board.name))
+        return len(image_of([Image(part).fixed for part in parts], board.window.room, board.name))
     except FlashImageError:
         return 0
 

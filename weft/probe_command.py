@@ -25,6 +25,14 @@ LINK_SECONDS = 0.5
 """The same for finding out how fast the link is, each way."""
 
 
+_FLASH = {
+    "EMPTY": "no program to copy to memory",
+    "COPIED": "its program was copied to memory when the board started",
+    "DAMAGED": "its program is DAMAGED, and was not copied to memory as a whole",
+}
+"""What became of the program in the flash, by the name of its `weft.boards.frames.FlashState`."""
+
+
 class Part(enum.StrEnum):
     PART = "part"
     ALL = "all"
@@ -77,7 +85,8 @@ class _Probed:
     @property
     def sound(self) -> bool:
         registers = self.registers.sound and self.registers.digest == self.identity.digest
-        return registers and (self.memory is None or (self.memory.wrong is None and self.memory.restored))
+        memory = self.memory is None or (self.memory.wrong is None and self.memory.restored)
+        return registers and memory and self.identity.flash.name != "DAMAGED"
 
     def described(self) -> dict[str, Any]:
         """As plain values."""
@@ -90,6 +99,7 @@ class _Probed:
             "core": board and board.core.value, "clock_hz": identity.clock,
             "digest": identity.digest, "config_name": name, "config": config and config.to_dict(),
             "memory_bytes": identity.memory_bytes, "memory_kind": board and board.memory.kind.value,
+            "flash": identity.flash.name.lower(),
             "registers": {"sound": self.registers.sound, "digest": self.registers.digest,
                           "version": self.registers.version, "status": self.registers.status.value},
             "link": dataclasses.asdict(self.link),
@@ -98,6 +108,8 @@ class _Probed:
 
     def show(self) -> None:
         """Print it."""
+        from weft.boards.frames import FlashState
+
         about = self.described()
         title = (
             f"{about['title']} ({about['board']})"
@@ -110,6 +122,8 @@ class _Probed:
         reports.say(f"core: {core}{self.identity.clock / 1e6:g} MHz, {self._registers()}")
         kind = f" of {about['memory_kind']}" if about["memory_kind"] else ""
         reports.say(f"memory: {self.identity.memory_bytes:,} bytes{kind}{self._memory()}")
+        if self.identity.flash is not FlashState.NONE:
+            reports.say(f"flash: {_FLASH[self.identity.flash.name]}")
         link, limit = self.link, self.baud / 10
         least, median, most = (1e3 * seconds for seconds in link.round_trip)
         reports.say(
@@ -149,7 +163,7 @@ class _Probed:
 def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Progress) -> _Probed:
     from weft.boards.frames import Operation, Request
     from weft.boards.memory import BoardMemory
-    from weft.boards.ports import identify, open_session
+    from weft.boards.ports import identify_ready, open_session
     from weft.boards.probe import PASSES, check_memory, read_registers, try_link
     from weft.virtual import place_of
 
@@ -157,7 +171,7 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
     with place_of(port, baud) as place:
         session, rate = open_session(place.port, place.rates, timeout=place.timeout)
         try:
-            identity = identify(session)
+            identity = identify_ready(session)
             session.buffer = identity.buffer
             registers = read_registers(session)
             session.request(Request(0, Operation.RESET))

@@ -156,6 +156,11 @@ def mult18x18d(a: Value, b: Value, product: Signal) -> Instance:
     )
 
 
+def _flash_clock(level: Signal) -> Instance:
+    # USRMCLKTS would let go of the pad.
+    return Instance("USRMCLK", i_USRMCLKI=level, i_USRMCLKTS=Const(0, 1))
+
+
 def _global_buffer(signal: Signal, everywhere: Signal) -> Instance:
     return Instance("DCCA", i_CLKI=signal, i_CE=Const(1, 1), o_CLKO=everywhere)
 
@@ -187,7 +192,8 @@ ECP5 = Family(
         "ram": {"DP16KD": 1, "PDPW16KD": 1},
     }),
     placed={"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "dsp": "MULT18X18D", "ram": "DP16KD"},
-    fabric=Fabric(multipliers=Multipliers("ecp5", wide=mult18x18d), global_buffer=_global_buffer),
+    fabric=Fabric(multipliers=Multipliers("ecp5", wide=mult18x18d), global_buffer=_global_buffer,
+                  flash_clock=_flash_clock),
     models=("lattice/common_sim.vh", "lattice/ccu2c_sim.vh", Path(__file__).with_name("ecp5.v")),
 )  # fmt: skip
 """A DSP block is an MULT18X18D, a block RAM has 18 kbit."""

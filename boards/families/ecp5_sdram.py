@@ -1,12 +1,16 @@
 """What boards with an ECP5 and a 16-bit SDRAM have in common: the LFE5U's sizes, the smallest one's configuration, the
-clock."""
+clock, the flash."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from weft.boards.board import Memory, MemoryKind
 from weft.boards.families.ecp5 import Ecp5Pll
 from weft.boards.family import Resources
 from weft.boards.sdram_eye import best_eye
+from weft.boards.shell import CONFIGURATION_FLASH
+from weft.boards.spi_flash_chip import SpiFlash
 from weft.hdl.isa.config import Config
 
 RESOURCES = {
@@ -23,6 +27,25 @@ SMALLEST = Config.load("tiny").replace(lanes=1, mantissa_bits=16, queue_depth=2,
 """The configuration of boards with an LFE5U-12F or -25F."""
 MEMORY = Memory(MemoryKind.SDRAM, 32 << 20)
 """A chip of 32 MB: four banks of 8192 rows of 512 words of 16 bits, for which the controller is made."""
+
+FLASH = SpiFlash(16 << 20, offset=2 << 20)
+"""A bitstream for the LFE5U-85F has 1.9 MB, if it is not compressed."""
+
+
+def with_flash(platform: Any, cs: str, dq: str, wp: str, hold: str) -> Any:
+    """A platform with the resource `CONFIGURATION_FLASH` at these pads. What amaranth-boards has names the clock's pad,
+    which nextpnr does not know, or has none that is read and written."""
+    from amaranth.build import Attrs, Pins, PinsN, Resource, Subsignal
+
+    attributes = Attrs(IO_TYPE="LVCMOS33", DRIVE="4", PULLMODE="UP")
+    pads = (
+        Subsignal("cs", PinsN(cs, dir="o")),
+        Subsignal("dq", Pins(dq, dir="io")),
+        Subsignal("wp", PinsN(wp, dir="o")),
+        Subsignal("hold", PinsN(hold, dir="o")),
+    )
+    platform.add_resources([Resource(CONFIGURATION_FLASH, 0, *pads, attributes)])
+    return platform
 
 
 def pll(source: float, wanted: float) -> Ecp5Pll:

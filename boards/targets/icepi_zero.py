@@ -6,14 +6,14 @@ from typing import Any
 
 from weft.boards.board import Board
 from weft.boards.families.ecp5 import ECP5
-from weft.boards.families.ecp5_sdram import MEMORY, RESOURCES, SMALLEST, pll
+from weft.boards.families.ecp5_sdram import FLASH, MEMORY, RESOURCES, SMALLEST, pll, with_flash
 from weft.boards.lights import SIGNS, Led
 
 
 def _platform() -> Any:
     from amaranth_boards.icepi_zero import IcepiZero1_3Platform
 
-    return IcepiZero1_3Platform()
+    return with_flash(IcepiZero1_3Platform(), cs="N8", dq="T8 T7", wp="M7", hold="N7")
 
 
 BOARDS = [
@@ -32,6 +32,7 @@ BOARDS = [
         programmer="icepi-zero",
         platform=_platform,
         pll=pll,
+        flash=FLASH,
         leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),
     )
 ]

@@ -6,13 +6,13 @@ from typing import Any
 
 from weft.boards.board import Board
 from weft.boards.families.ecp5 import ECP5
-from weft.boards.families.ecp5_sdram import MEMORY, RESOURCES, SMALLEST, pll
+from weft.boards.families.ecp5_sdram import FLASH, MEMORY, RESOURCES, SMALLEST, pll, with_flash
 
 
 def _platform() -> Any:
     from amaranth_boards.icesugar_pro import ICESugarProPlatform
 
-    return ICESugarProPlatform()
+    return with_flash(ICESugarProPlatform(), cs="N8", dq="T8 T7", wp="M7", hold="N7")
 
 
 BOARDS = [
@@ -32,5 +32,6 @@ BOARDS = [
         programmer="icesugar-pro",
         platform=_platform,
         pll=pll,
+        flash=FLASH,
     )
 ]

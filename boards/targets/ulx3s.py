@@ -7,7 +7,7 @@ from typing import Any
 from weft.boards.board import Board
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_dsp import DspRows
-from weft.boards.families.ecp5_sdram import MEMORY, RESOURCES, SMALLEST, pll
+from weft.boards.families.ecp5_sdram import FLASH, MEMORY, RESOURCES, SMALLEST, pll, with_flash
 from weft.boards.lights import SIGNS, Led
 from weft.hdl.isa.config import Config
 
@@ -34,7 +34,9 @@ def board(size: str) -> Board:
     def platform() -> Any:
         from amaranth_boards import ulx3s
 
-        return getattr(ulx3s, f"ULX3S_{size}F_Platform")()
+        # The sites of flash_* in the constraints of github.com/emard/ulx3s.
+        made = getattr(ulx3s, f"ULX3S_{size}F_Platform")()
+        return with_flash(made, cs="R2", dq="W2 V2", wp="Y2", hold="W1")
 
     return Board(
         name=f"ulx3s-{size}f",
@@ -51,6 +53,7 @@ def board(size: str) -> Board:
         programmer="ulx3s",
         platform=platform,
         pll=pll,
+        flash=FLASH,
         seed=seed,
         dsp=_DSP.get(size),
         leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from weft.boards.board import BoardError
-from weft.boards.registry import BOARDS, find
+from weft.boards.registry import BOARDS, find, titles
 from weft.boards.tools import ToolCrash
 from weft.hdl.isa.config import Config
 
@@ -104,10 +104,10 @@ def test_boards_of_the_same_chip_share_rows(table: ModuleType) -> None:
     groups = table.alike(map(find, BOARDS))
     (shared,) = (group for group in groups if len(group) > 1)
     assert [board.name for board in shared] == ["ulx3s-12f", "ulx3s-25f"]
-    assert table.title(shared) == "ULX3S 12F, 25F"
+    assert titles(shared) == "ULX3S 12F, 25F"
     assert sum(len(group) for group in groups) == len(BOARDS)
     others = [find(name) for name in ("icepi-zero", "icesugar-pro", "tang-nano-9k", "tang-primer-20k")]
-    assert table.title([*others, *shared]) == (
+    assert titles([*others, *shared]) == (
         "Icepi Zero, iCESugar-Pro, Tang Nano 9K, Tang Primer 20K, ULX3S 12F, 25F"
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.boards.flash import PROGRAMMERS, command, flash
+from weft.boards.flash import PERSISTENT_PROGRAMMERS, PROGRAMMERS, command, flash
 from weft.boards.registry import BOARDS
 from weft.boards.tools import ToolError
 
@@ -27,7 +27,7 @@ def install(folder: Path, name: str, body: str = "exit 0") -> None:
 
 
 def test_every_board_has_a_programmer() -> None:
-    assert {board.programmer for board in BOARDS.values()} == set(PROGRAMMERS)
+    assert {board.programmer for board in BOARDS.values()} == set(PROGRAMMERS) == set(PERSISTENT_PROGRAMMERS)
 
 
 def test_the_preferred_program_is_taken_of_those_installed(programs: Path) -> None:

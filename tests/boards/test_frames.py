@@ -163,7 +163,7 @@ def test_bodies_that_are_none_are_refused(decode, body: bytes, words: str) -> No
 def test_identities() -> None:
     identity = Identity("tang-primer-20k", 0xFFFFFFFF, 1 << 31, 100_000_000, 2048)
     assert Identity.decode(identity.encode()) == identity
-    with pytest.raises(FrameError, match="longer than 16 bytes"):
+    with pytest.raises(FrameError, match="longer than 15 bytes"):
         Identity("a-very-long-board-name", 0, 0, 0, 0).encode()
     with pytest.raises(FrameError, match="does not fit"):
         Identity("board", 0, 1 << 32, 0, 0).encode()

@@ -12,9 +12,11 @@ from support import tiny_shapes
 import weft
 from weft import cli
 from weft.boards.board import Memory, MemoryKind
+from weft.boards.copied_image import copied_image
 from weft.boards.flash_image import ALIGN, DIRECTORY, Directory
 from weft.boards.registry import BOARDS, find
 from weft.boards.spi_flash_chip import WINDOW, SpiFlash
+from weft.compiler.machine.memory import CONSTANTS
 from weft.examples import digits
 from weft.flash_command import flash_image
 from weft.runtime import Image
@@ -82,8 +84,8 @@ def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
         ("icebreaker", *program, "--image", "program/program.json"): (
             "--image would overwrite program/program.json, which is read: name another file"
         ),
-        ("ulx3s-12f", "--program", "other"): (
-            "ulx3s-12f keeps no programs in its flash; boards that do: icebreaker, tang-nano-9k, tang-primer-20k"
+        ("icebreaker", "--persistent", *program): (
+            "--persistent is for bitstreams: programs are always written to the flash chip"
         ),
     }  # fmt: skip
     for (board, *rest), message in wrong.items():
@@ -111,6 +113,54 @@ def test_what_has_no_room() -> None:
         flash_image(program, replace(ICEBREAKER, flash=SpiFlash(size + 63, 64)))
 
 
+def test_programs_that_are_copied_to_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flash = ("flash", "--board", "ulx3s-12f", "--program", "other")
+    assert call(*flash, "--dry-run") == 0
+    assert (
+        capsys.readouterr().out == "openFPGALoader --board ulx3s --write-flash --offset 2097152 program.bin\n"
+    )
+    program, board = weft.load("other"), find("ulx3s-12f")
+    (part,) = program.device_programs
+    image = Image(part)
+    assert image.bases[CONSTANTS] == 0
+    content = flash_image(program, board)
+    assert content == copied_image(image.fixed, len(content), "")
+    with pytest.raises(weft.WeftError, match=f"the flash of ulx3s-12f has room for {len(content) - 1:,}$"):
+        flash_image(program, replace(board, flash=SpiFlash(len(content) + 63, 64)))
+    needs = image.memory_bytes
+    less = replace(board, memory=Memory(MemoryKind.SDRAM, needs - 1))
+    message = f"^ulx3s-12f has {needs - 1:,} bytes of memory, and the program needs {needs:,}$"
+    with pytest.raises(weft.WeftError, match=message):
+        flash_image(program, less)
+    monkeypatch.setattr(type(program), "device_programs", [part, part])
+    with pytest.raises(
+        weft.WeftError, match=r"^ulx3s-12f copies one part of a .* this one has 2 that take turns"
+    ):
+        flash_image(program, board)
+
+
+def test_bitstreams_that_stay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("x.bit").touch()
+    assert call("flash", "--board", "ulx3s-85f", "x.bit", "--persistent", "--dry-run") == 0
+    assert capfd.readouterr().out == "openFPGALoader --board ulx3s --write-flash x.bit\n"
+    assert call("flash", "--board", "icebreaker", "x.bit", "--persistent", "--dry-run") == 0
+    assert capfd.readouterr().out == "iceprog x.bit\n"
+    (folder / "fujprog").write_text(f'#!/bin/sh\necho "$@" > {folder}/given\n')
+    (folder / "fujprog").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    for options, given in (
+        (("x.bit", "--persistent"), "-j flash x.bit"),
+        (("x.bit",), "x.bit"),
+        (("--program", "other"), "-j flash -T img -f 2097152 "),
+    ):
+        assert call("flash", "--board", "ulx3s-12f", *options) == 0
+        assert Path("given").read_text().startswith(given)
+
+
 def test_every_board_with_flash_has_a_programmer_for_it() -> None:
     from weft.boards.flash import IMAGE_PROGRAMMERS, command
 
@@ -118,7 +168,7 @@ def test_every_board_with_flash_has_a_programmer_for_it() -> None:
     assert {board.programmer for board in having} == set(IMAGE_PROGRAMMERS)
     for board in having:
         assert board.flash is not None
-        assert board.memory.size <= WINDOW
+        assert board.copies or board.memory.size <= WINDOW
         words = command(board, Path("x.bin"), offset=board.flash.offset, installed=False)
         assert words[-1] == "x.bin"
         assert str(board.flash.offset) in words

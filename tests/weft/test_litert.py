@@ -114,20 +114,22 @@ def test_benchmark_on_boards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     for name, seed in zip(list(mlperf_tiny.NETWORKS.values())[:4], range(4), strict=True):
         Path(name).write_bytes(tflite_networks.convolutions(seed))
     small = replace(BOARDS["icebreaker"], memory=Memory(MemoryKind.SPRAM, 4096), flash=None)
-    chosen = ("ulx3s-12f", "ulx3s-25f", "ulx3s-85f", "tang-primer-20k")
+    chosen = ("icesugar-pro", "ulx3s-12f", "ulx3s-25f", "ulx3s-85f", "tang-primer-20k")
     boards = {name: BOARDS[name] for name in chosen} | {"icebreaker": small}
     monkeypatch.setitem(BOARDS, "icebreaker", small)
     monkeypatch.setattr(mlperf_tiny, "BOARDS", boards)
     monkeypatch.setattr("sys.argv", ["mlperf_tiny.py", ".", "--boards"])
     assert mlperf_tiny.main() == 0
     title, rule, *rows = capsys.readouterr().out.splitlines()
-    assert title == "| network | ULX3S 12F, 25F | ULX3S 85F | Tang Primer 20K | iCEBreaker |"
+    assert title == "| network | iCESugar-Pro, ULX3S 12F, 25F | ULX3S 85F | Tang Primer 20K | iCEBreaker |"
     assert {line.count("|") for line in (title, rule, *rows)} == {6}
     names = ["handwritten digits", *list(mlperf_tiny.NETWORKS)[:4]]
     assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in names]
     for name, row in zip(mlperf_tiny.NETWORKS.values(), rows[1:], strict=False):
         cells = row.strip("| ").split(" | ")[1:]
-        for board, cell in zip((BOARDS[key] for key in chosen if key != "ulx3s-25f"), cells, strict=False):
+        for board, cell in zip(
+            (BOARDS[key] for key in chosen if key not in ("ulx3s-12f", "ulx3s-25f")), cells, strict=False
+        ):
             program = weft.compile(name, board.name)
             inputs = {key: np.zeros(shape, dtype) for key, (dtype, shape) in program.inputs.items()}
             device = board_model(board, board.config, board.clock)

@@ -19,6 +19,7 @@ from support.small_models import small
 import weft
 from weft import cli
 from weft.boards import ports
+from weft.boards.frames import FlashState
 from weft.boards.registry import find
 from weft.boards.session import Session
 from weft.compiler.backend import DeviceProgram
@@ -72,6 +73,29 @@ def test_a_sound_board(
     assert "of 300 KB/s; " in link
     assert model.memory == before
     assert (model.resets, model.runs) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "code"),
+    [
+        (FlashState.EMPTY, "no program to copy to memory", 0),
+        (FlashState.COPIED, "its program was copied to memory when the board started", 0),
+        (FlashState.DAMAGED, "its program is DAMAGED, and was not copied to memory as a whole", 1),
+    ],
+)
+def test_what_became_of_the_flash(
+    state: FlashState,
+    said: str,
+    code: int,
+    terminal: Terminal,
+    model: BoardModel,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model.identity = replace(model.identity, flash=state)
+    assert call("probe", "--port", terminal.path, "--memory-test", "none") == code
+    assert f"flash: {said}" in capsys.readouterr().out.splitlines()
+    assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
+    assert json.loads(capsys.readouterr().out)["flash"] == state.name.lower()
 
 
 def test_json(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from weft.flash_command import flash_image
 from weft.hdl.isa import Load, Store, Vec
 from weft.hdl.isa.config import PRESETS
 from weft.hdl.verilog import generate
+from weft.runtime import Image
 from weft.sim.device import DeviceError
 from weft.virtual import DIVISOR, VirtualBoard, board_at
 
@@ -140,6 +141,36 @@ def test_a_program_in_flash(
         )
 
 
+def test_a_program_that_is_copied_to_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the board finds in its flash when it starts is not sent; where a bit of it flipped, the host is told, sends
+    what is not there, and results are the same."""
+    monkeypatch.chdir(tmp_path)
+    board, model = registry.find("ulx3s-85f"), small()
+    config = CONFIGS[board.name]
+    program = weft.compile(model, config, memory=board.name)
+    program.save("program")
+    content = bytearray(flash_image(program, board))
+    Path("good.bin").write_bytes(content)
+    content[random.Random(4).randrange(8, 4096)] ^= 0x10
+    Path("bad.bin").write_bytes(content)
+    size = len(Image(program.device_programs[0]).fixed)
+    np.savez("in.npz", **feeds(model, np.random.default_rng(1)))
+    arguments = ["run", "program", "--input", "in.npz", "--on", "board", "--report", "r.json", "--port"]
+    for name, fault, uploaded in (
+        ("good", "", 0),
+        ("bad", "the program in the flash of ulx3s-85f is damaged", size),
+    ):
+        assert _exit_code([*arguments, f"virtual:{board.name}:{name}.bin"]) == 0
+        captured = capsys.readouterr()
+        assert captured.out.splitlines()[-1] == "mismatching bytes: 0"
+        link = json.loads(Path("r.json").read_text())["link"]
+        assert (link["written_bytes"], link["kept_bytes"]) == (uploaded, size - uploaded)
+        assert link["flash_fault"].startswith(fault)
+        assert (f"warning: {fault}" in captured.err) == bool(fault)
+
+
 def _noted(write: Callable[..., None], sizes: list[int]) -> Callable[..., None]:
     """`write` of a device that notes how much is written."""
 
@@ -159,7 +190,7 @@ def test_files_that_no_flash_holds(tmp_path: Path) -> None:
         f"icebreaker:{tmp_path}/none": "there is no file ",
         f"icebreaker:{tmp_path}": "there is no file ",
         f"icebreaker:{large}": f"{large} has 15,728,641 bytes, and the flash of icebreaker has room for 15,728,640",
-        f"ulx3s-12f:{large}": f"ulx3s-12f has no flash for programs: leave {large} out",
+        f"ulx3s-12f:{large}": f"{large} has 15,728,641 bytes, and the flash of ulx3s-12f has room for 14,680,064",
     }
     for port, message in wrong.items():
         with pytest.raises(DeviceError) as refused, board_at(f"virtual:{port}", config):

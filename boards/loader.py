@@ -1,0 +1,159 @@
+"""Copies a program from the board's flash to its memory when the FPGA starts: a host of the link, inside the FPGA."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Cat, Const, EnableInserter, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import Out
+
+from weft.boards.copied_image import MAGIC, MORE, OVER
+from weft.boards.frames import ANSWER_BYTES, CHECKED, REQUEST_BYTES, FlashState, Operation
+from weft.boards.link import inner_host
+from weft.boards.port import MAX_BEATS
+from weft.boards.spi_flash import ADDRESS_BITS, SpiFlashReader
+from weft.boards.spi_flash_chip import SpiFlash, spi_flash_pads
+
+SLOW = 4
+"""Cycles in which two bits come: the pad of the chip's clock has no register, and no one knows how late it is."""
+
+
+class Loader(wiring.Component):
+    """Reads an image as `weft.boards.copied_image` describes it. Each page is written to memory by one request, and
+    checked by another, which reads it again; the first one that is not as it should be is the last.
+
+    A page takes `CHECKED` * 4 * `SLOW` cycles to read, and the link's for a check.
+
+    Parameters
+    ----------
+    chip : SpiFlash
+    clock : float
+        Frequency in Hz.
+
+    Members
+    -------
+    link : Out(inner_host())
+    flash : Out(spi_flash_pads())
+        Every pad but the clock's has a register. ``clk`` is the chip's clock itself: it is high in the second half of
+        `SLOW` cycles, in which nothing else changes.
+    damaged : Out(1)
+        `FlashState.DAMAGED`.
+    """
+
+    def __init__(self, chip: SpiFlash, clock: float) -> None:
+        self.chip, self.clock = chip, clock
+        super().__init__({"link": Out(inner_host()), "flash": Out(spi_flash_pads()), "damaged": Out(1)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        byte, have, take, ended = Signal(8), Signal(), Signal(), Signal()
+        self._bytes(m, byte, have, take, ended)
+        request, answer = self.link.request, self.link.answer
+        checks, wrong, state = Signal(), Signal(), Signal(FlashState, init=FlashState.COPYING)
+        index = Signal(range(max(len(MAGIC), REQUEST_BYTES, 16)))
+        count, page = Signal(range(CHECKED)), Signal(ADDRESS_BITS - (CHECKED - 1).bit_length())
+        header = self._header(checks, page)
+        m.d.comb += [
+            self.link.state.eq(state),
+            self.damaged.eq(state == FlashState.DAMAGED),
+            ended.eq(state != FlashState.COPYING),
+        ]
+        with m.FSM():
+            with m.State("MAGIC"):
+                m.d.comb += take.eq(have)
+                with m.If(have):
+                    m.d.sync += index.eq(index + 1)
+                    with m.If(byte != Array(MAGIC)[index[:3]]):
+                        m.d.sync += state.eq(FlashState.EMPTY)
+                        m.next = "END"
+                    with m.Elif(index == len(MAGIC) - 1):
+                        m.next = "MARKER"
+            with m.State("MARKER"):
+                m.d.comb += take.eq(have)
+                m.d.sync += [index.eq(0), checks.eq(0), wrong.eq(0)]
+                with m.If(have):
+                    m.next = "END"
+                    with m.Switch(byte):
+                        with m.Case(MORE):
+                            m.next = "HEADER"
+                        with m.Case(OVER):
+                            m.d.sync += state.eq(FlashState.COPIED)
+                        with m.Default():
+                            m.d.sync += state.eq(FlashState.DAMAGED)
+            with m.State("HEADER"):
+                m.d.comb += [request.valid.eq(1), request.payload.eq(header[index[:3]])]
+                with m.If(request.ready):
+                    m.d.sync += index.eq(index + 1)
+                    with m.If(index == REQUEST_BYTES - 1):
+                        m.d.sync += index.eq(0)
+                        m.next = "PAGE"
+                        with m.If(checks):
+                            m.next = "CHECKED"
+            with m.State("PAGE"):
+                m.d.comb += [request.valid.eq(have), request.payload.eq(byte), take.eq(have & request.ready)]
+                with m.If(take):
+                    m.d.sync += count.eq(count + 1)
+                    with m.If(count == CHECKED - 1):
+                        m.next = "WRITTEN"
+            with m.State("WRITTEN"):
+                m.d.comb += answer.ready.eq(1)
+                with m.If(answer.valid & answer.payload.last):
+                    m.d.sync += checks.eq(1)
+                    m.next = "HEADER"
+            with m.State("CHECKED"):
+                crc = index >= ANSWER_BYTES
+                differs = wrong | crc & (byte != answer.payload.data)
+                m.d.comb += [answer.ready.eq(have | ~crc), take.eq(have & answer.valid & crc)]
+                with m.If(answer.valid & answer.ready):
+                    m.d.sync += [index.eq(index + 1), wrong.eq(differs)]
+                    with m.If(answer.payload.last):
+                        m.d.sync += page.eq(page + 1)
+                        m.next = "MARKER"
+                        with m.If(differs):
+                            m.d.sync += state.eq(FlashState.DAMAGED)
+                            m.next = "END"
+            with m.State("END"):
+                pass
+        return m
+
+    @staticmethod
+    def _header(checks: Value, page: Value) -> Array:
+        """The bytes of a request's header: sequence number, operation, size, address."""
+        operation = Mux(checks, Const(Operation.CHECK_MEMORY, 8), Const(Operation.WRITE_MEMORY, 8))
+        address = Cat(Const(0, (CHECKED - 1).bit_length()), page, Const(0, 32 - ADDRESS_BITS))
+        header = Cat(Const(0, 8), operation, Const(CHECKED, 16), address)
+        return Array(header[at : at + 8] for at in range(0, 8 * REQUEST_BYTES, 8))
+
+    def _bytes(self, m: Module, byte: Signal, have: Signal, take: Value, ended: Value) -> None:
+        """The image's bytes one after the other: `byte`, if there is one, until it is taken."""
+        phase, run, taken = Signal(range(SLOW)), Signal(), Signal(2)
+        tick = phase == SLOW - 1
+        reader = SpiFlashReader(1, self.chip, self.clock / SLOW)
+        m.submodules.reader = EnableInserter(tick)(reader)
+        block = Signal(ADDRESS_BITS - (MAX_BEATS - 1).bit_length(), init=self.chip.offset // MAX_BEATS)
+        inner, pads = reader.pads, self.flash
+        m.d.sync += phase.eq(phase + 1)
+        # Registers as the reader expects them, of one slow cycle each; those in the pads are a part of one.
+        with m.If(tick):
+            m.d.sync += [
+                pads.cs.eq(inner.cs & ~ended),
+                pads.dq_o.eq(inner.dq_o),
+                pads.dq_oe.eq(inner.dq_oe & ~ended),
+                run.eq(inner.clk & ~ended),
+                block.eq(block + (reader.command.valid & reader.command.ready)),
+            ]
+        # The clock falls at the beginning of phase 1, behind its register. The bits that follow have three cycles until
+        # the pads' registers take them, and stand for one more.
+        with m.If(phase == 0):
+            m.d.sync += taken.eq(pads.dq_i)
+        m.d.comb += [
+            pads.clk.eq(run & (phase >= SLOW // 2)),
+            inner.dq_i.eq(taken),
+            reader.command.valid.eq(1),
+            reader.command.payload.address.eq(block << (MAX_BEATS - 1).bit_length()),
+            reader.command.payload.beats.eq(MAX_BEATS),
+            reader.read.ready.eq(~have),
+        ]
+        with m.If(tick & reader.read.valid & ~have):
+            m.d.sync += [byte.eq(reader.read.payload), have.eq(1)]
+        with m.Elif(take):
+            m.d.sync += have.eq(0)
