@@ -81,7 +81,7 @@ class Load(Instruction):
 
     With ``int4``, every byte from DRAM is two signed values of 4 bits, the low nibble first, and each of them is a byte
     of the row: ``2 * run`` bytes of it come from DRAM. The other fields count bytes of the row as ever. ``run`` is at
-    most `INT4_RUN_MAX`, and every row begins in DRAM at a multiple of the width of the bus.
+    most `INT4_RUN_MAX`, and every row begins in DRAM at a multiple of the width of the bus. ``paged`` is 0 then.
     """
 
     OPCODE = Opcode.LOAD

@@ -121,6 +121,19 @@ def test_compile_and_check_tell_where_the_program_runs(
     assert listed["on_device"] == int(numbers[0])
 
 
+def test_compile_tells_of_weights_in_4_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load("digits.onnx")
+    (weights,) = (item for item in model.graph.initializer if item.name == "classify.weight_quantized")
+    values = numpy_helper.to_array(weights)
+    weights.CopyFrom(numpy_helper.from_array(np.clip(values, -8, 7), weights.name))
+    onnx.save(model, "narrow.onnx")
+    for name, told in (("digits", False), ("narrow", True)):
+        assert call("compile", f"{name}.onnx", "-o", name, "--config", "small") == 0
+        size = -(-values.shape[1] // 8) * 8 * values.shape[0]
+        line = f"{size:,} weights are in 4 bits: they take {size // 2:,} bytes\n"
+        assert (line in capsys.readouterr().out) is told
+
+
 def test_attention_without_softmax_is_on_the_host() -> None:
     with_softmax, without = (weft.check("attention.onnx", config) for config in ("tiny", "none.json"))
     assert [sum(node[2] == "host" for node in nodes) for nodes in (with_softmax, without)] == [2, 26]
