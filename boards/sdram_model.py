@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 
 from amaranth.hdl import Array, Cat, ClockSignal, Const, Instance, Module, Mux, Signal, Value
-from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
 
+from weft.boards.chip_model import ChipModel
 from weft.boards.sdram_chip import (
     BANKS,
     COLUMN_BITS,
@@ -75,12 +74,7 @@ class Rule(enum.IntEnum):
     """A word that is not masked is written, but the controller does not drive it."""
 
 
-def broken_rules(violation: int) -> list[str]:
-    """The names of the rules whose bits are set in `violation`."""
-    return [rule.name for rule in Rule if violation >> rule & 1]
-
-
-class SdramModel(wiring.Component):
+class SdramModel(ChipModel):
     """A 16-bit single-data-rate SDRAM with four banks, a cycle of its clock being one of `sync`.
 
     Parameters
@@ -99,7 +93,7 @@ class SdramModel(wiring.Component):
     pads : In(sdram_pads())
         ``dq_i`` carries an alternating pattern where nobody drives it or the mask hides it.
     violation : Out(len(Rule))
-        Bit by bit, the rules that were broken since reset; see `broken_rules`.
+        Bit by bit, the rules that were broken since reset; see `weft.boards.chip_model.broken_rules`.
     """
 
     def __init__(
@@ -114,7 +108,7 @@ class SdramModel(wiring.Component):
         self.timing, self.clock = timing or SdramTiming(), clock
         self.cycles = self.timing.cycles(clock)
         self.row_bits, self.column_bits, self.delay = row_bits, column_bits, delay
-        super().__init__({"pads": In(sdram_pads()), "violation": Out(len(Rule))})
+        super().__init__(sdram_pads(), Rule)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -127,10 +121,6 @@ class SdramModel(wiring.Component):
         self._timings(m)
         self._burst(m)
         return m
-
-    def _broken(self, m: Module, rule: Rule, condition: Value) -> None:
-        with m.If(condition):
-            m.d.sync += self.violation[rule].eq(1)
 
     def _age(self, m: Module, event: Value, name: str) -> Signal:
         """Cycles since `event`, up to 255."""

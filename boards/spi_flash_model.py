@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 
 from amaranth.hdl import Cat, Const, Instance, Module, Mux, Signal, Value
-from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
 
+from weft.boards.chip_model import ChipModel
 from weft.boards.spi_flash_chip import HEADER_CLOCKS, Command, SpiFlash, spi_flash_pads
 
 FLASH_ARGUMENT = "flash"
@@ -49,12 +48,7 @@ class Rule(enum.IntEnum):
     """The controller drives a pad that the chip drives, too."""
 
 
-def broken_rules(violation: int) -> list[str]:
-    """The names of the rules whose bits are set in `violation`."""
-    return [rule.name for rule in Rule if violation >> rule & 1]
-
-
-class SpiFlashModel(wiring.Component):
+class SpiFlashModel(ChipModel):
     """A chip, asleep at first, with the registers in the FPGA's pads in front of it.
 
     Parameters
@@ -71,18 +65,14 @@ class SpiFlashModel(wiring.Component):
     -------
     pads : In(spi_flash_pads())
     violation : Out(len(Rule))
-        Bit by bit, the rules that were broken since reset; see `broken_rules`.
+        Bit by bit, the rules that were broken since reset; see `weft.boards.chip_model.broken_rules`.
     """
 
     def __init__(
         self, chip: SpiFlash, clock: float, contents: bytes | None = None, *, levels: bool = False
     ) -> None:
         self.chip, self.clock, self.contents, self.levels = chip, clock, contents, levels
-        super().__init__({"pads": In(spi_flash_pads()), "violation": Out(len(Rule))})
-
-    def _broken(self, m: Module, rule: Rule, condition: Value) -> None:
-        with m.If(condition):
-            m.d.sync += self.violation[rule].eq(1)
+        super().__init__(spi_flash_pads(), Rule)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()

@@ -17,12 +17,14 @@ from typing import Self
 
 from weft.boards import ports
 from weft.boards.board import Board
+from weft.boards.chip_model import broken_rules
 from weft.boards.host import BoardDevice
 from weft.boards.registry import find, line_rates
-from weft.boards.sdram_model import ARRAY_VERILOG, broken_rules
+from weft.boards.sdram_model import ARRAY_VERILOG
+from weft.boards.sdram_model import Rule as SdramRule
 from weft.boards.spi_flash_model import ARRAY_VERILOG as FLASH_ARRAY_VERILOG
 from weft.boards.spi_flash_model import FLASH_ARGUMENT
-from weft.boards.spi_flash_model import broken_rules as broken_flash_rules
+from weft.boards.spi_flash_model import Rule as FlashRule
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate
@@ -189,8 +191,8 @@ class VirtualBoard:
     @property
     def violations(self) -> list[str]:
         """Rules of the memory chips that their controllers have broken so far."""
-        found = broken_rules(self._library.board_violation(self._model))
-        return found + broken_flash_rules(self._library.board_flash_violation(self._model))
+        found = broken_rules(SdramRule, self._library.board_violation(self._model))
+        return found + broken_rules(FlashRule, self._library.board_flash_violation(self._model))
 
     def close(self) -> None:
         """End the simulation; the port is gone."""

@@ -18,10 +18,11 @@ from support.memory_driver import MemoryDriver, burst, moved, random_bursts, res
 
 from weft.boards.arbiter import Arbiter
 from weft.boards.axi_bridge import AxiBridge
+from weft.boards.chip_model import broken_rules
 from weft.boards.port import memory_port
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import SdramTiming
-from weft.boards.sdram_model import Rule, SdramModel, broken_rules
+from weft.boards.sdram_model import Rule, SdramModel
 from weft.hdl.bus.axi import axi4_signature
 from weft.hdl.isa.config import PRESETS, Config
 from weft.sim.rtl.bench import bench_parameters, run_bench
@@ -95,7 +96,7 @@ async def bench_random(dut, stall):
 
     for task in [cocotb.start_soon(use_axi()), cocotb.start_soon(use_other())]:
         await task
-    assert broken_rules(int(dut.violation.value)) == []
+    assert broken_rules(Rule, int(dut.violation.value)) == []
 
 
 @cocotb.test()
@@ -130,7 +131,7 @@ async def bench_bandwidth(dut, kinds):
     share = counted * width / 2 / 8000
     print(f"{width}-byte bus, {' and '.join(kinds)}: {share:.1%} of 2 bytes a cycle")
     assert share >= 0.85
-    assert broken_rules(int(dut.violation.value)) == []
+    assert broken_rules(Rule, int(dut.violation.value)) == []
 
 
 @pytest.mark.parametrize("bus", [4, 16])

@@ -14,11 +14,12 @@ from amaranth.lib.wiring import In, Out
 from cocotb.triggers import RisingEdge
 from support.memory_driver import MemoryDriver, burst, random_bursts, reset
 
+from weft.boards.chip_model import broken_rules
 from weft.boards.port import memory_port
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import SdramTiming
 from weft.boards.sdram_eye import best_eye
-from weft.boards.sdram_model import Rule, SdramModel, broken_rules
+from weft.boards.sdram_model import Rule, SdramModel
 from weft.boards.virtual_top import ChipBehindPads
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
@@ -77,7 +78,7 @@ async def start(dut, **options):
 
 
 def check(dut):
-    assert broken_rules(int(dut.violation.value)) == []
+    assert broken_rules(Rule, int(dut.violation.value)) == []
 
 
 @cocotb.test()

@@ -10,8 +10,9 @@ import pytest
 from cocotb.triggers import ReadOnly, RisingEdge
 from support.memory_driver import reset
 
+from weft.boards.chip_model import broken_rules
 from weft.boards.sdram_chip import ALL_BANKS, INIT_REFRESHES, Operation, SdramTiming
-from weft.boards.sdram_model import ARRAY_VERILOG, POSTPONED, Rule, SdramModel, broken_rules
+from weft.boards.sdram_model import ARRAY_VERILOG, POSTPONED, Rule, SdramModel
 from weft.hdl.verilog import generate
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
@@ -70,7 +71,7 @@ class Chip:
     async def broken(self) -> list[str]:
         await self.cycle()
         await ReadOnly()
-        rules = broken_rules(int(self.dut.violation.value))
+        rules = broken_rules(Rule, int(self.dut.violation.value))
         await RisingEdge(self.dut.clk)
         return rules
 

@@ -15,11 +15,12 @@ from cocotb.triggers import RisingEdge
 from support.memory_driver import Burst, MemoryDriver, burst, moved, random_bursts, reset
 
 from weft.boards.block_memory import BlockMemory
+from weft.boards.chip_model import broken_rules
 from weft.boards.port import memory_port
 from weft.boards.ram_and_flash import RamAndFlash
 from weft.boards.spi_flash import SpiFlashReader
 from weft.boards.spi_flash_chip import HEADER_CLOCKS, WINDOW, SpiFlash
-from weft.boards.spi_flash_model import Rule, SpiFlashModel, broken_rules
+from weft.boards.spi_flash_model import Rule, SpiFlashModel
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 RAM, CHIP = 1 << 13, SpiFlash(1 << 20, 1 << 14)
@@ -54,7 +55,7 @@ def reads(width: int, at: int, beats: int, count: int = 1) -> list[Burst]:
 
 
 def violations(dut: Any) -> list[str]:
-    return broken_rules(int(dut.violation.value))
+    return broken_rules(Rule, int(dut.violation.value))
 
 
 @cocotb.test()
