@@ -190,7 +190,7 @@ class Unpacker(wiring.Component):
     vector : Out(stream of vector_layout(config))
     busy : Out(1)
     narrow : Out(1)
-        The beat that is taken next has to be widened.
+        Where LOAD has values of 4 bits: the beat that is taken next holds them.
     stall_memory : Out(1)
         The unpacker waits for a beat.
     """
@@ -203,9 +203,9 @@ class Unpacker(wiring.Component):
                 "beat": In(stream.Signature(config.widths.bus)),
                 "vector": Out(stream.Signature(vector_layout(config))),
                 "busy": Out(1),
-                "narrow": Out(1),
                 "stall_memory": Out(1),
             }
+            | ({"narrow": Out(1)} if config.int4 else {})
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -321,10 +321,11 @@ class Unpacker(wiring.Component):
             self.unpack.ready.eq(~active),
             walker.start.eq(self.unpack.valid & self.unpack.ready),
             walker.unpack.eq(self.unpack.payload),
-            self.narrow.eq(op.int4 if self.config.int4 else 0),
             nest.load.eq(walker.start),
             *nest.take(self.unpack.payload),
         ]
+        if self.config.int4:
+            m.d.comb += self.narrow.eq(op.int4)
         with m.If(~active):
             m.d.sync += [active.eq(self.unpack.valid), op.eq(self.unpack.payload)]
         with m.Elif(finish & ~follow):
