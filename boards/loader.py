@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Const, EnableInserter, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from weft.boards.copied_image import MAGIC, MORE, OVER
 from weft.boards.frames import ANSWER_BYTES, CHECKED, REQUEST_BYTES, FlashState, Operation
 from weft.boards.link import inner_host
-from weft.boards.port import MAX_BEATS
-from weft.boards.spi_flash import ADDRESS_BITS, SpiFlashReader
+from weft.boards.spi_flash import ADDRESS_BITS
 from weft.boards.spi_flash_chip import SpiFlash, spi_flash_pads
-
-SLOW = 4
-"""Cycles in which two bits come: the pad of the chip's clock has no register, and no one knows how late it is."""
+from weft.boards.spi_flash_stream import SpiFlashStream
 
 
 class Loader(wiring.Component):
     """Reads an image as `weft.boards.copied_image` describes it. Each page is written to memory by one request, and
     checked by another, which reads it again; the first one that is not as it should be is the last.
-
-    A page takes `CHECKED` * 4 * `SLOW` cycles to read, and the link's for a check.
 
     Parameters
     ----------
@@ -33,8 +28,7 @@ class Loader(wiring.Component):
     -------
     link : Out(inner_host())
     flash : Out(spi_flash_pads())
-        Every pad but the clock's has a register. ``clk`` is the chip's clock itself: it is high in the second half of
-        `SLOW` cycles, in which nothing else changes.
+        See `weft.boards.spi_flash_stream.SpiFlashStream`.
     damaged : Out(1)
         `FlashState.DAMAGED`.
     """
@@ -45,8 +39,9 @@ class Loader(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        byte, have, take, ended = Signal(8), Signal(), Signal(), Signal()
-        self._bytes(m, byte, have, take, ended)
+        m.submodules.reader = reader = SpiFlashStream(self.chip, self.clock)
+        byte, have, take = reader.byte.payload, reader.byte.valid, reader.byte.ready
+        wiring.connect(m, reader.pads, wiring.flipped(self.flash))
         request, answer = self.link.request, self.link.answer
         checks, wrong, state = Signal(), Signal(), Signal(FlashState, init=FlashState.COPYING)
         index = Signal(range(max(len(MAGIC), REQUEST_BYTES, 16)))
@@ -55,7 +50,7 @@ class Loader(wiring.Component):
         m.d.comb += [
             self.link.state.eq(state),
             self.damaged.eq(state == FlashState.DAMAGED),
-            ended.eq(state != FlashState.COPYING),
+            reader.stop.eq(state != FlashState.COPYING),
         ]
         with m.FSM():
             with m.State("MAGIC"):
@@ -122,38 +117,3 @@ class Loader(wiring.Component):
         address = Cat(Const(0, (CHECKED - 1).bit_length()), page, Const(0, 32 - ADDRESS_BITS))
         header = Cat(Const(0, 8), operation, Const(CHECKED, 16), address)
         return Array(header[at : at + 8] for at in range(0, 8 * REQUEST_BYTES, 8))
-
-    def _bytes(self, m: Module, byte: Signal, have: Signal, take: Value, ended: Value) -> None:
-        """The image's bytes one after the other: `byte`, if there is one, until it is taken."""
-        phase, run, taken = Signal(range(SLOW)), Signal(), Signal(2)
-        tick = phase == SLOW - 1
-        reader = SpiFlashReader(1, self.chip, self.clock / SLOW)
-        m.submodules.reader = EnableInserter(tick)(reader)
-        block = Signal(ADDRESS_BITS - (MAX_BEATS - 1).bit_length(), init=self.chip.offset // MAX_BEATS)
-        inner, pads = reader.pads, self.flash
-        m.d.sync += phase.eq(phase + 1)
-        # Registers as the reader expects them, of one slow cycle each; those in the pads are a part of one.
-        with m.If(tick):
-            m.d.sync += [
-                pads.cs.eq(inner.cs & ~ended),
-                pads.dq_o.eq(inner.dq_o),
-                pads.dq_oe.eq(inner.dq_oe & ~ended),
-                run.eq(inner.clk & ~ended),
-                block.eq(block + (reader.command.valid & reader.command.ready)),
-            ]
-        # The clock falls at the beginning of phase 1, behind its register. The bits that follow have three cycles until
-        # the pads' registers take them, and stand for one more.
-        with m.If(phase == 0):
-            m.d.sync += taken.eq(pads.dq_i)
-        m.d.comb += [
-            pads.clk.eq(run & (phase >= SLOW // 2)),
-            inner.dq_i.eq(taken),
-            reader.command.valid.eq(1),
-            reader.command.payload.address.eq(block << (MAX_BEATS - 1).bit_length()),
-            reader.command.payload.beats.eq(MAX_BEATS),
-            reader.read.ready.eq(~have),
-        ]
-        with m.If(tick & reader.read.valid & ~have):
-            m.d.sync += [byte.eq(reader.read.payload), have.eq(1)]
-        with m.Elif(take):
-            m.d.sync += have.eq(0)

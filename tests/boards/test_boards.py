@@ -22,6 +22,7 @@ from weft.boards.registry import BOARDS, find, line_rates
 from weft.boards.report import slower_line
 from weft.boards.sdram_chip import sdram_pads
 from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
+from weft.boards.spi_flash_chip import spi_flash_pads
 from weft.boards.tools import run
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
@@ -45,16 +46,21 @@ LOCATION = re.compile(r'^(?:LOCATE COMP|set_io|IO_LOC) "?([\w\[\]]+)"? (?:SITE )
 
 
 class Echo(wiring.Component):
-    """The smallest top component; with SDRAM pads that do nothing if `sdram`."""
+    """The smallest top component; with pads that do nothing, of SDRAM if `sdram`, and of a chip of flash if `flash`."""
 
-    def __init__(self, sdram: bool = False) -> None:
-        super().__init__({"rx": In(1), "tx": Out(1)} | ({"sdram": Out(sdram_pads())} if sdram else {}))
+    def __init__(self, sdram: bool = False, flash: bool = False) -> None:
+        chips = ({"sdram": Out(sdram_pads())} if sdram else {}) | (
+            {"flash": Out(spi_flash_pads())} if flash else {}
+        )
+        super().__init__({"rx": In(1), "tx": Out(1)} | chips)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.d.sync += self.tx.eq(self.rx)
         if hasattr(self, "sdram"):
             m.d.sync += [self.sdram.dq_o.eq(self.sdram.dq_i), self.sdram.a.eq(self.sdram.dq_i)]
+        if hasattr(self, "flash"):
+            m.d.sync += [self.flash.clk.eq(self.flash.dq_i[0]), self.flash.dq_o.eq(self.flash.dq_i[1])]
         return m
 
 
@@ -139,6 +145,46 @@ def test_pads_that_must_not_float_are_held(tmp_path: Path) -> None:
     drivers = [cell for cell in top["cells"].values() if cell["connections"].get("O") == pad]
     assert [driver["connections"]["I"] for driver in drivers] == [["1"]]
     assert [driver["connections"].get("T", ["0"]) for driver in drivers] == [["0"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "pads"),
+    [
+        ("ulx3s-85f", {"cs": "R2", "dq[0]": "W2", "dq[1]": "V2", "wp": "Y2", "hold": "W1"}),
+        ("icepi-zero", {"cs": "N8", "dq[0]": "T8", "dq[1]": "T7", "wp": "M7", "hold": "N7"}),
+        ("icesugar-pro", {"cs": "N8", "dq[0]": "T8", "dq[1]": "T7", "wp": "M7", "hold": "N7"}),
+    ],
+)
+def test_the_flash_that_holds_the_bitstream(name: str, pads: dict[str, str], tmp_path: Path) -> None:
+    """Its clock goes through the ECP5's cell for that, and what would put it on hold is high."""
+    board = BOARDS[name]
+    design = elaborate(board, CONFIG, board.clock, lambda *given: Echo(flash=True))
+    found = dict(LOCATION.findall(design.files["top.lpf"]))
+    prefix = "configuration_flash_0__"
+    assert {pad.removeprefix(prefix): site for pad, site in found.items() if pad.startswith(prefix)} == {
+        f"{pad.split('[')[0]}__io{pad[len(pad.split('[')[0]) :]}": site for pad, site in pads.items()
+    }
+    (tmp_path / "top.il").write_text(design.files["top.il"])
+    commands = (
+        "read_rtlil top.il",
+        "read_verilog -lib +/lattice/cells_bb_ecp5.v",
+        "hierarchy -top top",
+        "proc",
+        "flatten",
+        "opt",
+        "write_json top.json",
+    )
+    run("yosys", yosys_command(*commands), tmp_path)
+    top = json.loads((tmp_path / "top.json").read_text())["modules"]["top"]
+    placed = list(top["cells"].values())
+    (clock,) = (cell["connections"] for cell in placed if cell["type"] == "USRMCLK")
+    assert clock["USRMCLKTS"] == ["0"]
+    (level,) = (cell for cell in placed if cell["connections"].get("Q") == clock["USRMCLKI"])
+    assert "dff" in level["type"]
+    for off in ("wp", "hold"):
+        pad = top["ports"][f"{prefix}{off}__io"]["bits"]
+        (driver,) = (cell["connections"] for cell in placed if cell["connections"].get("O") == pad)
+        assert (driver["I"], driver.get("T", ["0"])) == (["1"], ["0"])
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
