@@ -191,7 +191,7 @@ def _lowered(
         if index == 0:
             parts.append(table_ahead(segment.ops, emit))
         parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))
-    ordered, code = schedule(overlapped(Tasks.joined(parts), segment.overlapped))
+    ordered, code = schedule(overlapped(Tasks.joined(parts), segment.overlapped), target)
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = _layers(segment, ordered)

@@ -37,8 +37,10 @@ class Results:
         pair = 2 if room >= 2 * plan.params + 2 else int(shape.op.epilogue is not None)
         self.after = emit.ring("epilogue", first, PARAMETER_VECTORS, pair)
         # More than needed, where there is room, so that the next operators' do not wait for this one's.
-        blocks = min(max(2 * plan.params, _BLOCKS), room - pair)
-        self.p = emit.ring("parameters", self.after.start + pair * PARAMETER_VECTORS, PARAMETER_VECTORS, blocks)
+        blocks = min(max(2 * plan.params, _BLOCKS if shape.slots == 0 else _BLOCKS // 2), room - pair)
+        self.p = emit.ring(
+            "parameters", self.after.start + pair * PARAMETER_VECTORS, PARAMETER_VECTORS, blocks
+        )
         self.end = self.p.start + blocks * PARAMETER_VECTORS
         self.batch = 1
         """Of how many tiles parameters are loaded next."""
