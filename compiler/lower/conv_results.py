@@ -20,7 +20,6 @@ from weft.compiler.plan.conv_shape import ConvShape, Tile
 from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Reduce, Vec, parameters
 from weft.hdl.isa import Source as VecSource
 
-
 _BLOCKS = 32
 """Parameter blocks that there is room for in any case, if the plan leaves it."""
 

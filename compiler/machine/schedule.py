@@ -2,9 +2,10 @@
 
 The lowering emits tasks in plain sequential order: executed one after the other they are correct. Two passes turn that
 into overlap. `hoist` moves every LOAD up to just behind the last task it conflicts with, so that the in-order fetch
-reaches it early; where memory is slower than the bus, `weft.compiler.machine.run_ahead` does. `synchronise` then finds, for each task and each other queue, the latest earlier task it depends on
-(read after write, write after read, write after write), drops what is already implied (vector clocks over the four
-queues), and turns the rest into tokens of one semaphore per pair of queues.
+reaches it early; where memory is slower than the bus, `weft.compiler.machine.run_ahead` does. `synchronise` then
+finds, for each task and each other queue, the latest earlier task it depends on (read after write, write after read,
+write after write), drops what is already implied (vector clocks over the four queues), and turns the rest into tokens
+of one semaphore per pair of queues.
 """
 
 from __future__ import annotations
