@@ -15,13 +15,10 @@ from weft.compiler.lower.vector import pointwise, second_operand
 from weft.compiler.machine.emit import Box, Emitter, taken
 from weft.compiler.machine.memory import Place
 from weft.compiler.machine.tasks import Task
-from weft.compiler.plan.conv_plan import ConvPlan
+from weft.compiler.plan.conv_plan import BLOCKS, EPILOGUES, ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape, Tile
 from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Reduce, Vec, parameters
 from weft.hdl.isa import Source as VecSource
-
-_BLOCKS = 32
-"""Parameter blocks that there is room for in any case, if the plan leaves it."""
 
 
 class Results:
@@ -33,10 +30,11 @@ class Results:
         zone = plan.zones.o
         room = (sum(zone) - first - plan.o_count * plan.o_slot * shape.slots) // PARAMETER_VECTORS
         # An epilogue's block is in use to the end of its operator, so others have no room in common with such blocks.
-        pair = 2 if room >= 2 * plan.params + 2 else int(shape.op.epilogue is not None)
+        pair = EPILOGUES if room >= 2 * plan.params + EPILOGUES else int(shape.op.epilogue is not None)
         self.after = emit.ring("epilogue", first, PARAMETER_VECTORS, pair)
         # More than needed, where there is room, so that the next operators' do not wait for this one's.
-        blocks = min(max(2 * plan.params, _BLOCKS if shape.slots == 0 else _BLOCKS // 2), room - pair)
+        wanted = BLOCKS - EPILOGUES if shape.slots == 0 else BLOCKS // 2
+        blocks = min(max(2 * plan.params, wanted), room - pair)
         self.p = emit.ring(
             "parameters", self.after.start + pair * PARAMETER_VECTORS, PARAMETER_VECTORS, blocks
         )
