@@ -20,7 +20,9 @@ from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 
 _CANDIDATES = 512
-_ROOM = 1.1
+_SLOW = 2.0
+"""Cycles of a beat above which room for weights counts more than that no unit waits for another one in a bank."""
+_ROOM = 1.05
 """What plans may take by estimate, in parts of the best ones, to leave more room for what comes next."""
 BLOCKS, EPILOGUES = 34, 2
 """Parameter blocks that a plan leaves room for if it can, so that those of the next operators come early; and how many
@@ -113,13 +115,10 @@ Chooser = Callable[[ConvShape], ConvPlan | None]
 def plan(shape: ConvShape) -> ConvPlan | None:
     """The best plan by estimate, or None if not even the smallest tile fits.
 
-    Behind a slow memory a plan that has its parameters beside the weights is preferred: there is more room for weights
-    then, also of the next operators, which come earlier for it.
+    One that has its parameters beside the weights is preferred: it leaves more room for weights, also for those of the
+    next operators, which come earlier for it.
     """
-    own, beside = _divided(shape), _beside(shape)
-    slow = shape.target.beat > 1.0
-    found = _best(shape, own if slow else own + beside)
-    other = _best(shape, beside) if slow else None
+    found, other = _best(shape, _divided(shape)), _best(shape, _beside(shape))
     if found is None or (other is not None and other.cycles <= _ROOM * found.cycles):
         return other
     return found
@@ -141,9 +140,9 @@ def _divided(shape: ConvShape) -> tuple[Zones, ...]:
 
 
 def _beside(shape: ConvShape) -> tuple[Zones, ...]:
-    """The zones if all that zone O holds are parameters: the vector unit seldom reads them, so they need no bank of
-    their own."""
-    if shape.slots:
+    """The zones behind a slow memory, which is what most operators wait for, if all that zone O holds are parameters:
+    the vector unit seldom reads them, so they need no bank of their own."""
+    if shape.slots or shape.target.beat <= _SLOW:
         return ()
     tail = min(unit(shape.config), PARAMETER_VECTORS * max(BLOCKS, 2 * len(shape.tiles) + EPILOGUES))
     return zones(shape.config, shape.region, inputs=shape.src.resident is None, tail=tail)
