@@ -1,0 +1,110 @@
+"""How convolutions divide the scratchpad: parameters beside weights behind slow memories, and what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from support.golden_compare import compare
+from support.op_cases import random_convolutions, random_mixture
+
+from weft.boards.registry import BOARDS
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, unit, zones
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.hdl.isa.config import PRESETS, Config
+from weft.runtime import Image
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
+
+ULX3S = BOARDS["ulx3s-85f"].config
+
+
+@pytest.mark.parametrize("config", [*PRESETS.values(), ULX3S], ids=lambda config: f"{config.n}")
+@pytest.mark.parametrize("inputs", [True, False])
+def test_zones_follow_one_another(config: Config, inputs: bool) -> None:
+    size = unit(config)
+    for region in (None, (size, 3 * size), (0, 2 * size)):
+        first, last = region or (0, config.scratchpad_size)
+        for tail in (0, 8, size // 2):
+            found = zones(config, region, inputs=inputs, tail=tail)
+            assert found or (inputs and not tail and last - first < 3 * size)
+            for item in found:
+                assert item.a[0] == first
+                assert (sum(item.a), sum(item.b), sum(item.o)) == (item.b[0], item.o[0], last)
+                assert (item.a[1] > 0) == inputs
+                assert item.b[1] > 0
+                assert item.o[1] == tail if tail else item.o[1] >= size
+
+
+def seen(
+    segment: DeviceSegment, config: Config, bandwidth: float | None, seed: int | None = None
+) -> tuple[DeviceProgram, list[ConvPlan]]:
+    """A program, and the plans of its convolutions: any, if there is a seed."""
+    chosen = []
+
+    def choose(shape: ConvShape) -> ConvPlan | None:
+        found = plan(shape)
+        if found is not None and seed is not None:
+            every = [item for item in candidates(shape) if item.zones.o[1] % unit(config)] or candidates(
+                shape
+            )
+            found = every[int(np.random.default_rng([seed, len(chosen)]).integers(len(every)))]
+        if found is not None:
+            chosen.append(found)
+        return found
+
+    return compile_segment(segment, config, bandwidth=bandwidth, choose=choose), chosen
+
+
+def beside(chosen: list[ConvPlan], config: Config) -> int:
+    """Plans whose parameters have no bank of their own."""
+    return sum(item.zones.o[1] % unit(config) > 0 for item in chosen)
+
+
+@pytest.mark.parametrize("name", ["small", "default", "ulx3s-85f"])
+def test_random_convolutions_behind_slow_memories(name: str) -> None:
+    config, found = BOARDS[name].config if name in BOARDS else PRESETS[name], 0
+    for seed in range(10):
+        rng = np.random.default_rng([seed, config.n])
+        segment, _ = random_convolutions(rng)
+        bandwidth = config.bus_bytes / (3, 8, 16)[seed % 3]
+        program, chosen = seen(segment, config, bandwidth, seed if seed % 4 else None)
+        found += beside(chosen, config)
+        inputs = {
+            name: rng.integers(-128, 128, program.input_shape(name)).astype(np.int8)
+            for name, buffer in program.buffers.items()
+            if buffer.kind == "input"
+        }
+        compare(program, segment, inputs, config, temps=False)
+    assert found > 3, found
+
+
+def test_fast_memories_keep_banks_apart() -> None:
+    found = dict.fromkeys((None, 16, 8, 4), 0)
+    for seed in range(6):
+        segment, _ = random_convolutions(np.random.default_rng([seed, 16]))
+        for bandwidth in found:
+            found[bandwidth] += beside(seen(segment, PRESETS["default"], bandwidth)[1], PRESETS["default"])
+    assert [count > 0 for count in found.values()] == [False, False, False, True], found
+
+
+def test_on_rtl() -> None:
+    config, found = PRESETS["small"], 0
+    for seed in range(8):
+        segment, inputs = random_mixture(np.random.default_rng([seed, 17]), 7, 20, products=True)
+        program, chosen = seen(segment, config, config.bus_bytes / 8, seed if seed % 2 else None)
+        found += beside(chosen, config)
+        image = Image(program)
+        memories = []
+        for device in (
+            GoldenDevice(config, image.memory_bytes),
+            RtlDevice(config, image.memory_bytes, latency=9, stall_probability=0.3, stall_seed=seed),
+        ):
+            with contextlib.closing(device):
+                image.run(device, inputs)
+                memories.append(device.read(0, image.memory_bytes))
+        assert memories[0] == memories[1], seed
+    assert found > 3, found
