@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
+from support.chain_cases import conv
 from support.golden_compare import compare
-from support.op_cases import random_convolutions, random_mixture
+from support.op_cases import random_convolutions, random_mixture, whole
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment
 from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, unit, zones
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa.config import PRESETS, Config
@@ -108,3 +110,25 @@ def test_on_rtl() -> None:
                 memories.append(device.read(0, image.memory_bytes))
         assert memories[0] == memories[1], seed
     assert found > 3, found
+
+
+@pytest.mark.parametrize("bandwidth", [1, 8])
+def test_parameters_of_epilogues_have_a_place_of_their_own(bandwidth: int) -> None:
+    """Convolutions, each of which adds what it reads, in many tiles: blocks of the tiles stay in their slots while that
+    of the epilogue is used, and go round the ring."""
+    config, rng = PRESETS["small"], np.random.default_rng(1)
+    ops: list[Conv] = [conv("c", whole("x", (1, 30, 30, 8), "input"), 40)]
+    for index in range(7):
+        other = ops[-1].dst
+        op = conv(
+            f"c{index}", conv(f"e{index}", other, 40, 3).dst, 40, kind="output" if index == 6 else "temp"
+        )
+        ops.append(conv(f"e{index}", other, 40, 3))
+        middle = whole(f"m{index}", op.dst.shape, "temp")
+        epilogue = Add("sum", middle, other, op.dst, 0.7, 0.6, 5, 5, 5)
+        ops.append(dataclasses.replace(op, epilogue=epilogue))
+    segment = DeviceSegment("s", tuple(ops))
+    program, chosen = seen(segment, config, bandwidth)
+    assert len(chosen) >= len(ops)
+    inputs = {"x": rng.integers(-128, 128, program.input_shape("x")).astype(np.int8)}
+    compare(program, segment, inputs, config, temps=False)
