@@ -13,6 +13,7 @@ import numpy as np
 from weft.compiler.machine import overheads
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
+from weft.hdl.checker.conflicts import conflicts
 from weft.hdl.isa import WORD_BYTES, Queue
 
 _QUEUES = len(Queue)
@@ -21,7 +22,7 @@ _QUEUES = len(Queue)
 def run_ahead(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
     """The order of tasks with LOADs moved up, none past a task that it conflicts with. LOADs stay in order among
     themselves, and so do all others. `latest` is what `conflicts` finds."""
-    starts = _starts(tasks, latest, target)
+    starts = _starts(tasks, latest, target)[0]
     load = tasks.queue == int(Queue.LOAD)
     loads, others = np.flatnonzero(load), np.flatnonzero(~load)
     room = np.maximum.accumulate(_room(tasks.queue, starts, target.config.queue_depth)[others])
@@ -34,8 +35,13 @@ def run_ahead(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
     return np.argsort(keys, kind="stable")
 
 
-def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
-    """When each task starts, an estimate in cycles."""
+def duration(tasks: Tasks, target: Target) -> int:
+    """When all tasks are done, an estimate in cycles: with LOADs as early as they can be done."""
+    return _starts(tasks, conflicts(len(tasks), tasks.uses), target)[1]
+
+
+def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarray, int]:
+    """When each task starts, and when all are done, an estimate in cycles."""
     # Instructions take the same bus as LOADs.
     fetch = round(target.moved(WORD_BYTES))
     own = {Queue.LOAD: overheads.LOAD + fetch, Queue.VEC: round(overheads.vec_start(target.config))}
@@ -51,7 +57,7 @@ def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
         starts.append(start)
         free[queue] = start + cycles + beside[queue]
         finish.append(free[queue] + overheads.HANDOVER)
-    return np.array(starts, np.int64)
+    return np.array(starts, np.int64), max(finish, default=0)
 
 
 def _room(queue: np.ndarray, starts: np.ndarray, depth: int) -> np.ndarray:

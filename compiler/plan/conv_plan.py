@@ -20,7 +20,7 @@ from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 
 _CANDIDATES = 512
-_SLOW = 2.0
+SLOW = 2.0
 """Cycles of a beat above which room for weights counts more than that no unit waits for another one in a bank."""
 _ROOM = 1.05
 """What plans may take by estimate, in parts of the best ones, to leave more room for what comes next."""
@@ -124,6 +124,11 @@ def plan(shape: ConvShape) -> ConvPlan | None:
     return found
 
 
+def plan_apart(shape: ConvShape) -> ConvPlan | None:
+    """The same with parameters in a bank of their own, where no unit waits for another one."""
+    return _best(shape, _divided(shape))
+
+
 def candidates(shape: ConvShape) -> list[ConvPlan]:
     """Plans, the best by estimate first: at most 512, half of them the best, the others spread over all."""
     divided = _divided(shape) + _beside(shape)
@@ -142,7 +147,7 @@ def _divided(shape: ConvShape) -> tuple[Zones, ...]:
 def _beside(shape: ConvShape) -> tuple[Zones, ...]:
     """The zones behind a slow memory, which is what most operators wait for, if all that zone O holds are parameters:
     the vector unit seldom reads them, so they need no bank of their own."""
-    if shape.slots or shape.target.beat <= _SLOW:
+    if shape.slots or shape.target.beat <= SLOW:
         return ()
     tail = min(unit(shape.config), PARAMETER_VECTORS * max(BLOCKS, 2 * len(shape.tiles) + EPILOGUES))
     return zones(shape.config, shape.region, inputs=shape.src.resident is None, tail=tail)
