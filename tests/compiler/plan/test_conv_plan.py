@@ -14,12 +14,14 @@ from support.op_cases import random_convolutions, random_mixture, whole
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment
-from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, unit, zones
+from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, plan_apart, unit, zones
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
 from weft.runtime import Image
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
+from weft.sim.timing import TimingDevice
 
 ULX3S = BOARDS["ulx3s-85f"].config
 
@@ -91,6 +93,34 @@ def test_fast_memories_keep_banks_apart() -> None:
         for bandwidth in found:
             found[bandwidth] += beside(seen(segment, PRESETS["default"], bandwidth)[1], PRESETS["default"])
     assert [count > 0 for count in found.values()] == [False, False, False, True], found
+
+
+def chain(channels: tuple[int, ...], side: int) -> DeviceSegment:
+    """Convolutions of 3 x 3 one after the other."""
+    ops = [conv("c0", whole("x", (1, side, side, 8), "input"), channels[0], 3)]
+    for index, count in enumerate(channels[1:], 1):
+        kind = "output" if index == len(channels) - 1 else "temp"
+        ops.append(conv(f"c{index}", ops[-1].dst, count, 3, kind))
+    return DeviceSegment("s", tuple(ops))
+
+
+@pytest.mark.parametrize(("segment", "place"), [(chain((16,) * 3, 8), 0), (chain((16,) * 8, 30), 1)])
+def test_the_quicker_program_is_taken(segment: DeviceSegment, place: int) -> None:
+    """By estimate, of the two that have parameters beside weights and apart: weights come early if there is room for
+    them; where the array has long to do, no unit should wait for another one."""
+    programs = [
+        compile_segment(segment, ULX3S, bandwidth=2, choose=choose)
+        for choose in (lambda shape: plan(shape), plan_apart)  # not `plan` itself, which stands for either
+    ]
+    found = compile_segment(segment, ULX3S, bandwidth=2)
+    assert [found.code == program.code for program in programs] == [place == 0, place == 1]
+    cycles = []
+    for program in programs:
+        image = Image(program)
+        device = TimingDevice(ULX3S, image.memory_bytes, latency=30, bytes_per_cycle=2)
+        image.run(device, {"x": np.zeros(program.input_shape("x"), np.int8)})
+        cycles.append(device.counters()[Counter.CYCLES])
+    assert cycles[place] < cycles[1 - place]
 
 
 def test_on_rtl() -> None:
