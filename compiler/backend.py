@@ -172,9 +172,9 @@ def compile_segment(
     if choose is plan and target.beat > SLOW and len(program.instructions) < _SMALL:
         seen: list[tuple[str, DeviceSegment]] = []
         apart, other = made(Planner(target, plan_apart), lambda *item: seen.append(item))
-        if other <= _WORTH * cycles:
-            program = apart
-            for item in seen if watch is not None else ():
+        program = apart if other <= _WORTH * cycles else program
+        if program is apart and watch is not None:
+            for item in seen:
                 watch(*item)
     if room is not None and compact and program.areas.values_bytes > room:
         tight, _ = made(Planner(target, choose, tight=True), watch)
