@@ -3,8 +3,9 @@
     python benchmarks/topologies.py [--only TEXT]
 
 Layers are those of ``topologies/mlperf`` of SCALE-Sim (github.com/scalesim-project/SCALE-Sim): convolutions without
-padding, and products as convolutions of 1 x 1, or of a row of k elements. ResNet-50 and Faster R-CNN, whose layers are
-much like those of `peers.py`, and the LSTM's are left out.
+padding, whose last outputs are rounded down, and products as convolutions of 1 x 1, or of a row of k elements. ResNet-50
+and Faster R-CNN, whose layers are much like those of `peers.py`, the LSTM's, and the Transformer's two products of one
+element for 33,708 columns are left out.
 
 *SCALE-Sim* is the least of three dataflows on 16 x 16, by the closed forms that its reports equal, with all operands on
 chip, for m output pixels, n channels and k elements of a window, N = 16:
