@@ -3,7 +3,7 @@
     python benchmarks/topologies.py [--only TEXT]
 
 Layers are those of ``topologies/mlperf`` of SCALE-Sim (github.com/scalesim-project/SCALE-Sim): convolutions without
-padding, whose last outputs are rounded down, and products as convolutions of 1 x 1, or of a row of k elements. ResNet-50
+padding, whose outputs are rounded down, and products as convolutions of 1 x 1, or of a row of k elements. ResNet-50
 and Faster R-CNN, whose layers are much like those of `peers.py`, the LSTM's, and the Transformer's two products of one
 element for 33,708 columns are left out.
 
