@@ -16,6 +16,7 @@ from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.memory import Allocation, Constants, Kernels, Ring
 from weft.compiler.machine.overlap import overlapped
+from weft.compiler.machine.run_ahead import duration
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
@@ -25,12 +26,17 @@ from weft.compiler.passes.depth_first import depth_first
 from weft.compiler.passes.gather_rows import gather_rows
 from weft.compiler.passes.keep_resident import keep_resident
 from weft.compiler.pipeline import PIPELINE, Pass, Watch, run_passes
-from weft.compiler.plan.conv_plan import Chooser, plan
+from weft.compiler.plan.conv_plan import SLOW, Chooser, plan, plan_apart
 from weft.compiler.plan.site import Site
 from weft.compiler.planner import Planner
 from weft.hdl.isa import WORD_BYTES, Opcode, Queue
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
+
+_SMALL = 4096
+"""Instructions of programs that are planned twice behind slow memories, with parameters beside weights and apart."""
+_WORTH = 1.01
+"""What programs with parameters apart may take by estimate, in parts of the others: units wait there less."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +174,22 @@ def compile_segment(
     unwanted = ([] if reuse else [depth_first, keep_resident]) + ([gather_rows] if plain_inputs else [])
     wanted = [item for item in passes if item.run not in unwanted]
     target = Target(config, bandwidth)
-    planned = run_passes(wanted, segment, Planner(target, choose), watch)
     compact = room is not None and reuse
-    program = _lowered(planned, target, reuse=reuse, compact=compact, progress=progress)
+
+    def made(planner: Planner, watch: Watch | None) -> tuple[DeviceProgram, int]:
+        planned = run_passes(wanted, segment, planner, watch)
+        return _lowered(planned, target, reuse=reuse, compact=compact, progress=progress)
+
+    program, cycles = made(Planner(target, choose), watch)
+    if choose is plan and target.beat > SLOW and len(program.instructions) < _SMALL:
+        seen: list[tuple[str, DeviceSegment]] = []
+        apart, other = made(Planner(target, plan_apart), lambda *item: seen.append(item))
+        program = apart if other <= _WORTH * cycles else program
+        if program is apart and watch is not None:
+            for item in seen:
+                watch(*item)
     if room is not None and compact and program.areas.values_bytes > room:
-        planned = run_passes(wanted, segment, Planner(target, choose, tight=True), watch)
-        tight = _lowered(planned, target, reuse=reuse, compact=compact, progress=progress)
+        tight, _ = made(Planner(target, choose, tight=True), watch)
         program = min(program, tight, key=lambda item: item.areas.values_bytes)
     check_memory(segment.name, program.areas.memory_bytes)
     return program
@@ -186,8 +202,8 @@ def _lowered(
     reuse: bool,
     compact: bool,
     progress: Callable[[str], None] | None,
-) -> DeviceProgram:
-    """The program of operators that have plans."""
+) -> tuple[DeviceProgram, int]:
+    """The program of operators that have plans, and the cycles that it takes by estimate."""
     config = target.config
     allocation = Allocation(
         segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped, compact=compact
@@ -203,13 +219,15 @@ def _lowered(
         if index == 0:
             parts.append(table_ahead(segment.ops, emit))
         parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))
-    ordered, code = schedule(overlapped(Tasks.joined(parts), segment.overlapped))
+    tasks = overlapped(Tasks.joined(parts), segment.overlapped)
+    ordered, code = schedule(tasks, target)
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = _layers(segment, ordered)
-    return DeviceProgram(
+    program = DeviceProgram(
         segment.name, code, blob, layers, allocation.offsets, allocation.buffers, dict(segment.rows), compact
     )
+    return program, duration(tasks, target) if len(code) < _SMALL else 0
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:

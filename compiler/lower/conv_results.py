@@ -15,7 +15,7 @@ from weft.compiler.lower.vector import pointwise, second_operand
 from weft.compiler.machine.emit import Box, Emitter, taken
 from weft.compiler.machine.memory import Place
 from weft.compiler.machine.tasks import Task
-from weft.compiler.plan.conv_plan import ConvPlan
+from weft.compiler.plan.conv_plan import BLOCKS, EPILOGUES, ConvPlan
 from weft.compiler.plan.conv_shape import ConvShape, Tile
 from weft.hdl.isa import PARAMETER_VECTORS, Kernel, Reduce, Vec, parameters
 from weft.hdl.isa import Source as VecSource
@@ -27,17 +27,18 @@ class Results:
     def __init__(self, shape: ConvShape, plan: ConvPlan, emit: Emitter, first: int) -> None:
         self.shape, self.emit = shape, emit
         self.config, self.layer = shape.config, emit.layer
-        epilogue = shape.op.epilogue is not None
         zone = plan.zones.o
-        left = sum(zone) - first - plan.o_count * plan.o_slot * shape.slots
-        # As many again as needed, where there is room, so that the next operator's do not wait for this one's.
-        blocks = min(2 * plan.params, left // PARAMETER_VECTORS - epilogue)
-        self.p = emit.ring("parameters", first, PARAMETER_VECTORS, blocks)
-        self.end = first + blocks * PARAMETER_VECTORS
-        if epilogue:
-            pair = 1 + (left // PARAMETER_VECTORS > blocks + 1)
-            self.after = emit.ring("epilogue", self.end, PARAMETER_VECTORS, pair)
-            self.end += pair * PARAMETER_VECTORS
+        room = (sum(zone) - first - plan.o_count * plan.o_slot * shape.slots) // PARAMETER_VECTORS
+        # An epilogue's block is in use to the end of its operator, so others have no room in common with such blocks.
+        pair = EPILOGUES if room >= 2 * plan.params + EPILOGUES else int(shape.op.epilogue is not None)
+        self.after = emit.ring("epilogue", first, PARAMETER_VECTORS, pair)
+        # More than needed, where there is room, so that the next operators' do not wait for this one's.
+        wanted = BLOCKS - EPILOGUES if shape.slots == 0 else BLOCKS // 2
+        blocks = min(max(2 * plan.params, wanted), room - pair)
+        self.p = emit.ring(
+            "parameters", self.after.start + pair * PARAMETER_VECTORS, PARAMETER_VECTORS, blocks
+        )
+        self.end = self.p.start + blocks * PARAMETER_VECTORS
         self.batch = 1
         """Of how many tiles parameters are loaded next."""
         # The same objects again and again, as `Task` tells.

@@ -2,15 +2,18 @@
 
 The lowering emits tasks in plain sequential order: executed one after the other they are correct. Two passes turn that
 into overlap. `hoist` moves every LOAD up to just behind the last task it conflicts with, so that the in-order fetch
-reaches it early. `synchronise` then finds, for each task and each other queue, the latest earlier task it depends on
-(read after write, write after read, write after write), drops what is already implied (vector clocks over the four
-queues), and turns the rest into tokens of one semaphore per pair of queues.
+reaches it early; where memory is slower than the bus, `weft.compiler.machine.run_ahead` does. `synchronise` then
+finds, for each task and each other queue, the latest earlier task it depends on (read after write, write after read,
+write after write), drops what is already implied (vector clocks over the four queues), and turns the rest into tokens
+of one semaphore per pair of queues.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from weft.compiler.machine.run_ahead import run_ahead
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
 from weft.hdl.checker.conflicts import conflicts, inverse
 from weft.hdl.isa import End, Opcode, Queue, places
@@ -88,13 +91,13 @@ def synchronise(tasks: Tasks, latest: np.ndarray) -> Code:
     return Code(np.concatenate([words, Code.of([End()]).words]))
 
 
-def schedule(tasks: Tasks) -> tuple[Tasks, Code]:
+def schedule(tasks: Tasks, target: Target) -> tuple[Tasks, Code]:
     """Hoist and synchronise: the tasks in program order, and the program.
 
     As no LOAD passes a task that it conflicts with, and tasks of a queue keep their order, what a task has to wait for
     is the same before and after.
     """
     latest = conflicts(len(tasks), tasks.uses)
-    order = hoist(tasks, latest)
+    order = run_ahead(tasks, latest, target) if target.beat > 1.0 else hoist(tasks, latest)
     ordered, later = tasks.ordered(order), latest[order]
     return ordered, synchronise(ordered, np.where(later < 0, -1, inverse(order)[later]))

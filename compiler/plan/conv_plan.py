@@ -16,9 +16,17 @@ from weft.compiler.machine.emit import Box
 from weft.compiler.plan.conv_parts import Zone
 from weft.compiler.plan.conv_search import Found, Search
 from weft.compiler.plan.conv_shape import ConvShape
+from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 
 _CANDIDATES = 512
+SLOW = 2.0
+"""Cycles of a beat above which room for weights counts more than that no unit waits for another one in a bank."""
+_ROOM = 1.05
+"""What plans may take by estimate, in parts of the best ones, to leave more room for what comes next."""
+BLOCKS, EPILOGUES = 34, 2
+"""Parameter blocks that a plan leaves room for if it can, so that those of the next operators come early; and how many
+of them are those of epilogues."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +43,18 @@ def unit(config: Config) -> int:
     return config.scratchpad_size // max(config.scratchpad_banks, 4)
 
 
-def zones(config: Config, region: Region | None = None, *, inputs: bool = True) -> tuple[Zones, ...]:
-    """All ways to divide the scratchpad, or a part of it; without `inputs` zone A is empty."""
+def zones(
+    config: Config, region: Region | None = None, *, inputs: bool = True, tail: int = 0
+) -> tuple[Zones, ...]:
+    """All ways to divide the scratchpad, or a part of it; without `inputs` zone A is empty. With a `tail` zone O is
+    only so many vectors, at the end of the last bank of B."""
     size = unit(config)
     first, last = region or (0, config.scratchpad_size)
     units = (last - first) // size
     found = []
-    for a in range(1, units - 1) if inputs else (0,):
-        for b in range(1, units - a):
-            starts = (first, first + a * size, first + (a + b) * size, last)
+    for a in range(1, units - (tail == 0)) if inputs else (0,):
+        for b in (units - a,) if tail else range(1, units - a):
+            starts = (first, first + a * size, last - tail if tail else first + (a + b) * size, last)
             found.append(Zones(*((start, stop - start) for start, stop in pairwise(starts))))
     return tuple(found)
 
@@ -102,20 +113,44 @@ Chooser = Callable[[ConvShape], ConvPlan | None]
 
 
 def plan(shape: ConvShape) -> ConvPlan | None:
-    """The best plan by estimate, or None if not even the smallest tile fits."""
-    divided = _divided(shape)
-    found = _search(shape, divided).best() if divided else None
-    return None if found is None else _plan(divided, found)
+    """The best plan by estimate, or None if not even the smallest tile fits.
+
+    One that has its parameters beside the weights is preferred: it leaves more room for weights, also for those of the
+    next operators, which come earlier for it.
+    """
+    found, other = _best(shape, _divided(shape)), _best(shape, _beside(shape))
+    if found is None or (other is not None and other.cycles <= _ROOM * found.cycles):
+        return other
+    return found
+
+
+def plan_apart(shape: ConvShape) -> ConvPlan | None:
+    """The same with parameters in a bank of their own, where no unit waits for another one."""
+    return _best(shape, _divided(shape))
 
 
 def candidates(shape: ConvShape) -> list[ConvPlan]:
     """Plans, the best by estimate first: at most 512, half of them the best, the others spread over all."""
-    divided = _divided(shape)
+    divided = _divided(shape) + _beside(shape)
     return [_plan(divided, found) for found in _search(shape, divided).all(_CANDIDATES)] if divided else []
+
+
+def _best(shape: ConvShape, divided: tuple[Zones, ...]) -> ConvPlan | None:
+    found = _search(shape, divided).best() if divided else None
+    return None if found is None else _plan(divided, found)
 
 
 def _divided(shape: ConvShape) -> tuple[Zones, ...]:
     return zones(shape.config, shape.region, inputs=shape.src.resident is None)
+
+
+def _beside(shape: ConvShape) -> tuple[Zones, ...]:
+    """The zones behind a slow memory, which is what most operators wait for, if all that zone O holds are parameters:
+    the vector unit seldom reads them, so they need no bank of their own."""
+    if shape.slots or shape.target.beat <= SLOW:
+        return ()
+    tail = min(unit(shape.config), PARAMETER_VECTORS * max(BLOCKS, 2 * len(shape.tiles) + EPILOGUES))
+    return zones(shape.config, shape.region, inputs=shape.src.resident is None, tail=tail)
 
 
 def _search(shape: ConvShape, divided: Sequence[Zones]) -> Search:

@@ -164,8 +164,9 @@ class _Scored:
         shape, n = self.shape, self.parts.config.n
         height, width = (_frame(column) for column in self.parts.sizes[self.size].T)
         tiles = np.minimum(self.group * self.block, self.parts.tiles)
-        self.params = np.minimum(tiles, np.maximum(4, self.zone_o // 4 // PARAMETER_VECTORS))
         epilogue, buffered = shape.op.epilogue is not None, shape.slots > 0
+        blocks = self.zone_o // PARAMETER_VECTORS
+        self.params = np.minimum(tiles, np.maximum(4, blocks // 4 if buffered else blocks - epilogue))
         room = self.zone_o - (self.params + epilogue) * PARAMETER_VECTORS
         slots = height * width * shape.slots
         self.store = np.ones_like(tiles)

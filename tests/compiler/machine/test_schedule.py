@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
 import pytest
 
 from weft.compiler.machine.schedule import schedule
+from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task, Tasks
 from weft.hdl.checker.conflicts import conflicts
 from weft.hdl.isa import End, Load, Mm, Queue, Store, Vec
@@ -18,6 +20,8 @@ QUEUES = len(Queue)
 
 
 TINY = PRESETS["tiny"]
+FAST, SLOW = Target(TINY), Target(dataclasses.replace(TINY, queue_depth=1), 0.5)
+"""Programs for slow memories are in another order; short queues make its rules matter."""
 
 
 def drawn(rng: random.Random) -> Tasks:
@@ -61,11 +65,12 @@ def happened(code: Code) -> list[set[int]]:
     return found
 
 
+@pytest.mark.parametrize("target", [FAST, SLOW], ids=["fast", "slow"])
 @pytest.mark.parametrize("seed", range(150))
-def test_random_tasks(seed: int) -> None:
+def test_random_tasks(seed: int, target: Target) -> None:
     tasks = drawn(random.Random(seed))
     before = conflicts(len(tasks), tasks.uses)
-    ordered, code = schedule(tasks)
+    ordered, code = schedule(tasks, target)
     assert code[-1] == End()
     place = np.empty(len(tasks), np.int64)
     place[ordered.layer] = np.arange(len(tasks))
@@ -87,7 +92,7 @@ def test_no_semaphores_without_need() -> None:
         Task(Vec(params=4, dst=20), 0, 9),
         Task(Store(src=20), 0, 9),
     ]
-    _, code = schedule(Tasks.of(chain, TINY))
+    _, code = schedule(Tasks.of(chain, TINY), FAST)
     # VEC reads what LOAD wrote, too: it waits for MM, which waited for LOAD.
     assert [bin(item.wait).count("1") for item in code] == [0, 1, 1, 1, 0]
     assert [bin(item.signal).count("1") for item in code] == [1, 1, 1, 0, 0]
@@ -99,7 +104,7 @@ def test_loads_run_ahead_of_compute(cycles: int) -> None:
     for slot in range(8):
         tasks.append(Task(Load(rows=4, dst=4 * slot, dst_row=1), 2 * slot, 9))
         tasks.append(Task(Mm(a=4 * slot, b=4 * slot, b_row=1, c=slot), 2 * slot + 1, cycles, paces=True))
-    order = schedule(Tasks.of(tasks, TINY))[0].layer.tolist()
+    order = schedule(Tasks.of(tasks, TINY), FAST)[0].layer.tolist()
     # Each LOAD stands right behind an MM: of long ones that of two slots before, of short ones the first of all.
     assert order[:4] == [0, 1, 2, 4]
     for slot in range(3, 8):

@@ -1,0 +1,72 @@
+"""LOADs as early as they can be done, for memories slower than the bus, where the time that the bus is idle is lost.
+
+The program is simulated with the tasks' own cycles, as if all of it were in the queues: each unit takes its tasks in
+order, and each task starts when those that it conflicts with are done. That tells when LOADs can start at the earliest.
+Fetch is in order, and stops at an instruction whose queue is full. So instructions of other units come when there is
+room for them in their queues, and LOADs in between, each when it can start.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.compiler.machine import overheads
+from weft.compiler.machine.target import Target
+from weft.compiler.machine.tasks import Tasks
+from weft.hdl.checker.conflicts import conflicts
+from weft.hdl.isa import WORD_BYTES, Queue
+
+_QUEUES = len(Queue)
+
+
+def run_ahead(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
+    """The order of tasks with LOADs moved up, none past a task that it conflicts with. LOADs stay in order among
+    themselves, and so do all others. `latest` is what `conflicts` finds."""
+    starts = _starts(tasks, latest, target)[0]
+    load = tasks.queue == int(Queue.LOAD)
+    loads, others = np.flatnonzero(load), np.flatnonzero(~load)
+    room = np.maximum.accumulate(_room(tasks.queue, starts, target.config.queue_depth)[others])
+    ahead = np.searchsorted(room, starts[loads], "right")  # how many others come before each LOAD
+    ahead = np.minimum(ahead, np.searchsorted(others, loads))
+    ahead = np.maximum(ahead, np.searchsorted(others, latest[loads].max(axis=1), "right"))
+    keys = np.empty(len(tasks), np.int64)
+    keys[others] = 2 * np.arange(len(others)) + 1
+    keys[loads] = 2 * np.maximum.accumulate(ahead)
+    return np.argsort(keys, kind="stable")
+
+
+def duration(tasks: Tasks, target: Target) -> int:
+    """When all tasks are done, an estimate in cycles: with LOADs as early as they can be done."""
+    return _starts(tasks, conflicts(len(tasks), tasks.uses), target)[1]
+
+
+def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarray, int]:
+    """When each task starts, and when all are done, an estimate in cycles."""
+    # Instructions take the same bus as LOADs.
+    fetch = round(target.moved(WORD_BYTES))
+    own = {
+        Queue.LOAD: overheads.LOAD + fetch,
+        Queue.VEC: round(overheads.vec_start(target.config, early=False)),
+    }
+    beside = [own.get(queue, 0) for queue in Queue]
+    free, finish, starts = [0] * _QUEUES, list[int](), list[int]()
+    for queue, cycles, causes in zip(
+        tasks.queue.tolist(), tasks.cycles.tolist(), latest.tolist(), strict=True
+    ):
+        start = free[queue]
+        for cause in causes:
+            if cause >= 0 and finish[cause] > start:
+                start = finish[cause]
+        starts.append(start)
+        free[queue] = start + cycles + beside[queue]
+        finish.append(free[queue] + overheads.HANDOVER)
+    return np.array(starts, np.int64), max(finish, default=0)
+
+
+def _room(queue: np.ndarray, starts: np.ndarray, depth: int) -> np.ndarray:
+    """When there is room for each task in its queue: once the one `depth` before it has started."""
+    room = np.zeros(len(starts), np.int64)
+    for unit in range(_QUEUES):
+        mine = np.flatnonzero(queue == unit)
+        room[mine[depth:]] = starts[mine[:-depth]]
+    return room

@@ -1,0 +1,164 @@
+"""How convolutions divide the scratchpad: parameters beside weights behind slow memories, and what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+from support.chain_cases import conv
+from support.golden_compare import compare
+from support.op_cases import random_convolutions, random_mixture, whole
+
+from weft.boards.registry import BOARDS
+from weft.compiler.backend import DeviceProgram, compile_segment
+from weft.compiler.ir.graph import Add, Conv, DeviceSegment
+from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, plan_apart, unit, zones
+from weft.compiler.plan.conv_shape import ConvShape
+from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
+from weft.runtime import Image
+from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.timing import TimingDevice
+
+ULX3S = BOARDS["ulx3s-85f"].config
+
+
+@pytest.mark.parametrize("config", [*PRESETS.values(), ULX3S], ids=lambda config: f"{config.n}")
+@pytest.mark.parametrize("inputs", [True, False])
+def test_zones_follow_one_another(config: Config, inputs: bool) -> None:
+    size = unit(config)
+    for region in (None, (size, 3 * size), (0, 2 * size)):
+        first, last = region or (0, config.scratchpad_size)
+        for tail in (0, 8, size // 2):
+            found = zones(config, region, inputs=inputs, tail=tail)
+            assert found or (inputs and not tail and last - first < 3 * size)
+            for item in found:
+                assert item.a[0] == first
+                assert (sum(item.a), sum(item.b), sum(item.o)) == (item.b[0], item.o[0], last)
+                assert (item.a[1] > 0) == inputs
+                assert item.b[1] > 0
+                assert item.o[1] == tail if tail else item.o[1] >= size
+
+
+def seen(
+    segment: DeviceSegment, config: Config, bandwidth: float | None, seed: int | None = None
+) -> tuple[DeviceProgram, list[ConvPlan]]:
+    """A program, and the plans of its convolutions: any, if there is a seed."""
+    chosen = []
+
+    def choose(shape: ConvShape) -> ConvPlan | None:
+        found = plan(shape)
+        if found is not None and seed is not None:
+            every = [item for item in candidates(shape) if item.zones.o[1] % unit(config)] or candidates(
+                shape
+            )
+            found = every[int(np.random.default_rng([seed, len(chosen)]).integers(len(every)))]
+        if found is not None:
+            chosen.append(found)
+        return found
+
+    return compile_segment(segment, config, bandwidth=bandwidth, choose=choose), chosen
+
+
+def beside(chosen: list[ConvPlan], config: Config) -> int:
+    """Plans whose parameters have no bank of their own."""
+    return sum(item.zones.o[1] % unit(config) > 0 for item in chosen)
+
+
+@pytest.mark.parametrize("name", ["small", "default", "ulx3s-85f"])
+def test_random_convolutions_behind_slow_memories(name: str) -> None:
+    config, found = BOARDS[name].config if name in BOARDS else PRESETS[name], 0
+    for seed in range(10):
+        rng = np.random.default_rng([seed, config.n])
+        segment, _ = random_convolutions(rng)
+        bandwidth = config.bus_bytes / (3, 8, 16)[seed % 3]
+        program, chosen = seen(segment, config, bandwidth, seed if seed % 4 else None)
+        found += beside(chosen, config)
+        inputs = {
+            name: rng.integers(-128, 128, program.input_shape(name)).astype(np.int8)
+            for name, buffer in program.buffers.items()
+            if buffer.kind == "input"
+        }
+        compare(program, segment, inputs, config, temps=False)
+    assert found > 3, found
+
+
+def test_fast_memories_keep_banks_apart() -> None:
+    found = dict.fromkeys((None, 16, 8, 4), 0)
+    for seed in range(6):
+        segment, _ = random_convolutions(np.random.default_rng([seed, 16]))
+        for bandwidth in found:
+            found[bandwidth] += beside(seen(segment, PRESETS["default"], bandwidth)[1], PRESETS["default"])
+    assert [count > 0 for count in found.values()] == [False, False, False, True], found
+
+
+def chain(channels: tuple[int, ...], side: int) -> DeviceSegment:
+    """Convolutions of 3 x 3 one after the other."""
+    ops = [conv("c0", whole("x", (1, side, side, 8), "input"), channels[0], 3)]
+    for index, count in enumerate(channels[1:], 1):
+        kind = "output" if index == len(channels) - 1 else "temp"
+        ops.append(conv(f"c{index}", ops[-1].dst, count, 3, kind))
+    return DeviceSegment("s", tuple(ops))
+
+
+@pytest.mark.parametrize(("segment", "place"), [(chain((16,) * 3, 8), 0), (chain((16,) * 8, 30), 1)])
+def test_the_quicker_program_is_taken(segment: DeviceSegment, place: int) -> None:
+    """By estimate, of the two that have parameters beside weights and apart: weights come early if there is room for
+    them; where the array has long to do, no unit should wait for another one."""
+    programs = [
+        compile_segment(segment, ULX3S, bandwidth=2, choose=choose)
+        for choose in (lambda shape: plan(shape), plan_apart)  # not `plan` itself, which stands for either
+    ]
+    found = compile_segment(segment, ULX3S, bandwidth=2)
+    assert [found.code == program.code for program in programs] == [place == 0, place == 1]
+    cycles = []
+    for program in programs:
+        image = Image(program)
+        device = TimingDevice(ULX3S, image.memory_bytes, latency=30, bytes_per_cycle=2)
+        image.run(device, {"x": np.zeros(program.input_shape("x"), np.int8)})
+        cycles.append(device.counters()[Counter.CYCLES])
+    assert cycles[place] < cycles[1 - place]
+
+
+def test_on_rtl() -> None:
+    config, found = PRESETS["small"], 0
+    for seed in range(8):
+        segment, inputs = random_mixture(np.random.default_rng([seed, 17]), 7, 20, products=True)
+        program, chosen = seen(segment, config, config.bus_bytes / 8, seed if seed % 2 else None)
+        found += beside(chosen, config)
+        image = Image(program)
+        memories = []
+        for device in (
+            GoldenDevice(config, image.memory_bytes),
+            RtlDevice(config, image.memory_bytes, latency=9, stall_probability=0.3, stall_seed=seed),
+        ):
+            with contextlib.closing(device):
+                image.run(device, inputs)
+                memories.append(device.read(0, image.memory_bytes))
+        assert memories[0] == memories[1], seed
+    assert found > 3, found
+
+
+@pytest.mark.parametrize("bandwidth", [1, 8])
+def test_parameters_of_epilogues_have_a_place_of_their_own(bandwidth: int) -> None:
+    """Convolutions, each of which adds what it reads, in many tiles: blocks of the tiles stay in their slots while that
+    of the epilogue is used, and go round the ring."""
+    config, rng = PRESETS["small"], np.random.default_rng(1)
+    ops: list[Conv] = [conv("c", whole("x", (1, 30, 30, 8), "input"), 40)]
+    for index in range(7):
+        other = ops[-1].dst
+        op = conv(
+            f"c{index}", conv(f"e{index}", other, 40, 3).dst, 40, kind="output" if index == 6 else "temp"
+        )
+        ops.append(conv(f"e{index}", other, 40, 3))
+        middle = whole(f"m{index}", op.dst.shape, "temp")
+        epilogue = Add("sum", middle, other, op.dst, 0.7, 0.6, 5, 5, 5)
+        ops.append(dataclasses.replace(op, epilogue=epilogue))
+    segment = DeviceSegment("s", tuple(ops))
+    program, chosen = seen(segment, config, bandwidth)
+    assert len(chosen) >= len(ops)
+    inputs = {"x": rng.integers(-128, 128, program.input_shape("x")).astype(np.int8)}
+    compare(program, segment, inputs, config, temps=False)
