@@ -134,6 +134,7 @@ def compile_segment(
     reuse: bool = True,
     plain_inputs: bool = False,
     room: int | None = None,
+    sequential: bool = False,
     progress: Callable[[str], None] | None = None,
     choose: Chooser = plan,
     watch: Watch | None = None,
@@ -159,6 +160,8 @@ def compile_segment(
         Bytes of memory beside constants and code, if it is small: inputs and outputs share it with temporaries then,
         and sums take the place of an operand, as far as possible. The host must write all inputs before each run.
         Not without `reuse`.
+    sequential : bool
+        Plan for the sequential core.
     progress : callable
         Called with the name of each operator before it is lowered.
     choose : Chooser
@@ -173,7 +176,7 @@ def compile_segment(
     """
     unwanted = ([] if reuse else [depth_first, keep_resident]) + ([gather_rows] if plain_inputs else [])
     wanted = [item for item in passes if item.run not in unwanted]
-    target = Target(config, bandwidth)
+    target = Target(config, bandwidth, sequential)
     compact = room is not None and reuse
 
     def made(planner: Planner, watch: Watch | None) -> tuple[DeviceProgram, int]:

@@ -115,6 +115,7 @@ def compile(  # the public name, and what it does
             reuse=reuse,
             plain_inputs=plain_inputs,
             room=room_of(memory, config),
+            sequential=bool(sequential_boards(chosen)),
             progress=progress,
             choose=choose,
             watch=watch,

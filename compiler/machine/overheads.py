@@ -5,8 +5,7 @@ and stand for what a closed form cannot follow; where two of them are of the sam
 only beside the other terms of its own.
 """
 
-from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import DIVISION, VEC_EARLY, vec_overhead
+from weft.hdl.isa.latencies import DIVISION
 
 RUN = 2
 """Of a run of bytes on the bus, beside its beats."""
@@ -15,7 +14,7 @@ ATTENTION_RUN = 1
 LOAD = 8
 """From a LOAD's last vector to the first one of the next."""
 ATTENTION_VEC = 60
-"""Of an instruction of the vector unit in attention: `vec_start`, and the wait for the array, as they take turns."""
+"""Of an instruction of the vector unit in attention: `Target.vec_start`, and the wait for the array: they take turns."""
 DIVIDE = 2 * DIVISION
 """The least that a row of Normalise is reckoned with. The divider takes half of that by itself."""
 HANDOVER = 16
@@ -30,9 +29,3 @@ ENDS = 100
 """At the start of a convolution, before anything overlaps, and again at its end."""
 ALONE = 300
 """Of a pooling, addition or requantisation by itself: both of its ends."""
-
-
-def vec_start(config: Config, *, early: bool) -> float:
-    """From a VEC to the next one, beside its elements, and one for its semaphores; `early`: this reads sums, and adds
-    nothing to them."""
-    return (VEC_EARLY if early else vec_overhead(config)) + 1.0

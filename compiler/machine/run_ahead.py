@@ -46,7 +46,7 @@ def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarra
     fetch = round(target.moved(WORD_BYTES))
     own = {
         Queue.LOAD: overheads.LOAD + fetch,
-        Queue.VEC: round(overheads.vec_start(target.config, early=False)),
+        Queue.VEC: round(target.vec_start()),
     }
     beside = [own.get(queue, 0) for queue in Queue]
     free, finish, starts = [0] * _QUEUES, list[int](), list[int]()

@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.compiler.machine import overheads
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.latencies import VEC_EARLY, vec_overhead
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,24 @@ class Target:
     config : Config
     bandwidth : float
         Bytes that the memory moves in a cycle; as many as the bus is wide if None.
+    sequential : bool
+        Whether the core is the sequential one, on which nothing overlaps.
     """
 
     config: Config
     bandwidth: float | None = None
+    sequential: bool = False
 
     @cached_property
     def beat(self) -> float:
         """Cycles from one beat of the bus to the next: 1, or more if the memory is slower than the bus."""
         return max(1.0, self.config.bus_bytes / self.bandwidth) if self.bandwidth else 1.0
+
+    def vec_start(self, *, early: bool = False) -> float:
+        """From a VEC to the next one, beside its elements, and one for its semaphores; `early`: this reads sums, and
+        adds nothing to them."""
+        overlaps = early and not self.sequential
+        return (VEC_EARLY if overlaps else vec_overhead(self.config)) + 1.0
 
     def moved(self, size: Any) -> Any:
         """Cycles of the bus for `size` bytes, by their number alone."""

@@ -25,7 +25,6 @@ import numpy as np
 from weft.compiler.ir.graph import Conv, Window
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.wide_conv import WideConv
-from weft.compiler.machine import overheads
 from weft.compiler.machine.emit import Box, ceil_div
 from weft.compiler.machine.limits import BEFORE_MAX, COUNT_MAX, LENGTH_MAX, PITCH_MAX, STRIDE_MAX
 from weft.compiler.plan.lines import Lines, tap_words
@@ -213,8 +212,8 @@ class ConvShape:
     @property
     def vec_starts(self) -> float:
         """Cycles to start the instructions of the vector unit for a tile."""
-        first = overheads.vec_start(self.config, early=not self.kernel_ops)
-        return first + (overheads.vec_start(self.config, early=False) if self.op.epilogue is not None else 0)
+        first = self.target.vec_start(early=not self.kernel_ops)
+        return first + (self.target.vec_start() if self.op.epilogue is not None else 0)
 
     @property
     def leaves_in_parts(self) -> bool:

@@ -152,7 +152,7 @@ def _around(
         b = max(bus, groups * chunks * ceil_div(split, n) * n) * b_times
         loads = across * ceil_div(width, part) * chunks
     out = _runs(target, op.dst, op.rows, rows, (op.columns, min(columns, op.columns)))
-    vector = groups * op.rows * config.groups + down * across * overheads.vec_start(config, early=True)
+    vector = groups * op.rows * config.groups + down * across * target.vec_start(early=True)
     instructions = matrices * down * across * (passes(op, config) * chunks + 2)
     instructions += a_times * down * chunks + b_times * loads
     reads, writes = a + b + target.moved(instructions * WORD_BYTES), float(matrices * out)
