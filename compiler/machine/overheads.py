@@ -14,7 +14,7 @@ ATTENTION_RUN = 1
 LOAD = 8
 """From a LOAD's last vector to the first one of the next."""
 ATTENTION_VEC = 60
-"""Of an instruction of the vector unit in attention: `Target.vec_start`, and the wait for the array: they take turns."""
+"""Of an instruction of the vector unit in attention: its start, and the wait for the array, as they take turns."""
 DIVIDE = 2 * DIVISION
 """The least that a row of Normalise is reckoned with. The divider takes half of that by itself."""
 HANDOVER = 16
