@@ -6,14 +6,14 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, Kernel, Microcode, Normalise, Vec
+from weft.hdl.isa import BASES, Kernel, Microcode, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.vector.kernel import KernelEngine
 from weft.hdl.vector.requantise import Requantise
 from weft.hdl.vector.requantise_serial import requantiser
-from weft.hdl.vector.vec_kinds import is_kind, is_one_of
+from weft.hdl.vector.vec_kinds import is_one_of, without_parameters
 from weft.hdl.vector.vec_lookup import VecLookup
 from weft.hdl.vector.vec_operands import VecOperands
 from weft.hdl.vector.vec_reader import VecReader
@@ -184,7 +184,9 @@ class VecUnit(wiring.Component):
                 softmax.scores_last.eq(last),
                 softmax.scores_index.eq(tag.index),
                 softmax.scores.eq(requantise.scores),
-                operands.clear.eq(reader.sequence.load & is_kind(Normalise, reader.sequence.payload)),
+                operands.clear.eq(
+                    reader.sequence.load & is_one_of(without_parameters(self.config), reader.sequence.payload)
+                ),
                 operands.normalising.eq(softmax.normalise),
                 operands.scale.eq(softmax.scale),
                 results.eq(softmax.o),

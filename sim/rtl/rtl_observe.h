@@ -40,11 +40,12 @@ private:
     }
 
     // The load unit writes a vector, the matrix unit a row of C; memory has confirmed all of an instruction of the store
-    // unit; a beat is read, one is written.
+    // unit; a beat is read, one is written; the last results of an instruction of the vector unit are out.
     static uint64_t moves(const Vtop& top) {
         return (SEEN(scratchpad, write___05F1___05Fvalid) & SEEN(scratchpad, write___05F1___05Fready)) |
                SEEN(counters, write) << 1 | SEEN(store__DOT__done, r_en) << 2 |
-               uint64_t(top.m_axi_rvalid & top.m_axi_rready) << 3 | uint64_t(top.m_axi_wvalid & top.m_axi_wready) << 4;
+               uint64_t(top.m_axi_rvalid & top.m_axi_rready) << 3 | uint64_t(top.m_axi_wvalid & top.m_axi_wready) << 4 |
+               SEEN(vec__DOT__writer, busy) << 5;
     }
 #undef QUEUES
 #undef SEEN

@@ -22,10 +22,21 @@ OBSERVED: Observed = {
     },
     "weft.scratchpad": ("write__1__valid", "write__1__ready"),
     "weft.store.done": ("r_en",),
+    "weft.vec.writer": ("busy",),
 }
 """Ports of components, as others change their names in Verilog."""
 # Bits of what rtl_observe.h notes; of the first three there is one for each queue.
-_WAITING, _OFFERED, _READY, _LOADED, _ROW, _CONFIRMED, _READ, _WRITTEN = 0, 4, 8, 12, 13, 14, 15, 16
+_WAITING, _OFFERED, _READY, _LOADED, _ROW, _CONFIRMED, _READ, _WRITTEN, _RESULTS = (
+    0,
+    4,
+    8,
+    12,
+    13,
+    14,
+    15,
+    16,
+    17,
+)
 
 
 class TracedRtl(RtlDevice):
@@ -135,9 +146,9 @@ def _ends(watched: _Watched, queue: Queue, own: Sequence[Instruction], config: C
     """
     silent = np.array([not instruction.signal for instruction in own], np.int64)
     if queue is Queue.VEC:
-        # Free for the next one two cycles before the end of the signal.
-        ready = watched.bit(_READY + queue)
-        return (np.flatnonzero(ready[1:] & ~ready[:-1]) + 4).tolist()
+        # The writer is busy between the last results and the signal.
+        busy = watched.bit(_RESULTS)
+        return (np.flatnonzero(busy[1:] & ~busy[:-1]) + 4).tolist()
     if queue is Queue.STORE:
         return (watched.cycles(_CONFIRMED) + 2 - silent).tolist()
     counts = np.cumsum([_steps(instruction, config) for instruction in own], dtype=np.int64)

@@ -67,6 +67,7 @@ class Program:
     compiled: list[dict[str, Any]] = field(default_factory=list)
 
     on_device = True
+    narrow_bytes = 0
     memory = 16.0
     config = PRESETS["default"]
     assignment = tuple(NODES)

@@ -112,12 +112,12 @@ def test_finds_what_an_exhaustive_search_finds(model: Path) -> None:
 
 
 def test_what_is_found_is_what_the_program_takes(model: Path) -> None:
-    tuning, default, cycles = tune(model, TINY, trials=20, latency=100, bandwidth=2)
+    tuning, default, cycles = tune(model, TINY, trials=20, latency=100, bandwidth=3)
 
     def takes(**options: Any) -> int:
-        program = weft.compile(model, TINY, memory=2, **options)
+        program = weft.compile(model, TINY, memory=3, **options)
         inputs = {name: np.zeros(shape, dtype) for name, (dtype, shape) in program.inputs.items()}
-        return int(program.run(inputs, on="timing", latency=100, bandwidth=2).report["cycles"])
+        return int(program.run(inputs, on="timing", latency=100, bandwidth=3).report["cycles"])
 
     assert (takes(), takes(choose=tuning.chooser())) == (default, cycles)
     assert cycles < default
@@ -348,11 +348,11 @@ def call(*arguments: str) -> int:
 
 def test_commands(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(model.parent)
-    memory = ("--latency", "100", "--bandwidth", "2")
+    memory = ("--latency", "100", "--bandwidth", "3")
     assert call("tune", "model.onnx", "-o", "tuned.json", "--config", "tiny", "--trials", "20", *memory) == 0
     assert "% less)" in capsys.readouterr().out
     tuning = Tuning.load(Path("tuned.json"), TINY)
-    assert (tuning.latency, tuning.bandwidth) == (100, 2)
+    assert (tuning.latency, tuning.bandwidth) == (100, 3)
     assert call("compile", "model.onnx", "-o", "built", "--config", "tiny", "--tuning", "tuned.json") == 0
     wanted = weft.compile(Path("model.onnx"), TINY, memory=2, choose=tuning.chooser())
     assert weft.load("built").disassemble() == wanted.disassemble()
