@@ -354,10 +354,10 @@ def test_commands(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     tuning = Tuning.load(Path("tuned.json"), TINY)
     assert (tuning.latency, tuning.bandwidth) == (100, 3)
     assert call("compile", "model.onnx", "-o", "built", "--config", "tiny", "--tuning", "tuned.json") == 0
-    wanted = weft.compile(Path("model.onnx"), TINY, memory=2, choose=tuning.chooser())
+    wanted = weft.compile(Path("model.onnx"), TINY, memory=3, choose=tuning.chooser())
     assert weft.load("built").disassemble() == wanted.disassemble()
     assert wanted.disassemble() != weft.compile(Path("model.onnx"), TINY).disassemble()
-    assert weft.load("built").memory == 2
+    assert weft.load("built").memory == 3
     capsys.readouterr()
     other = (
         "compile",
@@ -373,7 +373,7 @@ def test_commands(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     )
     assert call(*other) == 2
     assert (
-        "tuned.json is for 2 bytes a cycle, unlike --memory 4: leave out --memory" in capsys.readouterr().err
+        "tuned.json is for 3 bytes a cycle, unlike --memory 4: leave out --memory" in capsys.readouterr().err
     )
     assert call("compile", "model.onnx", "-o", "other", "--tuning", "tuned.json") == 2
     assert "run `weft tune` with the same --config" in capsys.readouterr().err
