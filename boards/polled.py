@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter, Reg, Status, counter_register
-from weft.sim.device import Device, DeviceError
+from weft.sim.device import Closing, Device, DeviceError
 
 NAP = 0.01
 """Seconds between looks at the status register, after some quick ones."""
@@ -22,7 +21,7 @@ STILL = 100
 """Looks at a counter of cycles that stands still, after which the core is not waited for."""
 
 
-class PolledDevice(Device):
+class PolledDevice(Closing, Device):
     """A device that is asked for its status again and again.
 
     Attributes
@@ -47,14 +46,6 @@ class PolledDevice(Device):
     @abstractmethod
     def _abandon(self) -> None:
         """Note that a run has failed, whatever the core still does: the next one begins with a reset."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def wait(self, timeout: int | None = None) -> None:
         """Return when the program is done; at once if none was started.

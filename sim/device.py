@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
 
 from weft.hdl.errors import WeftError
 from weft.hdl.isa import BASES
@@ -41,6 +43,22 @@ def check_memory(latency: int, bytes_per_cycle: float | None) -> None:
         raise ValueError(f"the memory latency is at least 1 cycle, not {latency}")
     if bytes_per_cycle is not None and bytes_per_cycle <= 0:
         raise ValueError(f"the memory bandwidth is above 0 bytes a cycle, not {bytes_per_cycle}")
+
+
+class Closing(ABC):
+    """What is closed behind a `with`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what it holds. It cannot be used afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @runtime_checkable

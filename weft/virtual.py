@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from weft.boards import ports
 from weft.boards.board import Board
@@ -28,7 +26,7 @@ from weft.boards.spi_flash_model import Rule as FlashRule
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate
-from weft.sim.device import DeviceError
+from weft.sim.device import Closing, DeviceError
 from weft.sim.verilator.verilate import Model
 
 DIVISOR = 4
@@ -143,7 +141,7 @@ def board_at(port: str | None, config: Config, baud: int | None = None) -> Itera
             session.close()
 
 
-class VirtualBoard:
+class VirtualBoard(Closing):
     """Simulates a board until it is closed; `port` is the device that a host opens as its serial port.
 
     Parameters
@@ -203,14 +201,6 @@ class VirtualBoard:
         self._library.board_close(self._model)
         os.close(self._master)
         os.close(self._slave)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _simulate(self) -> None:
         got = ctypes.create_string_buffer(CHUNK)

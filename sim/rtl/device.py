@@ -6,8 +6,6 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.core import Core
@@ -16,7 +14,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generated
-from weft.sim.device import Device, DeviceError, check_base, check_memory, check_program, check_range
+from weft.sim.device import Closing, Device, DeviceError, check_base, check_memory, check_program, check_range
 from weft.sim.verilator.verilate import Model, Trace
 from weft.sim.waves.waves import CYCLE_TIME, Waves
 
@@ -100,7 +98,7 @@ def build_model(
     ).build()
 
 
-class RtlDevice(Device):
+class RtlDevice(Closing, Device):
     """A `weft.sim.device.Device` that simulates the generated Verilog cycle by cycle.
 
     Parameters
@@ -211,14 +209,6 @@ class RtlDevice(Device):
         if self._model is not None:
             self._library.weft_close(self._model)
             self._model = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_model", None) is not None:
