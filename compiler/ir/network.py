@@ -95,6 +95,11 @@ class Node:
                     yield item
 
 
+def producer(nodes: Iterable[Node], name: str) -> Node | None:
+    """The first node that has the output `name`."""
+    return next((node for node in nodes if name in node.outputs), None)
+
+
 @dataclass(frozen=True, eq=False)
 class State:
     """A value that is kept from run to run: input `source` of a network is `initial` in the first run, and afterwards

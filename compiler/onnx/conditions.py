@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from weft.compiler.ir.layout import spatial
+from weft.compiler.ir.network import producer
 from weft.compiler.machine.limits import STEP_MAX
 from weft.compiler.onnx.context import NodeContext
 from weft.compiler.onnx.qdq import Activation, Constant, Pending, Quant, Tensor
@@ -52,7 +53,7 @@ def weights_constant(context: NodeContext) -> str | None:
     symbol, name = context.symbol(1), context.node.inputs[1]
     if isinstance(symbol, Constant) and not symbol.exact and np.abs(symbol.values).max(initial=0) <= 255:
         return None
-    made = next((node for node in context.model.nodes if name in node.outputs), None)
+    made = producer(context.model.nodes, name)
     block = 0 if made is None else made.attributes.get("block_size", 0)
     return f"input {name!r} has a scale for every {block} values" if block else f"input {name!r} is not"
 

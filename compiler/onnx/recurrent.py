@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.ir.network import LINKS, Node
+from weft.compiler.ir.network import LINKS, Node, producer
 from weft.compiler.onnx.model import Model, prepare
 from weft.compiler.onnx.qoperators import WIDE_SINCE, Expansion
 
@@ -82,15 +82,11 @@ def refusal(model: Model, node: Node) -> str | None:
     return None
 
 
-def _maker(model: Model, name: str) -> Node | None:
-    return next((node for node in model.nodes if name in node.outputs), None)
-
-
 def _floats(model: Model, name: str) -> np.ndarray | None:
     """A constant, or one that is dequantised, as floats."""
     if name in model.constants:
         return np.asarray(model.constants[name], np.float32)
-    made = _maker(model, name)
+    made = producer(model.nodes, name)
     if made is None or made.op != "DequantizeLinear" or made.inputs[0] not in model.constants:
         return None
     values, scale, zero = _dequantised(model, made)
@@ -119,7 +115,7 @@ class _Weights:
 
 
 def _weights(model: Model, node: Node, index: int) -> _Weights | None:
-    made = _maker(model, node.input(index))
+    made = producer(model.nodes, node.input(index))
     if made is None or made.op != "DequantizeLinear" or made.attributes.get("block_size", 0):
         return None
     values = model.constants.get(made.inputs[0])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network import Network, Node, State, dtype_of, type_of
+from weft.compiler.ir.network import Network, Node, State, dtype_of, producer, type_of
 
 
 def with_states(network: Network, states: Mapping[str, str]) -> Network:
@@ -62,7 +62,7 @@ def _with(network: Network, source: str, target: str) -> Network:
     made = network.types.get(target)
     if made is not None and made.sizes is not None and made != kind:
         raise _differ(source, target, (kind.dtype, kind.sizes), (made.dtype, made.sizes))
-    link = next((node for node in network.nodes if target in node.outputs), None)
+    link = producer(network.nodes, target)
     zero = None if link is None else _zero_of(network, link)
     if link is None or zero is None or kind.dtype != "float32":
         initial = np.zeros(kind.sizes, dtype_of(kind.dtype))
