@@ -16,7 +16,6 @@ from weft.compiler.machine.areas import Areas
 from weft.compiler.machine.emit import Emitter
 from weft.compiler.machine.memory import Allocation, Constants, Kernels, Ring
 from weft.compiler.machine.overlap import overlapped
-from weft.compiler.machine.run_ahead import duration
 from weft.compiler.machine.schedule import schedule
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
@@ -206,7 +205,7 @@ def _lowered(
     compact: bool,
     progress: Callable[[str], None] | None,
 ) -> tuple[DeviceProgram, int]:
-    """The program of operators that have plans, and the cycles that it takes by estimate."""
+    """The program of operators that have plans, and `weft.compiler.machine.schedule.Scheduled.cycles` of it."""
     config = target.config
     allocation = Allocation(
         segment.ops, reuse=reuse, resident=segment.resident, overlapped=segment.overlapped, compact=compact
@@ -222,15 +221,14 @@ def _lowered(
         if index == 0:
             parts.append(table_ahead(segment.ops, emit))
         parts.append(Tasks.of(operator_of(op).lower(op, site, emit), config))
-    tasks = overlapped(Tasks.joined(parts), segment.overlapped)
-    ordered, code = schedule(tasks, target)
+    ordered, code, cycles = schedule(overlapped(Tasks.joined(parts), segment.overlapped), target)
     blob = constants.finish()
     blob += bytes(-len(blob) % 4096)
     layers = _layers(segment, ordered)
     program = DeviceProgram(
         segment.name, code, blob, layers, allocation.offsets, allocation.buffers, dict(segment.rows), compact
     )
-    return program, duration(tasks, target) if len(code) < _SMALL else 0
+    return program, cycles
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:

@@ -13,16 +13,16 @@ import numpy as np
 from weft.compiler.machine import overheads
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
-from weft.hdl.checker.conflicts import conflicts
 from weft.hdl.isa import WORD_BYTES, Queue
 
 _QUEUES = len(Queue)
 
 
-def run_ahead(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
-    """The order of tasks with LOADs moved up, none past a task that it conflicts with. LOADs stay in order among
-    themselves, and so do all others. `latest` is what `conflicts` finds."""
-    starts = _starts(tasks, latest, target)[0]
+def run_ahead(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarray, int]:
+    """The order of tasks with LOADs moved up, none past a task that it conflicts with, and an estimate of the cycles
+    until all are done. LOADs stay in order among themselves, and so do all others. `latest` is what `conflicts`
+    finds."""
+    starts, cycles = _starts(tasks, latest, target)
     load = tasks.queue == int(Queue.LOAD)
     loads, others = np.flatnonzero(load), np.flatnonzero(~load)
     room = np.maximum.accumulate(_room(tasks.queue, starts, target.config.queue_depth)[others])
@@ -32,12 +32,7 @@ def run_ahead(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
     keys = np.empty(len(tasks), np.int64)
     keys[others] = 2 * np.arange(len(others)) + 1
     keys[loads] = 2 * np.maximum.accumulate(ahead)
-    return np.argsort(keys, kind="stable")
-
-
-def duration(tasks: Tasks, target: Target) -> int:
-    """When all tasks are done, an estimate in cycles: with LOADs as early as they can be done."""
-    return _starts(tasks, conflicts(len(tasks), tasks.uses), target)[1]
+    return np.argsort(keys, kind="stable"), cycles
 
 
 def _starts(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarray, int]:

@@ -10,6 +10,8 @@ of one semaphore per pair of queues.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from weft.compiler.machine.run_ahead import run_ahead
@@ -91,13 +93,24 @@ def synchronise(tasks: Tasks, latest: np.ndarray) -> Code:
     return Code(np.concatenate([words, Code.of([End()]).words]))
 
 
-def schedule(tasks: Tasks, target: Target) -> tuple[Tasks, Code]:
-    """Hoist and synchronise: the tasks in program order, and the program.
+class Scheduled(NamedTuple):
+    """Tasks in program order, the program, and for memories slower than the bus the cycles that it takes by estimate,
+    else 0."""
+
+    tasks: Tasks
+    code: Code
+    cycles: int
+
+
+def schedule(tasks: Tasks, target: Target) -> Scheduled:
+    """Hoist and synchronise.
 
     As no LOAD passes a task that it conflicts with, and tasks of a queue keep their order, what a task has to wait for
     is the same before and after.
     """
     latest = conflicts(len(tasks), tasks.uses)
-    order = run_ahead(tasks, latest, target) if target.beat > 1.0 else hoist(tasks, latest)
+    slow = target.beat > 1.0
+    order, cycles = run_ahead(tasks, latest, target) if slow else (hoist(tasks, latest), 0)
     ordered, later = tasks.ordered(order), latest[order]
-    return ordered, synchronise(ordered, np.where(later < 0, -1, inverse(order)[later]))
+    code = synchronise(ordered, np.where(later < 0, -1, inverse(order)[later]))
+    return Scheduled(ordered, code, cycles)

@@ -70,7 +70,7 @@ def happened(code: Code) -> list[set[int]]:
 def test_random_tasks(seed: int, target: Target) -> None:
     tasks = drawn(random.Random(seed))
     before = conflicts(len(tasks), tasks.uses)
-    ordered, code = schedule(tasks, target)
+    ordered, code, _ = schedule(tasks, target)
     assert code[-1] == End()
     place = np.empty(len(tasks), np.int64)
     place[ordered.layer] = np.arange(len(tasks))
@@ -92,7 +92,7 @@ def test_no_semaphores_without_need() -> None:
         Task(Vec(params=4, dst=20), 0, 9),
         Task(Store(src=20), 0, 9),
     ]
-    _, code = schedule(Tasks.of(chain, TINY), FAST)
+    code = schedule(Tasks.of(chain, TINY), FAST).code
     # VEC reads what LOAD wrote, too: it waits for MM, which waited for LOAD.
     assert [bin(item.wait).count("1") for item in code] == [0, 1, 1, 1, 0]
     assert [bin(item.signal).count("1") for item in code] == [1, 1, 1, 0, 0]
