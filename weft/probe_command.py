@@ -84,9 +84,11 @@ class _Probed:
 
     @property
     def sound(self) -> bool:
+        from weft.boards.ports import flash_fault
+
         registers = self.registers.sound and self.registers.digest == self.identity.digest
         memory = self.memory is None or (self.memory.wrong is None and self.memory.restored)
-        return registers and memory and self.identity.flash.name != "DAMAGED"
+        return registers and memory and not flash_fault(self.identity)
 
     def described(self) -> dict[str, Any]:
         """As plain values."""
