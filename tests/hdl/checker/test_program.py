@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from support.verdicts import refusal
 
 from weft.hdl.checker.accesses import dram, on_chip
 from weft.hdl.checker.program import Extent, Extents, ProgramError, check
@@ -343,7 +344,7 @@ def test_accesses_against_loops(seed: int) -> None:
 def random_program(rng: random.Random) -> list[Instruction]:
     """Semaphores carry tokens from earlier instructions to later ones, so program order is an order of execution."""
     body = [random_access(rng) for _ in range(rng.randint(2, 6))]
-    body = [i for i in body if refusal([i]) == "accepted"]
+    body = [i for i in body if verdict([i]) == "accepted"]
     queues = [i.QUEUE for i in body]
     waits, signals = [0] * len(body), [0] * len(body)
     names = dict(zip(itertools.permutations(Queue, 2), range(12), strict=True))
@@ -364,12 +365,8 @@ def random_program(rng: random.Random) -> list[Instruction]:
     ]
 
 
-def refusal(body: list[Instruction]) -> str:
-    try:
-        check([*body, End()], TINY)
-    except ProgramError as error:
-        return str(error)
-    return "accepted"
+def verdict(body: list[Instruction]) -> str:
+    return refusal([*body, End()], TINY) or "accepted"
 
 
 def order_of_events(body: list[Instruction]) -> np.ndarray:
@@ -430,7 +427,7 @@ def test_races_against_the_closure_of_events(seed: int) -> None:
         body = random_program(rng)
         expected = "race: " if races(body, TINY.n) else "instruction" if early(body, TINY.n) else "accepted"
         verdicts.append(expected)
-        assert refusal(body).startswith(expected), disassemble(body)
+        assert verdict(body).startswith(expected), disassemble(body)
     assert 15 < verdicts.count("race: ") < 135
 
 

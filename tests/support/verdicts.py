@@ -1,0 +1,19 @@
+"""What the program checker says of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.isa import Instruction
+from weft.hdl.isa.config import Config
+
+
+def refusal(program: Sequence[Instruction], config: Config, **options: Any) -> str | None:
+    """Why `check` refuses it; None if it does not."""
+    try:
+        check(program, config, **options)
+    except ProgramError as error:
+        return str(error)
+    return None
