@@ -94,7 +94,7 @@ def row(name: str, config: Config, rtl: int) -> tuple[str, bool]:
     total, wrong, most = differences(model, feeds, config, rtl)
     return (
         f"| {name} | {placed.count('device')} of {len(placed)} | {report['macs'] / 1e6:,.0f} M | {compiled:.1f} "
-        f"| {interpreted:.1f} | {report['cycles']:,} | {report['utilisation']:.1%} "
+        f"| {interpreted:.2f} | {report['cycles']:,} | {report['utilisation']:.1%} "
         f"| {report['dram_bytes'] / 1e6:.1f} | {most_moved / 1e6:.1f} | {total:,} "
         f"| {wrong / total:.1e} | {most} |"
     ), most <= 1
