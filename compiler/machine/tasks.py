@@ -47,7 +47,7 @@ class Task(NamedTuple):
 class Tasks:
     """Tasks in order: the words of their instructions without semaphores, (count, 8) uint64, and a column each of
     int64 (`paces`: bool) for what `Task` holds besides. `uses` are the addresses that the instructions' operands touch,
-    as if each touched all between its first and its last."""
+    as if each touched all that its step reaches between its first and its last."""
 
     words: np.ndarray
     queue: np.ndarray
@@ -140,22 +140,22 @@ def _words(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray)
 
 def _uses(form: np.ndarray, distinct: Sequence[Instruction], moved: np.ndarray, config: Config) -> Uses:
     """What tasks touch; `kind` only tells writes."""
-    task, rows = of_forms(form, [list(_spans(item, config)) for item in distinct], 6)
-    write, space, place, first, low, size = rows.T
+    task, rows = of_forms(form, [list(_spans(item, config)) for item in distinct], 7)
+    write, space, place, first, low, size, step = rows.T
     if moved.shape[1]:
         own = np.where(place < 0, -1, moved[task, np.clip(place, 0, moved.shape[1] - 1)])
         first = np.where((place < moved.shape[1]) & (own >= 0), own, first)
     start = np.where(space < DRAM, (first + low) % ADDRESS_WRAP, first + low)
-    return Uses(task, write, space, start, start + size)
+    return Uses(task, write, space, start, start + size, step)
 
 
 def _spans(instruction: Instruction, config: Config) -> Iterator[tuple[int, ...]]:
     """Of each operand in a memory that more than one queue uses: whether it is written, the space, the place of its
-    first address in `ADDRESSES` or -1, that address, and the lowest one and their number relative to it."""
+    first address in `ADDRESSES` or -1, that address, the lowest one and their number relative to it, and their step."""
     places_of = ADDRESSES.get(instruction.OPCODE, ())
     for operand in instruction.OPERANDS:
         if operand.applies(instruction) and (space := space_of(operand, instruction)) is not None:
-            low, size = extent(operand, instruction, config)
+            low, size, step = extent(operand, instruction, config)
             place = places_of.index(operand.name) if operand.name in places_of else -1
             if size:
-                yield int(operand.write), space, place, operand.first(instruction), low, size
+                yield int(operand.write), space, place, operand.first(instruction), low, size, step

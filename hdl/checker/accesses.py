@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.hdl.checker.conflicts import step_of
 from weft.hdl.errors import WeftError
 from weft.hdl.isa import Instruction, Memory, Operand, Queue
 from weft.hdl.isa.config import Config
@@ -164,14 +165,20 @@ def _access(
     return OnChip(memory, field, write, slice(low, high + 1) if dense else low + offsets)
 
 
-def extent(operand: Operand, i: Instruction, config: Config) -> tuple[int, int]:
-    """Where the addresses of an operand begin, relative to its first address (on the chip modulo 2**16), and how many
-    there are from there to the last one."""
+def extent(operand: Operand, i: Instruction, config: Config) -> tuple[int, int, int]:
+    """Where the addresses of an operand begin, relative to its first address (on the chip modulo 2**16), how many
+    there are from there to the last one, and at which step it touches these at most: 1 in DRAM."""
     if operand.register is not None:
         run = _run(operand, i, config)
-        return run.low - run.offset, run.high - run.low
-    first, offsets, _ = _offsets(*_shape(operand, i, config))
-    return first, int(offsets[-1]) + 1 if offsets.size else 0
+        return run.low - run.offset, run.high - run.low, 1
+    return _extent(*_shape(operand, i, config))
+
+
+@lru_cache(maxsize=4096)
+def _extent(loops: tuple[Loop, ...], coordinates: tuple[Coordinate, ...]) -> tuple[int, int, int]:
+    first, offsets, dense = _offsets(loops, coordinates)
+    size = int(offsets[-1]) + 1 if offsets.size else 0
+    return first, size, 1 if dense else step_of(offsets)
 
 
 def _shape(

@@ -24,18 +24,21 @@ GRANULE = 64
 _QUEUES = len(Queue)
 _STRETCH = 1 << 14  # tasks at a time
 _PIECES = 1 << 21  # and parts of their ranges, about
+_ADDRESSES = 1 << 22  # at which ranges of a space are taken as a whole
 
 
 @dataclass(frozen=True)
 class Uses:
     """Ranges of addresses that tasks read or write, a column each, int64: the task's number, 2 * its queue + whether it
-    writes, the space, first address, and one past the last."""
+    writes, the space, first address, one past the last, and which of these it touches at most: from the first on every
+    `step`-th. In DRAM all steps are 1."""
 
     task: np.ndarray
     kind: np.ndarray
     space: np.ndarray
     start: np.ndarray
     stop: np.ndarray
+    step: np.ndarray
 
     def part(self, chosen: slice | np.ndarray) -> Uses:
         return Uses(*(getattr(self, field.name)[chosen] for field in fields(self)))
@@ -88,6 +91,11 @@ def conflicts(count: int, uses: Uses) -> np.ndarray:
     return latest
 
 
+def step_of(addresses: np.ndarray) -> int:
+    """The largest step at which some addresses, sorted, follow the first one."""
+    return int(np.gcd.reduce(np.diff(addresses))) or 1 if len(addresses) > 1 else 1
+
+
 def _by_space(uses: Uses) -> Iterator[Uses]:
     """Uses of each space in which any can conflict, in order of their tasks, from address 0 on: it is written, and
     more than one queue uses it."""
@@ -102,9 +110,42 @@ def _by_space(uses: Uses) -> Iterator[Uses]:
         if some.size:
             some = some[np.argsort(mine.task[some], kind="stable")]
             low = start[some].min()
-            yield Uses(
-                mine.task[some], mine.kind[some], mine.space[some], start[some] - low, stop[some] - low
-            )
+            yield _apart(
+                Uses(
+                    mine.task[some], mine.kind[some], mine.space[some], start[some] - low, stop[some] - low,
+                    mine.step[some],
+                )
+            )  # fmt: skip
+
+
+def _apart(uses: Uses) -> Uses:
+    """The same, address by address where this may tell uses of two queues apart: where both have the same step, as a
+    depthwise convolution reads one of the vectors of each pixel, and the requantisation ahead of it writes another."""
+    chosen = np.zeros(len(uses.task), bool)
+    for step in np.unique(uses.step[uses.step > 1]).tolist():
+        mine = np.flatnonzero(uses.step == step)
+        chosen[mine] = _meets(uses.part(mine))
+    counts = np.where(chosen, -(-(uses.stop - uses.start) // uses.step), 1)
+    if not chosen.any() or counts.sum() > _ADDRESSES:
+        return uses
+    use = np.repeat(np.arange(len(counts)), counts)
+    ahead = np.arange(len(use)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = uses.start[use] + ahead * uses.step[use]
+    fine = uses.part(use)
+    return replace(fine, start=start, stop=np.where(chosen[use], start + 1, fine.stop))
+
+
+def _meets(uses: Uses) -> np.ndarray:
+    """Of each use whether the range of one of another queue meets its own, one of them writing: (count,) bool."""
+    covered = np.zeros((2 * _QUEUES, int(uses.stop.max()) + 1), np.int64)
+    np.add.at(covered, (uses.kind, uses.start), 1)
+    np.add.at(covered, (uses.kind, uses.stop), -1)
+    upto = np.pad(np.cumsum(np.cumsum(covered, axis=1) > 0, axis=1), ((0, 0), (1, 0)))
+    found = np.zeros(len(uses.task), bool)
+    for kind in range(2 * _QUEUES):
+        other = (uses.kind >> 1 != kind >> 1) & ((uses.kind | kind) & 1 == 1)
+        found |= other & (upto[kind, uses.stop] > upto[kind, uses.start])
+    return found
 
 
 def _stretches(uses: Uses) -> Iterator[Uses]:

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 import numpy as np
 
 from weft.hdl.checker.accesses import Dram, Layout, OnChip, ProgramError, name
-from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, of_forms
+from weft.hdl.checker.conflicts import DRAM, SPACES, Uses, of_forms, step_of
 from weft.hdl.checker.extents import Extents
 from weft.hdl.checker.rules import ADDRESSES, check_instruction
 from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Opcode, places, required
@@ -29,20 +29,20 @@ class _Form:
     memory: list[Dram]
     moves: bool
 
-    def uses(self) -> list[tuple[bool, int, int, int, bool]]:
-        """(whether it is written, space, first address, one past the last, whether these move)."""
+    def uses(self) -> list[tuple[bool, int, int, int, int, bool]]:
+        """(whether it is written, space, first address, one past the last, step, whether these move)."""
         found = []
         for access in self.chip:
             if access.memory in SPACES:
                 found.append((access.write, SPACES[access.memory], *_span(access), False))
-        return found + [(run.write, DRAM + run.base, run.low, run.high, self.moves) for run in self.memory]
+        return found + [(run.write, DRAM + run.base, run.low, run.high, 1, self.moves) for run in self.memory]
 
 
-def _span(access: OnChip) -> tuple[int, int]:
+def _span(access: OnChip) -> tuple[int, int, int]:
     cells = access.cells
     if isinstance(cells, slice):
-        return cells.start, cells.stop
-    return int(cells[0]), int(cells[-1]) + 1
+        return cells.start, cells.stop, 1
+    return int(cells[0]), int(cells[-1]) + 1, step_of(cells)
 
 
 class Forms:
@@ -56,8 +56,8 @@ class Forms:
     Attributes
     ----------
     uses : Uses
-        What all instructions touch, in memories that more than one queue uses, as if each touched all between the
-        first and the last address of an operand. Tasks are indices.
+        What all instructions touch, in memories that more than one queue uses, as if each touched all that its step
+        reaches between the first and the last address of an operand. Tasks are indices.
     """
 
     def __init__(self, code: Code, config: Config, extents: Extents | None) -> None:
@@ -127,10 +127,10 @@ class Forms:
 
     def _uses(self, count: int) -> Uses:
         """The accesses of the first `count` instructions; `kind` only says whether they write."""
-        task, rows = of_forms(self._form[:count], [form.uses() for form in self._forms], 5)
-        write, space, start, stop, moves = rows.T
+        task, rows = of_forms(self._form[:count], [form.uses() for form in self._forms], 6)
+        write, space, start, stop, step, moves = rows.T
         offset = moves * self._offsets[task]
-        return Uses(task, write, space, start + offset, stop + offset)
+        return Uses(task, write, space, start + offset, stop + offset, step)
 
     def accesses(self, index: int) -> tuple[list[OnChip], list[Dram]]:
         """Just what one instruction touches."""

@@ -21,11 +21,11 @@ def tasks_of(rows: list[tuple[int, int, int, list[tuple[bool, int]]]]) -> Tasks:
     """Of (layer, queue, cycles, what it touches: whether it writes, and the address)."""
     layer, queue, cycles, touched = zip(*rows, strict=True)
     uses = [
-        (task, 2 * queue[task] + write, SCRATCHPAD, at, at + 1)
+        (task, 2 * queue[task] + write, SCRATCHPAD, at, at + 1, 1)
         for task, places in enumerate(touched)
         for write, at in places
     ]
-    count, columns = len(rows), np.array(uses, np.int64).reshape(-1, 5).T
+    count, columns = len(rows), np.array(uses, np.int64).reshape(-1, 6).T
     return Tasks(
         np.arange(count * 8, dtype=np.uint64).reshape(count, 8), np.array(queue), np.array(layer), np.array(cycles),
         np.zeros(count, np.int64), np.ones(count, bool), Uses(*columns),

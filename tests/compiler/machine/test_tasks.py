@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 import numpy as np
@@ -47,14 +48,17 @@ def drawn(rng: random.Random) -> list[Task]:
     return tasks
 
 
-def ranges(item: Instruction) -> list[tuple[bool, int, int, int]]:
-    """Whether it is written, the space, the first address and one past the last of what the program checker sees."""
+def ranges(item: Instruction) -> list[tuple[bool, int, int, int, int]]:
+    """Whether it is written, the space, the first address, one past the last, and the step of what the program checker
+    sees."""
     found = []
     for access in on_chip(item, TINY):
         cells = np.arange(1 << 16)[access.cells]
         if access.memory in SPACES and cells.size:
-            found.append((access.write, SPACES[access.memory], int(cells[0]), int(cells[-1]) + 1))
-    return found + [(run.write, DRAM + run.base, run.low, run.high) for run in dram(item, TINY)]
+            first, *others = cells.tolist()
+            step = math.gcd(*(cell - first for cell in others)) or 1
+            found.append((access.write, SPACES[access.memory], first, int(cells[-1]) + 1, step))
+    return found + [(run.write, DRAM + run.base, run.low, run.high, 1) for run in dram(item, TINY)]
 
 
 def apart(task: Task) -> tuple[Instruction, tuple[int, int, int, bool]]:
@@ -72,10 +76,8 @@ def compare(tasks: Tasks, wanted: list) -> None:
     columns = (tasks.layer, tasks.cycles, tasks.dram_bytes, tasks.paces)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == [rest for _, rest in wanted]
     uses = tasks.uses
-    found = zip(
-        *(column.tolist() for column in (uses.task, uses.kind, uses.space, uses.start, uses.stop)),
-        strict=True,
-    )
+    columns = (uses.task, uses.kind, uses.space, uses.start, uses.stop, uses.step)
+    found = zip(*(column.tolist() for column in columns), strict=True)
     assert sorted(found) == sorted(
         (index, 2 * int(item.QUEUE) + written, *span)
         for index, (item, _) in enumerate(wanted)
