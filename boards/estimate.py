@@ -71,13 +71,23 @@ def features(kind: str, board: Board, config: Config) -> dict[str, float]:
 
 
 def _features_sequential(kind: str, family: Family, config: Config) -> dict[str, float]:
-    n, softmax = config.n, int(config.softmax)
+    n, softmax, multipliers = config.n, int(config.softmax), family.fabric.multipliers
+    blocks = multipliers.narrow_count(n * n)
     if kind == "dsp":
-        return {"one": 1, "n2": n * n}
+        return {"one": 1, "n2": blocks}
     if kind == "ram":
         return {"one": 1, "memories": sequential_blocks(family, config)}
     kernel = int(config.kernel > 0)
-    return {"one": 1, "n": n, "n2": n * n, "bus": config.bus_bytes, "softmax": softmax, "kernel": kernel}
+    inferred = {"inferred": n * n - blocks} if multipliers.narrow else {}
+    return {
+        "one": 1,
+        "n": n,
+        "n2": n * n,
+        "bus": config.bus_bytes,
+        "softmax": softmax,
+        "kernel": kernel,
+        **inferred,
+    }
 
 
 def sequential_blocks(family: Family, config: Config) -> int:

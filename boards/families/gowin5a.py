@@ -1,0 +1,142 @@
+"""Gowin's Arora V: Yosys, nextpnr-himbaechel, Apicula, as for the families before it; other multipliers, another PLL.
+
+No source that is open to all gives the limits of the PLL alike. Those here are inside the limits of Apicula 0.32, of
+LiteX and of NSL, the libraries that make clocks with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal, Value
+from amaranth.lib import io
+
+from weft.boards.families.gowin import GOWIN
+from weft.boards.family import Fabric, Resources, counted
+from weft.boards.pll import nearest
+from weft.hdl.lib.multipliers import Multipliers
+
+
+@dataclass(frozen=True)
+class PllA:
+    """PLLA, the loop of the GW5A-25A, with one output: the oscillator runs at ``input / i * m``, the output at its
+    `o`-th part."""
+
+    input: float
+    i: int
+    m: int
+    o: int
+
+    OSCILLATOR: ClassVar = (800e6, 1300e6)
+    DETECTOR: ClassVar = (19e6, 81.25e6)
+
+    @property
+    def output(self) -> float:
+        return self.oscillator / self.o
+
+    @property
+    def oscillator(self) -> float:
+        return self.input * self.m / self.i
+
+    @classmethod
+    def solve(cls, source: float, wanted: float) -> PllA:
+        """Dividers from `source` to `wanted`. Raises `PllError`."""
+        return nearest(cls._candidates(source, wanted), wanted, "PLL of the GW5A-25A")
+
+    @classmethod
+    def _candidates(cls, source: float, wanted: float) -> Iterator[tuple[float, PllA]]:
+        low, high = cls.OSCILLATOR
+        for i in range(1, 65):
+            if not cls.DETECTOR[0] <= source / i <= cls.DETECTOR[1]:
+                continue
+            for m in range(2, 129):
+                oscillator = source * m / i
+                if low <= oscillator <= high:
+                    pll = cls(source, i, m, min(128, max(1, round(oscillator / wanted))))
+                    yield pll.output, pll
+
+    def cell(self, m: Module, port: io.SingleEndedPort, clock: Signal, locked: Signal) -> None:
+        m.submodules.clock_buffer = buffer = io.Buffer("i", port)
+        # The bitstream writer takes no parameter's default: all that it looks at are given.
+        others = {f"p_ODIV{k}_SEL": 8 for k in range(1, 7)} | {
+            f"p_CLKOUT{k}_EN": "FALSE" for k in range(1, 7)
+        }
+        shifts = {f"p_CLKOUT{k}_PE_{kind}": 0 for k in range(7) for kind in ("COARSE", "FINE")}
+        m.submodules.pll = Instance(
+            "PLLA",
+            p_FCLKIN=f"{self.input / 1e6:g}", p_IDIV_SEL=self.i, p_FBDIV_SEL=1, p_MDIV_SEL=self.m,
+            p_MDIV_FRAC_SEL=0, p_ODIV0_SEL=self.o, p_ODIV0_FRAC_SEL=0, p_CLKOUT0_EN="TRUE",
+            p_CLKFB_SEL="INTERNAL", **others, **shifts,
+            i_CLKIN=buffer.i, i_CLKFB=Const(0), i_RESET=Const(0), i_PLLPWD=Const(0), i_RESET_I=Const(0),
+            i_RESET_O=Const(0), i_PSSEL=Const(0, 3), i_PSDIR=Const(0), i_PSPULSE=Const(0), i_SSCPOL=Const(0),
+            i_SSCON=Const(0), i_SSCMDSEL=Const(0, 7), i_SSCMDSEL_FRAC=Const(0, 3), i_MDCLK=Const(0),
+            i_MDOPC=Const(0, 2), i_MDAINC=Const(0), i_MDWDI=Const(0, 8), o_CLKOUT0=clock, o_LOCK=locked,
+        )  # fmt: skip
+
+
+BLOCKS = 56
+"""Multipliers of 12 bits of the GW5A-25A, the smallest of the family."""
+
+
+def mult12x12(a: Value, b: Value, product: Signal) -> Instance:
+    """A `weft.hdl.lib.multipliers.NarrowBlock`. Yosys 0.70 maps no product to this family's multipliers.
+
+    Two of them share their clocks and clock enables: all have the same.
+    """
+    upper = Signal(24 - len(product), name=f"{product.name}_upper")
+    stages = {"A": "CLK0", "B": "BYPASS", "P": "BYPASS", "O": "CLK0"}
+    return Instance(
+        "MULT12X12",
+        **{f"p_{stage}REG_CLK": clock for stage, clock in stages.items()},
+        i_A=_extended(a, 12),
+        i_B=_extended(b, 12),
+        i_CLK=Cat(ClockSignal(), Const(0)),
+        i_CE=Const(3, 2),
+        i_RESET=Const(0, 2),
+        o_DOUT=Cat(product, upper),
+    )
+
+
+def _extended(value: Value, bits: int) -> Value:
+    return Cat(value, value[-1].replicate(bits - len(value)))
+
+
+_CELLS = {
+    "lut": {"LUT1": 1, "LUT2": 1, "LUT3": 1, "LUT4": 1, "ALU": 1},
+    "ff": {f"DFF{kind}": 1 for kind in ("", "E", "S", "SE", "R", "RE", "P", "PE", "C", "CE")},
+    "dsp": {"MULT12X12": 1},
+    "ram": {"SP": 1, "SPX9": 1, "SDPB": 1, "SDPX9B": 1, "DPB": 1, "DPX9B": 1, "pROM": 1, "pROMX9": 1},
+}
+
+
+def _needs(counts: Mapping[str, int], netlist: Path) -> Resources:
+    """nextpnr makes two block RAMs of one with a port to read and one to write where they are 32 or 36 bits wide."""
+    cells = json.loads(netlist.read_text())["modules"]["top"]["cells"].values()
+    wide = sum(
+        cell["type"] in ("SDPB", "SDPX9B")
+        and any(int(cell["parameters"][f"BIT_WIDTH_{port}"], 2) >= 32 for port in (0, 1))
+        for cell in cells
+    )
+    need = counted(_CELLS)(counts, netlist)
+    return replace(need, ram=need.ram + wide)
+
+
+GOWIN5A = replace(
+    GOWIN,
+    name="gowin5a",
+    # Without the bits for parity, as all memories are made of bytes.
+    geometries=((16, 1024), (8, 2048), (4, 4096), (2, 8192), (1, 16384)),
+    needs=_needs,
+    fabric=Fabric(
+        multipliers=Multipliers("gowin5a", narrow=mult12x12, narrow_blocks=BLOCKS),
+        reads_alone=False,
+        lut_ram=False,
+    ),
+    placed={"lut": "LUT4", "ff": "DFF", "dsp": "MULT12X12", "ram": "BSRAM"},
+    models=(Path(__file__).with_name("gowin5a.v"),),
+)
+"""A DSP block is a MULT12X12, half of what Gowin calls one; a block RAM has 18 kbit."""
