@@ -19,54 +19,6 @@ from weft.boards.top import Top
 from weft.hdl.isa.config import Config
 
 
-class ChipBehindPads(wiring.Component):
-    """An SDRAM chip with the registers in the FPGA's pads, in front of a controller.
-
-    The chip's clock is late by the phase that the board's PLL gives it. In whole cycles that only shows in when a word
-    that was read stands at its register: `weft.boards.sdram_eye.arrival` says so from the delays on its way.
-
-    Parameters
-    ----------
-    clock : float
-        Frequency in Hz.
-    timing : SdramTiming, optional
-    row_bits, column_bits : int
-        See `weft.boards.sdram_model.SdramModel`.
-
-    Members
-    -------
-    pads : In(sdram_pads())
-    violation : Out(len(Rule))
-    """
-
-    def __init__(
-        self,
-        clock: float,
-        timing: SdramTiming | None = None,
-        *,
-        row_bits: int = ROW_BITS,
-        column_bits: int = COLUMN_BITS,
-    ) -> None:
-        self.clock = clock
-        self.chip = SdramModel(clock, timing, row_bits=row_bits, column_bits=column_bits)
-        super().__init__({"pads": In(sdram_pads()), "violation": Out(len(Rule))})
-
-    def elaborate(self, platform: object) -> Module:
-        m = Module()
-        m.submodules.chip = chip = self.chip
-        pads, word = self.pads, chip.pads.dq_i
-        m.d.comb += self.violation.eq(chip.violation)
-        outputs = (name for name, member in sdram_pads().members.items() if member.flow is Out)
-        m.d.sync += [getattr(chip.pads, name).eq(getattr(pads, name)) for name in outputs]
-        # The model's word stands for the cycle that begins with the chip's edge, the register's included.
-        for stage in range(arrival(self.clock, best_eye(self.clock).phase) - CAS_LATENCY):
-            taken = Signal(16, name=f"taken{stage}")
-            m.d.sync += taken.eq(word)
-            word = taken
-        m.d.comb += pads.dq_i.eq(word)
-        return m
-
-
 class VirtualTop(wiring.Component):
     """A `weft.boards.top.Top` with its memory.
 

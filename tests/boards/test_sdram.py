@@ -20,7 +20,7 @@ from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import SdramTiming
 from weft.boards.sdram_eye import best_eye
 from weft.boards.sdram_model import Rule, SdramModel
-from weft.boards.virtual_top import ChipBehindPads
+from weft.boards.phased_chip import ChipBehindPads
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 SHORT = SdramTiming(power_up=400.0)
