@@ -125,11 +125,11 @@ class Calibration:
         }
 
     def __str__(self) -> str:
-        if self.working is None:
-            return f"none of {self.phases} phases works (calculated: {self.degrees(self.phases // 2)} degrees)"
+        if self.state is not CalibrationState.FOUND or self.working is None:
+            return f"no phase of its clock was found: {self.state.name}"
         first, last = self.working
-        chosen = f"{self.degrees(self.chosen)} chosen" if self.state is CalibrationState.FOUND else "none chosen"
+        extent = "all phases" if self.count == self.phases else f"phases from {first} to {last} degrees"
         return (
-            f"phases from {first} to {last} degrees work, {chosen} (calculated: {self.degrees(self.phases // 2)}), "
+            f"{extent} work, {self.degrees(self.chosen)} is chosen (calculated: {self.degrees(self.phases // 2)}), and "
             f"words are taken after CAS latency + {self.capture} (calculated: + {self.computed_capture})"
         )

@@ -33,7 +33,7 @@ module weft_sdram_eye #(parameter BITS = 1, parameter [BITS-1:0] USUAL = 0) (out
     initial if (!$value$plusargs("{EYE_ARGUMENT}=%h", given)) given = USUAL;
 endmodule
 """
-"""What a design with a `PhasedChip` that nobody tells its eye needs."""
+"""What a design with `usual_eye` needs."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class ChipBehindPads(wiring.Component):
         return word
 
 
-def usual_eye(eye: Sequence[Phase], port: Value) -> Instance:
+def usual_eye(eye: Sequence[Phase], port: data.View) -> Instance:
     """The cell that gives a `ChipBehindPads` the eye of the simulator's command line, or else this one."""
-    bits = len(port)
-    return Instance("weft_sdram_eye", p_BITS=bits, p_USUAL=Const(encode(eye), bits), o_eye=port)
+    bits = len(Value.cast(port))
+    return Instance("weft_sdram_eye", p_BITS=bits, p_USUAL=Const(encode(eye), bits), o_eye=Value.cast(port))

@@ -152,7 +152,7 @@ def test_requests_that_cannot_be_are_refused(fields: dict[str, int | bytes], wor
         (Answer.decode, bytes([0, 1, 0]), "operation 0x1 is none of an answer"),
         (Answer.decode, bytes([0, 0x88, 0]), "operation 0x88 is none"),
         (Identity.decode, bytes(35), f"has {IDENTITY_BYTES} bytes, not 35"),
-        (Identity.decode, bytes(36), "starts with 0x54464557, not 0x0"),
+        (Identity.decode, bytes(IDENTITY_BYTES), "starts with 0x54464557, not 0x0"),
     ],
 )  # fmt: skip
 def test_bodies_that_are_none_are_refused(decode, body: bytes, words: str) -> None:

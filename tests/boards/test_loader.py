@@ -178,7 +178,7 @@ def test_flashes_without_an_image(tmp_path: Path) -> None:
 def test_a_copy_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     copying = replace(ports.Identity(BOARD.name, 0, 0, 0, 0), flash=FlashState.COPYING)
     monkeypatch.setattr(ports, "identify", lambda session: copying)
-    monkeypatch.setattr(ports, "COPY_SECONDS", 0.1)
+    monkeypatch.setattr(ports, "START_SECONDS", 0.1)
     with pytest.raises(
         DeviceError, match=r"^the board icepi-zero at port has copied its flash to memory for 0\.1 s"
     ):

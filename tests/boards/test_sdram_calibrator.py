@@ -228,7 +228,7 @@ async def bench_waits(dut):
     """Commands that come early wait until the phase is found, and are carried out then."""
     phases = bench_parameters()["phases"]
     dut.eye.value = encode([Phase(0, True)] * 5 + [Phase(2)] * 7 + [Phase(0)] * (phases - 12))
-    driver = MemoryDriver(dut, bench_parameters()["bus"], patience=200_000)
+    driver = MemoryDriver(dut, bench_parameters()["bus"], patience=1_000_000)
     await reset(dut)
     contents = bytearray(BYTES)
     bursts = [burst(contents, driver.width, True, 64 * k, 64 // driver.width, full=True) for k in range(4)]
