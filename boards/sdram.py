@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -90,7 +90,7 @@ class ReadWords(wiring.Component):
     Members
     -------
     delay : In(range(delays))
-        Cycles more than the first of them; changes only while nothing is on its way.
+        Cycles more than the first of them; changes only while nothing is on its way. With several only.
     unit : In(1)
         A unit was asked for; at most in every second cycle.
     reserve : In(1)
@@ -109,7 +109,7 @@ class ReadWords(wiring.Component):
         self.bus_bytes, self.latency, self.delays = bus_bytes, latency, delays
         super().__init__(
             {
-                "delay": In(range(delays)),
+                **({"delay": In(range(delays))} if delays > 1 else {}),
                 "unit": In(1),
                 "reserve": In(1),
                 "room": Out(1),
@@ -131,14 +131,16 @@ class ReadWords(wiring.Component):
         complete = Signal()
         free = Signal(range(READ_WORDS + 1), init=READ_WORDS)
         taken = self.read.valid & self.read.ready
-        later = Signal(max(self.delays - 1, 0))
-        asked = Array([self.unit, *later])[self.delay]
+        asked: Value = self.unit
+        if self.delays > 1:
+            later = Signal(self.delays - 1)
+            m.d.sync += later.eq(Cat(self.unit, later))
+            asked = Array([self.unit, *later])[self.delay]
         m.d.comb += [
             self.arrives.eq(coming[self.latency - 1] | coming[self.latency]),
             self.seen.eq(word[-16:]),
         ]
         m.d.sync += [
-            later.eq(Cat(self.unit, later)),
             coming.eq(Cat(asked, coming)),
             complete.eq(self.arrives & halves.all()),
             free.eq(free + taken - self.reserve),
