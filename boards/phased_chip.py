@@ -17,12 +17,11 @@ from weft.boards.sdram_model import Rule, SdramModel
 LINES = [
     *(("dq_o", bit) for bit in range(16)),
     *(("a", bit) for bit in range(A_BITS)),
-    ("ba", 0),
-    ("ba", 1),
-    ("dqm", 0),
+    *((name, bit) for name in ("ba", "dqm") for bit in range(2)),
+    *((name, 0) for name in ("ras", "cas", "we")),
 ]
 """Pads that can be weak: name and bit."""
-_FIELDS = {"capture": 2, "lost": 1, "weak": 1, "line": 5}
+_FIELDS = {"capture": 2, "lost": 1, "weak": 1, "line": 6}
 EYE_ARGUMENT = "sdram_eye"
 """Of the simulator's command line: what `encode` gives, in hexadecimal digits."""
 
@@ -158,9 +157,9 @@ class ChipBehindPads(wiring.Component):
             m.d.sync += number.eq(Mux(number == phases - 1, 0, number + 1))
         m.d.comb += [now.eq(self.eye[number]), self.chip.upset.eq(now.lost)]
         earlier = Signal(len(LINES))  # what the registers in the pads held a cycle ago
-        m.d.sync += earlier.eq(Cat(getattr(self.pads, name)[bit] for name, bit in LINES))
+        m.d.sync += earlier.eq(Cat(Value.cast(getattr(self.pads, name))[bit] for name, bit in LINES))
         for line, (name, bit) in enumerate(LINES):
-            pad = getattr(self.chip.pads, name)[bit]
+            pad = Value.cast(getattr(self.chip.pads, name))[bit]
             with m.If(now.weak & (now.line == line) & noise[0]):
                 m.d.sync += pad.eq(earlier[line])
         words = self._taken(m, len(CAPTURES) - 1)

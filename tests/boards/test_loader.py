@@ -18,6 +18,7 @@ from weft import virtual
 from weft.boards import ports
 from weft.boards.block_memory import BlockMemory
 from weft.boards.board import Board
+from weft.boards.calibration import Calibration, CalibrationState
 from weft.boards.copied_image import MAGIC, MORE, copied_image
 from weft.boards.frames import CHECKED, FlashState
 from weft.boards.link import Link
@@ -182,4 +183,8 @@ def test_a_copy_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         DeviceError, match=r"^the board icepi-zero at port has copied its flash to memory for 0\.1 s"
     ):
+        ports.identify_ready(types.SimpleNamespace(name="port"))  # type: ignore[arg-type]
+    looking = replace(copying, calibration=Calibration(CalibrationState.BUSY))
+    monkeypatch.setattr(ports, "identify", lambda session: looking)
+    with pytest.raises(DeviceError, match=r" has looked for the phase of its SDRAM's clock for 0\.1 s"):
         ports.identify_ready(types.SimpleNamespace(name="port"))  # type: ignore[arg-type]
