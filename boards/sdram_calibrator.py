@@ -193,9 +193,7 @@ class Calibrator(wiring.Component):
     def _moves(self, m: Module) -> None:
         """Where the clock goes, and what is made of each test."""
         phase, late, wait = self._phase, self.late, Signal(range(STEP_CYCLES), name="wait")
-        sweeping = Signal(name="sweeping")
-        reached = Signal.like(self._run, name="reached")
-        m.d.comb += reached.eq(Mux(self._wrong, 0, self._run + (self._run != self.phases)))
+        sweeping, middle = Signal(name="sweeping"), Signal(range(-self.phases, self.phases), name="middle")
         m.d.sync += [self.step.eq(0), wait.eq(STEP_CYCLES - 1)]
         with m.FSM():
             with m.State("AT"):
@@ -211,13 +209,14 @@ class Calibrator(wiring.Component):
                     m.d.sync += phase.eq(Mux(phase == self.phases - 1, 0, phase + 1))
                     m.next = "AT"
             with m.State("TEST"), m.If(self._over):
+                m.d.sync += self._run.eq(Mux(self._wrong, 0, self._run + (self._run != self.phases)))
                 m.next = "JUDGE"
                 with m.If(self._final):
                     m.next = "CONFIRM"
             with m.State("JUDGE"):
-                m.d.sync += [self._run.eq(reached), self._left.eq(self._left - 1), sweeping.eq(1)]
-                with m.If(reached > self._best):
-                    m.d.sync += [self._best.eq(reached), self._last.eq(phase), self._best_late.eq(late)]
+                m.d.sync += [self._left.eq(self._left - 1), sweeping.eq(1)]
+                with m.If(self._run > self._best):
+                    m.d.sync += [self._best.eq(self._run), self._last.eq(phase), self._best_late.eq(late)]
                 m.next = "STEP"
                 with m.If(self._left == 0):
                     m.d.sync += [
@@ -229,8 +228,21 @@ class Calibrator(wiring.Component):
                     with m.If(self._swept == len(CAPTURES) - 1):
                         m.next = "CHOOSE"
             with m.State("CHOOSE"):
-                self._choose(m)
-                m.d.sync += sweeping.eq(0)
+                # Half a row back, maybe beyond the begin of the cycle.
+                m.d.sync += [
+                    middle.eq(self._last - ((self._best - 1) >> 1)[: len(self._best)]),
+                    self._failed.eq(self._failed | (self._best < self.least)),
+                    self._final.eq(1),
+                    sweeping.eq(0),
+                ]
+                m.next = "AIM"
+            with m.State("AIM"):
+                m.d.sync += [self._target.eq(Mux(middle < 0, middle + self.phases, middle)), late.eq(self._best_late)]
+                with m.If(self._failed):
+                    m.d.sync += [
+                        self._target.eq(self.phases // 2),
+                        late.eq(self.computed_capture - CAPTURES[0]),
+                    ]
                 m.next = "AT"
             with m.State("CONFIRM"):
                 m.next = "REST"
@@ -243,20 +255,3 @@ class Calibrator(wiring.Component):
                     m.next = "DONE"
             with m.State("DONE"):
                 m.d.sync += self.done.eq(1)
-
-    def _choose(self, m: Module) -> None:
-        """Half a row back, around the end of the cycle; or what was calculated."""
-        middle = Signal(range(-self.phases, self.phases), name="middle")
-        m.d.comb += middle.eq(self._last - ((self._best - 1) >> 1)[: len(self._best)])
-        m.d.sync += self._final.eq(1)
-        with m.If(self._failed | (self._best < self.least)):
-            m.d.sync += [
-                self._failed.eq(1),
-                self._target.eq(self.phases // 2),
-                self.late.eq(self.computed_capture - CAPTURES[0]),
-            ]
-        with m.Else():
-            m.d.sync += [
-                self._target.eq(Mux(middle < 0, middle + self.phases, middle)),
-                self.late.eq(self._best_late),
-            ]
