@@ -20,7 +20,7 @@ from support.small_models import small
 from support.state_models import Ring
 
 import weft
-from weft import cli, virtual
+from weft import cli, probe_command, virtual
 from weft.board_run import board_model
 from weft.boards import polled, registry, virtual_top
 from weft.boards.board import CoreKind
@@ -236,6 +236,9 @@ def test_boards_that_look_for_the_phase_of_their_sdrams_clock(
     run = ["run", "program", "--input", "in.npz", "--on", "board", "--port", f"virtual:{board.name}"]
     probe = ["probe", "--memory-test", "none", "--json", "--port", f"virtual:{board.name}"]
     first, width, capture = random.Random(5).randrange(PHASES), 6, 3
+    library = virtual.build_board(board, board.config)
+    monkeypatch.setattr(virtual, "build_board", lambda *given: library)
+    monkeypatch.setattr(probe_command, "LINK_SECONDS", 0.001)
     moved = [Phase(0, lost=True)] * PHASES
     for at in range(width):
         moved[(first + at) % PHASES] = Phase(capture)
