@@ -39,7 +39,7 @@ class CalibrationState(enum.IntEnum):
 
 def calibration_layout() -> data.StructLayout:
     """A `Calibration` in hardware."""
-    return data.StructLayout(FIELDS)  # type: ignore[arg-type]
+    return data.StructLayout(FIELDS)
 
 
 @dataclass(frozen=True)
@@ -133,3 +133,7 @@ class Calibration:
             f"{extent} work, {self.degrees(self.chosen)} is chosen (calculated: {self.degrees(self.phases // 2)}), and "
             f"words are taken after CAS latency + {self.capture} (calculated: + {self.computed_capture})"
         )
+
+
+NOT_CALIBRATED = Calibration()
+"""Of a board that does not look for a phase."""

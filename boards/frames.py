@@ -21,7 +21,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from weft.boards.calibration import CALIBRATION_BYTES, Calibration
+from weft.boards.calibration import CALIBRATION_BYTES, NOT_CALIBRATED, Calibration
 from weft.hdl.errors import WeftError
 from weft.hdl.isa.memmap import MAGIC
 
@@ -197,7 +197,7 @@ class Identity:
     buffer: int
     protocol: int = PROTOCOL
     flash: FlashState = FlashState.NONE
-    calibration: Calibration = Calibration()
+    calibration: Calibration = NOT_CALIBRATED
 
     def encode(self) -> bytes:
         """`IDENTITY_BYTES` bytes. Raises `FrameError` for fields that do not fit."""
@@ -205,16 +205,19 @@ class Identity:
         if len(name) > NAME_BYTES:
             raise FrameError(f"the board's name {self.board!r} is longer than {NAME_BYTES} bytes")
         try:
-            return _IDENTITY.pack(
-                MAGIC,
-                self.protocol,
-                self.buffer,
-                self.digest,
-                self.memory_bytes,
-                self.clock,
-                name,
-                self.flash,
-            ) + self.calibration.encode()
+            return (
+                _IDENTITY.pack(
+                    MAGIC,
+                    self.protocol,
+                    self.buffer,
+                    self.digest,
+                    self.memory_bytes,
+                    self.clock,
+                    name,
+                    self.flash,
+                )
+                + self.calibration.encode()
+            )
         except struct.error as error:
             raise FrameError(f"{self} does not fit: {error}") from None
 

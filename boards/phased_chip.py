@@ -68,7 +68,7 @@ def encode(eye: Sequence[Phase]) -> int:
 
 def eye_layout(phases: int) -> data.ArrayLayout:
     """An encoded eye."""
-    return data.ArrayLayout(data.StructLayout(_FIELDS), phases)  # type: ignore[arg-type]
+    return data.ArrayLayout(data.StructLayout(_FIELDS), phases)
 
 
 def eye_of(clock: float, phases: int, pads: PadDelays | None = None) -> list[Phase]:
@@ -151,7 +151,7 @@ class ChipBehindPads(wiring.Component):
     def _phased(self, m: Module, phases: int) -> Value:
         """What stands at the pads in the phase where the clock is."""
         number, before, noise = Signal(range(phases), init=phases // 2), Signal(), Signal(16, init=1)
-        now: Any = Signal(data.StructLayout(_FIELDS))  # type: ignore[arg-type]
+        now: Any = Signal(data.StructLayout(_FIELDS))
         m.d.sync += [before.eq(self.step), noise.eq(Cat(noise[1:], (noise & 0x002D).xor()))]
         with m.If(before & ~self.step):
             m.d.sync += number.eq(Mux(number == phases - 1, 0, number + 1))

@@ -287,7 +287,13 @@ class SdramController(wiring.Component):
         return m
 
     def _calibrate(
-        self, m: Module, splitter: RowSplitter, scheduler: Scheduler, units: WriteUnits, words: ReadWords, unit: Any
+        self,
+        m: Module,
+        splitter: RowSplitter,
+        scheduler: Scheduler,
+        units: WriteUnits,
+        words: ReadWords,
+        unit: Any,
     ) -> None:
         """Scheduler and words read are the calibrator's until it is done."""
         m.submodules.calibrator = calibrator = self.calibrator

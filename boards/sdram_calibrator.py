@@ -29,7 +29,9 @@ def taps(bits: int) -> tuple[tuple[int, ...], ...]:
     draw = random.Random(bits)
     while True:
         found = tuple(tuple(sorted(draw.sample(range(bits), min(3, bits)))) for _ in range(16))
-        words = {tuple(sum(number >> bit & 1 for bit in pad) & 1 for pad in found) for number in range(1 << bits)}
+        words = {
+            tuple(sum(number >> bit & 1 for bit in pad) & 1 for pad in found) for number in range(1 << bits)
+        }
         if len(words) == 1 << bits:
             return found
 
@@ -38,7 +40,9 @@ def pattern(number: Value, salt: Value) -> Value:
     """The first half of a unit: 16 bits from its number in the test, and from `salt`, up to 16 bits that are others in
     each test, so that what an earlier one has written is wrong. The second half is the inverse: all pads change."""
     salted = Cat(salt, Const(0, 16))
-    return Cat(Cat(*(number[bit] for bit in pad), salted[at]).xor() for at, pad in enumerate(taps(len(number))))
+    return Cat(
+        Cat(*(number[bit] for bit in pad), salted[at]).xor() for at, pad in enumerate(taps(len(number)))
+    )
 
 
 def place(block: Value, bits: int, first: int) -> Value:
@@ -237,7 +241,10 @@ class Calibrator(wiring.Component):
                 ]
                 m.next = "AIM"
             with m.State("AIM"):
-                m.d.sync += [self._target.eq(Mux(middle < 0, middle + self.phases, middle)), late.eq(self._best_late)]
+                m.d.sync += [
+                    self._target.eq(Mux(middle < 0, middle + self.phases, middle)),
+                    late.eq(self._best_late),
+                ]
                 with m.If(self._failed):
                     m.d.sync += [
                         self._target.eq(self.phases // 2),

@@ -117,7 +117,9 @@ class SdramModel(ChipModel):
         m = Module()
         pads = self.pads
         operation = Signal(Operation)
-        m.d.comb += operation.eq(Mux(pads.clk_en & pads.cs & ~self.upset, Cat(pads.ras, pads.cas, pads.we), Operation.NOP))
+        m.d.comb += operation.eq(
+            Mux(pads.clk_en & pads.cs & ~self.upset, Cat(pads.ras, pads.cas, pads.we), Operation.NOP)
+        )
         self._is = {kind: operation == kind for kind in Operation}
         self._mode = Signal(ModeRegister)
         self._initialise(m)

@@ -27,8 +27,8 @@ SIMULATED = replace(GENERIC, sweep=Sweep(lambda clock: PHASES, blocks=2))
 
 
 class VirtualTop(wiring.Component):
-    """A `weft.boards.top.Top` with its memory. An SDRAM's eye is the one that the delays of `weft.boards.sdram_eye` make,
-    if the simulator's command line gives no other, see `weft.boards.phased_chip`.
+    """A `weft.boards.top.Top` with its memory. An SDRAM's eye is the one that the delays of `weft.boards.sdram_eye`
+    make, if the simulator's command line gives no other, see `weft.boards.phased_chip`.
 
     Parameters
     ----------

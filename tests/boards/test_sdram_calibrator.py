@@ -8,7 +8,7 @@ import random
 
 import cocotb
 import pytest
-from amaranth.hdl import Const, Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
@@ -100,13 +100,27 @@ def drawn(draw: random.Random, phases: int, width: int | None = None) -> tuple[l
     return eye, first, width, capture
 
 
+def longest(eye: list[Phase]) -> int:
+    """How many phases in a row work, whatever the capture, tried one by one."""
+    phases = len(eye)
+    found = [
+        length
+        for capture, first in itertools.product(CAPTURES, range(phases))
+        for length in range(1, phases + 1)
+        if all(eye[(first + at) % phases] == Phase(capture) for at in range(length))
+    ]
+    return max(found, default=0)
+
+
 async def holds(dut) -> None:
     """Memory is as good as any."""
     driver = MemoryDriver(dut, bench_parameters()["bus"])
     contents = bytearray(BYTES)
     width = driver.width
     beats = min(256, 4096 // width)
-    await driver.run([burst(contents, width, True, at, beats, full=True) for at in range(0, BYTES, beats * width)])
+    await driver.run(
+        [burst(contents, width, True, at, beats, full=True) for at in range(0, BYTES, beats * width)]
+    )
     await driver.run(random_bursts(contents, width, 30, longest=32))
 
 
@@ -132,6 +146,23 @@ async def bench_drawn(dut):
         check(dut)
     await holds(dut)
     check(dut)
+
+
+@cocotb.test()
+async def bench_delays(dut):
+    """With other delays of pads and wires than those on paper, what is found is what `eye_at` says of them."""
+    draw, phases = random.Random(random.getrandbits(32)), bench_parameters()["phases"]
+    clock, least = bench_parameters()["clock"], bench_parameters()["least"]
+    for _ in range(3):
+        pads = PadDelays(output=draw.uniform(0.5, 6), input=draw.uniform(0.2, 3))
+        eye = eye_of(clock, phases, pads)
+        found, count = await calibrated(dut, eye), longest(eye)
+        assert found.count == count, (pads, found)
+        assert (found.state is CalibrationState.FOUND) == (count >= least), (pads, found)
+        if found.state is CalibrationState.FOUND:
+            places = [(found.chosen + at) % phases for at in range(-((count - 1) // 2), (count - 1) // 2 + 1)]
+            assert {eye[place] for place in places} == {Phase(found.capture)}, (pads, found)
+        check(dut)
 
 
 @cocotb.test()
@@ -238,13 +269,13 @@ async def bench_waits(dut):
     check(dut)
 
 
-BENCHES = "drawn|none|two_rows|weak_lines|drift|gone|waits"
+BENCHES = "drawn|delays|none|two_rows|weak_lines|drift|gone|waits"
 
 
 @pytest.mark.parametrize(
     ("bus", "clock", "phases", "blocks", "only"),
     [
-        (4, 80e6, 12, 2, "drawn|none|two_rows|drift|gone|waits"),
+        (4, 100e6, 12, 2, "drawn|delays|none|two_rows|drift|gone|waits"),
         (16, 40e6, 16, 4, "weak_lines"),
         pytest.param(32, 100e6, 48, 16, BENCHES, marks=pytest.mark.long),
     ],
@@ -253,8 +284,61 @@ def test_calibrator(bus: int, clock: float, phases: int, blocks: int, only: str)
     sweep = Sweep(lambda _: phases, blocks)
     parameters = {
         "bus": bus,
+        "clock": clock,
         "phases": phases,
         "least": sweep.least(clock),
         "capture": best_eye(clock).capture,
     }
     run_bench(Memory(bus, clock, sweep), parameters=parameters, only=f"bench_({only})$")
+
+
+def shown(expression, **given: int) -> int:
+    """A value of Amaranth, of signals that have those given by name."""
+    signals = {name: Signal(16, name=name) for name in given}
+    found = Signal(64)
+    m = Module()
+    m.d.comb += found.eq(expression(**signals))
+    values = []
+
+    async def bench(context) -> None:
+        for name, value in given.items():
+            context.set(signals[name], value)
+        values.append(context.get(found))
+
+    simulator = Simulator(m)
+    simulator.add_testbench(bench)
+    simulator.run()
+    return values[0]
+
+
+@pytest.mark.parametrize("bits", range(5, 10))
+def test_units_differ(bits: int) -> None:
+    """No two units of a test have the same first half, and none has what it had in a test with another salt."""
+    halves = {
+        sum((sum(number >> bit & 1 for bit in pad) & 1) << at for at, pad in enumerate(taps(bits)))
+        for number in range(1 << bits)
+    }
+    assert len(halves) == 1 << bits
+    number, salt = random.Random(bits).randrange(1 << bits), 0x2A5
+    first = shown(lambda number, salt: pattern(number[:bits], salt), number=number, salt=0)
+    assert first in halves
+    assert shown(lambda number, salt: pattern(number[:bits], salt), number=number, salt=salt) == first ^ salt
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize(("row_bits", "column_bits"), [(13, 9), (3, 9), (13, 8)])
+def test_blocks_lie_apart(blocks: int, row_bits: int, column_bits: int) -> None:
+    """Each has a place of its own, and from an even one to the next all address lines change."""
+    lines = row_bits + 2 + column_bits - 1 - (UNITS - 1).bit_length()
+    bits = (blocks - 1).bit_length()
+    places = [shown(lambda block: place(block[:bits], lines, 0), block=block) for block in range(blocks)]
+    assert len(set(places)) == blocks
+    assert {even ^ odd for even, odd in zip(places[::2], places[1::2], strict=True)} == {(1 << lines) - 1}
+
+
+@pytest.mark.parametrize(
+    ("phases", "blocks", "message"), [(7, 4, "an even number"), (8, 3, "2, 4, 8, 16 or 32")]
+)
+def test_what_cannot_be_tried_is_refused(phases: int, blocks: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Calibrator(phases, blocks=blocks, row_bits=13, column_bits=9)

@@ -42,7 +42,9 @@ def build(board: Board, config: Config) -> Path:
         source = Path(folder, "preloaded_board.cpp")
         source.write_text(driver)
         return Model(
-            verilog=generate(VirtualTop(board, config, virtual.DIVISOR), name="board") + ARRAY_VERILOG + EYE_VERILOG,
+            verilog=generate(VirtualTop(board, config, virtual.DIVISOR), name="board")
+            + ARRAY_VERILOG
+            + EYE_VERILOG,
             top="board",
             driver=source,
             output="board.so",

@@ -108,8 +108,8 @@ FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, cho
     [
         (
             FOUND,
-            "SDRAM: phases from 193 to 315 degrees work, 251 is chosen (calculated: 251), and words are taken after CAS "
-            "latency + 2 (calculated: + 2)",
+            "SDRAM: phases from 193 to 315 degrees work, 251 is chosen (calculated: 251), and words are taken after "
+            "CAS latency + 2 (calculated: + 2)",
             0,
         ),
         (
