@@ -8,7 +8,7 @@ import random
 
 import cocotb
 import pytest
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
@@ -53,6 +53,7 @@ class Memory(wiring.Component):
                 "violation": Out(len(Rule)),
                 "calibration": Out(calibration_layout()),
                 "step": Out(1),
+                "command": Out(3),
                 "eye": In(eye_layout(phases)),
             }
         )
@@ -67,6 +68,7 @@ class Memory(wiring.Component):
             self.violation.eq(chip.violation),
             self.calibration.eq(controller.calibration),
             self.step.eq(controller.step),
+            self.command.eq(Cat(controller.pads.ras, controller.pads.cas, controller.pads.we)),
             chip.step.eq(controller.step),
             chip.eye.eq(self.eye),
         ]
@@ -84,9 +86,11 @@ async def calibrated(dut, eye, drift=None) -> Calibration:
     assert told(dut).state is CalibrationState.BUSY
     while told(dut).state is CalibrationState.BUSY:
         stepped = FallingEdge(dut.step)
-        if await First(ValueChange(dut.calibration), stepped) is stepped and drift:
-            eye = drift(eye)
-            dut.eye.value = encode(eye)
+        if await First(ValueChange(dut.calibration), stepped) is stepped:
+            assert int(dut.command.value) == 0, "a command while the clock moves"
+            if drift:
+                eye = drift(eye)
+                dut.eye.value = encode(eye)
     return told(dut)
 
 
