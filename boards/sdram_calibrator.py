@@ -61,8 +61,8 @@ class Calibrator(wiring.Component):
     nobody knows what it took for commands before, and blocks of memory are written and read. The longest row of phases
     that work, across the end of the cycle too, has the phase in its middle; there memory is tried once more.
 
-    Without such a row, the phase is the calculated one in the end. After a reset without a new configuration, phases are
-    counted from where the clock is: what is found works, but it is not told right by how much the clock is late.
+    Without such a row, the phase is the calculated one in the end. After a reset without a new configuration, phases
+    are counted from where the clock is: what is found works, but by how much the clock is late is not told right.
 
     Parameters
     ----------

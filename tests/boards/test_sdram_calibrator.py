@@ -219,12 +219,15 @@ async def bench_weak_lines(dut):
     }
     lines = [line for line in lines if line not in unused]
     draw.shuffle(lines)
-    for at in range(0, len(lines), phases - 4):
-        tried = lines[at : at + phases - 4]
-        eye = [Phase(2)] * 4 + [Phase(2, weak=True, line=line) for line in tried]
+    count = (phases - 4) // 2
+    for at in range(0, len(lines), count):
+        tried = lines[at : at + count]
+        eye = [Phase(2)] * 2
+        for line in tried:  # between two phases that work: one more would make the longest row
+            eye += [Phase(2, weak=True, line=line), Phase(2)]
         eye += [Phase(0)] * (phases - len(eye))
         found = await calibrated(dut, eye)
-        assert (found.count, found.last) == (4, 3), [LINES[line] for line in tried]
+        assert (found.count, found.last) == (2, 1), [LINES[line] for line in tried]
 
 
 @cocotb.test()
