@@ -12,7 +12,7 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
-from cocotb.triggers import FallingEdge, First, RisingEdge, ValueChange
+from cocotb.triggers import FallingEdge, First, RisingEdge, ValueChange, with_timeout
 from support.memory_driver import MemoryDriver, burst, random_bursts, reset
 
 from weft.boards.calibration import (
@@ -86,7 +86,7 @@ async def calibrated(dut, eye, drift=None) -> Calibration:
     assert told(dut).state is CalibrationState.BUSY
     while told(dut).state is CalibrationState.BUSY:
         stepped = FallingEdge(dut.step)
-        if await First(ValueChange(dut.calibration), stepped) is stepped:
+        if await with_timeout(First(ValueChange(dut.calibration), stepped), 100, "us") is stepped:
             assert int(dut.command.value) == 0, "a command while the clock moves"
             if drift:
                 eye = drift(eye)
