@@ -69,8 +69,8 @@ def identify(session: Session) -> Identity:
 
 
 def identify_ready(session: Session) -> Identity:
-    """The same of a board once it has found the phase of its SDRAM's clock, and copied what it has in its flash to
-    memory. Raises as `identify`, and `DeviceError` if it never has."""
+    """The same of a board once it has looked for the phase of its SDRAM's clock, and, if it has found one, copied what
+    it has in its flash to memory. Raises as `identify`, and `DeviceError` if it never has."""
     until = time.monotonic() + START_SECONDS
     while doing := _starting(identity := identify(session)):
         if time.monotonic() > until:
@@ -86,6 +86,8 @@ def _starting(identity: Identity) -> str:
     """What a board has done since it started; empty if it is ready."""
     if identity.calibration.state is CalibrationState.BUSY:
         return "looked for the phase of its SDRAM's clock"
+    if identity.calibration.state is CalibrationState.FAILED:
+        return ""  # and nothing is copied
     return "copied its flash to memory" if identity.flash is FlashState.COPYING else ""
 
 

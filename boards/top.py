@@ -128,6 +128,8 @@ class Top(wiring.Component):
             wiring.connect(m, loader.link, link.inner)
             wiring.connect(m, loader.flash, wiring.flipped(self.flash))
             faults.append(loader.damaged)
+            if self.sweeps:
+                m.d.comb += loader.ready.eq(memory.calibration.state == CalibrationState.FOUND)
         if self.sweeps:
             m.d.comb += [self.sdram_step.eq(memory.step), link.calibration.eq(memory.calibration)]
             faults.append(memory.calibration.state == CalibrationState.FAILED)

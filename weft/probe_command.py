@@ -26,6 +26,7 @@ LINK_SECONDS = 0.5
 
 
 _FLASH = {
+    "COPYING": "its program was not copied to memory, which does not work",
     "EMPTY": "no program to copy to memory",
     "COPIED": "its program was copied to memory when the board started",
     "DAMAGED": "its program is DAMAGED, and was not copied to memory as a whole",

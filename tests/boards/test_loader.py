@@ -184,6 +184,9 @@ def test_a_copy_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         DeviceError, match=r"^the board icepi-zero at port has copied its flash to memory for 0\.1 s"
     ):
         ports.identify_ready(types.SimpleNamespace(name="port"))  # type: ignore[arg-type]
+    failed = replace(copying, calibration=Calibration(CalibrationState.FAILED))
+    monkeypatch.setattr(ports, "identify", lambda session: failed)
+    assert ports.identify_ready(types.SimpleNamespace(name="port")) is failed  # type: ignore[arg-type]
     looking = replace(copying, calibration=Calibration(CalibrationState.BUSY))
     monkeypatch.setattr(ports, "identify", lambda session: looking)
     with pytest.raises(DeviceError, match=r" has looked for the phase of its SDRAM's clock for 0\.1 s"):

@@ -263,13 +263,15 @@ def test_boards_that_look_for_the_phase_of_their_sdrams_clock(
         "the SDRAM of icepi-zero does not work at 80 MHz: in none of 16 phases of its clock it gives back what was "
         "written; build with a lower clock (weft build --board icepi-zero --clock MHZ) and flash that"
     )
-    assert _exit_code(run) == 1
+    assert _exit_code([*run[:-1], f"{run[-1]}:image.bin"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines()[-1] == f"error: {fault}; nothing was sent to it"
     assert sent == []
-    assert _exit_code([*probe[:3], *probe[4:]]) == 1
-    assert fault in capsys.readouterr().out.splitlines()
+    assert _exit_code([*probe[:3], *probe[4:-1], f"{probe[-1]}:image.bin"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert fault in lines
+    assert "flash: its program was not copied to memory, which does not work" in lines
 
 
 def test_runs_on_a_board_go_on(
