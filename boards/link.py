@@ -131,7 +131,7 @@ class Link(wiring.Component):
         self.config, self.divisor, self.buffer = config, check_divisor(divisor), check_buffer(buffer)
         self.two = inner
         identity = Identity(board, config.digest, memory_bytes, clock, buffer).encode()
-        self.identity, self.calibrated = identity[: None if calibrated else FLASH_STATE + 1], calibrated
+        self.identity = identity[: None if calibrated else FLASH_STATE + 1]
         super().__init__(
             {
                 "rx": In(1, init=1),
