@@ -23,6 +23,8 @@ class ChipModel(wiring.Component):
         As the controller has them.
     rules : type
         An enumeration from 0 on.
+    others : Member
+        Other members.
 
     Members
     -------
@@ -31,8 +33,8 @@ class ChipModel(wiring.Component):
         Bit by bit, the rules that were broken since reset.
     """
 
-    def __init__(self, pads: wiring.Signature, rules: type[enum.IntEnum]) -> None:
-        super().__init__({"pads": In(pads), "violation": Out(len(rules))})
+    def __init__(self, pads: wiring.Signature, rules: type[enum.IntEnum], **others: wiring.Member) -> None:
+        super().__init__({"pads": In(pads), "violation": Out(len(rules)), **others})
 
     def _broken(self, m: Module, rule: enum.IntEnum, condition: Value) -> None:
         with m.If(condition):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from amaranth.hdl import Instance, Signal, Value
 
+from weft.boards.calibration import Sweep
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 
 
@@ -86,6 +87,8 @@ class Fabric:
     flash_clock : callable, optional
         ``flash_clock(level)`` makes the cell through which the clock of the flash chip goes that holds the bitstream,
         where that is no pad like others.
+    sweep : Sweep, optional
+        How boards with SDRAM find the phase of its clock when they start, where the PLL can move it.
     """
 
     multipliers: Multipliers = INFERRED
@@ -95,6 +98,7 @@ class Fabric:
     start_up: float = 0.0
     reads_alone: bool = True
     flash_clock: Callable[[Signal], Instance] | None = None
+    sweep: Sweep | None = None
 
     @property
     def queues(self) -> tuple[int, int]:

@@ -21,6 +21,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from weft.boards.calibration import CALIBRATION_BYTES, NOT_CALIBRATED, Calibration
 from weft.hdl.errors import WeftError
 from weft.hdl.isa.memmap import MAGIC
 
@@ -75,7 +76,9 @@ def _packer(fields: dict[str, int]) -> struct.Struct:
 _REQUEST, _ANSWER = _packer(REQUEST_FIELDS), _packer(ANSWER_FIELDS)
 NAME_BYTES = 15
 _IDENTITY = struct.Struct(f"<IHHIII{NAME_BYTES}sB")
-REQUEST_BYTES, ANSWER_BYTES, IDENTITY_BYTES = _REQUEST.size, _ANSWER.size, _IDENTITY.size
+REQUEST_BYTES, ANSWER_BYTES, IDENTITY_BYTES = _REQUEST.size, _ANSWER.size, _IDENTITY.size + CALIBRATION_BYTES
+FLASH_STATE = _IDENTITY.size - 1
+"""The byte of an identity that is `Identity.flash`. Those after it, the calibration, are 0 on boards without one."""
 
 
 class FlashState(enum.IntEnum):
@@ -183,7 +186,8 @@ class Identity:
     protocol : int
         `PROTOCOL`.
     flash : FlashState
-        The last byte.
+    calibration : Calibration
+        Of the SDRAM's clock. Boards from before it was looked for answer as those without one.
     """
 
     board: str
@@ -193,6 +197,7 @@ class Identity:
     buffer: int
     protocol: int = PROTOCOL
     flash: FlashState = FlashState.NONE
+    calibration: Calibration = NOT_CALIBRATED
 
     def encode(self) -> bytes:
         """`IDENTITY_BYTES` bytes. Raises `FrameError` for fields that do not fit."""
@@ -200,15 +205,18 @@ class Identity:
         if len(name) > NAME_BYTES:
             raise FrameError(f"the board's name {self.board!r} is longer than {NAME_BYTES} bytes")
         try:
-            return _IDENTITY.pack(
-                MAGIC,
-                self.protocol,
-                self.buffer,
-                self.digest,
-                self.memory_bytes,
-                self.clock,
-                name,
-                self.flash,
+            return (
+                _IDENTITY.pack(
+                    MAGIC,
+                    self.protocol,
+                    self.buffer,
+                    self.digest,
+                    self.memory_bytes,
+                    self.clock,
+                    name,
+                    self.flash,
+                )
+                + self.calibration.encode()
             )
         except struct.error as error:
             raise FrameError(f"{self} does not fit: {error}") from None
@@ -218,13 +226,17 @@ class Identity:
         """Raises `FrameError` if `payload` is no identity."""
         if len(payload) != IDENTITY_BYTES:
             raise FrameError(f"an identity has {IDENTITY_BYTES} bytes, not {len(payload)}")
-        magic, protocol, buffer, digest, memory_bytes, clock, name, flash = _IDENTITY.unpack(payload)
+        magic, protocol, buffer, digest, memory_bytes, clock, name, flash = _IDENTITY.unpack_from(payload)
         if magic != MAGIC:
             raise FrameError(f"an identity starts with {MAGIC:#x}, not {magic:#x}")
         board = name.rstrip(b"\0").decode("ascii", "replace")
         if flash not in list(FlashState):
-            raise FrameError(f"an identity does not end with {flash:#x}")
-        return cls(board, digest, memory_bytes, clock, buffer, protocol, FlashState(flash))
+            raise FrameError(f"a flash has no state {flash:#x}")
+        try:
+            calibration = Calibration.decode(payload[FLASH_STATE + 1 :])
+        except ValueError as error:
+            raise FrameError(f"an SDRAM has no state of this kind: {error}") from None
+        return cls(board, digest, memory_bytes, clock, buffer, protocol, FlashState(flash), calibration)
 
 
 LONGEST = REQUEST_BYTES + PAYLOAD + CRC_BYTES

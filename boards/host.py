@@ -9,7 +9,7 @@ from weft.boards.flash_image import Directory
 from weft.boards.frames import Identity, Operation, Request
 from weft.boards.memory import BoardMemory, Transfer
 from weft.boards.polled import PolledDevice
-from weft.boards.ports import identify_ready, open_session
+from weft.boards.ports import identify_ready, open_session, sdram_fault
 from weft.boards.registry import BOARDS, line_rates
 from weft.boards.session import ATTEMPTS, Session
 from weft.boards.spi_flash_chip import WINDOW
@@ -39,7 +39,7 @@ class BoardDevice(PolledDevice):
     Raises
     ------
     DeviceError
-        If no board answers, or one that is built for another configuration or version.
+        If no board answers, or one that is built for another configuration or version, or whose memory does not work.
     """
 
     def __init__(self, session: Session, config: Config) -> None:
@@ -99,7 +99,8 @@ class BoardDevice(PolledDevice):
         Raises
         ------
         DeviceError
-            If the port cannot be opened, no board answers, or one that is built for another configuration or version.
+            If the port cannot be opened, no board answers, or one that is built for another configuration or version,
+            or whose memory does not work.
         """
         rates = line_rates(config) if baud is None else [baud]
         session, _ = open_session(port, rates, timeout=timeout, attempts=attempts)
@@ -117,6 +118,8 @@ class BoardDevice(PolledDevice):
                 f"the board {identity.board} at {name} is built for {_describe(identity.digest)}, "
                 f"the program is for {_describe(self.config.digest)}: compile for the one or flash the other"
             )
+        if fault := sdram_fault(identity):
+            raise DeviceError(f"{fault}; nothing was sent to it")
         return identity
 
     def close(self) -> None:

@@ -9,10 +9,12 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.crc.catalog import CRC64_XZ
 from amaranth.lib.wiring import In, Out
 
+from weft.boards.calibration import calibration_layout
 from weft.boards.frames import (
     ANSWER,
     CHECK_BYTES,
     CHECKED,
+    FLASH_STATE,
     REQUEST_BYTES,
     REQUEST_FIELDS,
     Identity,
@@ -94,6 +96,8 @@ class Link(wiring.Component):
         Bytes of requests that can wait, a power of two from 1024 on.
     inner : bool
         Whether there is a second host.
+    calibrated : bool
+        Whether the board looks for the phase of its SDRAM's clock.
 
     Members
     -------
@@ -108,6 +112,8 @@ class Link(wiring.Component):
         registers nor memory. Whoever else is on the memory port must come to rest by itself.
     inner : In(inner_host())
         With `inner` only.
+    calibration : In(calibration_layout())
+        `Identity.calibration`; with `calibrated` only.
     """
 
     def __init__(
@@ -120,10 +126,12 @@ class Link(wiring.Component):
         clock: int = 0,
         buffer: int = BUFFER,
         inner: bool = False,
+        calibrated: bool = False,
     ) -> None:
         self.config, self.divisor, self.buffer = config, check_divisor(divisor), check_buffer(buffer)
         self.two = inner
-        self.identity = Identity(board, config.digest, memory_bytes, clock, buffer).encode()
+        identity = Identity(board, config.digest, memory_bytes, clock, buffer).encode()
+        self.identity = identity[: None if calibrated else FLASH_STATE + 1]
         super().__init__(
             {
                 "rx": In(1, init=1),
@@ -132,6 +140,7 @@ class Link(wiring.Component):
                 "registers": In(wiring.Signature(AXI_LITE)),
                 "reset": Out(1),
                 **({"inner": In(inner_host())} if inner else {}),
+                **({"calibration": In(calibration_layout())} if calibrated else {}),
             }
         )
 
@@ -245,9 +254,13 @@ class Link(wiring.Component):
         identity = Signal(8)
         with m.Switch(Cat(at.lane, at.address[at.align :])):
             for number, byte in enumerate(self.identity):
+                value: Any = byte
+                if self.two and number == FLASH_STATE:
+                    value = self.inner.state
+                elif number > FLASH_STATE:
+                    value = self.calibration.as_value().word_select(number - FLASH_STATE - 1, 8)
                 with m.Case(number):
-                    last = self.two and number == len(self.identity) - 1
-                    m.d.comb += identity.eq(self.inner.state if last else byte)
+                    m.d.comb += identity.eq(value)
         return identity
 
     @staticmethod

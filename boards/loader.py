@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import Out
+from amaranth.lib.wiring import In, Out
 
 from weft.boards.copied_image import MAGIC, MORE, OVER
 from weft.boards.frames import ANSWER_BYTES, CHECKED, REQUEST_BYTES, FlashState, Operation
@@ -31,11 +31,20 @@ class Loader(wiring.Component):
         See `weft.boards.spi_flash_stream.SpiFlashStream`.
     damaged : Out(1)
         `FlashState.DAMAGED`.
+    ready : In(1)
+        Memory can be used; before that, nothing is written.
     """
 
     def __init__(self, chip: SpiFlash, clock: float) -> None:
         self.chip, self.clock = chip, clock
-        super().__init__({"link": Out(inner_host()), "flash": Out(spi_flash_pads()), "damaged": Out(1)})
+        super().__init__(
+            {
+                "link": Out(inner_host()),
+                "flash": Out(spi_flash_pads()),
+                "damaged": Out(1),
+                "ready": In(1, init=1),
+            }
+        )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -75,8 +84,8 @@ class Loader(wiring.Component):
                         with m.Default():
                             m.d.sync += state.eq(FlashState.DAMAGED)
             with m.State("HEADER"):
-                m.d.comb += [request.valid.eq(1), request.payload.eq(header[index[:3]])]
-                with m.If(request.ready):
+                m.d.comb += [request.valid.eq(self.ready), request.payload.eq(header[index[:3]])]
+                with m.If(request.ready & request.valid):
                     m.d.sync += index.eq(index + 1)
                     with m.If(index == REQUEST_BYTES - 1):
                         m.d.sync += index.eq(0)

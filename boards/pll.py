@@ -39,6 +39,10 @@ class ShiftedPll(Pll, Protocol):
     phase: float
     """Degrees by which the second output is late."""
 
+    @property
+    def steps(self) -> int:
+        """Steps of the phase in a cycle."""
+
     def cell(
         self,
         m: Module,
@@ -46,8 +50,10 @@ class ShiftedPll(Pll, Protocol):
         clock: Signal,
         locked: Signal,
         shifted: Signal | None = None,
+        step: Signal | None = None,
     ) -> None:
-        """As `Pll.cell`; `shifted` is the second output."""
+        """As `Pll.cell`; `shifted` is the second output. It gets later by a step each time that `step` falls, which
+        must be high, and low, for 10 ns and more."""
 
 
 def nearest(found: Iterator[tuple[float, Any]], wanted: float, kind: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from weft.boards.calibration import CalibrationState
 from weft.boards.frames import (
     IDENTITY_BYTES,
     PROTOCOL,
@@ -23,9 +24,9 @@ PROBE_SECONDS = 0.2
 """Seconds in which a board answers that is asked at its own baud rate."""
 PROBE_ATTEMPTS = 2
 """How often it is asked at each."""
-COPY_SECONDS = 60.0
-"""Seconds in which a board has copied what it has in its flash: 14 MB take five."""
-COPY_POLL = 0.05
+START_SECONDS = 60.0
+"""Seconds in which a board has started: to copy 14 MB from its flash takes five, to try its SDRAM less than one."""
+START_POLL = 0.05
 """Seconds between two questions whether it has."""
 BRIDGES = {
     (0x0403, 0x6010): "FT2232: iCEBreaker; what the Tangs have says that it is one",
@@ -68,17 +69,42 @@ def identify(session: Session) -> Identity:
 
 
 def identify_ready(session: Session) -> Identity:
-    """The same of a board once it has copied what it has in its flash to memory. Raises as `identify`, and
-    `DeviceError` if it never has."""
-    until = time.monotonic() + COPY_SECONDS
-    while (identity := identify(session)).flash is FlashState.COPYING:
+    """The same of a board once it has looked for the phase of its SDRAM's clock, and, if it has found one, copied what
+    it has in its flash to memory. Raises as `identify`, and `DeviceError` if it never has."""
+    until = time.monotonic() + START_SECONDS
+    while doing := _starting(identity := identify(session)):
         if time.monotonic() > until:
             raise DeviceError(
-                f"the board {identity.board} at {session.name} has copied its flash to memory for {COPY_SECONDS:g} "
-                "seconds, without an end: switch it off and on again"
+                f"the board {identity.board} at {session.name} has {doing} for {START_SECONDS:g} seconds, without an "
+                "end: switch it off and on again"
             )
-        time.sleep(COPY_POLL)
+        time.sleep(START_POLL)
     return identity
+
+
+def _starting(identity: Identity) -> str:
+    """What a board has done since it started; empty if it is ready."""
+    if identity.calibration.state is CalibrationState.BUSY:
+        return "looked for the phase of its SDRAM's clock"
+    if identity.calibration.state is CalibrationState.FAILED:
+        return ""  # and nothing is copied
+    return "copied its flash to memory" if identity.flash is FlashState.COPYING else ""
+
+
+def sdram_fault(identity: Identity) -> str:
+    """A sentence on an SDRAM that does not work at the board's clock; empty if it does, or there is none."""
+    found = identity.calibration
+    if found.state is not CalibrationState.FAILED:
+        return ""
+    if found.working is None:
+        why = f"in none of {found.phases} phases of its clock it gives back what was written"
+    else:
+        first, last = found.working
+        why = f"it gave back what was written from {first} to {last} degrees of its clock only, which is too little"
+    return (
+        f"the SDRAM of {identity.board} does not work at {identity.clock / 1e6:g} MHz: {why}; build with a lower clock "
+        f"(weft build --board {identity.board} --clock MHZ) and flash that"
+    )
 
 
 def flash_fault(identity: Identity) -> str:

@@ -1,12 +1,19 @@
 """The SDRAM controller: a memory port on one side, the pads of a 16-bit chip on the other."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from __future__ import annotations
+
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
+from weft.boards.calibration import Sweep, calibration_layout
 from weft.boards.port import memory_port, write_layout
+from weft.boards.sdram_calibrator import Calibrator
 from weft.boards.sdram_chip import A_BITS, COLUMN_BITS, ROW_BITS, SdramTiming, sdram_pads
+from weft.boards.sdram_eye import CAPTURES, phase_of
 from weft.boards.sdram_schedule import UNIT, RowSplitter, Scheduler
 
 READ_WORDS = 16
@@ -77,9 +84,13 @@ class ReadWords(wiring.Component):
     bus_bytes : int
     latency : int
         Cycles from `unit` to its first half at `half`.
+    delays : int
+        How many different latencies there may be, from that one on.
 
     Members
     -------
+    delay : In(range(delays))
+        Cycles more than the first of them; changes only while nothing is on its way. With several only.
     unit : In(1)
         A unit was asked for; at most in every second cycle.
     reserve : In(1)
@@ -87,17 +98,24 @@ class ReadWords(wiring.Component):
     room : Out(1)
         There is room for a word; unspecified in the cycle after `reserve`.
     half : In(16)
+    arrives : Out(1)
+        It is one of a unit.
+    seen : Out(16)
+        The last that was.
     read : Out(stream of 8 * bus_bytes bits)
     """
 
-    def __init__(self, bus_bytes: int, latency: int) -> None:
-        self.bus_bytes, self.latency = bus_bytes, latency
+    def __init__(self, bus_bytes: int, latency: int, delays: int = 1) -> None:
+        self.bus_bytes, self.latency, self.delays = bus_bytes, latency, delays
         super().__init__(
             {
+                **({"delay": In(range(delays))} if delays > 1 else {}),
                 "unit": In(1),
                 "reserve": In(1),
                 "room": Out(1),
                 "half": In(16),
+                "arrives": Out(1),
+                "seen": Out(16),
                 "read": Out(stream.Signature(8 * bus_bytes)),
             }
         )
@@ -113,14 +131,22 @@ class ReadWords(wiring.Component):
         complete = Signal()
         free = Signal(range(READ_WORDS + 1), init=READ_WORDS)
         taken = self.read.valid & self.read.ready
-        arrives = coming[self.latency - 1] | coming[self.latency]
+        asked: Value = self.unit
+        if self.delays > 1:
+            later = Signal(self.delays - 1)
+            m.d.sync += later.eq(Cat(self.unit, later))
+            asked = Array([self.unit, *later])[self.delay]
+        m.d.comb += [
+            self.arrives.eq(coming[self.latency - 1] | coming[self.latency]),
+            self.seen.eq(word[-16:]),
+        ]
         m.d.sync += [
-            coming.eq(Cat(self.unit, coming)),
-            complete.eq(arrives & halves.all()),
+            coming.eq(Cat(asked, coming)),
+            complete.eq(self.arrives & halves.all()),
             free.eq(free + taken - self.reserve),
             self.room.eq(free != 0),
         ]
-        with m.If(arrives):
+        with m.If(self.arrives):
             m.d.sync += [word.eq(Cat(word[16:], self.half)), halves.eq(halves + 1)]
         m.d.comb += [
             queue.w_data.eq(word),
@@ -154,6 +180,9 @@ class SdramController(wiring.Component):
         Cycles that the pads' registers outside of this component, the wires and the phase of the chip's clock add
         to the CAS latency: a word comes in at `dq_i` ``cas_latency + capture`` cycles after its command went out,
         and is taken into a register at the end of that cycle. See `weft.boards.sdram_eye.Eye.capture`.
+    sweep : Sweep, optional
+        Find phase and capture at the start, beginning with those of `weft.boards.sdram_eye.best_eye` and `capture`,
+        one of `weft.boards.sdram_eye.CAPTURES`. Commands wait until then.
 
     Raises
     ------
@@ -165,6 +194,8 @@ class SdramController(wiring.Component):
     bus : In(memory_port(bus_bytes))
     pads : Out(sdram_pads())
         All from registers; `dq_i` goes to registers.
+    step : Out(1), calibration : Out(calibration_layout())
+        With a `sweep` only: see `weft.boards.sdram_calibrator.Calibrator`.
     """
 
     def __init__(
@@ -177,6 +208,7 @@ class SdramController(wiring.Component):
         column_bits: int = COLUMN_BITS,
         cas_latency: int = 3,
         capture: int = 0,
+        sweep: Sweep | None = None,
     ) -> None:
         timing = timing or SdramTiming()
         timing.check_clock(clock, cas_latency)
@@ -194,7 +226,22 @@ class SdramController(wiring.Component):
             )
         self.bus_bytes, self.row_bits, self.column_bits = bus_bytes, row_bits, column_bits
         self.cas_latency, self.capture = cas_latency, capture
-        super().__init__({"bus": In(memory_port(bus_bytes)), "pads": Out(sdram_pads())})
+        self.calibrator = None if sweep is None else self._calibrator(sweep, clock)
+        found = {"step": Out(1), "calibration": Out(calibration_layout())} if sweep else {}
+        super().__init__({"bus": In(memory_port(bus_bytes)), "pads": Out(sdram_pads()), **found})
+
+    def _calibrator(self, sweep: Sweep, clock: float) -> Calibrator:
+        phases = sweep.phases(clock)
+        _check("capture", self.capture in CAPTURES, self.capture, "1 to 3 cycles where it is found out")
+        return Calibrator(
+            phases,
+            blocks=sweep.blocks,
+            least=sweep.least(clock),
+            computed_phase=phase_of(clock, phases),
+            computed_capture=self.capture,
+            row_bits=self.row_bits,
+            column_bits=self.column_bits,
+        )
 
     @property
     def size(self) -> int:
@@ -212,32 +259,77 @@ class SdramController(wiring.Component):
             cas_latency=self.cas_latency,
         )
         m.submodules.units = units = WriteUnits(self.bus_bytes)
-        latency = read_latency(self.cas_latency, self.capture)
-        m.submodules.words = words = ReadWords(self.bus_bytes, latency)
+        first, delays = (self.capture, 1) if self.calibrator is None else (CAPTURES[0], len(CAPTURES))
+        latency = read_latency(self.cas_latency, first)
+        m.submodules.words = words = ReadWords(self.bus_bytes, latency, delays)
         bus, pads = wiring.flipped(self.bus), self.pads
         wiring.connect(m, bus.command, splitter.command)
-        wiring.connect(m, splitter.segment, scheduler.segment)
         wiring.connect(m, bus.write, units.write)
-        wiring.connect(m, words.read, bus.read)
+        unit = Signal.like(units.unit)
         m.d.comb += [
-            scheduler.have.eq(units.have),
-            units.take.eq(scheduler.write),
             scheduler.room.eq(words.room),
             words.unit.eq(scheduler.read),
             words.reserve.eq(scheduler.reserve),
-            self.bus.written.eq(scheduler.written),
         ]
         m.d.sync += words.half.eq(pads.dq_i)
-        self._outputs(m, scheduler, units)
+        if self.calibrator is None:
+            wiring.connect(m, splitter.segment, scheduler.segment)
+            wiring.connect(m, words.read, bus.read)
+            m.d.comb += [
+                scheduler.have.eq(units.have),
+                units.take.eq(scheduler.write),
+                unit.eq(units.unit),
+                self.bus.written.eq(scheduler.written),
+            ]
+        else:
+            self._calibrate(m, splitter, scheduler, units, words, unit)
+        self._outputs(m, scheduler, unit)
         return m
 
-    def _outputs(self, m: Module, scheduler: Scheduler, units: WriteUnits) -> None:
+    def _calibrate(
+        self,
+        m: Module,
+        splitter: RowSplitter,
+        scheduler: Scheduler,
+        units: WriteUnits,
+        words: ReadWords,
+        unit: Any,
+    ) -> None:
+        """Scheduler and words read are the calibrator's until it is done."""
+        m.submodules.calibrator = calibrator = self.calibrator
+        assert calibrator is not None
+        done, bus = calibrator.done, self.bus
+        ours, theirs = calibrator.segment, splitter.segment
+        m.d.comb += [
+            scheduler.segment.payload.eq(Mux(done, theirs.payload, ours.payload)),
+            scheduler.segment.valid.eq(Mux(done, theirs.valid, ours.valid)),
+            theirs.ready.eq(scheduler.segment.ready & done),
+            ours.ready.eq(scheduler.segment.ready & ~done),
+            scheduler.restart.eq(calibrator.restart),
+            scheduler.have.eq(units.have | ~done),
+            units.take.eq(scheduler.write & done),
+            unit.data.eq(Mux(done, units.unit.data, calibrator.unit)),
+            unit.strobe.eq(Mux(done, units.unit.strobe, calibrator.strobe.replicate(UNIT))),
+            bus.written.eq(scheduler.written & done),
+            calibrator.written.eq(scheduler.write),
+            calibrator.arrives.eq(words.arrives),
+            calibrator.seen.eq(words.seen),
+            words.delay.eq(calibrator.late),
+            # What the calibrator reads, it has seen before it comes here.
+            bus.read.payload.eq(words.read.payload),
+            bus.read.valid.eq(words.read.valid & done),
+            words.read.ready.eq(bus.read.ready | ~done),
+            self.step.eq(calibrator.step),
+            self.calibration.eq(calibrator.result),
+        ]
+
+    def _outputs(self, m: Module, scheduler: Scheduler, written: Any) -> None:
         """The registers at the pads. Nothing else reads them, so that they can be placed there."""
         pads = self.pads
         unit = Signal(data.StructLayout({"data": 32, "strobe": 4}))
         first, second = Signal(), Signal()  # halves of `unit` that go out next
         with m.If(scheduler.write):
-            m.d.sync += unit.eq(units.unit)
+            m.d.sync += unit.eq(written)
         strobe = Mux(first, unit.strobe[:2], unit.strobe[2:])
         ras, cas, we = scheduler.operation
         m.d.sync += [

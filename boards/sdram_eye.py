@@ -159,6 +159,12 @@ def _refusal(eye: Eye, timing: SdramTiming, pads: PadDelays) -> str:
     return f"the SDRAM cannot run at {eye.clock / 1e6:g} MHz: {why}; {hint}"
 
 
+def phase_of(clock: float, phases: int) -> int:
+    """The phase of `best_eye` at a clock in Hz, as the nearest of so many in a cycle, counted from 0 degrees. Raises
+    `BoardError`."""
+    return round(best_eye(clock).phase * phases / 360) % phases
+
+
 def arrival(clock: float, phase: float, cas_latency: int = CAS_LATENCY) -> int:
     """Cycles from the edge at which a read leaves to the first one that finds its word at the register in the pad: the
     same as `cas_latency` - 1 + `Eye.capture`, counted from the other end, for a simulation of pads and chip."""

@@ -6,6 +6,7 @@ import enum
 
 from amaranth.hdl import Array, Cat, ClockSignal, Const, Instance, Module, Mux, Signal, Value
 from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In
 
 from weft.boards.chip_model import ChipModel
 from weft.boards.sdram_chip import (
@@ -90,6 +91,8 @@ class SdramModel(ChipModel):
 
     Members
     -------
+    upset : In(1)
+        The clock comes when the pads change: commands are lost, and what the chip was told before is, too.
     pads : In(sdram_pads())
         ``dq_i`` carries an alternating pattern where nobody drives it or the mask hides it.
     violation : Out(len(Rule))
@@ -108,13 +111,15 @@ class SdramModel(ChipModel):
         self.timing, self.clock = timing or SdramTiming(), clock
         self.cycles = self.timing.cycles(clock)
         self.row_bits, self.column_bits, self.delay = row_bits, column_bits, delay
-        super().__init__(sdram_pads(), Rule)
+        super().__init__(sdram_pads(), Rule, upset=In(1))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         pads = self.pads
         operation = Signal(Operation)
-        m.d.comb += operation.eq(Mux(pads.clk_en & pads.cs, Cat(pads.ras, pads.cas, pads.we), Operation.NOP))
+        m.d.comb += operation.eq(
+            Mux(pads.clk_en & pads.cs & ~self.upset, Cat(pads.ras, pads.cas, pads.we), Operation.NOP)
+        )
         self._is = {kind: operation == kind for kind in Operation}
         self._mode = Signal(ModeRegister)
         self._initialise(m)
@@ -142,6 +147,8 @@ class SdramModel(ChipModel):
         mode = ModeRegister(pads.a)
         with m.If(is_[Operation.MODE]):
             m.d.sync += [mode_set.eq(1), self._mode.eq(mode)]
+        with m.If(self.upset):
+            m.d.sync += [closed.eq(0), refreshes.eq(0), mode_set.eq(0), self._mode.as_value().eq(~0)]
         early = (power != cycles.power_up) & ~is_[Operation.NOP]
         unclosed = (is_[Operation.REFRESH] | is_[Operation.MODE]) & ~closed
         unset = is_[Operation.ACTIVATE] & ~(mode_set & (refreshes == INIT_REFRESHES))
@@ -197,7 +204,7 @@ class SdramModel(ChipModel):
             written = self._age(m, self._written[bank], f"written{bank}")
             with m.If(activating):
                 m.d.sync += [opened.eq(1), self._row[bank].eq(pads.a)]
-            with m.If(closing):
+            with m.If(closing | self.upset):
                 m.d.sync += opened.eq(0)
             self._broken(m, Rule.RCD, column & mine & (age < cycles.rcd))
             self._broken(m, Rule.RP, (activating | whole) & (closed < cycles.rp))

@@ -132,6 +132,9 @@ class Scheduler(wiring.Component):
         With `read`: the first unit of a word.
     written : Out(1)
         For one cycle: the last unit of a write command is on its way to the chip, before any later one.
+    restart : In(1)
+        While it is high, and no segment is under way, the chip gets no command from a few cycles on; it is initialised
+        anew after that.
     operation : Out(Operation)
     bank, address : Out(2), Out(13)
         Registered, as is `operation`.
@@ -154,6 +157,7 @@ class Scheduler(wiring.Component):
                 "write": Out(1),
                 "reserve": Out(1),
                 "written": Out(1),
+                "restart": In(1),
                 "operation": Out(Operation),
                 "bank": Out(2),
                 "address": Out(A_BITS),
@@ -307,22 +311,25 @@ class Scheduler(wiring.Component):
         with m.FSM():
             with m.State("CLOSE"):
                 m.d.sync += self.address.eq(ALL_BANKS)
-                with m.If(elapsed & ~Cat(busy[0] for busy in self._busy).any()):
+                with m.If(elapsed & ~Cat(busy[0] for busy in self._busy).any() & ~self.restart):
                     m.d.comb += self._close_all.eq(1)
                     m.d.sync += [self.operation.eq(Operation.PRECHARGE), timer.eq(cycles.rp - 1)]
                     m.next = "REFRESH"
-            with m.State("REFRESH"), m.If(elapsed):
-                m.d.sync += [
-                    self.operation.eq(Operation.REFRESH),
-                    timer.eq(cycles.rfc - 1),
-                    due.eq(0),
-                ]
-                with m.If(refreshes != 0):
-                    m.d.sync += refreshes.eq(refreshes - 1)
-                with m.Elif(self.awake):
-                    m.next = "REOPEN"
-                with m.Else():
-                    m.next = "MODE"
+            with m.State("REFRESH"):
+                with m.If(self.restart):
+                    m.next = "CLOSE"
+                with m.Elif(elapsed):
+                    m.d.sync += [
+                        self.operation.eq(Operation.REFRESH),
+                        timer.eq(cycles.rfc - 1),
+                        due.eq(0),
+                    ]
+                    with m.If(refreshes != 0):
+                        m.d.sync += refreshes.eq(refreshes - 1)
+                    with m.Elif(self.awake):
+                        m.next = "REOPEN"
+                    with m.Else():
+                        m.next = "MODE"
             with m.State("MODE"):
                 m.d.sync += [self.bank.eq(0), self.address.eq(mode)]
                 with m.If(elapsed):
@@ -342,9 +349,11 @@ class Scheduler(wiring.Component):
             with m.State("WAIT"), m.If(elapsed):
                 m.next = "RUN"
                 m.d.sync += self._run.eq(1)
-            with m.State("RUN"), m.If(due):
+            with m.State("RUN"), m.If(due | ~self.awake):
                 m.next = "CLOSE"
                 m.d.sync += self._run.eq(0)
+        with m.If(self.restart):
+            m.d.sync += [self.awake.eq(0), refreshes.eq(INIT_REFRESHES - 1)]
 
 
 def _column(unit: Value) -> Value:

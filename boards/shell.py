@@ -53,8 +53,9 @@ class Shell(Elaboratable):
     board : Board
     top : Component
         Has ``rx: In(1)`` (synchronised here) and ``tx: Out(1)``; it may have ``lights: Out(lights())``, on boards with
-        SDRAM ``sdram: Out(sdram_pads())``, and on those with flash ``flash: Out(spi_flash_pads())``, whose pads have a
-        register each way, and for whose clock `Fabric.flash_clock` says what it is. All of it in ``sync``.
+        SDRAM ``sdram: Out(sdram_pads())`` and ``sdram_step: Out(1)``, which moves its clock, and on those with flash
+        ``flash: Out(spi_flash_pads())``, whose pads have a register each way, and for whose clock `Fabric.flash_clock`
+        says what it is. All of it in ``sync``.
     clock : float
         Hz of ``sync``, which comes out of reset once the PLL has locked and the family's block RAM can be read.
     """
@@ -103,7 +104,9 @@ class Shell(Elaboratable):
         if shifted:
             assert isinstance(pll, ShiftedPll)
             m.domains.sdram = sdram = ClockDomain(reset_less=True)
-            pll.cell(m, port, sync.clk, locked, sdram.clk)
+            step, sweep = getattr(self.top, "sdram_step", None), self.board.family.fabric.sweep
+            assert step is None or (sweep and pll.steps == sweep.phases(pll.output))
+            pll.cell(m, port, sync.clk, locked, sdram.clk, step)
         else:
             pll.cell(m, port, sync.clk, locked)
         reset = Signal()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import ClockDomain, ClockSignal, DomainRenamer, Module, Signal
+from amaranth.hdl import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,6 +12,7 @@ from weft.boards.arbiter import Arbiter
 from weft.boards.axi_bridge import AxiBridge
 from weft.boards.block_memory import BlockMemory, Spram
 from weft.boards.board import Board, CoreKind, MemoryKind
+from weft.boards.calibration import CalibrationState
 from weft.boards.direct import Direct
 from weft.boards.family import Fabric
 from weft.boards.gate import Gate
@@ -57,6 +58,9 @@ class Top(wiring.Component):
     sdram : Out(sdram_pads())
         With SDRAM only; the pads have a register each way, and the chip's clock the phase of
         `weft.boards.sdram_eye.best_eye`.
+    sdram_step : Out(1)
+        With SDRAM, and a `Fabric.sweep`: falls for each step to a later phase of the chip's clock, see
+        `weft.boards.pll.ShiftedPll`. Memory waits until one is found.
     flash : Out(spi_flash_pads())
         On boards with `Board.flash` only; the pads have a register each way. If `Board.copies`, ``clk`` is as
         `weft.boards.loader.Loader` has it.
@@ -68,9 +72,16 @@ class Top(wiring.Component):
         members: dict[str, Any] = {"rx": In(1, init=1), "tx": Out(1, init=1), "lights": Out(lights())}
         if board.memory.kind is MemoryKind.SDRAM:
             members["sdram"] = Out(sdram_pads())
+        if self.sweeps:
+            members["sdram_step"] = Out(1)
         if board.flash is not None:
             members["flash"] = Out(spi_flash_pads())
         super().__init__(members)
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether it looks for the phase of an SDRAM's clock."""
+        return self.board.memory.kind is MemoryKind.SDRAM and self.fabric.sweep is not None
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -84,6 +95,7 @@ class Top(wiring.Component):
             clock=round(self.clock),
             buffer=BUFFER // 2 if sequential else BUFFER,
             inner=board.copies,
+            calibrated=self.sweeps,
         )
         pieces, commands = self.fabric.queues
         # A register, as it goes everywhere; and so that the core has no other reset.
@@ -110,14 +122,20 @@ class Top(wiring.Component):
             signs.answered.eq(link.registers.s_axi_rvalid),
             signs.word.eq(link.registers.s_axi_rdata),
         ]
+        faults: list[Value] = []
         if board.flash is not None and board.copies:
             m.submodules.loader = loader = Loader(board.flash, self.clock)
             wiring.connect(m, loader.link, link.inner)
             wiring.connect(m, loader.flash, wiring.flipped(self.flash))
-            m.d.comb += [getattr(self.lights, sign).eq(getattr(signs.lights, sign)) for sign in SIGNS]
-            m.d.comb += self.lights.error.eq(signs.lights.error | loader.damaged)
-        else:
-            wiring.connect(m, signs.lights, wiring.flipped(self.lights))
+            faults.append(loader.damaged)
+            if self.sweeps:
+                m.d.comb += loader.ready.eq(memory.calibration.state == CalibrationState.FOUND)
+        if self.sweeps:
+            m.d.comb += [self.sdram_step.eq(memory.step), link.calibration.eq(memory.calibration)]
+            faults.append(memory.calibration.state == CalibrationState.FAILED)
+        m.d.comb += [getattr(self.lights, sign).eq(getattr(signs.lights, sign)) for sign in SIGNS]
+        if faults:
+            m.d.comb += self.lights.error.eq(Cat(signs.lights.error, *faults).any())
         _join(m, axi4_signature(config), core, "m_axi_", bridge.axi)
         _join(m, wiring.Signature(AXI_LITE), core, "", link.registers)
         wiring.connect(m, link.memory, arbiter.port[0])
@@ -133,7 +151,8 @@ class Top(wiring.Component):
     def _memory(self) -> Any:
         bus_bytes, board = self.config.bus_bytes, self.board
         if board.memory.kind is MemoryKind.SDRAM:
-            return SdramController(bus_bytes, self.clock, capture=best_eye(self.clock).capture)
+            capture = best_eye(self.clock).capture
+            return SdramController(bus_bytes, self.clock, capture=capture, sweep=self.fabric.sweep)
         ram: Spram | BlockMemory = (
             Spram(bus_bytes, self.fabric.single_port_ram)
             if board.memory.kind is MemoryKind.SPRAM

@@ -2,73 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.boards.board import Board, MemoryKind
+from weft.boards.calibration import Sweep
 from weft.boards.family import GENERIC
-from weft.boards.sdram_chip import COLUMN_BITS, ROW_BITS, SdramTiming, sdram_pads
-from weft.boards.sdram_eye import CAS_LATENCY, arrival, best_eye
-from weft.boards.sdram_model import Rule, SdramModel
+from weft.boards.phased_chip import ChipBehindPads, eye_of, usual_eye
+from weft.boards.sdram_model import Rule
 from weft.boards.spi_flash_model import Rule as FlashRule
 from weft.boards.spi_flash_model import SpiFlashModel
 from weft.boards.top import Top
 from weft.hdl.isa.config import Config
 
-
-class ChipBehindPads(wiring.Component):
-    """An SDRAM chip with the registers in the FPGA's pads, in front of a controller.
-
-    The chip's clock is late by the phase that the board's PLL gives it. In whole cycles that only shows in when a word
-    that was read stands at its register: `weft.boards.sdram_eye.arrival` says so from the delays on its way.
-
-    Parameters
-    ----------
-    clock : float
-        Frequency in Hz.
-    timing : SdramTiming, optional
-    row_bits, column_bits : int
-        See `weft.boards.sdram_model.SdramModel`.
-
-    Members
-    -------
-    pads : In(sdram_pads())
-    violation : Out(len(Rule))
-    """
-
-    def __init__(
-        self,
-        clock: float,
-        timing: SdramTiming | None = None,
-        *,
-        row_bits: int = ROW_BITS,
-        column_bits: int = COLUMN_BITS,
-    ) -> None:
-        self.clock = clock
-        self.chip = SdramModel(clock, timing, row_bits=row_bits, column_bits=column_bits)
-        super().__init__({"pads": In(sdram_pads()), "violation": Out(len(Rule))})
-
-    def elaborate(self, platform: object) -> Module:
-        m = Module()
-        m.submodules.chip = chip = self.chip
-        pads, word = self.pads, chip.pads.dq_i
-        m.d.comb += self.violation.eq(chip.violation)
-        outputs = (name for name, member in sdram_pads().members.items() if member.flow is Out)
-        m.d.sync += [getattr(chip.pads, name).eq(getattr(pads, name)) for name in outputs]
-        # The model's word stands for the cycle that begins with the chip's edge, the register's included.
-        for stage in range(arrival(self.clock, best_eye(self.clock).phase) - CAS_LATENCY):
-            taken = Signal(16, name=f"taken{stage}")
-            m.d.sync += taken.eq(word)
-            word = taken
-        m.d.comb += pads.dq_i.eq(word)
-        return m
+PHASES = 16
+"""Of a cycle of the SDRAM's clock: fewer than PLLs have, so that a simulated board does not take longer to start than
+it has to wait for the chip."""
+SIMULATED = replace(GENERIC, sweep=Sweep(lambda clock: PHASES, blocks=2))
+"""What simulated boards are made of."""
 
 
 class VirtualTop(wiring.Component):
-    """A `weft.boards.top.Top` with its memory.
+    """A `weft.boards.top.Top` with its memory. An SDRAM's eye is the one that the delays of `weft.boards.sdram_eye`
+    make, if the simulator's command line gives no other, see `weft.boards.phased_chip`.
 
     Parameters
     ----------
@@ -95,11 +55,12 @@ class VirtualTop(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         board = self.board
-        m.submodules.top = top = Top(board, self.config, board.clock, self.divisor, GENERIC)
+        m.submodules.top = top = Top(board, self.config, board.clock, self.divisor, SIMULATED)
         m.d.comb += [top.rx.eq(self.rx), self.tx.eq(top.tx)]
         if board.memory.kind is MemoryKind.SDRAM:
-            m.submodules.chip = chip = ChipBehindPads(board.clock)
-            m.d.comb += self.violation.eq(chip.violation)
+            m.submodules.chip = chip = ChipBehindPads(board.clock, phases=PHASES)
+            m.submodules.eye = usual_eye(eye_of(board.clock, PHASES), chip.eye)
+            m.d.comb += [self.violation.eq(chip.violation), chip.step.eq(top.sdram_step)]
             wiring.connect(m, top.sdram, chip.pads)
         if board.flash is not None:
             m.submodules.flash = flash = SpiFlashModel(board.flash, board.clock, levels=board.copies)

@@ -26,6 +26,7 @@ LINK_SECONDS = 0.5
 
 
 _FLASH = {
+    "COPYING": "its program was not copied to memory, which does not work",
     "EMPTY": "no program to copy to memory",
     "COPIED": "its program was copied to memory when the board started",
     "DAMAGED": "its program is DAMAGED, and was not copied to memory as a whole",
@@ -84,11 +85,11 @@ class _Probed:
 
     @property
     def sound(self) -> bool:
-        from weft.boards.ports import flash_fault
+        from weft.boards.ports import flash_fault, sdram_fault
 
         registers = self.registers.sound and self.registers.digest == self.identity.digest
         memory = self.memory is None or (self.memory.wrong is None and self.memory.restored)
-        return registers and memory and not flash_fault(self.identity)
+        return registers and memory and not sdram_fault(self.identity) and not flash_fault(self.identity)
 
     def described(self) -> dict[str, Any]:
         """As plain values."""
@@ -101,7 +102,7 @@ class _Probed:
             "core": board and board.core.value, "clock_hz": identity.clock,
             "digest": identity.digest, "config_name": name, "config": config and config.to_dict(),
             "memory_bytes": identity.memory_bytes, "memory_kind": board and board.memory.kind.value,
-            "flash": identity.flash.name.lower(),
+            "sdram": identity.calibration.described(), "flash": identity.flash.name.lower(),
             "registers": {"sound": self.registers.sound, "digest": self.registers.digest,
                           "version": self.registers.version, "status": self.registers.status.value},
             "link": dataclasses.asdict(self.link),
@@ -111,6 +112,7 @@ class _Probed:
     def show(self) -> None:
         """Print it."""
         from weft.boards.frames import FlashState
+        from weft.boards.ports import sdram_fault
 
         about = self.described()
         title = (
@@ -124,6 +126,8 @@ class _Probed:
         reports.say(f"core: {core}{self.identity.clock / 1e6:g} MHz, {self._registers()}")
         kind = f" of {about['memory_kind']}" if about["memory_kind"] else ""
         reports.say(f"memory: {self.identity.memory_bytes:,} bytes{kind}{self._memory()}")
+        if about["sdram"]:
+            reports.say(sdram_fault(self.identity) or f"SDRAM: {self.identity.calibration}")
         if self.identity.flash is not FlashState.NONE:
             reports.say(f"flash: {_FLASH[self.identity.flash.name]}")
         link, limit = self.link, self.baud / 10
@@ -165,7 +169,7 @@ class _Probed:
 def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Progress) -> _Probed:
     from weft.boards.frames import Operation, Request
     from weft.boards.memory import BoardMemory
-    from weft.boards.ports import identify_ready, open_session
+    from weft.boards.ports import identify_ready, open_session, sdram_fault
     from weft.boards.probe import PASSES, check_memory, read_registers, try_link
     from weft.virtual import place_of
 
@@ -183,7 +187,7 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
             most = {Part.PART: int(PART_SECONDS * rate / 10 / PASSES), Part.ALL: memory.size, Part.NONE: 0}[
                 part
             ]
-            test = check_memory(memory, most, progress) if most else None
+            test = check_memory(memory, most, progress) if most and not sdram_fault(identity) else None
         finally:
             session.close()
     return _Probed(place.port, rate, identity, registers, link, test)

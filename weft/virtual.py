@@ -8,7 +8,7 @@ import select
 import threading
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from weft.boards import ports
 from weft.boards.board import Board
 from weft.boards.chip_model import broken_rules
 from weft.boards.host import BoardDevice
+from weft.boards.phased_chip import EYE_ARGUMENT, EYE_VERILOG, Phase, encode
 from weft.boards.registry import find, line_rates
 from weft.boards.sdram_model import ARRAY_VERILOG
 from weft.boards.sdram_model import Rule as SdramRule
@@ -41,7 +42,7 @@ QUIET = 50
 """Chunks without a byte either way after which the simulation waits a little between two of them."""
 
 _SIGNATURES = {
-    "board_open": (ctypes.c_void_p, [ctypes.c_uint, ctypes.c_char_p]),
+    "board_open": (ctypes.c_void_p, [ctypes.c_uint, ctypes.c_char_p, ctypes.c_char_p]),
     "board_close": (None, [ctypes.c_void_p]),
     "board_run": (
         ctypes.c_uint64,
@@ -72,6 +73,7 @@ def build_board(board: Board, config: Config) -> Path:
     return Model(
         verilog=generate(VirtualTop(board, config, DIVISOR), name="board")
         + ARRAY_VERILOG
+        + EYE_VERILOG
         + FLASH_ARRAY_VERILOG,
         top="board",
         driver=Path(__file__).with_name("virtual_board.cpp"),
@@ -150,6 +152,8 @@ class VirtualBoard(Closing):
     config : Config
     flash : Path, optional
         What the board's flash holds from `SpiFlash.offset` on; else it is empty.
+    eye : sequence of Phase, optional
+        What works in each phase of the clock of the board's SDRAM; else what the delays on paper say.
 
     Attributes
     ----------
@@ -162,15 +166,18 @@ class VirtualBoard(Closing):
         If `flash` cannot be read or has no room, or the board has no flash.
     """
 
-    def __init__(self, board: Board, config: Config, flash: Path | None = None) -> None:
+    def __init__(
+        self, board: Board, config: Config, flash: Path | None = None, eye: Sequence[Phase] | None = None
+    ) -> None:
         if flash is not None:
             _check_flash(board, flash)
         self._library = ctypes.CDLL(str(build_board(board, config)))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
-        argument = b"" if flash is None else f"+{FLASH_ARGUMENT}={flash.resolve()}".encode()
-        self._model: int = self._library.board_open(DIVISOR, argument)
+        content = b"" if flash is None else f"+{FLASH_ARGUMENT}={flash.resolve()}".encode()
+        phases = b"" if eye is None else f"+{EYE_ARGUMENT}={encode(eye):x}".encode()
+        self._model: int = self._library.board_open(DIVISOR, content, phases)
         if not self._model:
             raise MemoryError(f"no room for a simulation of {board.name}")
         self._master, self._slave = os.openpty()  # the slave stays open, so that hosts may come and go

@@ -64,12 +64,12 @@ struct Board {
 
 extern "C" {
 
-// `argument` is one of the simulator's command line. Null if there is not enough memory: no exception may leave a
+// `flash` and `eye` are arguments of the simulator's command line. Null if there is not enough memory: no exception may leave a
 // function that Python calls.
-void* board_open(unsigned divisor, const char* argument) try {
+void* board_open(unsigned divisor, const char* flash, const char* eye) try {
     auto board = std::make_unique<Board>();
-    const char* arguments[] = {"board", argument};
-    board->context.commandArgs(2, arguments);
+    const char* arguments[] = {"board", flash, eye};
+    board->context.commandArgs(3, arguments);
     board->divisor = divisor;
     board->top = std::make_unique<Vtop>(&board->context);
     Vtop& t = *board->top;

@@ -10,6 +10,7 @@ from typing import ClassVar
 from amaranth.hdl import ClockSignal, Const, Instance, Module, Signal, Value
 from amaranth.lib import io
 
+from weft.boards.calibration import Sweep
 from weft.boards.family import Fabric, Family, counted
 from weft.boards.pll import PllError, nearest
 from weft.boards.tools import yowasp
@@ -46,9 +47,14 @@ class Ecp5Pll:
         return self.input * self.feedback_divider / self.input_divider
 
     @property
+    def steps(self) -> int:
+        """Phases in a cycle: the oscillator has eight."""
+        return 8 * self.output_divider
+
+    @property
     def step(self) -> float:
         """Degrees between two phases."""
-        return 45 / self.output_divider
+        return 360 / self.steps
 
     def late(self, phase: float) -> Ecp5Pll:
         """The same clocks, the second one late by what comes nearest to `phase` degrees. Raises `PllError`."""
@@ -82,10 +88,13 @@ class Ecp5Pll:
             output = source * feedback / divider
             if not cls.OUTPUT[0] <= output <= cls.OUTPUT[1]:
                 continue
-            outputs = [value for value in range(1, 129) if low <= output * value <= high]
-            if outputs:
-                middle = min(outputs, key=lambda value: abs(output * value - (low + high) / 2))
-                yield output, cls(source, divider, feedback, middle, phase)
+            if any(low <= output * value <= high for value in range(1, 129)):
+                yield output, cls(source, divider, feedback, cls.divider(output), phase)
+
+    @classmethod
+    def divider(cls, output: float) -> int:
+        """The output divider with which the oscillator comes nearest to the middle of its range."""
+        return min(range(1, 129), key=lambda value: abs(output * value - sum(cls.OSCILLATOR) / 2))
 
     @property
     def phases(self) -> tuple[int, int, int]:
@@ -101,24 +110,32 @@ class Ecp5Pll:
         clock: Signal,
         locked: Signal,
         shifted: Signal | None = None,
+        step: Signal | None = None,
     ) -> None:
-        """As `Pll.cell`; `shifted` is the second output."""
+        """As `weft.boards.pll.ShiftedPll.cell`."""
         m.submodules.clock_buffer = buffer = io.Buffer("i", port)
         first, coarse, fine = self.phases
         second = {} if shifted is None else {
             "p_CLKOS_ENABLE": "ENABLED", "p_CLKOS_DIV": self.output_divider, "p_CLKOS_CPHASE": coarse,
             "p_CLKOS_FPHASE": fine, "o_CLKOS": shifted,
         }  # fmt: skip
+        # The ports, if they are looked at, move the second output (PHASESEL 0) to a later phase (PHASEDIR 0) when
+        # PHASESTEP falls.
+        ports = {
+            "p_DPHASE_SOURCE": "DISABLED", "i_PHASESEL0": 0, "i_PHASESEL1": 0, "i_PHASEDIR": 1, "i_PHASESTEP": 1,
+            "i_PHASELOADREG": 1,
+        }  # fmt: skip
+        if step is not None:
+            ports |= {"p_DPHASE_SOURCE": "ENABLED", "i_PHASEDIR": 0, "i_PHASESTEP": step, "i_PHASELOADREG": 0}
         m.submodules.pll = Instance(
             "EHXPLLL",
-            p_PLLRST_ENA="DISABLED", p_INTFB_WAKE="DISABLED", p_STDBY_ENABLE="DISABLED", p_DPHASE_SOURCE="DISABLED",
+            p_PLLRST_ENA="DISABLED", p_INTFB_WAKE="DISABLED", p_STDBY_ENABLE="DISABLED",
             p_OUTDIVIDER_MUXA="DIVA", p_OUTDIVIDER_MUXB="DIVB", p_OUTDIVIDER_MUXC="DIVC", p_OUTDIVIDER_MUXD="DIVD",
             p_CLKI_DIV=self.input_divider, p_CLKFB_DIV=self.feedback_divider, p_FEEDBK_PATH="CLKOP",
             p_CLKOP_ENABLE="ENABLED", p_CLKOP_DIV=self.output_divider, p_CLKOP_CPHASE=first, p_CLKOP_FPHASE=0,
             a_ICP_CURRENT="12", a_LPF_RESISTOR="8", a_MFG_ENABLE_FILTEROPAMP="1", a_MFG_GMCREF_SEL="2",
             i_CLKI=buffer.i, i_CLKFB=clock, i_RST=0, i_STDBY=0, i_ENCLKOP=0, i_PLLWAKESYNC=0,
-            i_PHASESEL0=0, i_PHASESEL1=0, i_PHASEDIR=1, i_PHASESTEP=1, i_PHASELOADREG=1,
-            o_CLKOP=clock, o_LOCK=locked, **second,
+            o_CLKOP=clock, o_LOCK=locked, **ports, **second,
         )  # fmt: skip
 
 
@@ -193,7 +210,7 @@ ECP5 = Family(
     }),
     placed={"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "dsp": "MULT18X18D", "ram": "DP16KD"},
     fabric=Fabric(multipliers=Multipliers("ecp5", wide=mult18x18d), global_buffer=_global_buffer,
-                  flash_clock=_flash_clock),
+                  flash_clock=_flash_clock, sweep=Sweep(lambda clock: 8 * Ecp5Pll.divider(clock))),
     models=("lattice/common_sim.vh", "lattice/ccu2c_sim.vh", Path(__file__).with_name("ecp5.v")),
 )  # fmt: skip
 """A DSP block is an MULT18X18D, a block RAM has 18 kbit."""

@@ -18,6 +18,7 @@ from weft.boards.build import elaborate
 from weft.boards.families.ecp5 import ECP5
 from weft.boards.families.ecp5_sdram import pll
 from weft.boards.families.ice40 import ICE40
+from weft.boards.family import GENERIC
 from weft.boards.registry import BOARDS, find, line_rates
 from weft.boards.report import slower_line
 from weft.boards.sdram_chip import sdram_pads
@@ -49,17 +50,19 @@ LOCATION = re.compile(r'^(?:LOCATE COMP|set_io|IO_LOC) "?([\w\[\]]+)"? (?:SITE )
 class Echo(wiring.Component):
     """The smallest top component; with pads that do nothing, of SDRAM if `sdram`, and of a chip of flash if `flash`."""
 
-    def __init__(self, sdram: bool = False, flash: bool = False) -> None:
+    def __init__(self, sdram: bool = False, flash: bool = False, step: bool = False) -> None:
         chips = ({"sdram": Out(sdram_pads())} if sdram else {}) | (
             {"flash": Out(spi_flash_pads())} if flash else {}
         )
-        super().__init__({"rx": In(1), "tx": Out(1)} | chips)
+        super().__init__({"rx": In(1), "tx": Out(1)} | chips | ({"sdram_step": Out(1)} if step else {}))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.d.sync += self.tx.eq(self.rx)
         if hasattr(self, "sdram"):
             m.d.sync += [self.sdram.dq_o.eq(self.sdram.dq_i), self.sdram.a.eq(self.sdram.dq_i)]
+        if hasattr(self, "sdram_step"):
+            m.d.sync += self.sdram_step.eq(self.rx)
         if hasattr(self, "flash"):
             m.d.sync += [self.flash.clk.eq(self.flash.dq_i[0]), self.flash.dq_o.eq(self.flash.dq_i[1])]
         return m
@@ -115,12 +118,28 @@ def test_the_sdram_gets_a_shifted_clock(name: str, source: float, clock: float) 
     assert made.eye.least == pytest.approx(best_eye(made.clock).least, abs=0.2)
 
 
+def test_the_phase_can_be_moved_where_somebody_does() -> None:
+    """As ecppll has it (see test_pll): the second output, to later phases."""
+    board = BOARDS["ulx3s-85f"]
+    for step in (False, True):
+        design = elaborate(board, CONFIG, board.clock, lambda *given, step=step: Echo(sdram=True, step=step))
+        cell = design.files["top.il"].split("cell \\EHXPLLL")[1].split("\n  end\n")[0]
+        assert re.search(r'\\DPHASE_SOURCE "(\w+)"', cell)[1] == ("ENABLED" if step else "DISABLED")
+        ports = dict(re.findall(r"connect \\(PHASE\w+) (.*)", cell))
+        constant = {name for name, value in ports.items() if re.fullmatch(r"\d+'\d+", value)}
+        assert constant == ports.keys() - ({"PHASESTEP"} if step else set())
+        if step:
+            assert {name: int(value[2:]) for name, value in ports.items() if name in constant} == {
+                "PHASESEL0": 0, "PHASESEL1": 0, "PHASEDIR": 0, "PHASELOADREG": 0,
+            }  # fmt: skip
+
+
 @pytest.mark.parametrize("clock", [25e6, 60e6, 62e6, 80e6, 133e6])
 def test_the_controller_takes_words_when_the_phase_brings_them(
     clock: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.boards.top.SdramController", lambda bus_bytes, clock, capture: capture)
-    top: Any = SimpleNamespace(config=CONFIG, board=BOARDS["ulx3s-85f"], clock=clock)
+    monkeypatch.setattr("weft.boards.top.SdramController", lambda *given, capture, sweep: capture)
+    top: Any = SimpleNamespace(config=CONFIG, board=BOARDS["ulx3s-85f"], clock=clock, fabric=GENERIC)
     assert Top._memory(top) == arrival(clock, pll(25e6, clock).phase) - CAS_LATENCY + 1
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.serial_models import disturb
 
+from weft.boards.calibration import CALIBRATION_BYTES, Calibration, CalibrationState
 from weft.boards.frames import (
     END,
     ESC,
+    FLASH_STATE,
     IDENTITY_BYTES,
     LONGEST,
     Answer,
@@ -152,7 +155,7 @@ def test_requests_that_cannot_be_are_refused(fields: dict[str, int | bytes], wor
         (Answer.decode, bytes([0, 1, 0]), "operation 0x1 is none of an answer"),
         (Answer.decode, bytes([0, 0x88, 0]), "operation 0x88 is none"),
         (Identity.decode, bytes(35), f"has {IDENTITY_BYTES} bytes, not 35"),
-        (Identity.decode, bytes(36), "starts with 0x54464557, not 0x0"),
+        (Identity.decode, bytes(IDENTITY_BYTES), "starts with 0x54464557, not 0x0"),
     ],
 )  # fmt: skip
 def test_bodies_that_are_none_are_refused(decode, body: bytes, words: str) -> None:
@@ -163,6 +166,13 @@ def test_bodies_that_are_none_are_refused(decode, body: bytes, words: str) -> No
 def test_identities() -> None:
     identity = Identity("tang-primer-20k", 0xFFFFFFFF, 1 << 31, 100_000_000, 2048)
     assert Identity.decode(identity.encode()) == identity
+    found = Calibration(CalibrationState.FOUND, 3, 2, 1024, 1023, 1022, 1021, 1020)
+    looked = replace(identity, calibration=found)
+    assert Identity.decode(looked.encode()) == looked
+    # A board that looks for nothing answers zeros.
+    assert Identity.decode(looked.encode()[: FLASH_STATE + 1] + bytes(CALIBRATION_BYTES)) == identity
+    with pytest.raises(FrameError, match="an SDRAM has no state of this kind: 4 is"):
+        Identity.decode(identity.encode()[: FLASH_STATE + 1] + bytes([4]) + bytes(CALIBRATION_BYTES - 1))
     with pytest.raises(FrameError, match="longer than 15 bytes"):
         Identity("a-very-long-board-name", 0, 0, 0, 0).encode()
     with pytest.raises(FrameError, match="does not fit"):

@@ -14,9 +14,14 @@ from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
 
 from weft.boards.build import elaborate
+from weft.boards.calibration import CalibrationState, calibration_layout
 from weft.boards.lights import SIGNS, Lights, blinking, lights
-from weft.boards.registry import BOARDS
+from weft.boards.port import memory_port
+from weft.boards.registry import BOARDS, find
+from weft.boards.sdram_chip import sdram_pads
 from weft.boards.shell import awake
+from weft.boards.top import Top
+from weft.boards.virtual_top import SIMULATED
 from weft.hdl.isa.memmap import Reg, Status
 
 CLOCK = 1000.0
@@ -137,3 +142,41 @@ def test_reset_lasts_until_block_ram_can_be_read() -> None:
     simulator.run()
     assert 100 - 10 + least <= when.index(1) <= 100 + least
     assert all(when[when.index(1) :])
+
+
+class FoundMemory(wiring.Component):
+    """Memory that takes nothing, and has found out about its clock what it was told to."""
+
+    def __init__(self, bus_bytes: int) -> None:
+        super().__init__(
+            {
+                "bus": In(memory_port(bus_bytes)),
+                "pads": Out(sdram_pads()),
+                "step": Out(1),
+                "calibration": Out(calibration_layout()),
+                "state": In(8),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.d.comb += self.calibration.state.eq(self.state)
+        return m
+
+
+def test_an_sdram_that_does_not_work_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = find("icepi-zero")
+    memory = FoundMemory(board.config.bus_bytes)
+    monkeypatch.setattr(Top, "_memory", lambda self: memory)
+    top = Top(board, board.config, board.clock, 4, SIMULATED)
+    simulator = Simulator(top)
+    simulator.add_clock(1e-6)
+
+    async def bench(context: Any) -> None:
+        for state in CalibrationState:
+            context.set(memory.state, state)
+            await context.tick().repeat(2)
+            assert context.get(top.lights.error) == (state is CalibrationState.FAILED)
+
+    simulator.add_testbench(bench)
+    simulator.run()

@@ -18,6 +18,7 @@ from weft import virtual
 from weft.boards import ports
 from weft.boards.block_memory import BlockMemory
 from weft.boards.board import Board
+from weft.boards.calibration import Calibration, CalibrationState
 from weft.boards.copied_image import MAGIC, MORE, copied_image
 from weft.boards.frames import CHECKED, FlashState
 from weft.boards.link import Link
@@ -178,8 +179,15 @@ def test_flashes_without_an_image(tmp_path: Path) -> None:
 def test_a_copy_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     copying = replace(ports.Identity(BOARD.name, 0, 0, 0, 0), flash=FlashState.COPYING)
     monkeypatch.setattr(ports, "identify", lambda session: copying)
-    monkeypatch.setattr(ports, "COPY_SECONDS", 0.1)
+    monkeypatch.setattr(ports, "START_SECONDS", 0.1)
     with pytest.raises(
         DeviceError, match=r"^the board icepi-zero at port has copied its flash to memory for 0\.1 s"
     ):
+        ports.identify_ready(types.SimpleNamespace(name="port"))  # type: ignore[arg-type]
+    failed = replace(copying, calibration=Calibration(CalibrationState.FAILED))
+    monkeypatch.setattr(ports, "identify", lambda session: failed)
+    assert ports.identify_ready(types.SimpleNamespace(name="port")) is failed  # type: ignore[arg-type]
+    looking = replace(copying, calibration=Calibration(CalibrationState.BUSY))
+    monkeypatch.setattr(ports, "identify", lambda session: looking)
+    with pytest.raises(DeviceError, match=r" has looked for the phase of its SDRAM's clock for 0\.1 s"):
         ports.identify_ready(types.SimpleNamespace(name="port"))  # type: ignore[arg-type]

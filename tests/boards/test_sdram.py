@@ -15,12 +15,12 @@ from cocotb.triggers import RisingEdge
 from support.memory_driver import MemoryDriver, burst, random_bursts, reset
 
 from weft.boards.chip_model import broken_rules
+from weft.boards.phased_chip import ChipBehindPads
 from weft.boards.port import memory_port
 from weft.boards.sdram import SdramController
 from weft.boards.sdram_chip import SdramTiming
 from weft.boards.sdram_eye import best_eye
 from weft.boards.sdram_model import Rule, SdramModel
-from weft.boards.virtual_top import ChipBehindPads
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
 SHORT = SdramTiming(power_up=400.0)

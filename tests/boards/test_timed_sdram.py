@@ -46,7 +46,9 @@ def test_sdram_is_the_boards(clock: float, made: dict[type, Any]) -> None:
     assert 2 << (sdram.row_bits + sdram.column_bits + 2) == controller.size == board.memory.size
     assert (sdram.row_bits, sdram.column_bits) == (controller.row_bits, controller.column_bits)
     assert sdram.cas_latency == controller.cas_latency
-    assert sdram.read_latency == made[ReadWords].latency
+    assert controller.calibrator is not None
+    begins = controller.calibrator.signature.members["late"].init
+    assert sdram.read_latency == made[ReadWords].latency + begins
     assert (sdram.pieces, sdram.commands) == (made[AxiBridge].pieces, made[Arbiter].commands)
 
 

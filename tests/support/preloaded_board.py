@@ -15,6 +15,7 @@ import numpy as np
 from weft import virtual
 from weft.boards.board import Board
 from weft.boards.host import BoardDevice
+from weft.boards.phased_chip import EYE_VERILOG
 from weft.boards.sdram_model import ARRAY_VERILOG
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
@@ -41,7 +42,9 @@ def build(board: Board, config: Config) -> Path:
         source = Path(folder, "preloaded_board.cpp")
         source.write_text(driver)
         return Model(
-            verilog=generate(VirtualTop(board, config, virtual.DIVISOR), name="board") + ARRAY_VERILOG,
+            verilog=generate(VirtualTop(board, config, virtual.DIVISOR), name="board")
+            + ARRAY_VERILOG
+            + EYE_VERILOG,
             top="board",
             driver=source,
             output="board.so",

@@ -19,6 +19,7 @@ from support.small_models import small
 import weft
 from weft import cli
 from weft.boards import ports
+from weft.boards.calibration import Calibration, CalibrationState
 from weft.boards.frames import FlashState
 from weft.boards.registry import find
 from weft.boards.session import Session
@@ -96,6 +97,66 @@ def test_what_became_of_the_flash(
     assert f"flash: {said}" in capsys.readouterr().out.splitlines()
     assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
     assert json.loads(capsys.readouterr().out)["flash"] == state.name.lower()
+
+
+FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, chosen=28)
+"""A phase of 39 in 56 is 251 degrees, and the 28th that is tried."""
+
+
+@pytest.mark.parametrize(
+    ("found", "said", "code"),
+    [
+        (
+            FOUND,
+            "SDRAM: phases from 193 to 315 degrees work, 251 is chosen (calculated: 251), and words are taken after "
+            "CAS latency + 2 (calculated: + 2)",
+            0,
+        ),
+        (
+            replace(FOUND, capture=3, last=50, count=30, chosen=36),
+            "SDRAM: phases from 206 to 32 degrees work, 302 is chosen (calculated: 251), and words are taken after CAS "
+            "latency + 3 (calculated: + 2)",
+            0,
+        ),
+        (
+            replace(FOUND, count=56, last=55),
+            "SDRAM: all phases work, 251 is chosen (calculated: 251), and words are taken after CAS latency + 2 "
+            "(calculated: + 2)",
+            0,
+        ),
+        (
+            replace(FOUND, state=CalibrationState.FAILED, count=0, last=0),
+            "the SDRAM of icebreaker does not work at 24 MHz: in none of 56 phases of its clock it gives back what was "
+            "written; build with a lower clock (weft build --board icebreaker --clock MHZ) and flash that",
+            1,
+        ),
+        (
+            replace(FOUND, state=CalibrationState.FAILED, count=3),
+            "the SDRAM of icebreaker does not work at 24 MHz: it gave back what was written from 302 to 315 degrees of "
+            "its clock only, which is too little; build with a lower clock (weft build --board icebreaker --clock MHZ) "
+            "and flash that",
+            1,
+        ),
+    ],
+)
+def test_what_was_found_of_the_sdram(
+    found: Calibration,
+    said: str,
+    code: int,
+    terminal: Terminal,
+    model: BoardModel,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A board whose memory does not work is not tested."""
+    model.identity = replace(model.identity, calibration=found)
+    assert call("probe", "--port", terminal.path) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert said in lines
+    assert any(", not tested" in line for line in lines) == bool(code)
+    assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["sound"] is not bool(code)
+    assert told["sdram"]["state"] == found.state.name.lower()
 
 
 def test_json(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:

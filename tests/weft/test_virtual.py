@@ -9,6 +9,7 @@ import re
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,13 @@ from support.small_models import small
 from support.state_models import Ring
 
 import weft
-from weft import cli, virtual
+from weft import cli, probe_command, virtual
 from weft.board_run import board_model
 from weft.boards import polled, registry, virtual_top
 from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
-from weft.boards.virtual_top import VirtualTop
+from weft.boards.phased_chip import Phase
+from weft.boards.virtual_top import PHASES, VirtualTop
 from weft.examples import digits
 from weft.flash_command import flash_image
 from weft.hdl.isa import Load, Store, Vec
@@ -218,6 +220,58 @@ def test_boards_with_an_lfe5u_25f(
     assert capsys.readouterr().out.splitlines()[-1] == "mismatching bytes: 0"
     with board_at(f"virtual:{first.name}", first.config) as device:
         assert (device.identity.board, device.memory_bytes) == (first.name, 32 << 20)
+
+
+def test_boards_that_look_for_the_phase_of_their_sdrams_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The middle of the eye that the board has, wherever it is, with the same results; or a refusal before anything is
+    sent, and a word for it from `weft probe`. A program in the flash is copied after that."""
+    monkeypatch.chdir(tmp_path)
+    board, model = registry.find("icepi-zero"), small()
+    program = weft.compile(model, board.config, memory=board.name)
+    program.save("program")
+    np.savez("in.npz", **feeds(model, np.random.default_rng(1)))
+    Path("image.bin").write_bytes(flash_image(program, board))
+    run = ["run", "program", "--input", "in.npz", "--on", "board", "--port", f"virtual:{board.name}"]
+    probe = ["probe", "--memory-test", "none", "--json", "--port", f"virtual:{board.name}"]
+    first, width, capture = random.Random(5).randrange(PHASES), 6, 3
+    library = virtual.build_board(board, board.config)
+    monkeypatch.setattr(virtual, "build_board", lambda *given: library)
+    monkeypatch.setattr(probe_command, "LINK_SECONDS", 0.001)
+    moved = [Phase(0, lost=True)] * PHASES
+    for at in range(width):
+        moved[(first + at) % PHASES] = Phase(capture)
+
+    monkeypatch.setattr(virtual, "VirtualBoard", partial(VirtualBoard, eye=moved))
+    assert _exit_code([*run[:-1], f"{run[-1]}:image.bin", "--report", "report.json"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "mismatching bytes: 0"
+    assert json.loads(Path("report.json").read_text())["link"]["written_bytes"] == 0
+    assert _exit_code(probe) == 0
+    told = json.loads(capsys.readouterr().out)["sdram"]
+    assert (told["state"], told["capture_cycles"], told["computed_capture_cycles"]) == ("found", capture, 2)
+    degrees = [value // (360 / PHASES) for value in (*told["working_degrees"], told["chosen_degrees"])]
+    computed = told["computed_degrees"] // (360 / PHASES) - PHASES // 2
+    wanted = [first, first + width - 1, first + (width - 1) // 2 + 1]
+    assert degrees[:2] == [(at + computed) % PHASES for at in wanted[:2]]
+    assert degrees[2] in {(at + computed) % PHASES for at in (wanted[2], wanted[2] - 1)}
+
+    sent: list[int] = []
+    monkeypatch.setattr(BoardDevice, "write", _noted(BoardDevice.write, sent))
+    monkeypatch.setattr(virtual, "VirtualBoard", partial(VirtualBoard, eye=[Phase(0)] * PHASES))
+    fault = (
+        "the SDRAM of icepi-zero does not work at 80 MHz: in none of 16 phases of its clock it gives back what was "
+        "written; build with a lower clock (weft build --board icepi-zero --clock MHZ) and flash that"
+    )
+    assert _exit_code([*run[:-1], f"{run[-1]}:image.bin"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == f"error: {fault}; nothing was sent to it"
+    assert sent == []
+    assert _exit_code([*probe[:3], *probe[4:-1], f"{probe[-1]}:image.bin"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert fault in lines
+    assert "flash: its program was not copied to memory, which does not work" in lines
 
 
 def test_runs_on_a_board_go_on(
