@@ -84,7 +84,7 @@ class Bench:
                                                    ("vec", 0.15, 0.07)])  # fmt: skip
 def test_costs(name: str, kind: str, one: float, all_: float) -> None:
     bench = Bench(name)
-    found = [pair for _ in range(25) for pair in getattr(bench, kind)()]
+    found = [pair for _ in range(10) for pair in getattr(bench, kind)()]
     wrong = [(guess, cycles) for guess, cycles in found if not abs(guess / cycles - 1) <= one]
     assert not wrong
     total = sum(guess for guess, _ in found) / sum(cycles for _, cycles in found)
