@@ -273,16 +273,7 @@ class _Scored:
         products, steps = self.blocks * self.per_block, shape.steps * spatial
         total = costs.mm(products * spatial, steps, steps * rows, columns)
         if parts.inputs:
-            height, width = (
-                _frame(parts.reach_back(axis, parts.convs[axis], shape.kernel[axis])[self.size])
-                for axis in (0, 1)
-            )
-            loads, slots = a_times
-            pixels = loads * height * width
-            # Some of a pixel's channels are a row of their own.
-            some = self.chunked & (parts.chunks.kc[self.chunk] * parts.config.n < shape.src.c)
-            lines = np.where(some, pixels, loads * height)
-            total = total + costs.load(loads, lines, pixels, slots * self.a_slot)
+            total = total + self._loads_in_turn(costs, *a_times)
         # Weights are often in flash, which is slower than the rest.
         b_loads, vectors = products * b_times, 2 * shape.weight_values / parts.config.n * b_times
         total = total + costs.load(b_loads, b_loads, b_loads, vectors)
@@ -292,12 +283,25 @@ class _Scored:
         lines = starts * _frame(parts.sizes[self.size][:, 0])
         total = total + costs.vec(starts, lines, parts.vector[0] / parts.config.groups)
         leave = -(-parts.tiles // self.store)
-        pixels, vectors = parts.h * parts.w * shape.src.n, parts.h * parts.w * shape.src.n * parts.tiles
+        pixels = parts.h * parts.w * shape.src.n
+        moved = spatial * leave, spatial * leave, pixels * leave, pixels * parts.tiles
         if shape.residual is not None and shape.residual.resident is None:
-            total = total + costs.load(spatial * leave, spatial * leave, pixels * leave, vectors)
+            total = total + costs.load(*moved)
         if shape.dst.resident is None:
-            total = total + costs.store(spatial * leave, spatial * leave, pixels * leave, vectors)
+            total = total + costs.store(*moved)
         return np.asarray(total, float)
+
+    def _loads_in_turn(self, costs: SequentialCosts, loads: Array, slots: Array) -> Array:
+        """The same of inputs."""
+        parts, kernel = self.parts, self.shape.kernel
+        height, width = (
+            _frame(parts.reach_back(axis, parts.convs[axis], kernel[axis])[self.size]) for axis in (0, 1)
+        )
+        pixels = loads * height * width
+        # Some of a pixel's channels are a row of their own.
+        some = self.chunked & (parts.chunks.kc[self.chunk] * parts.config.n < self.shape.src.c)
+        lines = np.where(some, pixels, loads * height)
+        return np.asarray(costs.load(loads, lines, pixels, slots * self.a_slot), float)
 
     def _start(self, cycles: Array, instructions: Array) -> Array:
         """Cycles before the array works without pause; it takes `cycles` for a block."""
