@@ -10,11 +10,13 @@ of one semaphore per pair of queues.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.compiler.machine.run_ahead import run_ahead
+from weft.compiler.machine.sequential_forms import sequential_forms
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
 from weft.hdl.checker.conflicts import conflicts, inverse
@@ -103,11 +105,13 @@ class Scheduled(NamedTuple):
 
 
 def schedule(tasks: Tasks, target: Target) -> Scheduled:
-    """Hoist and synchronise.
+    """Hoist and synchronise; for the sequential core, in the form that is fastest there.
 
     As no LOAD passes a task that it conflicts with, and tasks of a queue keep their order, what a task has to wait for
     is the same before and after.
     """
+    if target.sequential:
+        tasks = replace(tasks, words=sequential_forms(tasks.words, target.config.n))
     latest = conflicts(len(tasks), tasks.uses)
     slow = target.beat > 1.0
     order, cycles = run_ahead(tasks, latest, target) if slow else (hoist(tasks, latest), 0)

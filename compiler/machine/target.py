@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.machine import overheads
+from weft.compiler.machine.sequential_costs import SequentialCosts
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import VEC_EARLY, vec_overhead
 
@@ -29,6 +30,11 @@ class Target:
     config: Config
     bandwidth: float | None = None
     sequential: bool = False
+
+    @cached_property
+    def in_turn(self) -> SequentialCosts | None:
+        """What instructions take where they are carried out one after the other; None where they overlap."""
+        return SequentialCosts(self.config.n, self.config.mantissa_bits) if self.sequential else None
 
     @cached_property
     def beat(self) -> float:

@@ -106,7 +106,7 @@ class Parts:
         span = (count - 1) * pool.stride[axis] + (pool.kernel[axis] - 1) * pool.dilation[axis] + 1
         return np.minimum(span, (shape.h, shape.w)[axis])
 
-    def _input(self, axis: int, count: Array, kernel: Array | int) -> Array:
+    def reach_back(self, axis: int, count: Array, kernel: Array | int) -> Array:
         """Input rows or columns that so many convolution outputs read, by so many rows or columns of the kernel."""
         if axis == 1 and self.shape.lines is not None:
             kernel = self.shape.window.kernel[1]
@@ -167,7 +167,7 @@ class Parts:
         shape, src = self.shape, self.shape.src
         if not self.inputs:
             return np.zeros(len(self.sizes), np.int64), np.zeros(len(self.sizes))
-        h, w = (self._input(axis, self.convs[axis], shape.kernel[axis]) for axis in (0, 1))
+        h, w = (self.reach_back(axis, self.convs[axis], shape.kernel[axis]) for axis in (0, 1))
         if shape.folded:
             step = shape.window.stride[1] * src.pixel_pitch
             reads = np.where(w > 1, row_reads(self.config, 2, step, shape.span), 1)
@@ -185,8 +185,8 @@ class Parts:
     def chunk_input(self) -> tuple[Array, Array]:
         """The same for the inputs of one chunk: (tile sizes, ways to cut)."""
         shape, chunks = self.shape, self.chunks
-        h = self._input(0, self.convs[0][:, None], chunks.ky[None, :])
-        w = self._input(1, self.convs[1][:, None], chunks.kx[None, :])
+        h = self.reach_back(0, self.convs[0][:, None], chunks.ky[None, :])
+        w = self.reach_back(1, self.convs[1][:, None], chunks.kx[None, :])
         if shape.folded:
             pitch = shape.window.stride[1] * shape.src.pixel_pitch
             length = np.minimum(chunks.kc * self.config.n, shape.span)
@@ -229,7 +229,7 @@ class Parts:
         fits = (rows[tile] * block <= config.accumulator_size) & (
             np.maximum(self.convs[0], self.convs[1])[tile] <= COUNT_MAX
         )
-        h, w = (self._input(axis, self.convs[axis], shape.kernel[axis]) for axis in (0, 1))
+        h, w = (self.reach_back(axis, self.convs[axis], shape.kernel[axis]) for axis in (0, 1))
         vectors, load = self.whole_input
         window = shape.window
         steps = max(*window.dilation, *window.stride)

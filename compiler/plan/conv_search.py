@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.compiler.machine import overheads
 from weft.compiler.machine.limits import LENGTH_MAX, STRIDE_MAX
+from weft.compiler.machine.sequential_costs import SequentialCosts
 from weft.compiler.plan.conv_parts import Array, Parts, Zone, near
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.plan.edges import last_rows, row_parts, weight_parts
@@ -207,6 +208,9 @@ class _Scored:
             + parts.tiles * (spatial * (1 + (shape.op.epilogue is not None)) + p_times)
             + spatial * -(-parts.tiles // self.store) * (1 + (shape.residual is not None))
         ) * parts.instruction
+        if parts.target.in_turn is not None:
+            a_times = in_box * per_box * spatial, in_slots * per_box * spatial
+            return self._in_turn(parts.target.in_turn, a_times, b_times, p_times), traffic
         # Inputs of the next box come while this one's are used: as many slots more are needed as are to come.
         used = np.where(self.a_count >= in_slots, in_slots, 1)
         late = 1 - np.clip((self.a_count - used) / used, 0, 1)
@@ -258,6 +262,46 @@ class _Scored:
         made, stored = self._tail(vec, stores)
         paced = np.maximum(np.maximum(compute + start, moved + overheads.ENDS) + made, vec + start + block)
         return paced + stored + near(traffic, vec, instructions) + penalty, traffic
+
+    def _in_turn(
+        self, costs: SequentialCosts, a_times: tuple[Array, Array], b_times: Array, p_times: Array
+    ) -> Array:
+        """Cycles where nothing overlaps: `a_times` are LOADs of inputs, and slots that they fill, `b_times` and
+        `p_times` how often weights and parameters are loaded."""
+        parts, shape, spatial = self.parts, self.shape, self.spatial
+        rows, columns = (_frame(item[self.size]) for item in parts.convs)
+        products, steps = self.blocks * self.per_block, shape.steps * spatial
+        total = costs.mm(products * spatial, steps, steps * rows, columns)
+        if parts.inputs:
+            total = total + self._loads_in_turn(costs, *a_times)
+        # Weights are often in flash, which is slower than the rest.
+        b_loads, vectors = products * b_times, 2 * shape.weight_values / parts.config.n * b_times
+        total = total + costs.load(b_loads, b_loads, b_loads, vectors)
+        p_loads = parts.tiles * p_times
+        total = total + costs.load(p_loads, p_loads, p_loads, p_loads * PARAMETER_VECTORS)
+        starts = parts.tiles * spatial * (1 + (shape.op.epilogue is not None))
+        lines = starts * _frame(parts.sizes[self.size][:, 0])
+        total = total + costs.vec(starts, lines, parts.vector[0] / parts.config.groups)
+        leave = -(-parts.tiles // self.store)
+        pixels = parts.h * parts.w * shape.src.n
+        moved = spatial * leave, spatial * leave, pixels * leave, pixels * parts.tiles
+        if shape.residual is not None and shape.residual.resident is None:
+            total = total + costs.load(*moved)
+        if shape.dst.resident is None:
+            total = total + costs.store(*moved)
+        return np.asarray(total, float)
+
+    def _loads_in_turn(self, costs: SequentialCosts, loads: Array, slots: Array) -> Array:
+        """The same of inputs."""
+        parts, kernel = self.parts, self.shape.kernel
+        height, width = (
+            _frame(parts.reach_back(axis, parts.convs[axis], kernel[axis])[self.size]) for axis in (0, 1)
+        )
+        pixels = loads * height * width
+        # Some of a pixel's channels are a row of their own.
+        some = self.chunked & (parts.chunks.kc[self.chunk] * parts.config.n < self.shape.src.c)
+        lines = np.where(some, pixels, loads * height)
+        return np.asarray(costs.load(loads, lines, pixels, slots * self.a_slot), float)
 
     def _start(self, cycles: Array, instructions: Array) -> Array:
         """Cycles before the array works without pause; it takes `cycles` for a block."""

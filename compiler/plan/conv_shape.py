@@ -261,15 +261,15 @@ class ConvShape:
     @cached_property
     def weight_bytes(self) -> float:
         """Bytes of all packed weights in memory."""
-        return self._weight_values / (2 if self.narrow else 1)
+        return self.weight_values / (2 if self.narrow else 1)
 
     @property
     def weight_cycles(self) -> float:
         """Cycles that LOAD takes for all packed weights once: the bus's, and it passes on a word of bytes a cycle."""
-        return max(self.target.moved(self.weight_bytes), self._weight_values / self.config.bus_bytes)
+        return max(self.target.moved(self.weight_bytes), self.weight_values / self.config.bus_bytes)
 
     @cached_property
-    def _weight_values(self) -> float:
+    def weight_values(self) -> float:
         """Values of all packed weights."""
         kernel, n = self.kernel[0] * self.kernel[1], self.config.n
         words = sum((self.words if self.lines else tile.count) * tile.piece.vectors for tile in self.tiles)
@@ -290,7 +290,7 @@ class ConvShape:
             *(dataclasses.replace(source, base=0, offset=0, resident=None if source.resident is None else 0)
               for source in (self.src, self.dst, self.residual) if source is not None),
             *((self.fills, self.wide) if isinstance(self.op, WideConv) else ()),
-            *(("int4",) if self.narrow else ()),
+            *(("int4",) if self.narrow else ()), *(("in turn",) if self.target.sequential else ()),
         )  # fmt: skip
         return hashlib.sha256(repr(known).encode()).hexdigest()[:24]
 

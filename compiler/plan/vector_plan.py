@@ -69,6 +69,10 @@ def cycles(op: DeviceOp, target: Target, vector: int, moved: int) -> tuple[float
     which come those for its look-up table, and `moved` bytes.
     """
     bus = target.moved(moved)
+    if target.in_turn is not None:
+        vectors = moved / target.config.n
+        work = target.in_turn.vec(1, 1, vector / target.config.groups)
+        return work + target.in_turn.load(2, 2, vectors / 2, vectors) + overheads.ALONE, bus
     filling = 0 if op.lookup is None else LOOKUP_ENTRIES
     return max(vector + filling, bus) + overheads.ALONE, bus
 

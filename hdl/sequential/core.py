@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Const, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import Out
@@ -105,7 +105,7 @@ class SequentialCore(wiring.Component):
         m.d.comb += [
             multiplier.value.eq(result),
             multiplier.set_multiplicand.eq(strobes[Target.MULTIPLICAND]),
-            multiplier.set_shift.eq(strobes[Target.SHIFT] | strobes[Target.PARAMETER_SHIFT]),
+            multiplier.set_shift.eq(strobes[Target.SHIFT]),
             multiplier.shift.eq(Mux(strobes[Target.SHIFT], result[:6], result[24:30])),
             multiplier.start.eq(strobes[Target.MULTIPLY] | strobes[Target.MULTIPLY_ADD]),
             multiplier.keep.eq(strobes[Target.MULTIPLY_ADD]),
@@ -221,16 +221,17 @@ class SequentialCore(wiring.Component):
         strobes: dict[Target, Signal], state: tuple[Any, Any, Any, Any],
     ) -> None:  # fmt: skip
         vector, row, column, table = state
-        source, byte = Signal(), Signal(8)
+        source, byte, element = Signal(), Signal(8), Signal(signed(32))
         with m.If(strobes[Target.SOURCE]):
             m.d.sync += source.eq(processor.result)
         m.d.comb += [
             byte.eq(vector.word_select(column, 8)),
             processor.port[Port.PRODUCT].eq(multiplier.result),
             processor.port[Port.RAW].eq(multiplier.result),
-            multiplier.raw.eq(processor.raw),
-            processor.port[Port.ELEMENT].eq(Mux(source, byte.as_signed(), row.word_select(column, 32))),
-            processor.port[Port.BYTE].eq(byte.as_signed()),
+            multiplier.raw.eq(processor.odd),
+            element.eq(Mux(source | processor.odd, byte.as_signed(), row.word_select(column, 32))),
+            processor.port[Port.ELEMENT].eq(element),
+            processor.port[Port.BYTE].eq(element),
             processor.port[Port.TABLE].eq(table),
             processor.port[Port.WORD].eq(mover.word),
             processor.ready.eq(multiplier.ready),

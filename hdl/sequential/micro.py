@@ -45,8 +45,8 @@ class Port(enum.IntEnum):
     RAW = 3  # the same modulo 2**32; rounded, halves go up
     ELEMENT = 4  # the current column of the accumulator row or scratchpad vector read last
     BYTE = 5  # the current column of the scratchpad vector
-    APPEND = 6  # the processor's accumulator shifted left by 8, and `BYTE` below it
-    SUM = 7  # the current column of the array's last row of sums
+    SUM = 6  # the current column of the array's last row of sums
+    APPEND = 7  # the processor's accumulator shifted left by 8, and `BYTE` below it
     TABLE = 8  # the table's entry
     EXPONENT = 9  # bits 18 to 23 of the processor's accumulator; with kernels only
 
@@ -57,9 +57,8 @@ class Out(enum.IntEnum):
     NONE = 0
     INDEX = 1
     MULTIPLICAND = 2
-    SHIFT = 3
-    PARAMETER_SHIFT = 4  # from bit 24 on
-    MULTIPLY = 5  # start, by the result
+    SHIFT = 3  # of the next start
+    MULTIPLY = 5  # start, by the result; if no shift was given, that is the bits from 24 on
     MULTIPLY_ADD = 6  # the same, added to the last product
     COLUMN = 7
     PUSH = 8  # a byte to the vector under way

@@ -171,7 +171,7 @@ def _table(m: Micro) -> None:
 
 
 def _multiply(m: Micro) -> None:
-    """While the product is made, its shift is set, and the kind of rounding found out."""
+    """While the product is made, the kind of rounding is found out."""
     plain, down = m.fresh(), m.fresh()
     m.label(_label(Op.MUL))
     m.ld("shift.bytes")
@@ -188,11 +188,12 @@ def _multiply(m: Micro) -> None:
     again = m.label()
     m.ld(_A, Out.MULTIPLICAND)
     m.ld(_B)
-    m.memory(MemoryOut.MULTIPLY_SIGNED)
     m.ld(Port.EXPONENT)
     m.op(Function.AND, "scale")
     m.add("shift")
     m.low(63, Out.SHIFT)
+    m.ld(_B)
+    m.memory(MemoryOut.MULTIPLY_SIGNED)
     m.ld("floor")
     m.jump(down, Condition.ZERO, unless=True)
     m.ld(0)

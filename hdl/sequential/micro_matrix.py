@@ -6,6 +6,9 @@ from weft.hdl.isa import Mm
 from weft.hdl.sequential.assembler import Micro, carries_out, moved
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
 
+_WEIGHTS = 8
+"""Columns of weights that are taken without asking whether there are more."""
+
 
 @carries_out(Mm)
 def mm(m: Micro) -> None:
@@ -21,9 +24,11 @@ def mm(m: Micro) -> None:
         m.ld("b.kc", Out.A)
         m.ld(0, Out.COLUMN)
         again = m.label()
-        m.out(Out.READ_A)
-        m.out(Out.WEIGHT)
-        m.jump(again, Condition.COLUMN_ZERO, unless=True)
+        for _ in range(min(m.config.n, _WEIGHTS)):
+            m.out(Out.READ_A)
+            m.out(Out.WEIGHT)
+        if m.config.n > _WEIGHTS:
+            m.jump(again, Condition.COLUMN_ZERO, unless=True)
         m.ld("f.a_ox", Out.A_STEP)
         m.walk("oy", rows, operands)
         # The next steps of the contraction add up.
@@ -41,8 +46,9 @@ def mm(m: Micro) -> None:
         m.ld("f.w", Out.BOUND)
         m.ld("a.oy", Out.A)
         if m.config.softmax:
-            m.ld("f.align")
-            m.jump("mm.align", Condition.ZERO, unless=True)
+            m.back()  # to the next word but one, or to `mm.align`
+            m.label("mm.plain")
+            m.call("mm.tiles")
         m.ld("f.ox", Out.ROWS)
         m.label("mm.rows")
 
@@ -55,6 +61,11 @@ def mm(m: Micro) -> None:
     def kx() -> None:
         m.walk("kc", tile, operands)
 
+    if m.config.softmax:
+        m.ld("f.align")
+        m.jump("mm.aligned", Condition.ZERO, unless=True)
+        m.jump("mm.plain")
+        m.label("mm.tiles")
     m.walk("nt", nt, operands)
     m.ld(0, Out.MODE)
     if m.config.softmax:
@@ -90,6 +101,11 @@ def _next_byte(m: Micro) -> None:
 
 def _align(m: Micro) -> None:
     """Rows one by one: their sums and what is in the accumulator, shifted."""
+    m.label("mm.aligned")
+    m.call("mm.tiles")
+    m.jump("mm.align")
+    m.label("mm.next")
+    m.call("mm.rows")
     m.label("mm.align")
     m.copy("ox.left", "f.ox")
     m.copy("c.row", "c.oy")
@@ -129,4 +145,4 @@ def _align(m: Micro) -> None:
     m.out(Out.C)
     m.advance("ox.left", -1)
     m.jump(again, Condition.ZERO, unless=True)
-    m.jump("mm.rows")
+    m.jump("mm.next")

@@ -96,22 +96,26 @@ def _row(m: Micro) -> None:
 
 def _short(m: Micro) -> None:
     """Pixels of a vector each, one behind the other: the next one is on its way while one is written."""
-    again = m.fresh()
+    again, last = m.fresh(), m.fresh()
     m.copy("dst.pixel", "dst.row")
     m.copy("f.pixels.left", "f.pixels")
     m.ld("f.length")
     m.memory(MemoryOut.LENGTH)
     m.memory(MemoryOut.GATHER)
     m.label(again)
+    m.advance("f.pixels.left", -1)
+    m.jump(last, Condition.ZERO)
     m.wait(Condition.MOVED)
     m.ld("dst.pixel", Out.SCRATCHPAD_WRITE)
-    m.advance("f.pixels.left", -1)
-    m.jump("load.row", Condition.ZERO)
     m.ld("f.length")
     m.memory(MemoryOut.LENGTH)
     m.memory(MemoryOut.GATHER)
     m.advance("dst.pixel", "f.dst_pixel")
     m.jump(again)
+    m.label(last)
+    m.wait(Condition.MOVED)
+    m.ld("dst.pixel", Out.SCRATCHPAD_WRITE)
+    m.jump("load.row")
 
 
 def _pixel(m: Micro) -> None:
@@ -134,21 +138,24 @@ def _pixel(m: Micro) -> None:
 
 def _vectors(m: Micro) -> None:
     """The vectors of a pixel; one is written while the next one is on its way."""
-    again, transposed = m.fresh(), m.fresh()
+    again, last, transposed = m.fresh(), m.fresh(), m.fresh()
     m.memory(MemoryOut.GATHER)
     if m.config.softmax:
         m.ld("f.transpose")
         m.jump(transposed, Condition.ZERO, unless=True)
     m.label(again)
     m.wait(Condition.MOVED)
+    m.jump(last, Condition.LENGTH_ZERO)
     m.ld("dst.vector", Out.SCRATCHPAD_WRITE)
-    m.jump("load.pixel", Condition.LENGTH_ZERO)
     m.memory(MemoryOut.GATHER)
     m.advance("dst.vector", "f.dst_vector")
     m.jump(again)
     if m.config.softmax:
         m.label(transposed)
         m.call("load.scatter")
+        m.jump("load.pixel")
+    m.label(last)
+    m.ld("dst.vector", Out.SCRATCHPAD_WRITE)
     m.label("load.pixel")
 
 

@@ -6,7 +6,7 @@ from weft.hdl.isa import Normalise, Softmax
 from weft.hdl.sequential.assembler import Micro, carries_out
 from weft.hdl.sequential.micro import Condition, Function, Index, Out, Port
 from weft.hdl.sequential.micro_divide import digits, normalised, shifted, top
-from weft.hdl.sequential.micro_vector import LEAST, NORMALISE, SOFTMAX, push
+from weft.hdl.sequential.micro_vector import LEAST, push, read
 
 _OCTAVE, _REACH, _LOWEST = 128, 2048, -256
 _SHIFT_MAX = 31
@@ -18,7 +18,7 @@ _ANYWHERE = 1 << 24
 def softmax(m: Micro) -> None:
     """`weft.hdl.isa.Softmax`: ``y`` counts the columns up to the length, ``x`` those up to the diagonal."""
     m.call("parameters")
-    absolute, there, done = m.fresh(), m.fresh(), m.fresh()
+    absolute, there, done, there_is = m.fresh(), m.fresh(), m.fresh(), m.fresh()
     m.ld("f.relative")
     m.jump(absolute, Condition.ZERO)
     m.base("f.register")
@@ -40,23 +40,24 @@ def softmax(m: Micro) -> None:
     m.st("f.x_ob")
     m.st("f.x_ox")
     m.copy("f.y_ob", -m.config.n)
-    m.copy("body", SOFTMAX)
     m.ld("f.causal")
     m.jump(done, Condition.ZERO)
     m.copy("f.x_ox", 1)
     m.copy("f.x_ob", -m.config.n)
-    m.jump("outputs")
+    m.jump(there_is)
     m.label(done)
     m.copy("f.x", m.constant(_ANYWHERE))
-    m.jump("outputs")
+    m.label(there_is)
+    m.call("outputs")
+    m.jump("softmax.body")
 
 
 @carries_out(Normalise)
 def normalise(m: Micro) -> None:
     """`weft.hdl.isa.Normalise`."""
     m.copy("f.s_ox", 0)
-    m.copy("body", NORMALISE)
-    m.jump("outputs")
+    m.call("outputs")
+    m.jump("normalise.body")
 
 
 def shared(m: Micro) -> None:
@@ -68,12 +69,14 @@ def shared(m: Micro) -> None:
 
 def _softmax_body(m: Micro) -> None:
     """Probabilities of a row's group: first all logits and their maximum, then the table."""
+    m.label("softmax.next")
+    m.call("output")
     m.label("softmax.body")
     m.ld("x.ox")
     m.low("y.oy")
     m.st("limit")
     m.st("valid")
-    m.call("read")
+    read(m, "src.ox")
     m.ld(0, Out.COLUMN)
     m.copy("pair", m.constant_block("parameters"))
     m.copy("logit", m.constant_block("logits"))
@@ -82,8 +85,7 @@ def _softmax_body(m: Micro) -> None:
     m.ld("pair", Out.INDEX)
     m.ld(Port.ELEMENT)
     m.add(Index(), Out.MULTIPLICAND)
-    m.ld(Index(1), Out.PARAMETER_SHIFT)
-    m.out(Out.MULTIPLY)
+    m.ld(Index(1), Out.MULTIPLY)
     m.advance("pair", 2)
     m.ld("logit", Out.INDEX)
     m.ld(0)
@@ -109,7 +111,7 @@ def _softmax_body(m: Micro) -> None:
     m.st("e")
     _probabilities(m)
     _state(m)
-    m.jump("output")
+    m.jump("softmax.next")
 
 
 def _probabilities(m: Micro) -> None:
@@ -196,6 +198,8 @@ def _state(m: Micro) -> None:
 
 def _normalise_body(m: Micro) -> None:
     """A vector of a row, whose reciprocal is found ahead of its first one."""
+    m.label("normalise.next")
+    m.call("output")
     m.label("normalise.body")
     row, plain = m.fresh(), m.fresh()
     m.ld("f.ox.left")
@@ -216,7 +220,7 @@ def _normalise_body(m: Micro) -> None:
     m.high(0)
     m.low(63)
     m.st("a")
-    m.call("read")
+    read(m, "src.ox")
     m.ld(0, Out.COLUMN)
     again = m.label()
     m.ld(Port.ELEMENT)
@@ -225,7 +229,7 @@ def _normalise_body(m: Micro) -> None:
     m.ld("r", Out.MULTIPLY)
     push(m)
     m.jump(again, Condition.COLUMN_ZERO, unless=True)
-    m.jump("output")
+    m.jump("normalise.next")
 
 
 def _reciprocal(m: Micro) -> None:
@@ -254,7 +258,6 @@ def _zero_part(m: Micro) -> None:
     m.ld("l")
     m.call("halve.unsigned")
     m.out(Out.MULTIPLICAND)
-    m.ld(0, Out.SHIFT)
     m.ld("f.v_zero")
     m.jump(positive, Condition.NEGATIVE, unless=True)
     m.ld(0)
@@ -279,18 +282,12 @@ def _zero_part(m: Micro) -> None:
 
 def _halve(m: Micro) -> None:
     """``rsh`` of `weft.hdl.isa`: the accumulator shifted right by ``places``, halves up."""
-    none = m.fresh()
     m.label("halve")
-    m.st("whole")
     m.out(Out.MULTIPLICAND)
     m.ld("places", Out.SHIFT)
-    m.jump(none, Condition.ZERO)
     m.ld(1, Out.MULTIPLY)
     m.ld(0)
     m.op(Function.ROUND, Port.RAW)
-    m.back()
-    m.label(none)
-    m.ld("whole")
     m.back()
     # The result for a negative number is 2**(32 - places) too small: twice what -2**31 becomes.
     m.label("halve.unsigned")

@@ -9,30 +9,31 @@ from weft.hdl.sequential.micro import Condition, Function, Index, Operand, Out, 
 from weft.hdl.sequential.tables import address_step, first_lookup
 
 LEAST = -(1 << 31)
-VEC, SOFTMAX, NORMALISE = range(3)
-"""Values of the variable ``body``: the instruction whose vectors the loops compute."""
 
 
 @carries_out(Vec)
 def vec(m: Micro) -> None:
     """`weft.hdl.isa.Vec`."""
     m.call("parameters")
-    m.ld("f.ry")
-    m.add("f.rx")
-    m.sub(2)
-    m.st("many")
-    # Two operands of the scratchpad cannot be read at a time.
-    m.ld("f.add")
-    m.op(Function.AND, "f.source")
-    m.op(Function.ADD, "many", write=True)
     if m.config.softmax:
-        m.copy("body", VEC)
         m.copy("f.y_ob", 0)
         m.st("f.x_ob")
     if m.config.lookup_tables:
         lookup_table(m, LOOKUP_ENTRIES // 2)  # an output of 0 has the entry in the middle
         m.st("entries")
-    m.jump("outputs")
+    m.ld("f.ry")
+    m.add("f.rx")
+    m.sub(2)
+    if m.config.multiply:
+        m.add("f.multiply")
+    m.st("many")
+    m.add("f.add")
+    m.jump("vec.checks", Condition.ZERO, unless=True)
+    for stride in ("f.y_oy", "f.x_ox"):
+        m.ld(stride)
+        m.jump("vec.checks", Condition.ZERO, unless=True)
+    _in_range(m, "f.y", "f.x", "vec.checks")
+    m.jump("vec.plain")
 
 
 @carries_out(Table)
@@ -85,8 +86,10 @@ def shared(m: Micro) -> None:
     """Routines of `vec` that others use, too."""
     _parameters(m)
     _outputs(m)
-    _read(m)
-    _vec_body(m)
+    _add(m)
+    _vec_many(m)
+    _checks(m)
+    _plain(m)
     if m.config.lookup_tables:
         _looked_up(m)
 
@@ -96,27 +99,26 @@ def _parameters(m: Micro) -> None:
     m.label("parameters")
     m.ld(-1, Out.A_STEP)
     m.ld(0, Out.COLUMN)
-    m.copy("pair", m.constant_block("parameters"))
-    m.copy("columns", m.config.n)
+    m.ld(m.constant_block("parameters"))
+    m.st("pair", Out.INDEX)
     again = m.label()
-    m.ld("pair", Out.INDEX)
-    for odd in range(2):
-        m.ld("f.params")
-        m.add(4 * odd + 3, Out.A)
-        m.ld(0)
+    m.ld("f.params")
+    m.add(7, Out.A)
+    for odd in (1, 0):
         for _ in range(4):
             m.out(Out.READ_A)
             m.ld(Port.APPEND)
         m.st(Index(odd))
+    _next_pair(m)
     m.out(Out.COLUMN_NEXT)
-    m.advance("pair", 2)
-    m.advance("columns", -1)
-    m.jump(again, Condition.ZERO, unless=True)
+    m.jump(again, Condition.COLUMN_ZERO, unless=True)
     m.back()
 
 
 def _outputs(m: Micro) -> None:
-    """The loops over outputs, with addresses of source, destination, a second operand or alignment, and state."""
+    """The loops over outputs, with addresses of source, destination, a second operand or alignment, and state. They
+    are called, and for every output return to what makes its vector, which in the end jumps to ``output``: unless that
+    calls anything itself, `back` is what it was for the next one."""
     operands = moved(Vec, "src", "dst", "b")
     if m.config.softmax:
         # Softmax counts columns in the coordinates, which therefore move with groups, too.
@@ -133,15 +135,7 @@ def _outputs(m: Micro) -> None:
         m.walk("ox", ox, operands)
 
     def ox() -> None:
-        m.copy("from", "src.ox")
-        if m.config.softmax:
-            m.ld("body")
-            m.jump("vec.body", Condition.ZERO)
-            m.sub(1)
-            m.jump("softmax.body", Condition.ZERO)
-            m.jump("normalise.body")
-        else:
-            m.jump("vec.body")
+        m.back()
         m.label("output")
         m.ld("dst.ox", Out.SCRATCHPAD_WRITE)
 
@@ -151,18 +145,11 @@ def _outputs(m: Micro) -> None:
     m.jump("next")
 
 
-def _read(m: Micro) -> None:
-    """Read the row or vector at ``from``."""
-    m.label("read")
-    accumulator = m.fresh()
-    m.ld("f.source")
-    m.jump(accumulator, Condition.ZERO)
-    m.ld("from", Out.SCRATCHPAD_READ)
-    m.back()
-    m.label(accumulator)
-    m.ld("from", Out.C)
+def read(m: Micro, address: str) -> None:
+    """Read a row and a vector, of which `Out.SOURCE` says which is wanted."""
+    m.ld(address, Out.SCRATCHPAD_READ)
+    m.out(Out.C)
     m.out(Out.ACCUMULATOR_READ)
-    m.back()
 
 
 def _in_range(m: Micro, y: str, x: str, otherwise: str) -> None:
@@ -180,73 +167,96 @@ def push(m: Micro) -> None:
     m.high("f.low", Out.PUSH)
 
 
-def _vec_body(m: Micro) -> None:
-    """An output vector, a column after the other."""
-    done = "vec.output" if m.config.lookup_tables else "output"
-    m.label("vec.body")
-    m.copy("pair", m.constant_block("parameters"))
+def _done(m: Micro) -> str:
+    """Where to go on behind an output vector."""
+    return "vec.output" if m.config.lookup_tables else "output"
+
+
+def _first_column(m: Micro) -> None:
     m.ld(0, Out.COLUMN)
-    m.ld("many")
-    m.jump("vec.many", Condition.ZERO, unless=True)
-    _in_range(m, "y.oy", "x.ox", "vec.many")
-    m.ld("pair", Out.INDEX)
-    m.call("read")
-    m.ld("f.add")
-    adds = m.fresh()
-    m.jump(adds, Condition.ZERO, unless=True)
-    again = m.label()
-    m.ld(Port.ELEMENT)
-    m.add(Index(), Out.MULTIPLICAND)
-    m.ld(Index(1), Out.PARAMETER_SHIFT)
-    m.out(Out.MULTIPLY)
+    m.ld(m.constant_block("parameters"))
+    m.st("pair", Out.INDEX)
+
+
+def _next_pair(m: Micro) -> None:
     m.ld(2)
     m.op(Function.ADD, "pair", out=Out.INDEX, write=True)
-    push(m)
-    m.jump(again, Condition.COLUMN_ZERO, unless=True)
-    m.jump(done)
-    m.label(adds)
-    m.ld("b.ox", Out.SCRATCHPAD_READ)
+
+
+def _plain(m: Micro) -> None:
+    """An output vector, of one in range to which nothing is added. While the product of a column is made, the one
+    before it is pushed, and the next one is read: elements are a column ahead of bytes."""
+    m.label("vec.plain")
+    m.call("outputs")
+    m.label("plain.body")
+    read(m, "src.ox")
+    _first_column(m)
+    m.ld(Port.ELEMENT)
+    m.add(Index(), Out.MULTIPLICAND)
+    m.ld(Index(1), Out.MULTIPLY)
+    m.out(Out.COLUMN_NEXT)
     again = m.label()
+    _next_pair(m)
     m.ld(Port.ELEMENT)
     m.add(Index())
     m.st("value")
-    _add(m)
-    m.ld(2)
-    m.op(Function.ADD, "pair", out=Out.INDEX, write=True)
+    push(m)
+    m.ld("value", Out.MULTIPLICAND)
+    m.ld(Index(1), Out.MULTIPLY)
+    m.jump(again, Condition.COLUMN_ZERO, unless=True)
+    push(m)
+    if not m.config.lookup_tables:
+        m.jump("output")
+
+
+def _checks(m: Micro) -> None:
+    """The same where elements may be out of range, or there are several, or a second operand is added. Then both are
+    read for every column: they may be in the same memory."""
+    m.label("vec.checks")
+    m.call("outputs")
+    m.jump("checks.body")
+    m.label("checks.next")
+    m.call(_done(m))
+    m.label("checks.body")
+    m.ld("many")
+    m.jump("vec.many", Condition.ZERO, unless=True)
+    _in_range(m, "y.oy", "x.ox", "vec.many")
+    m.ld("f.add")
+    m.jump("plain.body", Condition.ZERO)
+    _first_column(m)
+    again = m.label()
+    read(m, "src.ox")
+    m.ld(Port.ELEMENT)
+    m.add(Index())
+    m.st("value")
+    m.call("add")
+    _next_pair(m)
     push(m)
     m.jump(again, Condition.COLUMN_ZERO, unless=True)
-    m.jump(done)
-    m.label("vec.many")
-    _vec_many(m)
-    m.jump(done)
+    m.jump("checks.next")
 
 
 def _vec_many(m: Micro) -> None:
-    """The same with reduction, second operand, or elements out of range."""
-    one, most = m.fresh(), m.fresh()
-    m.ld(m.constant(LEAST))
-    m.st("least")
+    """The same with reduction, elements out of range, or products of elements, column by column."""
+    least, start = m.fresh(), m.fresh()
+    m.label("vec.many")
+    _first_column(m)
     m.ld("f.reduce")
     m.sub(Reduce.MAX)
-    m.jump(most, Condition.ZERO)
-    m.copy("least", "f.pad")
-    m.label(most)
-    m.label(one)
-    m.ld("f.reduce")
-    m.sub(Reduce.MAX)
-    first = m.fresh()
-    m.jump(first, Condition.ZERO, unless=True)
-    m.ld(m.constant(LEAST))
-    start = m.fresh()
+    m.jump(least, Condition.ZERO)
+    m.copy("first", 0)
+    m.ld("f.pad")
     m.jump(start)
-    m.label(first)
-    m.ld(0)
+    m.label(least)
+    m.ld(m.constant(LEAST))
+    m.st("first")
     m.label(start)
-    m.st("reduced")
+    m.st("outside")
+    one = m.label()
+    m.copy("reduced", "first")
     m.walk("ry", lambda: _row(m), moved(Vec, "src"))
     if m.config.multiply:
         _multiply(m)
-    m.ld("pair", Out.INDEX)
     m.ld("reduced")
     m.add(Index(), Out.MULTIPLICAND)
     m.st("value")
@@ -255,16 +265,15 @@ def _vec_many(m: Micro) -> None:
     if m.config.multiply:
         m.sub("f.multiply")
     m.jump(plain, Condition.ZERO)
-    m.ld("b.ox", Out.SCRATCHPAD_READ)
-    _add(m)
+    m.call("add")
     m.jump(finish)
     m.label(plain)
-    m.ld(Index(1), Out.PARAMETER_SHIFT)
-    m.out(Out.MULTIPLY)
+    m.ld(Index(1), Out.MULTIPLY)
     m.label(finish)
-    m.advance("pair", 2)
+    _next_pair(m)
     push(m)
     m.jump(one, Condition.COLUMN_ZERO, unless=True)
+    m.jump("checks.next")
 
 
 def _looked_up(m: Micro) -> None:
@@ -272,6 +281,7 @@ def _looked_up(m: Micro) -> None:
     m.label("vec.output")
     m.ld("f.lookup")
     m.jump("output", Condition.ZERO)
+    m.ld(0, Out.COLUMN)
     m.ld("dst.ox", Out.SCRATCHPAD_WRITE)
     m.ld("dst.ox", Out.SCRATCHPAD_READ)
     again = m.label()
@@ -284,28 +294,31 @@ def _looked_up(m: Micro) -> None:
 
 
 def _add(m: Micro) -> None:
-    """Multiply the second operand, then ``value``."""
+    """Multiply the second operand, then ``value``. With an odd shift, the multiplier takes but half of the former."""
+    plus, even = m.fresh(), m.fresh()
+    m.label("add")
+    m.ld("b.ox", Out.SCRATCHPAD_READ)
     m.ld(Port.BYTE)
-    m.sub("f.b_zero", Out.MULTIPLICAND)
+    m.sub("f.b_zero")
+    m.st("element", Out.MULTIPLICAND)
     if m.config.multiply:
-        _negate(m)
-    m.ld(0, Out.SHIFT)
+        m.ld("f.subtract")
+        m.jump(plus, Condition.ZERO)
+        m.ld(0)
+        m.sub("element")
+        m.st("element", Out.MULTIPLICAND)
+        m.label(plus)
+    m.ld(Index(1))
+    m.op(Function.AND, m.constant(1 << 24))
+    m.jump(even, Condition.ZERO)
+    m.ld("element")
+    m.add("element", Out.MULTIPLICAND)
+    m.label(even)
     m.ld("f.b_mantissa", Out.MULTIPLY)
     m.ld(Port.PRODUCT)
     m.ld("value", Out.MULTIPLICAND)
-    m.ld(Index(1), Out.PARAMETER_SHIFT)
-    m.out(Out.MULTIPLY_ADD)
-
-
-def _negate(m: Micro) -> None:
-    """With ``subtract``, the second operand less its zero point, which is the multiplicand, counts negative."""
-    done = m.fresh()
-    m.st("element")
-    m.ld("f.subtract")
-    m.jump(done, Condition.ZERO)
-    m.ld(0)
-    m.sub("element", Out.MULTIPLICAND)
-    m.label(done)
+    m.ld(Index(1), Out.MULTIPLY_ADD)
+    m.back()
 
 
 def _multiply(m: Micro) -> None:
@@ -318,7 +331,6 @@ def _multiply(m: Micro) -> None:
     m.ld("reduced")
     m.sub("f.pad", Out.MULTIPLICAND)
     m.st("element")
-    m.ld(0, Out.SHIFT)
     m.ld(Port.BYTE)
     m.sub("f.b_zero")
     m.add(m.constant(256), Out.MULTIPLY)
@@ -334,29 +346,27 @@ def _row(m: Micro) -> None:
     """A row of the reduction, for one column."""
 
     def element() -> None:
-        outside, there, total, keep = m.fresh(), m.fresh(), m.fresh(), m.fresh()
+        outside, there, total, keep, done = (m.fresh() for _ in range(5))
         _in_range(m, "y.ry", "x.rx", outside)
-        m.copy("from", "src.rx")
-        m.call("read")
-        m.copy("element", Port.ELEMENT)
+        read(m, "src.rx")
+        m.ld(Port.ELEMENT)
         m.jump(there)
         m.label(outside)
-        m.copy("element", "least")
+        m.ld("outside")
         m.label(there)
+        m.st("element")
         m.ld("f.reduce")
         m.jump(keep, Condition.ZERO)
         m.sub(Reduce.MAX)
         m.jump(total, Condition.ZERO, unless=True)
         m.ld("element")
         m.high("reduced")
-        done = m.fresh()
         m.jump(done)
+        m.label(keep)
+        m.st("reduced")
         m.label(total)
         m.ld("element")
         m.add("reduced")
-        m.jump(done)
-        m.label(keep)
-        m.ld("element")
         m.label(done)
         m.st("reduced")
 

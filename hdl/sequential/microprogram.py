@@ -114,11 +114,14 @@ def _write(m: Micro) -> Micro:
             m.fields(kind, names, _COMMON, _taken(kind, m.config))
         else:
             m.fields(kind, names, 0, _taken(kind, m.config))
-        if kind is not Microcode:  # whose last fields are for its body
-            m.call("rest")
         # Only now is the unit busy: what comes before waits for the fetch.
-        m.ld(1 << kind.QUEUE)
-        m.memory(MemoryOut.EVENTS)
+        if kind.QUEUE is Queue.VEC and kind is not Microcode:
+            m.call("start")
+        else:
+            if kind is not Microcode:  # whose last fields are for its body
+                m.call("rest")
+            m.ld(1 << kind.QUEUE)
+            m.memory(MemoryOut.EVENTS)
         BODIES[kind](m)
         m.jump("next")
     m.group(groups[Queue.VEC])
@@ -129,6 +132,13 @@ def _write(m: Micro) -> Micro:
     m.ld(0)
     m.memory(MemoryOut.REMAIN)
     m.wait(Condition.MEMORY_IDLE)
+    m.back()
+    m.label("start")
+    m.ld(0)
+    m.memory(MemoryOut.REMAIN)
+    m.wait(Condition.MEMORY_IDLE)
+    m.ld(1 << Queue.VEC)
+    m.memory(MemoryOut.EVENTS)
     m.back()
     micro_vector.shared(m)
     if m.config.softmax:
@@ -183,13 +193,9 @@ def _fetch(m: Micro, kinds: Sequence[type[Instruction]]) -> None:
         m.jump(_label(kind), Condition.ZERO)
         before = kind.OPCODE
     m.ld(1)
-    m.jump("finish")
-    m.label("end")
-    m.ld(0)
-    m.label("finish")
+    m.label("end")  # where the accumulator is 0
     m.st("error")
-    m.call("rest")
-    m.ld(0)
+    m.call("rest")  # and here again
     m.memory(MemoryOut.EVENTS)
     m.ld("error")
     m.memory(MemoryOut.FINISH)

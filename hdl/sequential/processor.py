@@ -101,8 +101,8 @@ class Processor(wiring.Component):
         What can be read, by `Port`; those of the processor itself are ignored.
     round : In(1)
         What `Function.ROUND` adds.
-    raw : Out(1)
-        Of `Port.PRODUCT` and `Port.RAW`, which share a value, the latter is read.
+    odd : Out(1)
+        Of `Port.PRODUCT` and `Port.RAW`, which share a value, the latter is read, or of `Port.ELEMENT` and `Port.BYTE`.
     ready : In(1)
         They hold.
     word_valid : In(1), word_taken : Out(1)
@@ -131,7 +131,7 @@ class Processor(wiring.Component):
             {
                 "port": In(32).array(self.ports),
                 "round": In(1),
-                "raw": Out(1),
+                "odd": Out(1),
                 "ready": In(1),
                 "word_valid": In(1),
                 "word_taken": Out(1),
@@ -209,7 +209,7 @@ class Processor(wiring.Component):
         takes_product = ~is_field & is_port & (number[1:] == Port.PRODUCT >> 1)
         m.d.comb += [
             free.eq(~(field_waits | takes_word & ~self.word_valid | takes_product & ~self.ready)),
-            self.raw.eq(chosen.operand[0]),
+            self.odd.eq(chosen.operand[0]),
             self.word_taken.eq(free & (takes_word | self._field_takes)),
             self.waits.eq((takes_word | self._field_takes) & ~self.word_valid | asks_again & free & ~stays),
         ]
@@ -255,6 +255,13 @@ class Processor(wiring.Component):
         def outputs(word: data.View) -> Value:
             return word.out.any() & (word.function != Function.FIELD)
 
+        def moves(word: data.View) -> Value:
+            """What `Source.INDEXED` means, or may."""
+            index = word.out == Target.INDEX
+            return (index | (word.out == Target.MEMORY) if self.lanes else index) & (
+                word.function != Function.FIELD
+            )
+
         def busy(word: data.View) -> Value:
             return word.function.any() | word.out.any() | word.write
 
@@ -268,7 +275,7 @@ class Processor(wiring.Component):
         given = outputs(chosen) | outputs(executed)
         jump = decoded.jump & ~always & (busy(chosen) | busy(executed) | of_unit & self.out.any())
         port = (decoded.source == Source.PORT) & ~is_field & (busy(chosen) | outputs(executed))
-        memory = indexed & (given | chosen.write | executed.write)
+        memory = indexed & (moves(chosen) | moves(executed) | chosen.write | executed.write)
         for word in (chosen, executed):
             same = word.operand[:COMPARED_BITS] == decoded.operand[:COMPARED_BITS]
             memory |= reads & word.write & same

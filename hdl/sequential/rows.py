@@ -58,6 +58,7 @@ class Rows(wiring.Component):
     active : Out(1)
         A row enters.
     done : Out(1)
+        No row enters. Those under way are done when the next word of the microprogram reaches a unit.
         Nothing is under way.
     """
 
@@ -110,7 +111,7 @@ class Rows(wiring.Component):
         valid = Signal(3)
         m.d.comb += [
             self.active.eq(count != 0),
-            self.done.eq(~self.active & ~stages.any()),
+            self.done.eq(~self.active),
             self.in_range.eq(~x[-1] & (x < bound)),
             self.vector_address.eq(a),
             self.vector_read.eq(self.active | self.step_a),

@@ -211,8 +211,7 @@ inline void Processor::give(const Word& word, uint32_t value, Cycle at) {
     switch (word.out) {
         case OUT_INDEX: index_ = value & depth_mask_; break;
         case OUT_MULTIPLICAND: multiplier.multiplicand = int32_t(value); break;
-        case OUT_SHIFT: multiplier.shift = value & 63; break;
-        case OUT_PARAMETER_SHIFT: multiplier.shift = value >> 24 & 63; break;
+        case OUT_SHIFT: multiplier.set_shift(value); break;
         case OUT_MULTIPLY: multiplier.start(value, false, false, at); break;
         case OUT_MULTIPLY_ADD: multiplier.start(value, true, false, at); break;
         case OUT_COLUMN: column_ = value & uint32_t(p.n - 1); break;
@@ -261,12 +260,12 @@ inline void Processor::give_memory(unsigned target, uint32_t value, Cycle at) {
 }
 
 // `next` is the first cycle in which the word at `pc` can be decoded. Of words ahead of it, `chosen` is the cycle in
-// which the last one had its operand, `given` and `wrote` the same of the last one for a unit and to data memory, and
-// `before` and `at_before` are of the last but one.
+// which the last one had its operand, `given` and `wrote` the same of the last one for a unit and to data memory,
+// `moved` of the last one that changes what `SOURCE_INDEXED` means, and `before` and `at_before` are of the last but one.
 inline Outcome Processor::run(Cycle limit) {
     constexpr uint32_t NOWHERE = ~0u;
     uint32_t accumulator = 0, pc = 0, back = 0, at_last = NOWHERE, at_before = NOWHERE;
-    Cycle next = 8, chosen = 0, before = 0, given = 0, wrote = 0;
+    Cycle next = 8, chosen = 0, before = 0, given = 0, wrote = 0, moved = 0;
     limit = limit > NEVER / 2 ? NEVER : limit;
     while (!finished_) {
         const Word& word = program[pc++];
@@ -306,7 +305,7 @@ inline Outcome Processor::run(Cycle limit) {
             case SOURCE_INDEXED:
                 if (word.compared == at_last) done = std::max(done, chosen + 3);
                 else if (word.compared == at_before) done = std::max(done, before + 3);
-                done = std::max({done, given + 3, wrote + 3});
+                done = std::max({done, moved + 3, wrote + 3});
                 address = indexed(word.operand);
                 value = memory[address];
                 break;
@@ -338,6 +337,7 @@ inline Outcome Processor::run(Cycle limit) {
         }
         if (word.out) {
             given = done;
+            if (word.out == OUT_INDEX || (word.out == OUT_MEMORY && p.lanes)) moved = done;
             give(word, accumulator, done + 2);
         }
         if (hangs_) return HANGS;

@@ -13,18 +13,22 @@ inline int64_t sign_extended(uint64_t value, unsigned bits) {
     return int64_t(value << (64 - bits)) >> (64 - bits);
 }
 
-// What it was given is worked out when its result is asked for: the shift may come behind the start.
+// What it was given is worked out when its result is asked for, or it is given more.
 class Multiplier {
 public:
     unsigned unsigned_bits = 24, signed_bits = 0;
     int32_t multiplicand = 0;
-    uint32_t shift = 0;
 
     void start(uint32_t value, bool keep, bool wide, Cycle at) {
         settle();
         before_ = keep ? sign_extended(uint64_t(product_), 34) : 0;
         factor_ = wide ? sign_extended(value, signed_bits) : int64_t(value & ((1u << unsigned_bits) - 1));
         wide_ = wide, going_ = true, started_ = at;
+        if (!wide) shift_ |= value >> 24 & 63;
+    }
+    void set_shift(uint32_t value) {
+        settle();
+        shift_ = value & 63;
     }
     // The cycle from which on the results hold.
     Cycle ready() {
@@ -46,22 +50,26 @@ private:
     int64_t product_ = 0, before_ = 0, factor_ = 0;
     bool half_ = false, rest_ = false, wide_ = false, going_ = false;
     Cycle started_ = 0, ready_ = 0;
+    uint32_t shift_ = 0;
 
     bool fits(bool raw) const {
         if (wide_) return product_ == int32_t(product_);
         const int64_t top = product_ >> 30;
         return raw || top == 0 || top == -1;
     }
-    // A cycle for every bit of the multiplier, one for every 8 places and one for every place left over, and one to
-    // find that there are no more.
+    // A cycle for every digit of the multiplier, one for every 8 places, one for every 2 left over and one for the last,
+    // and one to find that there are no more. With an odd shift the multiplier is doubled, and what it is added to is not.
     void settle() {
         if (!going_) return;
-        const int64_t whole = multiplicand * factor_ + before_;
-        ready_ = started_ + 2 + std::max(unsigned_bits, signed_bits) + shift / 8 + shift % 8;
-        product_ = whole >> shift;
-        half_ = shift && (whole >> (shift - 1) & 1);
-        rest_ = shift > 1 && (whole & ((int64_t(1) << (shift - 1)) - 1));
-        shift = 0, going_ = false;
+        const bool odd = shift_ & 1;
+        const int64_t doubled = (multiplicand * factor_ << odd) + before_;
+        ready_ = started_ + 2 + std::max(unsigned_bits, signed_bits) / 2 + 1 + shift_ / 8 + shift_ % 8 / 2 + shift_ % 2;
+        const unsigned places = shift_ + odd;
+        const __int128 all = doubled;
+        product_ = int64_t(all >> places);
+        half_ = places && (all >> (places - 1) & 1);
+        rest_ = places > 1 && (all & ((__int128(1) << (places - 1)) - 1));
+        shift_ = 0, going_ = false;
     }
 };
 
@@ -120,12 +128,12 @@ public:
     void read_row() { std::memcpy(row.data(), at(overwrite_), n * sizeof(int32_t)); }
     void write(unsigned column, uint32_t value) { at(zeros_)[column] = int32_t(value); }
 
-    // A vector a cycle; the last one passes four registers more.
+    // A vector a cycle.
     void start(uint32_t count, Cycle now) {
         count &= 0xFFF;
         for (uint32_t k = 0; k < count; k++) step();
         active += count;
-        done = std::max(done, now + count + (count ? 5 : 1));
+        done = std::max(done, now + count + 1);
     }
 
 private:

@@ -117,7 +117,7 @@ class Bench:
         ready, done = not self.busy["multiplier"], not self.busy["rows"]
         more = units.taken < self.model.units.taken  # the memory unit has no words that are not taken
         self.valid = more and (self.valid or random.random() >= self.stall)
-        product = Port.RAW if dut.raw.value else Port.PRODUCT
+        product = Port.RAW if dut.odd.value else Port.PRODUCT
         ports = {port: units.port(port) for port in (Port.ELEMENT, Port.BYTE, Port.TABLE)}
         ports[Port.WORD] = units.port(Port.WORD) if self.valid else random.getrandbits(32)
         ports[Port.PRODUCT] = ports[Port.RAW] = units.port(product) if ready else random.getrandbits(32)
