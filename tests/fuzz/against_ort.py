@@ -246,7 +246,8 @@ def _allowed(
         near = near + _input_scale(layer) / ADD_WEIGHT / 2 / scale
     if operators[:2] == ["MatMul", "Add"]:
         near = near + _accumulator_step(layer) / 2 / scale
-    distance = np.abs(steps - np.floor(steps) - 0.5)
+    with np.errstate(invalid="ignore"):  # infinite values are saturated, and nothing else
+        distance = np.abs(steps - np.floor(steps) - 0.5)
     return (distance <= near).astype(np.int32)
 
 

@@ -15,6 +15,7 @@ from fuzz import command, files, graphs, run, sandbox, seeds, values
 from fuzz.kinds import KINDS
 from fuzz.outcome import Outcome, check_sentence
 
+from weft.boards.registry import BOARDS
 from weft.hdl.isa.config import PRESETS, ConfigError
 from weft.runtime import Image
 from weft.sim.device import Device
@@ -220,7 +221,7 @@ def test_a_case_is_minimised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_configurations_are_those_of_all_boards_and_with_kernels() -> None:
     drawn = {graphs.draw(np.random.default_rng(seed))[0][1] for seed in range(300)}
     assert drawn == set(graphs.CONFIGS)
-    assert len(drawn) == 15 + len(PRESETS)
+    assert len(drawn) == len(BOARDS) + 2 * len(PRESETS)
 
 
 def test_a_sentence_may_have_any_words() -> None:
