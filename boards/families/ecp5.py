@@ -88,8 +88,9 @@ class Ecp5Pll:
             output = source * feedback / divider
             if not cls.OUTPUT[0] <= output <= cls.OUTPUT[1]:
                 continue
-            if any(low <= output * value <= high for value in range(1, 129)):
-                yield output, cls(source, divider, feedback, cls.divider(output), phase)
+            middle = cls.divider(output)
+            if low <= output * middle <= high:
+                yield output, cls(source, divider, feedback, middle, phase)
 
     @classmethod
     def divider(cls, output: float) -> int:
