@@ -93,7 +93,7 @@ def conflicts(count: int, uses: Uses) -> np.ndarray:
 
 def step_of(addresses: np.ndarray) -> int:
     """The largest step at which some addresses, sorted, follow the first one."""
-    return int(np.gcd.reduce(np.diff(addresses))) or 1 if len(addresses) > 1 else 1
+    return int(np.gcd.reduce(np.diff(addresses))) or 1
 
 
 def _by_space(uses: Uses) -> Iterator[Uses]:
@@ -110,12 +110,7 @@ def _by_space(uses: Uses) -> Iterator[Uses]:
         if some.size:
             some = some[np.argsort(mine.task[some], kind="stable")]
             low = start[some].min()
-            yield _apart(
-                Uses(
-                    mine.task[some], mine.kind[some], mine.space[some], start[some] - low, stop[some] - low,
-                    mine.step[some],
-                )
-            )  # fmt: skip
+            yield _apart(replace(mine.part(some), start=start[some] - low, stop=stop[some] - low))
 
 
 def _apart(uses: Uses) -> Uses:

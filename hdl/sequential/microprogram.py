@@ -120,8 +120,7 @@ def _write(m: Micro) -> Micro:
         else:
             if kind is not Microcode:  # whose last fields are for its body
                 m.call("rest")
-            m.ld(1 << kind.QUEUE)
-            m.memory(MemoryOut.EVENTS)
+            _busy(m, kind.QUEUE)
         BODIES[kind](m)
         m.jump("next")
     m.group(groups[Queue.VEC])
@@ -129,21 +128,28 @@ def _write(m: Micro) -> Micro:
     m.fields(Vec, {}, 0, _COMMON)
     m.back()
     m.label("rest")
-    m.ld(0)
-    m.memory(MemoryOut.REMAIN)
-    m.wait(Condition.MEMORY_IDLE)
+    _rest(m)
     m.back()
     m.label("start")
-    m.ld(0)
-    m.memory(MemoryOut.REMAIN)
-    m.wait(Condition.MEMORY_IDLE)
-    m.ld(1 << Queue.VEC)
-    m.memory(MemoryOut.EVENTS)
+    _rest(m)
+    _busy(m, Queue.VEC)
     m.back()
     micro_vector.shared(m)
     if m.config.softmax:
         micro_softmax.shared(m)
     return m
+
+
+def _rest(m: Micro) -> None:
+    """Leave what is left of an instruction, until memory is idle."""
+    m.ld(0)
+    m.memory(MemoryOut.REMAIN)
+    m.wait(Condition.MEMORY_IDLE)
+
+
+def _busy(m: Micro, queue: Queue) -> None:
+    m.ld(1 << queue)
+    m.memory(MemoryOut.EVENTS)
 
 
 def _taken(kind: type[Instruction], config: Config) -> int:

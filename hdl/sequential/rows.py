@@ -59,7 +59,6 @@ class Rows(wiring.Component):
         A row enters.
     done : Out(1)
         No row enters. Those under way are done when the next word of the microprogram reaches a unit.
-        Nothing is under way.
     """
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
