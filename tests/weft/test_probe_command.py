@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,13 @@ def terminal(model: BoardModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ter
     made.unplug()
 
 
+def told_to_programs(terminal: Terminal, capsys: pytest.CaptureFixture[str], code: int) -> dict[str, Any]:
+    """What `weft probe --json` prints, without a test of the memory; it ends with this code."""
+    assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_a_sound_board(
     given: bool, terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]
@@ -95,8 +103,7 @@ def test_what_became_of_the_flash(
     model.identity = replace(model.identity, flash=state)
     assert call("probe", "--port", terminal.path, "--memory-test", "none") == code
     assert f"flash: {said}" in capsys.readouterr().out.splitlines()
-    assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
-    assert json.loads(capsys.readouterr().out)["flash"] == state.name.lower()
+    assert told_to_programs(terminal, capsys, code)["flash"] == state.name.lower()
 
 
 FOUND = Calibration(CalibrationState.FOUND, 2, 2, 56, 39, last=38, count=20, chosen=28)
@@ -153,16 +160,14 @@ def test_what_was_found_of_the_sdram(
     lines = capsys.readouterr().out.splitlines()
     assert said in lines
     assert any(", not tested" in line for line in lines) == bool(code)
-    assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == code
-    told = json.loads(capsys.readouterr().out)
+    told = told_to_programs(terminal, capsys, code)
     assert told["sound"] is not bool(code)
     assert told["sdram"]["state"] == found.state.name.lower()
 
 
 def test_json(terminal: Terminal, model: BoardModel, capsys: pytest.CaptureFixture[str]) -> None:
     model.identity = replace(model.identity, board="another")
-    assert call("probe", "--port", terminal.path, "--json", "--memory-test", "none") == 0
-    told = json.loads(capsys.readouterr().out)
+    told = told_to_programs(terminal, capsys, 0)
     assert told["format"] == "weft probe 1"
     assert (told["board"], told["title"], told["core"]) == ("another", None, None)
     assert (told["config_name"], told["config"]) == ("icebreaker", OWN.config.to_dict())
@@ -188,8 +193,7 @@ def test_what_is_not_sound(terminal: Terminal, model: BoardModel, capsys: pytest
     assert f"of another configuration than the link says: {OWN.config.digest:#010x}" in out
     assert "ERROR at 0x1234: 0xff instead of 0x" in out
     model.set(Reg.VERSION, 1)
-    assert call("probe", "--port", terminal.path, "--memory-test", "none", "--json") == 1
-    assert json.loads(capsys.readouterr().out)["registers"]["sound"] is False
+    assert told_to_programs(terminal, capsys, 1)["registers"]["sound"] is False
 
 
 def test_ports_without_a_board(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
