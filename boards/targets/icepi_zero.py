@@ -33,6 +33,7 @@ BOARDS = [
         platform=_platform,
         pll=pll,
         flash=FLASH,
+        seed=3,
         leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),
     )
 ]
