@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from weft.compiler.gguf.file import is_gguf
 from weft.compiler.host.segments import prepare
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.model import Graph, HostSegment
@@ -76,8 +77,12 @@ def import_loaded(model: Model, *, config: Config = COMPLETE) -> Graph:
 
 
 def _tflite(source: Source) -> tuple[bytes, str] | None:
-    """The bytes of a TFLite file and its name in messages; None for what is none, by its first bytes and its suffix."""
+    """The bytes of a TFLite file and its name in messages; None for what is none, by its first bytes and its suffix.
+
+    Raises `CompileError` for a language model, which is another kind of thing.
+    """
     if isinstance(source, bytes):
+        _check_kind(source, f"the model of {len(source):,} bytes")
         return (source, f"the model of {len(source):,} bytes") if is_tflite(source) else None
     if not isinstance(source, str | os.PathLike):
         return None
@@ -87,7 +92,15 @@ def _tflite(source: Source) -> tuple[bytes, str] | None:
     try:
         with path.open("rb") as file:
             head = file.read(8)
+            _check_kind(head, str(path))
             wanted = path.suffix.lower() == SUFFIX or is_tflite(head)
             return (head + file.read(), str(path)) if wanted else None
     except OSError:
         return None  # which the other reader tells of
+
+
+def _check_kind(head: bytes, what: str) -> None:
+    if is_gguf(head):
+        raise CompileError(
+            f"{what} is a GGUF file, which holds a language model; weft checks and compiles ONNX and TFLite files"
+        )

@@ -1,0 +1,94 @@
+"""The tensors of a file by name, with the shapes that metadata asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.gguf.blocks import KINDS, decode, finite
+from weft.compiler.gguf.file import Stored
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.model import Linear, Matrix, Norm, dense
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size, and what in the file says so."""
+
+    value: int
+    source: str
+
+    def __mul__(self, other: Size) -> Size:
+        return Size(self.value * other.value, f"{self} x {other}")
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.value:,}"
+
+
+class Tensors:
+    """Looks up tensors, and remembers which somebody has asked for.
+
+    Every method raises `CompileError` for a tensor that is missing, of another shape, of a type that is not read, or
+    that has elements that are no finite numbers.
+    """
+
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
+        self._stored = stored
+        self._asked: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def unused(self) -> list[str]:
+        """Names of tensors that nobody has asked for."""
+        return [name for name in self._stored if name not in self._asked]
+
+    def matrix(self, name: str, rows: Size, columns: Size) -> Matrix:
+        stored = self._get(name)
+        if stored.shape != (rows.value, columns.value):
+            raise CompileError(
+                f"{stored.label} has shape {'x'.join(map(str, stored.shape))}; it must have {rows.value:,} rows "
+                f"({rows}) and {columns.value:,} columns ({columns})"
+            )
+        return self._decoded(stored, stored.shape)
+
+    def vector(self, name: str, size: Size) -> np.ndarray:
+        """float32 of shape (size,)."""
+        stored = self._get(name)
+        if stored.shape != (size.value,):
+            raise CompileError(
+                f"{stored.label} has shape {'x'.join(map(str, stored.shape))}; it must have {size.value:,} elements "
+                f"({size})"
+            )
+        return dense(self._decoded(stored, (1, size.value))).reshape(-1)
+
+    def linear(self, name: str, outputs: Size, inputs: Size, *, bias: bool) -> Linear:
+        """A product; it may have a bias, and with `bias` it must."""
+        weight = self.matrix(f"{name}.weight", outputs, inputs)
+        there = bias or f"{name}.bias" in self
+        return Linear(weight, self.vector(f"{name}.bias", outputs) if there else None)
+
+    def norm(self, name: str, width: Size, *, bias: bool) -> Norm:
+        weight = self.vector(f"{name}.weight", width)
+        return Norm(weight, self.vector(f"{name}.bias", width) if bias else None)
+
+    def _get(self, name: str) -> Stored:
+        if name not in self._stored:
+            raise CompileError(
+                f"the file has no tensor {name!r}, which a model of its architecture must have"
+            )
+        self._asked.add(name)
+        return self._stored[name]
+
+    def _decoded(self, stored: Stored, shape: tuple[int, int]) -> Matrix:
+        if stored.kind not in KINDS:
+            raise CompileError(
+                f"{stored.label} has type {stored.kind}; weft reads {', '.join(KINDS)}: quantise the model to one of "
+                "these, Q8_0 for example"
+            )
+        matrix = decode(stored.content, stored.kind, shape)
+        if not finite(matrix):
+            raise CompileError(f"{stored.label} has elements that are infinite or not a number (NaN)")
+        return matrix

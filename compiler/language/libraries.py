@@ -1,0 +1,26 @@
+"""The libraries of the extra ``lm``, imported when they are needed."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from weft.compiler.ir.graph import CompileError
+
+HOW_TO_INSTALL = "pip install 'weft[lm]'"
+
+
+def library(name: str) -> ModuleType:
+    """The library `name`.
+
+    Raises
+    ------
+    CompileError
+        If it is not installed: the sentence says how to install it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise CompileError(
+            f"language models need the Python package {name!r}, which is not installed: {HOW_TO_INSTALL}"
+        ) from None

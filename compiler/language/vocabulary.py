@@ -1,0 +1,60 @@
+"""The vocabulary of a language model as its file has it; `weft.compiler.language.tokenizer` works with it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.IntEnum):
+    """What a token is, by the numbers of GGUF."""
+
+    NORMAL = 1
+    UNKNOWN = 2  # what stands for text that cannot be written
+    CONTROL = 3  # no text: the begin or the end of a text, for example
+    USER_DEFINED = 4  # text that is always one token
+    UNUSED = 5  # takes part in merging, and is taken apart again
+    BYTE = 6  # one byte of UTF-8
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens, and how text becomes a sequence of them.
+
+    Attributes
+    ----------
+    model : str
+        ``"llama"``: SentencePiece's merging of characters by scores. ``"gpt2"``: merging of bytes by a list of merges.
+    pre : str
+        For ``"gpt2"``, how text is split into words first: a name such as ``"llama-bpe"``.
+    tokens : tuple of str
+        In ``"llama"`` the character U+2581 stands for a space; in ``"gpt2"`` every byte is written as a character.
+    kinds : tuple of Kind
+        Of each token.
+    scores : tuple of float
+        Of each token; higher ones merge first. Only for ``"llama"``.
+    merges : tuple of (str, str)
+        Pairs that merge, those that do so first in front. Only for ``"gpt2"``.
+    begin, end, unknown : int or None
+        Tokens for the begin and the end of a text, and for text that cannot be written.
+    ends : frozenset of int
+        All tokens that end a text or a turn.
+    add_begin, add_end : bool
+        Whether texts are given these.
+    add_space : bool
+        Whether texts are given a space in front (``"llama"``).
+    """
+
+    model: str
+    pre: str
+    tokens: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    scores: tuple[float, ...] = ()
+    merges: tuple[tuple[str, str], ...] = ()
+    begin: int | None = None
+    end: int | None = None
+    unknown: int | None = None
+    ends: frozenset[int] = frozenset()
+    add_begin: bool = False
+    add_end: bool = False
+    add_space: bool = False
