@@ -208,9 +208,9 @@ class _Parser:
         """A name as messages can show it, too."""
         return printable(self._text(of, _NAME))
 
-    def _text(self, of: str, limit: int = _LARGEST) -> str:
+    def _text(self, of: str, limit: int | None = None) -> str:
         size = self._size(of)
-        if size > limit:
+        if limit is not None and size > limit:
             raise self._error(f"is damaged: {of} has {size:,} bytes, where up to {limit} are allowed")
         try:
             return self._take(size, of).tobytes().decode()

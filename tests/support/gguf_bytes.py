@@ -1,0 +1,123 @@
+"""GGUF files byte by byte, in which everything can be wrong. It shares nothing with the reader nor with its library."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+TYPES = {
+    "u8": (0, "<B"), "i8": (1, "<b"), "u16": (2, "<H"), "i16": (3, "<h"), "u32": (4, "<I"), "i32": (5, "<i"),
+    "f32": (6, "<f"), "bool": (7, "<B"), "text": (8, ""), "array": (9, ""), "u64": (10, "<Q"), "i64": (11, "<q"),
+    "f64": (12, "<d"),
+}  # fmt: skip
+"""Types of metadata: their numbers, and how `struct` writes them."""
+KINDS = {
+    "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
+    "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210), "I32": (26, 1, 4),
+    "BF16": (30, 1, 2),
+}  # fmt: skip
+"""Types of tensors: their numbers, elements and bytes of a block."""
+
+
+def text(value: str | bytes, size: int | None = None) -> bytes:
+    """A string, perhaps with another length in front."""
+    raw = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(raw) if size is None else size) + raw
+
+
+def value(kind: str, given: Any, count: int | None = None) -> bytes:
+    """A value of metadata; the type of an array is ``[u32]``, and `count` another length for it."""
+    if kind.startswith("["):
+        inner = kind[1:-1]
+        items = b"".join(value(inner, item) for item in given)
+        return struct.pack("<IQ", TYPES[inner][0], len(given) if count is None else count) + items
+    if kind == "text":
+        return text(given)
+    return struct.pack(TYPES[kind][1], given)
+
+
+@dataclass
+class Tensor:
+    """A tensor, its dimensions in the file's order; `offset` and `code` are right unless they are given."""
+
+    name: str | bytes
+    kind: str
+    dimensions: tuple[int, ...]
+    content: bytes
+    offset: int | None = None
+    code: int | None = None
+
+
+@dataclass
+class Gguf:
+    """A file; `entries` are key and type with a value, or with bytes that are written as they are."""
+
+    entries: list[tuple[str | bytes, str, Any]] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    version: int = 3
+    alignment: int = 32
+    counts: tuple[int | None, int | None] = (None, None)
+    magic: bytes = b"GGUF"
+
+    def entry(self, key: str | bytes, kind: str, given: Any) -> Gguf:
+        """Put an entry in, in place of one with this key."""
+        self.entries = [item for item in self.entries if item[0] != key]
+        self.entries.append((key, kind, given))
+        return self
+
+    def without(self, key: str) -> Gguf:
+        """Take an entry out."""
+        self.entries = [item for item in self.entries if item[0] != key]
+        return self
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor by its name."""
+        return next(item for item in self.tensors if item.name == name)
+
+    def write(self) -> bytes:
+        tensors, entries = (
+            len(items) if count is None else count
+            for items, count in zip((self.tensors, self.entries), self.counts, strict=True)
+        )
+        head = self.magic + struct.pack("<IQQ", self.version, tensors, entries)
+        for key, kind, given in self.entries:
+            code = TYPES["array" if kind.startswith("[") else kind][0]
+            content = given if isinstance(given, bytes) else value(kind, given)
+            head += text(key) + struct.pack("<I", code) + content
+        data = b""
+        for item in self.tensors:
+            offset = len(data) if item.offset is None else item.offset
+            code = KINDS[item.kind][0] if item.code is None else item.code
+            head += text(item.name) + struct.pack("<I", len(item.dimensions))
+            head += struct.pack(f"<{len(item.dimensions)}Q", *item.dimensions) + struct.pack(
+                "<IQ", code, offset
+            )
+            data += item.content
+            data += bytes(-len(data) % self.alignment)
+        return head + bytes(-len(head) % self.alignment) + data
+
+
+def blocks(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> bytes:
+    """Random bytes of a tensor whose scales are small numbers."""
+    _, elements, size = KINDS[kind]
+    count = int(np.prod(shape)) // elements
+    raw = rng.integers(0, 256, (count, size)).astype(np.uint8)
+    halves = rng.normal(0, 0.02, (count, 2)).astype("<f2").view(np.uint8)
+    if kind == "F32":
+        return rng.normal(0, 1, count).astype("<f4").tobytes()
+    if kind in ("F16", "BF16"):
+        return (
+            rng.normal(0, 1, count).astype("<f4").view("<u2")[1::2].tobytes()
+            if kind == "BF16"
+            else (rng.normal(0, 1, count).astype("<f2").tobytes())
+        )
+    if kind == "Q6_K":
+        raw[:, -2:] = halves[:, :2] // 16 * 16
+    elif kind.endswith("_1"):
+        raw[:, :4] = halves
+    else:
+        raw[:, :2] = halves[:, :2]
+    return raw.tobytes()
