@@ -98,7 +98,7 @@ class Metadata:
             if other.size:
                 raise CompileError(
                     f"{key} is {first.item()} for some layers and {other[0].item()} for others; weft reads models "
-                    "whose layers are of one size"
+                    "whose layers are alike"
                 )
             return first.item()
         return value

@@ -8,7 +8,7 @@ from dataclasses import replace
 from weft.compiler.gguf import names
 from weft.compiler.gguf.file import Source, Value, load, parse
 from weft.compiler.gguf.metadata import Metadata
-from weft.compiler.gguf.tensors import Size, Tensors
+from weft.compiler.gguf.tensors import Size, Tensors, size
 from weft.compiler.gguf.vocabulary import read_vocabulary
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.model import Block, LanguageModel, Linear, Matrix, Norm, Rotary, Sizes, rows
@@ -22,7 +22,7 @@ _UNSUPPORTED: Mapping[str, tuple[str, tuple[Value, ...]]] = {
     "attention.causal": ("attention to later tokens", (True,)),
     "attention.max_alibi_bias": ("attention with a bias by distance (ALiBi)", _OFF),
     "attention.clamp_kqv": ("clamped queries, keys and values", _OFF),
-    "attention.scale": ("a scale of its own for scores", _OFF),
+    "attention.scale": ("scores with their own scale", _OFF),
     "attention.temperature_scale": ("a temperature of attention", _OFF),
     "attention.shared_kv_layers": ("layers that share keys and values", _OFF),
     "use_parallel_residual": ("attention and feed-forward side by side", _OFF),
@@ -89,7 +89,7 @@ class _Reader:
         self._inner = self._size("feed_forward")
 
     def model(self) -> LanguageModel:
-        tensors, tokens = self._tensors, Size(len(self._vocabulary.tokens), "tokenizer.ggml.tokens")
+        tensors, tokens = self._tensors, size("tokenizer.ggml.tokens", len(self._vocabulary.tokens))
         embedding = tensors.matrix(names.TOKEN_EMBEDDING, tokens, self._width)
         epsilon = self._metadata.number(self._name(names.EPSILON[self._architecture]))
         model = LanguageModel(
@@ -111,7 +111,7 @@ class _Reader:
         return f"{self._architecture}.{suffix}"
 
     def _size(self, field: str) -> Size:
-        return Size(getattr(self._sizes, field), self._name(names.SIZES[field]))
+        return size(self._name(names.SIZES[field]), getattr(self._sizes, field))
 
     def _refuse(self) -> None:
         """Raise for what changes the results and is not supported."""
@@ -135,7 +135,7 @@ class _Reader:
             integer(field)
         groups = integer("key_value_heads", heads)
         if heads % groups or (self._gpt2 and groups != heads):
-            what = "one head of keys and values for each" if self._gpt2 else "a number that divides it"
+            what = "one head of keys and values for each" if self._gpt2 else "a divisor of it"
             raise CompileError(
                 f"{self._size_text('key_value_heads', groups)} does not fit {self._size_text('heads', heads)}: "
                 f"{self._architecture} needs {what}"
@@ -156,7 +156,7 @@ class _Reader:
         return Sizes(**found)
 
     def _size_text(self, field: str, value: int) -> str:
-        return str(Size(value, self._name(names.SIZES[field])))
+        return str(size(self._name(names.SIZES[field]), value))
 
     def _rotary(self) -> Rotary:
         metadata, length = self._metadata, self._sizes.key_length
@@ -169,7 +169,9 @@ class _Reader:
         base = metadata.number(self._name(names.ROTARY_BASE), 10000.0)
         factors = None
         if names.ROTARY_FACTORS in self._tensors:
-            factors = self._tensors.vector(names.ROTARY_FACTORS, Size(dimensions // 2, f"half of {key}"))
+            factors = self._tensors.vector(
+                names.ROTARY_FACTORS, Size(dimensions // 2, f"half of {key} {dimensions:,}")
+            )
             if factors.min() <= 0:
                 raise CompileError(
                     f"tensor {names.ROTARY_FACTORS!r} has the element {factors.min():g}; all must be above zero"
@@ -228,9 +230,7 @@ class _Reader:
     def _fused(self, index: int) -> tuple[Linear, Linear, Linear]:
         """Queries, keys and values from the rows of one matrix."""
         parts = (self._query, self._key, self._value)
-        total = Size(
-            sum(part.value for part in parts), f"queries {parts[0]} + keys {parts[1]} + values {parts[2]} ="
-        )
+        total = parts[0] + parts[1] + parts[2]
         whole = self._tensors.linear(names.block(index, names.FUSED), total, self._width, bias=True)
         assert whole.bias is not None
 

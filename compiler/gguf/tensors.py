@@ -15,16 +15,24 @@ from weft.compiler.language.model import Linear, Matrix, Norm, dense
 
 @dataclass(frozen=True)
 class Size:
-    """A size, and what in the file says so."""
+    """A size, and where in the file it comes from, in words."""
 
     value: int
-    source: str
+    words: str
 
     def __mul__(self, other: Size) -> Size:
-        return Size(self.value * other.value, f"{self} x {other}")
+        return Size(self.value * other.value, f"{self.words} x {other.words}")
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.value + other.value, f"{self.words} + {other.words}")
 
     def __str__(self) -> str:
-        return f"{self.source} {self.value:,}"
+        return self.words
+
+
+def size(key: str, value: int) -> Size:
+    """What the metadata `key` says."""
+    return Size(value, f"{key} {value:,}")
 
 
 class Tensors:
@@ -54,15 +62,15 @@ class Tensors:
             )
         return self._decoded(stored, stored.shape)
 
-    def vector(self, name: str, size: Size) -> np.ndarray:
-        """float32 of shape (size,)."""
+    def vector(self, name: str, length: Size) -> np.ndarray:
+        """float32 of shape (length,)."""
         stored = self._get(name)
-        if stored.shape != (size.value,):
+        if stored.shape != (length.value,):
             raise CompileError(
-                f"{stored.label} has shape {'x'.join(map(str, stored.shape))}; it must have {size.value:,} elements "
-                f"({size})"
+                f"{stored.label} has shape {'x'.join(map(str, stored.shape))}; it must have {length.value:,} elements "
+                f"({length})"
             )
-        return dense(self._decoded(stored, (1, size.value))).reshape(-1)
+        return dense(self._decoded(stored, (1, length.value))).reshape(-1)
 
     def linear(self, name: str, outputs: Size, inputs: Size, *, bias: bool) -> Linear:
         """A product; it may have a bias, and with `bias` it must."""

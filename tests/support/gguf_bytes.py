@@ -78,10 +78,8 @@ class Gguf:
         return next(item for item in self.tensors if item.name == name)
 
     def write(self) -> bytes:
-        tensors, entries = (
-            len(items) if count is None else count
-            for items, count in zip((self.tensors, self.entries), self.counts, strict=True)
-        )
+        tensors = len(self.tensors) if self.counts[0] is None else self.counts[0]
+        entries = len(self.entries) if self.counts[1] is None else self.counts[1]
         head = self.magic + struct.pack("<IQQ", self.version, tensors, entries)
         for key, kind, given in self.entries:
             code = TYPES["array" if kind.startswith("[") else kind][0]
