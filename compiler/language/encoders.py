@@ -76,13 +76,13 @@ class Pieces:
             text = waiting.pop()
             if text in parts:
                 waiting += reversed(parts[text])
-            elif text in self._pieces:
+            elif text in self._pieces and text not in self._unused:
                 found.append(self._pieces[text])
             else:
                 found += self._spelled(text)
 
     def _spelled(self, text: str) -> list[int]:
-        """A character that is no piece."""
+        """A character that is no piece, or one that is not to be used."""
         raw = text.encode()
         if all(byte in self._bytes for byte in raw):
             return [self._bytes[byte] for byte in raw]
@@ -117,10 +117,12 @@ class BytePairs:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        # Those that are added are found in texts before, and are not written in bytes.
+        others = (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED)
         self._tokens = {
             text: at
             for at, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-            if kind not in (Kind.CONTROL, Kind.UNKNOWN)
+            if kind not in others
         }
         self._ranks: dict[tuple[str, str], float] = {}
         for at, pair in enumerate(vocabulary.merges):
