@@ -49,7 +49,7 @@ def perplexity(
     """
     stride = max(window // 2, 1) if stride is None else stride
     if len(tokens) < 2:
-        raise TokenError(f"there are {len(tokens)} tokens; a perplexity needs two at least")
+        raise TokenError(f"a perplexity needs two tokens at least; the text has {len(tokens)}")
     if window < 2 or not 0 < stride < window:
         raise TokenError(
             f"the window has {window} tokens and moves by {stride}; it must have two at least, and move by fewer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,17 +70,26 @@ class Reference:
         Raises
         ------
         TokenError
-            If there is no such token, none at all, or if there are more than the model's context has.
+            If there is no such token, none at all, or if there are more than the model's context has; or if weights are
+            so large that logits are no finite numbers.
         """
         cache = self.start() if cache is None else cache
         self._check(tokens, cache)
-        found = []
+        with np.errstate(all="ignore"):
+            found = np.concatenate(list(self._parts(tokens, cache, last)))
+        if not np.isfinite(found).all():
+            raise TokenError(
+                "the model's logits are no finite numbers: its weights are too large, or damaged"
+            )
+        return found
+
+    def _parts(self, tokens: Sequence[int], cache: Cache, last: bool) -> Iterator[np.ndarray]:
+        """Logits of some tokens at once."""
         for start in range(0, len(tokens), _AT_ONCE):
             x = self._behind_blocks(np.asarray(tokens[start : start + _AT_ONCE], np.int64), cache)
             if not last or start + _AT_ONCE >= len(tokens):
                 rows = x[-1:] if last else x
-                found.append(self._linear(self.model.output, self._norm(self.model.output_norm, rows)))
-        return np.concatenate(found)
+                yield self._linear(self.model.output, self._norm(self.model.output_norm, rows))
 
     def _check(self, tokens: Sequence[int], cache: Cache) -> None:
         count, context = len(self.model.vocabulary.tokens), self.model.sizes.context
@@ -181,8 +190,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # far below zero it is zero
-        return x / (1 + np.exp(-x))
+    return x / (1 + np.exp(-x))  # far below zero the exponential is infinite, and this zero
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:

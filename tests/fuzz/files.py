@@ -16,13 +16,18 @@ from fuzz.command import call
 from fuzz.outcome import Failure, Outcome, check_sentence
 
 from weft.boards.frames import LONGEST, Answer, FrameError, Identity, Parser, Request, frame
+from weft.compiler.gguf.reader import read
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.encoders import TokenError
+from weft.compiler.language.reference import Reference
+from weft.compiler.language.tokenizer import Tokenizer
 
 Edit = list[Any]
 """A JSON value: what is done, and its parameters."""
 TARGETS = {
     "npz": 3, "npz member": 3, "npy": 1, "onnx": 5, "tflite": 5, "manifest": 1, "manifest body": 4, "segment": 1,
     "segment resealed": 4, "configuration": 1, "tuning": 1, "line": 1,
-    "frame": 1,
+    "frame": 1, "gguf": 5,
 }  # fmt: skip
 """Which file, or part of one behind its checksum, and how often."""
 
@@ -89,6 +94,8 @@ def _content(target: str, model: str) -> bytes:
         return archive(arrays) if target == "npz" else _member(next(iter(arrays.values())))
     if target in ("onnx", "tflite"):
         return seeds.models()[model] if target == "onnx" else seeds.tflite()[model]
+    if target == "gguf":
+        return seeds.gguf()[model]
     if target.startswith("manifest"):
         manifest = seeds.program(model)["program.json"]
         return manifest.rstrip(b"\n").rpartition(b"\n")[0] if target == "manifest body" else manifest
@@ -131,6 +138,8 @@ def _offer(target: str, model: str, content: bytes, folder: Path) -> str:
         return offer_inputs(program, _archive(target, model, content), target == "npy", folder)
     if target in ("onnx", "tflite"):
         return offer_model(content, folder, suffix=target)
+    if target == "gguf":
+        return offer_language_model(content)
     if target in ("configuration", "tuning"):
         return offer_values(target, content, folder)
     if target in ("line", "frame"):
@@ -193,6 +202,22 @@ def offer_model(content: bytes, folder: Path, config: str = "tiny", suffix: str 
         source.write_bytes(archive(arrays))
         return call(folder, "run", program, "--input", source, "--output", output, makes=(output,))
     return ""
+
+
+def offer_language_model(content: bytes) -> str:
+    """Read it, encode and decode a text, and compute logits if that takes no time."""
+    said = ""
+    try:
+        model = read(content)
+        tokenizer = Tokenizer(model.vocabulary)
+        tokens = tokenizer.encode("the quick <s> 🦊  x", special=True)
+        tokenizer.decode(tokens, special=True)
+        if model.sizes.blocks < 5 and model.sizes.context >= len(tokens):
+            Reference(model).logits(tokens)
+    except (CompileError, TokenError) as error:
+        said = str(error)
+        check_sentence(said)
+    return said
 
 
 def offer_program(files: dict[str, bytes], model: str, folder: Path) -> str:

@@ -85,7 +85,7 @@ def keep(root: Path, case: dict[str, Any], outcome: Outcome) -> None:
 
 def warm() -> None:
     """Import and build what inputs need, in this process; the processes of inputs start from it."""
-    seeds.configuration(), seeds.tuning()
+    seeds.configuration(), seeds.tuning(), seeds.gguf()
     for name in seeds.models():
         seeds.program(name), seeds.inputs(name)
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:

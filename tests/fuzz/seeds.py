@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
-from support import attention_models, qdq_models, tflite_cases, tflite_networks
+from support import attention_models, language_models, qdq_models, tflite_cases, tflite_networks
 
 import weft
 from weft.boards.frames import Answer, Identity, Operation, Request
@@ -61,6 +62,26 @@ def tflite() -> dict[str, bytes]:
         "rows": tflite_networks.rows(),
         "attention": tflite_cases.chain(5, 8).finish(),
     }
+
+
+@cache
+def gguf() -> dict[str, bytes]:
+    """Language models by the names of `models`; small, so that damages meet what tells of the weights."""
+    import tempfile
+
+    sizes = replace(language_models.SIZES, blocks=1, feed_forward=32)
+    made = {}
+    with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as folder:
+        path = Path(folder) / "model.gguf"
+        for name, architecture, kind in (
+            ("convolutions", "llama", "Q8_0"),
+            ("rows", "gpt2", "Q4_0"),
+            ("attention", "llama", "Q5_1"),
+        ):
+            rng = np.random.default_rng(len(name))
+            language_models.write_random(path, rng, architecture, kind, sizes=sizes, tied=True)
+            made[name] = path.read_bytes()
+    return made
 
 
 LAYERS = qdq_models.LAYERS | {
