@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from support import float_nets, tflite_networks
+from support import float_nets, language_models, tflite_networks
 
 from weft.examples import digits
 
@@ -32,6 +32,7 @@ RUN = [
         "extending.md",
         "tflite.md",
         "boards.md",
+        "language.md",
     )
 ]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -91,6 +92,8 @@ def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     if page.name == "tflite.md":
         Path("network.tflite").write_bytes(tflite_networks.convolutions())
         np.save("input.npy", np.zeros((1, 9, 8, 3), np.int8))
+    if page.name == "language.md":
+        language_models.write_random(Path("model.gguf"), np.random.default_rng(0))
     if page.name == "quantising.md":
         onnx.save(float_nets.residual(batch="batch"), "network.onnx")
         np.savez("samples.npz", **float_nets.samples(float_nets.residual(), 64))
