@@ -34,7 +34,7 @@ def merge(symbols: Sequence[str], rank: Callable[[str, str], float | None]) -> l
         offer(at, at + 1)
     while heap:
         _, left, right, first, second = heapq.heappop(heap)
-        if texts[left] != first or texts[right] != second or after[left] != right:
+        if texts[left] != first or texts[right] != second:
             continue  # one of them has merged meanwhile
         texts[left], texts[right] = first + second, ""
         after[left] = after[right]

@@ -154,9 +154,7 @@ class Decoder:
 
     def end(self) -> str:
         """What is left when nothing follows: U+FFFD for a part of a character."""
-        left = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return left
+        return self._utf8.decode(b"", final=True)
 
 
 class _Names:

@@ -87,9 +87,11 @@ def same(found: LanguageModel, wanted: LanguageModel) -> bool:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_float_weights_come_back_as_they_were(architecture: str, tied: bool, tmp_path: Path) -> None:
-    model = language_models.random_model(np.random.default_rng(2), architecture, tied=tied)
+@pytest.mark.parametrize(("tied", "biases"), [(False, None), (True, None), (True, True)])
+def test_float_weights_come_back_as_they_were(
+    architecture: str, tied: bool, biases: bool | None, tmp_path: Path
+) -> None:
+    model = language_models.random_model(np.random.default_rng(2), architecture, tied=tied, biases=biases)
     write(model, tmp_path / "x.gguf", "F32")
     found = read(tmp_path / "x.gguf")
     assert same(found, model)
