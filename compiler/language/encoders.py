@@ -5,6 +5,8 @@ An encoder knows nothing of special tokens; `weft.compiler.language.tokenizer` p
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Protocol
 
 from weft.compiler.language.merging import merge
@@ -15,6 +17,8 @@ from weft.hdl.files.schema import shown
 
 SPACE = "\u2581"
 """What stands for a space in SentencePiece's tokens."""
+_BOUNDARY = re.compile(f"(?<=[^{SPACE}])(?={SPACE})")
+"""In front of the spaces behind a word."""
 _CACHE = 1 << 16
 """Words whose tokens are remembered."""
 
@@ -51,7 +55,16 @@ class Pieces:
         self._unused = {text for text, at in self._pieces.items() if vocabulary.kinds[at] is Kind.UNUSED}
         self._bytes = {int(text[3:5], 16): at for at, (text, kind) in entries if kind is Kind.BYTE}
 
+        # Where no piece has a space behind another character, words merge on their own.
+        crossing = any(_BOUNDARY.search(text) for text in self._pieces)
+        self._boundary = re.compile(r"(?!)") if crossing else _BOUNDARY
+        self._word = functools.lru_cache(_CACHE)(self._merged)
+
     def encode(self, text: str) -> list[int]:
+        words = self._boundary.split(text.replace(" ", SPACE))
+        return [token for word in words for token in self._word(word)]
+
+    def _merged(self, word: str) -> tuple[int, ...]:
         parts: dict[str, tuple[str, str]] = {}
         scores = self._vocabulary.scores
 
@@ -65,9 +78,9 @@ class Pieces:
             return -scores[token]
 
         found: list[int] = []
-        for piece in merge(text.replace(" ", SPACE), rank):
+        for piece in merge(word, rank):
             self._write(piece, parts, found)
-        return found
+        return tuple(found)
 
     def _write(self, piece: str, parts: dict[str, tuple[str, str]], found: list[int]) -> None:
         """A piece; those that are not to be used are taken apart again."""
@@ -128,23 +141,16 @@ class BytePairs:
         for at, pair in enumerate(vocabulary.merges):
             if "".join(pair) in self._tokens:
                 self._ranks.setdefault(pair, at)
-        self._known: dict[str, list[int]] = {}
+        self._word = functools.lru_cache(_CACHE)(self._merged)
 
     def encode(self, text: str) -> list[int]:
         return [token for word in split(text, self._vocabulary.pre) for token in self._word(word)]
 
-    def _word(self, word: str) -> list[int]:
-        if word not in self._known:
-            if len(self._known) >= _CACHE:
-                self._known.clear()
-            self._known[word] = self._merged(word)
-        return self._known[word]
-
-    def _merged(self, word: str) -> list[int]:
+    def _merged(self, word: str) -> tuple[int, ...]:
         written = "".join(CHARACTERS[byte] for byte in word.encode())
         if PATTERNS[self._vocabulary.pre].whole and written in self._tokens:
-            return [self._tokens[written]]
-        return [self._number(text) for text in merge(written, lambda *pair: self._ranks.get(pair))]
+            return (self._tokens[written],)
+        return tuple(map(self._number, merge(written, lambda *pair: self._ranks.get(pair))))
 
     def _number(self, text: str) -> int:
         """Single bytes may be missing; what merges made is a token."""

@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 from support import language_models, plain_merging, trained_vocabularies
 
 from weft.compiler.language import words
@@ -206,9 +207,27 @@ def test_contents() -> None:
     assert Pieces(pieces).content(0) == " ⁇ ".encode()
 
 
-def test_many_words_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [language_models.pieces, language_models.byte_pairs])
+def test_many_words_are_not_all_remembered(
+    make: Callable[[], Vocabulary], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("weft.compiler.language.encoders._CACHE", 10)
-    encoder = BytePairs(language_models.byte_pairs())
+    encoder = (Pieces if make is language_models.pieces else BytePairs)(make())
     text = " ".join(map(str, range(100)))
     assert encoder.encode(text) == encoder.encode(text)
-    assert len(encoder._known) <= 10
+    assert encoder._word.cache_info().currsize == 10
+
+
+def test_pieces_across_words() -> None:
+    """With one of them words do not merge on their own."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(trained_vocabularies.pieces())
+    for text in (f"e{SPACE}", f"e{SPACE}t", f"d{SPACE}{SPACE}", f"of{SPACE}"):
+        model.pieces.add(piece=text, score=-0.5)
+    content = model.SerializeToString()
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=content)
+    tokenizer = Tokenizer(trained_vocabularies.of_sentencepiece(content))
+    found = [tokenizer.encode(text) for text in NATURAL]
+    assert found == [oracle.encode(text) for text in NATURAL]
+    assert {token for tokens in found for token in tokens} & set(
+        range(len(model.pieces) - 4, len(model.pieces))
+    )
