@@ -103,6 +103,8 @@ def load(source: Source) -> tuple[np.ndarray, str]:
         return np.frombuffer(source, np.uint8), f"the model of {len(source):,} bytes"
     path = Path(source)
     try:
+        if path.exists() and not path.is_file():
+            raise CompileError(f"cannot read model {path}: it is no regular file")
         if path.is_file() and path.stat().st_size > _LARGEST:
             raise CompileError(
                 f"{path} has {path.stat().st_size:,} bytes; weft reads models of up to {_LARGEST:,}"

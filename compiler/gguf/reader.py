@@ -232,11 +232,11 @@ class _Reader:
         parts = (self._query, self._key, self._value)
         total = parts[0] + parts[1] + parts[2]
         whole = self._tensors.linear(names.block(index, names.FUSED), total, self._width, bias=True)
-        assert whole.bias is not None
+        weight, bias = whole.weight, whole.bias
+        assert bias is not None
 
         def part(start: int, stop: int) -> Linear:
-            assert whole.bias is not None
-            return Linear(rows(whole.weight, start, stop), whole.bias[start:stop])
+            return Linear(rows(weight, start, stop), bias[start:stop])
 
         first, second = parts[0].value, parts[0].value + parts[1].value
         return part(0, first), part(first, second), part(second, total.value)

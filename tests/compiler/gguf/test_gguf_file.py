@@ -100,8 +100,11 @@ def test_what_is_no_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     with pytest.raises(CompileError, match=r"^cannot read model .*x\.gguf: No such file or directory$"):
         file.load(path)
-    with pytest.raises(CompileError, match=r"^cannot read model .*: Is a directory$"):
-        file.load(tmp_path)
+    for other in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(CompileError, match=f"^cannot read model {other}: it is no regular file$"):
+            file.load(other)
+    with pytest.raises(CompileError, match=r"^cannot read model a\\x00b: embedded null byte$"):
+        file.load("a\0b")
     with path.open("wb") as made:
         made.truncate((1 << 33) + 1)
     with pytest.raises(CompileError) as caught:
