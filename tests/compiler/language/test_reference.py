@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from support import language_models, plain_language
 from support.language_models import SIZES
 
+from weft.compiler.language import reference
 from weft.compiler.language.encoders import TokenError
 from weft.compiler.language.model import LanguageModel, Rotary
 from weft.compiler.language.reference import Reference
@@ -141,3 +143,13 @@ def test_weights_that_are_too_large() -> None:
     assert str(caught.value) == (
         "the model's logits are no finite numbers: its weights are too large, or damaged"
     )
+
+
+def test_functions_of_one_number() -> None:
+    """More closely than logits tell."""
+    x = np.linspace(-8, 8, 401, dtype=np.float32)
+    tanh = [math.tanh(math.sqrt(2 / math.pi) * (value + 0.044715 * value**3)) for value in x.tolist()]
+    gelu = [value / 2 * (1 + other) for value, other in zip(x.tolist(), tanh, strict=True)]
+    np.testing.assert_allclose(reference._gelu(x), gelu, atol=1e-6)
+    silu = [value / (1 + math.exp(-value)) for value in x.tolist()]
+    np.testing.assert_allclose(reference._silu(x), silu, atol=1e-6)
