@@ -299,6 +299,8 @@ class SdramController(wiring.Component):
         m.submodules.calibrator = calibrator = self.calibrator
         assert calibrator is not None
         done, bus = calibrator.done, self.bus
+        ended = Signal()  # the same a cycle later, from a register of its own: words read are far from the calibrator
+        m.d.sync += ended.eq(done)
         ours, theirs = calibrator.segment, splitter.segment
         m.d.comb += [
             scheduler.segment.payload.eq(Mux(done, theirs.payload, ours.payload)),
@@ -317,8 +319,8 @@ class SdramController(wiring.Component):
             words.delay.eq(calibrator.late),
             # What the calibrator reads, it has seen before it comes here.
             bus.read.payload.eq(words.read.payload),
-            bus.read.valid.eq(words.read.valid & done),
-            words.read.ready.eq(bus.read.ready | ~done),
+            bus.read.valid.eq(words.read.valid & ended),
+            words.read.ready.eq(bus.read.ready | ~ended),
             self.step.eq(calibrator.step),
             self.calibration.eq(calibrator.result),
         ]

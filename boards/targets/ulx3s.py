@@ -12,15 +12,15 @@ from weft.boards.lights import SIGNS, Led
 from weft.hdl.isa.config import Config
 
 # Four lanes and sums along rows are what depthwise convolutions and the requantisation of short contractions wait for.
-# With a kernel engine it does not route.
-_LARGEST = Config.load("default").replace(lanes=4, queue_depth=2, scratchpad_banks=4, scratchpad_depth=2048,
+# With a kernel engine, or with four banks of the scratchpad, it does not route.
+_LARGEST = Config.load("default").replace(lanes=4, queue_depth=2, scratchpad_banks=2, scratchpad_depth=4096,
                                           accumulator_banks=2, row_states=128, alignments=1024,
                                           lookup_tables=0, multiply=0, kernel=0, depthwise_taps=3)  # fmt: skip
 CONFIGS = {
     "12": (SMALLEST, 80e6, 1),
     "25": (SMALLEST, 80e6, 1),
     "45": (Config.load("small").replace(lookup_tables=0, multiply=0), 70e6, 1),
-    "85": (_LARGEST, 80e6, 5),
+    "85": (_LARGEST, 75e6, 3),
 }
 """Configuration, clock and seed by size."""
 # The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
