@@ -12,6 +12,9 @@ from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 
+EXECUTED_MOST = 1 << 22
+"""Instructions that devices which follow a program before it runs, or as it runs, take for one that does not end."""
+
 
 class DeviceError(WeftError, RuntimeError):
     """The device refused or failed: an address outside memory, a bus error, a program that does not end."""

@@ -1,7 +1,9 @@
 """The instruction set, the register map, and the configuration that both depend on."""
 
 from weft.hdl.isa.encoding import (
+    BASES,
     INSTRUCTIONS,
+    PROGRAM_REGISTERS,
     SEMAPHORE_MAX,
     SEMAPHORES,
     WORD_BITS,
@@ -15,12 +17,12 @@ from weft.hdl.isa.encoding import (
     kinds_of,
     limits,
     places,
+    registers,
     required,
     used_bits,
 )
 from weft.hdl.isa.features import Feature
 from weft.hdl.isa.instructions import (
-    BASES,
     COORDINATE_MAX,
     FILL_MAX,
     INT4_RUN_MAX,
@@ -31,6 +33,7 @@ from weft.hdl.isa.instructions import (
     Store,
 )
 from weft.hdl.isa.kernel import Kernel, Microcode, MicroOp
+from weft.hdl.isa.loops import LoopNext, LoopStart, Mode, ReadRegisters, SetRegisters, SlotInstruction
 from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand
 from weft.hdl.isa.parameters import PARAMETER_VECTORS
 from weft.hdl.isa.vector import (
@@ -46,8 +49,9 @@ from weft.hdl.isa.vector import (
 
 __all__ = [
     "BASES", "COORDINATE_MAX", "FILL_MAX", "INSTRUCTIONS", "INT4_RUN_MAX", "PAGE_ENTRY", "PARAMETER_VECTORS",
-    "SEMAPHORES", "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature", "Instruction",
-    "IsaError", "Kernel", "Load", "Lookup", "Loop", "Memory", "MicroOp", "Microcode", "Mm", "Normalise", "Opcode",
-    "Operand", "Place", "Queue", "Reduce", "Softmax", "Source", "Store", "Table", "Vec", "VectorInstruction", "decode",
-    "kinds_of", "limits", "places", "required", "used_bits",
+    "PROGRAM_REGISTERS", "SEMAPHORES", "SEMAPHORE_MAX", "WORD_BITS", "WORD_BYTES", "Bound", "Count", "End", "Feature",
+    "Instruction", "IsaError", "Kernel", "Load", "Lookup", "Loop", "LoopNext", "LoopStart", "Memory", "MicroOp",
+    "Microcode", "Mm", "Mode", "Normalise", "Opcode", "Operand", "Place", "Queue", "ReadRegisters", "Reduce",
+    "SetRegisters", "SlotInstruction", "Softmax", "Source", "Store", "Table", "Vec", "VectorInstruction", "decode",
+    "kinds_of", "limits", "places", "registers", "required", "used_bits",
 ]  # fmt: skip

@@ -2,11 +2,12 @@
 
 ``;`` and ``#`` start a comment. Mnemonics are the opcodes in lower case, fields are those of `weft.hdl.isa`; a
 field left out has its default. Values are integers in Python's notation (``12``, ``-3``, ``0x1f``); the masks
-``wait`` and ``signal`` may also be lists of semaphores (``s0,s3``), ``source`` and ``reduce`` names
-(``scratchpad``, ``max``)::
+``wait`` and ``signal`` may also be lists of semaphores (``s0,s3``), ``source``, ``reduce`` and the modes of slots names
+(``scratchpad``, ``max``, ``add``)::
 
     load base=1 offset=0x400 length=32 run=32 dst=0x10 dst_vector=1 signal=s0
     mm wait=s0 kc=2 a=0x10 a_kc=1 b=0x80 b_row=2 b_kc=1 signal=s1  # 1 x 32 x N
+    set register0=8 mode0=set value0=3
     end
 """
 
@@ -18,10 +19,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from weft.hdl.errors import WeftError
-from weft.hdl.isa import INSTRUCTIONS, SEMAPHORES, Instruction, IsaError, Reduce, Source
+from weft.hdl.isa import INSTRUCTIONS, SEMAPHORES, Instruction, IsaError, Mode, Reduce, Source
+from weft.hdl.isa.loops import SLOTS
 
 _MASKS = ("wait", "signal")
-_NAMES: dict[str, type[enum.IntEnum]] = {"source": Source, "reduce": Reduce}
+_NAMES: dict[str, type[enum.IntEnum]] = {"source": Source, "reduce": Reduce} | {
+    f"mode{slot}": Mode for slot in range(SLOTS)
+}
 _HEXADECIMAL = ("offset", "a", "b", "c", "src", "dst", "params", "state", "alignment")
 
 

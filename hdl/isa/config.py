@@ -16,6 +16,8 @@ from weft.hdl.files import schema
 FORMAT = "weft configuration 1"
 """The field `format` of a configuration file; it may be absent."""
 _FILE_BYTES = 1 << 20
+_LATER = ("int4", "loops")
+"""Fields that count in `Config.digest` only where they are set."""
 LOOKUP_TABLES = 8
 """Look-up tables at most."""
 LOOKUP_ENTRIES = 256
@@ -79,6 +81,9 @@ class Config:
     int4 : int
         1 if LOAD can widen values of 4 bits in memory to bytes: weights in 4 bits take half the memory, and half the
         time where the bus sets the pace. 0 for an accelerator without.
+    loops : int
+        1 if programs have loops and registers of their own, see `weft.hdl.isa.loops`. 0 for an accelerator whose
+        programs are straight lists of instructions.
 
     Raises
     ------
@@ -104,6 +109,7 @@ class Config:
     kernel: int = 0
     depthwise_taps: int = 0
     int4: int = 0
+    loops: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -132,7 +138,7 @@ class Config:
         self._power("row_states", 4, 4096)
         self._power("alignments", 16, 4096)
         self._power("table_depth", 256, 2048)
-        for name in ("multiply", "int4"):
+        for name in ("multiply", "int4", "loops"):
             value = getattr(self, name)
             if value not in (0, 1):
                 raise ConfigError(f"configuration field {name!r} must be 0 or 1, not {schema.shown(value)}")
@@ -206,11 +212,12 @@ class Config:
     def digest(self) -> int:
         """A 32-bit hash of all parameters, readable in the identification register.
 
-        `int4` counts only where it is set: hardware without it is what it was before there was such a field.
+        `int4` and `loops` count only where they are set: hardware without them is what it was before there were such
+        fields.
         """
         values = dataclasses.asdict(self)
         text = json.dumps(
-            {key: value for key, value in values.items() if key != "int4" or value}, sort_keys=True
+            {key: value for key, value in values.items() if key not in _LATER or value}, sort_keys=True
         )
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 

@@ -29,6 +29,10 @@ SEMAPHORES = 16
 SEMAPHORE_MAX = 255
 """Largest count of a semaphore; the program checker refuses programs that could pass it."""
 OPCODE_BITS = 8
+BASES = 8
+"""Base registers that the host sets."""
+PROGRAM_REGISTERS = 16
+"""Registers that a program with loops has: the base registers, which it may change, and as many of its own."""
 
 
 class IsaError(WeftError, ValueError):
@@ -56,6 +60,10 @@ class Opcode(enum.IntEnum):
     LOOKUP = 8
     MICROCODE = 9
     KERNEL = 10
+    SET = 11
+    LOOP = 12
+    NEXT = 13
+    READ = 14
 
 
 def bits(
@@ -71,6 +79,13 @@ def bits(
     that it `requires`, it must be 0."""
     metadata = {"width": width, "signed": signed, "least": least, "doc": doc, "requires": requires}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def register(doc: str, *, requires: Feature | None = None) -> Any:
+    """A field that names a register whose content an instruction needs: as it is when the instruction passes fetch.
+    Without `Feature.LOOPS` there are those of the host only."""
+    field = bits((PROGRAM_REGISTERS - 1).bit_length(), doc, requires=requires)
+    return dataclasses.field(default=0, metadata={**field.metadata, "register": True})
 
 
 def count(doc: str, width: int = 12) -> Any:
@@ -89,7 +104,7 @@ class Instruction:
     ----------
     OPCODE : Opcode
     QUEUE : Queue or None
-        Where it waits for its unit; None for END alone.
+        Where it waits for its unit; None for END and the instructions that fetch carries out by itself.
     REQUIRES : Feature or None
         What a configuration must have for it.
     OPERANDS : tuple of Operand
@@ -135,6 +150,9 @@ class Instruction:
         for name, feature in required(self.OPCODE).items():
             if getattr(self, name) and (reason := feature.missing(config)):
                 return f"{name!r} must be 0, as {reason}"
+        for name in registers(self.OPCODE):
+            if getattr(self, name) >= BASES and (reason := Feature.LOOPS.missing(config)):
+                return f"{name!r} is {getattr(self, name)}, and there are {BASES} base registers, as {reason}"
         return None
 
     def encode(self) -> bytes:
@@ -219,6 +237,13 @@ def required(opcode: Opcode) -> dict[str, Feature]:
     """The fields of an instruction that require something of the configuration, and what."""
     fields = dataclasses.fields(INSTRUCTIONS[opcode])
     return {field.name: field.metadata["requires"] for field in fields if field.metadata["requires"]}
+
+
+@cache
+def registers(opcode: Opcode) -> tuple[str, ...]:
+    """The fields of an instruction that are a `register`, in order."""
+    fields = dataclasses.fields(INSTRUCTIONS[opcode])
+    return tuple(field.name for field in fields if "register" in field.metadata)
 
 
 def used_bits(opcode: Opcode) -> int:

@@ -10,6 +10,7 @@ _NO_MULTIPLIERS = "the configuration has no products of elements ('multiply' is 
 _NO_KERNELS = "the configuration has no kernel engine ('kernel' is 0)"
 _NO_TAPS = "the configuration's array adds up no products of neighbouring rows ('depthwise_taps' is 0)"
 _NO_INT4 = "the configuration's LOAD widens no values of 4 bits ('int4' is 0)"
+_NO_LOOPS = "the configuration's programs are straight lists of instructions ('loops' is 0)"
 _NO_TABLES = "the configuration has no look-up tables ('lookup_tables' is 0)"
 
 
@@ -23,6 +24,7 @@ class Feature(enum.Enum):
     KERNEL = "kernel engine only"
     DEPTHWISE = "sums along rows only"
     INT4 = "values of 4 bits only"
+    LOOPS = "loops only"
 
     def missing(self, config: Config) -> str | None:
         """Why a configuration does not have it, as a clause; None if it has."""
@@ -34,6 +36,8 @@ class Feature(enum.Enum):
             return None if config.depthwise_taps else _NO_TAPS
         if self is Feature.INT4:
             return None if config.int4 else _NO_INT4
+        if self is Feature.LOOPS:
+            return None if config.loops else _NO_LOOPS
         if self is Feature.MULTIPLY:
             return None if config.multiply else _NO_MULTIPLIERS
         if not config.softmax:

@@ -15,6 +15,9 @@ opcodes SOFTMAX, NORMALISE and TABLE do not exist, and fields marked "softmax on
 `lookup_tables` have so many *look-up tables* of 256 bytes; without them the opcode LOOKUP does not exist, and fields
 marked "look-up tables only" must be 0. Fields marked "products of elements only" must be 0 without `multiply`,
 those marked "sums along rows only" without `depthwise_taps`, and those marked "values of 4 bits only" without `int4`.
+Without `loops` the opcodes SET, LOOP, NEXT and READ do not exist, and base registers are those that the host sets, 0 to
+7. With it there are 16: 0 to 7 start as the host set them, 8 to 15 as 0, and a program may change all of them. What an
+instruction needs of them it has from when it passes fetch, which is in program order, whenever its unit starts it.
 ``rsh(x, s)`` stands for ``(x + 2**(s-1)) >> s``, arithmetic, and for ``x`` where ``s = 0``.
 """
 
@@ -28,13 +31,12 @@ from weft.hdl.isa.encoding import (
     Queue,
     bits,
     count,
+    register,
     stride,
 )
 from weft.hdl.isa.features import Feature
 from weft.hdl.isa.operands import LANES, Bound, Count, Loop, Memory, Operand, over
 
-BASES = 8
-"""Base registers that DRAM addresses are relative to."""
 FILL_MAX = 1 << 17
 """Most fill bytes of a `Load`'s row behind those from DRAM: as it passes them, nothing tells that a program goes on."""
 COORDINATE_MAX = (1 << 15) - 1
@@ -125,7 +127,7 @@ class Load(Instruction):
         ),
     )
 
-    base: int = bits(3, "base register")
+    base: int = register("base register")
     offset: int = bits(32, "DRAM offset in bytes of the first row's first byte")
     rows: int = count("rows")
     row_pitch: int = stride("DRAM bytes from one row to the next", 32)
@@ -143,7 +145,7 @@ class Load(Instruction):
     dst_row: int = stride("rows, or groups under `transpose`")
     transpose: int = bits(1, "transpose groups of N pixels", requires=Feature.SOFTMAX)
     paged: int = bits(1, "add a page table's entry to the address", requires=Feature.SOFTMAX)
-    table: int = bits(3, "base register of the page table", requires=Feature.SOFTMAX)
+    table: int = register("base register of the page table", requires=Feature.SOFTMAX)
     page: int = bits(16, "index of the page table's entry", requires=Feature.SOFTMAX)
     int4: int = bits(1, "bytes in DRAM are two values of 4 bits", requires=Feature.INT4)
 
@@ -284,7 +286,7 @@ class Store(Instruction):
         ),
     )
 
-    base: int = bits(3, "base register")
+    base: int = register("base register")
     offset: int = bits(32, "DRAM offset in bytes of the first row's first byte")
     rows: int = count("rows")
     row_pitch: int = stride("DRAM bytes from one row to the next", 32)

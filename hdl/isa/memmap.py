@@ -8,7 +8,7 @@ from weft.hdl.isa import BASES
 
 MAGIC = 0x54464557
 """``WEFT`` in ASCII, little endian."""
-VERSION = 4
+VERSION = 5
 """Of registers and instructions: hosts refuse devices with another one."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from weft.hdl.isa.encoding import Instruction, Opcode, Queue, bits, count, stride
+from weft.hdl.isa.encoding import Instruction, Opcode, Queue, bits, count, register, stride
 from weft.hdl.isa.features import Feature
 from weft.hdl.isa.operands import Bound, Count, Loop, Memory, Operand, over
 from weft.hdl.isa.parameters import PARAMETER_VECTORS
@@ -188,7 +188,7 @@ class Softmax(VectorInstruction):
     final: int = bits(1, "keep row states, align to their maximum")
     causal: int = bits(1, "mask what lies behind the diagonal")
     relative: int = bits(1, "`length` and `diagonal` are relative to a base register")
-    register: int = bits(3, "base register")
+    register: int = register("base register")
     length: int = stride("columns that are valid, from the first column of the source on")
     diagonal: int = stride("last valid column of the rows with ox = 0")
     state: int = bits(16, "first row state")

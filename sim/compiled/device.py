@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from weft.hdl.isa import INSTRUCTIONS, WORD_BYTES, Instruction, IsaError, Kernel, Opcode, Queue, required
+from weft.hdl.isa import (
+    BASES,
+    INSTRUCTIONS,
+    WORD_BYTES,
+    Instruction,
+    IsaError,
+    Kernel,
+    Opcode,
+    Queue,
+    registers,
+    required,
+)
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.kernel import check_kernel, kernel_at
 from weft.sim.compiled.library import State, library
+from weft.sim.golden.control import Stretch, Walk
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.verilator.verilate import BuildError
 
@@ -60,17 +72,28 @@ class CompiledDevice(GoldenDevice):
         return None
 
     def _carry_out(self, code: Code) -> None:
-        queues = code.queues
+        without = np.flatnonzero(code.queues[:-1] < 0).tolist()
+        walk = self._walk({index: code[index] for index in without}, len(code) - 1)
+        with self._following(walk):
+            self._run_stretches(code, walk)
+
+    def _run_stretches(self, code: Code, walk: Walk) -> None:
+        indices, frames = _passed(walk.stretches)
+        registers = np.array([stretch.registers for stretch in walk.stretches], np.uint32)
+        queues, read_only = code.queues[indices], np.array(walk.reads, np.int64)
         order = [np.flatnonzero(queues == int(queue)).astype(np.uint32) for queue in Queue]
-        foreign, bases = _foreign(code, self.config), np.array(self.memories.bases, np.uint32)
+        foreign = _foreign(code, self.config)
         state = self._state = State(
-            words=code.words.ctypes.data, foreign=foreign.ctypes.data, bases=bases.ctypes.data,
+            words=code.words.ctypes.data, foreign=foreign.ctypes.data, registers=registers.ctypes.data,
+            indices=indices.ctypes.data, frames=frames.ctypes.data, read_only=read_only.ctypes.data,
+            read_only_count=len(walk.reads),
             order=(ctypes.c_void_p * len(Queue))(*(part.ctypes.data for part in order)),
             order_count=(ctypes.c_uint64 * len(Queue))(*(part.size for part in order)), **self._memories(),
         )  # fmt: skip
         try:
-            for index in self._left(state):
-                instruction = code[index]
+            for place in self._left(state):
+                index = int(indices[place])
+                instruction, self.memories.registers = code[index], walk.stretches[frames[place]].registers
                 self._carry_out_one(index, instruction, state.available)
                 assert instruction.QUEUE is not None
                 state.next[instruction.QUEUE] += 1
@@ -120,6 +143,16 @@ class CompiledDevice(GoldenDevice):
             raise MemoryError(_TOO_LARGE)
 
 
+def _passed(stretches: Sequence[Stretch]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each instruction in the order of passing fetch, its index and the number of its stretch: (count,) uint32."""
+    spans = np.array([(item.first, item.stop) for item in stretches], np.int64).reshape(-1, 2)
+    lengths = spans[:, 1] - spans[:, 0]
+    frames = np.repeat(np.arange(len(spans)), lengths)
+    ahead = np.cumsum(lengths) - lengths
+    indices = np.arange(len(frames)) - ahead[frames] + spans[frames, 0]
+    return indices.astype(np.uint32), frames.astype(np.uint32)
+
+
 def _foreign(code: Code, config: Config) -> np.ndarray:
     """Which instructions are left to `GoldenDevice`, those that the configuration does not have among them: uint8."""
     foreign = np.ones(len(code), np.uint8)
@@ -131,6 +164,8 @@ def _foreign(code: Code, config: Config) -> np.ndarray:
         for name, feature in required(opcode).items():
             if feature.missing(config):
                 wrong |= code.field(name, opcode, rows) != 0
+        for name in () if config.loops else registers(opcode):
+            wrong |= code.field(name, opcode, rows) >= BASES
         foreign[rows] = wrong
     return foreign
 

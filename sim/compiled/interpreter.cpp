@@ -74,15 +74,18 @@ int64_t run(State& s) {
         int64_t earliest = -1, chosen = -1, queue = -1;
         for (unsigned unit = 0; unit < UNITS; unit++) {
             if (s.next[unit] == s.order_count[unit]) continue;
-            const int64_t index = s.order[unit][s.next[unit]];
-            if (earliest < 0 || index < earliest) earliest = index;
-            const uint64_t wait = uint64_t(field_of(s.words + index * WORD_LENGTH, KINDS[OP_END].fields[0]));
-            if ((chosen < 0 || index < chosen) && ready(s, wait)) chosen = index, queue = unit;
+            const int64_t place = s.order[unit][s.next[unit]];
+            if (earliest < 0 || place < earliest) earliest = place;
+            const uint8_t* word = s.words + int64_t(s.indices[place]) * WORD_LENGTH;
+            const uint64_t wait = uint64_t(field_of(word, KINDS[OP_END].fields[0]));
+            if ((chosen < 0 || place < chosen) && ready(s, wait)) chosen = place, queue = unit;
         }
         if (chosen < 0) return earliest;
-        const uint8_t* word = s.words + chosen * WORD_LENGTH;
+        const int64_t index = s.indices[chosen];
+        const uint8_t* word = s.words + index * WORD_LENGTH;
+        s.bases = s.registers + s.frames[chosen] * REGISTER_COUNT;
         const auto header = decoded<Header>(word, OP_END);
-        if (s.foreign[chosen] || !passes(s, header) || !execute<N>(s, units, word)) return chosen;
+        if (s.foreign[index] || !passes(s, header) || !execute<N>(s, units, word)) return chosen;
         pass(s, header);
         s.next[queue]++;
         s.executed++;
@@ -110,8 +113,8 @@ int64_t with_n(const State& s, Function function) {
 
 // Both return -2 if there is not enough memory: no exception may leave a function that Python calls.
 
-// Carries out what it can. Returns the instruction that the specification has to carry out next, or of which it says
-// why that is impossible; -1 when all are done.
+// Carries out what it can. Returns the place of the instruction that the specification has to carry out next, or of
+// which it says why that is impossible; -1 when all are done.
 EXPORT int64_t weft_compiled_run(weft::State* state) {
     try {
         return weft::with_n(*state, [&](auto n) { return weft::run<n.value>(*state); });

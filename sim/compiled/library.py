@@ -11,7 +11,7 @@ from pathlib import Path
 
 import weft.sim.timing.hardware as hardware
 from weft.hdl.files.cache import entry
-from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, Queue
+from weft.hdl.isa import PROGRAM_REGISTERS, SEMAPHORE_MAX, SEMAPHORES, Queue
 from weft.sim.verilator.verilate import BuildError, Tools, compiler
 
 _HERE = Path(__file__).parent
@@ -36,7 +36,6 @@ class State(ctypes.Structure):
         ("sums", ctypes.c_void_p),
         ("table", ctypes.c_void_p),
         ("lookup", ctypes.c_void_p),
-        ("bases", ctypes.c_void_p),
         ("n", ctypes.c_int64),
         ("scratchpad_size", ctypes.c_int64),
         ("accumulator_size", ctypes.c_int64),
@@ -50,11 +49,17 @@ class State(ctypes.Structure):
         ("wide_activations", ctypes.c_int64),
         ("words", ctypes.c_void_p),
         ("foreign", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("frames", ctypes.c_void_p),
+        ("registers", ctypes.c_void_p),
+        ("read_only", ctypes.c_void_p),
+        ("read_only_count", ctypes.c_uint64),
         ("order", ctypes.c_void_p * len(Queue)),
         ("order_count", ctypes.c_uint64 * len(Queue)),
         ("next", ctypes.c_uint64 * len(Queue)),
         ("available", ctypes.c_int64 * SEMAPHORES),
         ("executed", ctypes.c_uint64),
+        ("bases", ctypes.c_void_p),
     ]
 
 
@@ -89,8 +94,9 @@ def library() -> ctypes.CDLL:
 
 
 def _header() -> str:
-    constant = f"namespace weft {{\nconstexpr int64_t SEMAPHORE_LARGEST = {SEMAPHORE_MAX};\n}}\n"
-    return hardware.header() + constant
+    constants = {"SEMAPHORE_LARGEST": SEMAPHORE_MAX, "REGISTER_COUNT": PROGRAM_REGISTERS}
+    lines = "".join(f"constexpr int64_t {name} = {value};\n" for name, value in constants.items())
+    return f"{hardware.header()}namespace weft {{\n{lines}}}\n"
 
 
 def _processor() -> str:

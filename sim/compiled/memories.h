@@ -26,15 +26,20 @@ struct State {
     int64_t* sums;
     const uint8_t* table;
     const int8_t* lookup;
-    const uint32_t* bases;
     int64_t n, scratchpad_size, accumulator_size, alignment_count, state_count, table_depth, mantissa_bits;
     int64_t depthwise_taps, lookup_tables, bus_bytes, wide_activations;
     const uint8_t* words;          // the program, with END behind it
     const uint8_t* foreign;        // for each instruction, whether it is left to the specification
-    const uint32_t* order[UNITS];  // for each queue, the instructions that go to it
+    const uint32_t* indices;       // the instructions in the order in which they pass fetch,
+    const uint32_t* frames;        // and for each of these places the frame of registers that it has,
+    const uint32_t* registers;     // REGISTER_COUNT of them
+    const int64_t* read_only;      // first address and one past the last of what must not be written, so many times
+    uint64_t read_only_count;
+    const uint32_t* order[UNITS];  // for each queue, the places of instructions that go to it
     uint64_t order_count[UNITS], next[UNITS];
     int64_t available[SEMAPHORE_COUNT];
     uint64_t executed;
+    const uint32_t* bases;  // the registers of the instruction that is carried out; nothing that Python sets
 };
 
 // A loop around an operand: `stride` is added in each of its `count` iterations.
@@ -83,6 +88,13 @@ inline bool within(int64_t coordinate, int64_t limit) {
 inline int64_t dram_place(const State& state, int64_t address, int64_t size) {
     address &= 0xFFFFFFFF;
     return uint64_t(address + size) <= state.dram_bytes ? address : -1;
+}
+
+// Whether a program may write so many bytes at an address.
+inline bool may_write(const State& state, int64_t address, int64_t size) {
+    for (uint64_t k = 0; k < state.read_only_count; k++)
+        if (address < state.read_only[2 * k + 1] && state.read_only[2 * k] < address + size) return false;
+    return true;
 }
 
 }  // namespace weft

@@ -55,7 +55,7 @@ public:
         starts_.clear();
         for (int64_t row = 0; row < op.rows; row++) {
             starts_.push_back(dram_place(s, start + row * op.row_pitch, extent));
-            if (starts_.back() < 0) return false;
+            if (starts_.back() < 0 || !may_write(s, starts_.back(), extent)) return false;
         }
         const int32_t* source = targets_.data();
         for (int64_t row = 0; row < op.rows; row++) {

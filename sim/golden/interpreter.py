@@ -11,14 +11,16 @@ It reads the *encoded* words from its own DRAM, so it judges the compiler and th
 - Coordinates (y, x) are 16-bit two's complement; a row is in range if ``0 <= y < h`` and ``0 <= x < w``.
 
 What each instruction computes is in `weft.sim.golden.units`, one function an opcode (of the VEC queue in
-`weft.sim.golden.vector`). An instruction executes as a whole: all its reads come before its writes. Where a
+`weft.sim.golden.vector`). Instructions without a queue are carried out before all others, which end up as a list
+without loops (`weft.sim.golden.control`). An instruction executes as a whole: all its reads come before its writes. Where a
 program leaves the order of two instructions open, they run in program order if their semaphores allow it; programs
 that `weft.hdl.checker.program.check` accepts have one result whatever the order.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -37,6 +39,7 @@ from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.sim.device import Device, DeviceError, check_base, check_program
 from weft.sim.golden import kernel, units, vector  # noqa: F401 -- they register what they carry out
+from weft.sim.golden.control import Walk, passed
 from weft.sim.golden.execute import EXECUTE
 from weft.sim.golden.memories import Memories
 
@@ -62,7 +65,7 @@ class GoldenDevice(Device):
     accumulator : numpy.ndarray
         int32 of shape (``config.accumulator_size``, ``config.n``).
     instructions : int
-        Instructions the last program executed, END not counted.
+        Instructions that units executed for the last program.
     """
 
     def __init__(self, config: Config, memory_bytes: int) -> None:
@@ -118,7 +121,23 @@ class GoldenDevice(Device):
         return {}
 
     def _start(self, program: int) -> None:
-        self._run(self._fetch(program))
+        instructions = self._fetch(program)
+        control = {index: item for index, item in enumerate(instructions) if item.QUEUE is None}
+        walk = self._walk(control, len(instructions))
+        with self._following(walk):
+            self._run(instructions, list(passed(walk.stretches)))
+
+    def _walk(self, control: Mapping[int, Instruction], end: int) -> Walk:
+        return Walk(self.config, control, end, self.memories.bases, self.read)
+
+    @contextmanager
+    def _following(self, walk: Walk) -> Iterator[None]:
+        """Memory that the program read registers from is not written meanwhile, and registers are the host's behind."""
+        self.memories.read_only = walk.reads
+        try:
+            yield
+        finally:
+            self.memories.read_only, self.memories.registers = (), None
 
     def _fetch(self, address: int) -> list[Instruction]:
         """Decode from `address` up to END, which is not returned."""
@@ -134,22 +153,24 @@ class GoldenDevice(Device):
             instructions.append(instruction)
             address += WORD_BYTES
 
-    def _run(self, instructions: list[Instruction]) -> None:
-        """Execute: of the four queue heads, always the earliest in program order that need not wait."""
+    def _run(self, instructions: list[Instruction], order: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Execute in this `order`: of the four queue heads, always the earliest that need not wait."""
         queues: dict[Queue, list[int]] = {queue: [] for queue in Queue}
-        for index, instruction in enumerate(instructions):
-            assert instruction.QUEUE is not None
-            queues[instruction.QUEUE].append(index)
-        for queue in queues.values():
-            queue.reverse()
+        for place, (index, _) in enumerate(order):
+            queue = instructions[index].QUEUE
+            assert queue is not None
+            queues[queue].append(place)
+        for places in queues.values():
+            places.reverse()
         counts = [0] * SEMAPHORES
         self.instructions = 0
         while heads := sorted(queue[-1] for queue in queues.values() if queue):
-            for index in heads:
-                if not _missing(instructions[index], counts):
+            for place in heads:
+                if not _missing(instructions[order[place][0]], counts):
                     break
             else:
-                index = heads[0]
+                place = heads[0]
+            index, self.memories.registers = order[place]
             instruction = instructions[index]
             assert instruction.QUEUE is not None
             queues[instruction.QUEUE].pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +21,11 @@ class Memories:
     scratchpad : int8 (``config.scratchpad_size``, N)
     accumulator : int32 (``config.accumulator_size``, N)
     bases : list of int
-        Base registers, 32 bits unsigned.
+        Base registers as the host set them, 32 bits unsigned.
+    registers : sequence of int or None
+        All registers as the instruction that is carried out passed fetch; None for those of the host.
+    read_only : list of (int, int)
+        First address and one past the last of DRAM bytes that the program must not write.
     maxima : int32 (``config.row_states``)
         ``m`` of the row states, -256 to 256.
     sums : int64 (``config.row_states``)
@@ -39,12 +44,27 @@ class Memories:
         self.scratchpad = np.zeros((config.scratchpad_size, config.n), np.int8)
         self.accumulator = np.zeros((config.accumulator_size, config.n), np.int32)
         self.bases = [0] * BASES
+        self.registers: Sequence[int] | None = None
+        self.read_only: Sequence[tuple[int, int]] = ()
         self.maxima = np.zeros(config.row_states, np.int32)
         self.sums = np.zeros(config.row_states, np.int64)
         self.alignments = np.zeros(config.alignments, np.int32)
         self.table = np.zeros(config.table_depth, np.uint8)
         self.lookup = np.zeros((config.lookup_tables, LOOKUP_ENTRIES), np.int8)
         self.kernel = [0] * config.kernel
+
+    def register(self, number: int) -> int:
+        """What a register holds for the instruction that is carried out."""
+        return (self.bases if self.registers is None else self.registers)[number]
+
+    def check_written(self, address: int, size: int) -> None:
+        """Raises `DeviceError` if a program must not write these DRAM bytes."""
+        for start, stop in self.read_only:
+            if address < stop and start < address + size:
+                raise DeviceError(
+                    f"it writes DRAM bytes {address:#x} to {address + size - 1:#x}, and READ reads registers from "
+                    f"{start:#x} on"
+                )
 
     def dram_range(self, address: int, size: int) -> np.ndarray:
         """A view of DRAM bytes. Raises `DeviceError` if they do not lie inside memory."""

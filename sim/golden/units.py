@@ -30,7 +30,7 @@ def load(memories: Memories, i: Load) -> None:
     needed = (i.pixels - 1) * i.pitch + i.length
     take = max(0, min(2 * i.run if i.int4 else i.run, needed - i.before))
     rows = np.full((i.rows, needed), i.fill & 0xFF, np.uint8)
-    start = memories.bases[i.base] + i.offset + (_page(memories, i) if i.paged else 0)
+    start = memories.register(i.base) + i.offset + (_page(memories, i) if i.paged else 0)
     for row in range(i.rows):
         address = (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF
         source = memories.dram_range(address, i.run)
@@ -70,7 +70,7 @@ def _check_transposed(i: Load, n: int, most: int) -> None:
 
 def _page(memories: Memories, i: Load) -> int:
     """The page table's entry of a paged LOAD."""
-    table = memories.bases[i.table]
+    table = memories.register(i.table)
     if table % PAGE_ENTRY:
         raise DeviceError(
             f"page table {table:#x} of base register {i.table} is no multiple of {PAGE_ENTRY} bytes"
@@ -85,10 +85,12 @@ def store(memories: Memories, i: Store) -> None:
     if i.pixels > 1 and i.pitch < i.length:
         raise DeviceError(f"pitch {i.pitch} is less than length {i.length}, so pixels overlap")
     data = memories.scratchpad[memories.addresses(i, "src")].view(np.uint8).reshape(i.rows, i.pixels, -1)
-    start = memories.bases[i.base] + i.offset
+    start = memories.register(i.base) + i.offset
     extent = (i.pixels - 1) * i.pitch + i.length
     for row in range(i.rows):
-        target = memories.dram_range((start + row * i.row_pitch) & 0xFFFFFFFF, extent)
+        address = (start + row * i.row_pitch) & 0xFFFFFFFF
+        memories.check_written(address, extent)
+        target = memories.dram_range(address, extent)
         pixels = np.lib.stride_tricks.as_strided(target, (i.pixels, i.length), (i.pitch, 1))
         pixels[:] = data[row, :, : i.length]
 

@@ -132,7 +132,7 @@ def _run(memories: Memories, i: Softmax, states: np.ndarray, e: np.ndarray, tota
 
 def _valid(memories: Memories, i: Softmax) -> np.ndarray:
     """Which columns are not masked: bool, (ob, oy or 1, ox or 1, N)."""
-    start = memories.bases[i.register] if i.relative else 0
+    start = memories.register(i.register) if i.relative else 0
     length, diagonal = (_int16(field + start) for field in (i.length, i.diagonal))
     column = np.arange(i.ob * memories.config.n).reshape(i.ob, 1, 1, -1)
     valid = column < length

@@ -7,7 +7,21 @@ import random
 
 import pytest
 
-from weft.hdl.isa import INSTRUCTIONS, End, Load, Mm, Opcode, Reduce, Source, Store, Vec, limits
+from weft.hdl.isa import (
+    INSTRUCTIONS,
+    End,
+    Load,
+    LoopNext,
+    Mm,
+    Mode,
+    Opcode,
+    Reduce,
+    SetRegisters,
+    Source,
+    Store,
+    Vec,
+    limits,
+)
 from weft.hdl.isa.asm import AsmError, assemble, disassemble, format_instruction
 
 
@@ -31,6 +45,8 @@ def test_notation() -> None:
     vec source=scratchpad reduce=max add=1 src=5 low=0
     vec source=accumulator reduce=2
     store
+    set register0=8 mode0=set value0=-3 register7=15 mode7=add
+    next back=2 mode1=2
 
     end
     """
@@ -40,6 +56,8 @@ def test_notation() -> None:
         Vec(source=Source.SCRATCHPAD, reduce=Reduce.MAX, add=1, src=5, low=0),
         Vec(reduce=Reduce.SUM),
         Store(),
+        SetRegisters(register0=8, mode0=Mode.SET, value0=-3, register7=15, mode7=Mode.ADD),
+        LoopNext(back=2, mode1=Mode.ADD),
         End(),
     ]
 
@@ -59,7 +77,7 @@ def test_text_is_short_and_ordered() -> None:
         (
             "end\nmul a=1",
             "line 2: unknown instruction 'mul'; choose end, load, mm, vec, store, softmax, normalise, table, "
-            "lookup, microcode, kernel",
+            "lookup, microcode, kernel, set, loop, next, read",
         ),
         ("end base=1", "line 1: end has no field 'base'; its fields are wait, signal"),
         ("mm ky", "line 1: mm: expected field=value, not 'ky'"),

@@ -98,7 +98,7 @@ def test_sums_along_rows() -> None:
 
 
 def test_parts_that_are_there_or_not() -> None:
-    for name in ("multiply", "int4"):
+    for name in ("multiply", "int4", "loops"):
         assert [getattr(Config(**{name: value}), name) for value in (0, 1)] == [0, 1]
         for value in (-1, 2):
             refuse(f"configuration field {name!r} must be 0 or 1, not {value}", **{name: value})
@@ -124,12 +124,14 @@ def test_digest_tells_configurations_apart() -> None:
     assert len(digests) == len(PRESETS)
     assert all(0 <= digest < 1 << 32 for digest in digests)
     assert Config().digest == Config().replace(queue_depth=4).digest != Config(queue_depth=8).digest
-    assert Config().digest != Config(int4=1).digest
+    assert Config().digest != Config(int4=1).digest != Config(loops=1).digest != Config().digest
 
 
-def test_digest_without_int4_is_as_before_there_was_such_a_field() -> None:
+def test_digest_without_later_fields_is_as_before_there_were_such() -> None:
     """Boards that were built then keep their programs."""
-    values = {name: value for name, value in PRESETS["tiny"].to_dict().items() if name != "int4"}
+    values = {
+        name: value for name, value in PRESETS["tiny"].to_dict().items() if name not in ("int4", "loops")
+    }
     text = json.dumps(values, sort_keys=True).encode()
     assert PRESETS["tiny"].digest == int.from_bytes(hashlib.sha256(text).digest()[:4], "little")
 

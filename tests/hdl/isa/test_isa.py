@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.hdl.isa import (
+    BASES,
     INSTRUCTIONS,
+    PROGRAM_REGISTERS,
     WORD_BITS,
     WORD_BYTES,
     End,
+    Feature,
     Instruction,
     IsaError,
     Mm,
@@ -21,7 +24,9 @@ from weft.hdl.isa import (
     Queue,
     decode,
     limits,
+    registers,
 )
+from weft.hdl.isa.config import PRESETS
 
 FIELDS = [(opcode, field) for opcode in Opcode for field in dataclasses.fields(INSTRUCTIONS[opcode])]
 NAMES = [f"{opcode.name}.{field.name}" for opcode, field in FIELDS]
@@ -85,7 +90,7 @@ def test_layout_and_encoding_agree(opcode: Opcode) -> None:
     ("word", "message"),
     [
         (b"\0" * 63, "an instruction word is 64 bytes, not 63"),
-        (b"\x0b" + b"\0" * 63, "unknown opcode 11; the opcodes are 0 to 10"),
+        (b"\x0f" + b"\0" * 63, "unknown opcode 15; the opcodes are 0 to 14"),
         (b"\0" * 5 + b"\1" + b"\0" * 58, "END word has bits set above its last field (bit 40)"),
         (b"\2" + b"\0" * 63, "MM field 'nt' is 0, outside 1 to 4095"),
     ],
@@ -94,6 +99,21 @@ def test_words_that_are_no_instruction(word: bytes, message: str) -> None:
     with pytest.raises(IsaError) as caught:
         decode(word)
     assert str(caught.value) == message
+
+
+def test_registers_beyond_those_of_the_host_need_loops() -> None:
+    plain = PRESETS["tiny"]
+    for opcode, kind in INSTRUCTIONS.items():
+        for name in registers(opcode):
+            for number in range(PROGRAM_REGISTERS):
+                instruction = kind(**{name: number})
+                reason = instruction.unsupported(plain)
+                assert instruction.unsupported(plain.replace(loops=1)) is None
+                assert (reason is None) == (number < BASES and kind.REQUIRES is not Feature.LOOPS)
+    assert {opcode.name: registers(opcode) for opcode in Opcode if registers(opcode)} == {
+        "LOAD": ("base", "table"), "STORE": ("base",), "SOFTMAX": ("register",), "LOOP": ("register",),
+        "READ": ("base",),
+    }  # fmt: skip
 
 
 def test_fields_are_documented() -> None:

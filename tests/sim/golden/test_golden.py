@@ -306,7 +306,7 @@ def test_words_that_are_no_instruction_are_named() -> None:
     device = GoldenDevice(PRESETS["tiny"], MEMORY)
     device.write(0, Load().encode() + b"\xff" * 64)
     device.start(0)
-    with pytest.raises(DeviceError, match=r"^instruction 1: unknown opcode 255; the opcodes are 0 to 10$"):
+    with pytest.raises(DeviceError, match=r"^instruction 1: unknown opcode 255; the opcodes are 0 to 14$"):
         device.wait()
     device.start(MEMORY - 32)
     with pytest.raises(
