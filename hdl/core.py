@@ -76,7 +76,8 @@ class Core(wiring.Component):
             wiring.connect(m, writer, scratchpad.write[index])
         wiring.connect(m, mm.c, accumulator.write)
         wiring.connect(m, vec.accumulator, accumulator.read)
-        m.d.comb += [load.bases.eq(control.bases), store.bases.eq(control.bases)]
+        for user in (fetch,) if config.loops else (load, store):
+            m.d.comb += user.bases.eq(control.bases)
         if config.softmax:
             self._softmax(m, control, axi, load, mm, vec)
 
@@ -117,7 +118,8 @@ class Core(wiring.Component):
         wiring.connect(m, mm.alignments, alignments.mm)
         wiring.connect(m, vec.alignment_read, alignments.vec)
         wiring.connect(m, vec.alignment_write, alignments.write)
-        m.d.comb += vec.bases.eq(control.bases)
+        if not self.config.loops:
+            m.d.comb += vec.bases.eq(control.bases)
 
     def _ports(self, m: Module, axi: AxiManager, control: Control) -> None:
         pairs = [
@@ -148,6 +150,8 @@ class Core(wiring.Component):
                 semaphores.take[queue].eq(dispatcher.take),
                 semaphores.give[queue].eq(units[queue].signal),
             ]
+            if hasattr(dispatcher, "values"):
+                m.d.comb += units[queue].values.eq(dispatcher.values)
             waiting[queue] = dispatcher.waiting
             quiet += [dispatcher.empty, ~units[queue].busy]
         return waiting, Cat(*quiet).all()

@@ -44,6 +44,10 @@ class Extent:
 class Extents:
     """All of memory that a program may touch.
 
+    With loops a program may change registers. A piece behind one of those says what instructions may reach from wherever
+    it points when they pass fetch: that this is memory which the program may touch, and apart from what is behind other
+    registers, the caller vouches for.
+
     Parameters
     ----------
     pieces : sequence of Extent
@@ -68,12 +72,15 @@ class Extents:
         """So many bytes behind each base register, all to be read and written."""
         return cls([Extent(f"area {base}", base, 0, size) for base, size in sizes.items()], {})
 
-    def check(self) -> None:
-        """Raises `ProgramError` if a piece is not in memory, or if two of them meet that must not."""
+    def check(self, registers: int = BASES) -> None:
+        """Raises `ProgramError` if a piece is not in memory, or if two of them meet that must not; there are so many
+        `registers`."""
         placed = []
         for piece in self.pieces:
-            if not 0 <= piece.base < BASES:
-                raise ProgramError(f"{piece.name} is behind base register {piece.base}; there are {BASES}")
+            if not 0 <= piece.base < registers:
+                raise ProgramError(
+                    f"{piece.name} is behind base register {piece.base}; there are {registers}"
+                )
             start = self.addresses.get(piece.base, 0) + piece.offset
             if piece.offset < 0 or piece.size < 0 or start + piece.size > _END:
                 raise ProgramError(

@@ -9,7 +9,8 @@ A program that passes computes the same whatever the timing of memory and units:
   reads or writes code, none writes constants or inputs;
 - any two instructions of different queues that touch the same vector, row, alignment or DRAM byte, one of them
   writing, are ordered by semaphores; what paged loads read, nobody writes;
-- no `Vec` writes the parameter block of the next one, if that may be read before the end of the first.
+- no `Vec` writes the parameter block of the next one, if that may be read before the end of the first;
+- loops nest, and all that is so whatever registers hold (`weft.hdl.checker.loops`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from weft.hdl.checker.early import check_early
 from weft.hdl.checker.extents import Extent, Extents
 from weft.hdl.checker.forms import Forms
 from weft.hdl.checker.kernels import check_kernels
+from weft.hdl.checker.loops import check_loops
 from weft.hdl.checker.order import Order
 from weft.hdl.checker.races import check_races
-from weft.hdl.isa import Instruction, IsaError, Opcode
+from weft.hdl.isa import BASES, PROGRAM_REGISTERS, Instruction, IsaError, Opcode
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
 
@@ -56,8 +58,16 @@ def check(instructions: Sequence[Instruction], config: Config, *, extents: Exten
         raise ProgramError(str(error)) from None
     _check_end(code)
     if extents is not None:
-        extents.check()
+        extents.check(PROGRAM_REGISTERS if config.loops else BASES)
     body = code[:-1]
+    if (body.queues < 0).any():
+        check_loops(body, config, extents, _check_straight)
+    else:
+        _check_straight(body, config, extents)
+
+
+def _check_straight(body: Code, config: Config, extents: Extents | None) -> None:
+    """Check a program without loops, and without END."""
     forms = Forms(body, config, extents)
     _check_pages(body)
     check_kernels(body, config)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import WORD_BITS, Instruction, Opcode, Queue, kinds_of
+from weft.hdl.control.sequencer import CONTROL, Sequencer
+from weft.hdl.isa import BASES, WORD_BITS, WORD_BYTES, Instruction, Opcode, Queue, kinds_of
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.loops import READ_BYTES
 from weft.hdl.lib.block_fifo import BlockFifo
 from weft.hdl.lib.ports import bus_read, part_layout
+from weft.hdl.lib.registers import queued_layout
 from weft.hdl.lib.skid_buffer import SkidBuffer
 
 BURST_BYTES = 128
@@ -29,11 +32,13 @@ def queue_kinds(config: Config) -> dict[Queue, tuple[type[Instruction], ...]]:
 
 
 class Fetch(wiring.Component):
-    """Streams a program, in order, from memory to the four queues until END or an unknown opcode.
+    """Streams a program from memory to the four queues until END or an unknown opcode: in order, or with loops as
+    `weft.hdl.control.sequencer` says, which executes what has no queue.
 
     It requests only what its prefetch buffer has room for, so it accepts every beat at once and never holds
     up other readers of the bus; and it crosses to the next page of 4 KiB only once all earlier words have
-    been used, so it never reads a page that holds no instruction before END.
+    been used, so it never reads a page that holds no instruction before END. A jump voids all that was asked for: beats
+    that are still on their way are counted off as they come, and ahead of them nothing is waited for.
 
     Parameters
     ----------
@@ -45,19 +50,22 @@ class Fetch(wiring.Component):
         Start at `program`; only while `idle`.
     program : In(32)
         Byte address of the first instruction, a multiple of the bus width (lower bits are ignored).
+    bases : In(32).array(8)
+        Base registers at the start. With loops only.
     idle : Out(1)
         No program is being fetched, and no beat is outstanding.
     error : Out(1)
         For one cycle: stopped at an unknown opcode.
     bus : Out(bus_read)
-    load, mm, vec, store : Out(stream of part_layout(config))
+    load, mm, vec, store : Out(stream of queued_layout(config))
         Instructions, part after part; all parts of one go to the same queue.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._kinds = queue_kinds(config)
-        queues = {queue.name.lower(): Out(stream.Signature(part_layout(config))) for queue in self._kinds}
+        self._routes = [*self._kinds.values(), *((kind,) for kind in CONTROL if config.loops)]
+        queues = {queue.name.lower(): Out(stream.Signature(queued_layout(config))) for queue in self._kinds}
         super().__init__(
             {
                 "start": In(1),
@@ -67,30 +75,34 @@ class Fetch(wiring.Component):
                 "bus": Out(bus_read(config)),
                 **queues,
             }
+            | ({"bases": In(data.ArrayLayout(32, BASES))} if config.loops else {})
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
+        sequencer = Sequencer(self._config) if self._config.loops else None
+        void: Value = self.start if sequencer is None else self.start | sequencer.jump
         m.submodules.parts = parts = _Parts(self._config)
         # A full queue must not reach back to the buffer in the same cycle.
-        routed = data.StructLayout({"part": part_layout(self._config), "queue": len(self._kinds)})
-        m.submodules.skid = part = ResetInserter(self.start)(SkidBuffer(routed))
+        routed = data.StructLayout({"part": part_layout(self._config), "queue": len(self._routes)})
+        m.submodules.skid = part = ResetInserter(void)(SkidBuffer(routed))
         m.d.comb += [
             part.i.payload.part.eq(parts.part.payload),
-            part.i.payload.queue.eq(self._queue_of(m, parts.part.payload)),
+            part.i.payload.queue.eq(self._route_of(m, parts.part.payload)),
             part.i.valid.eq(parts.part.valid),
             parts.part.ready.eq(part.i.ready),
         ]
         burst = max(BURST_BYTES // self._config.bus_bytes, 1)
-        prefetched = self._buffer(m, burst * BURSTS)
+        wanted, none = Signal(), Signal()  # the beat that comes is; no other one is on its way
+        prefetched = self._buffer(m, burst * BURSTS, sequencer, wanted)
 
         running = Signal()  # requesting and handing out; otherwise what still arrives is discarded
         pending = Signal(range(burst * BURSTS + 1))  # beats requested and not yet taken from the buffer
         address = Signal(32)
         drained = pending == 0
         m.d.comb += [
-            self.idle.eq(~running & drained),
-            parts.clear.eq(self.start),
+            self.idle.eq(~running & drained if sequencer is None else ~running & drained & none),
+            parts.clear.eq(void),
             self.bus.beat.ready.eq(1),
             parts.beat.payload.eq(prefetched.payload),
             parts.beat.valid.eq(prefetched.valid & running),
@@ -108,9 +120,9 @@ class Fetch(wiring.Component):
         ]
         new_page = address[: PAGE.bit_length() - 1] == 0
         issue = Signal()
-        m.d.comb += issue.eq(
-            running & ~request.valid & room & (~new_page | (drained & ~parts.part.valid & ~part.o.valid)),
-        )
+        asked = Signal()  # with loops: there was a request since the last jump
+        may = running & ~request.valid & room & (~new_page | (drained & ~parts.part.valid & ~part.o.valid))
+        m.d.comb += issue.eq(may if sequencer is None else may & ~sequencer.jump & ~(sequencer.reads & asked))
         m.d.sync += pending.eq(pending + Mux(issue, beats, 0) - (prefetched.valid & prefetched.ready))
         with m.If(request.ready):
             m.d.sync += request.valid.eq(0)
@@ -124,26 +136,72 @@ class Fetch(wiring.Component):
         with m.If(self.start):
             m.d.sync += [running.eq(1), address[shift:].eq(self.program[shift:])]
 
-        self._dispatch(m, part.o, running)
+        if sequencer is None:
+            self._dispatch(m, part.o, part.o.payload.part, part.o.payload.queue, running)
+            return m
+        m.submodules.sequencer = sequencer
+        with m.If(sequencer.reads):
+            m.d.comb += beats.eq(max(READ_BYTES // self._config.bus_bytes, 1))
+        m.d.sync += asked.eq(~sequencer.jump & (asked | issue))
+        with m.If(sequencer.jump):
+            m.d.sync += [pending.eq(0), address[shift:].eq(sequencer.target[shift:])]
+        self._count(m, sequencer.jump, Mux(issue, beats, 0), wanted, none)
+        self._sequence(m, sequencer, part.o, parts, running)
+        self._dispatch(m, sequencer.queued, sequencer.queued.payload, sequencer.queue, running)
         return m
 
-    def _buffer(self, m: Module, depth: int) -> stream.Interface:
-        """Beats from the bus, as they come out of the prefetch buffer. `elaborate` keeps it from overflow."""
+    def _count(self, m: Module, jump: Signal, asked: Value, wanted: Signal, none: Signal) -> None:
+        """Count the beats on their way, and those of them that a jump has made void."""
+        most = max(BURST_BYTES // self._config.bus_bytes, 1) * BURSTS
+        coming, void = Signal(range(2 * most + 1)), Signal(range(2 * most + 1))
+        left = Signal.like(coming)
+        m.d.comb += [
+            left.eq(coming - self.bus.beat.valid),
+            wanted.eq(void == 0),
+            none.eq(coming == 0),
+        ]
+        m.d.sync += [
+            coming.eq(left + asked),
+            void.eq(Mux(jump, left, void - (self.bus.beat.valid & ~wanted))),
+        ]
+
+    def _sequence(
+        self, m: Module, sequencer: Sequencer, part: wiring.PureInterface, parts: _Parts, running: Signal
+    ) -> None:
+        """Connect the sequencer: to the parts that come, and with what it needs to know."""
+        m.d.comb += [
+            sequencer.start.eq(self.start),
+            sequencer.program.eq(self.program),
+            sequencer.bases.eq(self.bases),
+            sequencer.parts.payload.eq(part.payload),
+            sequencer.parts.valid.eq(part.valid & running),
+            part.ready.eq(sequencer.parts.ready),
+        ]
+        if self._config.bus_bytes > WORD_BYTES:
+            m.d.comb += parts.second.eq(sequencer.jump & sequencer.target[(WORD_BYTES - 1).bit_length()])
+
+    def _buffer(self, m: Module, depth: int, sequencer: Sequencer | None, wanted: Signal) -> stream.Interface:
+        """Beats from the bus, as they come out of the prefetch buffer. `elaborate` keeps it from overflow; with loops a
+        jump empties it, and beats that are not `wanted` stay out."""
         width, beat = self._config.widths.bus, self.bus.beat
+        comes = beat.valid if sequencer is None else beat.valid & wanted
         if depth >= BLOCK_DEPTH:
-            m.submodules.buffer = block = BlockFifo(width, depth)
-            m.d.comb += [block.i.payload.eq(beat.payload), block.i.valid.eq(beat.valid)]
+            block = BlockFifo(width, depth)
+            m.submodules.buffer = block if sequencer is None else ResetInserter(sequencer.jump)(block)
+            m.d.comb += [block.i.payload.eq(beat.payload), block.i.valid.eq(comes)]
             return block.o
-        m.submodules.buffer = buffer = SyncFIFO(width=width, depth=depth)
-        m.d.comb += [buffer.w_data.eq(beat.payload), buffer.w_en.eq(beat.valid)]
+        buffer = SyncFIFO(width=width, depth=depth)
+        m.submodules.buffer = buffer if sequencer is None else ResetInserter(sequencer.jump)(buffer)
+        m.d.comb += [buffer.w_data.eq(beat.payload), buffer.w_en.eq(comes)]
         return buffer.r_stream
 
-    def _queue_of(self, m: Module, part: data.View) -> Signal:
-        """The queue of a part, one-hot, and 0 for none. Parts come in order, and stand for any number of cycles."""
-        queue_of, held = Signal(len(self._kinds)), Signal(len(self._kinds))
+    def _route_of(self, m: Module, part: data.View) -> Signal:
+        """Where a part goes, one-hot: a queue or, with loops, an instruction of the sequencer; 0 for neither. Parts
+        come in order, and stand for any number of cycles."""
+        queue_of, held = Signal(len(self._routes)), Signal(len(self._routes))
         m.d.comb += queue_of.eq(held)
         with m.If(part.index == 0), m.Switch(part.data[:8]):
-            for number, kinds in enumerate(self._kinds.values()):
+            for number, kinds in enumerate(self._routes):
                 with m.Case(*(kind.OPCODE.value for kind in kinds)):
                     m.d.comb += queue_of.eq(1 << number)
             with m.Default():
@@ -151,8 +209,9 @@ class Fetch(wiring.Component):
         m.d.sync += held.eq(queue_of)
         return queue_of
 
-    def _dispatch(self, m: Module, parts: wiring.PureInterface, running: Signal) -> None:
-        part, queue_of = parts.payload.part, parts.payload.queue
+    def _dispatch(
+        self, m: Module, parts: wiring.PureInterface, part: data.View, queue_of: Value, running: Signal
+    ) -> None:
         with m.If(running & parts.valid & ~queue_of.any()):
             m.d.comb += self.error.eq(part.data[:8] != Opcode.END.value)
             m.d.sync += running.eq(0)
@@ -166,25 +225,28 @@ class Fetch(wiring.Component):
 class _Parts(wiring.Component):
     """Bus beats to parts of instructions: numbers the beats, or splits one in several instructions.
 
-    A part stands in a register, as beats may come straight from a block memory.
+    A part stands in a register, as beats may come straight from a block memory. With `clear`, what it holds is void;
+    with `second` as well, which a bus of two instructions has with loops, so is the first part of the next beat.
     """
 
     def __init__(self, config: Config) -> None:
         self._bus = config.widths.bus
+        self._splits = max(self._bus // WORD_BITS, 1)
+        self._jumps = bool(config.loops and self._splits > 1)
         super().__init__(
             {
                 "clear": In(1),
                 "beat": In(stream.Signature(self._bus)),
                 "part": Out(stream.Signature(part_layout(config))),
             }
+            | ({"second": In(1)} if self._jumps else {})
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         part = self.part.payload
         held = Signal(self._bus)
-        splits = max(self._bus // WORD_BITS, 1)
-        left = Signal(range(splits + 1))  # parts left in `held`
+        left = Signal(range(self._splits + 1))  # parts left in `held`
         taken = self.part.valid & self.part.ready
         m.d.comb += [
             part.data.eq(held),
@@ -192,11 +254,18 @@ class _Parts(wiring.Component):
             self.beat.ready.eq((left == 0) | (taken & (left == 1))),
         ]
         with m.If(self.beat.valid & self.beat.ready):
-            m.d.sync += [held.eq(self.beat.payload), left.eq(splits)]
+            m.d.sync += [held.eq(self.beat.payload), left.eq(self._splits)]
+            if self._jumps:
+                second = Signal()
+                m.d.sync += second.eq(0)
+                with m.If(second):
+                    m.d.sync += [held.eq(self.beat.payload >> WORD_BITS), left.eq(self._splits - 1)]
         with m.Elif(taken):
             m.d.sync += [held.eq(held >> WORD_BITS), left.eq(left - 1)]
         if self._bus < WORD_BITS:
             m.d.sync += part.index.eq(part.index + taken)
         with m.If(self.clear):
             m.d.sync += [left.eq(0), part.index.eq(0)]
+            if self._jumps:
+                m.d.sync += second.eq(self.second)
         return m

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Instruction, Queue
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.ports import part_layout
+from weft.hdl.lib.registers import named, queued_layout
 
 
 class Semaphores(wiring.Component):
@@ -62,13 +62,13 @@ class Dispatcher(wiring.Component):
     Parameters
     ----------
     config : Config
-        Of it, the width of the bus and `queue_depth`.
+        Of it, the width of the bus, `queue_depth` and whether there are loops.
     kinds : sequence of type[Instruction]
         The instructions of the unit.
 
     Members
     -------
-    fetched : In(stream of part_layout(config))
+    fetched : In(stream of queued_layout(config))
         From fetch, instruction after instruction. Of the opcode only those bits are stored in which the kinds differ,
         and no bits that are reserved in all kinds.
     available : In(SEMAPHORES)
@@ -78,6 +78,8 @@ class Dispatcher(wiring.Component):
     instruction : Out(stream of the first kind's layout)
         To the unit, whole but for reserved bits, which are 0. Once valid it stays so until accepted, as only this queue
         takes the semaphores it waits for.
+    values : Out(32).array
+        With ``instruction``, with loops only: what the registers hold that the instruction names.
     waiting : Out(1)
         The next instruction lacks a semaphore.
     empty : Out(1)
@@ -87,16 +89,18 @@ class Dispatcher(wiring.Component):
     def __init__(self, config: Config, kinds: Sequence[type[Instruction]]) -> None:
         self._kinds = tuple(kinds)
         self._depth = config.queue_depth
+        self._named = named(self._kinds, config) if config.loops else []
         layout = self._kinds[0].layout()
         super().__init__(
             {
-                "fetched": In(stream.Signature(part_layout(config))),
+                "fetched": In(stream.Signature(queued_layout(config))),
                 "available": In(SEMAPHORES),
                 "take": Out(SEMAPHORES),
                 "instruction": Out(stream.Signature(layout)),
                 "waiting": Out(1),
                 "empty": Out(1),
             }
+            | ({"values": Out(data.ArrayLayout(32, len(self._named)))} if self._named else {})
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -109,7 +113,7 @@ class Dispatcher(wiring.Component):
         head, taken = Signal(), Signal()
         granted = Signal()  # what it waits for is there, and stays
         full = Signal()
-        last = self.fetched.payload.index == WORD_BITS // len(self.fetched.payload.data) - 1
+        last = self._is_last()
         written = self.fetched.valid & self.fetched.ready
         arrived = written & last
         m.d.comb += [
@@ -134,34 +138,43 @@ class Dispatcher(wiring.Component):
         return m
 
     def _store(self, m: Module, written: Value, arrived: Value, taken: Value) -> None:
-        """A memory for each part of an instruction. Read without a clock, so that these few wide words become
-        distributed memory and not block memory."""
+        """A memory for each part of an instruction, and for values. Read without a clock, so that these few wide words
+        become distributed memory and not block memory."""
         part, word = self.fetched.payload, Value.cast(self.instruction.payload)
         width, stored = len(part.data), self._stored()
         places = range(max(self._depth, 2))
         write_at, read_at = Signal(places), Signal(places)
         if self._depth > 1:
             m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + taken)]
+        pieces: list[tuple[str, Value, Value, Value]] = []
         for index in range(WORD_BITS // width):
             bits = [bit for bit in stored if bit // width == index]
-            if not bits:
-                continue
-            enable = written & (part.index == index)
-            source = Cat(part.data[bit % width] for bit in bits)
-            target = Cat(word[bit] for bit in bits)
+            if bits:
+                source, target = Cat(part.data[bit % width] for bit in bits), Cat(word[bit] for bit in bits)
+                pieces.append((f"part{index}", written & (part.index == index), source, target))
+        if self._named:
+            values = Cat(part.values[number] for number in self._named)
+            pieces.append(("values", arrived, values, Value.cast(self.values)))
+        for name, enable, source, target in pieces:
             if self._depth == 1:
-                held = Signal(len(bits), name=f"held{index}")
+                held = Signal(len(source), name=name.replace("part", "held"))
                 with m.If(enable):
                     m.d.sync += held.eq(source)
                 m.d.comb += target.eq(held)
                 continue
-            m.submodules[f"part{index}"] = ram = Memory(shape=len(bits), depth=self._depth, init=[])
+            m.submodules[name] = ram = Memory(shape=len(source), depth=self._depth, init=[])
             store, fetch = ram.write_port(), ram.read_port(domain="comb")
             m.d.comb += [store.en.eq(enable), store.addr.eq(write_at), store.data.eq(source)]
-            held = Signal(len(bits), name=f"held{index}", reset_less=True)
+            held = Signal(len(source), name=name.replace("part", "held"), reset_less=True)
             m.d.comb += [fetch.addr.eq(read_at), target.eq(held)]
             with m.If(taken):
                 m.d.sync += held.eq(fetch.data)
+
+    def _is_last(self) -> Value:
+        """Whether the part that comes is the last of its instruction."""
+        part = self.fetched.payload
+        last: Value = part.index == WORD_BITS // len(part.data) - 1
+        return last
 
     def _stored(self) -> list[int]:
         """Bits of an instruction that are stored."""

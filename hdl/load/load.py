@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.bus.burst import BurstSplitter
-from weft.hdl.isa import BASES, Load
+from weft.hdl.isa import Load
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.block_fifo import register_or_fifo
 from weft.hdl.lib.ports import bus_read, scratchpad_write, unit
+from weft.hdl.lib.registers import pass_registers, register_port, register_value
 from weft.hdl.load.pages import PageReader
 from weft.hdl.load.transpose import Transposer
 from weft.hdl.load.unpack import Unpacker, unpack_layout
@@ -39,7 +40,8 @@ class LoadRequests(wiring.Component):
     -------
     instruction : In(stream of Load)
     bases : In(32).array(8)
-        Base registers, read when an instruction is accepted.
+        Base registers, read when an instruction is accepted. Without loops only; with them ``offset`` has what the base
+        register holds added.
     run : Out(stream of run_layout())
     unpack : Out(stream of unpack_layout(config))
     """
@@ -50,7 +52,7 @@ class LoadRequests(wiring.Component):
         super().__init__(
             {
                 "instruction": In(stream.Signature(Load.layout())),
-                "bases": In(data.ArrayLayout(32, BASES)),
+                **({} if config.loops else register_port(Load, config)),
                 "run": Out(self.splitter.run.signature.flip()),
                 "unpack": Out(stream.Signature(unpack_layout(config))),
             }
@@ -60,7 +62,10 @@ class LoadRequests(wiring.Component):
         m = Module()
         op = self.instruction.payload
         first = Signal(32)
-        m.d.comb += first.eq(self.bases[op.base] + op.offset)
+        if self.config.loops:
+            m.d.comb += first.eq(op.offset)
+        else:
+            m.d.comb += first.eq(register_value(self, Load, "base", op.base, self.config) + op.offset)
 
         address = Signal(32)
         pitch, jump = Signal(32), Signal(32)  # to the next row, of this line and of the next
@@ -160,8 +165,8 @@ class LoadUnit(wiring.Component):
     -------
     instruction, signal, busy
         See `weft.hdl.lib.ports.unit`.
-    bases : In(32).array(8)
-        Base registers, read when an instruction is accepted.
+    bases or values
+        See `weft.hdl.lib.registers.register_port`; read when an instruction is accepted.
     bus : Out(bus_read(config))
     page : Out(bus_read(config))
         For entries of page tables; with softmax only.
@@ -174,8 +179,8 @@ class LoadUnit(wiring.Component):
         self.config = config
         super().__init__(
             unit(Load)
+            | register_port(Load, config)
             | {
-                "bases": In(data.ArrayLayout(32, BASES)),
                 "bus": Out(bus_read(config)),
                 "scratchpad": Out(scratchpad_write(config)),
                 "stall_memory": Out(1),
@@ -197,7 +202,7 @@ class LoadUnit(wiring.Component):
         waiting = self._instructions(m, requests)
         leaving = self._vectors(m, unpacker.vector)
         m.d.comb += [
-            requests.bases.eq(self.bases),
+            *([] if self.config.loops else [requests.bases.eq(self.bases)]),
             queue.w_data.eq(requests.unpack.payload),
             queue.w_en.eq(requests.unpack.valid),
             requests.unpack.ready.eq(queue.w_rdy),
@@ -227,7 +232,7 @@ class LoadUnit(wiring.Component):
 
     def _instructions(self, m: Module, requests: LoadRequests) -> Value:
         """Bring instructions to `requests`, with their addresses from page tables; returns whether one is held up."""
-        instruction = wiring.flipped(self.instruction)
+        instruction = self._based(m) if self.config.loops else wiring.flipped(self.instruction)
         if not self.config.softmax:
             wiring.connect(m, instruction, requests.instruction)
             return Const(0)
@@ -235,8 +240,21 @@ class LoadUnit(wiring.Component):
         wiring.connect(m, instruction, pages.instruction)
         wiring.connect(m, pages.located, requests.instruction)
         wiring.connect(m, wiring.flipped(self.page), pages.bus)
-        m.d.comb += pages.bases.eq(self.bases)
+        m.d.comb += pass_registers(self, pages, self.config)
         return pages.busy
+
+    def _based(self, m: Module) -> stream.Interface:
+        """The instructions, with what their base register holds as part of ``offset``."""
+        based = stream.Signature(Load.layout()).create(path=("based",))
+        op = self.instruction.payload
+        first = register_value(self, Load, "base", op.base, self.config)
+        m.d.comb += [
+            based.payload.eq(op),
+            based.payload.offset.eq(op.offset + first),
+            based.valid.eq(self.instruction.valid),
+            self.instruction.ready.eq(based.ready),
+        ]
+        return based
 
     def _widen(self, m: Module, beats: SyncFIFO, unpacker: Unpacker) -> None:
         """Bring beats to the unpacker, which says of each whether it holds values of 4 bits."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from amaranth.hdl import Module, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, Load
+from weft.hdl.isa import Load
 from weft.hdl.isa.config import Config
 from weft.hdl.lib.ports import bus_read
+from weft.hdl.lib.registers import register_port, register_value
 
 ENTRY_BYTES = 4
 OUTSTANDING = 2
@@ -31,8 +32,8 @@ class PageReader(wiring.Component):
     Members
     -------
     instruction : In(stream of Load)
-    bases : In(32).array(8)
-        Base registers.
+    bases or values
+        See `weft.hdl.lib.registers.register_port`.
     bus : Out(bus_read(config))
     located : Out(stream of Load)
         The instructions, with the entry as part of ``offset``.
@@ -45,7 +46,7 @@ class PageReader(wiring.Component):
         super().__init__(
             {
                 "instruction": In(stream.Signature(Load.layout())),
-                "bases": In(data.ArrayLayout(32, BASES)),
+                **register_port(Load, config),
                 "bus": Out(bus_read(config)),
                 "located": Out(stream.Signature(Load.layout())),
                 "busy": Out(1),
@@ -83,7 +84,7 @@ class PageReader(wiring.Component):
         align, word = (self.config.bus_bytes - 1).bit_length(), (ENTRY_BYTES - 1).bit_length()
         issue = Signal()
         m.d.comb += [
-            address.eq(self.bases[op.table] + (op.page << word)),
+            address.eq(register_value(self, Load, "table", op.table, self.config) + (op.page << word)),
             issue.eq(self.instruction.valid & op.paged & ~asked & ~request.valid),
             request.payload.beats.eq(1),
             beat.ready.eq(1),  # there is room for all that is outstanding

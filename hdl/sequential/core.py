@@ -37,6 +37,10 @@ COUNTED = (
 
 def check_config(config: Config) -> None:
     """Raise `ConfigError` if the sequential core cannot have this configuration."""
+    if config.loops:
+        raise ConfigError(
+            f"the sequential core runs straight programs only: configuration field 'loops' is {config.loops}, not 0"
+        )
     if config.depthwise_taps:
         raise ConfigError(
             "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "

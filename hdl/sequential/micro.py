@@ -158,7 +158,7 @@ PORTS, CONDITIONS = len(Port) - 1, len(Condition) - 1
 """Ports and conditions that there are without kernels."""
 Operand = str | int | Port | Index | Lane
 
-WIDTHS = (1, 2, 3, 7, 8, 12, 16, 24, 32)
+WIDTHS = (1, 2, 3, 7, 8, 12, 16, 24, 32, 4)
 """Widths of fields of instructions, by their number in a word of the microprogram."""
 FUNCTION_BITS, SOURCE_BITS, OUT_BITS, CONDITION_BITS = 4, 2, 5, 4
 OPERAND_LOW = 1 + FUNCTION_BITS + SOURCE_BITS + 1 + OUT_BITS

@@ -8,12 +8,13 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.bus.burst import PAGE, BurstSplitter
-from weft.hdl.isa import BASES, SEMAPHORES, Store
+from weft.hdl.isa import SEMAPHORES, Store
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.lib.block_fifo import register_or_fifo
 from weft.hdl.lib.loopnest import LoopNest
 from weft.hdl.lib.ports import bus_write, scratchpad_read, unit
+from weft.hdl.lib.registers import pass_registers, register_port, register_value
 from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.store.pack import Packer, vector_layout
 
@@ -58,7 +59,8 @@ class StoreRequests(wiring.Component):
     Members
     -------
     instruction : In(stream of Store)
-    bases : In(32).array(8)
+    bases or values
+        See `weft.hdl.lib.registers.register_port`.
     run : Out(stream of run_layout(17))
         The tag is 0, and for the last run of an instruction 1 (bit 0) with its signal mask (above).
     read : Out(stream of read_layout(config))
@@ -71,7 +73,7 @@ class StoreRequests(wiring.Component):
         super().__init__(
             {
                 "instruction": In(stream.Signature(Store.layout())),
-                "bases": In(data.ArrayLayout(32, BASES)),
+                **register_port(Store, config),
                 "run": Out(self.splitter.run.signature.flip()),
                 "read": Out(stream.Signature(read_layout(config))),
                 "busy": Out(1),
@@ -87,7 +89,7 @@ class StoreRequests(wiring.Component):
         first = Signal(32)
         merged = Signal()
         m.d.comb += [
-            first.eq(self.bases[op.base] + op.offset),
+            first.eq(register_value(self, Store, "base", op.base, self.config) + op.offset),
             merged.eq((op.pitch == op.length) | (op.pixels == 1)),
         ]
         # A row's bytes, pixels * length, come from adding shifted lengths: no multiplier, and hidden by data.
@@ -243,8 +245,8 @@ class StoreUnit(wiring.Component):
     -------
     instruction, signal, busy
         See `weft.hdl.lib.ports.unit`.
-    bases : In(32).array(8)
-        Base registers, read when an instruction is accepted.
+    bases or values
+        See `weft.hdl.lib.registers.register_port`; read when an instruction is accepted.
     scratchpad : Out(scratchpad_read(config))
     bus : Out(bus_write(config))
         A burst's beats come after its request. It needs the confirmations in order of request.
@@ -256,8 +258,8 @@ class StoreUnit(wiring.Component):
         self.config = config
         super().__init__(
             unit(Store)
+            | register_port(Store, config)
             | {
-                "bases": In(data.ArrayLayout(32, BASES)),
                 "scratchpad": Out(scratchpad_read(config)),
                 "bus": Out(bus_write(config)),
                 "stall_memory": Out(1),
@@ -284,7 +286,7 @@ class StoreUnit(wiring.Component):
             finishing & ~queue.r_rdy & ~reader.scratchpad.valid
         )
         m.d.comb += [
-            requests.bases.eq(self.bases),
+            pass_registers(self, requests, self.config),
             queue.w_data.eq(requests.read.payload),
             queue.w_en.eq(requests.read.valid),
             requests.read.ready.eq(queue.w_rdy),

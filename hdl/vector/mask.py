@@ -28,7 +28,7 @@ class Mask(wiring.Component):
     causal, relative, register, length, diagonal : In
         Fields of the instruction.
     bases : In(BASES x 32)
-        Base registers.
+        Base registers. Without loops only: with them ``register`` is what the register holds.
     ready : Out(1)
         The outputs below hold for the first vector or, later on, the current one.
     step : In(1)
@@ -39,16 +39,16 @@ class Mask(wiring.Component):
     """
 
     def __init__(self, config: Config) -> None:
-        self.n = config.n
+        self.n, self.loops = config.n, bool(config.loops)
         super().__init__(
             {
                 "start": In(1),
                 "causal": In(1),
                 "relative": In(1),
-                "register": In(range(BASES)),
+                "register": In(32) if config.loops else In(range(BASES)),
                 "length": In(signed(16)),
                 "diagonal": In(signed(16)),
-                "bases": In(data.ArrayLayout(32, BASES)),
+                **({} if config.loops else {"bases": In(data.ArrayLayout(32, BASES))}),
                 "ready": Out(1),
                 "step": In(1),
                 "last_ox": In(1),
@@ -70,8 +70,9 @@ class Mask(wiring.Component):
         limit = Signal(signed(16))
         fits = total[15:].all() | ~total[15:].any()
         m.d.comb += limit.eq(Mux(fits, total[:16], Cat((~total[31]).replicate(15), total[31])))
+        held = self.register if self.loops else self.bases[self.register]
         m.d.sync += [
-            base.eq(Mux(self.relative, self.bases[self.register], 0)),
+            base.eq(Mux(self.relative, held, 0)),
             total.eq(base + Mux(phase[1], self.diagonal, self.length)),
         ]
         m.d.comb += self.ready.eq(phase[2])

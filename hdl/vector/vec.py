@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import Out
 
-from weft.hdl.isa import BASES, Kernel, Microcode, Vec
+from weft.hdl.isa import Kernel, Microcode, Softmax, Vec
 from weft.hdl.isa.config import Config
 from weft.hdl.lib import ports
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
+from weft.hdl.lib.registers import pass_registers, register_port
 from weft.hdl.vector.kernel import KernelEngine
 from weft.hdl.vector.requantise import Requantise
 from weft.hdl.vector.requantise_serial import requantiser
@@ -58,8 +59,8 @@ class VecUnit(wiring.Component):
         A read waits for its grant.
     alignment_read : Out(ports.alignment_read(config)), alignment_write : Out(ports.alignment_write(config))
         Always granted, ``ready`` is not looked at. With softmax only.
-    bases : In(BASES x 32)
-        Base registers. With softmax only.
+    bases or values
+        See `weft.hdl.lib.registers.register_port`. With softmax only.
     """
 
     def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
@@ -68,7 +69,7 @@ class VecUnit(wiring.Component):
         softmax = {
             "alignment_read": Out(ports.alignment_read(config)),
             "alignment_write": Out(ports.alignment_write(config)),
-            "bases": In(data.ArrayLayout(32, BASES)),
+            **register_port(Softmax, config),
         }
         super().__init__(
             {
@@ -176,7 +177,7 @@ class VecUnit(wiring.Component):
             for name in ("alignment_read", "alignment_write"):
                 wiring.connect(m, getattr(softmax, name), wiring.flipped(getattr(self, name)))
             m.d.comb += [
-                softmax.bases.eq(self.bases),
+                pass_registers(self, softmax, self.config),
                 softmax.row.eq(operands.row),
                 softmax.byte_valid.eq(operands.operands.valid),
                 softmax.byte.eq(operands.byte),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal, Value, signed
+from amaranth.hdl import Module, Mux, Signal, Value, signed, unsigned
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.isa import BASES, Normalise, Softmax, Table
+from weft.hdl.isa import Normalise, Softmax, Table
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
 from weft.hdl.lib import ports
 from weft.hdl.lib.divide import RESULT, Divider
 from weft.hdl.lib.loopnest import LoopNest
+from weft.hdl.lib.registers import register_port
 from weft.hdl.vector.mask import Mask
 from weft.hdl.vector.probabilities import delayed
 from weft.hdl.vector.requantise import LATENCY, SCORE_BITS, column_layout
@@ -27,8 +28,11 @@ _UNDER_WAY = 15
 
 
 def settings_layout(config: Config) -> data.StructLayout:
-    """Fields of Softmax and Normalise that are needed after the start."""
+    """Fields of Softmax and Normalise that are needed after the start. With loops ``register`` is what the register
+    holds."""
     fields = {name: Softmax.layout()[name].shape for name in _SOFTMAX_FIELDS}
+    if config.loops:
+        fields["register"] = unsigned(32)
     return data.StructLayout(fields | {name: Normalise.layout()[name].shape for name in _NORMALISE_FIELDS})
 
 
@@ -47,8 +51,8 @@ class VecSoftmax(wiring.Component):
     -------
     sequence : In(Sequence(config))
         The reads of instructions of any kind.
-    bases : In(BASES x 32)
-        Base registers.
+    bases or values
+        See `weft.hdl.lib.registers.register_port`.
     normalise : Out(1)
         The current instruction is Normalise.
     row : In(1)
@@ -70,7 +74,7 @@ class VecSoftmax(wiring.Component):
         super().__init__(
             {
                 "sequence": In(Sequence(config)),
-                "bases": In(data.ArrayLayout(32, BASES)),
+                **register_port(Softmax, config),
                 "normalise": Out(1),
                 "row": In(1),
                 "scale": Out(column_layout(config)),
@@ -95,6 +99,8 @@ class VecSoftmax(wiring.Component):
         with m.If(sequence.load):
             for kind, names in ((Softmax, _SOFTMAX_FIELDS), (Normalise, _NORMALISE_FIELDS)):
                 m.d.sync += [settings[name].eq(view(kind, sequence.payload)[name]) for name in names]
+            if self.config.loops:
+                m.d.sync += settings.register.eq(self.values[0])
             m.d.sync += [
                 softmax.eq(is_kind(Softmax, sequence.payload)),
                 self.normalise.eq(is_kind(Normalise, sequence.payload)),
@@ -174,7 +180,7 @@ class VecSoftmax(wiring.Component):
         m.submodules.mask = mask = Mask(self.config)
         m.d.comb += [getattr(mask, name).eq(settings[name]) for name in _SOFTMAX_FIELDS[2:]]
         m.d.comb += [
-            mask.bases.eq(self.bases),
+            *([] if self.config.loops else [mask.bases.eq(self.bases)]),
             mask.start.eq(sequence.load),
             mask.step.eq(softmax & sequence.step & sequence.place.last_g),
             mask.last_ox.eq(sequence.place.last_ox),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import weft.sim.timing.hardware as hardware
 from weft.hdl.files.cache import entry
-from weft.hdl.isa import PROGRAM_REGISTERS, SEMAPHORE_MAX, SEMAPHORES, Queue
+from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, Queue
 from weft.sim.verilator.verilate import BuildError, Tools, compiler
 
 _HERE = Path(__file__).parent
@@ -94,9 +94,8 @@ def library() -> ctypes.CDLL:
 
 
 def _header() -> str:
-    constants = {"SEMAPHORE_LARGEST": SEMAPHORE_MAX, "REGISTER_COUNT": PROGRAM_REGISTERS}
-    lines = "".join(f"constexpr int64_t {name} = {value};\n" for name, value in constants.items())
-    return f"{hardware.header()}namespace weft {{\n{lines}}}\n"
+    constant = f"namespace weft {{\nconstexpr int64_t SEMAPHORE_LARGEST = {SEMAPHORE_MAX};\n}}\n"
+    return hardware.header() + constant
 
 
 def _processor() -> str:

@@ -1,8 +1,8 @@
 """Control flow: which instructions of a program run, in which order, and what registers hold for each of them.
 
 Fetch carries out SET, LOOP, NEXT and READ by itself and in program order, and hands every other instruction to its
-queue with what registers hold then. None of that depends on what units do, so a program can be followed to its END before any
-of it runs, as here.
+queue with what registers hold then. None of that depends on what units do, so a program can be followed to its END
+before any of it runs, as here.
 """
 
 from __future__ import annotations

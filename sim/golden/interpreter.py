@@ -12,9 +12,9 @@ It reads the *encoded* words from its own DRAM, so it judges the compiler and th
 
 What each instruction computes is in `weft.sim.golden.units`, one function an opcode (of the VEC queue in
 `weft.sim.golden.vector`). Instructions without a queue are carried out before all others, which end up as a list
-without loops (`weft.sim.golden.control`). An instruction executes as a whole: all its reads come before its writes. Where a
-program leaves the order of two instructions open, they run in program order if their semaphores allow it; programs
-that `weft.hdl.checker.program.check` accepts have one result whatever the order.
+without loops (`weft.sim.golden.control`). An instruction executes as a whole: all its reads come before its writes.
+Where a program leaves the order of two instructions open, they run in program order if their semaphores allow it;
+programs that `weft.hdl.checker.program.check` accepts have one result whatever the order.
 """
 
 from __future__ import annotations

@@ -151,9 +151,12 @@ struct Burst {
 };
 enum Reader { FETCHES, LOADS, PAGES };
 
+// An instruction of the program, or one that has gone to its queue: then it is there once for each time.
 struct Instruction {
     int opcode;
     const int64_t* fields;
+    int32_t index = 0;        // in the program
+    uint32_t values[2] = {};  // what the registers hold that it names, in the order of its fields
 };
 
 template <class Word>

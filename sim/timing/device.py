@@ -12,7 +12,15 @@ import numpy as np
 from weft.hdl.isa import BASES, WORD_BYTES, IsaError, Queue, decode
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.sim.device import Device, DeviceError, check_base, check_memory, check_program, check_range
+from weft.sim.device import (
+    EXECUTED_MOST,
+    Device,
+    DeviceError,
+    check_base,
+    check_memory,
+    check_program,
+    check_range,
+)
 from weft.sim.sdram import Sdram
 from weft.sim.timing.hardware import parameters
 from weft.sim.timing.library import RawInterval, Request, library
@@ -22,7 +30,7 @@ LIMIT = 1 << 40
 SAMPLE = 64
 """Cycles that share one entry of `TimingDevice.beats`; as in memory.h."""
 TOO_LARGE = "the cycle model needs more memory for this program than there is"
-_OUTCOMES = ("done", "hangs", "timeout")
+_OUTCOMES = ("done", "hangs", "timeout", "lost", "endless")
 _KINDS = ("waits", "runs")
 
 
@@ -174,12 +182,19 @@ class TimingDevice(Device):
             raise DeviceError("the program hangs: what can run waits for semaphores that nothing will give")
         if _OUTCOMES[outcome.value] == "timeout":
             raise DeviceError(f"the program is not done after {timeout} cycles")
+        if _OUTCOMES[outcome.value] == "lost":
+            raise DeviceError("the program jumps to where it has no instruction")
+        if _OUTCOMES[outcome.value] == "endless":
+            raise DeviceError(
+                f"the program goes on after {EXECUTED_MOST} instructions: does the register of a loop never fall to 0?"
+            )
 
     def _request(self, program: int, timeout: int | None) -> Request:
         return Request(
             self._parameters.ctypes.data, self._bases.ctypes.data, self._memory.ctypes.data, len(self._memory),
             self.latency, self.bytes_per_cycle or 0.0, self._tokens, program, self.trace, self._marks.ctypes.data,
             len(self._marks), LIMIT if timeout is None else timeout,
+            EXECUTED_MOST if self.config.loops else LIMIT,
             None if self._sdram is None else self._sdram.ctypes.data,
         )  # fmt: skip
 

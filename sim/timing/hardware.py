@@ -6,18 +6,22 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from weft.hdl.bus import burst
-from weft.hdl.control import fetch
+from weft.hdl.control import fetch, sequencer
 from weft.hdl.isa import (
     INSTRUCTIONS,
     PARAMETER_VECTORS,
+    PROGRAM_REGISTERS,
     SEMAPHORES,
     WORD_BYTES,
     Instruction,
     Mm,
+    Mode,
+    Opcode,
     Place,
     Queue,
     VectorInstruction,
     places,
+    registers,
 )
 from weft.hdl.isa.config import KERNEL_ENTRIES, Config
 from weft.hdl.isa.features import Feature
@@ -31,6 +35,7 @@ from weft.hdl.isa.latencies import (
     lookup_latency,
     rmw_latency,
 )
+from weft.hdl.isa.loops import READ_BYTES, SLOTS
 from weft.hdl.isa.memmap import Counter
 from weft.hdl.lib import divide
 from weft.hdl.lib.walk import Walk
@@ -41,6 +46,8 @@ from weft.hdl.store import store
 from weft.hdl.vector import probabilities, requantise, row_states, vec_nest, vec_reader, vec_softmax
 from weft.sim.sdram import Sdram
 
+_NAMED = 2
+"""Registers that an instruction names at most."""
 _KEYWORDS = {"register", "unsigned"}
 """Names of fields that C++ keeps for itself."""
 NORMALISING = 5
@@ -131,8 +138,11 @@ def _table(opcode: str, kind: type[Instruction]) -> str:
 def _kind(opcode: str, kind: type[Instruction]) -> str:
     names = _names(kind)
     parameters = names.index("params") if "params" in names else -1
+    named = [names.index(name) for name in registers(kind.OPCODE)]
+    assert len(named) <= _NAMED
+    fields = ", ".join(map(str, named + [-1] * (_NAMED - len(named))))
     requires = _features([kind.REQUIRES] if kind.REQUIRES else [])
-    return f"{{FIELDS_{opcode}, {len(names)}, {parameters}, {requires}}}"
+    return f"{{FIELDS_{opcode}, {len(names)}, {parameters}, {requires}, {{{fields}}}}}"
 
 
 WALKS: dict[str, tuple[Walk, list[type[Instruction]]]] = {
@@ -203,6 +213,16 @@ def _micro() -> str:
     )
 
 
+def _loops() -> str:
+    """Of SET and NEXT and their slots, of READ, and how many registers there are."""
+    numbers = {
+        "SLOT_COUNT": SLOTS, "SLOT_FIELD": list(places(Opcode.SET)).index("register0"),
+        "SLOT_WORD": sequencer.FIRST_VALUE, "BACK_WORD": sequencer.BACK, "READ_LENGTH": READ_BYTES,
+        "MODE_ADD": int(Mode.ADD), "REGISTER_COUNT": PROGRAM_REGISTERS,
+    }  # fmt: skip
+    return "".join(f"constexpr unsigned {name} = {value};\n" for name, value in numbers.items())
+
+
 def header() -> str:
     """C++ for everything that is defined in `weft.hdl`: instructions, queues, counters, and names of `parameters`."""
     kinds = [(opcode.name, cls) for opcode, cls in sorted(INSTRUCTIONS.items())]
@@ -224,8 +244,9 @@ def header() -> str:
         *(_walk(name, *given) for name, given in WALKS.items()),
         "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
         _micro(),
+        _loops(),
         *(_table(name, cls) for name, cls in kinds),
-        "struct Kind { const Field* fields; unsigned count; int parameters; int64_t features; };\n",
+        "struct Kind { const Field* fields; unsigned count; int parameters; int64_t features; int registers[2]; };\n",
         f"constexpr Kind KINDS[] = {{ {', '.join(_kind(name, cls) for name, cls in kinds)} }};\n",
         "}  // namespace weft\n",
     ])  # fmt: skip

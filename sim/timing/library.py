@@ -33,6 +33,7 @@ class Request(ctypes.Structure):
         ("marks", ctypes.c_void_p),
         ("mark_count", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
+        ("most", ctypes.c_uint64),
         ("sdram", ctypes.c_void_p),
     ]
 

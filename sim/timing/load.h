@@ -48,7 +48,6 @@ struct PageReader {
 struct LoadUnit {
     const Parameters* p = nullptr;
     const std::vector<Instruction>* program = nullptr;
-    const uint32_t* bases = nullptr;
     PageReader pages;
     Splitter splitter;
     Fifo<Unpack, 4> queue;
@@ -142,7 +141,7 @@ private:
         const bool accepted = pages.accepts(op, ready);
         uint32_t at = 0, value = 0;
         if (op && op->paged) {
-            at = bases[op->table] + uint32_t(op->page) * 4;
+            at = (*program)[size_t(index)].values[1] + uint32_t(op->page) * 4;
             for (unsigned k = 0; k < 4 && at + uint64_t(4) <= memory_bytes; k++)
                 value |= uint32_t(memory[at + k]) << 8 * k;
         }
@@ -179,8 +178,9 @@ private:
     }
 
     void begin(int32_t index, uint32_t entry) {
-        const Load& op = fields_of<Load>((*program)[size_t(index)]);
-        const uint32_t first = bases[op.base] + uint32_t(op.offset) + entry;
+        const Instruction& instruction = (*program)[size_t(index)];
+        const Load& op = fields_of<Load>(instruction);
+        const uint32_t first = instruction.values[0] + uint32_t(op.offset) + entry;
         const int64_t n = p->n, vectors_ = (op.length - 1) / n + 1, rest = (vectors_ - 1) * n;
         const bool overlap = op.pitch < op.length && rest && op.pixels != 1;
         run = true;

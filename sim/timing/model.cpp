@@ -16,13 +16,13 @@
 namespace weft {
 namespace {
 
-enum Outcome { DONE, HANGS, TIMEOUT };
+enum Outcome { DONE, HANGS, TIMEOUT, LOST, ENDLESS };
 
 struct Machine {
     Parameters p{};
     Program code;
-    std::vector<Instruction>& program = code.instructions;
-    uint32_t bases[8]{};
+    std::vector<Instruction> program;  // what has gone to queues, once for each time; units know instructions by place
+    uint64_t most = 0;  // instructions after which a program is taken for one that does not end
     const uint8_t* dram = nullptr;
     uint64_t dram_bytes = 0;
 
@@ -49,9 +49,10 @@ struct Machine {
 
     void configure() {
         for (auto& queue : queues) queue.depth = unsigned(p.queue_depth);
-        fetch.configure(p), load.configure(p), mm.configure(p), vec.configure(p), store.configure(p);
-        fetch.program = load.program = store.program = &program;
-        load.bases = store.bases = bases;
+        fetch.configure(p, dram, dram_bytes), load.configure(p), mm.configure(p), vec.configure(p), store.configure(p);
+        fetch.program = &code.instructions;
+        fetch.passed = &program, load.program = store.program = &program;
+        program.reserve(code.instructions.size());
         memory.bus = double(p.bus_bytes);
         if (memory.rate > 0)
             while (memory.tokens < memory.bus + memory.rate) memory.tokens += memory.rate;
@@ -71,6 +72,8 @@ struct Machine {
             if (!cycle()) {
                 if (now - moved > HORIZON + memory.latency) return HANGS;
             } else moved = now;
+            if (fetch.lost) return LOST;
+            if (fetch.sequencer.executed > most) return ENDLESS;
         }
         return TIMEOUT;
     }
@@ -240,8 +243,8 @@ private:
 
     void accept(unsigned unit) {
         const Dispatcher& queue = queues[unit];
-        if (now > queue.since + 1) intervals.push_back({int32_t(unit), queue.word, WAITS, 0, queue.since, now + 1});
-        open[unit].push_back({int32_t(unit), queue.word, RUNS, 0, now + 1, 0});
+        if (now > queue.since + 1) intervals.push_back({int32_t(unit), program[size_t(queue.word)].index, WAITS, 0, queue.since, now + 1});
+        open[unit].push_back({int32_t(unit), program[size_t(queue.word)].index, RUNS, 0, now + 1, 0});
     }
 
     // `silent`: there is no semaphore to give, and the unit is not busy in this cycle.
@@ -268,13 +271,14 @@ struct Request {
     double bytes_per_cycle, tokens;  // tokens: bytes that memory may move at once, before it is idle for long
     uint32_t entry, traced;
     const uint64_t* marks;
-    uint64_t mark_count, limit;
+    uint64_t mark_count, limit, most;
     const int64_t* sdram;  // SdramParameters, or null for a memory of that latency and bandwidth
 };
 
 static void run(const Request* request, int64_t* outcome, Machine* machine) {
     machine->p = *reinterpret_cast<const weft::Parameters*>(request->parameters);
-    for (int i = 0; i < 8; i++) machine->bases[i] = request->bases[i];
+    for (int i = 0; i < 8; i++) machine->fetch.sequencer.registers[i] = request->bases[i];
+    machine->most = request->most;
     machine->dram = request->dram, machine->dram_bytes = request->dram_bytes;
     machine->memory.latency = request->latency, machine->memory.rate = request->bytes_per_cycle;
     machine->memory.tokens = request->tokens;

@@ -3,6 +3,7 @@
 
 #include "common.h"
 #include "memory.h"
+#include "sequencer.h"
 
 namespace weft {
 
@@ -66,27 +67,37 @@ private:
 // Beats are counted; what they hold follows from the order.
 struct Fetch {
     const std::vector<Instruction>* program = nullptr;
+    std::vector<Instruction>* passed = nullptr;  // instructions that have gone to queues, in this order
+    Sequencer sequencer;
     bool running = false, ask = false;
-    uint32_t address = 0;
+    bool lost = false;  // a jump went where the program has no instruction
+    uint32_t entry = 0, address = 0;
     Burst request;
     unsigned bus = 16, burst = 8, pending = 0, level = 0, left = 0;
+    unsigned coming = 0, stale = 0;  // beats on their way, and those of them that a jump made void
+    bool asked = false;              // since the last jump
     bool block = false, block_valid = false;  // the prefetch buffer is block memory, with a register behind it
     unsigned parts = 4, splits = 1;
-    uint32_t part = 0;  // the next one to enter `skid`
+    bool second = false;  // of the next beat the first part is void
+    uint32_t part = 0;    // the next one to enter `skid`
     SkidBuffer<uint32_t> skid;
 
-    void configure(const Parameters& p) {
+    void configure(const Parameters& p, const uint8_t* dram, uint64_t dram_bytes) {
         bus = unsigned(p.bus_bytes);
         burst = unsigned(p.fetch_burst_bytes > p.bus_bytes ? p.fetch_burst_bytes / p.bus_bytes : 1);
         block = int64_t(burst) * p.fetch_bursts >= p.fetch_block_depth;
         bursts_ = unsigned(p.fetch_bursts);
-        page_ = uint32_t(p.fetch_page);
+        page_ = uint32_t(p.fetch_page), word_bytes_ = uint32_t(p.word_bytes);
         parts = unsigned(p.word_bytes > p.bus_bytes ? p.word_bytes / p.bus_bytes : 1);
         part_shift_ = log2_of(parts), bus_shift_ = log2_of(bus);
         splits = unsigned(p.bus_bytes > p.word_bytes ? p.bus_bytes / p.word_bytes : 1);
+        sequencer.configure(p, dram, dram_bytes);
     }
-    void start(uint32_t at) { address = at / bus * bus, running = true; }
-    bool idle() const { return !running && pending == 0; }
+    void start(uint32_t at) {
+        entry = address = at / bus * bus, running = true;
+        sequencer.start(address);
+    }
+    bool idle() const { return !running && pending == 0 && coming == 0; }
     // Nothing changes before a beat comes or `blocked_by` has room.
     bool still = false;
     int blocked_by = -1;
@@ -94,53 +105,97 @@ struct Fetch {
         return still && !beat && (blocked_by < 0 || queues[blocked_by].full);
     }
 
-    // Returns the instruction whose last part goes to its queue in this cycle, or -1.
+    // Returns the place in `passed` of the instruction whose last part goes to its queue in this cycle, or -1.
     int32_t step(bool beat, bool request_taken, const Dispatcher (&queues)[UNITS]) {
         const bool buffered = block ? block_valid : level != 0;
         const bool part_valid = left != 0, part_taken = part_valid && skid.ready();
         const bool beat_ready = left == 0 || (part_taken && left == 1);
         const bool popped = buffered && (beat_ready || !running);
         const bool beat_taken = buffered && running && beat_ready;
-        const unsigned beats = burst - ((address >> bus_shift_) & (burst - 1));
+        const unsigned whole = burst - ((address >> bus_shift_) & (burst - 1));
+        const unsigned beats = sequencer.reads ? (READ_LENGTH > bus ? READ_LENGTH / bus : 1) : whole;
         const bool drained = pending == 0, room = pending <= burst * (bursts_ - 1);
-        const bool new_page = (address & (page_ - 1)) == 0;
-        const bool issue = running && !ask && room && (!new_page || (drained && !part_valid && !skid.valid));
+        const bool new_page = (address & (page_ - 1)) == 0, jump = sequencer.jump;
+        const bool issue = running && !ask && room && (!new_page || (drained && !part_valid && !skid.valid)) && !jump &&
+                           !(sequencer.reads && asked);
+        const bool wanted = stale == 0;
 
         const bool ran = running;
         int32_t arrived = -1;
         bool skid_taken = false;
         blocked_by = -1;
-        if (running && skid.valid) {
-            const int32_t index = int32_t(skid.out >> part_shift_);
-            const int queue = OPCODE_QUEUE[(*program)[size_t(index)].opcode];
-            if (queue < 0) running = false;
-            else if (queues[queue].full) blocked_by = queue;
-            else {
-                skid_taken = true;
-                if ((skid.out & (parts - 1)) == parts - 1) arrived = index;
-            }
-        }
+        sequencer.moved = false;
+        if (running && skid.valid && !sequencer.waits()) skid_taken = take(queues, arrived);
         still = !beat && !popped && !issue && !ask && !skid_taken && !part_taken && running == ran && !moving();
         skid.step(part_valid && skid.ready(), part, skid_taken);
         part += part_taken;
-        if (beat_taken) left = splits;
+        if (beat_taken) left = splits - unsigned(second), second = false;
         else if (part_taken) left--;
-        buffer(beat, popped);
+        buffer(beat && wanted, popped);
         pending += (issue ? beats : 0) - popped;
         if (request_taken) ask = false;
         if (issue) {
-            ask = true;
+            ask = asked = true;
             request = {address, uint16_t(beats), FETCHES};
             address += beats * bus;
         }
+        coming += (issue ? beats : 0) - beat;
+        if (beat && !wanted) stale--;
+        if (jump) land();
+        sequencer.tick();
+        still = still && !sequencer.moved;
         return arrived;
     }
 
 private:
     unsigned bursts_ = 4, part_shift_ = 0, bus_shift_ = 0;
-    uint32_t page_ = 4096;
+    uint32_t page_ = 4096, word_bytes_ = 64;
 
     bool moving() const { return block && level != 0 && !block_valid; }
+
+    // The part at the output of `skid`; returns whether it is taken. `arrived` as in `step`.
+    bool take(const Dispatcher (&queues)[UNITS], int32_t& arrived) {
+        if (sequencer.reads) return sequencer.take_words();
+        const Instruction& instruction = (*program)[skid.out >> part_shift_];
+        const bool last = (skid.out & (parts - 1)) == parts - 1;
+        const int queue = OPCODE_QUEUE[instruction.opcode];
+        bool taken = false;
+        if (queue < 0 && instruction.opcode != OP_END) taken = sequencer.step(instruction, last);
+        else if (!sequencer.settles(last)) return false;
+        else if (queue < 0) running = false;
+        else if (queues[queue].full) blocked_by = queue;
+        else {
+            taken = true;
+            if (last) arrived = pass(instruction);
+        }
+        if (taken && last && !sequencer.jumps()) sequencer.pass();
+        return taken;
+    }
+
+    int32_t pass(const Instruction& instruction) {
+        passed->push_back(instruction);
+        for (unsigned k = 0; k < 2; k++) {
+            const int field = KINDS[instruction.opcode].registers[k];
+            if (field >= 0) passed->back().values[k] = sequencer.registers[instruction.fields[field]];
+        }
+        return int32_t(passed->size()) - 1;
+    }
+
+    // The cycle behind a jump.
+    void land() {
+        const uint32_t to = sequencer.target;
+        sequencer.land();
+        skid.valid = skid.full = block_valid = asked = false;
+        level = left = pending = 0;
+        stale = coming;
+        second = splits > 1 && to / word_bytes_ % 2;
+        address = to / bus * bus;
+        part = 0;
+        if (sequencer.reads) return;
+        const uint32_t index = (to - entry) / word_bytes_;
+        part = index << part_shift_;
+        if (index >= program->size()) lost = true;
+    }
 
     void buffer(bool beat, bool popped) {
         if (!block) {

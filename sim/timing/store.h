@@ -72,7 +72,6 @@ struct StoreUnit {
 
     const Parameters* p = nullptr;
     const std::vector<Instruction>* program = nullptr;
-    const uint32_t* bases = nullptr;
     // Requests.
     Nest<2, 1> runs;
     int32_t index = -1;
@@ -226,8 +225,9 @@ private:
     }
 
     void begin(int32_t offered) {
-        const Store& store = fields_of<Store>((*program)[size_t(offered)]);
-        const uint32_t first = bases[store.base] + uint32_t(store.offset);
+        const Instruction& instruction = (*program)[size_t(offered)];
+        const Store& store = fields_of<Store>(instruction);
+        const uint32_t first = instruction.values[0] + uint32_t(store.offset);
         const bool merged = store.pitch == store.length || store.pixels == 1;
         index = offered;
         factor = uint32_t(merged ? store.pixels : 1);

@@ -31,7 +31,7 @@ inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t addre
         const bool inside = address + WORD_LENGTH <= size;
         if (inside) std::memcpy(word, memory + address, WORD_LENGTH);
         const bool known = inside && word[0] < sizeof KINDS / sizeof *KINDS && !(KINDS[word[0]].features & ~features);
-        const Kind kind = known ? KINDS[word[0]] : Kind{nullptr, 0, -1, 0};
+        const Kind kind = known ? KINDS[word[0]] : Kind{nullptr, 0, -1, 0, {-1, -1}};
         places.push_back(program.values.size());
         opcodes.push_back(word[0]);
         for (unsigned k = 0; k < kind.count; k++) {
@@ -42,7 +42,7 @@ inline Program read_program(const uint8_t* memory, uint64_t size, uint64_t addre
         if (program.faulty >= 0 || word[0] == OP_END) break;
     }
     for (size_t k = 0; k < opcodes.size(); k++)
-        program.instructions.push_back({opcodes[k], program.values.data() + places[k]});
+        program.instructions.push_back({opcodes[k], program.values.data() + places[k], int32_t(k), {}});
     return program;
 }
 

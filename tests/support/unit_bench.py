@@ -14,6 +14,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, ReadOnly, RisingEdge
 from cocotb.utils import get_sim_time
 
+from weft.hdl.isa import registers
 from weft.hdl.isa.config import Config
 from weft.sim.rtl.bench import bench_parameters
 
@@ -72,6 +73,7 @@ class Bench:
     def __init__(self, dut: Any, *, stall: float = 0.0) -> None:
         self.dut, self.stall = dut, stall
         self.config = Config.from_dict(bench_parameters()["config"])
+        self.bases: list[int] = []
 
     async def start(self, **inputs: int) -> None:
         await start(self.dut, edge=RisingEdge, cycles=3, **inputs)
@@ -79,6 +81,13 @@ class Bench:
     @property
     def cycle(self) -> int:
         return int(get_sim_time("ns")) // PERIOD
+
+    def given(self) -> dict[str, int]:
+        """The inputs by which the unit has what is in `bases`: those themselves, or with loops values that `execute`
+        gives with each instruction."""
+        if self.config.loops:
+            return {"values": 0}
+        return {"bases": sum(base << 32 * index for index, base in enumerate(self.bases))}
 
     def stalls(self) -> bool:
         return random.random() < self.stall
@@ -97,6 +106,10 @@ class Bench:
         """Send `instructions`, with pauses between them if `pause`; returns when the unit is idle, after `limit` cycles
         at most."""
         for instruction in instructions:
+            if self.config.loops:
+                named = [self.bases[getattr(instruction, name)] for name in registers(instruction.OPCODE)]
+                width = len(self.dut.values)
+                self.dut.values.value = sum(value << 32 * k for k, value in enumerate(named[: width // 32]))
             word = int.from_bytes(instruction.encode(), "little")
             await stream_put(self.dut, "instruction", word, self.stalls if pause else never)
         for _ in range(limit):

@@ -76,8 +76,7 @@ class Bench(unit_bench.Bench):
         self.beats: dict[str, list[tuple[int, int]]] = {"bus": [], "page": []}
 
     async def start(self) -> None:
-        bases = sum(base << 32 * index for index, base in enumerate(self.bases))
-        await super().start(bases=bases, instruction__valid=0)
+        await super().start(**self.given(), instruction__valid=0)
         for each in (self._signals(), self._scratchpad()):
             cocotb.start_soon(each)
         for bus in ("bus", "page") if self.config.softmax else ("bus",):
@@ -346,11 +345,11 @@ async def bench_pages_overlap(dut):
 
 
 @pytest.mark.parametrize(
-    ("n", "bus", "probability_bits", "int4"),
-    [(4, 4, 8, 0), (4, 8, 8, 1), (2, 4, 8, 1), (2, 64, 0, 1), (8, 8, 7, 1)],
+    ("n", "bus", "probability_bits", "int4", "loops"),
+    [(4, 4, 8, 0, 0), (4, 8, 8, 1, 1), (2, 4, 8, 1, 0), (2, 64, 0, 1, 1), (8, 8, 7, 1, 0)],
 )
-def test_load(n, bus, probability_bits, int4):
+def test_load(n, bus, probability_bits, int4, loops):
     config = PRESETS["tiny"].replace(
-        n=n, lanes=2, bus_bytes=bus, probability_bits=probability_bits, int4=int4
+        n=n, lanes=2, bus_bytes=bus, probability_bits=probability_bits, int4=int4, loops=loops
     )
     run_bench(LoadUnit(config), parameters={"config": config.to_dict()})

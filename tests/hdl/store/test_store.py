@@ -50,8 +50,7 @@ class Bench(unit_bench.Bench):
         self.requested = self.confirmed = 0
 
     async def start(self) -> None:
-        bases = sum(base << 32 * index for index, base in enumerate(self.bases))
-        await super().start(bases=bases, instruction__valid=0, bus__confirmed=0)
+        await super().start(**self.given(), instruction__valid=0, bus__confirmed=0)
         for each in (self._requests(), self._beats(), self._confirms(), self._scratchpad()):
             cocotb.start_soon(each)
 
@@ -209,7 +208,7 @@ async def bench_signal_waits_for_memory(dut):
     assert bench.beats[-1] - bench.beats[0] < 20
 
 
-@pytest.mark.parametrize(("n", "bus"), [(4, 4), (2, 4), (4, 16), (8, 8)])
-def test_store(n, bus):
-    config = PRESETS["tiny"].replace(n=n, lanes=2, bus_bytes=bus)
+@pytest.mark.parametrize(("n", "bus", "loops"), [(4, 4, 0), (2, 4, 1), (4, 16, 0), (8, 8, 0)])
+def test_store(n, bus, loops):
+    config = PRESETS["tiny"].replace(n=n, lanes=2, bus_bytes=bus, loops=loops)
     run_bench(StoreUnit(config), parameters={"config": config.to_dict()})
