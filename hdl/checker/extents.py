@@ -44,9 +44,9 @@ class Extent:
 class Extents:
     """All of memory that a program may touch.
 
-    With loops a program may change registers. A piece behind one of those says what instructions may reach from wherever
-    it points when they pass fetch: that this is memory which the program may touch, and apart from what is behind other
-    registers, the caller vouches for.
+    With loops a program may change registers. A piece behind one of those says what instructions may reach from
+    wherever it points when they pass fetch: that this is memory which the program may touch, and apart from what is
+    behind other registers, the caller vouches for.
 
     Parameters
     ----------

@@ -10,9 +10,9 @@ loop are alike:
   one in the middle and a last one.
 - If an instruction is ordered behind another of the iteration before, so it is behind that of all earlier iterations:
   instructions of a queue start and take effect in order, and what one of them knew, later ones know.
-- Loops in loops and behind each other: all combinations of no turn, one turn, and as many as above, and of nested loops
-  also different ones in turns of the outer loop; with more than `_MOST` combinations those of every two loops, where the
-  others turn as often as above.
+- Loops in loops and behind each other: all combinations of no turn, one turn, and as many as above, and of nested
+  loops also different ones in turns of the outer loop; with more than `_MOST` combinations those of every two loops,
+  where the others turn as often as above.
 
 DRAM: where a register that a program changes points to, nobody knows. Accesses relative to it are taken to be where the
 caller says that they may be (`weft.hdl.checker.extents.Extents`), and apart from those relative to any other one. So it
@@ -243,8 +243,8 @@ def _turns(body: Code, whole: _Loop) -> None:
             semaphore = int(used[np.argmax(lead)])
             raise ProgramError(
                 f"the loop from instruction {loop.first} to {loop.last} starts with semaphore {semaphore} at"
-                f" {int(before[loop.first][semaphore])}, of which it takes {int(taken[semaphore])} an iteration: that is"
-                f" more than the {_AHEAD} iterations ahead that can be checked"
+                f" {int(before[loop.first][semaphore])}, of which it takes {int(taken[semaphore])} an iteration: that"
+                f" is more than the {_AHEAD} iterations ahead that can be checked"
             )
         loop.turns = 3 + (int(lead.max()) if lead.size else 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support import page_program
 from support.loop_programs import LoopProgram
 from support.random_programs import MEMORY
 
@@ -188,3 +189,9 @@ def test_what_loops_change_is_of_no_account_for_the_host() -> None:
     device = GoldenDevice(LOOPS, 1 << 15)
     with pytest.raises(DeviceError, match="base register 8 does not exist"):
         device.set_base(8, 0)
+
+
+@pytest.mark.parametrize("pages", range(8))
+def test_pages_of_a_number_that_memory_tells(pages: int) -> None:
+    found, wanted = page_program.run(GoldenDevice(LOOPS, 1 << 16), pages, pages)
+    assert found == wanted

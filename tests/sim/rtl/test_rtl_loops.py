@@ -6,11 +6,13 @@ import random
 
 import numpy as np
 import pytest
+from support import page_program
 from support.loop_programs import LoopProgram
 from support.random_programs import MEMORY
 
 from weft.hdl.isa import INSTRUCTIONS, Opcode
 from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.memmap import Counter
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 from weft.sim.timing import TimingDevice
@@ -36,7 +38,9 @@ def compare(config: Config, seeds: range, count: int) -> None:
         made, pick = LoopProgram(config, seed, count, divides=False), random.Random(seed)
         used |= {instruction.OPCODE for instruction in made.program}
         unrolled += len(made.straight) > len(made.program)
-        memory = {"latency": pick.choice([1, 5, 40]), "bytes_per_cycle": pick.choice([None, None, 1.5])}
+        # A beat of the widest bus would take such a slow memory longer than all else.
+        rate = pick.choice([None, None, 1.5]) if config.bus_bytes < 128 else None
+        memory = {"latency": pick.choice([1, 5, 40]), "bytes_per_cycle": rate}
         expected = made.run(GoldenDevice(config, MEMORY))
         model = TimingDevice(config, MEMORY, **memory)
         stalls = {"stall_probability": pick.choice([0.0, 0.3, 0.7]), "stall_seed": seed}
@@ -67,9 +71,24 @@ def _again(made: LoopProgram, config: Config) -> bytes:
     return made.run(golden)
 
 
-@pytest.mark.parametrize("name", ["tiny", "bus of 16", "bus of 128"])
+@pytest.mark.parametrize("name", ["tiny", "bus of 128"])
 def test_loops(name: str) -> None:
-    compare(CONFIGS[name], range(8), 15)
+    compare(CONFIGS[name], range(6), 12)
+
+
+def test_pages_of_a_number_that_memory_tells() -> None:
+    """One program for any number of pages, with two buffers; each takes its part of the time."""
+    config, cycles = CONFIGS["tiny"], []
+    with RtlDevice(config, 1 << 16, latency=20) as device:
+        for pages in (*range(8), 0):
+            found, wanted = page_program.run(device, pages, pages)
+            assert found == wanted
+            model = TimingDevice(config, 1 << 16, latency=20)
+            page_program.run(model, pages, pages)
+            assert device.counters() == model.counters()
+            cycles.append(device.counters()[Counter.CYCLES])
+    print(cycles)
+    assert cycles[0] == cycles[-1] < cycles[1] < cycles[3] < cycles[5] < cycles[7]
 
 
 @pytest.mark.long
