@@ -299,7 +299,9 @@ class SdramController(wiring.Component):
         m.submodules.calibrator = calibrator = self.calibrator
         assert calibrator is not None
         done, bus = calibrator.done, self.bus
-        ended = Signal()  # the same a cycle later, from a register of its own: words read are far from the calibrator
+        ended = (
+            Signal()
+        )  # the same a cycle later, from a register of its own: words read are far from the calibrator
         m.d.sync += ended.eq(done)
         ours, theirs = calibrator.segment, splitter.segment
         m.d.comb += [
