@@ -17,7 +17,7 @@ from weft.hdl.isa.kernel import REGISTERS, Op
 _OPERATIONS = {
     "add": Op.ADD, "subtract": Op.SUB, "minimum": Op.MIN, "maximum": Op.MAX, "less": Op.LT, "choose": Op.SELECT,
 }  # fmt: skip
-_OF_ROWS = ("sum", "largest", "number", "index")
+_OF_ROWS = ("sum", "largest", "number", "index", "shared", "neighbour")
 """Kinds of expressions that depend on more of a row than the element."""
 _ALIASES = ("known", "factor")
 """Kinds of expressions that are their operand."""
@@ -112,10 +112,15 @@ class _Generator:
             ]
             self._reductions(found)
         self._rows_of(results)
-        start = len(self.steps)
-        for target, result in enumerate(results):
+        where = list(zip(self.rows.targets or range(len(results)), results, strict=False))
+        single = [item for item in where if self.rows.single or (self.rows.targets and not item[1].varies)]
+        for target, result in single:
             self._put(result, target)
-        if not self.rows.single:
+        start = len(self.steps)
+        for target, result in where:
+            if (target, result) not in single:
+                self._put(result, target)
+        if len(self.steps) > start:
             self.loops.append((start, len(self.steps) - 1))
         given = _assign(self.steps, self.loops, self.rows)
         made = [_micro(step, given) for step in self.steps]
@@ -204,6 +209,9 @@ class _Generator:
             return _Place("memory", 4 * item.value)
         if item.kind in _ALIASES:
             return self._place(item.operands[0])
+        if id(item) not in self.places and item.kind == "shared":
+            self.places[id(item)] = _Place("register", number := self._new())
+            self._step(Op.ADD, _Place("memory", item.value), _ZERO, number)
         if id(item) not in self.places and item.kind == "number":
             self.places[id(item)] = self._number(item)
         if id(item) not in self.places:
@@ -241,6 +249,12 @@ class _Generator:
         elif item.kind == "shift":
             place = self._first(self._shiftable(item.operands[0]))
             self._step(Op.ADD, replace(place, shift=place.shift + item.value), _ZERO, d, **more)
+        elif item.kind == "neighbour":
+            self._neighbour(self._second(self._place(item.operands[0])), d, more)
+        elif item.kind == "low byte":
+            place, number = self._first(self._shiftable(item.operands[0])), self._new()
+            self._step(Op.ADD, replace(place, shift=place.shift + 24), _ZERO, number)
+            self._step(Op.MUL, _Place("register", number), _Place("number", 1), d, shift=24, floor=1, **more)
         elif item.kind == "table":
             place = self._first(self._place(item.operands[0]))
             self._step(Op.TABLE, place, _Place("number", self.tables.index(item.table)), d, **more)
@@ -251,6 +265,12 @@ class _Generator:
             self._step(Op.SELECT, yes, no, d, **more)
         else:
             self._combine(item, d, more)
+
+    def _neighbour(self, place: _Place, d: int | None, more: dict[str, int]) -> None:
+        """Only second operands are exchanged: what is exchanged less the element, and the element again."""
+        number = self._new()
+        self._step(Op.RSUB, place, place, number, swap=1)
+        self._step(Op.ADD, _Place("register", number), place, d, **more)
 
     def _compare(self, item: Expression) -> None:
         a, b = (self._place(operand) for operand in item.operands)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.compiler.kernel.expressions import EXPONENTS, Expression, Rows
+from weft.compiler.kernel.expressions import EXPONENTS, WORD, Expression, Rows
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
 
 _QUOTIENT = 65535
@@ -35,12 +35,44 @@ def evaluate(rows: Rows, tensors: Sequence[np.ndarray]) -> np.ndarray:
     return np.clip(np.concatenate(results, axis=1), -128, 127).astype(np.int8)
 
 
+def evaluate_targets(rows: Rows, tensors: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+    """What `Rows.put` stores, by target: int8 (rows, columns), or (rows, 1) of what is one number for a row.
+
+    Tensors are as in `evaluate`; those of two vectors for each column are int8 (rows, columns, 2), of which rows and
+    columns may be 1.
+    """
+    known: dict[int, np.ndarray] = {}
+
+    def value(item: Expression) -> np.ndarray:
+        if id(item) not in known:
+            known[id(item)] = (
+                np.arange(rows.columns, dtype=np.int64)[None]
+                if item.kind == "index"
+                else _value(item, [value(operand) for operand in item.operands], tensors)
+            )
+        return known[id(item)]
+
+    count = max(len(tensor) for tensor in tensors)
+    return {
+        target: np.broadcast_to(
+            np.clip(value(result), -128, 127).astype(np.int8), (count, rows.columns if result.varies else 1)
+        )
+        for target, result in zip(rows.targets, rows.result, strict=True)
+    }
+
+
 def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarray]) -> np.ndarray:
     if item.kind == "read":
         read = tensors[item.value & 3].astype(np.int64)
+        if read.ndim == 3:
+            read = read[:, :, item.value >> 2 & 1]
+            return read & 0xFF if item.value & 8 else read
         if tensors[item.value & 3].dtype == np.int16 and not item.value & 4:
             read >>= 8
         return read & 0xFF if item.value & 8 else read
+    if item.kind == "shared":
+        shared = tensors[item.value & 3].astype(np.int64)
+        return shared[:, :1, item.value >> 2] if shared.ndim == 3 else shared[:, :1]
     if item.kind == "accumulated":
         return tensors[0][:, :, item.value]
     if item.kind == "number":
@@ -60,6 +92,8 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         "subtract": lambda a, b: a - b,
         "shift": lambda a: a << item.value,
         "floor": lambda a: a >> item.value,
+        "neighbour": _neighbours,
+        "low byte": lambda a: ((a + 128) & 0xFF) - 128,
         "table": lambda a: np.frombuffer(item.table, np.int8)[np.clip(a, -128, 127) + 128].astype(np.int64),
         "minimum": np.minimum,
         "maximum": np.maximum,
@@ -69,6 +103,11 @@ def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarr
         "largest": lambda a: a.max(axis=1, keepdims=True),
     }
     return functions[item.kind](*given)
+
+
+def _neighbours(a: np.ndarray) -> np.ndarray:
+    """Elements 0 and 1, 2 and 3 and so on exchanged; an odd one at the end has none, and counts as one with 0."""
+    return np.pad(a, ((0, 0), (0, a.shape[1] % 2)))[:, np.arange(a.shape[1]) ^ 1]
 
 
 def _product(item: Expression, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -81,7 +120,8 @@ def _product(item: Expression, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     floor = product >> shift
     rest = product - (floor << shift)
     half_step = np.where(shift > 0, np.int64(1) << np.maximum(shift - 1, 0), 1)
-    return floor + ((rest > half_step) | ((rest == half_step) & (floor & 1 == 1)))
+    rounded = floor + ((rest > half_step) | ((rest == half_step) & (floor & 1 == 1)))
+    return np.clip(rounded, -WORD, WORD - 1)
 
 
 def _packed(factor: int, exponent: int) -> int:

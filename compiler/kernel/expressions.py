@@ -45,7 +45,9 @@ class Expression:
     right by `value` and rounded half to even; by the exponent of the second operand, too, if that has one), "shift" (to
     the left), "floor" (to the right, rounded down), "table" (the entry of `table`, 256 int8 as bytes), "minimum",
     "maximum", "less" (a condition), "choose" (by a condition), "sum" and "largest" (over a row), "reciprocal" and
-    "rsqrt", or "known" and "factor", which are their operand. `low` and `high` bound it.
+    "rsqrt", "shared" (what all elements of a row of tensor `value` & 3 are), "neighbour" (the element beside it, 0 and
+    1 exchanged), "low byte" (modulo 256, from -128 to 127), or "known" and "factor", which are their operand. `low` and
+    `high` bound it.
     """
 
     kind: str
@@ -127,6 +129,34 @@ class Expression:
         reached = table[first : last + 1]
         return _made("table", (self,), int(reached.min()), int(reached.max()), table=table.tobytes())
 
+    def neighbour(self) -> Expression:
+        """The element beside it: of each two elements of a row, the first one is exchanged with the second."""
+        _check(self.varies, "only elements, which differ, have neighbours")
+        return _made("neighbour", (self,), self.low, self.high)
+
+    def bits(self) -> Expression:
+        """The number of bits of a number of a row without its sign: 0 for 0, 8 for 128 to 255."""
+        _check(not self.varies, "bits are counted of what is one number for a row")
+        most = max(-self.low, self.high).bit_length()
+        return self.reciprocal().floored(MULTIPLIER_BITS).known(0, most)
+
+    def power(self, factor: Expression | int = 1 << RECIPROCAL_PLACES) -> Expression:
+        """``factor / 2**(15 + self)`` for `over`: by default what divides by a power of two; `self` is 0 to 63."""
+        _check(
+            self.low >= 0 and self.high < 64, f"an exponent is 0 to 63, but may be {self.low} to {self.high}"
+        )
+        number = _as_expression(factor)
+        _check(
+            number.low >= -FACTOR and number.high < FACTOR,
+            f"a factor has {MULTIPLIER_BITS} bits, but may be {number.low} to {number.high}",
+        )
+        return _made("factor", ((self << MULTIPLIER_BITS) + number,), 0, WORD - 1)
+
+    def further(self, places: Expression) -> Expression:
+        """A reciprocal, or a `factor`, divided by ``2**places``; both exponents together are 63 at most."""
+        _check(self.kind in EXPONENTS, "only reciprocals and factors have an exponent")
+        return _made("factor", ((places << MULTIPLIER_BITS).known(0, WORD // 2) + _plain(self),), 0, WORD - 1)
+
     def interpolated(self, table: np.ndarray, places: int) -> Expression:
         """What a table, int8 or int16 (256,), has at ``self / 2**places + 128``: linear between its entries and rounded
         half to even, and beyond its ends the entry there. int16, of at most 32639, takes two look-up tables."""
@@ -149,6 +179,11 @@ class Expression:
     def rsqrt(self) -> Expression:
         """1 / sqrt(self), to 14 bits."""
         return _made("rsqrt", (self,), 0, WORD - 1)
+
+
+def _plain(item: Expression) -> Expression:
+    """The bits of a factor with an exponent as a number."""
+    return item.known(0, WORD // 2 - 1)
 
 
 def digits(values: np.ndarray, count: int) -> list[np.ndarray]:
@@ -184,7 +219,8 @@ class Rows:
 
     With `lanes`, a power of two, a vector has several rows beside each other, of so many of its elements each: sums and
     maxima are over these and over the vectors. With `single` the result is one element for each row. There are two
-    results if elements have 16 bits: their upper bytes, and their lower ones less 128.
+    results if elements have 16 bits: their upper bytes, and their lower ones less 128. `targets` says where `put` has
+    put results; without it they go to the destinations in turn.
     """
 
     columns: int
@@ -192,6 +228,7 @@ class Rows:
     lanes: int = 0
     result: list[Expression] = field(default_factory=list)
     single: bool = False
+    targets: list[int] = field(default_factory=list)
 
     def read(self, tensor: int) -> Expression:
         """An int8 element of a tensor."""
@@ -215,6 +252,15 @@ class Rows:
         """An int16 element whose upper byte is an element of one tensor, and the lower one, less 128, of another."""
         first, second = (self._byte(tensor, 0, unsigned=False) for tensor in (upper, lower))
         return ((first << 8) + second + 128).known(-1 << 15, (1 << 15) - 1)
+
+    def digits(self, tensor: int) -> Expression:
+        """An element of two digits of a tensor, the upper one in vector 0: ``256 * upper + lower``, both int8."""
+        return (self._byte(tensor, 0, unsigned=False) << 8) + self._byte(tensor, 1, unsigned=False)
+
+    def shared(self, tensor: int, vector: int = 0) -> Expression:
+        """The int8 that all elements of a row of a tensor are: its vector is read in the row's first column."""
+        _check(0 <= tensor < self.tensors, f"there is no tensor {tensor}: there are {self.tensors}")
+        return Expression("shared", (), -128, 127, False, tensor + 4 * vector, _line())
 
     def accumulated(self, vector: int, most: int) -> Expression:
         """A sum of the accumulator, one of two for each element, of which is known that it is at most `most`."""
@@ -267,6 +313,19 @@ class Rows:
         upper = limited.floored(8)
         self.store(upper)
         self.result.append((limited - (upper << 8) - 128).known(-128, 127))
+
+    def put(self, value: Expression, target: int) -> None:
+        """One of several results, saturated to int8, for destination `target` & 1, in its vector `target` >> 1. What is
+        one number for a row is stored in the row's first column, in all elements of a vector."""
+        _check(target not in self.targets, f"target {target} is stored twice")
+        self.result.append(value)
+        self.targets.append(target)
+
+    def put_digits(self, value: Expression, target: int) -> None:
+        """A result of two digits, as `digits` reads them, in both vectors of a destination. Beyond their range the
+        upper digit is saturated, and the lower one wraps."""
+        self.put((value + 128).floored(8), target)
+        self.put(_made("low byte", (value,), -128, 127), target + 2)
 
     def store_number(self, value: Expression, *, wide: bool = False) -> None:
         """The result: one element for each row, saturated to int8, or with `wide` to int16."""

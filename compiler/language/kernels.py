@@ -1,0 +1,223 @@
+"""The kernels of a decoder: what a token's vector goes through between two matrix products.
+
+Every token is a row, and has exponents of its own. In front of a product a row of 16 bits becomes int8 by a power of
+two, so that its largest element has 7 bits: ``x = x8 * 2**(bits - 7)`` steps. What a kernel stores of that is ``24 -
+bits``, in all elements of a vector, so that the kernel behind the product only shifts to the right: sums times a
+mantissa for each column, and one shift for each row, rounded half to even once.
+
+Values of 16 bits are two digits, as `weft.compiler.kernel.expressions.Rows.digits` has them. Operands are numbered as
+in `weft.hdl.isa.kernel.SOURCES`: 0 is the one that may be in the accumulator. All functions return the kernel; what
+they store is in their docstrings, with the target of `Rows.put`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.kernel.expressions import (
+    DIGITS,
+    FACTOR,
+    RECIPROCAL_PLACES,
+    WORD,
+    Expression,
+    Rows,
+    constant,
+)
+
+MOST_BITS = 24
+"""Of which the bits of a row are taken away: it is then a shift to the right."""
+BYTE_BITS = 7
+"""Bits of the largest element of a row that has become int8."""
+UNIT_PLACES = 15
+"""Places of elements that are divided by a power of two above the largest of them."""
+NORMAL_PLACES = 8
+"""Places of a row divided by the root of its sum of squares, when its bits are counted."""
+ANGLE_PLACES = 14
+"""Places of sines and cosines."""
+TABLE_PLACES = 8
+"""Places between two entries of the sigmoid's table."""
+GATE_PLACES = 12
+"""Places of what goes into it: entries are 1/16 apart, from -8 on."""
+SHARE_PLACES = 14
+"""Places of the sigmoid."""
+_SIGMOID = np.rint(2**SHARE_PLACES / (1 + np.exp(-np.arange(-128, 128) / 16))).astype(np.int16)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """How sums of products become steps: ``sum * mantissa / 2**(shift + row)``, rounded half to even.
+
+    Attributes
+    ----------
+    mantissas : numpy.ndarray of int16, shape (columns,)
+        1 to `DIGITS`.
+    shift : int
+        0 to 32: with that of a row, of at most `MOST_BITS`, it is the exponent of the product.
+    most, reach : int
+        No sum is larger than `most`, and nothing that it becomes larger than `reach`.
+    """
+
+    mantissas: np.ndarray
+    shift: int
+    most: int
+    reach: int
+
+    @classmethod
+    def of(cls, scales: np.ndarray, sums: np.ndarray, bits: int = 16) -> Scaled:
+        """Factors of sums, of rows whose largest element has `BYTE_BITS`: float64 (columns,), positive. `sums` are the
+        largest ones, and rows have at most so many `bits`."""
+        reach = math.ceil(math.ldexp(float((scales * sums).max()), bits - BYTE_BITS)) + 1
+        places = 15 - math.frexp(float(scales.max()))[1]
+        if round(math.ldexp(float(scales.max()), places)) > DIGITS:
+            places -= 1
+        mantissas = np.maximum(np.rint(np.ldexp(scales, places)), 1).astype(np.int16)
+        return cls(mantissas, places - (MOST_BITS - BYTE_BITS), int(sums.max()), reach)
+
+    @property
+    def factors(self) -> np.ndarray:
+        """What sums are multiplied by, if the bits of a row are `BYTE_BITS`: float64 (columns,)."""
+        return np.ldexp(self.mantissas.astype(float), -self.shift - (MOST_BITS - BYTE_BITS))
+
+
+def _row(rows: Rows, tensor: int) -> Expression:
+    """The shift of a row."""
+    return rows.shared(tensor).known(0, MOST_BITS)
+
+
+def _steps(rows: Rows, vector: int, scaled: Scaled, mantissa: int, row: Expression) -> Expression:
+    """Sums as steps."""
+    factor = row.power(rows.digits(mantissa).known(0, DIGITS))
+    return rows.accumulated(vector, scaled.most).over(factor, RECIPROCAL_PLACES - scaled.shift, scaled.reach)
+
+
+def _size(rows: Rows, x: Expression) -> Expression:
+    """The largest magnitude of a row."""
+    return rows.largest(x.maximum(0 - x).known(0, WORD - 1))
+
+
+def quantise(columns: int) -> Rows:
+    """A row of two digits (0) as int8 (target 0), and its shift (target 1)."""
+    rows = Rows(columns, 1)
+    x = rows.digits(0)
+    bits = _size(rows, x).bits()
+    rows.put(x.over(bits.power(), BYTE_BITS, 128), 0)
+    rows.put(MOST_BITS - bits, 1)
+    return rows
+
+
+def normalise(columns: int, epsilon: float, unit: float) -> Rows:
+    """A row of two digits (0), in steps of `unit`, divided by the root of its mean square plus `epsilon`, as int8
+    (target 0), and its shift (target 1). In steps of `normal_unit`.
+
+    The row is first divided by a power of two above its largest element, so that squares fit; epsilon likewise.
+    """
+    rows, lost = Rows(columns, 1), _lost(columns)
+    x = rows.digits(0)
+    size = _size(rows, x)
+    wanted = epsilon * columns / unit**2 * 2.0 ** (2 * UNIT_PLACES - lost)
+    # With fewer bits epsilon's part of the sum would not fit: then it is most of the sum, and squares need no places.
+    least = max(0, math.ceil((math.log2(wanted) - 30) / 2)) if wanted > 0 else 0
+    _check_epsilon(least, epsilon, unit)
+    bits = size.bits().maximum(least) if least else size.bits()
+    scaled = x.over(bits.power(), UNIT_PLACES, 1 << UNIT_PLACES)
+    square = rows.sum(scaled.times(scaled, lost), high=1 << 30)
+    added = _divided_twice(wanted, bits)
+    root = (square + added).maximum(1).rsqrt()
+    largest = size.over(bits.power(), UNIT_PLACES, 1 << UNIT_PLACES)
+    normal_bits = largest.over(root, NORMAL_PLACES, 2 << NORMAL_PLACES + (lost + 1) // 2).bits()
+    rows.put(scaled.over(root.further(normal_bits), NORMAL_PLACES + BYTE_BITS, 1 << 8), 0)
+    rows.put(MOST_BITS - normal_bits, 1)
+    return rows
+
+
+def _check_epsilon(least: int, epsilon: float, unit: float) -> None:
+    if least > UNIT_PLACES:
+        raise CompileError(
+            f"a normalisation adds {epsilon:g} to mean squares, in which values of 16 bits in steps of {unit:g} vanish"
+        )
+
+
+def _lost(columns: int) -> int:
+    """Bits that squares lose, so that their sum has 31 at most."""
+    return max(columns - 1, 1).bit_length()
+
+
+def normal_unit(columns: int) -> float:
+    """The step of what `normalise` has before it becomes int8."""
+    return math.sqrt(columns) * 2.0 ** (-NORMAL_PLACES - _lost(columns) / 2)
+
+
+def _divided_twice(value: float, bits: Expression) -> Expression | int:
+    """``value / 4**bits``, which is at most 2**30."""
+    if value <= 0:
+        return 0
+    exponent = math.frexp(value)[1]
+    mantissa = min(round(math.ldexp(value, 17 - exponent)), FACTOR - 1)  # of 17 bits
+    first = min(max(exponent - 17, 0), 22)
+    places = first + 17 - exponent
+    # What the first factor has no room for is taken off the exponent.
+    taken = max(0, -places + 1) // 2
+    if places + 2 * taken > 31:
+        return 0
+    factor = (bits - taken << 1).power(mantissa)
+    made = constant(1 << first).over(factor, RECIPROCAL_PLACES - places - 2 * taken, WORD - 1)
+    return made.known(0, (1 << 30) - 1)
+
+
+def rotate(columns: int, most: int, mantissa: int, shift: int) -> Rows:
+    """The sums of a head's query or key (0), at most `most`, with neighbours turned by the cosines (1) and sines (2) of
+    their angles, two digits with `ANGLE_PLACES`, as int8 (target 0): turned sums times ``mantissa / 2**(shift + row)``,
+    for the shift of the row (3).
+
+    Sines of elements 0, 2 and so on are negative: element j becomes ``x[j] * cosine[j] + x[j ^ 1] * sine[j]``.
+    """
+    rows = Rows(columns, 4)
+    x, limit = rows.accumulated(0, most), 1 << ANGLE_PLACES
+    cosine, sine = (rows.digits(tensor).known(-limit, limit) for tensor in (1, 2))
+    turned = x.times(cosine, ANGLE_PLACES) + x.neighbour().times(sine, ANGLE_PLACES)
+    factor = _row(rows, 3).power(mantissa)
+    rows.put(turned.over(factor, RECIPROCAL_PLACES - shift, WORD - 1), 0)
+    return rows
+
+
+def requantise(columns: int, scaled: Scaled) -> Rows:
+    """Sums (0) with mantissas (1) and the shift of the row (2) as int8 (target 0)."""
+    rows = Rows(columns, 3)
+    rows.put(_steps(rows, 0, scaled, 1, _row(rows, 2)), 0)
+    return rows
+
+
+def add(columns: int, scaled: Scaled) -> Rows:
+    """Sums (0) with mantissas (1) and the shift of the row (3), added to two digits (2): two digits (target 0)."""
+    rows = Rows(columns, 4)
+    rows.put_digits(rows.digits(2) + _steps(rows, 0, scaled, 1, _row(rows, 3)), 0)
+    return rows
+
+
+def logits(columns: int, scaled: Scaled) -> Rows:
+    """Sums (0) with mantissas (1) and the shift of the row (2) as two digits (target 0)."""
+    rows = Rows(columns, 3)
+    rows.put_digits(_steps(rows, 0, scaled, 1, _row(rows, 2)), 0)
+    return rows
+
+
+def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
+    """silu(gate) * up, two digits (target 0), of two sums for each element (0), those of the gate first, with their
+    mantissas (1 and 2) and the shift of the row (3).
+
+    Sums of the gate become steps with `GATE_PLACES`, those of the other product steps that are at most 17 bits, and the
+    product of both loses `places` more bits than `GATE_PLACES`.
+    """
+    rows = Rows(columns, 4)
+    row = _row(rows, 3)
+    x = _steps(rows, 0, gate, 1, row)
+    share = x.interpolated(_SIGMOID, TABLE_PLACES)
+    limit = FACTOR - 1
+    other = _steps(rows, 1, up, 2, row).minimum(limit).maximum(-limit)
+    silu = x.times(share, SHARE_PLACES)
+    rows.put_digits(silu.times(other, GATE_PLACES + places).known(-(1 << 30), 1 << 30), 0)
+    return rows
