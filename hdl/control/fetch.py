@@ -94,6 +94,7 @@ class Fetch(wiring.Component):
         ]
         burst = max(BURST_BYTES // self._config.bus_bytes, 1)
         wanted, none = Signal(), Signal()  # the beat that comes is; no other one is on its way
+        space = Signal()  # with loops: for another burst to be counted
         prefetched = self._buffer(m, burst * BURSTS, sequencer, wanted)
 
         running = Signal()  # requesting and handing out; otherwise what still arrives is discarded
@@ -122,7 +123,9 @@ class Fetch(wiring.Component):
         issue = Signal()
         asked = Signal()  # with loops: there was a request since the last jump
         may = running & ~request.valid & room & (~new_page | (drained & ~parts.part.valid & ~part.o.valid))
-        m.d.comb += issue.eq(may if sequencer is None else may & ~sequencer.jump & ~(sequencer.reads & asked))
+        m.d.comb += issue.eq(
+            may if sequencer is None else may & space & ~sequencer.jump & ~(sequencer.reads & asked)
+        )
         m.d.sync += pending.eq(pending + Mux(issue, beats, 0) - (prefetched.valid & prefetched.ready))
         with m.If(request.ready):
             m.d.sync += request.valid.eq(0)
@@ -145,20 +148,25 @@ class Fetch(wiring.Component):
         m.d.sync += asked.eq(~sequencer.jump & (asked | issue))
         with m.If(sequencer.jump):
             m.d.sync += [pending.eq(0), address[shift:].eq(sequencer.target[shift:])]
-        self._count(m, sequencer.jump, Mux(issue, beats, 0), wanted, none)
+        self._count(m, sequencer.jump, Mux(issue, beats, 0), wanted, none, space)
         self._sequence(m, sequencer, part.o, parts, running)
         self._dispatch(m, sequencer.queued, sequencer.queued.payload, sequencer.queue, running)
         return m
 
-    def _count(self, m: Module, jump: Signal, asked: Value, wanted: Signal, none: Signal) -> None:
-        """Count the beats on their way, and those of them that a jump has made void."""
-        most = max(BURST_BYTES // self._config.bus_bytes, 1) * BURSTS
+    def _count(
+        self, m: Module, jump: Signal, asked: Value, wanted: Signal, none: Signal, space: Signal
+    ) -> None:
+        """Count the beats on their way, and those of them that a jump has made void. Where jumps follow each other
+        faster than memory answers, these could be any number."""
+        burst = max(BURST_BYTES // self._config.bus_bytes, 1)
+        most = burst * BURSTS
         coming, void = Signal(range(2 * most + 1)), Signal(range(2 * most + 1))
         left = Signal.like(coming)
         m.d.comb += [
             left.eq(coming - self.bus.beat.valid),
             wanted.eq(void == 0),
             none.eq(coming == 0),
+            space.eq(coming <= 2 * most - burst),
         ]
         m.d.sync += [
             coming.eq(left + asked),

@@ -187,7 +187,7 @@ class Sequencer(wiring.Component):
         with m.If(moves):
             m.d.sync += place.eq(following)
         with m.If(self.start):
-            m.d.sync += place[align:].eq(self.program[align:])
+            m.d.sync += place.eq(self.program[align:] << align)
 
     def _first_word(self) -> Value:
         """Which word of a part the first one for registers is."""
@@ -236,14 +236,21 @@ class Sequencer(wiring.Component):
         word: Signal,
     ) -> None:
         """Change a register: at the start, by a slot, or by a word that was read."""
-        port = registers.write_port()
+        port, named = registers.write_port(), registers.read_port(domain="comb")
         initial = (loading - 1)[: len(port.addr)]
         mode = head_of(head, Opcode.SET, "mode0")
-        m.d.comb += [port.addr.eq(head[: len(port.addr)]), port.data.eq(word), port.en.eq(reads)]
+        m.d.comb += [
+            port.addr.eq(head[: len(port.addr)]),
+            port.data.eq(word),
+            port.en.eq(reads),
+            named.addr.eq(word[: len(named.addr)]),
+        ]
         with m.If(in_slot):
             m.d.comb += [
                 port.en.eq(mode != Mode.NONE),
-                port.data.eq(word + Mux(mode == Mode.ADD, before, 0)),
+                port.data.eq(
+                    Mux(mode == Mode.ADD_REGISTER, named.data, word) + Mux(mode == Mode.SET, 0, before)
+                ),
             ]
         with m.If(loading != 0):
             m.d.sync += loading.eq(loading - 1)

@@ -28,6 +28,7 @@ class Mode(enum.IntEnum):
     NONE = 0
     SET = 1
     ADD = 2
+    ADD_REGISTER = 3
 
 
 def _name(slot: int) -> Any:
@@ -35,7 +36,7 @@ def _name(slot: int) -> Any:
 
 
 def _mode(slot: int) -> Any:
-    return bits(3, f"slot {slot}: 0 none, 1 set, 2 add")
+    return bits(3, f"slot {slot}: 0 none, 1 set, 2 add, 3 add a register")
 
 
 def _value(slot: int) -> Any:
@@ -88,7 +89,8 @@ class SlotInstruction(Instruction):
 @dataclass(frozen=True)
 class SetRegisters(SlotInstruction):
     """Change registers. For each slot, in order: with mode 1 (set) the register becomes the value, with mode 2 (add)
-    the value is added to it modulo 2**32, with mode 0 nothing happens. There are no other modes."""
+    the value is added to it modulo 2**32, and with mode 3 (add register) what the register holds that the low 4 bits of
+    the value name; with mode 0 nothing happens. There are no other modes."""
 
     OPCODE = Opcode.SET
     REQUIRES = Feature.LOOPS

@@ -134,8 +134,9 @@ class Walk:
         for number, mode, value in instruction.slots:
             if mode not in set(Mode):
                 raise DeviceError(f"the mode of a slot is {mode}, outside 0 to {max(Mode)}")
-            before = self._registers[number] if mode == Mode.ADD else 0
-            self._registers[number] = (before + value) & _WORD
+            before = 0 if mode == Mode.SET else self._registers[number]
+            added = self._registers[value % PROGRAM_REGISTERS] if mode == Mode.ADD_REGISTER else value
+            self._registers[number] = (before + added) & _WORD
 
     def _read(self, instruction: ReadRegisters) -> None:
         check_read(instruction)

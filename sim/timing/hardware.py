@@ -218,7 +218,7 @@ def _loops() -> str:
     numbers = {
         "SLOT_COUNT": SLOTS, "SLOT_FIELD": list(places(Opcode.SET)).index("register0"),
         "SLOT_WORD": sequencer.FIRST_VALUE, "BACK_WORD": sequencer.BACK, "READ_LENGTH": READ_BYTES,
-        "MODE_ADD": int(Mode.ADD), "REGISTER_COUNT": PROGRAM_REGISTERS,
+        "MODE_SET": int(Mode.SET), "MODE_ADD_REGISTER": int(Mode.ADD_REGISTER), "REGISTER_COUNT": PROGRAM_REGISTERS,
     }  # fmt: skip
     return "".join(f"constexpr unsigned {name} = {value};\n" for name, value in numbers.items())
 

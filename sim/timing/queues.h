@@ -116,7 +116,8 @@ struct Fetch {
         const unsigned beats = sequencer.reads ? (READ_LENGTH > bus ? READ_LENGTH / bus : 1) : whole;
         const bool drained = pending == 0, room = pending <= burst * (bursts_ - 1);
         const bool new_page = (address & (page_ - 1)) == 0, jump = sequencer.jump;
-        const bool issue = running && !ask && room && (!new_page || (drained && !part_valid && !skid.valid)) && !jump &&
+        const bool space = coming <= burst * (2 * bursts_ - 1);  // stale ones may be any number
+        const bool issue = running && !ask && room && space && (!new_page || (drained && !part_valid && !skid.valid)) && !jump &&
                            !(sequencer.reads && asked);
         const bool wanted = stale == 0;
 

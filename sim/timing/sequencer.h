@@ -107,7 +107,8 @@ private:
         const int64_t* fields = instruction.fields + SLOT_FIELD;
         uint32_t& value = registers[fields[2 * slot]];
         const int64_t mode = fields[2 * slot + 1], operand = fields[2 * SLOT_COUNT + slot];
-        if (mode) value = uint32_t(operand) + (mode == MODE_ADD ? value : 0);
+        const uint32_t added = mode == MODE_ADD_REGISTER ? registers[operand & (REGISTER_COUNT - 1)] : uint32_t(operand);
+        if (mode) value = added + (mode == MODE_SET ? 0 : value);
     }
 };
 

@@ -99,8 +99,10 @@ class Unrolled:
 
     def _change(self, changes: Sequence[tuple[int, int, int]]) -> None:
         for register, mode, value in changes:
-            before = self.registers[register] if mode == Mode.ADD else 0
-            self.registers[register] = (before + value) % (1 << 32)
+            before = {Mode.SET: 0}.get(Mode(mode), self.registers[register])
+            added = self.registers[value % PROGRAM_REGISTERS] if mode == Mode.ADD_REGISTER else value
+            if mode != Mode.NONE:
+                self.registers[register] = (before + added) % (1 << 32)
 
 
 def signed(word: int) -> int:
@@ -140,6 +142,9 @@ class LoopProgram:
         self.words = [r.getrandbits(32) for _ in range(READ_WORDS)]
         self.words[0], self.words[1] = rounds, r.choice([0, 1, 2])
         starts = [(OWN + number, Mode.SET, signed(self.generator.bases[number])) for number in range(5)]
+        copied = r.randrange(5)  # from the host's register
+        starts[copied] = OWN + copied, Mode.SET, 0
+        starts.append((OWN + copied, Mode.ADD_REGISTER, copied + PROGRAM_REGISTERS * r.randrange(9)))
         body = [node for instruction in self.generator.program for node in self._around(instruction)]
         nodes: list[Node] = [
             SetRegisters(**slots(*starts, (ROUNDS, Mode.SET, r.randrange(100)))),
