@@ -62,7 +62,7 @@ COPY = "load base=8 run=1 dst=3 signal=s0\nstore base=9 src=3 wait=s0"
         ("loop skip=2\nloop skip=2\nnext back=2\nnext back=2",
          "the loop from instruction 1 to 3 does not end inside the one from instruction 0 to 2"),
         ("set signal=s1", "instruction 0 (SET): it has semaphores, but it belongs to no queue"),
-        ("set mode2=7", "instruction 0 (SET): the mode of a slot is 7, outside 0 to 2"),
+        ("set mode2=7", "instruction 0 (SET): the mode of a slot is 7, outside 0 to 3"),
         ("read count=9", "instruction 0 (READ): 'count' is 9, but at most 8 words are read at a time"),
         ("read first=15 count=2", "instruction 0 (READ): 'first' and 'count' reach register 16; there are 16"),
         ("read base=2 count=2\nmm\nstore base=2",

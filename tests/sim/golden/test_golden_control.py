@@ -135,7 +135,7 @@ def test_read() -> None:
 ENDLESS = "loop register=8 skip=1\nnext back=1"
 REFUSED: list[tuple[str, str]] = [
     ("set wait=s0", "instruction 0 (SET): it has semaphores, but it belongs to no queue"),
-    ("mm\nset register3=2 mode3=3", "instruction 1 (SET): the mode of a slot is 3, outside 0 to 2"),
+    ("mm\nset register3=2 mode3=4", "instruction 1 (SET): the mode of a slot is 4, outside 0 to 3"),
     ("read offset=16", "instruction 0 (READ): DRAM address 0x10 is no multiple of 32 bytes"),
     ("read count=9", "instruction 0 (READ): 'count' is 9, outside 1 to 8"),
     ("read first=12 count=5", "instruction 0 (READ): it reads registers up to 16; there are 16"),
