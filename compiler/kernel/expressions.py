@@ -257,6 +257,10 @@ class Rows:
         """An element of two digits of a tensor, the upper one in vector 0: ``256 * upper + lower``, both int8."""
         return (self._byte(tensor, 0, unsigned=False) << 8) + self._byte(tensor, 1, unsigned=False)
 
+    def behind(self, tensor: int) -> Expression:
+        """The int8 in the second vector of an element of a tensor."""
+        return self._byte(tensor, 1, unsigned=False)
+
     def shared(self, tensor: int, vector: int = 0) -> Expression:
         """The int8 that all elements of a row of a tensor are: its vector is read in the row's first column."""
         _check(0 <= tensor < self.tensors, f"there is no tensor {tensor}: there are {self.tensors}")
@@ -325,7 +329,11 @@ class Rows:
         """A result of two digits, as `digits` reads them, in both vectors of a destination. Beyond their range the
         upper digit is saturated, and the lower one wraps."""
         self.put((value + 128).floored(8), target)
-        self.put(_made("low byte", (value,), -128, 127), target + 2)
+        self.put(self.low_byte(value), target + 2)
+
+    def low_byte(self, value: Expression) -> Expression:
+        """The lowest digit of a number, from -128 to 127."""
+        return _made("low byte", (value,), -128, 127)
 
     def store_number(self, value: Expression, *, wide: bool = False) -> None:
         """The result: one element for each row, saturated to int8, or with `wide` to int16."""

@@ -1,9 +1,13 @@
 """The kernels of a decoder: what a token's vector goes through between two matrix products.
 
 Every token is a row, and has exponents of its own. In front of a product a row of 16 bits becomes int8 by a power of
-two, so that its largest element has 7 bits: ``x = x8 * 2**(bits - 7)`` steps. What a kernel stores of that is ``24 -
+two, so that its largest element has 7 bits: ``x = x8 * 2**(bits - 7)`` steps. What a kernel stores of that is ``16 -
 bits``, in all elements of a vector, so that the kernel behind the product only shifts to the right: sums times a
 mantissa for each column, and one shift for each row, rounded half to even once.
+
+The residual stream has three digits, 24 bits: a few tokens have elements that are hundreds of times larger than all
+others, and one step is for all of them. Its rows are two tensors: the upper two digits of each column, and the lowest
+digit beside the shift of the product that is added to the row next (`begin`, `prepare`).
 
 Values of 16 bits are two digits, as `weft.compiler.kernel.expressions.Rows.digits` has them. Operands are numbered as
 in `weft.hdl.isa.kernel.SOURCES`: 0 is the one that may be in the accumulator. All functions return the kernel; what
@@ -28,7 +32,9 @@ from weft.compiler.kernel.expressions import (
     constant,
 )
 
-MOST_BITS = 24
+RESIDUAL_BITS = 23
+"""Of elements of the residual stream, without the sign."""
+MOST_BITS = 16
 """Of which the bits of a row are taken away: it is then a shift to the right."""
 BYTE_BITS = 7
 """Bits of the largest element of a row that has become int8."""
@@ -71,6 +77,7 @@ class Scaled:
         """Factors of sums, of rows whose largest element has `BYTE_BITS`: float64 (columns,), positive. `sums` are the
         largest ones, and rows have at most so many `bits`."""
         reach = math.ceil(math.ldexp(float((scales * sums).max()), bits - BYTE_BITS)) + 1
+        reach = min(reach, 1 << 30)  # far beyond all 24 bits; only sums that no text makes reach it
         places = 15 - math.frexp(float(scales.max()))[1]
         if round(math.ldexp(float(scales.max()), places)) > DIGITS:
             places -= 1
@@ -94,6 +101,18 @@ def _steps(rows: Rows, vector: int, scaled: Scaled, mantissa: int, row: Expressi
     return rows.accumulated(vector, scaled.most).over(factor, RECIPROCAL_PLACES - scaled.shift, scaled.reach)
 
 
+def _residual(rows: Rows, upper: int, lowest: int) -> Expression:
+    """An element of three digits."""
+    return (rows.digits(upper) << 8) + rows.read(lowest)
+
+
+def _put_residual(rows: Rows, value: Expression) -> None:
+    """Store three digits."""
+    lowest = rows.low_byte(value)
+    rows.put_digits((value + 128).floored(8), 0)
+    rows.put(lowest, 1)
+
+
 def _size(rows: Rows, x: Expression) -> Expression:
     """The largest magnitude of a row."""
     return rows.largest(x.maximum(0 - x).known(0, WORD - 1))
@@ -110,13 +129,13 @@ def quantise(columns: int) -> Rows:
 
 
 def normalise(columns: int, epsilon: float, unit: float) -> Rows:
-    """A row of two digits (0), in steps of `unit`, divided by the root of its mean square plus `epsilon`, as int8
-    (target 0), and its shift (target 1). In steps of `normal_unit`.
+    """A row of three digits (0 and 1), in steps of `unit`, divided by the root of its mean square plus `epsilon`, as
+    int8 (target 0), and its shift (target 1). In steps of `normal_unit`.
 
     The row is first divided by a power of two above its largest element, so that squares fit; epsilon likewise.
     """
-    rows, lost = Rows(columns, 1), _lost(columns)
-    x = rows.digits(0)
+    rows, lost = Rows(columns, 2), _lost(columns)
+    x = _residual(rows, 0, 1)
     size = _size(rows, x)
     wanted = epsilon * columns / unit**2 * 2.0 ** (2 * UNIT_PLACES - lost)
     # With fewer bits epsilon's part of the sum would not fit: then it is most of the sum, and squares need no places.
@@ -135,9 +154,9 @@ def normalise(columns: int, epsilon: float, unit: float) -> Rows:
 
 
 def _check_epsilon(least: int, epsilon: float, unit: float) -> None:
-    if least > UNIT_PLACES:
+    if least > RESIDUAL_BITS - 1:
         raise CompileError(
-            f"a normalisation adds {epsilon:g} to mean squares, in which values of 16 bits in steps of {unit:g} vanish"
+            f"a normalisation adds {epsilon:g} to mean squares, in which values of 24 bits in steps of {unit:g} vanish"
         )
 
 
@@ -191,10 +210,30 @@ def requantise(columns: int, scaled: Scaled) -> Rows:
     return rows
 
 
+def begin(columns: int, factor: float) -> Rows:
+    """A row of two digits (0) times a factor as a row of the residual stream (targets 0 to 2)."""
+    rows = Rows(columns, 1)
+    fraction, exponent = math.frexp(factor)
+    value = rows.digits(0).times(round(math.ldexp(fraction, 17)) - (fraction >= 1), 17 - exponent)
+    _put_residual(rows, value)
+    return rows
+
+
+def prepare(columns: int) -> Rows:
+    """The shift of a row (0) for each column (target 0)."""
+    rows = Rows(columns, 1)
+    rows.put(rows.read(0), 0)
+    return rows
+
+
 def add(columns: int, scaled: Scaled) -> Rows:
-    """Sums (0) with mantissas (1) and the shift of the row (3), added to two digits (2): two digits (target 0)."""
+    """Sums (0) with mantissas (1), added to a row of the residual stream (2 and 3): that again (targets 0 to 3)."""
     rows = Rows(columns, 4)
-    rows.put_digits(rows.digits(2) + _steps(rows, 0, scaled, 1, _row(rows, 3)), 0)
+    shift = rows.behind(3).known(0, MOST_BITS)
+    factor = shift.power(rows.digits(1).known(0, DIGITS))
+    added = rows.accumulated(0, scaled.most).over(factor, RECIPROCAL_PLACES - scaled.shift, scaled.reach)
+    _put_residual(rows, _residual(rows, 2, 3) + added)
+    rows.put(shift, 3)
     return rows
 
 

@@ -160,9 +160,11 @@ class Reference:
         return self._linear(linear, x).reshape(len(x), heads, -1).swapaxes(0, 1)
 
     def _feed_forward(self, block: Block, x: np.ndarray) -> np.ndarray:
+        return self._linear(block.down, self._inner(block, x))
+
+    def _inner(self, block: Block, x: np.ndarray) -> np.ndarray:
         up = self._linear(block.up, x)
-        inner = _gelu(up) if block.gate is None else _silu(self._linear(block.gate, x)) * up
-        return self._linear(block.down, inner)
+        return _gelu(up) if block.gate is None else _silu(self._linear(block.gate, x)) * up
 
 
 def rotated(heads: np.ndarray, angles: np.ndarray) -> np.ndarray:

@@ -11,10 +11,8 @@ from weft.compiler.kernel.expressions import Rows
 from weft.compiler.language import kernels
 from weft.hdl.isa.config import Config
 
-CONFIGS = [
-    Config.load(name).replace(kernel=64, lookup_tables=4, accumulator_depth=512)
-    for name in ("tiny", "small", "default")
-]
+_ROOM = {"kernel": 64, "lookup_tables": 4, "accumulator_depth": 512, "scratchpad_depth": 2048}
+CONFIGS = [Config.load(name).replace(**_ROOM) for name in ("tiny", "small", "default")]
 SIZES = [(1, 1), (1, 5), (3, 16), (8, 33), (9, 96), (17, 40)]
 """Rows and columns."""
 
@@ -23,6 +21,17 @@ def digits(values: np.ndarray) -> np.ndarray:
     """Two digits of numbers: int8 (rows, columns, 2)."""
     low = ((values + 128) & 0xFF) - 128
     return np.stack([(values - low) >> 8, low], axis=-1).astype(np.int8)
+
+
+def residual(values: np.ndarray, shift: np.ndarray | int = 0) -> list[np.ndarray]:
+    """Three digits of numbers, the lowest one beside a shift: two tensors int8 (rows, columns, 2)."""
+    low = ((values + 128) & 0xFF) - 128
+    beside = np.broadcast_to(np.asarray(shift), values.shape)
+    return [digits((values - low) >> 8), np.stack([low, beside], axis=-1).astype(np.int8)]
+
+
+def residual_of(found: dict[int, np.ndarray]) -> np.ndarray:
+    return number(found, 0) * 256 + found[1]
 
 
 def number(found: dict[int, np.ndarray], target: int) -> np.ndarray:
@@ -64,8 +73,8 @@ def test_rows_become_bytes_by_a_power_of_two(config: Config, size: tuple[int, in
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-2, 10.0])
 def test_rows_are_normalised(config: Config, size: tuple[int, int], epsilon: float) -> None:
     rng = np.random.default_rng(size)
-    x, unit = values_of(rng, *size), 2.0**-9
-    found = run(kernels.normalise(size[1], epsilon, unit), [digits(x)], config)
+    x, unit = values_of(rng, *size) * 199, 2.0**-13
+    found = run(kernels.normalise(size[1], epsilon, unit), residual(x), config)
     bits = kernels.MOST_BITS - found[1].astype(int)
     made = found[0] * 2.0 ** (bits - kernels.BYTE_BITS) * kernels.normal_unit(size[1])
     real = x * unit
@@ -123,14 +132,27 @@ def products(
 def test_sums_are_added_to_rows(config: Config, size: tuple[int, int]) -> None:
     rng = np.random.default_rng(size)
     scaled = scaled_of(rng, size[1], 20000)
-    x, (sums, row, steps) = values_of(rng, *size), products(rng, size, scaled)
-    tensors = [sums[:, :, None], digits(scaled.mantissas[None].astype(int)), digits(x), row.astype(np.int8)]
+    x, (sums, row, steps) = values_of(rng, *size) * 199, products(rng, size, scaled)
+    tensors = [sums[:, :, None], digits(scaled.mantissas[None].astype(int)), *residual(x, row)]
     found = run(kernels.add(size[1], scaled), tensors, config)
-    exact = x + np.rint(steps)
-    inside = np.abs(exact) <= 32639
-    assert np.array_equal(number(found, 0)[inside], exact[inside])
-    assert (number(found, 0)[exact > 32639] >= 32384).all()
-    assert (number(found, 0)[exact < -32639] <= -32512).all()
+    assert np.array_equal(residual_of(found), x + np.rint(steps))
+    assert np.array_equal(found[3], np.broadcast_to(row, size))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("factor", [1.0, 0.37, 211.0])
+def test_rows_begin(config: Config, size: tuple[int, int], factor: float) -> None:
+    x = values_of(np.random.default_rng(size), *size)
+    found = run(kernels.begin(size[1], factor), [digits(x)], config)
+    assert (np.abs(residual_of(found) - x * factor) <= 0.51 + 1e-5 * np.abs(x * factor)).all()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
+def test_shifts_are_laid_beside_rows(config: Config) -> None:
+    row = np.arange(7)[:, None].astype(np.int8)
+    found = run(kernels.prepare(40), [row], config)
+    assert np.array_equal(found[0], np.broadcast_to(row, (7, 40)))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))

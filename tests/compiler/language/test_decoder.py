@@ -1,0 +1,97 @@
+"""The program of a decoder on the interpreters: against the reference, and whoever else is in the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.support.decoder_run import DecoderRun
+from tests.support.language_models import random_model
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.decoder import Decoder
+from weft.compiler.language.integers import Integers, integers
+from weft.compiler.language.model import LanguageModel, Sizes
+from weft.compiler.language.ranges import ranges
+from weft.compiler.language.reference import Reference
+from weft.hdl.isa.config import Config
+from weft.sim.compiled.device import CompiledDevice
+from weft.sim.golden.interpreter import GoldenDevice
+
+_SIZES = Sizes(
+    context=48, width=64, blocks=2, heads=4, key_value_heads=2, key_length=16, value_length=16, feed_forward=96,
+    vocabulary=0,
+)  # fmt: skip
+_TOKENS = 24
+
+
+def config_of(preset: str) -> Config:
+    return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4)
+
+
+def made(seed: int, sizes: Sizes = _SIZES) -> tuple[LanguageModel, list[int], Integers]:
+    rng = np.random.default_rng(seed)
+    model = random_model(rng, "llama", sizes, biases=False)
+    text = rng.integers(0, model.sizes.vocabulary, _TOKENS).tolist()
+    return model, text, integers(model, ranges(model, [text]))
+
+
+@pytest.mark.parametrize("preset", ["small", "default"])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (4, 4), (4, 1)])
+def test_logits_are_near_the_reference(preset: str, heads: int, groups: int) -> None:
+    model, text, numbers = made(
+        heads + groups, dataclasses.replace(_SIZES, heads=heads, key_value_heads=groups)
+    )
+    run = DecoderRun(Decoder(numbers, config_of(preset), page=16, pages=4), CompiledDevice)
+    found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
+    exact = Reference(model).logits(text)
+    near = [np.corrcoef(a, b)[0, 1] for a, b in zip(exact, found, strict=True)]
+    assert min(near) > 0.98
+    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.12 * exact.std()
+
+
+def test_interpreters_agree() -> None:
+    _, text, numbers = made(5)
+    decoder = Decoder(numbers, config_of("small"), page=8, pages=4)
+    runs = [DecoderRun(decoder, device) for device in (GoldenDevice, CompiledDevice)]
+    for at, token in enumerate(text[:3]):
+        first, second = (run.step([(token, at, [1, 3])]) for run in runs)
+        assert np.array_equal(first, second)
+
+
+def test_texts_do_not_change_each_other() -> None:
+    """Alone or beside others, in this row or in that one, and wherever pages lie: the same bits."""
+    _, text, numbers = made(6)
+    config = config_of("default")
+    other = text[::-1]
+    alone = DecoderRun(Decoder(numbers, config, rows=1, page=16, pages=6), CompiledDevice)
+    expected = [alone.step([(token, at, [0, 1])])[0] for at, token in enumerate(text)]
+    beside = DecoderRun(Decoder(numbers, config, rows=3, page=16, pages=6), CompiledDevice)
+    for at, token in enumerate(text):
+        mine = (token, at, [5, 2])
+        if at % 3 == 0:
+            found = beside.step([mine])[0]
+            beside.step([(other[at], at, [4, 3])])  # later, by itself
+        else:
+            found = beside.step([(other[at], at, [4, 3]), mine])[1]
+        assert np.array_equal(found, expected[at]), at
+
+
+def test_one_program_for_all_positions_is_short() -> None:
+    _, _, numbers = made(7, dataclasses.replace(_SIZES, blocks=12))
+    assert len(Decoder(numbers, config_of("default"), page=16, pages=4).code) < 16384
+
+
+@pytest.mark.parametrize(
+    ("changes", "page", "message"),
+    [
+        ({"kernel": 64}, 16, "micro-operations"),
+        ({"lookup_tables": 1}, 16, "look-up tables"),
+        ({}, 24, "pages have 24 keys, no multiple of 16"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict[str, int], page: int, message: str) -> None:
+    _, _, numbers = made(8)
+    with pytest.raises(CompileError, match=message):
+        Decoder(numbers, config_of("default").replace(**changes), page=page, pages=4)
