@@ -45,7 +45,7 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.loops import READ_BYTES, READ_WORDS
+from weft.hdl.isa.loops import READ_BYTES, READ_WORDS, fault
 
 Straight = Callable[[Code, Config, Extents | None], None]
 """The check of a program without loops."""
@@ -105,14 +105,8 @@ def check_loops(body: Code, config: Config, extents: Extents | None, straight: S
 
 
 def _check_alone(i: Instruction, config: Config, extents: Extents | None) -> None:
-    if reason := i.unsupported(config):
+    if reason := fault(i, config):
         raise ProgramError(reason)
-    if i.wait or i.signal:
-        raise ProgramError("it has semaphores, but it belongs to no queue")
-    if isinstance(i, SlotInstruction):
-        for _, mode, _ in i.slots:
-            if mode not in set(Mode):
-                raise ProgramError(f"the mode of a slot is {mode}, outside 0 to {max(Mode)}")
     if isinstance(i, ReadRegisters):
         if i.count > READ_WORDS:
             raise ProgramError(f"'count' is {i.count}, but at most {READ_WORDS} words are read at a time")
@@ -193,28 +187,35 @@ def _check_registers(body: Code, control: Mapping[int, Instruction], config: Con
                 f" {name(other, body[other])} writes to it: no order of the two can be checked; use two registers"
             )
         if load.int4 and load.base in odd:
-            who, value = odd[load.base]
+            who, register, value = odd[load.base]
             raise ProgramError(
-                f"{name(who, control[who])} gives register {load.base} the value {value}, which is no multiple of the"
+                f"{name(who, control[who])} gives register {register} the value {value}, which is no multiple of the"
                 f" {config.bus_bytes} bytes of the bus, where rows with 'int4' of {name(index, load)} begin"
             )
 
 
 def _changed(
     control: Mapping[int, Instruction], config: Config
-) -> tuple[set[int], dict[int, tuple[int, int]]]:
-    """Registers that a program changes; and those that it moves off the words of the bus, with the instruction and the
-    value."""
+) -> tuple[set[int], dict[int, tuple[int, int, int]]]:
+    """Registers that a program changes; and those that it moves off the words of the bus, with the instruction, its
+    register, and the value."""
     changed: set[int] = set()
-    odd: dict[int, tuple[int, int]] = {}
+    odd: dict[int, tuple[int, int, int]] = {}
+    copies: set[tuple[int, int]] = set()  # registers, and those that are added to them
     for index, instruction in control.items():
         if isinstance(instruction, SlotInstruction):
-            for register, _, value in instruction.slots:
+            for register, mode, value in instruction.slots:
                 changed.add(register)
-                if value % config.bus_bytes:
-                    odd.setdefault(register, (index, value))
+                if mode == Mode.ADD_REGISTER:
+                    copies.add((register, value % PROGRAM_REGISTERS))
+                elif value % config.bus_bytes:
+                    odd.setdefault(register, (index, register, value))
         if isinstance(instruction, ReadRegisters):
             changed |= set(range(instruction.first, instruction.first + instruction.count))
+    for _ in copies:  # a register may get it from another one that does
+        for register, other in copies:
+            if other in odd:
+                odd.setdefault(register, odd[other])
     return changed, odd
 
 

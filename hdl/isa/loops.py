@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from weft.hdl.isa.config import Config
 from weft.hdl.isa.encoding import Instruction, Opcode, bits, register, stride
 from weft.hdl.isa.features import Feature
 
@@ -29,6 +30,17 @@ class Mode(enum.IntEnum):
     SET = 1
     ADD = 2
     ADD_REGISTER = 3
+
+
+def slots(*changes: tuple[int, Mode, int]) -> dict[str, int]:
+    """Fields of a `SlotInstruction` for at most `SLOTS` changes of registers: (register, mode, value)."""
+    assert len(changes) <= SLOTS
+    names = ("register", "mode", "value")
+    return {
+        f"{name}{slot}": int(value)
+        for slot, change in enumerate(changes)
+        for name, value in zip(names, change, strict=True)
+    }
 
 
 def _name(slot: int) -> Any:
@@ -133,3 +145,16 @@ class ReadRegisters(Instruction):
     offset: int = bits(32, "DRAM offset in bytes of the first word")
     first: int = bits(4, "first register")
     count: int = bits(4, "registers", least=1, default=1)
+
+
+def fault(instruction: Instruction, config: Config) -> str | None:
+    """What is wrong with one of these instructions wherever it stands, if anything; of READ not what it reads."""
+    if reason := instruction.unsupported(config):
+        return reason
+    if instruction.wait or instruction.signal:
+        return "it has semaphores, but it belongs to no queue"
+    if isinstance(instruction, SlotInstruction):
+        for _, mode, _ in instruction.slots:
+            if mode not in set(Mode):
+                return f"the mode of a slot is {mode}, outside 0 to {max(Mode)}"
+    return None

@@ -23,7 +23,7 @@ from weft.hdl.isa import (
     SlotInstruction,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.loops import READ_BYTES
+from weft.hdl.isa.loops import READ_BYTES, fault
 from weft.sim.device import EXECUTED_MOST, DeviceError
 
 _WORD = (1 << 32) - 1
@@ -103,15 +103,12 @@ class Walk:
                 raise DeviceError(
                     f"instruction {stop} ({self._control[stop].OPCODE.name}): {error}"
                 ) from None
-            if held != (now := tuple(self._registers)):
-                held = now
+            held = tuple(self._registers)
 
     def _carry_out(self, at: int, instruction: Instruction) -> int:
         """Execute an instruction; returns the index of the next one."""
-        if reason := instruction.unsupported(self._config):
+        if reason := fault(instruction, self._config):
             raise DeviceError(reason)
-        if instruction.wait or instruction.signal:
-            raise DeviceError("it has semaphores, but it belongs to no queue")
         if isinstance(instruction, SlotInstruction):
             self._change(instruction)
         if isinstance(instruction, ReadRegisters):
@@ -132,8 +129,6 @@ class Walk:
 
     def _change(self, instruction: SlotInstruction) -> None:
         for number, mode, value in instruction.slots:
-            if mode not in set(Mode):
-                raise DeviceError(f"the mode of a slot is {mode}, outside 0 to {max(Mode)}")
             before = 0 if mode == Mode.SET else self._registers[number]
             added = self._registers[value % PROGRAM_REGISTERS] if mode == Mode.ADD_REGISTER else value
             self._registers[number] = (before + added) & _WORD

@@ -29,7 +29,7 @@ from weft.hdl.isa import (
     Vec,
 )
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.loops import READ_WORDS, SLOTS
+from weft.hdl.isa.loops import READ_WORDS, slots
 from weft.sim.device import Device
 
 WORDS = 0x17000  # where READ finds registers; no program stores there
@@ -37,17 +37,6 @@ ROUNDS = 8  # the register that counts rounds of the outermost loop
 TIMES = 9  # and that of the loops inside
 OWN = 10  # registers from here on hold addresses
 ZERO = 7  # the base register that is 0
-
-
-def slots(*changes: tuple[int, Mode, int]) -> dict[str, int]:
-    """Fields of a `SlotInstruction`."""
-    assert len(changes) <= SLOTS
-    names = ("register", "mode", "value")
-    return {
-        f"{name}{slot}": int(value)
-        for slot, change in enumerate(changes)
-        for name, value in zip(names, change, strict=True)
-    }
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from support.loop_programs import slots
 from weft.hdl.checker.extents import Extent, Extents
 from weft.hdl.isa import (
     PARAMETER_VECTORS,
@@ -21,6 +20,7 @@ from weft.hdl.isa import (
     Vec,
 )
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.loops import slots
 from weft.sim.device import Device
 
 VECTORS = 6  # of a page

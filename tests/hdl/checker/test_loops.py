@@ -74,6 +74,10 @@ COPY = "load base=8 run=1 dst=3 signal=s0\nstore base=9 src=3 wait=s0"
         ("set register0=9 mode0=set value0=6\nload base=9 int4=1 run=1",
          "instruction 0 (SET) gives register 9 the value 6, which is no multiple of the 4 bytes of the bus, where rows "
          "with 'int4' of instruction 1 (LOAD) begin"),
+        ("set register0=10 mode0=set value0=6 register1=11 mode1=add_register value1=10 register2=9 mode2=add_register "
+         "value2=11\nload base=9 int4=1 run=1",
+         "instruction 0 (SET) gives register 10 the value 6, which is no multiple of the 4 bytes of the bus, where "
+         "rows with 'int4' of instruction 1 (LOAD) begin"),
         ("loop skip=2\nload signal=s3\nnext back=2",
          "the loop from instruction 0 to 2 waits for semaphore 3 0 times an iteration and signals it 1 times: a loop "
          "must leave all semaphores as they were"),
@@ -141,6 +145,11 @@ def test_extents_of_registers_that_change() -> None:
     )
     with pytest.raises(ProgramError, match="behind base register 9; there are 8"):
         check(assemble("end"), PRESETS["tiny"], extents=Extents([piece], {}))
+
+
+def test_registers_that_are_added_are_no_values() -> None:
+    """Number 3 of a register is no address; what it holds are words of the bus, as far as the program tells."""
+    accepted("set register0=9 mode0=add_register value0=3\nload base=9 int4=1 run=1")
 
 
 def test_many_loops_are_checked_in_pairs() -> None:

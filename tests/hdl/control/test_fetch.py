@@ -8,7 +8,7 @@ from typing import Any
 import cocotb
 import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
-from support.loop_programs import Node, Repeat, flat, slots
+from support.loop_programs import Node, Repeat, flat
 from support.unit_bench import start
 
 from weft.hdl.control.fetch import Fetch, queue_kinds
@@ -25,6 +25,7 @@ from weft.hdl.isa import (
     registers,
 )
 from weft.hdl.isa.config import PRESETS
+from weft.hdl.isa.loops import slots
 from weft.sim.golden.control import Walk, passed
 from weft.sim.rtl.bench import bench_parameters, run_bench
 

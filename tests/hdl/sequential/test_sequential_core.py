@@ -14,3 +14,10 @@ def test_sums_along_rows() -> None:
         ConfigError, match=r"no sums along rows: configuration field 'depthwise_taps' is 2, not 0$"
     ):
         SequentialCore(PRESETS["tiny"].replace(depthwise_taps=2))
+
+
+def test_loops() -> None:
+    with pytest.raises(
+        ConfigError, match=r"runs straight programs only: configuration field 'loops' is 1, not 0$"
+    ):
+        SequentialCore(PRESETS["tiny"].replace(loops=1, depthwise_taps=0))
