@@ -112,22 +112,24 @@ class _Generator:
             ]
             self._reductions(found)
         self._rows_of(results)
-        where = list(zip(self.rows.targets or range(len(results)), results, strict=False))
-        single = [item for item in where if self.rows.single or (self.rows.targets and not item[1].varies)]
-        for target, result in single:
-            self._put(result, target)
-        start = len(self.steps)
-        for target, result in where:
-            if (target, result) not in single:
-                self._put(result, target)
-        if len(self.steps) > start:
-            self.loops.append((start, len(self.steps) - 1))
+        targets = self.rows.targets or range(len(results))
+        for varies in (False, True):
+            start = len(self.steps)
+            for target, result in zip(targets, results, strict=True):
+                if self._in_columns(result) == varies:
+                    self._put(result, target)
+            if varies and len(self.steps) > start:
+                self.loops.append((start, len(self.steps) - 1))
         given = _assign(self.steps, self.loops, self.rows)
         made = [_micro(step, given) for step in self.steps]
         for first, end in self.loops:
             made[end] = replace(made[end], again=1, target=first)
         made[-1] = replace(made[-1], end=1)
         return tuple(made)
+
+    def _in_columns(self, result: Expression) -> bool:
+        """Whether a result is stored in each column of a row, and not in the first one alone."""
+        return not self.rows.single and (result.varies or not self.rows.targets)
 
     def _reductions(self, items: list[Expression]) -> None:
         """A loop that computes sums and maxima, and what follows it."""

@@ -20,17 +20,8 @@ def evaluate(rows: Rows, tensors: Sequence[np.ndarray]) -> np.ndarray:
     upper bytes come first, then the lower ones: (rows, 2 * columns). Where `Rows.accumulated` is read, the first tensor
     has sums, int64 (rows, columns, one or two).
     """
-    known: dict[int, np.ndarray] = {}
-
-    def value(item: Expression) -> np.ndarray:
-        if item.kind == "index":
-            return np.arange(rows.columns, dtype=np.int64)[None]
-        if id(item) not in known:
-            known[id(item)] = _value(item, [value(operand) for operand in item.operands], tensors)
-        return known[id(item)]
-
-    count = max(len(tensor) for tensor in tensors)
-    shape = count, 1 if rows.single else rows.columns
+    value = _evaluator(rows, tensors)
+    shape = max(map(len, tensors)), 1 if rows.single else rows.columns
     results = [np.broadcast_to(value(result), shape) for result in rows.result]
     return np.clip(np.concatenate(results, axis=1), -128, 127).astype(np.int8)
 
@@ -41,24 +32,27 @@ def evaluate_targets(rows: Rows, tensors: Sequence[np.ndarray]) -> dict[int, np.
     Tensors are as in `evaluate`; those of two vectors for each column are int8 (rows, columns, 2), of which rows and
     columns may be 1.
     """
-    known: dict[int, np.ndarray] = {}
-
-    def value(item: Expression) -> np.ndarray:
-        if id(item) not in known:
-            known[id(item)] = (
-                np.arange(rows.columns, dtype=np.int64)[None]
-                if item.kind == "index"
-                else _value(item, [value(operand) for operand in item.operands], tensors)
-            )
-        return known[id(item)]
-
-    count = max(len(tensor) for tensor in tensors)
+    value, count = _evaluator(rows, tensors), max(map(len, tensors))
     return {
         target: np.broadcast_to(
             np.clip(value(result), -128, 127).astype(np.int8), (count, rows.columns if result.varies else 1)
         )
         for target, result in zip(rows.targets, rows.result, strict=True)
     }
+
+
+def _evaluator(rows: Rows, tensors: Sequence[np.ndarray]) -> Callable[[Expression], np.ndarray]:
+    """What expressions are for these tensors, each computed once."""
+    known: dict[int, np.ndarray] = {}
+
+    def value(item: Expression) -> np.ndarray:
+        if item.kind == "index":
+            return np.arange(rows.columns, dtype=np.int64)[None]
+        if id(item) not in known:
+            known[id(item)] = _value(item, [value(operand) for operand in item.operands], tensors)
+        return known[id(item)]
+
+    return value
 
 
 def _value(item: Expression, given: list[np.ndarray], tensors: Sequence[np.ndarray]) -> np.ndarray:

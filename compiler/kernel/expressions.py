@@ -134,6 +134,10 @@ class Expression:
         _check(self.varies, "only elements, which differ, have neighbours")
         return _made("neighbour", (self,), self.low, self.high)
 
+    def low_byte(self) -> Expression:
+        """The lowest digit, from -128 to 127."""
+        return _made("low byte", (self,), -128, 127)
+
     def bits(self) -> Expression:
         """The number of bits of a number of a row without its sign: 0 for 0, 8 for 128 to 255."""
         _check(not self.varies, "bits are counted of what is one number for a row")
@@ -155,7 +159,8 @@ class Expression:
     def further(self, places: Expression) -> Expression:
         """A reciprocal, or a `factor`, divided by ``2**places``; both exponents together are 63 at most."""
         _check(self.kind in EXPONENTS, "only reciprocals and factors have an exponent")
-        return _made("factor", ((places << MULTIPLIER_BITS).known(0, WORD // 2) + _plain(self),), 0, WORD - 1)
+        exponent = (places << MULTIPLIER_BITS).known(0, WORD // 2)
+        return _made("factor", (exponent + self.known(0, WORD // 2 - 1),), 0, WORD - 1)
 
     def interpolated(self, table: np.ndarray, places: int) -> Expression:
         """What a table, int8 or int16 (256,), has at ``self / 2**places + 128``: linear between its entries and rounded
@@ -179,11 +184,6 @@ class Expression:
     def rsqrt(self) -> Expression:
         """1 / sqrt(self), to 14 bits."""
         return _made("rsqrt", (self,), 0, WORD - 1)
-
-
-def _plain(item: Expression) -> Expression:
-    """The bits of a factor with an exponent as a number."""
-    return item.known(0, WORD // 2 - 1)
 
 
 def digits(values: np.ndarray, count: int) -> list[np.ndarray]:
@@ -255,7 +255,7 @@ class Rows:
 
     def digits(self, tensor: int) -> Expression:
         """An element of two digits of a tensor, the upper one in vector 0: ``256 * upper + lower``, both int8."""
-        return (self._byte(tensor, 0, unsigned=False) << 8) + self._byte(tensor, 1, unsigned=False)
+        return (self.read(tensor) << 8) + self.behind(tensor)
 
     def behind(self, tensor: int) -> Expression:
         """The int8 in the second vector of an element of a tensor."""
@@ -329,11 +329,7 @@ class Rows:
         """A result of two digits, as `digits` reads them, in both vectors of a destination. Beyond their range the
         upper digit is saturated, and the lower one wraps."""
         self.put((value + 128).floored(8), target)
-        self.put(self.low_byte(value), target + 2)
-
-    def low_byte(self, value: Expression) -> Expression:
-        """The lowest digit of a number, from -128 to 127."""
-        return _made("low byte", (value,), -128, 127)
+        self.put(value.low_byte(), target + 2)
 
     def store_number(self, value: Expression, *, wide: bool = False) -> None:
         """The result: one element for each row, saturated to int8, or with `wide` to int16."""
