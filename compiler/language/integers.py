@@ -42,14 +42,14 @@ _UP_BITS = 17
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
+class Weights:
     """int8 (rows, columns), each row times its scale: float64 (rows,)."""
 
     values: np.ndarray
     scales: np.ndarray
 
     @classmethod
-    def of(cls, weight: np.ndarray, *, together: bool = False) -> Matrix:
+    def of(cls, weight: np.ndarray, *, together: bool = False) -> Weights:
         """Quantise float32 (rows, columns); `together` gives all rows one scale."""
         largest = np.abs(weight).max(axis=None if together else 1)
         scales = np.broadcast_to(np.maximum(largest, 1e-12) / 127, len(weight)).astype(float)
@@ -65,13 +65,13 @@ class Matrix:
 class Layer:
     """The matrices of a block, and the octaves of a step of its scores."""
 
-    query: Matrix
-    key: Matrix
-    value: Matrix
-    output: Matrix
-    gate: Matrix
-    up: Matrix
-    down: Matrix
+    query: Weights
+    key: Weights
+    value: Weights
+    output: Weights
+    gate: Weights
+    up: Weights
+    down: Weights
     octaves: float
 
 
@@ -88,7 +88,7 @@ class Integers:
         Mantissa and shift of queries and of keys.
     scaled : dict of str to list of Scaled
         For values, output, gate, up and down: of each block, with one shift for all.
-    head : Matrix, head_scaled : Scaled
+    head : Weights, head_scaled : Scaled
     gate_places : int
         See `weft.compiler.language.kernels.gated`.
     """
@@ -101,7 +101,7 @@ class Integers:
     logit_unit: float
     turn: tuple[tuple[int, int], tuple[int, int]]
     scaled: dict[str, list[Scaled]]
-    head: Matrix
+    head: Weights
     head_scaled: Scaled
     gate_places: int
 
@@ -118,7 +118,7 @@ def _folded(linear: Linear, norm: Norm | None) -> np.ndarray:
     return weight if norm is None else weight * norm.weight
 
 
-def _turn(matrices: list[Matrix], ranges: list[float], normal: float) -> tuple[tuple[int, int], list[float]]:
+def _turn(matrices: list[Weights], ranges: list[float], normal: float) -> tuple[tuple[int, int], list[float]]:
     """Mantissa and shift that bring all blocks' queries, or keys, into int8, and the step that each has then."""
     scales = [float(matrix.scales[0]) for matrix in matrices]
     # A sum times so much is a step, where rows have `BYTE_BITS`.
@@ -134,7 +134,7 @@ def _turn(matrices: list[Matrix], ranges: list[float], normal: float) -> tuple[t
 
 
 def integers(model: LanguageModel, ranges: Ranges) -> Integers:
-    """The integers of a model of architecture llama."""
+    """The integers of a model of architecture llama without biases. Raises `CompileError` for any other one."""
     width = model.sizes.width
     normal = normal_unit(width)
     unit = _power(ROOM * RESIDUAL_ROOM * ranges.residual / (1 << RESIDUAL_BITS))
@@ -142,17 +142,20 @@ def integers(model: LanguageModel, ranges: Ranges) -> Integers:
     up_unit = _power(ROOM * ranges.up / ((1 << _UP_BITS) - 1))
     inner_unit = max(_power(ROOM * ranges.inner / DIGITS), up_unit)
     logit_unit = _power(2 * ranges.logits / DIGITS)
-    every: dict[str, list[Matrix]] = {}
+    every: dict[str, list[Weights]] = {}
     for block in model.blocks:
         first, second = block.attention_norm, block.feed_forward_norm
-        assert block.gate is not None
+        if block.gate is None or model.rotary is None:
+            raise CompileError(
+                f"a decoder of architecture {model.architecture} does not run on the device; those of llama do"
+            )
         parts = {
             "query": (block.query, first), "key": (block.key, first), "value": (block.value, first),
             "output": (block.attention_output, None), "gate": (block.gate, second), "up": (block.up, second),
             "down": (block.down, None),
         }  # fmt: skip
         for name, (linear, norm) in parts.items():
-            made = Matrix.of(_folded(linear, norm), together=name in ("query", "key"))
+            made = Weights.of(_folded(linear, norm), together=name in ("query", "key"))
             every.setdefault(name, []).append(made)
     query, query_units = _turn(every["query"], ranges.query, normal)
     key, key_units = _turn(every["key"], ranges.key, normal)
@@ -161,7 +164,7 @@ def integers(model: LanguageModel, ranges: Ranges) -> Integers:
         "up": normal / up_unit, "down": inner_unit / unit,
     }  # fmt: skip
     scaled = {name: _together(every[name], factor) for name, factor in steps.items()}
-    head = Matrix.of(_folded(model.output, model.output_norm))
+    head = Weights.of(_folded(model.output, model.output_norm))
     root = model.sizes.key_length**-0.5 * math.log2(math.e)
     layers = tuple(
         Layer(**{name: every[name][index] for name in every}, octaves=octaves)
@@ -175,7 +178,7 @@ def integers(model: LanguageModel, ranges: Ranges) -> Integers:
     )  # fmt: skip
 
 
-def _together(matrices: list[Matrix], factor: float) -> list[Scaled]:
+def _together(matrices: list[Weights], factor: float) -> list[Scaled]:
     """How the sums of all blocks become steps, with one shift."""
     scales = np.concatenate([matrix.scales for matrix in matrices]) * factor
     made = Scaled.of(scales, np.concatenate([matrix.sums for matrix in matrices]))

@@ -96,7 +96,7 @@ def _row(rows: Rows, tensor: int) -> Expression:
 
 
 def _steps(rows: Rows, vector: int, scaled: Scaled, mantissa: int, row: Expression) -> Expression:
-    """Sums as steps."""
+    """Sums as steps, for the shift `row`."""
     factor = row.power(rows.digits(mantissa).known(0, DIGITS))
     return rows.accumulated(vector, scaled.most).over(factor, RECIPROCAL_PLACES - scaled.shift, scaled.reach)
 
@@ -108,9 +108,8 @@ def _residual(rows: Rows, upper: int, lowest: int) -> Expression:
 
 def _put_residual(rows: Rows, value: Expression) -> None:
     """Store three digits."""
-    lowest = rows.low_byte(value)
     rows.put_digits((value + 128).floored(8), 0)
-    rows.put(lowest, 1)
+    rows.put(value.low_byte(), 1)
 
 
 def _size(rows: Rows, x: Expression) -> Expression:
@@ -230,9 +229,7 @@ def add(columns: int, scaled: Scaled) -> Rows:
     """Sums (0) with mantissas (1), added to a row of the residual stream (2 and 3): that again (targets 0 to 3)."""
     rows = Rows(columns, 4)
     shift = rows.behind(3).known(0, MOST_BITS)
-    factor = shift.power(rows.digits(1).known(0, DIGITS))
-    added = rows.accumulated(0, scaled.most).over(factor, RECIPROCAL_PLACES - scaled.shift, scaled.reach)
-    _put_residual(rows, _residual(rows, 2, 3) + added)
+    _put_residual(rows, _residual(rows, 2, 3) + _steps(rows, 0, scaled, 1, shift))
     rows.put(shift, 3)
     return rows
 

@@ -15,6 +15,7 @@ from weft.compiler.language.integers import Integers, integers
 from weft.compiler.language.model import LanguageModel, Sizes
 from weft.compiler.language.ranges import ranges
 from weft.compiler.language.reference import Reference
+from weft.compiler.language.registers import PAGES
 from weft.hdl.isa.config import Config
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.golden.interpreter import GoldenDevice
@@ -43,7 +44,7 @@ def test_logits_are_near_the_reference(preset: str, heads: int, groups: int) -> 
     model, text, numbers = made(
         heads + groups, dataclasses.replace(_SIZES, heads=heads, key_value_heads=groups)
     )
-    run = DecoderRun(Decoder(numbers, config_of(preset), page=16, pages=4), CompiledDevice)
+    run = DecoderRun(Decoder(numbers, config_of(preset), page=16), CompiledDevice, 4)
     found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
     exact = Reference(model).logits(text)
     near = [np.corrcoef(a, b)[0, 1] for a, b in zip(exact, found, strict=True)]
@@ -51,10 +52,20 @@ def test_logits_are_near_the_reference(preset: str, heads: int, groups: int) -> 
     assert np.sqrt(np.mean((found - exact) ** 2)) < 0.12 * exact.std()
 
 
+def test_probabilities_of_seven_bits() -> None:
+    """As on FPGAs whose multipliers take signed bytes only."""
+    model, text, numbers = made(9)
+    config = config_of("default").replace(probability_bits=7)
+    run = DecoderRun(Decoder(numbers, config, page=16), CompiledDevice, 4)
+    found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
+    exact = Reference(model).logits(text)
+    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.12 * exact.std()
+
+
 def test_interpreters_agree() -> None:
     _, text, numbers = made(5)
-    decoder = Decoder(numbers, config_of("small"), page=8, pages=4)
-    runs = [DecoderRun(decoder, device) for device in (GoldenDevice, CompiledDevice)]
+    decoder = Decoder(numbers, config_of("small"), page=8)
+    runs = [DecoderRun(decoder, device, 4) for device in (GoldenDevice, CompiledDevice)]
     for at, token in enumerate(text[:3]):
         first, second = (run.step([(token, at, [1, 3])]) for run in runs)
         assert np.array_equal(first, second)
@@ -65,9 +76,9 @@ def test_texts_do_not_change_each_other() -> None:
     _, text, numbers = made(6)
     config = config_of("default")
     other = text[::-1]
-    alone = DecoderRun(Decoder(numbers, config, rows=1, page=16, pages=6), CompiledDevice)
+    alone = DecoderRun(Decoder(numbers, config, page=16), CompiledDevice, 6)
     expected = [alone.step([(token, at, [0, 1])])[0] for at, token in enumerate(text)]
-    beside = DecoderRun(Decoder(numbers, config, rows=3, page=16, pages=6), CompiledDevice)
+    beside = DecoderRun(Decoder(numbers, config, rows=3, page=16), CompiledDevice, 6)
     for at, token in enumerate(text):
         mine = (token, at, [5, 2])
         if at % 3 == 0:
@@ -78,9 +89,21 @@ def test_texts_do_not_change_each_other() -> None:
         assert np.array_equal(found, expected[at]), at
 
 
+def test_what_pages_held_before_does_not_matter() -> None:
+    """Keys behind a text's length are seen by nobody, in the first page or in a later one."""
+    _, text, numbers = made(10)
+    decoder = Decoder(numbers, config_of("small"), page=8)
+    clean, used = (DecoderRun(decoder, CompiledDevice, 4) for _ in range(2))
+    rest = np.random.default_rng(0).bytes(4 * decoder.places.page_bytes)
+    used.device.write(used.bases[PAGES], rest)
+    for at, token in enumerate(text):
+        first, second = (run.step([(token, at, [1, 3, 0])]) for run in (clean, used))
+        assert np.array_equal(first, second), at
+
+
 def test_one_program_for_all_positions_is_short() -> None:
     _, _, numbers = made(7, dataclasses.replace(_SIZES, blocks=12))
-    assert len(Decoder(numbers, config_of("default"), page=16, pages=4).code) < 16384
+    assert len(Decoder(numbers, config_of("default"), page=16).code) < 16384
 
 
 @pytest.mark.parametrize(
@@ -88,10 +111,27 @@ def test_one_program_for_all_positions_is_short() -> None:
     [
         ({"kernel": 64}, 16, "micro-operations"),
         ({"lookup_tables": 1}, 16, "look-up tables"),
+        ({"lookup_tables": 0}, 16, "a decoder does not run on this configuration: "),
+        ({"kernel": 0}, 16, "a decoder does not run on this configuration: "),
+        ({"loops": 0}, 16, "a decoder does not run on this configuration: "),
+        ({"probability_bits": 0}, 16, "a decoder does not run on this configuration: "),
+        ({"scratchpad_depth": 32}, 16, "the scratchpad of 256 vectors has room for"),
         ({}, 24, "pages have 24 keys, no multiple of 16"),
     ],
 )
 def test_what_does_not_fit_is_named(changes: dict[str, int], page: int, message: str) -> None:
     _, _, numbers = made(8)
     with pytest.raises(CompileError, match=message):
-        Decoder(numbers, config_of("default").replace(**changes), page=page, pages=4)
+        Decoder(numbers, config_of("default").replace(**changes), page=page)
+
+
+def test_other_architectures_are_named() -> None:
+    model = random_model(np.random.default_rng(1), "gpt2", dataclasses.replace(_SIZES, key_value_heads=4))
+    seen = ranges(random_model(np.random.default_rng(1), "llama", _SIZES), [[1, 2]])
+    with pytest.raises(
+        CompileError, match="of architecture gpt2 does not run on the device; those of llama do"
+    ):
+        integers(model, seen)
+    biased = random_model(np.random.default_rng(1), "llama", _SIZES, biases=True)
+    with pytest.raises(CompileError, match="language models with biases are not supported"):
+        integers(biased, seen)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.kernel_rows import run_kernel
 from weft.compiler.kernel.evaluate import evaluate_targets
-from weft.compiler.kernel.expressions import Rows
+from weft.compiler.kernel.expressions import WORD, Rows, constant
 from weft.compiler.language import kernels
 from weft.hdl.isa.config import Config
 
@@ -187,3 +187,13 @@ def test_gates_open(config: Config, size: tuple[int, int]) -> None:
     error = np.abs(number(found, 0) - np.clip(exact, -32639, 32639))
     # The sigmoid is linear between entries 1/16 apart.
     assert (error <= 1 + 512 * np.abs(x * y) * 3e-4 + 0.1 * np.abs(y)).all()
+
+
+def test_products_saturate() -> None:
+    """What leaves 32 bits is the number at that end, in the engine and in what expressions mean."""
+    rows = Rows(5, 1)
+    x = rows.accumulated(0, WORD - 1)
+    rows.put(x.over(constant(0).power(1 << 16), 15, WORD - 1).floored(30), 0)
+    sums = np.array([[0, 5, 1 << 20, -(1 << 15), -(1 << 28)]])
+    found = run(rows, [sums[:, :, None]], CONFIGS[0])
+    assert found[0].tolist() == [[0, 0, 1, -2, -2]]
