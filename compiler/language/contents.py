@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.ir.scales import score_multiplier
 from weft.compiler.kernel.expressions import DIGITS, digits
 from weft.compiler.language.integers import Integers, Layer
 from weft.compiler.language.kernels import ANGLE_PLACES, BYTE_BITS, MOST_BITS
 from weft.compiler.language.model import Rotary, dense
 from weft.compiler.language.places import Places
+from weft.compiler.language.ring import Product, Ring, cut
 from weft.compiler.machine.emit import ceil_div
 from weft.hdl.isa import parameters
 
@@ -21,20 +20,8 @@ _ALIGNMENT = 64
 """Of what is loaded by itself, in bytes."""
 _COUNT_MOST = 255
 """Tiles of a part at most."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some columns of a product: `tiles` of N outputs from tile `first` on.
-
-    Their weights lie in one piece of `size` vectors at `offset` bytes, with ``2 * tiles`` vectors of mantissas behind
-    them.
-    """
-
-    first: int
-    tiles: int
-    offset: int
-    size: int
+MANTISSAS = 2
+"""Vectors of the mantissas of a tile."""
 
 
 class Contents:
@@ -48,11 +35,16 @@ class Contents:
     Attributes
     ----------
     constants, records : bytearray
-        Records of all blocks follow each other, and are alike.
-    record_bytes : int
+        Records of all blocks follow each other, and are alike. Behind them are those of the head, which have its parts
+        where those of blocks have their first ones.
+    record_bytes, head_bytes : int
         Bytes of one.
-    parts : dict of str to list of Part
-        How each product is cut; offsets are within a record, and of "head" within `constants`.
+    ring : Ring
+    offsets : list of int
+        Where each part of a block is in its record: the weights of its tiles, and behind them the mantissas, two
+        vectors for each tile.
+    logit_tiles : int
+        Tiles of logits, with those that are there to have parts alike.
     embedding, angles, exp2, even : int
         Offsets in `constants`: rows of embeddings and of angles, the table of softmax, and a vector with the shift of
         rows whose largest element has `weft.compiler.language.kernels.BYTE_BITS`.
@@ -65,7 +57,6 @@ class Contents:
     def __init__(self, numbers: Integers, places: Places) -> None:
         self._numbers, self._places, self._n = numbers, places, places.config.n
         self.constants, self.records = bytearray(), bytearray()
-        self.parts: dict[str, list[Part]] = {}
         self.embedding_bytes, self.angle_bytes = 2 * places.sizes.width, 4 * places.sizes.key_length
         embedding = dense(numbers.model.token_embedding).astype(np.float64)
         self.embedding_unit = float(np.abs(embedding).max()) / DIGITS
@@ -75,13 +66,15 @@ class Contents:
         self.angles = self.constant(self._turns(numbers.model.rotary))
         self.exp2 = self.constant(places.config.exp2_table)
         self.even = self.constant(bytes([MOST_BITS - BYTE_BITS]) * self._n)
+        self.ring = _ring(places)
+        self.offsets: list[int] = []
         for index, layer in enumerate(numbers.layers):
             self.records += self._record(index, layer)
         self.record_bytes = len(self.records) // len(numbers.layers)
-        head = self._cut(
-            "head", self.constants, numbers.head.values, numbers.head_scaled.mantissas, most=places.inner
-        )
-        self.constants += head
+        last = len(self.ring.slots) - 1
+        self.head_bytes = _ceil(self.offsets[last] + self.ring.vectors[last] * self._n)
+        self.logit_tiles = len(self.ring.slots) * self.ring.head_turns * self.ring.head_tiles
+        self._append_head()
 
     def constant(self, content: bytes) -> int:
         """Append a constant; returns its offset."""
@@ -109,37 +102,58 @@ class Contents:
         qkv = np.concatenate([layer.query.values, layer.key.values, layer.value.values])
         gates = interleaved([layer.gate.values, layer.up.values], n)
         both = interleaved([scaled[name][:, None] for name in ("gate", "up")], n)[:, 0]
-        record += self._cut("qkv", record, qkv, np.concatenate([turned, scaled["value"]]))
-        record += self._cut("output", record, layer.output.values, scaled["output"])
-        record += self._cut("gate", record, gates, both, together=2)
-        record += self._cut("down", record, layer.down.values, scaled["down"])
+        self.offsets = []
+        for name, matrix, mantissas in (
+            ("qkv", qkv, np.concatenate([turned, scaled["value"]])),
+            ("output", layer.output.values, scaled["output"]),
+            ("gate", gates, both),
+            ("down", layer.down.values, scaled["down"]),
+        ):
+            for part in self.ring.parts[name]:
+                self.offsets.append(len(record))
+                record += self._tiles(matrix, mantissas, part.first, part.tiles)
         return bytes(record)
 
-    def _cut(
-        self,
-        name: str,
-        before: bytearray,
-        matrix: np.ndarray,
-        mantissas: np.ndarray,
-        *,
-        together: int = 1,
-        most: int = _COUNT_MOST,
-    ) -> bytes:
-        """Cut a product into parts of at most so many tiles, of which so many stay together; returns what follows
-        `before`."""
-        n, tiles = self._n, ceil_div(len(matrix), self._n)
-        tile = matrix.shape[1] + 2  # vectors
-        each = min(self._places.room // tile, tiles, most) // together * together
-        if not each:
-            raise CompileError("the scratchpad has no room for a tile of weights")
-        found, parts = bytearray(), []
-        for first in range(0, tiles, each):
-            count = min(each, tiles - first)
-            parts.append(Part(first, count, len(before) + len(found), count * tile))
-            lines = slice(first * n, (first + count) * n)
-            found += _aligned(words(matrix[lines], n) + pairs(mantissas[lines], n).tobytes())
-        self.parts[name] = parts
-        return bytes(found)
+    def _append_head(self) -> None:
+        ring, head = self.ring, self._numbers.head.values
+        rows = self.logit_tiles * self._n - len(head)
+        padded = np.pad(head, ((0, rows), (0, 0)))
+        mantissas = np.pad(self._numbers.head_scaled.mantissas, (0, rows), constant_values=1)
+        first = 0
+        for _ in range(ring.head_turns):
+            start = len(self.records)
+            self.records += bytes(self.head_bytes)
+            for offset in self.offsets[: len(ring.slots)]:
+                part = self._tiles(padded, mantissas, first, ring.head_tiles)
+                self.records[start + offset : start + offset + len(part)] = part
+                first += ring.head_tiles
+
+    def _tiles(self, matrix: np.ndarray, mantissas: np.ndarray, first: int, tiles: int) -> bytes:
+        """The weights and mantissas of some tiles."""
+        lines = slice(first * self._n, (first + tiles) * self._n)
+        return _aligned(words(matrix[lines], self._n) + pairs(mantissas[lines], self._n).tobytes())
+
+
+def _ring(places: Places) -> Ring:
+    """How the products of a block, and the head, are cut."""
+    width, inner, queries = (
+        places.config.n * size + MANTISSAS for size in (places.width, places.inner, places.queries)
+    )
+    products = {
+        "qkv": Product(places.queries + 2 * places.keys, width), "output": Product(places.width, queries),
+        "gate": Product(2 * places.inner, width, together=2), "down": Product(places.width, inner),
+    }  # fmt: skip
+    head = Product(ceil_div(places.sizes.vocabulary, places.config.n), width)
+    # Two parts are in the accumulator, or their logits on the chip, at a time.
+    most = min(places.config.accumulator_size // (2 * places.rows), _COUNT_MOST)
+    return cut(
+        products, head, range(places.at["weights"], places.config.scratchpad_size), places.config.scratchpad_depth,
+        most, min(most, max(places.inner, places.width) // 2),
+    )  # fmt: skip
+
+
+def _ceil(size: int) -> int:
+    return ceil_div(size, _ALIGNMENT) * _ALIGNMENT
 
 
 def _aligned(content: bytes) -> bytes:

@@ -8,15 +8,16 @@ in attention, and the pages of each.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.kernel.code import generate, tables_of, with_tables
 from weft.compiler.kernel.expressions import Rows
 from weft.compiler.language import kernels
 from weft.compiler.language.attend import Attend, vectors
-from weft.compiler.language.contents import Contents, Part
+from weft.compiler.language.contents import MANTISSAS, Contents
 from weft.compiler.language.integers import Integers
+from weft.compiler.language.ordered_code import FIRST_FREE, OrderedCode
 from weft.compiler.language.places import Places
 from weft.compiler.language.registers import (
     BLOCK,
@@ -28,8 +29,8 @@ from weft.compiler.language.registers import (
     PAGES,
     ROWS,
 )
-from weft.compiler.language.serial_code import SerialCode
-from weft.compiler.machine.emit import ceil_div
+from weft.compiler.language.ring import Part
+from weft.compiler.language.spread import At, spread
 from weft.hdl.isa import (
     PAGE_ENTRY,
     End,
@@ -40,6 +41,7 @@ from weft.hdl.isa import (
     MicroOp,
     Mm,
     Mode,
+    Queue,
     ReadRegisters,
     SetRegisters,
     Source,
@@ -51,6 +53,9 @@ from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.hdl.isa.features import Feature
 from weft.hdl.isa.kernel import MICRO_OPS
 from weft.hdl.isa.loops import slots
+
+_FULL = 1 << FIRST_FREE
+"""The semaphore of parts that are in their slots."""
 
 
 class Decoder:
@@ -88,7 +93,7 @@ class Decoder:
         self.contents = Contents(numbers, self.places)
         self._at = self.places.at
         idle = self._at["idle"]
-        self._out = SerialCode(Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2))
+        self._out = OrderedCode(Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2))
         self._starts: dict[str, int] = {}
         self._prepare()
         self._begin()
@@ -159,7 +164,7 @@ class Decoder:
         return tables, ops
 
     def _begin(self) -> None:
-        """Rows of embeddings become the residual stream."""
+        """Rows of embeddings become the residual stream, while LOAD fills the slots of weights."""
         places, code, at = self.places, self._out, self._at
         code.add(ReadRegisters(base=FRAME, offset=0, first=ROWS, count=1))
         code.add(SetRegisters(**slots((LAYERS, Mode.SET, places.sizes.blocks))))
@@ -172,26 +177,37 @@ class Decoder:
             ):
                 load = self._vectors(CONSTANTS, 0, count, dst)
                 code.add(dataclasses.replace(load, paged=1, table=FRAME, page=entry))
+        rows = code.last
+        for index in range(len(self.contents.ring.slots)):
+            code.beside(self._weights(index))
         code.add(
-            Kernel(source=Source.SCRATCHPAD, start=self._starts["begin"], oy=places.rows, ox=places.width,
-                   src=at["inner"], src_oy=pitch, src_ox=2, src_vectors=2, dst=at["x"], dst_oy=pitch, dst_ox=2,
-                   dst_vectors=2, with_dst2=1, dst2=at["low"], dst2_oy=pitch, dst2_ox=2)
+            self._spread("begin", places.width, source=Source.SCRATCHPAD, src=At(at["inner"], pitch, 0, 2, 2),
+                         dst=At(at["x"], pitch, 0, 2, 2), dst2=At(at["low"], pitch, 0, 2)),
+            rows,
         )  # fmt: skip
 
     # --- a block
 
     def _block(self) -> None:
         places, code = self.places, self._out
+        attend = Attend(places, code)
         code.add(self._normalise())
-        for part in self._product("qkv", "a", places.width, BLOCK):
+        for part in self._product("qkv", "a", places.width):
             self._heads(part)
-        Attend(places, code).add()
-        self._add("output", "a", places.queries, "even", 0)
+        attend.add()
+        self._add("output", "a", places.queries, At(self._at["even"]))
         code.add(self._normalise())
-        for part in self._product("gate", "a", places.width, BLOCK):
+        for part in self._product("gate", "a", places.width):
             self._gate(part)
         code.add(self._quantise())
-        self._add("down", "b", places.inner, "row", 1)
+        self._add("down", "b", places.inner, At(self._at["row"], 1))
+
+    def _spread(
+        self, name: str, columns: int, groups: int = 1, *, source: Source = Source.ACCUMULATOR, **operands: At
+    ) -> Kernel:
+        """A kernel that does the same to each column of each row."""
+        counts = (self.places.rows, groups, columns)
+        return spread(self.config, source, self._starts[name], counts, **operands)
 
     def _normalise(self) -> Kernel:
         """The residual stream becomes int8 with a shift."""
@@ -211,57 +227,88 @@ class Decoder:
             with_dst2=1, dst2=at["row"], dst2_oy=1,
         )  # fmt: skip
 
-    def _product(self, name: str, a: str, columns: int, base: int) -> Iterator[Part]:
-        """LOAD a part of the weights and multiply: row r and tile t of it are accumulator row ``r * tiles + t``."""
-        n, rows, weights = self.config.n, self.places.rows, self._at["weights"]
-        for part in self.contents.parts[name]:
-            if part.tiles * rows > self.config.accumulator_size:
-                raise CompileError(f"the accumulator has no room for {part.tiles} tiles of {rows} rows")
-            self._out.add(self._vectors(base, part.offset, part.size, weights))
-            self._out.add(
-                Mm(nt=part.tiles, kc=columns, ox=rows, a=self._at[a], a_kc=1, a_ox=columns, b=weights,
-                   b_nt=n * columns, b_kc=n, b_row=1, c_nt=1, c_ox=part.tiles)
+    def _weights(self, index: int, *, head: bool = False) -> Load:
+        """LOAD part `index` of a block, or of a record of the head, into its slot; parts behind the last one are those
+        of the next record."""
+        contents, ring = self.contents, self.contents.ring
+        parts = len(ring.slots) if head else len(ring.vectors)
+        offset = contents.offsets[index % parts]
+        vectors = ring.head_tiles * self._tile_vectors if head else ring.vectors[index % parts]
+        if index >= parts:
+            offset += contents.head_bytes if head else contents.record_bytes
+        load = self._vectors(BLOCK, offset, vectors, self._slot(index))
+        return dataclasses.replace(load, signal=_FULL)
+
+    @property
+    def _tile_vectors(self) -> int:
+        """Vectors of a tile of the head."""
+        return self.config.n * self.places.width + MANTISSAS
+
+    def _slot(self, index: int) -> int:
+        """Where a part is on the chip."""
+        slots = self.contents.ring.slots
+        return slots[index % len(slots)]
+
+    def _product(self, name: str, a: str, columns: int) -> Iterator[Part]:
+        """Multiply with each part of some weights: row r and tile t of it are row ``r * tiles + t`` from `_sums` on.
+
+        For each, the caller adds what works on the sums. Two parts may be in the accumulator.
+        """
+        yield from self._multiplied(self.contents.ring.parts[name], a, columns)
+
+    def _multiplied(
+        self, parts: Sequence[Part], a: str, columns: int, *, head: bool = False, refill: bool = True
+    ) -> Iterator[Part]:
+        n, rows, code = self.config.n, self.places.rows, self._out
+        ends: list[int] = []
+        for number, part in enumerate(parts):
+            before = code.last if not number else ends[number - 2] if number > 1 else -1
+            code.add(
+                Mm(nt=part.tiles, kc=columns, ox=rows, a=self._at[a], a_kc=1, a_ox=columns, b=self._slot(part.index),
+                   b_nt=n * columns, b_kc=n, b_row=1, c=self._sums(part), c_nt=1, c_ox=part.tiles, wait=_FULL),
+                before,
             )  # fmt: skip
             yield part
+            ends.append(code.newest(Queue.VEC))
+            if refill:
+                code.beside(self._weights(part.index + len(self.contents.ring.slots), head=head), ends[-1])
 
-    def _mantissas(self, part: Part) -> int:
+    def _sums(self, part: Part) -> int:
+        """The first accumulator row of a part: every second one is in the second half."""
+        return part.index % 2 * (self.config.accumulator_size // 2)
+
+    def _mantissas(self, part: Part, columns: int) -> int:
         """Where the mantissas of a part are: behind its weights."""
-        return self._at["weights"] + part.size - 2 * part.tiles
+        return self._slot(part.index) + self.config.n * columns * part.tiles
 
     def _gate(self, part: Part) -> None:
         """Two tiles of sums become one of what goes into the last product."""
-        at, mantissas, inner = self._at, self._mantissas(part), self.places.inner
+        at, inner, tiles = self._at, self.places.inner, part.tiles
+        mantissas = self._mantissas(part, self.places.width)
         self._out.add(
-            Kernel(
-                source=Source.ACCUMULATOR, start=self._starts["gate"], oy=self.places.rows, ox=part.tiles // 2,
-                src_oy=part.tiles, src_ox=2, src_vectors=2, dst=at["inner"] + part.first, dst_oy=2 * inner, dst_ox=2,
-                dst_vectors=2, with_b=1, b=mantissas, b_ox=4, b_vectors=2, with_c=1, c=mantissas + 2, c_ox=4,
-                c_vectors=2, with_d=1, d=at["row"], d_oy=1,
+            self._spread(
+                "gate", tiles // 2, src=At(self._sums(part), tiles, 0, 2, 2),
+                dst=At(at["inner"] + part.first, 2 * inner, 0, 2, 2), b=At(mantissas, 0, 0, 4, 2),
+                c=At(mantissas + 2, 0, 0, 4, 2), d=At(at["row"], 1),
             )
         )  # fmt: skip
 
-    def _add(self, name: str, a: str, columns: int, row: str, row_step: int) -> None:
+    def _add(self, name: str, a: str, columns: int, row: At) -> None:
         """A product that is added to the residual stream; `row` is where the shift of each row is."""
-        pitch, rows = 2 * self.places.width, self.places.rows
-        self._out.add(
-            Kernel(
-                source=Source.SCRATCHPAD, start=self._starts["prepare"], oy=rows, ox=self.places.width,
-                src=self._at[row], src_oy=row_step, dst=self._at["low"] + 1, dst_oy=pitch, dst_ox=2,
-            )
-        )  # fmt: skip
-        for part in self._product(name, a, columns, BLOCK):
-            upper, low = (self._at[tensor] + 2 * part.first for tensor in ("x", "low"))
+        pitch, places = 2 * self.places.width, self.places
+        shift = At(self._at["low"] + 1, pitch, 0, 2)
+        self._out.add(self._spread("prepare", places.width, source=Source.SCRATCHPAD, src=row, dst=shift))
+        for part in self._product(name, a, columns):
+            upper, low = (At(self._at[tensor] + 2 * part.first, pitch, 0, 2, 2) for tensor in ("x", "low"))
             self._out.add(
-                Kernel(
-                    source=Source.ACCUMULATOR, start=self._starts[name], oy=rows, ox=part.tiles, src_oy=part.tiles,
-                    src_ox=1, dst=upper, dst_oy=pitch, dst_ox=2, dst_vectors=2, with_dst2=1, dst2=low, dst2_oy=pitch,
-                    dst2_ox=2, dst2_vectors=2, with_b=1, b=self._mantissas(part), b_ox=2, b_vectors=2, with_c=1,
-                    c=upper, c_oy=pitch, c_ox=2, c_vectors=2, with_d=1, d=low, d_oy=pitch, d_ox=2, d_vectors=2,
+                self._spread(
+                    name, part.tiles, src=At(self._sums(part), part.tiles, 0, 1), dst=upper, dst2=low,
+                    b=At(self._mantissas(part, columns), 0, 0, 2, 2), c=upper, d=low,
                 )
             )  # fmt: skip
 
     def _heads(self, part: Part) -> None:
-        """Queries, keys and values of a part of the product."""
+        """Queries, keys and values of a part of the product: of whole heads together, and of parts of them."""
         sizes, head = self.places.sizes, self.places.head
         first = 0
         for name, count in (
@@ -269,47 +316,61 @@ class Decoder:
             ("key", sizes.key_value_heads),
             ("value", sizes.key_value_heads),
         ):
-            target = self._at[name[0]]
-            for index in range(count):
-                tile = first + index * head - part.first
-                if tile >= 0 and tile + head <= part.tiles:
-                    self._one_head(name, part, tile, target + index * head, count * head)
-                elif -head < tile < part.tiles:
-                    raise CompileError("the scratchpad has no room for the weights of whole heads")
+            tile = max(part.first, first)
+            end = min(part.first + part.tiles, first + count * head)
+            while tile < end:
+                within = (tile - first) % head
+                whole = 0 if within else (end - tile) // head
+                tiles = head if whole else min(head - within, end - tile)
+                self._some_heads(name, part, (tile - part.first, tile - first), max(whole, 1), tiles)
+                tile += max(whole, 1) * tiles
             first += count * head
 
-    def _one_head(self, name: str, part: Part, tile: int, dst: int, pitch: int) -> None:
-        head, angles, row = self.places.head, self._at["angles"], self._at["row"]
-        kernel = Kernel(
-            source=Source.ACCUMULATOR, start=self._starts[name], oy=self.places.rows, ox=head, src=tile,
-            src_oy=part.tiles, src_ox=1, dst=dst, dst_oy=pitch, dst_ox=1, with_b=1, b_ox=2, b_vectors=2, with_c=1,
-        )  # fmt: skip
+    def _some_heads(self, name: str, part: Part, tiles: tuple[int, int], heads: int, columns: int) -> None:
+        """`tiles` are the first tile in the part and among all of this name, of each of the heads so many columns."""
+        places, row = self.places, self._at["row"]
+        count = places.queries if name == "query" else places.keys
+        src = At(self._sums(part) + tiles[0], part.tiles, places.head, 1)
+        dst = At(self._at[name[0]] + tiles[1], count, places.head, 1)
         if name == "value":
-            more = {"b": self._mantissas(part) + 2 * tile, "c": row, "c_oy": 1}
+            mantissas = self._mantissas(part, places.width) + 2 * tiles[0]
+            more: dict[str, At] = {"b": At(mantissas, 0, 2 * places.head, 2, 2), "c": At(row, 1)}
         else:
+            angles, pitch = self._at["angles"] + 2 * (tiles[1] % places.head), 4 * places.head
             more = {
-                "b": angles, "b_oy": 4 * head, "c": angles + 2 * head, "c_oy": 4 * head, "c_ox": 2, "c_vectors": 2,
-                "with_d": 1, "d": row, "d_oy": 1,
+                "b": At(angles, pitch, 0, 2, 2), "c": At(angles + 2 * places.head, pitch, 0, 2, 2), "d": At(row, 1),
             }  # fmt: skip
-        self._out.add(dataclasses.replace(kernel, **more))
+        operands = {"src": src, "dst": dst, **more}
+        self._out.add(self._spread(name, columns, heads, source=Source.ACCUMULATOR, **operands))
 
     # --- behind the blocks
 
     def _head(self) -> None:
-        """Logits of all tokens, two digits each."""
-        n, rows, dst = self.config.n, self.places.rows, self._at["inner"]
-        tiles = ceil_div(self.places.sizes.vocabulary, n)
-        self._out.add(self._normalise())
-        for part in self._product("head", "a", self.places.width, CONSTANTS):
-            count = 2 * part.tiles
-            self._out.add(
-                Kernel(
-                    source=Source.ACCUMULATOR, start=self._starts["head"], ob=rows, oy=part.tiles, src_ob=part.tiles,
-                    src_oy=1, dst=dst, dst_ob=count, dst_oy=2, dst_vectors=2, with_b=1, b=self._mantissas(part),
-                    b_oy=2, b_vectors=2, with_c=1, c=self._at["row"], c_ob=1,
-                )
+        """Logits of all tokens, two digits each: all slots with parts of the head in each turn of a loop."""
+        code, ring = self._out, self.contents.ring
+        code.add(self._normalise())
+        code.add(SetRegisters(**slots((LAYERS, Mode.SET, ring.head_turns - 1))))
+        moved = len(ring.slots) * ring.head_tiles * 2 * self.config.n
+        if ring.head_turns > 1:
+            with code.loop(LAYERS, {LAYERS: -1, BLOCK: self.contents.head_bytes, LOGITS: moved}):
+                self._some_logits(refill=True)
+        self._some_logits(refill=False)
+
+    def _some_logits(self, *, refill: bool) -> None:
+        n, rows, code, ring = self.config.n, self.places.rows, self._out, self.contents.ring
+        tiles = ring.head_tiles
+        parts = [Part(index, index * tiles, tiles) for index in range(len(ring.slots))]
+        stored: list[int] = []
+        for part in self._multiplied(parts, "a", self.places.width, head=True, refill=refill):
+            # Two parts of logits are on the chip, too.
+            dst = self._at["inner"] + part.index % 2 * 2 * tiles * rows
+            kernel = self._spread(
+                "head", tiles, src=At(self._sums(part), tiles, 0, 1), dst=At(dst, 2 * tiles, 0, 2, 2),
+                b=At(self._mantissas(part, self.places.width), 0, 0, 2, 2), c=At(self._at["row"], 1),
             )  # fmt: skip
-            self._out.add(
-                Store(base=LOGITS, offset=2 * part.first * n, rows=rows, row_pitch=2 * tiles * n, pixels=count,
-                      pitch=n, length=n, src=dst, src_pixel=1, src_row=count)
+            code.add(kernel, code.last, *stored[-2:-1])
+            store = Store(
+                base=LOGITS, offset=2 * part.first * n, rows=rows, row_pitch=2 * self.contents.logit_tiles * n,
+                pixels=2 * tiles, pitch=n, length=n, src=dst, src_pixel=1, src_row=2 * tiles,
             )  # fmt: skip
+            stored.append(code.add(store))

@@ -228,7 +228,8 @@ def prepare(columns: int) -> Rows:
 def add(columns: int, scaled: Scaled) -> Rows:
     """Sums (0) with mantissas (1), added to a row of the residual stream (2 and 3): that again (targets 0 to 3)."""
     rows = Rows(columns, 4)
-    shift = rows.behind(3).known(0, MOST_BITS)
+    # Read into a register: nothing of the row may be read once a part of it is overwritten.
+    shift = (rows.behind(3) + 0).known(0, MOST_BITS)
     _put_residual(rows, _residual(rows, 2, 3) + _steps(rows, 0, scaled, 1, shift))
     rows.put(shift, 3)
     return rows

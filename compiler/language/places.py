@@ -48,7 +48,7 @@ class Places:
             )
         if self.page % n:
             raise CompileError(f"pages have {self.page} keys, no multiple of {n}")
-        if self.room < max(n * max(self.width, self.inner), self.config.table_depth // n) + 4:
+        if self.room < max(2 * (n * max(self.width, self.inner) + 2), self.config.table_depth // n):
             raise CompileError(
                 f"the scratchpad of {self.config.scratchpad_size} vectors has room for {self.room} behind "
                 f"{self.rows} rows"
@@ -88,17 +88,20 @@ class Places:
     def at(self) -> dict[str, int]:
         """The first vector of each tensor, by name; weights come last."""
         rows, residual = self.rows, 2 * self.rows * self.width
+        one = {} if rows == 1 else {"one": self.one, "out": self.queries}
         sizes = {
             "x": residual, "low": residual, "a": rows * max(self.width, self.queries), "row": rows, "even": 1,
             "inner": 2 * rows * max(self.inner, self.width), "b": rows * self.inner, "angles": 4 * rows * self.head,
-            "q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, "one": self.one,
-            "out": self.queries, "keys": self.page * self.keys, "values": self.page * self.keys,
+            "q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **one,
+            "keys": self.page * self.keys, "values": self.page * self.keys,
             "p": self.sizes.heads * self.page // self.config.n, "scores": PARAMETER_VECTORS,
-            "idle": PARAMETER_VECTORS + 2,
+            "idle": PARAMETER_VECTORS + 3,
         }  # fmt: skip
         found, at = {}, 0
         for name, size in sizes.items():
             found[name], at = at, at + size
+        if rows == 1:  # what is one token's is all that there is
+            found |= {"one": found["q"], "out": found["a"]}
         return found | {"weights": at}
 
     @property

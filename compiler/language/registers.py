@@ -2,7 +2,7 @@
 
 ====  =============================================================================
 0     constants
-1     the record of the current block: parameters, weights
+1     the record of the current block: parameters, weights; behind all blocks the head's
 2     the frame
 3     pages of keys and values, those of the current block
 4     what lies between: queries, keys, values and results of all tokens
@@ -21,8 +21,10 @@ from weft.compiler.machine.emit import ceil_div
 from weft.hdl.isa.loops import READ_BYTES, READ_WORDS
 
 CONSTANTS, BLOCK, FRAME, PAGES, BETWEEN, LOGITS = range(6)
-LAYERS, DESCRIPTOR, ROWS_LEFT, ROWS, TABLE, LENGTH, BLOCKS, PLACE, TOKEN = range(6, 15)
-"""Registers of the program's own. From TABLE on they are read from descriptors; TOKEN is what lies between of one."""
+LAYERS, DESCRIPTOR, ROWS_LEFT, ROWS, TABLE, LENGTH, BLOCKS, PLACE, TOKEN, RESULT = range(6, 16)
+"""Registers of the program's own. Those from TABLE to PLACE are read from descriptors. TOKEN is where what lies between
+of one token is loaded from, and RESULT, which is the same place, where its results go. LAYERS also counts turns of the
+loop over the head, through which BLOCK and LOGITS move on."""
 DESCRIPTOR_WORDS = READ_WORDS
 """Words of a descriptor, of which the first four are used."""
 HEADER_BYTES = READ_BYTES

@@ -30,7 +30,7 @@ class DecoderRun:
         self.decoder = decoder
         places, contents = decoder.places, decoder.contents
         self.blocks = -(-places.sizes.context // places.page)
-        self.columns = -(-places.sizes.vocabulary // decoder.config.n) * decoder.config.n
+        self.columns = contents.logit_tiles * decoder.config.n
         self.descriptors = descriptors(places.rows)
         at, found = 0, []
         for size in (

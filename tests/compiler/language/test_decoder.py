@@ -6,6 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from tests.support.decoder_run import DecoderRun
 from tests.support.language_models import random_model
@@ -16,9 +18,12 @@ from weft.compiler.language.model import LanguageModel, Sizes
 from weft.compiler.language.ranges import ranges
 from weft.compiler.language.reference import Reference
 from weft.compiler.language.registers import PAGES
+from weft.hdl.checker.program import check
+from weft.hdl.isa import WORD_BYTES, Instruction, decode
 from weft.hdl.isa.config import Config
 from weft.sim.compiled.device import CompiledDevice
 from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.rtl.device import RtlDevice
 
 _SIZES = Sizes(
     context=48, width=64, blocks=2, heads=4, key_value_heads=2, key_length=16, value_length=16, feed_forward=96,
@@ -89,6 +94,43 @@ def test_texts_do_not_change_each_other() -> None:
         assert np.array_equal(found, expected[at]), at
 
 
+def instructions_of(decoder: Decoder) -> list[Instruction]:
+    return [decode(decoder.code[at : at + WORD_BYTES]) for at in range(0, len(decoder.code), WORD_BYTES)]
+
+
+@pytest.mark.parametrize(("preset", "rows"), [("tiny", 1), ("small", 1), ("small", 3), ("default", 2)])
+def test_nothing_races(preset: str, rows: int) -> None:
+    """Whatever the number of layers, tokens, pages and parts of the head."""
+    _, _, numbers = made(11)
+    decoder = Decoder(numbers, config_of(preset), rows=rows, page=16)
+    check(instructions_of(decoder), decoder.config)
+
+
+def same_in_rtl(decoder: Decoder, steps: list[list[tuple[int, int, list[int]]]], seed: int) -> None:
+    """All of memory is the same behind each step, with random stalls."""
+
+    def rtl(config: Config, size: int) -> RtlDevice:
+        return RtlDevice(config, size, stall_probability=0.2, stall_seed=seed)
+
+    golden, real = (DecoderRun(decoder, device, 6) for device in (CompiledDevice, rtl))
+    with real.device:
+        for step in steps:
+            assert np.array_equal(golden.step(step), real.step(step))
+            size = golden.device.memory_bytes
+            assert golden.device.read(0, size) == real.device.read(0, size)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rtl_is_golden(rows: int) -> None:
+    _, text, numbers = made(12)
+    decoder = Decoder(numbers, config_of("small"), rows=rows, page=8)
+    mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
+    steps = [mine[at : at + rows] for at in range(0, 12, rows)]
+    if rows > 1:
+        steps.append([(text[0], 0, [5]), mine[12]])  # another text beside it
+    same_in_rtl(decoder, steps, rows)
+
+
 def test_what_pages_held_before_does_not_matter() -> None:
     """Keys behind a text's length are seen by nobody, in the first page or in a later one."""
     _, text, numbers = made(10)
@@ -135,3 +177,36 @@ def test_other_architectures_are_named() -> None:
     biased = random_model(np.random.default_rng(1), "llama", _SIZES, biases=True)
     with pytest.raises(CompileError, match="language models with biases are not supported"):
         integers(biased, seen)
+
+
+@st.composite
+def sizes_drawn(draw: st.DrawFn) -> Sizes:
+    """Sizes that arrays of 4 to 16 columns take."""
+    groups = draw(st.sampled_from([1, 2, 3]))
+    length = 16 * draw(st.integers(1, 3))
+    return Sizes(
+        context=64, width=16 * draw(st.integers(1, 6)), blocks=draw(st.integers(1, 3)),
+        heads=groups * draw(st.integers(1, 3)), key_value_heads=groups, key_length=length, value_length=length,
+        feed_forward=16 * draw(st.integers(1, 9)), vocabulary=0,
+    )  # fmt: skip
+
+
+@pytest.mark.long
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes_drawn(), st.sampled_from(["tiny", "small", "default"]), st.sampled_from([1, 1, 2, 3, 5, 9]),
+    st.sampled_from([16, 32]), st.integers(0, 1 << 30),
+)  # fmt: skip
+def test_drawn_models(sizes: Sizes, preset: str, rows: int, page: int, seed: int) -> None:
+    """The checker is content, and RTL is golden: heads, groups, sizes, pages, tokens side by side."""
+    model = random_model(np.random.default_rng(seed), "llama", sizes, biases=False)
+    text = np.random.default_rng(seed).integers(0, model.sizes.vocabulary, _TOKENS).tolist()
+    try:
+        decoder = Decoder(integers(model, ranges(model, [text])), config_of(preset), rows=rows, page=page)
+    except CompileError as error:
+        assume("room" not in str(error))
+        raise
+    check(instructions_of(decoder), decoder.config)
+    mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
+    steps = [mine[at : at + rows] for at in range(0, 20, rows)]
+    same_in_rtl(decoder, steps[:1] + steps[-2:], seed)
