@@ -38,6 +38,7 @@ from weft.hdl.isa import (
     VectorInstruction,
 )
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.int4 import GROUP
 
 ADDRESSES = 1 << 32
 """Bytes behind a base register of which no more is known."""
@@ -128,6 +129,8 @@ def _check_load(i: Load, config: Config, extents: Extents | None) -> None:
             raise ProgramError(
                 f"'pitch' {i.pitch} is less than 'length' {i.length}, which 'transpose' excludes"
             )
+    if i.blocks and not i.int4:
+        raise ProgramError("'blocks' is 1, which needs 'int4' 1")
     if i.int4:
         _check_int4(i, config, extents)
     behind = (i.pixels - 1) * i.pitch + i.length - i.before - (2 if i.int4 else 1) * i.run
@@ -143,6 +146,10 @@ def _check_int4(i: Load, config: Config, extents: Extents | None) -> None:
     """Rows of values of 4 bits begin with whole words of the bus, as far as is known here."""
     if i.paged:
         raise ProgramError("'int4' needs to know where rows begin, which 'paged' does not tell")
+    if i.blocks and i.run % (GROUP * config.n // 2):
+        raise ProgramError(
+            f"'run' {i.run} is no multiple of the {GROUP * config.n // 2} bytes of values in a group of 'blocks'"
+        )
     if i.run > INT4_RUN_MAX:
         raise ProgramError(f"'run' {i.run} is more than the {INT4_RUN_MAX} bytes that 'int4' takes")
     base = 0 if extents is None else extents.addresses.get(i.base, 0)

@@ -80,7 +80,8 @@ class Config:
         do: 2 to ``n / 2``, at most 8, or 0 for an array without that path.
     int4 : int
         1 if LOAD can widen values of 4 bits in memory to bytes: weights in 4 bits take half the memory, and half the
-        time where the bus sets the pace. 0 for an accelerator without.
+        time where the bus sets the pace. 2 if it can also multiply blocks of them by factors of their own, see
+        `weft.hdl.isa.int4`: for an ``n`` from 4 to 32, and a bus of ``n`` bytes. 0 for an accelerator without.
     loops : int
         1 if programs have loops and registers of their own, see `weft.hdl.isa.loops`. 0 for an accelerator whose
         programs are straight lists of instructions.
@@ -138,7 +139,14 @@ class Config:
         self._power("row_states", 4, 4096)
         self._power("alignments", 16, 4096)
         self._power("table_depth", 256, 2048)
-        for name in ("multiply", "int4", "loops"):
+        if self.int4 not in (0, 1, 2):
+            raise ConfigError(f"configuration field 'int4' must be 0, 1 or 2, not {schema.shown(self.int4)}")
+        if self.int4 == 2 and not (4 <= self.n <= 32 and self.bus_bytes == self.n):
+            raise ConfigError(
+                f"configuration field 'int4' is 2, which needs 'n' from 4 to 32 and as many 'bus_bytes', not {self.n}"
+                f" and {self.bus_bytes}"
+            )
+        for name in ("multiply", "loops"):
             value = getattr(self, name)
             if value not in (0, 1):
                 raise ConfigError(f"configuration field {name!r} must be 0 or 1, not {schema.shown(value)}")
@@ -189,6 +197,11 @@ class Config:
     def wide_activations(self) -> bool:
         """Whether the array takes 9-bit activations: bytes less their zero point."""
         return self.probability_bits == 8
+
+    @property
+    def blocks(self) -> bool:
+        """Whether LOAD multiplies blocks of values of 4 bits by factors of their own."""
+        return self.int4 == 2
 
     @property
     def transposed_vectors(self) -> int:

@@ -10,6 +10,7 @@ _NO_MULTIPLIERS = "the configuration has no products of elements ('multiply' is 
 _NO_KERNELS = "the configuration has no kernel engine ('kernel' is 0)"
 _NO_TAPS = "the configuration's array adds up no products of neighbouring rows ('depthwise_taps' is 0)"
 _NO_INT4 = "the configuration's LOAD widens no values of 4 bits ('int4' is 0)"
+_NO_BLOCKS = "the configuration's LOAD multiplies no blocks of values of 4 bits ('int4' is not 2)"
 _NO_LOOPS = "the configuration's programs are straight lists of instructions ('loops' is 0)"
 _NO_TABLES = "the configuration has no look-up tables ('lookup_tables' is 0)"
 
@@ -24,6 +25,7 @@ class Feature(enum.Enum):
     KERNEL = "kernel engine only"
     DEPTHWISE = "sums along rows only"
     INT4 = "values of 4 bits only"
+    BLOCKS = "blocks of values of 4 bits only"
     LOOPS = "loops only"
 
     def missing(self, config: Config) -> str | None:
@@ -36,6 +38,8 @@ class Feature(enum.Enum):
             return None if config.depthwise_taps else _NO_TAPS
         if self is Feature.INT4:
             return None if config.int4 else _NO_INT4
+        if self is Feature.BLOCKS:
+            return None if config.blocks else _NO_BLOCKS
         if self is Feature.LOOPS:
             return None if config.loops else _NO_LOOPS
         if self is Feature.MULTIPLY:

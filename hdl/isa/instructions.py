@@ -14,7 +14,8 @@ vector of probabilities, addressed by ``alignment``), and the *table* of ``table
 opcodes SOFTMAX, NORMALISE and TABLE do not exist, and fields marked "softmax only" must be 0. Configurations with
 `lookup_tables` have so many *look-up tables* of 256 bytes; without them the opcode LOOKUP does not exist, and fields
 marked "look-up tables only" must be 0. Fields marked "products of elements only" must be 0 without `multiply`,
-those marked "sums along rows only" without `depthwise_taps`, and those marked "values of 4 bits only" without `int4`.
+those marked "sums along rows only" without `depthwise_taps`, those marked "values of 4 bits only" without `int4`, and
+those marked "blocks of values of 4 bits only" unless that is 2.
 Without `loops` the opcodes SET, LOOP, NEXT and READ do not exist, and base registers are those that the host sets, 0 to
 7. With it there are 16: 0 to 7 start as the host set them, 8 to 15 as 0, and a program may change all of them. What an
 instruction needs of them it has from when it passes fetch, which is in program order, whenever its unit starts it.
@@ -35,6 +36,7 @@ from weft.hdl.isa.encoding import (
     stride,
 )
 from weft.hdl.isa.features import Feature
+from weft.hdl.isa.int4 import FACTORS_SHIFT
 from weft.hdl.isa.operands import LANES, Bound, Count, Loop, Memory, Operand, over
 
 FILL_MAX = 1 << 17
@@ -84,6 +86,10 @@ class Load(Instruction):
     With ``int4``, every byte from DRAM is two signed values of 4 bits, the low nibble first, and each of them is a byte
     of the row: ``2 * run`` bytes of it come from DRAM. The other fields count bytes of the row as ever. ``run`` is at
     most `INT4_RUN_MAX`, and every row begins in DRAM at a multiple of the width of the bus. ``paged`` is 0 then.
+
+    With ``blocks`` as well, values are in groups of `weft.hdl.isa.int4.GROUP` words of N, ahead of which DRAM has N
+    factors, signed bytes. Value v of word w of a group becomes ``min(max(rsh(v * factor[w mod N], 3), -128), 127)``.
+    ``run`` is a multiple of a group's values, and a sixteenth of it comes from DRAM in addition.
     """
 
     OPCODE = Opcode.LOAD
@@ -92,7 +98,7 @@ class Load(Instruction):
         Operand(
             "offset",
             Memory.DRAM,
-            (Loop("line", "lines", "line_pitch"), Loop("row", "line", "row_pitch"), Loop("byte", "run", 1)),
+            (Loop("line", "lines", "line_pitch"), Loop("row", "line", "row_pitch"), Loop("byte", "taken", 1)),
             when={"paged": 0},
             register="base",
         ),
@@ -148,6 +154,12 @@ class Load(Instruction):
     table: int = register("base register of the page table", requires=Feature.SOFTMAX)
     page: int = bits(16, "index of the page table's entry", requires=Feature.SOFTMAX)
     int4: int = bits(1, "bytes in DRAM are two values of 4 bits", requires=Feature.INT4)
+    blocks: int = bits(1, "groups of values have factors", requires=Feature.BLOCKS)
+
+    @property
+    def taken(self) -> int:
+        """Bytes of a row from DRAM, with those of factors."""
+        return self.run + (self.run >> FACTORS_SHIFT if self.blocks else 0)
 
     @property
     def lines(self) -> int:

@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.bus.burst import BurstSplitter
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.int4 import FACTORS_SHIFT
 from weft.hdl.lib.block_fifo import register_or_fifo
 from weft.hdl.lib.ports import bus_read, scratchpad_write, unit
 from weft.hdl.lib.registers import pass_registers, register_port, register_value
@@ -59,10 +60,10 @@ class LoadRequests(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        m = Module()
+        m, config = Module(), self.config
         op = self.instruction.payload
         first = Signal(32)
-        if self.config.loops:
+        if config.loops:
             m.d.comb += first.eq(op.offset)
         else:
             m.d.comb += first.eq(register_value(self, Load, "base", op.base, self.config) + op.offset)
@@ -78,11 +79,12 @@ class LoadRequests(wiring.Component):
             self.run.payload.address.eq(address),
         ]
         overlap = self._describe(m, first)
+        factors = Mux(op.blocks, op.run >> FACTORS_SHIFT, 0) if config.blocks else 0
         with m.If(self.instruction.valid & self.instruction.ready):
             again = Mux(overlap, (op.length - 1)[:16] >> self._shift, 0)
             m.d.sync += [
                 self.run.valid.eq(1),
-                self.run.payload.bytes.eq(op.run),
+                self.run.payload.bytes.eq(op.run + factors),
                 address.eq(first),
                 pitch.eq(op.row_pitch),
                 jump.eq(op.row_pitch + op.skip),
@@ -151,6 +153,8 @@ class LoadRequests(wiring.Component):
             words = Cat(Const(-1, align + 1), last[align : len(op.run)])
             size, last = Mux(op.int4, op.run << 1, op.run), Mux(op.int4, words, last)
             m.d.comb += unpack.int4.eq(op.int4)
+        if self.config.blocks:
+            m.d.comb += unpack.blocks.eq(op.blocks)
         m.d.comb += [unpack.end.eq(op.before + size), unpack.run_last.eq(last)]
 
 
@@ -267,6 +271,8 @@ class LoadUnit(wiring.Component):
             return
         m.submodules.widener = widener = Widener(self.config)
         wiring.connect(m, widener.wide, unpacker.beat)
+        if self.config.blocks:
+            m.d.comb += widener.blocks.eq(unpacker.blocks)
         m.d.comb += [
             widener.narrow.eq(unpacker.narrow),
             widener.beat.payload.eq(beats.r_data),

@@ -30,6 +30,7 @@ def unpack_layout(config: Config) -> data.StructLayout:
     pass. ``step_inner``, ``step_outer``: bytes from one vector to the next, and over the end of ``inner``.
     ``transpose``, with softmax only: pixels are to be transposed. ``int4``, where LOAD has it: words of the bus are to
     be widened. Rows begin with whole words then, and `run_last` is that of whole words, twice as many as come.
+    ``blocks``, where LOAD has those: words are in groups behind their factors, which do not count here.
     """
     align = (config.bus_bytes - 1).bit_length()
     address = config.widths.scratchpad_address
@@ -59,6 +60,7 @@ def unpack_layout(config: Config) -> data.StructLayout:
         }
         | ({"transpose": 1} if config.softmax else {})
         | ({"int4": 1} if config.int4 else {})
+        | ({"blocks": 1} if config.blocks else {})
     )
 
 
@@ -191,6 +193,8 @@ class Unpacker(wiring.Component):
     busy : Out(1)
     narrow : Out(1)
         Where LOAD has values of 4 bits: the beat that is taken next holds them.
+    blocks : Out(1)
+        Where LOAD has blocks of them: a beat is wanted, and belongs to a group, or is the factors in front of one.
     stall_memory : Out(1)
         The unpacker waits for a beat.
     """
@@ -206,6 +210,7 @@ class Unpacker(wiring.Component):
                 "stall_memory": Out(1),
             }
             | ({"narrow": Out(1)} if config.int4 else {})
+            | ({"blocks": Out(1)} if config.blocks else {})
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -326,6 +331,8 @@ class Unpacker(wiring.Component):
         ]
         if self.config.int4:
             m.d.comb += self.narrow.eq(op.int4)
+        if self.config.blocks:
+            m.d.comb += self.blocks.eq(op.blocks & some)
         with m.If(~active):
             m.d.sync += [active.eq(self.unpack.valid), op.eq(self.unpack.payload)]
         with m.Elif(finish & ~follow):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.int4 import FACTOR_PLACES, GROUP
 
 
 class Widener(wiring.Component):
@@ -14,6 +15,9 @@ class Widener(wiring.Component):
 
     The low nibble of a byte is the first of its two values, which are signed. Words pass in the cycle they come in.
     `narrow` may change only between words, behind both parts of the one before.
+
+    With `blocks`, words are in groups. The first word of a group has factors and does not pass; it takes a cycle. Each
+    of the `GROUP` words that come of the others is multiplied by the next one of the factors, which are used in turn.
 
     Parameters
     ----------
@@ -23,6 +27,8 @@ class Widener(wiring.Component):
     -------
     narrow : In(1)
         The word at the input holds values of 4 bits.
+    blocks : In(1)
+        It belongs to a group, too, or is the first one of a group. Only where LOAD has blocks.
     beat : In(stream of bus words)
     wide : Out(stream of bus words)
     """
@@ -30,21 +36,51 @@ class Widener(wiring.Component):
     def __init__(self, config: Config) -> None:
         self.config = config
         word = stream.Signature(config.widths.bus)
-        super().__init__({"narrow": In(1), "beat": In(word), "wide": Out(word)})
+        super().__init__(
+            {"narrow": In(1), "beat": In(word), "wide": Out(word)}
+            | ({"blocks": In(1)} if config.blocks else {})
+        )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         upper = Signal()  # half of the word: the lower one has been taken
         word, half = self.beat.payload, self.config.widths.bus // 2
         chosen = Mux(upper, word[half:], word[:half])
+        halved = self.narrow & self.wide.valid & self.wide.ready
+        factors, widened = (
+            self._groups(m, halved, chosen) if self.config.blocks else (0, self._widened(chosen))
+        )
         m.d.comb += [
-            self.wide.valid.eq(self.beat.valid),
-            self.wide.payload.eq(Mux(self.narrow, self._widened(chosen), word)),
-            self.beat.ready.eq(self.wide.ready & (upper | ~self.narrow)),
+            self.wide.valid.eq(self.beat.valid & ~factors),
+            self.wide.payload.eq(Mux(self.narrow, widened, word)),
+            self.beat.ready.eq(factors | (self.wide.ready & (upper | ~self.narrow))),
         ]
-        with m.If(self.narrow & self.wide.valid & self.wide.ready):
+        with m.If(halved):
             m.d.sync += upper.eq(~upper)
         return m
+
+    def _groups(self, m: Module, halved: Value, chosen: Value) -> tuple[Value, Value]:
+        """Keep factors and use them in turn. Returns whether the word at the input has some, and the values in half a
+        word as bytes."""
+        left = Signal(range(GROUP + 1))  # words of the group that are still to come
+        kept = Signal(self.config.widths.bus)
+        first = Signal()
+        m.d.comb += first.eq(self.blocks & (left == 0))
+        with m.If(first & self.beat.valid):
+            m.d.sync += [left.eq(GROUP), kept.eq(self.beat.payload)]
+        with m.Elif(halved & self.blocks):
+            m.d.sync += [left.eq(left - 1), kept.eq(kept.rotate_right(8))]
+        nibbles = [chosen[at : at + 4].as_signed() for at in range(0, len(chosen), 4)]
+        products = Cat(*(self._multiplied(m, nibble, kept[:8].as_signed()) for nibble in nibbles))
+        return first, Mux(self.blocks, products, self._widened(chosen))
+
+    @staticmethod
+    def _multiplied(m: Module, value: Value, factor: Value) -> Value:
+        """A value of 4 bits times a factor, rounded and saturated to a byte."""
+        rounded = Signal(signed(12 - FACTOR_PLACES + 1))
+        m.d.comb += rounded.eq((value * factor + (1 << FACTOR_PLACES - 1)) >> FACTOR_PLACES)
+        within = rounded[7:].all() | ~rounded[7:].any()
+        return Mux(within, rounded[:8], Cat((~rounded[-1]).replicate(7), rounded[-1]))
 
     @staticmethod
     def _widened(values: Value) -> Value:

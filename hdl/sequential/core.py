@@ -41,6 +41,10 @@ def check_config(config: Config) -> None:
         raise ConfigError(
             f"the sequential core runs straight programs only: configuration field 'loops' is {config.loops}, not 0"
         )
+    if config.blocks:
+        raise ConfigError(
+            "the sequential core multiplies no blocks of values of 4 bits: configuration field 'int4' is 2, not 0 or 1"
+        )
     if config.depthwise_taps:
         raise ConfigError(
             "the sequential core has no sums along rows: configuration field 'depthwise_taps' is "

@@ -16,7 +16,7 @@ public:
         if (!(op.transpose ? addresses(targets_, op.dst, {1, 0}, {groups, op.dst_row}, {n, op.dst_vector}, s.scratchpad_size)
                            : addresses(targets_, op.dst, rows, pixels, {vectors, op.dst_vector}, s.scratchpad_size)))
             return false;
-        if (!find_rows(s, op)) return false;
+        if (!find_rows(s, op) || (op.blocks && (!op.int4 || op.run % (GROUP * n / 2)))) return false;
         if (op.transpose) pixels_.assign(size_t(groups * n * n), int8_t(op.fill));
         const int64_t taken = std::max<int64_t>(0, std::min(op.int4 ? 2 * op.run : op.run, needed - op.before));
         const int32_t* target = targets_.data();
@@ -24,7 +24,8 @@ public:
             const uint8_t* bytes = s.dram + starts_[size_t(row)];
             if (op.int4 || op.before || taken < needed) {
                 bytes_.assign(size_t(needed), uint8_t(op.fill));
-                if (op.int4) widen(bytes_.data() + op.before, bytes, taken);
+                if (op.blocks) multiply(bytes_.data() + op.before, bytes, taken, n);
+                else if (op.int4) widen(bytes_.data() + op.before, bytes, taken);
                 else if (taken) std::memcpy(bytes_.data() + op.before, bytes, size_t(taken));
                 bytes = bytes_.data();
             }
@@ -78,7 +79,8 @@ private:
         const int64_t start = int64_t(s.bases[op.base]) + op.offset;
         starts_.clear();
         for (int64_t row = 0; row < op.rows; row++) {
-            starts_.push_back(dram_place(s, start + row * op.row_pitch + row / op.line * op.skip, op.run));
+            const int64_t size = op.blocks ? op.run + op.run * 2 / GROUP : op.run;
+            starts_.push_back(dram_place(s, start + row * op.row_pitch + row / op.line * op.skip, size));
             if (starts_.back() < 0 || (op.int4 && starts_.back() % s.bus_bytes)) return false;
         }
         return true;
@@ -87,6 +89,18 @@ private:
     // Signed values of 4 bits, two a byte and the low nibble first, as bytes.
     static void widen(uint8_t* to, const uint8_t* from, int64_t values) {
         for (int64_t k = 0; k < values; k++) to[k] = uint8_t(((from[k / 2] >> 4 * (k % 2) & 15) ^ 8) - 8);
+    }
+
+    // Groups of values of 4 bits, in words of n, behind the factors of their rows.
+    static void multiply(uint8_t* to, const uint8_t* from, int64_t values, int64_t n) {
+        const int64_t group = GROUP * n;
+        for (int64_t k = 0; k < values; k++) {
+            const uint8_t* start = from + k / group * (n + group / 2);
+            const int64_t at = k % group;
+            const int value = int(int8_t(((start[n + at / 2] >> 4 * (at % 2) & 15) ^ 8) - 8));
+            const int product = value * int(int8_t(start[at / n % n]));
+            to[k] = uint8_t(int8_t(std::clamp((product + (1 << (FACTOR_PLACES - 1))) >> FACTOR_PLACES, -128, 127)));
+        }
     }
 
     void transpose(State& s, int64_t groups) {

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.hdl.isa import PAGE_ENTRY, Load, Mm, Operand, Store
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.int4 import unpack
+from weft.hdl.isa.int4 import GROUP, unpack, unpack_groups
 from weft.sim.device import DeviceError
 from weft.sim.golden.arithmetic import rsh, wrap
 from weft.sim.golden.execute import executes
@@ -33,10 +33,9 @@ def load(memories: Memories, i: Load) -> None:
     start = memories.register(i.base) + i.offset + (_page(memories, i) if i.paged else 0)
     for row in range(i.rows):
         address = (start + row * i.row_pitch + row // i.line * i.skip) & 0xFFFFFFFF
-        source = memories.dram_range(address, i.run)
-        rows[row, i.before : i.before + take] = (_widened(memories, address, source) if i.int4 else source)[
-            :take
-        ]
+        source = memories.dram_range(address, i.taken)
+        row_bytes = _widened(memories, i, address, source) if i.int4 else source
+        rows[row, i.before : i.before + take] = row_bytes[:take]
     shape, steps = (i.rows, i.pixels, i.length), (rows.strides[0], i.pitch, 1)
     pixels = np.lib.stride_tricks.as_strided(rows, shape, steps, writeable=False)
     data = np.full((i.rows, i.pixels, vectors * n), i.fill & 0xFF, np.uint8)
@@ -49,14 +48,21 @@ def load(memories: Memories, i: Load) -> None:
     memories.scratchpad[memories.addresses(i, "dst").ravel()] = result
 
 
-def _widened(memories: Memories, address: int, source: np.ndarray) -> np.ndarray:
-    """Two signed values of 4 bits of each byte, the low nibble first, as bytes: uint8."""
+def _widened(memories: Memories, i: Load, address: int, source: np.ndarray) -> np.ndarray:
+    """Two signed values of 4 bits of each byte, the low nibble first, or groups with factors, as bytes: uint8."""
     if address % memories.config.bus_bytes:
         raise DeviceError(
             f"a row of values of 4 bits at DRAM address {address:#x} does not begin at a multiple of the "
             f"{memories.config.bus_bytes} bytes of the bus"
         )
-    return unpack(source).view(np.uint8)
+    if not i.blocks:
+        return unpack(source).view(np.uint8)
+    n = memories.config.n
+    if i.run % (GROUP * n // 2):
+        raise DeviceError(
+            f"run {i.run} is no multiple of the {GROUP * n // 2} bytes of values of 4 bits in a group"
+        )
+    return unpack_groups(source, n).view(np.uint8).ravel()
 
 
 def _check_transposed(i: Load, n: int, most: int) -> None:

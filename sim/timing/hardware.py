@@ -25,6 +25,7 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import KERNEL_ENTRIES, Config
 from weft.hdl.isa.features import Feature
+from weft.hdl.isa.int4 import FACTOR_PLACES, GROUP
 from weft.hdl.isa.kernel import STRIP_ROWS, Op, micro_places
 from weft.hdl.isa.latencies import (
     DIVISION,
@@ -213,6 +214,11 @@ def _micro() -> str:
     )
 
 
+def _groups() -> str:
+    """Of LOADs with blocks of values of 4 bits."""
+    return f"constexpr int GROUP = {GROUP}, FACTOR_PLACES = {FACTOR_PLACES};\n"
+
+
 def _loops() -> str:
     """Of SET and NEXT and their slots, of READ, and how many registers there are."""
     numbers = {
@@ -245,6 +251,7 @@ def header() -> str:
         "struct Field { uint16_t position, width; bool is_signed; int64_t least; };\n",
         _micro(),
         _loops(),
+        _groups(),
         *(_table(name, cls) for name, cls in kinds),
         "struct Kind { const Field* fields; unsigned count; int parameters; int64_t features; int registers[2]; };\n",
         f"constexpr Kind KINDS[] = {{ {', '.join(_kind(name, cls) for name, cls in kinds)} }};\n",

@@ -119,17 +119,23 @@ private:
     unsigned shift_ = 0;
     uint32_t mask_ = 0;
     bool upper_ = false;  // half of the word at the unpacker
+    int64_t words_ = 0;   // of a group of 4-bit values that are still to come
 
     unsigned bank(int64_t address_) const { return (uint32_t(address_) & mask_) >> shift_; }
 
     // From beats to the scratchpad; returns whether a descriptor is taken from the queue.
     bool unpack(bool beat, unsigned vec_write) {
         const bool vector_taken = write(vec_write);
-        const bool taken = unpacker.step(queue.readable() ? &queue.head() : nullptr, beats.valid, vector_taken);
+        // hdl/load/widen.py: a group of 4-bit values has a word of factors in front, which the unpacker does not see.
+        const bool factors = beats.valid && unpacker.op.blocks && unpacker.some && !words_;
+        const bool taken =
+            unpacker.step(queue.readable() ? &queue.head() : nullptr, beats.valid && !factors, vector_taken);
         stall_memory += unpacker.stalls;
         // hdl/load/widen.py: a word of 4-bit values is taken in two halves.
-        const bool half = unpacker.pops && unpacker.op.int4, popped = unpacker.pops && (!half || upper_);
+        const bool half = unpacker.pops && unpacker.op.int4, popped = factors || (unpacker.pops && (!half || upper_));
         upper_ ^= half;
+        if (factors) words_ = GROUP;
+        else if (half && words_) words_--;
         if (beat || beats.valid) beats.step(beat, 0, popped);
         return taken;
     }
@@ -184,7 +190,7 @@ private:
         const int64_t n = p->n, vectors_ = (op.length - 1) / n + 1, rest = (vectors_ - 1) * n;
         const bool overlap = op.pitch < op.length && rest && op.pixels != 1;
         run = true;
-        bytes = op.run, address = first, pitch = uint32_t(op.row_pitch), rows = op.rows - 1;
+        bytes = op.blocks ? op.run + op.run * 2 / GROUP : op.run, address = first, pitch = uint32_t(op.row_pitch), rows = op.rows - 1;
         jump = pitch + uint32_t(op.skip), line = line_reload = op.line - 1;
         passes = passes_reload = overlap ? vectors_ - 1 : 0;
         Unpack unpack;
@@ -193,6 +199,7 @@ private:
         unpack.split = overlap, unpack.transpose = op.transpose;
         unpack.align = first, unpack.align_row = op.row_pitch;
         unpack.before = op.before, unpack.run_last = op.run - 1, unpack.int4 = op.int4;
+        unpack.blocks = op.blocks;
         if (op.int4) unpack.run_last = 2 * ((op.run - 1) / p->bus_bytes + 1) * p->bus_bytes - 1;
         unpack.split_last = overlap ? rest : 0;
         unpack.step_inner = overlap ? op.pitch : n, unpack.step_outer = (op.pitch - rest) & 0xFFFF;

@@ -11,7 +11,7 @@ namespace weft {
 struct Unpack {
     int32_t index = -1;
     uint16_t signal = 0;
-    bool split = false, transpose = false, int4 = false;
+    bool split = false, transpose = false, int4 = false, blocks = false;
     int64_t align = 0, align_row = 0, align_line = 0, line_last = 0, before = 0, run_last = 0;
     int64_t split_last = 0, step_inner = 0, step_outer = 0;
     int64_t rows = 1, outer = 1, inner = 1, dst = 0, dst_rows = 0, dst_outer = 0, dst_inner = 0;

@@ -84,7 +84,7 @@ def test_attention(preset: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [TINY, PRESETS["small"], TINY.replace(kernel=64, int4=1)], ids=["tiny", "small", "kernels"]
+    "config", [TINY, PRESETS["small"], TINY.replace(kernel=64, int4=2)], ids=["tiny", "small", "kernels"]
 )
 def test_programs(config: Config) -> None:
     for seed in range(15):

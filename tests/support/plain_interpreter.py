@@ -64,6 +64,12 @@ class Slow:
         if byte >= i.length or not 0 <= position < i.run * (2 if i.int4 else 1):
             return i.fill
         address = self.bases[i.base] + self.page + i.offset + row * i.row_pitch + row // i.line * i.skip
+        if i.blocks:
+            group, at = divmod(position, 32 * self.n)
+            address += group * 17 * self.n
+            pair = self.dram[(address + self.n + at // 2) % 2**32]
+            factor = signed(self.dram[(address + at // self.n % self.n) % 2**32], 8)
+            return min(max(rsh(signed(pair >> 4 if at % 2 else pair, 4) * factor, 3), -128), 127)
         if i.int4:
             pair = self.dram[(address + position // 2) % 2**32]
             return signed(pair >> 4 if position % 2 else pair, 4)

@@ -40,6 +40,7 @@ from weft.hdl.isa import (
     required,
 )
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.int4 import GROUP
 from weft.hdl.isa.kernel import MICRO_OPS, SERIAL, kernel_at
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.interpreter import EXECUTE
@@ -179,7 +180,7 @@ class Generator:
             "rows": line * r.choice([1, 1, r.randrange(1, 4)]), "row_pitch": r.randrange(-300, 300), "line": line,
             "skip": r.choice([0, r.randrange(-300, 300)]), "pixels": pixels, "pitch": pitch, "length": length,
             "before": r.choice([0, 0, r.randrange(needed + 3)]), "run": r.randrange(1, needed + 9),
-            "transpose": transpose, "paged": paged, "table": 5 * paged, "page": page, "int4": 0,
+            "transpose": transpose, "paged": paged, "table": 5 * paged, "page": page, "int4": 0, "blocks": 0,
         }  # fmt: skip
         return fields | (self.narrow(fields) if self.config.int4 and not paged and r.random() < 0.5 else {})
 
@@ -189,7 +190,12 @@ class Generator:
         first = (self.random.randrange(0x1000, 0x6000) - self.bases[ALIGNED]) // bus * bus
         pitches = {name: fields[name] // bus * bus for name in ("row_pitch", "skip")}
         run = max(1, fields["run"] // self.random.choice([1, 2, 2]))
-        return {"int4": 1, "base": ALIGNED, "offset": first % (1 << 32), "run": run, **pitches}
+        blocks = int(self.config.blocks and self.random.random() < 0.6)
+        if blocks:
+            run = GROUP * self.config.n // 2 * self.random.randrange(1, 4)
+        return {
+            "int4": 1, "base": ALIGNED, "offset": first % (1 << 32), "run": run, "blocks": blocks, **pitches,
+        }  # fmt: skip
 
     def store(self) -> dict[str, Any]:
         r = self.random

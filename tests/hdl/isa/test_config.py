@@ -98,7 +98,14 @@ def test_sums_along_rows() -> None:
 
 
 def test_parts_that_are_there_or_not() -> None:
-    for name in ("multiply", "int4", "loops"):
+    assert [Config(int4=value).blocks for value in (0, 1, 2)] == [False, False, True]
+    for value in (-1, 3):
+        refuse(f"configuration field 'int4' must be 0, 1 or 2, not {value}", int4=value)
+    needs = "configuration field 'int4' is 2, which needs 'n' from 4 to 32 and as many 'bus_bytes', not "
+    refuse(f"{needs}16 and 32", bus_bytes=32, int4=2)
+    refuse(f"{needs}64 and 64", n=64, bus_bytes=64, int4=2)
+    refuse(f"{needs}2 and 4", n=2, lanes=1, bus_bytes=4, int4=2)
+    for name in ("multiply", "loops"):
         assert [getattr(Config(**{name: value}), name) for value in (0, 1)] == [0, 1]
         for value in (-1, 2):
             refuse(f"configuration field {name!r} must be 0 or 1, not {value}", **{name: value})

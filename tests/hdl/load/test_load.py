@@ -16,6 +16,7 @@ from support.unit_bench import stream_get, stream_put
 
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
+from weft.hdl.isa.int4 import GROUP, unpack_groups
 from weft.hdl.load.load import LoadUnit
 from weft.sim.rtl.bench import run_bench
 
@@ -36,8 +37,10 @@ def unpacked(op: Load, memory: np.ndarray, bases: list[int], n: int) -> dict[int
         start = (bases[op.base] + entry + op.offset + row * op.row_pitch + row // op.line * op.skip) % (
             1 << 32
         )
-        values = memory[start : start + op.run]
-        if op.int4:
+        values = memory[start : start + op.taken]
+        if op.blocks:
+            values = unpack_groups(values.view(np.uint8), n).ravel()
+        elif op.int4:
             values = np.stack([values << 4, values], axis=1).reshape(-1) >> 4
         size = max(op.before + len(values), op.pixels * op.pitch + op.length + n)
         line = np.full(size + n, op.fill, np.int8)
@@ -211,7 +214,11 @@ def narrow(op: Load, config: Config) -> Load:
         for name in ("offset", "row_pitch", "skip")
     }
     base = random.randrange(ALIGNED, 4)
-    return dataclasses.replace(op, int4=1, base=base, run=-(-op.run // random.choice((1, 2, 2))), **aligned)
+    blocks, run = int(config.blocks and random.random() < 0.6), -(-op.run // random.choice((1, 2, 2)))
+    if blocks:
+        whole = GROUP * config.n // 2
+        run = -(-run // whole) * whole
+    return dataclasses.replace(op, int4=1, blocks=blocks, base=base, run=run, **aligned)
 
 
 @cocotb.test()
@@ -293,6 +300,15 @@ async def bench_int4(dut):
     print(f"256 vectors, of 4 bits, and both with a beat every 4 cycles: {times} cycles")
     assert times[1] <= 258
     assert times[3] <= max(258, times[2] // 2 + 8)
+    if not bench.config.blocks:
+        return
+    times = []
+    for bench.pace in (1, 4):
+        await bench.run([dataclasses.replace(op, blocks=1)])
+        times.append(bench.writes[-1][0] - bench.writes[0][0] + 1)
+    print(f"256 vectors in 8 groups with factors, and with a beat every 4 cycles: {times} cycles")
+    assert times[0] <= 258 + 8
+    assert times[1] <= 4 * 17 * 8 + 8
 
 
 @cocotb.test()
@@ -346,7 +362,15 @@ async def bench_pages_overlap(dut):
 
 @pytest.mark.parametrize(
     ("n", "bus", "probability_bits", "int4", "loops"),
-    [(4, 4, 8, 0, 0), (4, 8, 8, 1, 1), (2, 4, 8, 1, 0), (2, 64, 0, 1, 1), (8, 8, 7, 1, 0)],
+    [
+        (4, 4, 8, 0, 0),
+        (4, 8, 8, 1, 1),
+        (2, 4, 8, 1, 0),
+        (2, 64, 0, 1, 1),
+        (8, 8, 7, 1, 0),
+        (4, 4, 8, 2, 1),
+        (8, 8, 0, 2, 0),
+    ],
 )
 def test_load(n, bus, probability_bits, int4, loops):
     config = PRESETS["tiny"].replace(

@@ -6,10 +6,12 @@ import random
 
 import cocotb
 import numpy as np
+import pytest
 from cocotb.triggers import FallingEdge, ReadOnly
 from support.unit_bench import start
 
 from weft.hdl.isa.config import Config
+from weft.hdl.isa.int4 import GROUP, unpack_groups
 from weft.hdl.load.widen import Widener
 from weft.sim.rtl.bench import bench_parameters, run_bench
 
@@ -49,8 +51,9 @@ async def run(dut, width: int, words: list[tuple[bytes, bool]], *, pause: float,
 
 @cocotb.test()
 async def bench_words(dut):
-    width = Config.from_dict(bench_parameters()["config"]).bus_bytes
-    await start(dut, beat__valid=0, wide__ready=0, narrow=0)
+    config = Config.from_dict(bench_parameters()["config"])
+    width = config.bus_bytes
+    await start(dut, beat__valid=0, wide__ready=0, narrow=0, **({"blocks": 0} if config.blocks else {}))
     await FallingEdge(dut.clk)
     for pause, refuse in ((0, 0), (0.3, 0), (0, 0.3), (0.6, 0.6)):
         words = [(random.randbytes(width), random.random() < 0.6) for _ in range(200)]
@@ -59,6 +62,47 @@ async def bench_words(dut):
             assert cycles == sum(1 + narrow for _, narrow in words)
 
 
-def test_widener():
-    config = Config(n=4, lanes=1, bus_bytes=16, int4=1)
+@cocotb.test()
+async def bench_groups(dut):
+    """Groups with factors among words without, and pauses in front of, inside and behind them."""
+    config = Config.from_dict(bench_parameters()["config"])
+    if not config.blocks:
+        return
+    n = config.n
+    await start(dut, beat__valid=0, wide__ready=0, narrow=0, blocks=0)
+    await FallingEdge(dut.clk)
+    for pause, refuse in ((0, 0), (0.3, 0), (0, 0.3), (0.6, 0.6)):
+        cycles, words = 0, 0
+        for _ in range(12):
+            if random.random() < 0.4:
+                plain = [(random.randbytes(n), random.random() < 0.6) for _ in range(3)]
+                dut.blocks.value = 0
+                await run(dut, n, plain, pause=pause, refuse=refuse)
+                continue
+            dut.narrow.value = dut.blocks.value = 1
+            group = np.frombuffer(random.randbytes(17 * n), np.uint8)
+            beats = [bytes(group[at : at + n]) for at in range(0, len(group), n)]
+            expected = [bytes(word) for word in unpack_groups(group, n)[0].view(np.uint8)]
+            offered = False
+            while beats or expected:
+                offered = bool(beats) and (offered or random.random() >= pause)
+                dut.beat__valid.value = int(offered)
+                if offered:
+                    dut.beat__payload.value = int.from_bytes(beats[0], "little")
+                dut.wide__ready.value = int(random.random() >= refuse)
+                await ReadOnly()
+                if dut.wide__valid.value and dut.wide__ready.value:
+                    assert int(dut.wide__payload.value).to_bytes(n, "little") == expected.pop(0)
+                if offered and dut.beat__ready.value:
+                    beats.pop(0)
+                    offered = False
+                cycles += 1
+                await FallingEdge(dut.clk)
+            words += GROUP + 1
+        assert pause or refuse or cycles == words
+
+
+@pytest.mark.parametrize(("n", "bus", "int4"), [(4, 16, 1), (8, 8, 2), (32, 32, 2)])
+def test_widener(n, bus, int4):
+    config = Config(n=n, lanes=1, bus_bytes=bus, int4=int4)
     run_bench(Widener(config), parameters={"config": config.to_dict()})

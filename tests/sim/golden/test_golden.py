@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import random
 from fractions import Fraction
 
@@ -11,8 +13,9 @@ import numpy as np
 import pytest
 from support.plain_interpreter import Slow, signed
 
-from weft.hdl.isa import End, Instruction, Load, Lookup, Mm, Reduce, Store, Vec
+from weft.hdl.isa import End, Instruction, Load, Lookup, Mm, Reduce, Store, Vec, int4
 from weft.hdl.isa.config import LOOKUP_ENTRIES, PRESETS, Config
+from weft.hdl.isa.int4 import GROUP
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.arithmetic import round_half_even
 from weft.sim.golden.interpreter import GoldenDevice
@@ -20,7 +23,7 @@ from weft.sim.golden.interpreter import GoldenDevice
 MEMORY = 1 << 15
 PROGRAM = 0x3000
 CONFIGS = {
-    "tiny": PRESETS["tiny"],
+    "tiny": PRESETS["tiny"].replace(int4=2),
     "n2": Config(n=2, lanes=2, scratchpad_banks=2, scratchpad_depth=512,
                  accumulator_banks=2, accumulator_depth=64, bus_bytes=4, lookup_tables=2, int4=1),
     "small": PRESETS["small"].replace(mantissa_bits=16, lookup_tables=8),
@@ -154,6 +157,9 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
         instruction = RANDOM[opcode](rng)
         if isinstance(instruction, Load) and config.int4 and rng.random() < 0.5:
             instruction = narrow(instruction, bases, config.bus_bytes)
+            if config.blocks and rng.random() < 0.6:
+                run_ = GROUP * config.n // 2 * rng.randint(1, 3)
+                instruction = dataclasses.replace(instruction, blocks=1, run=run_)
         device.write(PROGRAM, instruction.encode() + End().encode())
         slow = Slow(device, bases)
         getattr(slow, opcode)(instruction)
@@ -174,6 +180,29 @@ def test_values_of_4_bits_begin_with_words_of_the_bus() -> None:
     device.write(16, bytes([0x80, 0x7F, 0x01, 0xE9]))
     run(device, Load(base=1, offset=12, int4=1, run=4, length=8, pitch=8))
     assert device.scratchpad[0].tolist() == [0, -8, -1, 7, 1, 0, -7, -2]
+
+
+def test_blocks_of_values_of_4_bits_have_factors() -> None:
+    """A group is 32 words, of N rows in turn, behind the factors of the rows; eighths, rounded up from the middle."""
+    config = PRESETS["small"].replace(int4=2)
+    device = GoldenDevice(config, MEMORY)
+    values = np.tile(np.arange(-8, 8), (2, 16, 1)).reshape(2, 32, 8)
+    factors = np.array([[8, -8, 4, 127, -128, 0, 1, 12], [2, 3, 5, 7, 11, 13, 17, 19]])
+    device.write(64, int4.pack_groups(values, factors))
+    op = Load(offset=64, int4=1, blocks=1, run=256, pixels=64, pitch=8, length=8, dst_pixel=1)
+    assert op.taken == 272
+    run(device, op)
+    for group, word, lane in itertools.product(range(2), range(32), range(8)):
+        exact = values[group, word, lane] * factors[group, word % 8] / 8
+        assert device.scratchpad[32 * group + word, lane] == min(max(math.floor(exact + 0.5), -128), 127)
+    with pytest.raises(
+        DeviceError, match="run 192 is no multiple of the 128 bytes of values of 4 bits in a group"
+    ):
+        run(device, dataclasses.replace(op, run=192))
+    with pytest.raises(
+        DeviceError, match="'blocks' must be 0, as the configuration's LOAD multiplies no blocks"
+    ):
+        run(GoldenDevice(PRESETS["small"], MEMORY), op)
 
 
 @pytest.mark.parametrize("value", [-128, 127])

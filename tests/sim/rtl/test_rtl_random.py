@@ -65,7 +65,7 @@ def test_tiny() -> None:
     compare(PRESETS["tiny"], range(30), 25)
 
 
-KERNELS = PRESETS["tiny"].replace(kernel=64, int4=1)
+KERNELS = PRESETS["tiny"].replace(kernel=64, int4=2)
 VARIANTS = {
     "smallest": Config(n=2, lanes=1, scratchpad_banks=2, scratchpad_depth=128, accumulator_banks=2,
                        accumulator_depth=16, bus_bytes=4, queue_depth=1, row_states=4, alignments=16, table_depth=256,
@@ -83,7 +83,7 @@ SEQUENTIAL_KERNELS = {
     "tang-primer-20k": BOARDS["tang-primer-20k"].config,
     "tang-primer-20k, 32": BOARDS["tang-primer-20k"].config.replace(kernel=32),
     "tang-primer-20k, 64": BOARDS["tang-primer-20k"].config.replace(kernel=64),
-    "tiny": KERNELS,
+    "tiny": KERNELS.replace(int4=1),
     "n2": VARIANTS["smallest"].replace(kernel=64),
     "no tables": VARIANTS["plain"].replace(kernel=128),
     "wide bus": VARIANTS["wide bus"].replace(kernel=256),
