@@ -8,13 +8,13 @@ import numpy as np
 
 from weft.compiler.ir.scales import score_multiplier
 from weft.compiler.kernel.expressions import DIGITS, digits
-from weft.compiler.language.integers import Integers, Layer
+from weft.compiler.language.integers import Integers, Layer, Weights
 from weft.compiler.language.kernels import ANGLE_PLACES, BYTE_BITS, MOST_BITS
 from weft.compiler.language.model import Rotary, dense
 from weft.compiler.language.places import Places
 from weft.compiler.language.ring import Product, Ring, cut
 from weft.compiler.machine.emit import ceil_div
-from weft.hdl.isa import parameters
+from weft.hdl.isa import int4, parameters
 
 _ALIGNMENT = 64
 """Of what is loaded by itself, in bytes."""
@@ -35,14 +35,21 @@ class Contents:
     Attributes
     ----------
     constants, records : bytearray
-        Records of all blocks follow each other, and are alike. Behind them are those of the head, which have its parts
-        where those of blocks have their first ones.
+        Records of all blocks follow each other, and are alike. Behind them are those of the head.
     record_bytes, head_bytes : int
         Bytes of one.
     ring : Ring
-    offsets : list of int
-        Where each part of a block is in its record: the weights of its tiles, and behind them the mantissas, two
-        vectors for each tile.
+    offsets, head_offsets : list of int
+        Where each part of a block, or of the head, is in its record: the weights of its tiles, and behind them the
+        mantissas, two vectors for each tile.
+    alike : bool
+        Parts of the head are where a block has its first ones, and are loaded as those are.
+    blocks : set of str
+        The products, and "head", whose weights are in blocks of 4 bits. Mantissas are behind them at a multiple of
+        64 bytes.
+    gains : int
+        Where in a record the gains of its two norms are, two digits each; in the first record of the head, that of the
+        last norm.
     logit_tiles : int
         Tiles of logits, with those that are there to have parts alike.
     embedding, angles, exp2, even : int
@@ -68,11 +75,13 @@ class Contents:
         self.even = self.constant(bytes([MOST_BITS - BYTE_BITS]) * self._n)
         self.ring = _ring(places)
         self.offsets: list[int] = []
+        self.blocks = _in_blocks(numbers)
+        self.gains = 0
         for index, layer in enumerate(numbers.layers):
             self.records += self._record(index, layer)
         self.record_bytes = len(self.records) // len(numbers.layers)
-        last = len(self.ring.slots) - 1
-        self.head_bytes = _ceil(self.offsets[last] + self.ring.vectors[last] * self._n)
+        self.alike = self._alike()
+        self.head_offsets, self.head_bytes = self._head_places()
         self.logit_tiles = len(self.ring.slots) * self.ring.head_turns * self.ring.head_tiles
         self._append_head()
 
@@ -98,40 +107,115 @@ class Contents:
         n, scaled = self._n, {name: items[index].mantissas for name, items in self._numbers.scaled.items()}
         mantissa, shift = score_multiplier(layer.octaves, self._places.config.mantissa_bits)
         record = bytearray(parameters.block(np.zeros(n), np.full(n, mantissa), np.full(n, shift), n))
+        self.gains = len(record)
+        for gains in self._numbers.gains[2 * index : 2 * index + 2]:
+            record += pairs(gains, n).tobytes()
         turned = np.ones(len(layer.query.values) + len(layer.key.values), np.int16)  # which have one for all
-        qkv = np.concatenate([layer.query.values, layer.key.values, layer.value.values])
-        gates = interleaved([layer.gate.values, layer.up.values], n)
         both = interleaved([scaled[name][:, None] for name in ("gate", "up")], n)[:, 0]
         self.offsets = []
-        for name, matrix, mantissas in (
-            ("qkv", qkv, np.concatenate([turned, scaled["value"]])),
-            ("output", layer.output.values, scaled["output"]),
-            ("gate", gates, both),
-            ("down", layer.down.values, scaled["down"]),
+        for name, matrices, mantissas in (
+            ("qkv", (layer.query, layer.key, layer.value), np.concatenate([turned, scaled["value"]])),
+            ("output", (layer.output,), scaled["output"]),
+            ("gate", (layer.gate, layer.up), both),
+            ("down", (layer.down,), scaled["down"]),
         ):
+            stacked = _Stacked.of(matrices, n, blocks=name in self.blocks, turns=name == "gate")
             for part in self.ring.parts[name]:
+                record += bytes(-len(record) % _ALIGNMENT)
                 self.offsets.append(len(record))
-                record += self._tiles(matrix, mantissas, part.first, part.tiles)
-        return bytes(record)
+                record += self._tiles(stacked, mantissas, part.first, part.tiles)
+        return _aligned(bytes(record))
 
     def _append_head(self) -> None:
-        ring, head = self.ring, self._numbers.head.values
-        rows = self.logit_tiles * self._n - len(head)
-        padded = np.pad(head, ((0, rows), (0, 0)))
-        mantissas = np.pad(self._numbers.head_scaled.mantissas, (0, rows), constant_values=1)
-        first = 0
+        ring, numbers = self.ring, self._numbers
+        rows = self.logit_tiles * self._n - len(numbers.head.values)
+        stacked = _Stacked.of((numbers.head,), self._n, blocks="head" in self.blocks, more=rows)
+        mantissas = np.pad(numbers.head_scaled.mantissas, (0, rows), constant_values=1)
+        first, begin = 0, len(self.records)
         for _ in range(ring.head_turns):
             start = len(self.records)
             self.records += bytes(self.head_bytes)
-            for offset in self.offsets[: len(ring.slots)]:
-                part = self._tiles(padded, mantissas, first, ring.head_tiles)
+            for offset in self.head_offsets:
+                part = self._tiles(stacked, mantissas, first, ring.head_tiles)
                 self.records[start + offset : start + offset + len(part)] = part
                 first += ring.head_tiles
+        for gains in numbers.gains[-1:]:
+            content = pairs(gains, self._n).tobytes()
+            self.records[begin + self.gains : begin + self.gains + len(content)] = content
 
-    def _tiles(self, matrix: np.ndarray, mantissas: np.ndarray, first: int, tiles: int) -> bytes:
+    def _tiles(self, weights: _Stacked, mantissas: np.ndarray, first: int, tiles: int) -> bytes:
         """The weights and mantissas of some tiles."""
         lines = slice(first * self._n, (first + tiles) * self._n)
-        return _aligned(words(matrix[lines], self._n) + pairs(mantissas[lines], self._n).tobytes())
+        return weights.content(lines, self._n) + pairs(mantissas[lines], self._n).tobytes()
+
+    def _alike(self) -> bool:
+        """Whether neither the head nor what is in the first parts of a block is in blocks of 4 bits, in which parts of
+        fewer tiles have their mantissas elsewhere."""
+        slots = len(self.ring.slots)
+        first = {name for name, parts in self.ring.parts.items() if any(part.index < slots for part in parts)}
+        return not self.blocks & (first | {"head"})
+
+    def _head_places(self) -> tuple[list[int], int]:
+        """Where parts of the head are in a record of it, and the bytes of one."""
+        ring, slots = self.ring, len(self.ring.slots)
+        last = self.offsets[slots - 1] + _ceil(ring.vectors[slots - 1] * self._n) + _ALIGNMENT
+        if self.alike:
+            return self.offsets[:slots], _ceil(last)
+        part = _ceil(ring.head_tiles * (self._n * self._places.width + MANTISSAS) * self._n) + _ALIGNMENT
+        start = self.offsets[0]
+        places = list(range(start, start + slots * part, part))
+        return places, max(_ceil(last), start + slots * part)
+
+    def mantissas(self, vectors: int) -> int:
+        """Where the mantissas of a part are in its bytes, if its weights, so many vectors, are in blocks of 4 bits."""
+        size = vectors * self._n // 2
+        return _ceil(size + (size >> int4.FACTORS_SHIFT))
+
+
+class _Stacked:
+    """The weights of a product: int8 `values`, or `nibbles` with `factors`."""
+
+    def __init__(self, values: np.ndarray, factors: np.ndarray | None) -> None:
+        self._values, self._factors = values, factors
+
+    @classmethod
+    def of(
+        cls, matrices: Sequence[Weights], n: int, *, blocks: bool, turns: bool = False, more: int = 0
+    ) -> _Stacked:
+        """Matrices one behind the other, or N rows of each in turn, and so many rows of 0 `more`."""
+
+        def stacked(parts: list[np.ndarray]) -> np.ndarray:
+            joined = interleaved(parts, n) if turns else np.concatenate(parts)
+            return np.pad(joined, ((0, more), (0, 0)))
+
+        if not blocks:
+            return cls(stacked([matrix.values for matrix in matrices]), None)
+        nibbles = [matrix.nibbles for matrix in matrices if matrix.nibbles is not None]
+        factors = [matrix.factors for matrix in matrices if matrix.factors is not None]
+        return cls(stacked(nibbles), stacked(factors))
+
+    def content(self, lines: slice, n: int) -> bytes:
+        """The bytes of some rows."""
+        found = words(self._values[lines], n)
+        if self._factors is None:
+            return found
+        groups = np.frombuffer(found, np.int8).reshape(-1, int4.GROUP, n)
+        padded = np.pad(self._factors[lines], ((0, -len(self._factors[lines]) % n), (0, 0)))
+        factors = padded.reshape(-1, n, padded.shape[1]).swapaxes(1, 2).reshape(-1, n)
+        return _aligned(int4.pack_groups(groups, factors))
+
+
+def _in_blocks(numbers: Integers) -> set[str]:
+    """The products all of whose matrices are in blocks of 4 bits."""
+    layers = numbers.layers
+    products = {
+        "qkv": [item for layer in layers for item in (layer.query, layer.key, layer.value)],
+        "output": [layer.output for layer in layers],
+        "gate": [item for layer in layers for item in (layer.gate, layer.up)],
+        "down": [layer.down for layer in layers],
+        "head": [numbers.head],
+    }
+    return {name for name, all_ in products.items() if all(item.nibbles is not None for item in all_)}
 
 
 def _ring(places: Places) -> Ring:

@@ -54,8 +54,8 @@ from weft.hdl.isa.features import Feature
 from weft.hdl.isa.kernel import MICRO_OPS
 from weft.hdl.isa.loops import slots
 
-_FULL = 1 << FIRST_FREE
-"""The semaphore of parts that are in their slots."""
+_FULL, _GAINS = 1 << FIRST_FREE, 1 << FIRST_FREE + 3
+"""Semaphores of parts that are in their slots, and of gains of norms; those between belong to `Attend`."""
 
 
 class Decoder:
@@ -65,7 +65,7 @@ class Decoder:
     ----------
     numbers : Integers
     config : Config
-        With softmax, a kernel engine, look-up tables and loops.
+        With softmax, a kernel engine, look-up tables and loops, and for weights in blocks of 4 bits with those.
     rows : int
         Tokens side by side.
     page : int
@@ -85,11 +85,12 @@ class Decoder:
     """
 
     def __init__(self, numbers: Integers, config: Config, *, rows: int = 1, page: int = 32) -> None:
-        for feature in (Feature.LOOPS, Feature.SOFTMAX, Feature.KERNEL, Feature.LOOKUP):
+        wanted = (Feature.LOOPS, Feature.SOFTMAX, Feature.KERNEL, Feature.LOOKUP)
+        for feature in (*wanted, Feature.BLOCKS) if numbers.gains else wanted:
             if reason := feature.missing(config):
                 raise CompileError(f"a decoder does not run on this configuration: {reason}")
         self.numbers, self.config = numbers, config
-        self.places = Places(numbers.model.sizes, config, rows, page)
+        self.places = Places(numbers.model.sizes, config, rows, page, bool(numbers.gains))
         self.contents = Contents(numbers, self.places)
         self._at = self.places.at
         idle = self._at["idle"]
@@ -137,7 +138,9 @@ class Decoder:
         named: dict[str, Rows] = {
             "begin": kernels.begin(sizes.width, self.contents.embedding_unit / numbers.unit),
             "prepare": kernels.prepare(sizes.width),
-            "normalise": kernels.normalise(sizes.width, numbers.model.epsilon, numbers.unit),
+            "normalise": kernels.normalise(
+                sizes.width, numbers.model.epsilon, numbers.unit, gains=bool(numbers.gains)
+            ),
             "query": kernels.rotate(sizes.key_length, query, *numbers.turn[0]),
             "key": kernels.rotate(sizes.key_length, key, *numbers.turn[1]),
             "value": kernels.requantise(sizes.value_length, scaled["value"]),
@@ -178,8 +181,10 @@ class Decoder:
                 load = self._vectors(CONSTANTS, 0, count, dst)
                 code.add(dataclasses.replace(load, paged=1, table=FRAME, page=entry))
         rows = code.last
+        if places.gains:
+            code.beside(self._gains(0))
         for index in range(len(self.contents.ring.slots)):
-            code.beside(self._weights(index))
+            self._load_weights(index, -1)
         code.add(
             self._spread("begin", places.width, source=Source.SCRATCHPAD, src=At(at["inner"], pitch, 0, 2, 2),
                          dst=At(at["x"], pitch, 0, 2, 2), dst2=At(at["low"], pitch, 0, 2)),
@@ -196,7 +201,9 @@ class Decoder:
             self._heads(part)
         attend.add()
         self._add("output", "a", places.queries, At(self._at["even"]))
-        code.add(self._normalise())
+        normalised = code.add(self._normalise(1))
+        if places.gains:  # those of the next block, or of the head
+            code.beside(self._gains(self.contents.record_bytes), normalised)
         for part in self._product("gate", "a", places.width):
             self._gate(part)
         code.add(self._quantise())
@@ -209,14 +216,24 @@ class Decoder:
         counts = (self.places.rows, groups, columns)
         return spread(self.config, source, self._starts[name], counts, **operands)
 
-    def _normalise(self) -> Kernel:
-        """The residual stream becomes int8 with a shift."""
+    def _gains(self, record: int) -> Load:
+        """LOAD what both norms of a record multiply by."""
+        load = self._vectors(BLOCK, record + self.contents.gains, 4 * self.places.width, self._at["gains"])
+        return dataclasses.replace(load, signal=_GAINS)
+
+    def _normalise(self, norm: int = 0) -> Kernel:
+        """The residual stream becomes int8 with a shift: of the first or the second norm of a block."""
         at, pitch = self._at, 2 * self.places.width
-        return Kernel(
+        kernel = Kernel(
             source=Source.SCRATCHPAD, start=self._starts["normalise"], oy=self.places.rows, ox=self.places.width,
             src=at["x"], src_oy=pitch, src_ox=2, src_vectors=2, with_b=1, b=at["low"], b_oy=pitch, b_ox=2,
             dst=at["a"], dst_oy=self.places.width, dst_ox=1, with_dst2=1, dst2=at["row"], dst2_oy=1,
         )  # fmt: skip
+        if not self.places.gains:
+            return kernel
+        gains = at["gains"] + norm * pitch
+        wait = 0 if norm else _GAINS  # LOAD brings those of both together
+        return dataclasses.replace(kernel, with_c=1, c=gains, c_ox=2, c_vectors=2, wait=wait)
 
     def _quantise(self) -> Kernel:
         """What comes out of the gate becomes int8 with a shift."""
@@ -227,22 +244,43 @@ class Decoder:
             with_dst2=1, dst2=at["row"], dst2_oy=1,
         )  # fmt: skip
 
-    def _weights(self, index: int, *, head: bool = False) -> Load:
+    def _load_weights(self, index: int, after: int, *, head: bool = False) -> None:
         """LOAD part `index` of a block, or of a record of the head, into its slot; parts behind the last one are those
         of the next record."""
         contents, ring = self.contents, self.contents.ring
-        parts = len(ring.slots) if head else len(ring.vectors)
-        offset = contents.offsets[index % parts]
-        vectors = ring.head_tiles * self._tile_vectors if head else ring.vectors[index % parts]
-        if index >= parts:
-            offset += contents.head_bytes if head else contents.record_bytes
-        load = self._vectors(BLOCK, offset, vectors, self._slot(index))
-        return dataclasses.replace(load, signal=_FULL)
+        offsets = contents.head_offsets if head else contents.offsets
+        record = contents.head_bytes if head else contents.record_bytes
+        turn, number = divmod(index, len(offsets))
+        offset, slot = offsets[number] + turn * record, self._slot(index)
+        if head:
+            name, tiles = "head", ring.head_tiles
+        else:
+            name, tiles = next(
+                (name, part.tiles)
+                for name, parts in ring.parts.items()
+                for part in parts
+                if part.index == number
+            )
+        vectors = tiles * self.config.n * self._columns[name]
+        if name in contents.blocks:
+            self._out.beside(self._nibbles(offset, vectors, slot), after)
+            offset, slot, vectors = offset + contents.mantissas(vectors), slot + vectors, 0
+        load = self._vectors(BLOCK, offset, vectors + MANTISSAS * tiles, slot)
+        self._out.beside(dataclasses.replace(load, signal=_FULL), after)
 
     @property
-    def _tile_vectors(self) -> int:
-        """Vectors of a tile of the head."""
-        return self.config.n * self.places.width + MANTISSAS
+    def _columns(self) -> dict[str, int]:
+        """Vectors of a row of the weights of each product."""
+        places = self.places
+        return {
+            "qkv": places.width, "output": places.queries, "gate": places.width, "down": places.inner,
+            "head": places.width,
+        }  # fmt: skip
+
+    def _nibbles(self, offset: int, vectors: int, dst: int) -> Load:
+        """LOAD so many vectors of weights in blocks of 4 bits."""
+        load = self._vectors(BLOCK, offset, vectors, dst)
+        return dataclasses.replace(load, run=vectors * self.config.n // 2, int4=1, blocks=1)
 
     def _slot(self, index: int) -> int:
         """Where a part is on the chip."""
@@ -271,7 +309,7 @@ class Decoder:
             yield part
             ends.append(code.newest(Queue.VEC))
             if refill:
-                code.beside(self._weights(part.index + len(self.contents.ring.slots), head=head), ends[-1])
+                self._load_weights(part.index + len(self.contents.ring.slots), ends[-1], head=head)
 
     def _sums(self, part: Part) -> int:
         """The first accumulator row of a part: every second one is in the second half."""
@@ -349,12 +387,22 @@ class Decoder:
         """Logits of all tokens, two digits each: all slots with parts of the head in each turn of a loop."""
         code, ring = self._out, self.contents.ring
         code.add(self._normalise())
+        if not self.contents.alike:
+            self._replace_parts()
         code.add(SetRegisters(**slots((LAYERS, Mode.SET, ring.head_turns - 1))))
         moved = len(ring.slots) * ring.head_tiles * 2 * self.config.n
         if ring.head_turns > 1:
             with code.loop(LAYERS, {LAYERS: -1, BLOCK: self.contents.head_bytes, LOGITS: moved}):
                 self._some_logits(refill=True)
         self._some_logits(refill=False)
+
+    def _replace_parts(self) -> None:
+        """The last block has loaded parts of the head as if they were a block's: LOAD them again as what they are, once
+        products that nobody reads have waited for them."""
+        before = self._out.last
+        for index in range(len(self.contents.ring.slots)):
+            taken = self._out.beside(Mm(a=self._at["a"], b=self._at["a"], c=0, wait=_FULL), before)
+            self._load_weights(index, taken, head=True)
 
     def _some_logits(self, *, refill: bool) -> None:
         n, rows, code, ring = self.config.n, self.places.rows, self._out, self.contents.ring

@@ -9,6 +9,10 @@ the ranges that values had on a text:
   blocks, and the multiplier of the scores makes up for that;
 - values, and attention's results, int8;
 - what comes out of the gate, 16 bits, and logits, 16 bits.
+
+A model whose file has matrices in blocks of 4 bits may keep them (`weft.hdl.isa.int4`): LOAD then makes int8 of them,
+with a scale for each row, by factors of 8 bits. Norms multiply what they make then, as their numbers cannot be part of
+such weights.
 """
 
 from __future__ import annotations
@@ -22,14 +26,16 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.kernel.expressions import DIGITS
 from weft.compiler.language.kernels import (
     BYTE_BITS,
+    GAIN_PLACES,
     GATE_PLACES,
     MOST_BITS,
     RESIDUAL_BITS,
     Scaled,
     normal_unit,
 )
-from weft.compiler.language.model import LanguageModel, Linear, Norm, dense
+from weft.compiler.language.model import BlockTensor, LanguageModel, Linear, Matrix, Norm, dense
 from weft.compiler.language.ranges import Ranges
+from weft.hdl.isa import int4
 
 RESIDUAL_ROOM = 4.0
 """How many times more the residual stream has."""
@@ -43,17 +49,30 @@ _UP_BITS = 17
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """int8 (rows, columns), each row times its scale: float64 (rows,)."""
+    """int8 (rows, columns), each row times its scale: float64 (rows,).
+
+    Where they are in blocks of 4 bits, they come of `nibbles`, int8 (rows, columns) from -8 to 7, times `factors`, int8
+    (rows, columns // `weft.hdl.isa.int4.GROUP`).
+    """
 
     values: np.ndarray
     scales: np.ndarray
+    nibbles: np.ndarray | None = None
+    factors: np.ndarray | None = None
 
     @classmethod
-    def of(cls, weight: np.ndarray, *, together: bool = False) -> Weights:
-        """Quantise float32 (rows, columns); `together` gives all rows one scale."""
-        largest = np.abs(weight).max(axis=None if together else 1)
-        scales = np.broadcast_to(np.maximum(largest, 1e-12) / 127, len(weight)).astype(float)
-        return cls(np.rint(weight / scales[:, None]).astype(np.int8), scales)
+    def of(cls, weight: Matrix, *, together: bool = False, blocks: bool = False) -> Weights:
+        """Quantise a matrix (rows, columns), or keep its `blocks` of 4 bits; `together` gives all rows one scale."""
+        exact = dense(weight)
+        largest = np.abs(exact).max(axis=None if together else 1)
+        scales = np.broadcast_to(np.maximum(largest, 1e-12) / 127, len(exact)).astype(float)
+        if not blocks:
+            return cls(np.rint(exact / scales[:, None]).astype(np.int8), scales)
+        assert isinstance(weight, BlockTensor)
+        ratios = np.rint(np.ldexp(weight.scales / scales[:, None], int4.FACTOR_PLACES))
+        factors = np.clip(ratios, -127, 127).astype(np.int8)
+        values = int4.times(weight.values, factors.repeat(int4.GROUP, axis=1))
+        return cls(values, scales, weight.values, factors)
 
     @property
     def sums(self) -> np.ndarray:
@@ -91,6 +110,9 @@ class Integers:
     head : Weights, head_scaled : Scaled
     gate_places : int
         See `weft.compiler.language.kernels.gated`.
+    gains : list of numpy.ndarray
+        What each norm multiplies by, in order, the last one in front of the head: int64 (width,). Empty if that is part
+        of the weights.
     """
 
     model: LanguageModel
@@ -104,6 +126,7 @@ class Integers:
     head: Weights
     head_scaled: Scaled
     gate_places: int
+    gains: list[np.ndarray]
 
 
 def _power(value: float) -> float:
@@ -111,11 +134,40 @@ def _power(value: float) -> float:
     return 2.0 ** math.ceil(math.log2(value))
 
 
+def in_blocks(weight: Matrix) -> bool:
+    """Whether a matrix has blocks of values of 4 bits with a scale and nothing else, as GGUF's Q4_0."""
+    return (
+        isinstance(weight, BlockTensor) and weight.minimums is None and weight.block == int4.GROUP
+        and int(weight.values.min()) >= int4.LEAST and int(weight.values.max()) <= int4.MOST
+    )  # fmt: skip
+
+
 def _folded(linear: Linear, norm: Norm | None) -> np.ndarray:
-    if linear.bias is not None or (norm is not None and norm.bias is not None):
-        raise CompileError("language models with biases are not supported")
     weight = dense(linear.weight)
     return weight if norm is None else weight * norm.weight
+
+
+def _check_biases(model: LanguageModel) -> None:
+    linears = [
+        linear
+        for block in model.blocks
+        for linear in (
+            block.query,
+            block.key,
+            block.value,
+            block.attention_output,
+            block.gate,
+            block.up,
+            block.down,
+        )
+        if linear is not None
+    ]
+    norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
+    biases = [part.bias for part in (*linears, model.output)] + [
+        part.bias for part in (*norms, model.output_norm)
+    ]
+    if any(bias is not None for bias in biases):
+        raise CompileError("language models with biases are not supported")
 
 
 def _turn(matrices: list[Weights], ranges: list[float], normal: float) -> tuple[tuple[int, int], list[float]]:
@@ -133,10 +185,21 @@ def _turn(matrices: list[Weights], ranges: list[float], normal: float) -> tuple[
     return (mantissa, shift), [scale * normal / exact for scale in scales]
 
 
-def integers(model: LanguageModel, ranges: Ranges) -> Integers:
-    """The integers of a model of architecture llama without biases. Raises `CompileError` for any other one."""
-    width = model.sizes.width
-    normal = normal_unit(width)
+def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> Integers:
+    """The integers of a model of architecture llama without biases. With `blocks`, matrices in blocks of 4 bits stay in
+    them. Raises `CompileError` for any other model."""
+    if model.rotary is None:
+        raise CompileError(
+            f"a decoder of architecture {model.architecture} does not run on the device; those of llama do"
+        )
+    _check_biases(model)
+    normal, gains = normal_unit(model.sizes.width), []
+    if blocks:
+        norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
+        every_gain = np.stack([norm.weight.astype(float) for norm in (*norms, model.output_norm)])
+        step = float(np.abs(every_gain).max()) / DIGITS
+        gains = list(np.rint(every_gain / step).astype(np.int64))
+        normal *= math.ldexp(step, GAIN_PLACES)
     unit = _power(ROOM * RESIDUAL_ROOM * ranges.residual / (1 << RESIDUAL_BITS))
     value_unit = _power(BYTE_ROOM * max(ranges.value) / 127)
     up_unit = _power(ROOM * ranges.up / ((1 << _UP_BITS) - 1))
@@ -145,18 +208,16 @@ def integers(model: LanguageModel, ranges: Ranges) -> Integers:
     every: dict[str, list[Weights]] = {}
     for block in model.blocks:
         first, second = block.attention_norm, block.feed_forward_norm
-        if block.gate is None or model.rotary is None:
-            raise CompileError(
-                f"a decoder of architecture {model.architecture} does not run on the device; those of llama do"
-            )
+        assert block.gate is not None
         parts = {
             "query": (block.query, first), "key": (block.key, first), "value": (block.value, first),
             "output": (block.attention_output, None), "gate": (block.gate, second), "up": (block.up, second),
             "down": (block.down, None),
         }  # fmt: skip
         for name, (linear, norm) in parts.items():
-            made = Weights.of(_folded(linear, norm), together=name in ("query", "key"))
-            every.setdefault(name, []).append(made)
+            every.setdefault(name, []).append(
+                _weights(linear, None if blocks else norm, together=name in ("query", "key"), blocks=blocks)
+            )
     query, query_units = _turn(every["query"], ranges.query, normal)
     key, key_units = _turn(every["key"], ranges.key, normal)
     steps = {
@@ -164,7 +225,7 @@ def integers(model: LanguageModel, ranges: Ranges) -> Integers:
         "up": normal / up_unit, "down": inner_unit / unit,
     }  # fmt: skip
     scaled = {name: _together(every[name], factor) for name, factor in steps.items()}
-    head = Weights.of(_folded(model.output, model.output_norm))
+    head = _weights(model.output, None if blocks else model.output_norm, blocks=blocks)
     root = model.sizes.key_length**-0.5 * math.log2(math.e)
     layers = tuple(
         Layer(**{name: every[name][index] for name in every}, octaves=octaves)
@@ -174,8 +235,14 @@ def integers(model: LanguageModel, ranges: Ranges) -> Integers:
         model=model, layers=layers, unit=unit, value_unit=value_unit, inner_unit=inner_unit, logit_unit=logit_unit,
         turn=(query, key), scaled=scaled, head=head,
         head_scaled=Scaled.of(head.scales * normal / logit_unit, head.sums),
-        gate_places=round(math.log2(inner_unit / up_unit)),
+        gate_places=round(math.log2(inner_unit / up_unit)), gains=gains,
     )  # fmt: skip
+
+
+def _weights(linear: Linear, norm: Norm | None, *, together: bool = False, blocks: bool) -> Weights:
+    if blocks and in_blocks(linear.weight):
+        return Weights.of(linear.weight, together=together, blocks=True)
+    return Weights.of(_folded(linear, norm), together=together)
 
 
 def _together(matrices: list[Weights], factor: float) -> list[Scaled]:

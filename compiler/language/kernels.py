@@ -42,6 +42,8 @@ UNIT_PLACES = 15
 """Places of elements that are divided by a power of two above the largest of them."""
 NORMAL_PLACES = 8
 """Places of a row divided by the root of its sum of squares, when its bits are counted."""
+GAIN_PLACES = 15
+"""Places of what a norm multiplies by, divided by the largest of it."""
 ANGLE_PLACES = 14
 """Places of sines and cosines."""
 TABLE_PLACES = 8
@@ -127,13 +129,14 @@ def quantise(columns: int) -> Rows:
     return rows
 
 
-def normalise(columns: int, epsilon: float, unit: float) -> Rows:
+def normalise(columns: int, epsilon: float, unit: float, *, gains: bool = False) -> Rows:
     """A row of three digits (0 and 1), in steps of `unit`, divided by the root of its mean square plus `epsilon`, as
     int8 (target 0), and its shift (target 1). In steps of `normal_unit`.
 
-    The row is first divided by a power of two above its largest element, so that squares fit; epsilon likewise.
+    The row is first divided by a power of two above its largest element, so that squares fit; epsilon likewise. With
+    `gains` elements are multiplied by those, two digits (2) with `GAIN_PLACES`.
     """
-    rows, lost = Rows(columns, 2), _lost(columns)
+    rows, lost = Rows(columns, 2 + gains), _lost(columns)
     x = _residual(rows, 0, 1)
     size = _size(rows, x)
     wanted = epsilon * columns / unit**2 * 2.0 ** (2 * UNIT_PLACES - lost)
@@ -145,7 +148,11 @@ def normalise(columns: int, epsilon: float, unit: float) -> Rows:
     square = rows.sum(scaled.times(scaled, lost), high=1 << 30)
     added = _divided_twice(wanted, bits)
     root = (square + added).maximum(1).rsqrt()
-    largest = size.over(bits.power(), UNIT_PLACES, 1 << UNIT_PLACES)
+    if gains:
+        scaled = scaled.times(rows.digits(2).known(-DIGITS, DIGITS), GAIN_PLACES)
+        largest = _size(rows, scaled)
+    else:
+        largest = size.over(bits.power(), UNIT_PLACES, 1 << UNIT_PLACES)
     normal_bits = largest.over(root, NORMAL_PLACES, 2 << NORMAL_PLACES + (lost + 1) // 2).bits()
     rows.put(scaled.over(root.further(normal_bits), NORMAL_PLACES + BYTE_BITS, 1 << 8), 0)
     rows.put(MOST_BITS - normal_bits, 1)

@@ -23,6 +23,8 @@ class Places:
         Tokens side by side.
     page : int
         Keys of a page.
+    gains : bool
+        Norms multiply by numbers of their own.
 
     Raises
     ------
@@ -34,6 +36,7 @@ class Places:
     config: Config
     rows: int
     page: int
+    gains: bool = False
 
     def __post_init__(self) -> None:
         sizes, n = self.sizes, self.config.n
@@ -95,7 +98,7 @@ class Places:
             "q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **one,
             "keys": self.page * self.keys, "values": self.page * self.keys,
             "p": self.sizes.heads * self.page // self.config.n, "scores": PARAMETER_VECTORS,
-            "idle": PARAMETER_VECTORS + 3,
+            "gains": 4 * self.width if self.gains else 0, "idle": PARAMETER_VECTORS + 3,
         }  # fmt: skip
         found, at = {}, 0
         for name, size in sizes.items():

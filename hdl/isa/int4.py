@@ -49,7 +49,11 @@ def unpack_groups(packed: np.ndarray, n: int) -> np.ndarray:
 
 def multiplied(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """Values of 4 bits (groups, `GROUP`, N) times the factors (groups, N) of their rows, as int8 of that shape."""
-    n = values.shape[-1]
-    products = values.astype(np.int32) * np.tile(factors, (1, GROUP // n))[:, :, None]
+    return times(values, np.tile(factors, (1, GROUP // values.shape[-1]))[:, :, None])
+
+
+def times(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Values of 4 bits times int8 factors of shapes that go together, as int8."""
+    products = values.astype(np.int32) * factors
     rounded = (products + (1 << FACTOR_PLACES - 1)) >> FACTOR_PLACES
     return np.clip(rounded, -128, 127).astype(np.int8)

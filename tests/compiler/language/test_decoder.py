@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.decoder_run import DecoderRun
 from tests.support.language_models import random_model
+from weft.compiler.gguf.writer import write
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.decoder import Decoder
 from weft.compiler.language.integers import Integers, integers
@@ -33,7 +36,20 @@ _TOKENS = 24
 
 
 def config_of(preset: str) -> Config:
-    return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4)
+    return Config.load(preset).replace(loops=1, kernel=256, lookup_tables=4, int4=2)
+
+
+def in_blocks(
+    seed: int, folder: Path, head: str, sizes: Sizes = _SIZES
+) -> tuple[LanguageModel, list[int], Integers]:
+    """As `made`, of a file with matrices in blocks of 4 bits; embeddings and head are of type `head`."""
+    rng = np.random.default_rng(seed)
+    model = random_model(rng, "llama", sizes, biases=False)
+    model = write(
+        model, str(folder / "model.gguf"), "Q4_0", {"token_embd.weight": head, "output.weight": head}
+    )
+    text = rng.integers(0, model.sizes.vocabulary, _TOKENS).tolist()
+    return model, text, integers(model, ranges(model, [text]), blocks=True)
 
 
 def made(seed: int, sizes: Sizes = _SIZES) -> tuple[LanguageModel, list[int], Integers]:
@@ -55,6 +71,33 @@ def test_logits_are_near_the_reference(preset: str, heads: int, groups: int) -> 
     near = [np.corrcoef(a, b)[0, 1] for a, b in zip(exact, found, strict=True)]
     assert min(near) > 0.98
     assert np.sqrt(np.mean((found - exact) ** 2)) < 0.12 * exact.std()
+
+
+@pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("preset", ["tiny", "default", "large"])
+def test_blocks_of_4_bits_are_kept(preset: str, head: str, tmp_path: Path) -> None:
+    """As near to the reference of the same file as int8 is to its own, for half the bytes."""
+    sizes = dataclasses.replace(_SIZES, key_length=32, value_length=32)
+    model, text, numbers = in_blocks(13, tmp_path, head, sizes)
+    wide = integers(model, ranges(model, [text]))
+    exact, errors, bytes_ = Reference(model).logits(text), [], []
+    for each in (numbers, wide):
+        decoder = Decoder(each, config_of(preset), page=32)
+        run = DecoderRun(decoder, CompiledDevice, 4)
+        found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
+        errors.append(np.sqrt(np.mean((found - exact) ** 2)) / exact.std())
+        bytes_.append(decoder.contents.record_bytes)
+    assert decoder.contents.blocks == set()
+    assert errors[0] < min(0.12, 1.3 * errors[1])
+    assert bytes_[0] < 0.62 * bytes_[1]
+
+
+def test_blocks_of_4_bits_need_them(tmp_path: Path) -> None:
+    _, _, numbers = in_blocks(13, tmp_path, "Q4_0")
+    with pytest.raises(
+        CompileError, match=r"LOAD multiplies no blocks of values of 4 bits \('int4' is not 2\)"
+    ):
+        Decoder(numbers, config_of("small").replace(int4=1))
 
 
 def test_probabilities_of_seven_bits() -> None:
@@ -106,6 +149,13 @@ def test_nothing_races(preset: str, rows: int) -> None:
     check(instructions_of(decoder), decoder.config)
 
 
+@pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
+def test_nothing_races_in_blocks_of_4_bits(head: str, tmp_path: Path) -> None:
+    _, _, numbers = in_blocks(11, tmp_path, head)
+    decoder = Decoder(numbers, config_of("small"), page=16)
+    check(instructions_of(decoder), decoder.config)
+
+
 def same_in_rtl(decoder: Decoder, steps: list[list[tuple[int, int, list[int]]]], seed: int) -> None:
     """All of memory is the same behind each step, with random stalls."""
 
@@ -129,6 +179,13 @@ def test_rtl_is_golden(rows: int) -> None:
     if rows > 1:
         steps.append([(text[0], 0, [5]), mine[12]])  # another text beside it
     same_in_rtl(decoder, steps, rows)
+
+
+@pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
+def test_rtl_is_golden_in_blocks_of_4_bits(head: str, tmp_path: Path) -> None:
+    _, text, numbers = in_blocks(14, tmp_path, head)
+    decoder = Decoder(numbers, config_of("small"), page=8)
+    same_in_rtl(decoder, [[(token, at, [2, 0, 3])] for at, token in enumerate(text[:4])], 3)
 
 
 def test_what_pages_held_before_does_not_matter() -> None:
@@ -194,15 +251,23 @@ def sizes_drawn(draw: st.DrawFn) -> Sizes:
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
-    sizes_drawn(), st.sampled_from(["tiny", "small", "default"]), st.sampled_from([1, 1, 2, 3, 5, 9]),
+    st.booleans(), sizes_drawn(), st.sampled_from(["tiny", "small", "default"]), st.sampled_from([1, 1, 2, 3, 5, 9]),
     st.sampled_from([16, 32]), st.integers(0, 1 << 30),
 )  # fmt: skip
-def test_drawn_models(sizes: Sizes, preset: str, rows: int, page: int, seed: int) -> None:
-    """The checker is content, and RTL is golden: heads, groups, sizes, pages, tokens side by side."""
-    model = random_model(np.random.default_rng(seed), "llama", sizes, biases=False)
-    text = np.random.default_rng(seed).integers(0, model.sizes.vocabulary, _TOKENS).tolist()
+def test_drawn_models(narrow: bool, sizes: Sizes, preset: str, rows: int, page: int, seed: int) -> None:
+    """The checker is content, and RTL is golden: heads, groups, sizes, pages, tokens side by side, 4 bits."""
+    if narrow:  # blocks of 32
+        lengths = {
+            name: -(-getattr(sizes, name) // 32) * 32 for name in ("width", "feed_forward", "key_length")
+        }
+        sizes = dataclasses.replace(sizes, **lengths, value_length=lengths["key_length"])
+        head = ("Q4_0", "Q8_0")[seed % 2]
+        with tempfile.TemporaryDirectory() as folder:
+            _, text, numbers = in_blocks(seed, Path(folder), head, sizes)
+    else:
+        _, text, numbers = made(seed, sizes)
     try:
-        decoder = Decoder(integers(model, ranges(model, [text])), config_of(preset), rows=rows, page=page)
+        decoder = Decoder(numbers, config_of(preset), rows=rows, page=page)
     except CompileError as error:
         assume("room" not in str(error))
         raise

@@ -11,7 +11,7 @@ from weft.compiler.kernel.expressions import WORD, Rows, constant
 from weft.compiler.language import kernels
 from weft.hdl.isa.config import Config
 
-_ROOM = {"kernel": 64, "lookup_tables": 4, "accumulator_depth": 512, "scratchpad_depth": 2048}
+_ROOM = {"kernel": 128, "lookup_tables": 4, "accumulator_depth": 512, "scratchpad_depth": 2048}
 CONFIGS = [Config.load(name).replace(**_ROOM) for name in ("tiny", "small", "default")]
 SIZES = [(1, 1), (1, 5), (3, 16), (8, 33), (9, 96), (17, 40)]
 """Rows and columns."""
@@ -71,15 +71,18 @@ def test_rows_become_bytes_by_a_power_of_two(config: Config, size: tuple[int, in
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.n))
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-2, 10.0])
-def test_rows_are_normalised(config: Config, size: tuple[int, int], epsilon: float) -> None:
+@pytest.mark.parametrize("gains", [False, True])
+def test_rows_are_normalised(config: Config, size: tuple[int, int], epsilon: float, gains: bool) -> None:
     rng = np.random.default_rng(size)
     x, unit = values_of(rng, *size) * 199, 2.0**-13
-    found = run(kernels.normalise(size[1], epsilon, unit), residual(x), config)
+    whole = rng.integers(-32639, 32640, size[1])
+    tensors = [*residual(x), digits(whole[None])] if gains else residual(x)
+    found = run(kernels.normalise(size[1], epsilon, unit, gains=gains), tensors, config)
     bits = kernels.MOST_BITS - found[1].astype(int)
     made = found[0] * 2.0 ** (bits - kernels.BYTE_BITS) * kernels.normal_unit(size[1])
     real = x * unit
     root = np.sqrt(np.mean(real**2, axis=1, keepdims=True) + epsilon)
-    exact = real / np.where(root > 0, root, 1)
+    exact = real / np.where(root > 0, root, 1) * (whole / 2.0**kernels.GAIN_PLACES if gains else 1)
     step = 2.0 ** (bits - kernels.BYTE_BITS) * kernels.normal_unit(size[1])
     # Half a step, a whole one where the largest element is saturated, and what roots of 14 bits are off.
     assert (np.abs(made - exact) <= 1.01 * step + 2e-3 * np.abs(exact)).all()
