@@ -272,7 +272,7 @@ class LoadUnit(wiring.Component):
         m.submodules.widener = widener = Widener(self.config)
         wiring.connect(m, widener.wide, unpacker.beat)
         if self.config.blocks:
-            m.d.comb += widener.blocks.eq(unpacker.blocks)
+            m.d.comb += [widener.blocks.eq(unpacker.blocks), widener.wanted.eq(unpacker.wanted)]
         m.d.comb += [
             widener.narrow.eq(unpacker.narrow),
             widener.beat.payload.eq(beats.r_data),

@@ -194,7 +194,9 @@ class Unpacker(wiring.Component):
     narrow : Out(1)
         Where LOAD has values of 4 bits: the beat that is taken next holds them.
     blocks : Out(1)
-        Where LOAD has blocks of them: a beat is wanted, and belongs to a group, or is the factors in front of one.
+        Where LOAD has blocks of them: it belongs to a group, or is the factors in front of one.
+    wanted : Out(1)
+        With `blocks`: beats of the run are still to come.
     stall_memory : Out(1)
         The unpacker waits for a beat.
     """
@@ -210,7 +212,7 @@ class Unpacker(wiring.Component):
                 "stall_memory": Out(1),
             }
             | ({"narrow": Out(1)} if config.int4 else {})
-            | ({"blocks": Out(1)} if config.blocks else {})
+            | ({"blocks": Out(1), "wanted": Out(1)} if config.blocks else {})
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -332,7 +334,7 @@ class Unpacker(wiring.Component):
         if self.config.int4:
             m.d.comb += self.narrow.eq(op.int4)
         if self.config.blocks:
-            m.d.comb += self.blocks.eq(op.blocks & some)
+            m.d.comb += [self.blocks.eq(op.blocks), self.wanted.eq(some)]
         with m.If(~active):
             m.d.sync += [active.eq(self.unpack.valid), op.eq(self.unpack.payload)]
         with m.Elif(finish & ~follow):

@@ -29,6 +29,8 @@ class Widener(wiring.Component):
         The word at the input holds values of 4 bits.
     blocks : In(1)
         It belongs to a group, too, or is the first one of a group. Only where LOAD has blocks.
+    wanted : In(1)
+        With `blocks`: words of the run are still to come, so that the next group's factors may be taken.
     beat : In(stream of bus words)
     wide : Out(stream of bus words)
     """
@@ -38,7 +40,7 @@ class Widener(wiring.Component):
         word = stream.Signature(config.widths.bus)
         super().__init__(
             {"narrow": In(1), "beat": In(word), "wide": Out(word)}
-            | ({"blocks": In(1)} if config.blocks else {})
+            | ({"blocks": In(1), "wanted": In(1)} if config.blocks else {})
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -50,10 +52,11 @@ class Widener(wiring.Component):
         factors, widened = (
             self._groups(m, halved, chosen) if self.config.blocks else (0, self._widened(chosen))
         )
+        whole = self.wide.ready & (upper | ~self.narrow)
         m.d.comb += [
             self.wide.valid.eq(self.beat.valid & ~factors),
             self.wide.payload.eq(Mux(self.narrow, widened, word)),
-            self.beat.ready.eq(factors | (self.wide.ready & (upper | ~self.narrow))),
+            self.beat.ready.eq(Mux(factors, self.wanted, whole) if self.config.blocks else whole),
         ]
         with m.If(halved):
             m.d.sync += upper.eq(~upper)
@@ -66,7 +69,7 @@ class Widener(wiring.Component):
         kept = Signal(self.config.widths.bus)
         first = Signal()
         m.d.comb += first.eq(self.blocks & (left == 0))
-        with m.If(first & self.beat.valid):
+        with m.If(first & self.wanted & self.beat.valid):
             m.d.sync += [left.eq(GROUP), kept.eq(self.beat.payload)]
         with m.Elif(halved & self.blocks):
             m.d.sync += [left.eq(left - 1), kept.eq(kept.rotate_right(8))]

@@ -127,9 +127,9 @@ private:
     bool unpack(bool beat, unsigned vec_write) {
         const bool vector_taken = write(vec_write);
         // hdl/load/widen.py: a group of 4-bit values has a word of factors in front, which the unpacker does not see.
-        const bool factors = beats.valid && unpacker.op.blocks && unpacker.some && !words_;
+        const bool ahead_of_group = unpacker.op.blocks && !words_, factors = beats.valid && ahead_of_group && unpacker.some;
         const bool taken =
-            unpacker.step(queue.readable() ? &queue.head() : nullptr, beats.valid && !factors, vector_taken);
+            unpacker.step(queue.readable() ? &queue.head() : nullptr, beats.valid && !ahead_of_group, vector_taken);
         stall_memory += unpacker.stalls;
         // hdl/load/widen.py: a word of 4-bit values is taken in two halves.
         const bool half = unpacker.pops && unpacker.op.int4, popped = factors || (unpacker.pops && (!half || upper_));

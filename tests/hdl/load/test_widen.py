@@ -53,7 +53,9 @@ async def run(dut, width: int, words: list[tuple[bytes, bool]], *, pause: float,
 async def bench_words(dut):
     config = Config.from_dict(bench_parameters()["config"])
     width = config.bus_bytes
-    await start(dut, beat__valid=0, wide__ready=0, narrow=0, **({"blocks": 0} if config.blocks else {}))
+    await start(
+        dut, beat__valid=0, wide__ready=0, narrow=0, **({"blocks": 0, "wanted": 0} if config.blocks else {})
+    )
     await FallingEdge(dut.clk)
     for pause, refuse in ((0, 0), (0.3, 0), (0, 0.3), (0.6, 0.6)):
         words = [(random.randbytes(width), random.random() < 0.6) for _ in range(200)]
@@ -69,7 +71,7 @@ async def bench_groups(dut):
     if not config.blocks:
         return
     n = config.n
-    await start(dut, beat__valid=0, wide__ready=0, narrow=0, blocks=0)
+    await start(dut, beat__valid=0, wide__ready=0, narrow=0, blocks=0, wanted=0)
     await FallingEdge(dut.clk)
     for pause, refuse in ((0, 0), (0.3, 0), (0, 0.3), (0.6, 0.6)):
         cycles, words = 0, 0
@@ -85,6 +87,8 @@ async def bench_groups(dut):
             expected = [bytes(word) for word in unpack_groups(group, n)[0].view(np.uint8)]
             offered = False
             while beats or expected:
+                # Between groups they are not wanted at once; inside of one that makes no difference.
+                dut.wanted.value = int(len(beats) <= 16 or refuse == 0 or random.random() < 0.5)
                 offered = bool(beats) and (offered or random.random() >= pause)
                 dut.beat__valid.value = int(offered)
                 if offered:
