@@ -112,8 +112,6 @@ def _power(value: float) -> float:
 
 
 def _folded(linear: Linear, norm: Norm | None) -> np.ndarray:
-    if linear.bias is not None or (norm is not None and norm.bias is not None):
-        raise CompileError("language models with biases are not supported")
     weight = dense(linear.weight)
     return weight if norm is None else weight * norm.weight
 
@@ -133,8 +131,29 @@ def _turn(matrices: list[Weights], ranges: list[float], normal: float) -> tuple[
     return (mantissa, shift), [scale * normal / exact for scale in scales]
 
 
+def check(model: LanguageModel) -> None:
+    """Raise `CompileError` for a model that is not of architecture llama, or has biases."""
+    for block in model.blocks:
+        if block.gate is None or model.rotary is None:
+            raise CompileError(
+                f"a decoder of architecture {model.architecture} does not run on the device; those of llama do"
+            )
+        linears = (
+            block.query,
+            block.key,
+            block.value,
+            block.attention_output,
+            block.gate,
+            block.up,
+            block.down,
+        )
+        if any(linear.bias is not None for linear in linears):
+            raise CompileError("language models with biases are not supported")
+
+
 def integers(model: LanguageModel, ranges: Ranges) -> Integers:
     """The integers of a model of architecture llama without biases. Raises `CompileError` for any other one."""
+    check(model)
     width = model.sizes.width
     normal = normal_unit(width)
     unit = _power(ROOM * RESIDUAL_ROOM * ranges.residual / (1 << RESIDUAL_BITS))
@@ -145,10 +164,7 @@ def integers(model: LanguageModel, ranges: Ranges) -> Integers:
     every: dict[str, list[Weights]] = {}
     for block in model.blocks:
         first, second = block.attention_norm, block.feed_forward_norm
-        if block.gate is None or model.rotary is None:
-            raise CompileError(
-                f"a decoder of architecture {model.architecture} does not run on the device; those of llama do"
-            )
+        assert block.gate is not None
         parts = {
             "query": (block.query, first), "key": (block.key, first), "value": (block.value, first),
             "output": (block.attention_output, None), "gate": (block.gate, second), "up": (block.up, second),

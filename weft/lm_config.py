@@ -1,0 +1,54 @@
+"""Configurations that language models run on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from weft.configurations import configuration
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.hdl.isa.features import Feature
+
+FEATURES = (Feature.LOOPS, Feature.SOFTMAX, Feature.KERNEL, Feature.LOOKUP)
+"""What a decoder's program uses."""
+_NEEDED = {"loops": 1, "kernel": 256, "lookup_tables": 4}
+"""The least that it takes, for every model."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A configuration, and the fields that were added to the preset of which it is, as ``name=value``."""
+
+    config: Config
+    added: tuple[str, ...] = ()
+
+
+def language_configuration(source: str | os.PathLike[str] | Config) -> Chosen:
+    """The configuration that `source` is or names, with what language models take.
+
+    Parameters
+    ----------
+    source : str, path or Config
+        As for `weft.configurations.configuration`. A preset gets the features that it has not; all others are hardware
+        as it is.
+
+    Raises
+    ------
+    ConfigError
+        If hardware as it is lacks something; the sentence names all of it.
+    """
+    config = configuration(source)
+    missing = {name: least for name, least in _NEEDED.items() if getattr(config, name) < least}
+    if isinstance(source, str) and source in PRESETS:
+        added = tuple(f"{name}={least}" for name, least in missing.items())
+        return Chosen(config.replace(**missing), added)
+    lacks = [f"{name}={least} (it has {getattr(config, name)})" for name, least in missing.items()]
+    if not config.softmax:
+        lacks.append("probability_bits=7 or 8 (it has 0)")
+    if lacks:
+        named = "the configuration" if isinstance(source, Config) else f"configuration {os.fspath(source)}"
+        raise ConfigError(
+            f"language models do not run on {named}: they need {', '.join(lacks)}; choose a preset, which gets these "
+            "features, or a file of a configuration that has them"
+        )
+    return Chosen(config)
