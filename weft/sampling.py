@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.arguments import SEED, integer, number
 
-TEMPERATURE = (0.0, 100.0)
+TEMPERATURE = (0, 100)
 """Limits of temperatures."""
 TOP_K = (1, 1 << 30)
 """Limits of how many tokens are in question."""
