@@ -23,6 +23,7 @@ from weft import (
     estimate_command,
     example_commands,
     files,
+    language_commands,
     litert,
     model_commands,
     probe_command,
@@ -295,6 +296,7 @@ app.command()(writes(run))
 trace_command.add(app)
 tune_command.add(app)
 estimate_command.add(app)
+language_commands.add(app)
 board_commands.add(app)
 probe_command.add(app)
 
