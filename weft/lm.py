@@ -36,7 +36,7 @@ from weft.decoder_run import DecoderMemory
 from weft.devices import Simulation
 from weft.errors import InputError
 from weft.hdl.isa.config import Config
-from weft.lm_config import language_configuration
+from weft.lm_config import language_configuration, page_of
 from weft.lm_machine import Counted, Machine
 from weft.lm_ranges import model_ranges
 from weft.lm_text import Text
@@ -51,8 +51,6 @@ TOKENS = 128
 """Tokens that follow a prompt if nobody says how many."""
 ROWS = (1, 64)
 """Limits of tokens side by side."""
-_PAGE = 32
-"""Keys of a page, for arrays that are not wider."""
 
 
 @dataclass(frozen=True)
@@ -342,11 +340,11 @@ def load(
     chosen = language_configuration(config)
     rows = integer("rows", rows, *ROWS)
     model = read(path)
+    check(model)
     context = model.sizes.context if context is None else integer("context", context, 1, model.sizes.context)
     limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
-    page = ceil_div(_PAGE, chosen.config.n) * chosen.config.n
+    page = page_of(limited.sizes, chosen.config)
     pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
-    check(model)
     Places(limited.sizes, chosen.config, rows, page)
     reference = Reference(model)
     found = model_ranges(reference, _digest(path), _tokens(model, calibration))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.model import Sizes
 from weft.configurations import configuration
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.hdl.isa.features import Feature
@@ -13,6 +15,8 @@ FEATURES = (Feature.LOOPS, Feature.SOFTMAX, Feature.KERNEL, Feature.LOOKUP)
 """What a decoder's program uses."""
 _NEEDED = {"loops": 1, "kernel": 256, "lookup_tables": 4}
 """The least that it takes, for every model."""
+_PAGE = 32
+"""Keys of a page, where there is room on the chip and arrays are not wider."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,22 @@ def language_configuration(source: str | os.PathLike[str] | Config) -> Chosen:
             "features, or a file of a configuration that has them"
         )
     return Chosen(config)
+
+
+def page_of(sizes: Sizes, config: Config) -> int:
+    """How many keys a page of a model has: as many as attention has room for on the chip, up to `_PAGE`.
+
+    Raises
+    ------
+    CompileError
+        If there is no room for pages as small as the array allows.
+    """
+    half, size = config.accumulator_size // 2, sizes.heads * sizes.key_length // config.n
+    most = min(config.alignments, half) // sizes.heads
+    if sizes.heads > config.row_states or size > half or not most:
+        raise CompileError(
+            f"attention of {sizes.heads} heads of {sizes.key_length} elements does not fit the configuration: it has "
+            f"row_states={config.row_states}, alignments={config.alignments}, and {config.accumulator_size} rows of "
+            "the accumulator"
+        )
+    return min(most, max(_PAGE // config.n, 1)) * config.n
