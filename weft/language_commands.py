@@ -101,7 +101,10 @@ def generate(
         if as_json:
             print(json.dumps(_generated(loaded, result, took, on), indent=1))
         else:
-            _tell(f"{len(result.tokens):,} tokens behind {len(result.prompt):,}: {result.reason.value}")
+            from weft.language_report import counted
+
+            made = counted(len(result.tokens), "token")
+            _tell(f"{made} behind {len(result.prompt):,}: {result.reason.value}")
             _tell(*([] if took is None else took.lines()))
         _compared(loaded, on)
 

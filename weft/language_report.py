@@ -9,6 +9,11 @@ from weft.compiler.machine.emit import ceil_div
 from weft.lm_machine import Counted
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 @dataclass(frozen=True)
 class Part:
     """Some steps together.
@@ -30,10 +35,10 @@ class Part:
     most: int
 
     @classmethod
-    def of(cls, counted: Sequence[Counted]) -> Part:
-        cycles = [step.cycles or 0 for step in counted]
-        tokens, moved = sum(step.tokens for step in counted), sum(step.moved or 0 for step in counted)
-        return cls(len(counted), tokens, sum(cycles), moved, min(cycles, default=0), max(cycles, default=0))
+    def of(cls, steps: Sequence[Counted]) -> Part:
+        cycles = [step.cycles or 0 for step in steps]
+        tokens, moved = sum(step.tokens for step in steps), sum(step.moved or 0 for step in steps)
+        return cls(len(steps), tokens, sum(cycles), moved, min(cycles, default=0), max(cycles, default=0))
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,11 @@ class Took:
 
     @classmethod
     def of(
-        cls, counted: Sequence[Counted], prompt: int | None, rows: int, peak: float, clock: float | None
+        cls, steps: Sequence[Counted], prompt: int | None, rows: int, peak: float, clock: float | None
     ) -> Took:
         """Of the steps of one text: the first ones are for `prompt` tokens, all if that is None."""
-        first = len(counted) if prompt is None else ceil_div(prompt, rows)
-        return cls(Part.of(counted[:first]), Part.of(counted[first:]), peak, clock)
+        first = len(steps) if prompt is None else ceil_div(prompt, rows)
+        return cls(Part.of(steps[:first]), Part.of(steps[first:]), peak, clock)
 
     def lines(self) -> list[str]:
         """As sentences."""
@@ -77,8 +82,9 @@ class Took:
         spread = f" (steps of {part.least:,} to {part.most:,})" if part.least != part.most else ""
         share = part.moved / max(part.cycles * self.peak, 1)
         text = (
-            f"{name}: {part.tokens:,} tokens in {part.steps:,} steps, {each:,.0f} cycles a token{spread}, "
-            f"{part.moved / part.tokens:,.0f} bytes a token, {share:.1%} of the memory's {self.peak:g} bytes a cycle"
+            f"{name}: {counted(part.tokens, 'token')} in {counted(part.steps, 'step')}, {each:,.0f} cycles a "
+            f"token{spread}, {part.moved / part.tokens:,.0f} bytes a token, {share:.1%} of the memory's "
+            f"{self.peak:g} bytes a cycle"
         )
         if self.clock is None:
             return text
