@@ -52,26 +52,23 @@ def test_full_pages_are_found_by_their_tokens_and_all_in_front_of_them() -> None
 
 
 def test_full_pages_are_kept_until_there_is_need_the_oldest_goes_first() -> None:
-    pool = PagePool(2)
-    pages = [pool.take(), pool.take()]
+    pool = PagePool(3)
+    pages = [page for page in (pool.take(), pool.take(), pool.take()) if page is not None]
     for at, page in enumerate(pages):
-        assert page is not None
         pool.publish(ROOT, [at], page)
-    for page in pages[::-1]:
-        assert page is not None
-        pool.release(page)
-    assert pool.free == 2
-    found = pool.find(ROOT, [0])
+    for at in (1, 0, 2):
+        pool.release(pages[at])
+    assert pool.free == 3
+    found = pool.find(ROOT, [1])
     assert found is not None
     pool.hold(found[1])
-    assert pool.free == 1
-    assert pool.take() == pages[1]
-    assert pool.find(ROOT, [1]) is None
+    assert pool.free == 2
+    pool.release(found[1])  # now the youngest
+    for at in (0, 2, 1):
+        assert pool.find(ROOT, [at]) is not None
+        assert pool.take() == pages[at]
+        assert pool.find(ROOT, [at]) is None
     assert pool.take() is None
-    pool.release(found[1])
-    assert pool.find(ROOT, [0]) == found
-    assert pool.take() == found[1]
-    assert pool.find(ROOT, [0]) is None
 
 
 def test_what_followed_a_page_that_is_gone_is_not_found_behind_another() -> None:
