@@ -28,6 +28,7 @@ from weft import (
     model_commands,
     probe_command,
     quantise_command,
+    serve_command,
     trace_command,
     tune_command,
 )
@@ -297,6 +298,7 @@ trace_command.add(app)
 tune_command.add(app)
 estimate_command.add(app)
 language_commands.add(app)
+serve_command.add(app)
 board_commands.add(app)
 probe_command.add(app)
 

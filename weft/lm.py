@@ -73,27 +73,40 @@ class Completion:
 
 
 class Generation(Iterator[str]):
-    """A text that goes on: gives pieces of it, as soon as they are complete. See `Model.generate`."""
+    """A text that goes on: gives pieces of it, as soon as they are complete. See `Model.generate`.
+
+    Attributes
+    ----------
+    ended : bool
+        Whether all pieces have been given.
+    """
 
     def __init__(self, model: Model, request: Request, text: Text) -> None:
         self._model, self._request, self._text = model, request, text
         self._seen, self._given = 0, ""
-        self._ended = False
+        self.ended = False
 
     def __next__(self) -> str:
+        while (piece := self.poll()) is None and not self.ended:
+            self._model.step()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def poll(self) -> str | None:
+        """The next piece, if it is there without computing anything; None if not, or if it has ended."""
         request = self._request
-        while not self._ended:
+        while not self.ended:
             if self._seen < len(request.made):
                 piece = self._feed(request.made[self._seen])
             elif request.reason is not None:
-                self._ended, piece = True, self._text.end()
+                self.ended, piece = True, self._text.end()
             else:
-                self._model.step()
-                continue
+                return None
             self._given += piece
             if piece:
                 return piece
-        raise StopIteration
+        return None
 
     def _feed(self, token: int) -> str:
         """The text with another token; the model's own end is no text."""
@@ -102,7 +115,7 @@ class Generation(Iterator[str]):
             return ""
         piece = self._text.feed(token)
         if self._text.stopped:
-            self._ended = True
+            self.ended = True
             self._model._batch.cancel(self._request, End.STOP)
         return piece
 
@@ -228,10 +241,7 @@ class Model:
         InputError
             If an argument is of a wrong type or out of its limits.
         """
-        given = self.encode(prompt)
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        if not all(isinstance(text, str) and text for text in stops):
-            raise InputError(f"'stop' must be texts that are not empty, not {stop!r}")
+        given, stops = self.encode(prompt), _stops(stop)
         request = Request(
             given, integer("tokens", tokens, 1), Sampler(temperature, top_k, seed),
             self.tokenizer.vocabulary.ends,
@@ -369,6 +379,28 @@ def _digest(path: str | os.PathLike[str] | bytes) -> str:
         return hashlib.sha256(path).hexdigest()
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stops(stop: str | Collection[str]) -> list[str]:
+    """Texts in front of which one ends, checked."""
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    if not all(isinstance(text, str) and text for text in stops):
+        raise InputError(f"'stop' must be texts that are not empty, not {stop!r}")
+    return stops
+
+
+def check_options(
+    *,
+    tokens: int = TOKENS,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    stop: str | Collection[str] = (),
+) -> None:
+    """Raise `InputError` for what `Model.generate` refuses of these."""
+    integer("tokens", tokens, 1)
+    Sampler(temperature, top_k, seed)
+    _stops(stop)
 
 
 def _nothing(logits: np.ndarray) -> int:

@@ -107,6 +107,7 @@ class _Reader:
             output_norm=tensors.norm(names.OUTPUT_NORM, self._width, bias=self._gpt2),
             output=self._output(embedding, tokens),
             vocabulary=self._vocabulary,
+            chat_template=self._metadata.text(names.CHAT_TEMPLATE, ""),
         )
         self._refuse_tensors()
         return replace(model, notes=tuple(self._notes()))

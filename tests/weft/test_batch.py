@@ -176,10 +176,13 @@ def test_a_page_that_two_texts_write_to_is_copied_once() -> None:
 
 def test_the_text_that_came_last_waits_for_pages() -> None:
     batch, _ = batch_of(rows=2, page=2, pages=4)
-    one, other = first([1, 2], 5), first([3, 4], 5)
-    batch.add(one)
-    batch.add(other)
-    finished(batch, [one, other])
+    one, other, later = first([1, 2], 5), first([3, 4], 5), first([5], 1)
+    for request in (one, other, later):
+        batch.add(request)
+    while other.reason is None:
+        assert later.reason is None  # which came behind
+        batch.step()
+    finished(batch, [later])
     assert (one.reason, other.reason) == (End.TOKENS, End.TOKENS)
     assert (one.set_back, other.set_back > 0) == (0, True)
 

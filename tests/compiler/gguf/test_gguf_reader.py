@@ -264,6 +264,7 @@ def test_harmless_metadata(files: Callable[[str], Gguf]) -> None:
     made = files("llama").entry("llama.expert_count", "u32", 0).entry("llama.attention.causal", "bool", True)
     made.entry("llama.logit_scale", "f32", 1.0).entry("tokenizer.chat_template", "text", "{{ x }}")
     assert read(made.write()).notes == ()
+    assert read(made.write()).chat_template == "{{ x }}"
 
 
 @pytest.mark.parametrize(
