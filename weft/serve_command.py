@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import socket
@@ -70,7 +69,8 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        told = os.strerror(error.errno) if error.errno in errno.errorcode else error.strerror
+        number = error.errno or 0  # below zero for names that nobody knows
+        told = os.strerror(number) if number > 0 else error.strerror
         raise InputError(f"cannot listen at {host}, port {port}: {told or error}") from None
 
 
