@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,8 +19,10 @@ from support.language_models import random_model
 import weft.lm
 from weft import __main__ as command
 from weft import language_commands
+from weft.boards.registry import BOARDS
 from weft.compiler.gguf.writer import write
 from weft.decoder_run import Row
+from weft.hdl.isa.config import PRESETS
 from weft.language_report import Part, Took
 from weft.lm_machine import Counted, Machine
 
@@ -275,3 +278,23 @@ def test_without_the_extra() -> None:
     assert process.stderr.splitlines()[-1] == (
         "error: language models need the Python package 'gguf', which is not installed: pip install 'weft[lm]'"
     )
+
+
+def test_on_a_board_that_can(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A board's clock and memory are those that cycles are counted with; its memory is all that there is."""
+    board = BOARDS["ulx3s-85f"]
+    config = PRESETS["small"].replace(loops=1, kernel=256, lookup_tables=4)
+    changed = dataclasses.replace(board, config=config)
+    monkeypatch.setitem(BOARDS, "ulx3s-85f", changed)
+    options = ("--prompt", PROMPT, "--tokens", "2", "--on", "timing", "--quiet", "--json")
+    assert generate(*options, config="ulx3s-85f") == 0
+    found = json.loads(capsys.readouterr().out)["timing"]
+    assert (found["clock"], found["peak"]) == (board.clock, board.memory.modelled[1] or config.bus_bytes)
+    assert generate(*options, config="small") == 0
+    small = json.loads(capsys.readouterr().out)["timing"]
+    assert (small["clock"], small["peak"]) == (None, 8)
+    assert found["prompt"]["cycles"] > small["prompt"]["cycles"]
+    memory = dataclasses.replace(board.memory, size=1 << 16)
+    monkeypatch.setitem(BOARDS, "ulx3s-85f", dataclasses.replace(changed, memory=memory))
+    assert generate(*options, config="ulx3s-85f") == 2
+    assert "the device has 65536; fewer pages, or a shorter context, take less" in capsys.readouterr().err
