@@ -114,7 +114,7 @@ def test_a_stop_sequence_ends_a_text(model: Model) -> None:
     stop = whole.text[-1]
     at = whole.text.index(stop)
     for given in (stop, ["no such text", stop]):
-        result = model.generate(PROMPT, tokens=8, stop=given).result
+        result = model.generate(PROMPT, tokens=16, stop=given).result
         assert (result.text, result.reason) == (whole.text[:at], End.STOP)
     assert model.step() is False  # nothing goes on
     longer = model.generate(PROMPT, tokens=8, stop=stop + "x").result
@@ -323,6 +323,7 @@ def test_texts_of_its_own() -> None:
     # GPT-2's end is its begin as well.
     both = random_model(np.random.default_rng(1), biases=False, vocabulary=byte_pairs())
     assert sum(lengths(both, 30)) == 30
+    assert max(lengths(both, 30)) > 1
 
 
 def test_ranges_are_kept(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
