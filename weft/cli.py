@@ -23,10 +23,12 @@ from weft import (
     estimate_command,
     example_commands,
     files,
+    language_commands,
     litert,
     model_commands,
     probe_command,
     quantise_command,
+    serve_command,
     trace_command,
     tune_command,
 )
@@ -295,6 +297,8 @@ app.command()(writes(run))
 trace_command.add(app)
 tune_command.add(app)
 estimate_command.add(app)
+language_commands.add(app)
+serve_command.add(app)
 board_commands.add(app)
 probe_command.add(app)
 

@@ -43,6 +43,7 @@ SCALING_TYPE = "rope.scaling.type"
 SCALING_FACTOR = "rope.scaling.factor"
 OLD_SCALING_FACTOR = "rope.scale_linear"
 """As files had it before there were types of scaling."""
+CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
 def block(index: int, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -35,6 +36,8 @@ _UNSUPPORTED: Mapping[str, tuple[str, tuple[Value, ...]]] = {
     "pooling_type": ("pooling: it makes embeddings, not text", _OFF),
 }
 """What changes the results and is not supported: words for it, and values that do not ask for it."""
+_HARMLESS = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
+"""Tensors without which a model is the same: frequencies of rotation, which follow from metadata."""
 _SHOWN = 60
 """Characters of a name or list in a message."""
 _LISTED = 5
@@ -104,8 +107,18 @@ class _Reader:
             output_norm=tensors.norm(names.OUTPUT_NORM, self._width, bias=self._gpt2),
             output=self._output(embedding, tokens),
             vocabulary=self._vocabulary,
+            chat_template=self._metadata.text(names.CHAT_TEMPLATE, ""),
         )
+        self._refuse_tensors()
         return replace(model, notes=tuple(self._notes()))
+
+    def _refuse_tensors(self) -> None:
+        """Raise for tensors of which nobody knows what they are for: whatever it is, results would lack it."""
+        if unknown := [name for name in self._tensors.unused() if not _HARMLESS.fullmatch(name)]:
+            raise CompileError(
+                f"the file has tensors that weft does not know, and without which results would be wrong: "
+                f"{_listed(unknown)}"
+            )
 
     def _name(self, suffix: str) -> str:
         return f"{self._architecture}.{suffix}"

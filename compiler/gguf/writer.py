@@ -97,6 +97,8 @@ class _Writer:
     def _sizes(self) -> None:
         model, to = self._model, self._to
         to.add_string("general.name", model.name)
+        if model.chat_template:
+            to.add_string(names.CHAT_TEMPLATE, model.chat_template)
         for field, suffix in names.SIZES.items():
             to.add_uint32(self._key(suffix), getattr(model.sizes, field))
         to.add_float32(self._key(names.EPSILON[model.architecture]), model.epsilon)

@@ -147,26 +147,29 @@ def _folded(linear: Linear, norm: Norm | None) -> np.ndarray:
     return weight if norm is None else weight * norm.weight
 
 
-def _check_biases(model: LanguageModel) -> None:
-    linears = [
-        linear
+def has_blocks(model: LanguageModel) -> bool:
+    """Whether any matrix of a model's blocks, or its head, is `in_blocks`."""
+    return any(in_blocks(linear.weight) for linear in (*_linears(model), model.output))
+
+
+def _linears(model: LanguageModel) -> list[Linear]:
+    """The products of all blocks."""
+    every = [
+        (block.query, block.key, block.value, block.attention_output, block.gate, block.up, block.down)
         for block in model.blocks
-        for linear in (
-            block.query,
-            block.key,
-            block.value,
-            block.attention_output,
-            block.gate,
-            block.up,
-            block.down,
+    ]
+    return [linear for linears in every for linear in linears if linear is not None]
+
+
+def check(model: LanguageModel) -> None:
+    """Raise `CompileError` for a model that is not of architecture llama, or has biases."""
+    if model.rotary is None or any(block.gate is None for block in model.blocks):
+        raise CompileError(
+            f"a decoder of architecture {model.architecture} does not run on the device; those of llama do"
         )
-        if linear is not None
-    ]
     norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
-    biases = [part.bias for part in (*linears, model.output)] + [
-        part.bias for part in (*norms, model.output_norm)
-    ]
-    if any(bias is not None for bias in biases):
+    biases = [part.bias for part in (*_linears(model), model.output)] + [norm.bias for norm in norms]
+    if any(bias is not None for bias in (*biases, model.output_norm.bias)):
         raise CompileError("language models with biases are not supported")
 
 
@@ -188,11 +191,7 @@ def _turn(matrices: list[Weights], ranges: list[float], normal: float) -> tuple[
 def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> Integers:
     """The integers of a model of architecture llama without biases. With `blocks`, matrices in blocks of 4 bits stay in
     them. Raises `CompileError` for any other model."""
-    if model.rotary is None:
-        raise CompileError(
-            f"a decoder of architecture {model.architecture} does not run on the device; those of llama do"
-        )
-    _check_biases(model)
+    check(model)
     normal, gains = normal_unit(model.sizes.width), []
     if blocks:
         norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]

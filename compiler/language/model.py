@@ -208,6 +208,8 @@ class LanguageModel:
         From the last norm to logits. Its weight is `token_embedding` itself where the file has no other (`tied`).
     notes : tuple of str
         Sentences about what the file has and weft does not use.
+    chat_template : str
+        How the messages of a conversation become a text, in the language of Jinja; empty if nobody says.
     """
 
     name: str
@@ -222,6 +224,7 @@ class LanguageModel:
     output: Linear
     vocabulary: Vocabulary
     notes: tuple[str, ...] = ()
+    chat_template: str = ""
 
     @property
     def tied(self) -> bool:

@@ -24,6 +24,8 @@ LOOKUP_ENTRIES = 256
 """Entries of a look-up table: one for each int8."""
 KERNEL_ENTRIES = 256
 """Micro-operations that the kernel engine holds at most."""
+BLOCKS_MOST = 32
+"""Columns of an array whose LOAD has blocks of values of 4 bits, at most: a word has values of one block."""
 DEPTHWISE_TAPS = 8
 """Products of neighbouring rows that an array adds up at most."""
 
@@ -141,10 +143,10 @@ class Config:
         self._power("table_depth", 256, 2048)
         if self.int4 not in (0, 1, 2):
             raise ConfigError(f"configuration field 'int4' must be 0, 1 or 2, not {schema.shown(self.int4)}")
-        if self.int4 == 2 and not (4 <= self.n <= 32 and self.bus_bytes == self.n):
+        if self.int4 == 2 and not (4 <= self.n <= BLOCKS_MOST and self.bus_bytes == self.n):
             raise ConfigError(
-                f"configuration field 'int4' is 2, which needs 'n' from 4 to 32 and as many 'bus_bytes', not {self.n}"
-                f" and {self.bus_bytes}"
+                f"configuration field 'int4' is 2, which needs 'n' from 4 to {BLOCKS_MOST} and as many 'bus_bytes',"
+                f" not {self.n} and {self.bus_bytes}"
             )
         for name in ("multiply", "loops"):
             value = getattr(self, name)

@@ -264,6 +264,7 @@ def test_harmless_metadata(files: Callable[[str], Gguf]) -> None:
     made = files("llama").entry("llama.expert_count", "u32", 0).entry("llama.attention.causal", "bool", True)
     made.entry("llama.logit_scale", "f32", 1.0).entry("tokenizer.chat_template", "text", "{{ x }}")
     assert read(made.write()).notes == ()
+    assert read(made.write()).chat_template == "{{ x }}"
 
 
 @pytest.mark.parametrize(
@@ -352,15 +353,40 @@ def test_rotary_factors_must_be_above_zero(files: Callable[[str], Gguf]) -> None
 
 def test_what_is_not_used_is_noted(files: Callable[[str], Gguf]) -> None:
     made = files("llama").entry("llama.own_thing", "u32", 1)
-    made.tensors.append(Tensor("extra", "Q4_K", (256,), bytes(144)))
+    made.tensors.append(Tensor("blk.0.attn_rot_embd.weight", "F32", (4,), bytes(16)))
     assert read(made.write()).notes == (
-        "the file has tensors that weft does not use: extra",
+        "the file has tensors that weft does not use: blk.0.attn_rot_embd.weight",
         "the file has metadata that weft does not use: llama.own_thing",
     )
-    made.tensors += [Tensor(f"more.{at}", "F32", (1,), bytes(4)) for at in range(7)]
-    assert read(made.write()).notes[0] == (
-        "the file has tensors that weft does not use: extra, more.0, more.1, more.2, more.3 and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("llama", "blk.0.attn_q_norm.weight"),  # of Qwen3
+        ("llama", "blk.1.attn_norm.bias"),
+        ("llama", "blk.0.post_attention_norm.weight"),  # of Gemma 2
+        ("llama", "blk.0.ffn_gate_exps.weight"),
+        ("llama", "position_embd.weight"),
+        ("llama", "blk.2.attn_q.weight"),  # of a block behind the last one
+        ("gpt2", "blk.0.ffn_gate.weight"),
+        ("gpt2", "rope_freqs.weight"),
+    ],
+)
+def test_tensors_that_nobody_knows_are_refused(
+    files: Callable[[str], Gguf], architecture: str, name: str
+) -> None:
+    made = files(architecture)
+    made.tensors.append(Tensor(name, "F32", (4,), bytes(16)))
+    assert fails(made) == (
+        f"the file has tensors that weft does not know, and without which results would be wrong: {name}"
     )
+
+
+def test_many_tensors_that_nobody_knows(files: Callable[[str], Gguf]) -> None:
+    made = files("llama")
+    made.tensors += [Tensor(f"more.{at}", "F32", (1,), bytes(4)) for at in range(7)]
+    assert fails(made).endswith(": more.0, more.1, more.2, more.3, more.4 and 2 more")
 
 
 def test_without_the_library(files: Callable[[str], Gguf], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,60 @@
+"""What computes a batch's steps, in place of a decoder: its logits tell which tokens it finds in a text's pages."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.decoder_run import Row
+
+VOCABULARY = 12
+
+
+def logits_of(tokens: Sequence[int]) -> np.ndarray:
+    """The logits behind a text: any numbers, but others for each text."""
+    return np.random.default_rng(zlib.crc32(bytes(tokens))).normal(size=VOCABULARY)
+
+
+class RecalledTexts:
+    """Pages of tokens with their positions.
+
+    Attributes
+    ----------
+    computed : int
+        Tokens so far.
+    """
+
+    def __init__(self, rows: int, page: int, pages: int) -> None:
+        self._rows, self._page = rows, page
+        self._pages: list[list[tuple[int, int] | None]] = [[None] * page for _ in range(pages)]
+        self._logits: list[np.ndarray] = []
+        self.computed = self.copied = 0
+
+    def step(self, rows: Sequence[Row]) -> None:
+        assert 0 < len(rows) <= self._rows
+        self._logits = []
+        for row in rows:
+            page, slot = divmod(row.position, self._page)
+            self._pages[row.pages[page]][slot] = (row.token, row.position)
+            self._logits.append(logits_of(self._text(row)))
+        self.computed += len(rows)
+
+    def _text(self, row: Row) -> list[int]:
+        """The tokens up to a row's own, as its pages have them."""
+        found = []
+        for at in range(row.position + 1):
+            stored = self._pages[row.pages[at // self._page]][at % self._page]
+            assert stored is not None
+            assert stored[1] == at
+            found.append(stored[0])
+        return found
+
+    def logits(self, row: int) -> np.ndarray:
+        return self._logits[row]
+
+    def copy(self, page: int, to: int) -> None:
+        assert page != to
+        self._pages[to] = list(self._pages[page])
+        self.copied += 1

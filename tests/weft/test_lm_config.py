@@ -1,0 +1,73 @@
+"""Configurations that language models run on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.language_models import SIZES
+
+from weft.boards.registry import BOARDS
+from weft.compiler.ir.graph import CompileError
+from weft.hdl.isa.config import PRESETS, Config, ConfigError
+from weft.lm_config import FEATURES, language_configuration, page_of
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_get_what_they_have_not(preset: str) -> None:
+    chosen = language_configuration(preset)
+    assert not any(feature.missing(chosen.config) for feature in FEATURES)
+    changes = dict(text.split("=") for text in chosen.added)
+    assert chosen.config == PRESETS[preset].replace(**{name: int(value) for name, value in changes.items()})
+    assert "loops" in changes
+    assert all(getattr(PRESETS[preset], name) < int(value) for name, value in changes.items())
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_boards_are_what_they_are(board: str) -> None:
+    config = BOARDS[board].config
+    if config.loops and config.kernel >= 256 and config.lookup_tables >= 4 and config.softmax:
+        assert language_configuration(board).config == config
+        return
+    with pytest.raises(ConfigError, match=f"language models do not run on configuration {board}: they need "):
+        language_configuration(board)
+
+
+def test_all_that_a_file_lacks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"preset": "small", "kernel": 64, "lookup_tables": 2, "probability_bits": 0}))
+    with pytest.raises(ConfigError) as caught:
+        language_configuration(path)
+    assert str(caught.value) == (
+        f"language models do not run on configuration {path}: they need loops=1 (it has 0), kernel=256 (it has 64), "
+        "lookup_tables=4 (it has 2), probability_bits=7 or 8 (it has 0); choose a preset, which gets these features, "
+        "or a file of a configuration that has them"
+    )
+    path.write_text(json.dumps({"preset": "small", "kernel": 256, "loops": 1}))
+    assert language_configuration(path).added == ()
+    with pytest.raises(ConfigError, match="do not run on the configuration: they need loops=1"):
+        language_configuration(Config())
+
+
+@pytest.mark.parametrize(
+    ("changes", "heads", "page"),
+    [
+        ({}, 4, 32),
+        ({"n": 64, "lanes": 8, "bus_bytes": 64}, 4, 64),
+        ({"alignments": 64}, 32, 32),
+        ({"alignments": 32}, 32, 16),
+        ({"accumulator_depth": 16}, 16, 32),
+        ({"accumulator_depth": 16}, 32, 16),
+    ],
+)
+def test_pages_have_room_on_the_chip(changes: dict[str, int], heads: int, page: int) -> None:
+    sizes = replace(SIZES, heads=heads, key_length=16)
+    assert page_of(sizes, Config().replace(**changes)) == page
+
+
+@pytest.mark.parametrize("changes", [{"row_states": 4}, {"accumulator_depth": 16}, {"alignments": 32}])
+def test_attention_that_does_not_fit(changes: dict[str, int]) -> None:
+    with pytest.raises(CompileError, match="attention of 64 heads of 16 elements does not fit the conf"):
+        page_of(replace(SIZES, heads=64, key_length=16), Config().replace(**changes))

@@ -1,0 +1,348 @@
+"""A language model served over a socket: answers are those of the model alone, whoever else asks, leaves or errs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from support.language_models import SIZES, random_model
+
+import weft.lm
+from weft import engine as engines
+from weft.compiler.gguf.writer import write
+from weft.engine import BusyError, Engine
+from weft.errors import InputError
+from weft.lm import Model
+from weft.server import BODY, Server
+from weft.sim.device import DeviceError
+
+PROMPT = "the quick fox"
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }} {{ message.content }}{{ eos_token }}"
+    "{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "served.gguf"
+    sizes = dataclasses.replace(SIZES, context=500, blocks=1)
+    made = random_model(np.random.default_rng(3), sizes=sizes, biases=False)
+    write(dataclasses.replace(made, chat_template=TEMPLATE), path, "F32")
+    return path
+
+
+def loaded(path: Path, rows: int) -> Model:
+    return weft.lm.load(path, "small", rows=rows, calibration="the quick brown fox")
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Iterator[Engine]:
+    with loaded(path, 3) as model, Engine(model) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def alone(path: Path) -> Iterator[Model]:
+    with loaded(path, 1) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> Iterator[httpx.Client]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(Server(engine, "served").application(), log_level="warning", lifespan="off")
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60, trust_env=False
+    ) as client:
+        yield client
+    server.should_exit = True
+    thread.join()
+    listener.close()
+
+
+def ask(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    answer = client.post("/v1/completions", json={"prompt": PROMPT, "temperature": 0, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def events(client: httpx.Client, address: str, **fields: Any) -> list[Any]:
+    """What a stream sends; the end is None."""
+    found = []
+    with client.stream("POST", address, json=fields | {"stream": True}) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line:
+                assert line.startswith("data: ")
+                content = line.removeprefix("data: ")
+                found.append(None if content == "[DONE]" else json.loads(content))
+    return found
+
+
+def settled(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_models(client: httpx.Client) -> None:
+    found = client.get("/v1/models").json()
+    assert [model["id"] for model in found["data"]] == ["served"]
+    assert client.get("/health").json() == {"status": "ok", "texts": 0}
+
+
+def test_a_completion(client: httpx.Client, alone: Model) -> None:
+    result = alone.generate(PROMPT, tokens=6).result
+    found = ask(client, max_tokens=6, model="served", user="me", n=1, top_p=1.0)
+    assert found["object"] == "text_completion"
+    assert found["choices"] == [
+        {"index": 0, "logprobs": None, "finish_reason": "length", "text": result.text,
+         "end_reason": "as many tokens as were asked for"}
+    ]  # fmt: skip
+    assert found["usage"] == {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
+    stopped = ask(client, max_tokens=6, stop=[result.text[2]])
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert stopped["choices"][0]["text"] == result.text.split(result.text[2])[0]
+    tokens = ask(client, prompt=list(result.prompt), max_tokens=6)
+    assert tokens["choices"][0]["text"] == result.text
+    drawn = alone.generate(PROMPT, tokens=6, temperature=1.0, top_k=5, seed=8).result
+    assert ask(client, max_tokens=6, temperature=None, top_k=5, seed=8)["choices"][0]["text"] == drawn.text
+
+
+def test_without_a_seed_texts_are_different(client: httpx.Client) -> None:
+    texts = {ask(client, max_tokens=6, temperature=2)["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) > 1
+
+
+def test_a_stream(client: httpx.Client, alone: Model) -> None:
+    result = alone.generate(PROMPT, tokens=6).result
+    options = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "stream_options": {"include_usage": True}}
+    *found, last = events(client, "/v1/completions", **options)
+    assert last is None
+    assert len({item["id"] for item in found}) == 1
+    *parts, end, usage = found
+    assert "".join(part["choices"][0]["text"] for part in parts) == result.text
+    assert len(parts) > 2
+    assert [part["choices"][0]["finish_reason"] for part in (*parts, end)] == [None] * len(parts) + ["length"]
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 10)
+
+
+def test_a_chat(client: httpx.Client, alone: Model) -> None:
+    tokens = alone.tokenizer.encode("<s>user the fox</s>", special=True, begin=False)
+    assert tokens[0] == 1
+    assert tokens[-1] == 2
+    result = alone.generate(tokens, tokens=4).result
+    messages = [{"role": "user", "content": "the fox"}]
+    options: dict[str, Any] = {"messages": messages, "temperature": 0, "max_completion_tokens": 4}
+    found = client.post("/v1/chat/completions", json=options).json()
+    assert found["object"] == "chat.completion"
+    assert found["choices"][0]["message"] == {"role": "assistant", "content": result.text}
+    messages[0]["content"] = [{"type": "text", "text": "the "}, {"type": "text", "text": "fox"}]  # type: ignore[assignment]
+    first, *parts, end, last = events(client, "/v1/chat/completions", **options)
+    assert (first["object"], last) == ("chat.completion.chunk", None)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == result.text
+    assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "length")
+
+
+def test_clients_at_once_get_what_each_gets_alone(client: httpx.Client, alone: Model) -> None:
+    asked = [
+        {"prompt": prompt, "max_tokens": 4 + index, "temperature": index % 3, "seed": index}
+        for index, prompt in enumerate(
+            ["the quick", "the quick fox", "over", "the quick dogs", "a", "the quick"]
+        )
+    ]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = list(pool.map(lambda fields: ask(client, **fields)["choices"][0]["text"], asked))
+    for fields, text in zip(asked, found, strict=True):
+        result = alone.generate(
+            fields["prompt"], tokens=fields["max_tokens"], temperature=fields["temperature"], seed=fields["seed"]
+        ).result  # type: ignore[arg-type] # fmt: skip
+        assert text == result.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_takes_its_text_with_it(
+    client: httpx.Client, engine: Engine, alone: Model, stream: bool
+) -> None:
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 490, "stream": stream}
+    if stream:
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+            assert engine.texts == 1
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=body, timeout=0.3)
+    computed = len(engine.model.counted)
+    result = alone.generate(PROMPT, tokens=5).result
+    assert ask(client, max_tokens=5)["choices"][0]["text"] == result.text
+    settled(lambda: engine.texts == 0)
+    assert engine.model.step() is False  # not even when others ask
+    assert len(engine.model.counted) - computed < 200
+
+
+REFUSED: list[tuple[dict[str, Any] | bytes, int, str]] = [
+    (b"{", 400, "the request is no JSON: Input data was truncated"),
+    (b"[" * 100_000, 400, "the request is no JSON: "),
+    (b"\xff", 400, "the request is no JSON: "),
+    (b"[1]", 400, "the request is no JSON object"),
+    (b" " * (BODY + 1), 413, "the request has more than 4,194,304 bytes"),
+    ({}, 400, "the request does not fit: Object missing required field `prompt`"),
+    ({"prompt": 5}, 400, "the request does not fit: Expected `str | array`, got `int` - at `$.prompt`"),
+    ({"prompt": [1.5]}, 400, "the request does not fit: Expected `int`, got `float` - at `$.prompt[0]`"),
+    ({"prompt": ["a", "b"]}, 400, "the request does not fit: "),
+    ({"prompt": []}, 400, "the prompt is empty, and the model's vocabulary has no token"),
+    ({"prompt": [100_000]}, 400, "'prompt' must be an integer from 0 to "),
+    ({"prompt": [5] * 501}, 400, "the prompt has 501 tokens; the context has room for 500"),
+    ({"prompt": "a", "model": "gpt"}, 404, "there is no model 'gpt'; this server has 'served'"),
+    ({"prompt": "a", "max_tokens": 0}, 400, "'tokens' must be an integer of at least 1, not 0"),
+    ({"prompt": "a", "temperature": -1}, 400, "'temperature' must be a finite number from 0 to 100, not -1"),
+    (
+        {"prompt": "a", "temperature": "1"},
+        400,
+        "the request does not fit: Expected `float | null`, got `str`",
+    ),
+    (
+        {"prompt": "a", "seed": 1 << 40},
+        400,
+        "'seed' must be an integer from 0 to 4,294,967,295, not 1099511627776",
+    ),
+    ({"prompt": "a", "stop": ""}, 400, "'stop' must be texts that are not empty, not ''"),
+    ({"prompt": "a", "n": 2}, 400, "'n' is 2, which is not supported here"),
+    ({"prompt": "a", "top_p": 0.5}, 400, "'top_p' is 0.5, which is not supported here"),
+    ({"prompt": "a", "logprobs": 3}, 400, "'logprobs' is 3, which is not supported here"),
+    ({"prompt": "\ud800"}, 400, "the request is no JSON: "),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "message"), REFUSED)
+def test_requests_that_are_refused(
+    client: httpx.Client, body: dict[str, Any] | bytes, status: int, message: str
+) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (status, "invalid_request_error")
+    assert error["message"].startswith(message)
+
+
+def test_requests_of_other_kinds(client: httpx.Client) -> None:
+    def status(method: str, path: str, **fields: Any) -> int:
+        answer = client.request(method, path, **fields)
+        assert answer.json()["error"]["message"]
+        return answer.status_code
+
+    assert status("POST", "/v1/completions", content=b'{"prompt": "a"}') == 415
+    assert status("POST", "/v1/completions", data={"prompt": "a"}) == 415
+    assert status("GET", "/v1/completions") == 405
+    assert status("POST", "/v1/embeddings", json={}) == 404
+    for messages in (
+        [],
+        [{"role": "tool", "content": "a"}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+    ):
+        assert status("POST", "/v1/chat/completions", json={"messages": messages}) == 400
+    assert status("POST", "/v1/chat/completions", json={"messages": [{"role": "user"}], "tools": [{}]}) == 400
+
+
+# --- the engine
+
+
+def test_too_many_texts(alone: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "WAITING", 1)
+    engine = Engine(alone)  # which does not compute
+    engine.submit("a", {}, lambda event: None)
+    with pytest.raises(BusyError, match="1 texts are under way, and no more are taken"):
+        engine.submit("a", {}, lambda event: None)
+    with pytest.raises(InputError, match="'top_k' must be"):
+        engine.submit("a", {"top_k": -1}, lambda event: None)
+
+
+@pytest.mark.parametrize("error", [DeviceError("the bus has failed"), IndexError("a bug")])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_device_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def failing(self: Model) -> bool:
+        raise error
+
+    monkeypatch.setattr(Model, "step", failing)
+    heard: list[Any] = []
+    with loaded(path, 1) as model, Engine(model) as engine:
+        engine.submit("a", {}, heard.append)
+        settled(lambda: len(heard) == 1)
+        assert isinstance(heard[0], DeviceError)
+        with pytest.raises(DeviceError, match=r"the bus has failed|computing texts failed: IndexError"):
+            engine.submit("a", {}, heard.append)
+
+
+# --- the command
+
+
+def test_the_command_serves_until_it_is_interrupted(path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "serve",
+        str(path),
+        "--config",
+        "small",
+        "--port",
+        "0",
+        "--context",
+        "20",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("served at http://127.0.0.1:")
+        address = line.split()[2].rstrip(",")
+        answer = httpx.post(
+            f"{address}/completions", json={"prompt": "a", "max_tokens": 2}, trust_env=False, timeout=60
+        )
+        assert answer.json()["usage"]["completion_tokens"] == 2
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "error: interrupted"
+
+
+def call(*arguments: str, code: str = "") -> tuple[int, str]:
+    text = f"{code}\nfrom weft.__main__ import main\nmain({['serve', *arguments]!r})"
+    process = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=os.environ
+    )
+    return process.returncode, process.stderr.splitlines()[-1]
+
+
+def test_what_the_command_refuses(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, line = call(str(path), "--config", "small", "--port", port)
+    assert (code, line) == (2, f"error: cannot listen at 127.0.0.1, port {port}: Address already in use")
+    code, line = call(str(path), code="import sys; sys.modules['uvicorn'] = None")
+    assert (code, line) == (
+        2,
+        "error: serving needs the Python package 'uvicorn', which is not installed: pip install 'weft[serve]'",
+    )

@@ -1,0 +1,160 @@
+"""A decoder's program on a device: where it lies in memory, and one step of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.language.decoder import Decoder
+from weft.compiler.language.registers import DESCRIPTOR_WORDS, HEADER_BYTES, descriptors
+from weft.compiler.machine.emit import ceil_div
+from weft.errors import InputError
+from weft.sim.device import Device
+
+_ALIGNMENT = 4096
+"""Of each part of memory, in bytes."""
+_ADDRESSES = 1 << 32
+"""Bytes that addresses of a device reach."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A token of a step.
+
+    Attributes
+    ----------
+    token, position : int
+        The token, and its place in its text; 0 is the first.
+    pages : sequence of int
+        Pages of its text, the first ones first: at least those up to the token's own place.
+    """
+
+    token: int
+    position: int
+    pages: Sequence[int]
+
+
+class DecoderMemory:
+    """Where the parts of a decoder lie in a device's memory.
+
+    Parameters
+    ----------
+    decoder : Decoder
+    pages : int
+        Pages of keys and values that there are for all texts together.
+
+    Attributes
+    ----------
+    table_words : int
+        Pages of a text at most.
+    columns : int
+        Logits of a row, with those that fill up its tiles.
+    entry, frame, cache, logits : int
+        Addresses of the code, of the frame with the page tables behind it, of pages, and of logits.
+    bases : tuple of int
+        The values of base registers.
+    memory_bytes : int
+        Of all.
+
+    Raises
+    ------
+    InputError
+        If all of this is more than addresses reach.
+    """
+
+    def __init__(self, decoder: Decoder, pages: int) -> None:
+        self.decoder, self.pages = decoder, pages
+        places, contents = decoder.places, decoder.contents
+        self.table_words = ceil_div(places.sizes.context, places.page)
+        self.columns = contents.logit_tiles * decoder.config.n
+        self.descriptors = descriptors(places.rows)
+        self.tables = self.descriptors + 4 * DESCRIPTOR_WORDS * places.rows  # behind the frame's start
+        at, found = 0, []
+        for size in (
+            len(contents.constants), len(decoder.code), len(contents.records),
+            self.tables + 4 * self.table_words * places.rows, places.page_bytes * pages,
+            places.one_bytes * places.rows, 2 * self.columns * places.rows,
+        ):  # fmt: skip
+            found.append(at)
+            at = ceil_div(at + size, _ALIGNMENT) * _ALIGNMENT
+        constants, self.entry, self.records, self.frame, self.cache, between, self.logits = found
+        self.bases = (constants, self.records, self.frame, self.cache, between, self.logits)
+        self.memory_bytes = at
+        if at > _ADDRESSES:
+            raise InputError(
+                f"the model takes {at:,} bytes of memory, {places.page_bytes * pages:,} of them for {pages:,} pages of "
+                f"keys and values; a device has {_ADDRESSES:,} at most: choose fewer pages, or a shorter context"
+            )
+
+    def frame_of(self, rows: Sequence[Row]) -> bytes:
+        """What the program reads of a step's tokens: the frame, and behind it their page tables."""
+        places, contents = self.decoder.places, self.decoder.contents
+        first, most = HEADER_BYTES // 4, places.rows
+        words = np.zeros(self.tables // 4 + self.table_words * len(rows), "<u4")
+        words[0] = len(rows)
+        words[first : first + most] = contents.embedding
+        words[first + most : first + 2 * most] = contents.angles
+        for index, row in enumerate(rows):
+            words[first + index] += row.token * contents.embedding_bytes
+            words[first + most + index] += row.position * contents.angle_bytes
+            count, slot = row.position // places.page + 1, row.position % places.page
+            table = self.tables // 4 + self.table_words * index
+            words[table : table + count] = np.array(row.pages[:count], np.int64) * places.page_bytes
+            own = int(words[table + count - 1]) + slot * places.sizes.key_length
+            at = self.descriptors // 4 + DESCRIPTOR_WORDS * index
+            words[at : at + 4] = self.frame + 4 * table, row.position + 1, count, own
+        return words.tobytes()
+
+
+class DecoderRun:
+    """A decoder on a device.
+
+    Parameters
+    ----------
+    memory : DecoderMemory
+    device : Device
+        For the decoder's configuration, with at least ``memory.memory_bytes``.
+    """
+
+    def __init__(self, memory: DecoderMemory, device: Device) -> None:
+        self.memory, self.device = memory, device
+        decoder = memory.decoder
+        device.load(memory.bases[0], bytes(decoder.contents.constants))
+        device.load(memory.entry, decoder.code)
+        device.load(memory.records, bytes(decoder.contents.records))
+
+    def step(self, rows: Sequence[Row]) -> None:
+        """Compute the logits behind tokens, and put their keys and values into pages.
+
+        Parameters
+        ----------
+        rows : sequence of Row
+            One at least, and as many as the decoder has rows at most. Tokens of one text are in the order of the text:
+            each sees the ones in front of it.
+        """
+        self.device.write(self.memory.frame, self.memory.frame_of(rows))
+        for register, value in enumerate(self.memory.bases):
+            self.device.set_base(register, value)
+        self.device.start(self.memory.entry)
+        self.device.wait()
+
+    def raw(self, row: int) -> bytes:
+        """The bytes of the logits behind a row of the last step."""
+        size = 2 * self.memory.columns
+        return self.device.read(self.memory.logits + size * row, size)
+
+    def logits(self, row: int) -> np.ndarray:
+        """The logits behind a row of the last step: float64 (vocabulary,)."""
+        decoder = self.memory.decoder
+        digits = np.frombuffer(self.raw(row), np.int8).reshape(-1, 2, decoder.config.n).astype(np.int64)
+        numbers = (digits[:, 0] * 256 + digits[:, 1]).reshape(-1)
+        found: np.ndarray = numbers[: decoder.places.sizes.vocabulary] * decoder.numbers.logit_unit
+        return found
+
+    def copy(self, page: int, to: int) -> None:
+        """Make a page equal to another one."""
+        size = self.memory.decoder.places.page_bytes
+        content = self.device.read(self.memory.cache + page * size, size)
+        self.device.write(self.memory.cache + to * size, content)

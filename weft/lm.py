@@ -1,0 +1,409 @@
+"""Language models on the device: text, token by token, from a GGUF file.
+
+>>> import weft.lm
+>>> model = weft.lm.load("model.gguf", "small")
+>>> for piece in model.generate("the quick brown", tokens=8):
+...     print(piece, end="")
+
+Several texts may be under way at once: each has its own iterator, and each step of the device computes a token of all
+of them. What they come to does not depend on each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.arguments import integer
+from weft.batch import Batch, End, Request
+from weft.compiler.gguf.reader import read
+from weft.compiler.language.decoder import Decoder
+from weft.compiler.language.integers import check, has_blocks, integers
+from weft.compiler.language.model import LanguageModel
+from weft.compiler.language.perplexity import Perplexity, perplexity
+from weft.compiler.language.places import Places
+from weft.compiler.language.reference import Reference
+from weft.compiler.language.tokenizer import Tokenizer
+from weft.compiler.machine.emit import ceil_div
+from weft.decoder_run import DecoderMemory
+from weft.devices import Simulation
+from weft.errors import InputError
+from weft.hdl.isa.config import Config
+from weft.lm_config import language_configuration, page_of
+from weft.lm_machine import Counted, Machine
+from weft.lm_ranges import model_ranges
+from weft.lm_text import Text
+from weft.sampling import Sampler
+
+if TYPE_CHECKING:
+    from weft.sim.device import Device
+
+__all__ = ["Completion", "End", "Generation", "Model", "load"]
+
+TOKENS = 128
+"""Tokens that follow a prompt if nobody says how many."""
+ROWS = (1, 64)
+"""Limits of tokens side by side."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A text that has ended.
+
+    Attributes
+    ----------
+    text : str
+        What followed the prompt.
+    prompt, tokens : tuple of int
+        Tokens of the prompt, and those that followed, with that which ended the text.
+    reason : End
+    """
+
+    text: str
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    reason: End
+
+
+class Generation(Iterator[str]):
+    """A text that goes on: gives pieces of it, as soon as they are complete. See `Model.generate`.
+
+    Attributes
+    ----------
+    ended : bool
+        Whether all pieces have been given.
+    """
+
+    def __init__(self, model: Model, request: Request, text: Text) -> None:
+        self._model, self._request, self._text = model, request, text
+        self._seen, self._given = 0, ""
+        self.ended = False
+
+    def __next__(self) -> str:
+        while (piece := self.poll()) is None and not self.ended:
+            self._model.step()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def poll(self) -> str | None:
+        """The next piece, if it is there without computing anything; None if not, or if it has ended."""
+        request = self._request
+        while not self.ended:
+            if self._seen < len(request.made):
+                piece = self._feed(request.made[self._seen])
+            elif request.reason is not None:
+                self.ended, piece = True, self._text.end()
+            else:
+                return None
+            self._given += piece
+            if piece:
+                return piece
+        return None
+
+    def _feed(self, token: int) -> str:
+        """The text with another token; the model's own end is no text."""
+        self._seen += 1
+        if self._request.reason is End.MODEL and self._seen == len(self._request.made):
+            return ""
+        piece = self._text.feed(token)
+        if self._text.stopped:
+            self.ended = True
+            self._model._batch.cancel(self._request, End.STOP)
+        return piece
+
+    def close(self) -> None:
+        """End the text here, if it has not ended."""
+        self._model._batch.cancel(self._request)
+
+    @property
+    def result(self) -> Completion:
+        """What it has come to; computes what is missing."""
+        for _ in self:
+            pass
+        request = self._request
+        reason = End.STOP if self._text.stopped else request.reason
+        assert reason is not None
+        prompt, made = tuple(request.tokens[: request.given]), tuple(request.made[: self._seen])
+        return Completion(self._given, prompt, made, reason)
+
+
+class Model:
+    """A language model on a device; `load` makes them.
+
+    Attributes
+    ----------
+    tokenizer : Tokenizer
+    reference : Reference
+        What the model computes in float32.
+    decoder : Decoder
+        Its program. ``decoder.config`` is the configuration.
+    added : tuple of str
+        Fields that were added to the preset, as ``name=value``.
+    memory_bytes : int
+        Of the device, for all that there is.
+    counted : list of Counted
+        What each step so far took.
+    """
+
+    def __init__(
+        self, reference: Reference, memory: DecoderMemory, machine: Machine, added: tuple[str, ...]
+    ) -> None:
+        self.reference, self.decoder, self.added = reference, memory.decoder, added
+        self.memory_bytes = memory.memory_bytes
+        self.tokenizer = Tokenizer(reference.model.vocabulary)
+        self._machine = machine
+        places = self.decoder.places
+        self._batch = Batch(
+            machine, rows=places.rows, page=places.page, pages=memory.pages, context=places.sizes.context
+        )
+
+    @property
+    def context(self) -> int:
+        """Tokens of a text at most."""
+        return self.decoder.places.sizes.context
+
+    @property
+    def counted(self) -> list[Counted]:
+        return self._machine.counted
+
+    @property
+    def mismatches(self) -> int:
+        """Bytes of logits in which a device differed from the golden interpreter."""
+        return self._machine.mismatches
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """The tokens that a prompt begins with: those of a text, or tokens as they are.
+
+        Raises
+        ------
+        InputError
+            If there are none, more than the context has room for, or such that the vocabulary has not.
+        weft.compiler.language.encoders.TokenError
+            If the vocabulary cannot write the text.
+        """
+        known = self.tokenizer.vocabulary
+        if isinstance(prompt, str):
+            tokens = self.tokenizer.encode(prompt)
+            if known.add_end and known.end is not None:
+                tokens = tokens[:-1]  # the text goes on
+            if not tokens and known.begin is not None:
+                tokens = [known.begin]
+        else:
+            tokens = [integer("prompt", token, 0, len(known.tokens) - 1) for token in prompt]
+        if not tokens:
+            raise InputError(
+                "the prompt is empty, and the model's vocabulary has no token for the begin of a text: give a prompt"
+            )
+        if len(tokens) > self.context:
+            raise InputError(
+                f"the prompt has {len(tokens):,} tokens; the context has room for {self.context:,}"
+            )
+        return tokens
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        tokens: int = TOKENS,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        seed: int = 0,
+        stop: str | Collection[str] = (),
+    ) -> Generation:
+        """Go on with a text.
+
+        Parameters
+        ----------
+        prompt : str or sequence of int
+            A text, or its tokens.
+        tokens : int
+            Tokens that follow at most.
+        temperature, top_k, seed
+            As `weft.sampling.Sampler` has them. At temperature 0 the token with the largest logit follows.
+        stop : str or collection of str
+            Texts in front of which it ends.
+
+        Returns
+        -------
+        Generation
+            Pieces of the text. It is computed as they are asked for, together with all other texts of this model.
+
+        Raises
+        ------
+        InputError
+            If an argument is of a wrong type or out of its limits.
+        """
+        given, stops = self.encode(prompt), _stops(stop)
+        request = Request(
+            given, integer("tokens", tokens, 1), Sampler(temperature, top_k, seed),
+            self.tokenizer.vocabulary.ends,
+        )  # fmt: skip
+        self._batch.add(request)
+        return Generation(self, request, Text(self.tokenizer, stops))
+
+    def step(self) -> bool:
+        """Compute some tokens of the texts that go on; False if there are none."""
+        if self._batch.busy:
+            self._batch.step()
+        return self._batch.busy
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """The logits behind each token of a text: float64 (tokens, vocabulary).
+
+        Raises
+        ------
+        InputError
+            If there are none, more than the context has room for, or such that the vocabulary has not; or if there are
+            not enough pages for them.
+        """
+        request = Request(self.encode(tokens), 0, _nothing, every=True)
+        self._batch.add(request)
+        while request.reason is None:
+            self._batch.step()
+        if request.reason is End.CACHE:
+            raise InputError(
+                f"the text has {request.given:,} tokens, and pages of keys and values have room for "
+                f"{self._batch.pool.count * self.decoder.places.page:,}"
+            )
+        return np.stack(request.logits)
+
+    def perplexity(
+        self, text: str, *, window: int | None = None, stride: int | None = None, exact: bool = False
+    ) -> Perplexity:
+        """The perplexity of a text, as `weft.compiler.language.perplexity.perplexity` has it.
+
+        Parameters
+        ----------
+        text : str
+        window, stride : int
+            By default the context, and half a window.
+        exact : bool
+            That of the float32 reference in place of the device's.
+        """
+        window = self.context if window is None else integer("window", window, 2, self.context)
+        function = self.reference.logits if exact else self.logits
+        return perplexity(function, self.tokenizer.encode(text), window=window, stride=stride)
+
+    def close(self) -> None:
+        """Free the device. The model cannot be used afterwards."""
+        self._machine.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def load(
+    path: str | os.PathLike[str] | bytes,
+    config: str | os.PathLike[str] | Config = "default",
+    *,
+    rows: int = 1,
+    context: int | None = None,
+    pages: int | None = None,
+    calibration: str | None = None,
+    on: str | Device = "golden",
+    simulation: Simulation | None = None,
+    compare: bool = False,
+) -> Model:
+    """Load a language model from a GGUF file, for a device.
+
+    Parameters
+    ----------
+    path : str, path or bytes
+        The file, or its bytes.
+    config : str, path or Config
+        A preset, which gets the features that language models take; or a configuration that has them.
+    rows : int
+        Tokens that the device computes side by side: those of several texts, or of a prompt.
+    context : int, optional
+        Tokens of a text at most; by default, and at most, those that the model was made for.
+    pages : int, optional
+        Pages of keys and values; by default as many as `rows` texts of a whole context take.
+    calibration : str, optional
+        A text that steps of numbers are chosen by; by default the model makes some (`weft.lm_ranges`).
+    on : "golden", "rtl", "timing" or Device
+        Where it runs. On "timing" the golden interpreter computes, and cycles are counted beside it.
+    simulation : Simulation, optional
+        Of the device's memory.
+    compare : bool
+        Have the golden interpreter compute beside the device, and compare.
+
+    Raises
+    ------
+    weft.CompileError
+        If it is no GGUF file, of an architecture that does not run on the device, or does not fit the configuration.
+    weft.ConfigError
+        If there is no such configuration, or it lacks something.
+    InputError
+        If an argument is of a wrong type or out of its limits, or if there is not enough memory.
+    """
+    language_configuration(config)
+    rows = integer("rows", rows, *ROWS)
+    model = read(path)
+    check(model)
+    chosen = language_configuration(config, blocks=has_blocks(model))
+    blocks = chosen.config.blocks and has_blocks(model)
+    context = model.sizes.context if context is None else integer("context", context, 1, model.sizes.context)
+    limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
+    page = page_of(limited.sizes, chosen.config)
+    pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
+    Places(limited.sizes, chosen.config, rows, page, blocks)
+    reference = Reference(model)
+    found = model_ranges(reference, _digest(path), _tokens(model, calibration))
+    decoder = Decoder(integers(limited, found, blocks=blocks), chosen.config, rows=rows, page=page)
+    memory = DecoderMemory(decoder, pages)
+    machine = Machine(memory, on, simulation or Simulation(), compare=compare)
+    return Model(reference, memory, machine, chosen.added)
+
+
+def _tokens(model: LanguageModel, text: str | None) -> list[int] | None:
+    """The tokens of a text that steps are chosen by."""
+    if text is None:
+        return None
+    if tokens := Tokenizer(model.vocabulary).encode(text):
+        return tokens
+    raise InputError("the calibration text is empty")
+
+
+def _digest(path: str | os.PathLike[str] | bytes) -> str:
+    """SHA-256 of a model's file."""
+    if isinstance(path, bytes):
+        return hashlib.sha256(path).hexdigest()
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stops(stop: str | Collection[str]) -> list[str]:
+    """Texts in front of which one ends, checked."""
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    if not all(isinstance(text, str) and text for text in stops):
+        raise InputError(f"'stop' must be texts that are not empty, not {stop!r}")
+    return stops
+
+
+def check_options(
+    *,
+    tokens: int = TOKENS,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    stop: str | Collection[str] = (),
+) -> None:
+    """Raise `InputError` for what `Model.generate` refuses of these."""
+    integer("tokens", tokens, 1)
+    Sampler(temperature, top_k, seed)
+    _stops(stop)
+
+
+def _nothing(logits: np.ndarray) -> int:
+    raise AssertionError("no token follows")

@@ -1,0 +1,81 @@
+"""Configurations that language models run on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.model import Sizes
+from weft.configurations import configuration
+from weft.hdl.isa.config import BLOCKS_MOST, PRESETS, Config, ConfigError
+from weft.hdl.isa.features import Feature
+
+FEATURES = (Feature.LOOPS, Feature.SOFTMAX, Feature.KERNEL, Feature.LOOKUP)
+"""What a decoder's program uses."""
+_NEEDED = {"loops": 1, "kernel": 256, "lookup_tables": 4}
+"""The least that it takes, for every model."""
+_PAGE = 32
+"""Keys of a page, where there is room on the chip and arrays are not wider."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A configuration, and the fields that were added to the preset of which it is, as ``name=value``."""
+
+    config: Config
+    added: tuple[str, ...] = ()
+
+
+def language_configuration(source: str | os.PathLike[str] | Config, *, blocks: bool = False) -> Chosen:
+    """The configuration that `source` is or names, with what language models take.
+
+    Parameters
+    ----------
+    source : str, path or Config
+        As for `weft.configurations.configuration`. A preset gets the features that it has not; all others are hardware
+        as it is.
+    blocks : bool
+        The model has matrices in blocks of 4 bits: presets that can have them get a LOAD for these.
+
+    Raises
+    ------
+    ConfigError
+        If hardware as it is lacks something; the sentence names all of it.
+    """
+    config = configuration(source)
+    missing = {name: least for name, least in _NEEDED.items() if getattr(config, name) < least}
+    if isinstance(source, str) and source in PRESETS:
+        if blocks and config.bus_bytes == config.n <= BLOCKS_MOST:
+            missing["int4"] = 2
+        added = tuple(f"{name}={least}" for name, least in missing.items())
+        return Chosen(config.replace(**missing), added)
+    lacks = [f"{name}={least} (it has {getattr(config, name)})" for name, least in missing.items()]
+    if not config.softmax:
+        lacks.append("probability_bits=7 or 8 (it has 0)")
+    if lacks:
+        named = "the configuration" if isinstance(source, Config) else f"configuration {os.fspath(source)}"
+        raise ConfigError(
+            f"language models do not run on {named}: they need {', '.join(lacks)}; choose a preset, which gets these "
+            "features, or a file of a configuration that has them"
+        )
+    return Chosen(config)
+
+
+def page_of(sizes: Sizes, config: Config) -> int:
+    """How many keys a page of a model has: as many as attention has room for on the chip, up to `_PAGE`.
+
+    Raises
+    ------
+    CompileError
+        If there is no room for pages as small as the array allows.
+    """
+    half, size = config.accumulator_size // 2, sizes.heads * sizes.key_length // config.n
+    most = min(config.alignments, half) // sizes.heads
+    if sizes.heads > config.row_states or size > half or not most:
+        raise CompileError(
+            f"attention of {sizes.heads} heads of {sizes.key_length} elements does not fit the configuration: it has "
+            f"row_states={config.row_states}, alignments={config.alignments}, and {config.accumulator_size} rows of "
+            "the accumulator"
+        )
+    return min(most, max(_PAGE // config.n, 1)) * config.n
