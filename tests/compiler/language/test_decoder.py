@@ -74,7 +74,7 @@ def test_logits_are_near_the_reference(preset: str, heads: int, groups: int) -> 
 
 
 @pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
-@pytest.mark.parametrize("preset", ["tiny", "default", "large"])
+@pytest.mark.parametrize("preset", ["small", "default", "large"])
 def test_blocks_of_4_bits_are_kept(preset: str, head: str, tmp_path: Path) -> None:
     """As near to the reference of the same file as int8 is to its own, for half the bytes."""
     sizes = dataclasses.replace(_SIZES, key_length=32, value_length=32)
