@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network import Network, Node
+from weft.compiler.ir.network import Network, Node, producer
 from weft.compiler.onnx.folding import Known, resolve
 from weft.compiler.onnx.limits import check_windows
 from weft.compiler.onnx.qlinear import expand_qlinear
@@ -23,8 +23,20 @@ HOW_TO_QUANTISE = (
 )
 COMPLETE = Config(kernel=64)
 """A device with everything that operators may need."""
-QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
-"""Operators of quantised models in other formats."""
+DYNAMIC = (
+    "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "QAttention", "MatMulIntegerToFloat",
+    "MatMulInteger", "ConvInteger",
+)  # fmt: skip
+"""Operators of models whose activations are quantised when they run."""
+WEIGHTS_ONLY = ("MatMulNBits", "GatherBlockQuantized")
+"""Operators of models whose activations are floats."""
+UNFIXED = (*DYNAMIC, *WEIGHTS_ONLY)
+QLINEAR = ("QLinearConv", "QLinearMatMul")
+"""Operators of models in another format, where they have no form with QuantizeLinear."""
+_KEEPS = (
+    "`weft quantise MODEL.onnx --data SAMPLES.npz -o QUANTISED.onnx` (in Python weft.quantise) gives its activations "
+    "fixed ranges, which the device needs, and keeps the integers of its weights where int8 has them"
+)
 
 
 @dataclass(eq=False)
@@ -103,18 +115,36 @@ def prepare(network: Network) -> Model:
 
 
 def _check_quantised(network: Network) -> None:
+    """Raise `CompileError` for a model in which no activation has a fixed range."""
     operators = {node.operator for node in network.nodes}
-    if operators & {"QuantizeLinear", "DequantizeLinear"}:
+    if "QuantizeLinear" in operators:
         return
-    for name in QOPERATORS:
-        if name in operators:
+    for name in QLINEAR:
+        if name in operators and "DequantizeLinear" not in operators:
             raise CompileError(
                 f"the model uses {name}; weft reads the QDQ format (QuantizeLinear and DequantizeLinear around "
                 f"float operators): {HOW_TO_QUANTISE}"
             )
-    raise CompileError(
-        f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
-    )
+    for name in UNFIXED:
+        if name in operators:
+            how = "is dynamically quantised" if name in DYNAMIC else "has quantised weights alone"
+            raise CompileError(f"the model {how} (with {name}): {_KEEPS}")
+    links = [node for node in network.nodes if node.operator == "DequantizeLinear"]
+    if not links:
+        raise CompileError(
+            f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
+        )
+    if all(_of_constants(node.inputs[0], network) for node in links):
+        raise CompileError(
+            f"the model has quantised weights alone (no QuantizeLinear behind an activation): {_KEEPS}"
+        )
+
+
+def _of_constants(name: str, network: Network) -> bool:
+    """Whether a value is a constant, or has rows of one."""
+    made = producer(network.nodes, name)
+    rows = made is not None and made.op == "Gather" and made.inputs[0] in network.constants
+    return rows or name in network.constants or (made is not None and made.op == "Constant")
 
 
 def _simplified(known: Known) -> Model:
