@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.ir.network import Network, Node, producer
+from weft.compiler.ir.network import Network, Node
 from weft.compiler.onnx.folding import Known, resolve
 from weft.compiler.onnx.limits import check_windows
 from weft.compiler.onnx.qlinear import expand_qlinear
@@ -114,37 +114,33 @@ def prepare(network: Network) -> Model:
     return _simplified(resolve(network))
 
 
-def _check_quantised(network: Network) -> None:
-    """Raise `CompileError` for a model in which no activation has a fixed range."""
-    operators = {node.operator for node in network.nodes}
+def without_ranges(operators: Collection[str]) -> str | None:
+    """What to do with a model of these operators if no activation of it has a fixed range; None for other models."""
     if "QuantizeLinear" in operators:
+        return None
+    name = next((name for name in UNFIXED if name in operators), None)
+    if name is None and "DequantizeLinear" in operators:
+        return f"the model has quantised weights alone (no QuantizeLinear behind an activation): {_KEEPS}"
+    if name is None:
+        return None
+    how = "is dynamically quantised" if name in DYNAMIC else "has quantised weights alone"
+    return f"the model {how} (with {name}): {_KEEPS}"
+
+
+def _check_quantised(network: Network) -> None:
+    operators = {node.operator for node in network.nodes}
+    if operators & {"QuantizeLinear", "DequantizeLinear"}:
         return
     for name in QLINEAR:
-        if name in operators and "DequantizeLinear" not in operators:
+        if name in operators:
             raise CompileError(
                 f"the model uses {name}; weft reads the QDQ format (QuantizeLinear and DequantizeLinear around "
                 f"float operators): {HOW_TO_QUANTISE}"
             )
-    for name in UNFIXED:
-        if name in operators:
-            how = "is dynamically quantised" if name in DYNAMIC else "has quantised weights alone"
-            raise CompileError(f"the model {how} (with {name}): {_KEEPS}")
-    links = [node for node in network.nodes if node.operator == "DequantizeLinear"]
-    if not links:
-        raise CompileError(
-            f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
-        )
-    if all(_of_constants(node.inputs[0], network) for node in links):
-        raise CompileError(
-            f"the model has quantised weights alone (no QuantizeLinear behind an activation): {_KEEPS}"
-        )
-
-
-def _of_constants(name: str, network: Network) -> bool:
-    """Whether a value is a constant, or has rows of one."""
-    made = producer(network.nodes, name)
-    rows = made is not None and made.op == "Gather" and made.inputs[0] in network.constants
-    return rows or name in network.constants or (made is not None and made.op == "Constant")
+    raise CompileError(
+        without_ranges(operators)
+        or f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
+    )
 
 
 def _simplified(known: Known) -> Model:
