@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from weft import files, float_model, ranges
+from weft import files, float_model, masks, ranges
 from weft.accuracy import Accuracy, measure
 from weft.arguments import integer
 from weft.compiler.ir.graph import CompileError
@@ -100,9 +100,11 @@ def quantise(
     _check_names(prepared, (*keep_float, *wide))
     with float_model.silence():
         tell(f"calibrating with {len(calibrating):,} samples")
-        plan = Plan(prepared, keep_float)
+        prepared, found = masks.unified(prepared, calibrating)
+        plan = Plan(prepared, (*keep_float, *found.nodes), found.values)
         made = _quantised(prepared, calibrating, method, plan.excluded, plan.results(wide))
         _check_made(made)
+        masks.quantised(made, found)
         weights = keep(made, prepared, remembered)
         return Quantised(made, measure(prepared, made, measured, tell), weights)
 

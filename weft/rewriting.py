@@ -43,16 +43,9 @@ class Rewriting:
             form = forms.get(node.op_type)
             made = None if form is None else form(self, node)
             nodes += [node] if made is None else made
-        wanted = {value.name for value in self.graph.output}
-        alive = list(_alive(nodes, wanted))
-        del self.graph.node[:]
-        self.graph.node.extend(alive)
-        read = wanted | {name for node in alive for name in _reads(node)}
-        kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
-        del self.graph.initializer[:]
-        self.graph.initializer.extend(kept)
+        put(self.graph, nodes)
         del self.graph.value_info[:]
-        return alive
+        return list(self.graph.node)
 
     def array(self, name: str) -> np.ndarray | None:
         """The value of a constant, None if it is none."""
@@ -89,6 +82,18 @@ class Rewriting:
             return [made]
         last = helper.make_node("Add", [made.output[0], bias], [node.output[0]], f"{node.name}_bias")
         return [made, last]
+
+
+def put(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Have a graph consist of nodes, without those whose results nobody reads, and constants that nobody reads."""
+    wanted = {value.name for value in graph.output}
+    alive = list(_alive(list(nodes), wanted))
+    del graph.node[:]
+    graph.node.extend(alive)
+    read = wanted | {name for node in alive for name in _reads(node)}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
 
 
 def _alive(nodes: list[onnx.NodeProto], outputs: set[str]) -> Iterator[onnx.NodeProto]:
