@@ -1,8 +1,8 @@
 """Masks of attention that are computed from inputs when a model runs, brought into one form ahead of quantisation.
 
-Exporters mask keys in many ways: what is added is (1 - mask) * -10000, or times the least float32; or it is chosen between
-0 and minus infinity, by a condition that was repeated for every query; or scores themselves are chosen. Here all of
-them become an addition of 0 or -10000 for each key, which 8 bits have, and which the compiler knows.
+Exporters mask keys in many ways: what is added is (1 - mask) * -10000, or times the least float32; or it is chosen
+between 0 and minus infinity, by a condition that was repeated for every query; or scores themselves are chosen. Here all
+of them become an addition of 0 or -10000 for each key, which 8 bits have, and which the compiler knows.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class _Rewriting:
         self._shapes |= {name: tuple(tensor.dims) for name, tensor in self._constants.items()}
         self._known: dict[str, bool] = {}
         self._made: dict[tuple[str, bool, bool], str] = {}
+        self._narrowed: dict[str, str | None] = {}
         self._count = 0
 
     def maskings(self) -> Iterator[_Masking]:
@@ -186,6 +187,12 @@ class _Rewriting:
 
     def _narrow(self, name: str) -> str | None:
         """A value of (images, 1, 1, keys) that broadcasts to a value; None if there is none."""
+        if name not in self._narrowed:
+            self._narrowed[name] = self._found(name)
+        return self._narrowed[name]
+
+    def _found(self, name: str) -> str | None:
+        """What `_narrow` has not found yet."""
         shape = self._shapes.get(name, ())
         if len(shape) != 4:
             return name if name in self._constants and np.prod(shape) == 1 else None
