@@ -1,8 +1,8 @@
 """Masks of attention that are computed from inputs when a model runs, brought into one form ahead of quantisation.
 
 Exporters mask keys in many ways: what is added is (1 - mask) * -10000, or times the least float32; or it is chosen
-between 0 and minus infinity, by a condition that was repeated for every query; or scores themselves are chosen. Here all
-of them become an addition of 0 or -10000 for each key, which 8 bits have, and which the compiler knows.
+between 0 and minus infinity, by a condition that was repeated for every query; or scores themselves are chosen. Here
+all of them become an addition of 0 or -10000 for each key, which 8 bits have, and which the compiler knows.
 """
 
 from __future__ import annotations

@@ -135,18 +135,19 @@ def masked_keys(k: Heads, ext: Extension, mask: KeyMask, given: Tensor) -> tuple
     """Keys with the elements of a mask, of which `given` is the tensor."""
     tensor, shape, ops = k.extended(given.storage, ext.size)
     spread = _spread(mask, given, ext, k.heads)
-    across, apart = k.shape[3] // k.size, k.shape[0] > k.images
-    buffer = Buffer(spread.storage, (mask.images, mask.keys, k.heads, ext.size))
-    wide = View(buffer, (1, mask.keys, across, ext.size))
-    whole = k.part(tensor, ext.size, k.size, ext.size)
-    for image in range(k.shape[0]):
-        source = dataclasses.replace(
-            wide, image=(image // (k.heads if apart else 1)) % mask.images, x=image % k.heads if apart else 0
-        )
-        target = dataclasses.replace(whole, shape=(1, *whole.shape[1:]), image=image)
+    n, _, rows, channels = k.shape
+    across = channels // k.size
+    whole = Buffer(tensor.storage, (1, n * rows, across, k.size + ext.size))
+    source = Buffer(spread.storage, (1, mask.images * rows, k.heads, ext.size))
+    # Images and rows are one axis, of which a copy takes what has the same mask, or one head.
+    count = n * rows if across == k.heads and mask.images == k.images else rows
+    for index, first in enumerate(range(0, n * rows, count)):
+        image, head = divmod(index, n // k.images)
+        size = (1, count, across, ext.size)
+        read = View(source, size, y=image % mask.images * rows, x=head)
+        target = View(whole, size, y=first, c=k.size)
         # Twice the end of the range, so that it is reached whatever the zero point is.
-        name = f"{tensor.storage}.{image}"
-        ops.append(Rescale(name, source, target, 2.0, 0, k.quant.zero))
+        ops.append(Rescale(f"{tensor.storage}.{index}", read, target, 2.0, 0, k.quant.zero))
     return _made(tensor, ops, (k.tensor, spread)), shape
 
 
