@@ -214,8 +214,7 @@ def test_convolutions_keep_theirs() -> None:
     check_device(made, samples)
 
 
-@pytest.mark.parametrize("opset", [13, 17])
-@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(("opset", "per_channel"), [(13, True), (17, False)])
 def test_dynamically_quantised_encoders(opset: int, per_channel: bool) -> None:
     """The whole way: what `quantize_dynamic` makes of an encoder, with fixed ranges for the device."""
     shape = encoder_models.Shape(opset=opset, mask="none", tokens=12)
