@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, version_converter
 
-from weft import integer_models
+from weft import fused_operators, integer_models
 from weft.compiler.host.evaluate import HOW_TO_INSTALL, runtime
 from weft.compiler.host.onnx_model import first_line
 from weft.compiler.ir.graph import CompileError
@@ -120,7 +120,10 @@ def prepared(source: Source, shapes: dict[str, int]) -> tuple[onnx.ModelProto, R
     model, remembered = integer_models.floats(checked(source, shapes))
     _check_float(model)
     with silence():
-        return typed(simplified(upgraded(_closed(model)))), remembered
+        model = upgraded(_closed(model))
+        if fused_operators.has_any(model):
+            model = fused_operators.written_out(typed(model))
+        return typed(simplified(model)), remembered
 
 
 def signature(model: onnx.ModelProto) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -298,6 +298,29 @@ def _fused_product(reading: _Reading, node: onnx.NodeProto) -> Nodes:
     return reading.biased(node, product, input_of(node, bias))
 
 
+def _attention(reading: _Reading, node: onnx.NodeProto) -> Nodes:
+    """QAttention of ONNX Runtime's domain: its Attention, of floats."""
+    meaning = reading.meaning(node.input[0])
+    given = _Quantised("", node.input[3], input_of(node, 6))
+    if not isinstance(meaning, _Quantised) or replace(meaning, source="") != given or input_of(node, 8):
+        return None
+    weights, steps = reading.needed(node, 1, "weights"), reading.needed(node, 4, "scales")
+    zeros = reading.needed(node, 7, "zero points") if input_of(node, 7) else None
+    shapes = (weights.shape, steps.shape, None if zeros is None else zeros.shape)
+    check(label(node), Site("DequantizeLinear", {"axis": 1}, shapes, (weights.shape,)))
+    integers = linear(label(node), weights, steps, zeros, 1, 0)
+    third = weights.shape[1] // 3
+    for part in range(3):  # which queries, keys and values will have each
+        own = slice(part * third, (part + 1) * third)
+        scale = integers.scale[:, own] if integers.scale.size > 1 else integers.scale
+        reading.remembered.add(replace(integers, values=integers.values[:, own], scale=scale))
+    floats = reading.constant(f"{node.input[1]}_floats", integers.floats)
+    inputs = [meaning.source, floats, node.input[2], input_of(node, 5)]
+    made = helper.make_node("Attention", inputs, list(node.output), node.name, domain=node.domain)
+    made.attribute.extend(node.attribute)
+    return [made]
+
+
 _FORMS: dict[str, Callable[[_Reading, onnx.NodeProto], Nodes]] = {
     "Cast": _cast,
     "ConvInteger": _integer_product,
@@ -306,6 +329,7 @@ _FORMS: dict[str, Callable[[_Reading, onnx.NodeProto], Nodes]] = {
     "DynamicQuantizeMatMul": _fused_product,
     "Gather": _gathered,
     "MatMulInteger": _integer_product,
+    "QAttention": _attention,
     "MatMulIntegerToFloat": _fused_product,
     "MatMulNBits": _packed,
     "Mul": _multiplied,

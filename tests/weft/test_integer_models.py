@@ -344,3 +344,28 @@ def test_what_commands_say_of_weights_alone(tmp_path: Path, monkeypatch: pytest.
         assert (
             "warning: the model has quantised weights alone (no QuantizeLinear behind an activation)" in told
         )
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_attention_of_integers(per_channel: bool) -> None:
+    """QAttention, whose weights are those of three products."""
+    rng = np.random.default_rng(0)
+    shape = (24,) if per_channel else ()
+    constants: dict[str, Any] = {
+        "w": rng.integers(-128, 128, (10, 24)).astype(np.int8),
+        "s": rng.uniform(1e-4, 2e-4, shape).astype(np.float32),
+        "z": np.zeros(shape, np.int8),
+        "b": rng.normal(0, 1, 24).astype(np.float32),
+    }
+    names = ["x_q", "w", "b", "x_s", "s", "", "x_z", "z"]
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["x_q", "x_s", "x_z"]),
+        helper.make_node("QAttention", names, ["y"], "attention", domain="com.microsoft", num_heads=2),
+    ]
+    given = integer_nets.model(nodes, {"x": (1, 6, 10)}, constants, 20)
+    given.graph.output[0].type.tensor_type.shape.dim.add().dim_param = "width"
+    x = exact_inputs(rng, 1, 6, 10)
+    made = weft.quantise(given, np.stack([x, x]))
+    assert [item.kept for item in made.weights] == [True] * 3
+    wanted, got = integer_nets.run(given, x=x), weft.compile(made.model).run({"x": x}).outputs["y"]
+    np.testing.assert_allclose(got, wanted, atol=0.03 * np.abs(wanted).max())
