@@ -119,8 +119,8 @@ def _add(sums: list[float], wanted: Any, got: Any) -> None:
         return  # minus infinity of a mask
     signal = wanted.astype(np.float64)
     noise = signal - got.astype(np.float64)
-    sums[0] += float(np.vdot(signal, signal))
-    sums[1] += float(np.vdot(noise, noise))
+    sums[0] += float(np.square(signal).sum())
+    sums[1] += float(np.square(noise).sum())
 
 
 class _Pairs:
