@@ -115,10 +115,12 @@ def _is_choice(value: np.ndarray) -> bool:
 def _add(sums: list[float], wanted: Any, got: Any) -> None:
     if not isinstance(wanted, np.ndarray) or wanted.dtype.kind not in "biuf":
         return
+    if not np.isfinite(wanted).all():
+        return  # minus infinity of a mask
     signal = wanted.astype(np.float64)
     noise = signal - got.astype(np.float64)
-    sums[0] += float(np.vdot(signal, signal))
-    sums[1] += float(np.vdot(noise, noise))
+    sums[0] += float(np.square(signal).sum())
+    sums[1] += float(np.square(noise).sum())
 
 
 class _Pairs:

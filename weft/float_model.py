@@ -15,14 +15,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, version_converter
 
+from weft import fused_operators, integer_models
 from weft.compiler.host.evaluate import HOW_TO_INSTALL, runtime
 from weft.compiler.host.onnx_model import first_line
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.onnx.model import QOPERATORS
+from weft.compiler.onnx.model import QLINEAR
 from weft.compiler.onnx.reader import Source, checked
 from weft.compiler.tflite.reader import HOW_TO_QUANTISE as TFLITE
 from weft.compiler.tflite.reader import is_tflite
 from weft.errors import InputError
+from weft.integer_weights import Remembered
 
 Result = TypeVar("Result")
 OPSET = 20
@@ -101,23 +103,27 @@ def serialised(model: onnx.ModelProto) -> bytes:
         raise CompileError(f"the model has more than 2 GiB, which is too much: {first_line(error)}") from None
 
 
-def prepared(source: Source, shapes: dict[str, int]) -> onnx.ModelProto:
+def prepared(source: Source, shapes: dict[str, int]) -> tuple[onnx.ModelProto, Remembered]:
     """A float model with static shapes, of a recent version, simplified by ONNX Runtime (batch normalisation and
-    constants folded, products and their biases made one), all nodes named, and the types of all values known.
+    constants folded, products and their biases made one), all nodes named, and the types of all values known; and the
+    constants that the file had as integers.
 
     Raises
     ------
     CompileError
-        If it is no float ONNX model, or cannot be read or run.
+        If it is no ONNX model, has fixed ranges for activations already, or cannot be read or run.
     InputError
         If ONNX Runtime is not installed.
     """
     onnx_runtime()
     _check_kind(source)
-    model = checked(source, shapes)
+    model, remembered = integer_models.floats(checked(source, shapes))
     _check_float(model)
     with silence():
-        return typed(simplified(upgraded(_closed(model))))
+        model = upgraded(_closed(model))
+        if fused_operators.has_any(model):
+            model = fused_operators.written_out(typed(model))
+        return typed(simplified(model)), remembered
 
 
 def signature(model: onnx.ModelProto) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -145,7 +151,7 @@ def _check_kind(source: Source) -> None:
 def _check_float(model: onnx.ModelProto) -> None:
     """Raise `CompileError` for a model that is quantised already, or computes in half precision."""
     operators = {node.op_type for node in model.graph.node}
-    for name in ("QuantizeLinear", "DequantizeLinear", *QOPERATORS):
+    for name in ("QuantizeLinear", "DequantizeLinear", *QLINEAR):
         if name in operators:
             raise CompileError(
                 f"the model is quantised already (it has {name}): `weft compile` takes it as it is, and "

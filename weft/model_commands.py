@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from weft.compiler.ir.graph import DeviceSegment
 
 Assignment = Sequence[tuple[str, str, str, str]]
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Integer", "NBits", "Float", "QAttention")
+"""How operators end that multiply by weights."""
 CHECK = "weft check 1"
 """Format of what `weft check --json` prints."""
 
@@ -157,7 +159,13 @@ def told_shares(nodes: Check) -> tuple[str, str]:
 
 
 def warn_of_host(nodes: Assignment) -> None:
-    """Say what to do if nothing runs on the device."""
+    """Say what to do if nothing runs on the device, or activations have no fixed ranges."""
+    from weft.compiler.onnx.model import without_ranges
+
+    told = without_ranges({node[1].rpartition(".")[2] for node in nodes})
+    if told is not None and any(node[1].endswith(_PRODUCTS) and node[2] == "host" for node in nodes):
+        reports.warn(told)
+        return
     if any(node[2] == "device" for node in nodes):
         return
     reasons = Counter(reason for *_, reason in nodes if reason).most_common(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from weft.options import Configuration, Shapes, config_file, real, shapes_of, wh
 if TYPE_CHECKING:
     from weft.accuracy import Accuracy
     from weft.api import Check
+    from weft.kept_weights import Weights
 
 FORMAT = "weft quantise 1"
 """Format of what `weft quantise --report` writes."""
@@ -29,7 +31,14 @@ class Method(enum.StrEnum):
 
 
 def quantise(
-    model: Annotated[Path, typer.Argument(help="Float model: ONNX.", show_default=False)],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="Float model: ONNX. Or one with integer weights and float activations: dynamically quantised, or "
+            "weights in 4 bits.",
+            show_default=False,
+        ),
+    ],
     data: Annotated[
         Path,
         typer.Option(
@@ -102,8 +111,10 @@ def quantise(
         made.save(output)
     accuracy = made.accuracy
     if report is not None:
-        files.write_json(report, _json(accuracy, nodes, method, held_out is not None, budget))
+        found = _json(accuracy, nodes, method, held_out is not None, budget)
+        files.write_json(report, found | _weights_json(made.weights))
     _tell(accuracy, top, held_out or data)
+    _tell_weights(made.weights)
     _tell_device(nodes, config)
     reports.say(f"{output}: {model.name} quantised to int8 (ranges by {method})")
     if budget is not None and accuracy.below(budget):
@@ -122,6 +133,31 @@ def _tell(accuracy: Accuracy, top: int, samples: Path) -> None:
             f"output {output.name}: {reports.decibels(output.snr)} from float on {accuracy.samples:,} runs with "
             f"{samples.name}{same}"
         )
+
+
+def _tell_weights(weights: Sequence[Weights]) -> None:
+    """What became of the weights that a model had as integers, if it had any."""
+    if not weights:
+        return
+    changed = [item for item in weights if not item.kept]
+    if not changed:
+        reports.say(f"all {len(weights):,} constants of integers keep those of the file")
+        return
+    least = min(changed, key=lambda item: item.snr)
+    reports.say(
+        f"{len(weights) - len(changed):,} of {len(weights):,} constants of integers keep those of the file; the other "
+        f"{len(changed):,}, which int8 with one scale for each channel has not, are rounded again: "
+        f"{reports.decibels(least.snr)} from the file's at least ({least.kind} of {least.node!r})"
+    )
+
+
+def _weights_json(weights: Sequence[Weights]) -> dict[str, Any]:
+    """`weights` of the report: what the file had as integers, if it had any."""
+    found = [
+        {"node": item.node, "type": item.kind, "kept": item.kept, "snr_db": round(item.snr, 3)}
+        for item in weights
+    ]
+    return {"weights": found} if found else {}
 
 
 def _tell_device(nodes: Check, config: str) -> None:

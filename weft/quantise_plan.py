@@ -55,9 +55,11 @@ class Plan:
         A prepared float model.
     keep : sequence of str
         Names of nodes that are not to be quantised in any case.
+    masks : sequence of str
+        Values that mask scores, which get their pairs elsewhere.
     """
 
-    def __init__(self, model: onnx.ModelProto, keep: Sequence[str] = ()) -> None:
+    def __init__(self, model: onnx.ModelProto, keep: Sequence[str] = (), masks: Sequence[str] = ()) -> None:
         graph = model.graph
         self._nodes = list(graph.node)
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -68,6 +70,7 @@ class Plan:
             for name in dict.fromkeys(node.input):
                 self._users.setdefault(name, []).append(node)
         self._quantised = frozenset(operators())
+        self._masks = frozenset(masks)
         self.excluded = list(keep)
         groups = (self._attentions(), self._alone(), self._normalisations(), self._functions())
         for group in itertools.chain(*groups):
@@ -93,7 +96,12 @@ class Plan:
         if inside & set(self.excluded):
             return False
         made = {name for node in group for name in node.output if name}
-        read = {name for node in group for name in node.input if name} - made - self._constants.keys()
+        read = (
+            {name for node in group for name in node.input if name}
+            - made
+            - self._constants.keys()
+            - self._masks
+        )
         leaving = {
             name
             for name in made
@@ -178,7 +186,7 @@ class Plan:
 
     def _before(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The one node whose result, but for constants, a node reads, if nothing else reads it."""
-        read = [name for name in node.input if name and name not in self._constants]
+        read = [name for name in node.input if name and name not in self._constants.keys() | self._masks]
         alone = len(read) == 1 and len(self._users[read[0]]) == 1 and read[0] not in self._outputs
         return self._makers.get(read[0]) if alone else None
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from weft import files, float_model, ranges
+from weft import files, float_model, masks, ranges
 from weft.accuracy import Accuracy, measure
 from weft.arguments import integer
 from weft.compiler.ir.graph import CompileError
@@ -22,6 +22,7 @@ from weft.compiler.onnx.limits import ELEMENTS
 from weft.compiler.onnx.reader import Source
 from weft.errors import InputError
 from weft.hdl.files.schema import printable
+from weft.kept_weights import Weights, keep
 from weft.quantise_plan import Plan, operators
 from weft.samples import Given, Samples, fitted
 
@@ -31,10 +32,11 @@ METHODS = ("minmax", *ranges.METHODS)
 
 @dataclass(frozen=True)
 class Quantised:
-    """A quantised model, and how far it is from float."""
+    """A quantised model, how far it is from float, and what became of weights that the file had as integers."""
 
     model: onnx.ModelProto
     accuracy: Accuracy
+    weights: tuple[Weights, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a file, whole or not at all."""
@@ -61,7 +63,9 @@ def quantise(
     Parameters
     ----------
     model : path, bytes, ModelProto or torch.nn.Module
-        The float model: an ONNX file, or serialised, or in memory; or a module of PyTorch, which is exported.
+        The float model: an ONNX file, or serialised, or in memory; or a module of PyTorch, which is exported. Or one
+        whose weights are integers and whose activations are not: what `quantize_dynamic` of ONNX Runtime makes, or
+        tools that store weights in 4 bits. Its weights keep their integers where int8 has them.
     samples : mapping of str to ndarray, ndarray or path
         What calibrates it: for each input an array by its name, whose first axis counts samples; a single array for a
         model of one input; or a .npz or .npy file with the same. A few hundred samples do.
@@ -89,17 +93,20 @@ def quantise(
     sizes = _checked(method, {"keep_float": keep_float, "wide": wide}, shapes)
     float_model.onnx_runtime()
     tell("reading the model")
-    prepared = float_model.prepared(_source(model, samples), sizes)
+    prepared, remembered = float_model.prepared(_source(model, samples), sizes)
     taken = float_model.signature(prepared)
     calibrating = fitted(samples, taken)
     measured = calibrating if held_out is None else fitted(held_out, taken)
     _check_names(prepared, (*keep_float, *wide))
     with float_model.silence():
         tell(f"calibrating with {len(calibrating):,} samples")
-        plan = Plan(prepared, keep_float)
+        prepared, found = masks.unified(prepared, calibrating)
+        plan = Plan(prepared, (*keep_float, *found.nodes), found.values)
         made = _quantised(prepared, calibrating, method, plan.excluded, plan.results(wide))
         _check_made(made)
-        return Quantised(made, measure(prepared, made, measured, tell))
+        masks.quantised(made, found)
+        weights = keep(made, prepared, remembered)
+        return Quantised(made, measure(prepared, made, measured, tell), weights)
 
 
 def _checked(

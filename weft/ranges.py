@@ -62,6 +62,9 @@ def ranges(model: onnx.ModelProto, samples: Samples, method: str) -> dict[str, R
         values = run | probe(run)
         for name, (low, high) in ends.items():
             ends[name] = [min(low, float(values[name].min())), max(high, float(values[name].max()))]
+    ends = {
+        name: found for name, found in ends.items() if np.isfinite(found).all()
+    }  # minus infinity of masks
     counts = {name: np.zeros(BINS, np.int64) for name in ends}
     for run in samples:
         values = run | probe(run)

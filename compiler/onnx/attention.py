@@ -11,6 +11,7 @@ import numpy as np
 
 from weft.compiler.ir.layout import Layout, Shape4
 from weft.compiler.ir.masks import causal
+from weft.compiler.onnx.key_masks import KeyMask
 from weft.compiler.onnx.model import Model
 from weft.compiler.onnx.qdq import Activation, Tensor
 from weft.compiler.onnx.reorder import placed
@@ -104,6 +105,7 @@ class Problem:
 
     `splits` are (images, query heads, key and value heads) it may be seen as, the best first. `allowed` has a shape
     that broadcasts to `full`, whose last two dimensions are queries and keys and whose others are images and heads.
+    `key_mask` leaves out further keys when the model runs.
     """
 
     q: Operand
@@ -112,11 +114,14 @@ class Problem:
     splits: tuple[tuple[int, int, int], ...]
     allowed: np.ndarray
     full: tuple[int, ...]
+    key_mask: KeyMask | None = None
 
     def masks(self) -> Iterator[tuple[tuple[int, int, int], Mask]]:
         """The splits for which the mask is the same for all heads, and of the device's kind."""
         for split in self.splits:
             images, heads, _ = split
+            if self.key_mask is not None and self.key_mask.images not in (1, images):
+                continue
             whole = np.broadcast_to(self.allowed, self.full)
             whole = whole.reshape(images, heads, *self.full[-2:])
             mask = recognise(whole[:, 0]) if (whole == whole[:, :1]).all() else None

@@ -12,7 +12,8 @@ from weft.compiler.ir.score_pairs import CLAMP, NEGLIGIBLE, k_zero_shift, produc
 from weft.compiler.machine.limits import PITCH_MAX
 from weft.compiler.onnx.attention import Operand, Problem, heads_layout, mask_of, splits
 from weft.compiler.onnx.context import NodeContext
-from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, result
+from weft.compiler.onnx.key_masks import Extension, Heads, KeyMask, extension, masked_keys, masked_queries
+from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Quant, result
 from weft.hdl.isa import COORDINATE_MAX
 
 KEYS = COORDINATE_MAX
@@ -89,6 +90,7 @@ def _written_out(context: NodeContext) -> Problem:
         splits(tuple(lead)),
         np.ones((1, 1), bool) if scores.allowed is None else scores.allowed,
         (*lead, rows, keys),
+        None if scores.key_mask is None else KeyMask.of(scores.key_mask, keys),
     )
 
 
@@ -137,7 +139,26 @@ def heads_order(context: NodeContext) -> str | None:
     return None if next(problem_of(context).solutions(), None) is not None else ""
 
 
-FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order)
+def key_mask_reaches(context: NodeContext) -> str | None:
+    """Keys that a mask leaves out at run time must be told from others by at most 1024 more elements of a head."""
+    problem = problem_of(context)
+    if problem.key_mask is None:
+        return None
+    more = _extension(problem, score_factor(context))
+    if more is None:
+        return "they would take more"
+    heads = max(split[1] for split in problem.splits)
+    row = heads * (problem.q.size + more.size)
+    return None if row <= ROW else f"a row would have {row} of them"
+
+
+def _extension(problem: Problem, factor: float) -> Extension | None:
+    """What a mask of keys adds to heads; of products that are multiplied by `factor`."""
+    q, k = problem.q.activation.quant, problem.k.activation.quant
+    return extension(q, k, problem.q.size, q.scale * k.scale * factor)
+
+
+FORM = (keys_fit, rows_fit, scores_scale_fits, mask_kind, heads_order, key_mask_reaches)
 
 
 def fused(
@@ -152,6 +173,15 @@ def fused(
     found = next(problem.solutions())
     (q, q_shape), (k, k_shape), (v, v_shape) = found.operands
     quants = [operand.activation.quant for operand in (problem.q, problem.k, problem.v)]
+    saturation = _saturation(quants[0], quants[1], problem.q.size, factor)
+    if problem.key_mask is not None:
+        more, mask = _extension(problem, factor), problem.key_mask.tensor()
+        assert more is not None
+        assert mask is not None
+        queries = Heads(q, q_shape, quants[0], found.images, found.heads)
+        q, q_shape = masked_queries(queries, more, mask)
+        keys = Heads(k, k_shape, quants[1], found.images, found.kv_heads)
+        k, k_shape = masked_keys(keys, more, problem.key_mask, mask)
     order = "ishd" if behind else "ihsd"
     axes = problem.q.axes
     layout = heads_layout(axes, order, found.images, found.heads, problem.q.rows, problem.v.size)
@@ -173,13 +203,13 @@ def fused(
         k_zero=quants[1].zero,
         v_zero=quants[2].zero,
     )
-    return Pending((op,), layout, (q, k, v), nodes, notes=(*notes, *_saturation(op)))
+    return Pending((op,), layout, (q, k, v), nodes, notes=(*notes, *saturation))
 
 
-def _saturation(op: Attention) -> tuple[str, ...]:
-    """The note on scores that the device may have to clamp, if there are any."""
-    ends = product_ends(op.q_zero, op.k_zero)
-    most = max(map(abs, ends)) * op.head_size * op.score_scale
-    shift = k_zero_shift(op.k_zero, op.head_size, op.score_scale)
+def _saturation(q: Quant, k: Quant, size: int, factor: float) -> tuple[str, ...]:
+    """The note on scores of heads of `size` that the device may have to clamp, if there are any."""
+    nats = q.scale * k.scale * factor
+    most = max(map(abs, product_ends(q.zero, k.zero))) * size * nats
+    shift = k_zero_shift(k.zero, size, nats)
     reach = CLAMP - (shift if shift <= NEGLIGIBLE else 0)
     return () if most <= reach else (SATURATES.format(reach=reach, most=most),)

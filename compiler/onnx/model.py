@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,8 +23,20 @@ HOW_TO_QUANTISE = (
 )
 COMPLETE = Config(kernel=64)
 """A device with everything that operators may need."""
-QOPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
-"""Operators of quantised models in other formats."""
+DYNAMIC = (
+    "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "QAttention", "MatMulIntegerToFloat",
+    "MatMulInteger", "ConvInteger",
+)  # fmt: skip
+"""Operators of models whose activations are quantised when they run."""
+WEIGHTS_ONLY = ("MatMulNBits", "GatherBlockQuantized")
+"""Operators of models whose activations are floats."""
+UNFIXED = (*DYNAMIC, *WEIGHTS_ONLY)
+QLINEAR = ("QLinearConv", "QLinearMatMul")
+"""Operators of models in another format, where they have no form with QuantizeLinear."""
+_KEEPS = (
+    "`weft quantise MODEL.onnx --data SAMPLES.npz -o QUANTISED.onnx` (in Python weft.quantise) gives its activations "
+    "fixed ranges, which the device needs, and keeps the integers of its weights where int8 has them"
+)
 
 
 @dataclass(eq=False)
@@ -102,18 +114,32 @@ def prepare(network: Network) -> Model:
     return _simplified(resolve(network))
 
 
+def without_ranges(operators: Collection[str]) -> str | None:
+    """What to do with a model of these operators if no activation of it has a fixed range; None for other models."""
+    if "QuantizeLinear" in operators:
+        return None
+    name = next((name for name in UNFIXED if name in operators), None)
+    if name is None and "DequantizeLinear" in operators:
+        return f"the model has quantised weights alone (no QuantizeLinear behind an activation): {_KEEPS}"
+    if name is None:
+        return None
+    how = "is dynamically quantised" if name in DYNAMIC else "has quantised weights alone"
+    return f"the model {how} (with {name}): {_KEEPS}"
+
+
 def _check_quantised(network: Network) -> None:
     operators = {node.operator for node in network.nodes}
     if operators & {"QuantizeLinear", "DequantizeLinear"}:
         return
-    for name in QOPERATORS:
+    for name in QLINEAR:
         if name in operators:
             raise CompileError(
                 f"the model uses {name}; weft reads the QDQ format (QuantizeLinear and DequantizeLinear around "
                 f"float operators): {HOW_TO_QUANTISE}"
             )
     raise CompileError(
-        f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
+        without_ranges(operators)
+        or f"the model is not quantised (no QuantizeLinear or DequantizeLinear): {HOW_TO_QUANTISE}"
     )
 
 

@@ -168,6 +168,7 @@ class Scores:
     pairs: tuple[Pair, ...] = ()
     weight_pairs: tuple[Pair, ...] = ()
     quantised: Pair | None = None
+    key_mask: Activation | None = None
 
     @property
     def unit(self) -> float:

@@ -49,6 +49,8 @@ def pairs_constant(context: NodeContext) -> str | None:
     found = pair(context)
     if found is None:
         return f"{context.node.name!r} has others"
+    if isinstance(symbol, Scores) and symbol.key_mask is not None:
+        return f"{context.node.name!r} is behind a mask that is known when the model runs"
     assert isinstance(symbol, Scores | Probabilities)
     before = (symbol.scores if isinstance(symbol, Probabilities) else symbol).quantised
     same = context.node.op == "QuantizeLinear" or (before is not None and before.same(found))

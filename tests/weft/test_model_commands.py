@@ -210,9 +210,15 @@ def test_nothing_on_the_device(kind: str, capsys: pytest.CaptureFixture[str]) ->
         assert call(*arguments, "--config", "small") == 0
         out, err = capsys.readouterr()
         (warning,) = (line for line in err.splitlines() if line.startswith("warning: "))
-        assert warning.startswith("warning: nothing of this model runs on the device: most often because ")
-        assert "`weft quantise`" in warning
-        assert "weft check" in warning
+        if kind == "dynamic":
+            start = "warning: the model is dynamically quantised (with DynamicQuantizeLinear): `weft quantise"
+            assert warning.startswith(start)
+        else:
+            assert warning.startswith(
+                "warning: nothing of this model runs on the device: most often because "
+            )
+            assert "weft check" in warning
+        assert "`weft quantise" in warning
         assert ('"on_device": 0' if "--json" in arguments else " 0 of ") in out.replace("; 0", " 0").replace(
             "\n0", " 0"
         )

@@ -102,7 +102,7 @@ def test_written_out_functions_of_networks() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention(masked: bool) -> None:
-    prepared = float_model.prepared(transformer(masked), {})
+    prepared, _ = float_model.prepared(transformer(masked), {})
     found = set(Plan(prepared).excluded)
     attention = [node for node in prepared.graph.node if node.name in found]
     assert {"scores", "attention"} <= found
@@ -116,13 +116,13 @@ def test_attention(masked: bool) -> None:
 
 def test_scores_with_a_bias_are_quantised() -> None:
     """Attention on the device has none, so its products run by themselves, and take quantised operands."""
-    found = excluded(float_model.prepared(transformer(biased=True), {}))
+    found = excluded(float_model.prepared(transformer(biased=True), {})[0])
     assert not found & {"scores", "bias", "attention"}
 
 
 def test_attention_next_to_a_node_in_float() -> None:
     """What is kept in float quantises nothing for its neighbours."""
-    prepared = float_model.prepared(transformer(), {})
+    prepared, _ = float_model.prepared(transformer(), {})
     makers = {node.output[0]: node for node in prepared.graph.node}
     (scores,) = (node for node in prepared.graph.node if node.name == "scores")
     keep = makers[scores.input[0]].name

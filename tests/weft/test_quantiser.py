@@ -120,7 +120,7 @@ def test_masked_scores_are_not_quantised_behind_their_mask() -> None:
 def test_older_models_get_operators_of_newer_versions() -> None:
     """What exporters write layer normalisation and GELU out in becomes one operator each."""
     old, new = (
-        float_model.prepared(model, {})
+        float_model.prepared(model, {})[0]
         for model in (float_nets.transformer(opset=13), float_nets.transformer())
     )
     operators = [sorted(node.op_type for node in model.graph.node) for model in (old, new)]

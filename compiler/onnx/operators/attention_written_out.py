@@ -17,6 +17,7 @@ from weft.compiler.onnx.attention import MASKED, heads_move_behind_rows, mask_of
 from weft.compiler.onnx.attention_form import FORM, fused, problem_of
 from weft.compiler.onnx.conditions import normalised_axis, softmax_unit
 from weft.compiler.onnx.context import NodeContext
+from weft.compiler.onnx.key_masks import KeyMask, is_mask
 from weft.compiler.onnx.operator import Operator
 from weft.compiler.onnx.qdq import Activation, Pending, Probabilities, Scores, Undefined
 from weft.compiler.onnx.score_rounding import (
@@ -55,7 +56,7 @@ def scores_scale(context: NodeContext) -> str | None:
     symbol = next(symbol for symbol in context.symbols if isinstance(symbol, Scores))
     if factor is None:
         return f"inputs are {context.inputs}"
-    return None if symbol.allowed is None else "the mask comes first"
+    return None if symbol.allowed is None and symbol.key_mask is None else "the mask comes first"
 
 
 def scores_factor(context: NodeContext) -> float | None:
@@ -71,11 +72,28 @@ def scores_factor(context: NodeContext) -> float | None:
 
 
 def scores_mask(context: NodeContext) -> str | None:
-    """Masks of scores must be constant, 0 for keys that take part and -10000 or less for others, and leave some."""
+    """Masks of scores must be 0 for keys that take part and -10000 or less for others, and constant, and leave some; or
+    they are one int8 or uint8 activation by key that is added, 0 at most, and in steps of 11.1 or more.
+    """
+    if key_mask(context) is not None:
+        return None
     allowed = added_mask(context)
     if allowed is None:
         return f"inputs are {context.inputs}"
     return None if allowed.any(-1).all() else "some query has no keys"
+
+
+def key_mask(context: NodeContext) -> Activation | None:
+    """The mask that an Add node adds to the scores of each key when the model runs; None if it adds something else."""
+    index = next(index for index, symbol in enumerate(context.symbols) if isinstance(symbol, Scores))
+    scores, other = context.symbols[index], context.symbol(1 - index)
+    if context.node.op != "Add" or not isinstance(other, Activation) or not isinstance(scores, Scores):
+        return None
+    shape, output = context.shape(1 - index), context.output
+    batches = len(shape) == 4 and shape[1:3] == (1, 1) and shape[0] in (1, output[0])
+    first = scores.key_mask is None and not scores.pairs and scores.quantised is None
+    good = first and len(output) == 4 and batches and shape[3] == output[3] and is_mask(other.quant)
+    return other if good and KeyMask(other, shape).tensor() is not None else None
 
 
 def added_mask(context: NodeContext) -> np.ndarray | None:
@@ -163,6 +181,9 @@ def scale(context: NodeContext) -> Scores:
 
 def mask(context: NodeContext) -> Scores:
     """Scores of which some keys are left out."""
+    found = key_mask(context)
+    if found is not None:
+        return dataclasses.replace(_extended(context), key_mask=found)
     return dataclasses.replace(_extended(context), allowed=added_mask(context))
 
 

@@ -34,8 +34,9 @@ def test_qoperator_model() -> None:
     model.graph.node[0].output.extend(["scale", "zero"])
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
     assert fails(model) == (
-        "the model uses DynamicQuantizeLinear; weft reads the QDQ format (QuantizeLinear and DequantizeLinear "
-        f"around float operators): {HOW_TO_QUANTISE}"
+        "the model is dynamically quantised (with DynamicQuantizeLinear): `weft quantise MODEL.onnx --data "
+        "SAMPLES.npz -o QUANTISED.onnx` (in Python weft.quantise) gives its activations fixed ranges, which the device "
+        "needs, and keeps the integers of its weights where int8 has them"
     )
 
 

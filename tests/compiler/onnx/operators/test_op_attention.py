@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import attention_models as models
+from support import key_mask_models
 from support.attention_models import Exploded, Sizes
 from support.graph_runs import on_host
 
@@ -213,6 +214,22 @@ WRITTEN_OUT: dict[str, tuple[Callable[[], onnx.ModelProto], Constraint]] = {
     "scale behind the mask": (lambda: scaled(0.5, mask=True), written_out.scores_scale),
     "bias added": (lambda: masked(np.full(5, -3.0)), written_out.scores_mask),
     "masked row": (lambda: masked(LOW_ROW), written_out.scores_mask),
+    "mask of other steps": (
+        lambda: key_mask_models.masked(rng(), SIZES, scale=1.0).model,
+        written_out.scores_mask,
+    ),
+    "pair behind a mask from an input": (
+        lambda: key_mask_models.masked(rng(), SIZES, rounded=True).model,
+        score_rounding.pairs_constant,
+    ),
+    "mask of tiny scores": (
+        lambda: key_mask_models.masked(rng(), SIZES, factor=1e-9).model,
+        attention_form.key_mask_reaches,
+    ),
+    "scale behind a mask from an input": (
+        lambda: key_mask_models.masked(rng(), SIZES, behind=True).model,
+        written_out.scores_scale,
+    ),
     "window added": (lambda: masked(models.additive(WINDOW)), attention_form.mask_kind),
     "probabilities replaced": (
         lambda: exploded(replaced, after=True),
