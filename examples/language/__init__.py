@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-PROMPT = "Ada has 23 apples. Ben has 45 apples. Together they have"
+PROMPT = "Ada has 23 apples. Ben has 45 apples. How many do they have?"
 """How a text may begin; the model goes on with a sum of numbers that it has not been trained on."""
 
 

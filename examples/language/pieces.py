@@ -14,7 +14,8 @@ from weft.compiler.language.vocabulary import Kind, Vocabulary
 def train(texts: Iterable[str], size: int) -> tuple[Vocabulary, sentencepiece.SentencePieceProcessor]:
     """The vocabulary, and SentencePiece's own tokenizer of it.
 
-    Digits are always single tokens, and what is no piece is written in bytes.
+    Digits are always single tokens, and what is no piece is written in bytes. A text ends where the next one begins, so
+    that one token is for both.
 
     Parameters
     ----------
@@ -37,9 +38,9 @@ def train(texts: Iterable[str], size: int) -> tuple[Vocabulary, sentencepiece.Se
         kinds=tuple(Kind(piece.type) for piece in model.pieces),
         scores=tuple(piece.score for piece in model.pieces),
         begin=model.trainer_spec.bos_id,
-        end=model.trainer_spec.eos_id,
+        end=model.trainer_spec.bos_id,
         unknown=model.trainer_spec.unk_id,
-        ends=frozenset({model.trainer_spec.eos_id}),
+        ends=frozenset({model.trainer_spec.bos_id}),
         add_begin=True,
         add_space=True,
     )

@@ -24,7 +24,7 @@ from weft.examples.language.corpus import Problems, prose
 from weft.examples.language.network import SIZES, Network, language_model, parameters
 
 SEED = 7
-STEPS = 2400
+STEPS = 2000
 BATCH = 8
 TOKENS = 128
 """Of each row of a batch; what a block does at a position is the same for later ones, as queries and keys turn."""
