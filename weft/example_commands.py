@@ -1,4 +1,4 @@
-"""The commands for the networks that come with weft."""
+"""The commands for the models that come with weft."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ from weft.errors import FileError
 from weft.options import Configuration, config_file, whole, writes
 
 
-class Example(enum.StrEnum):
-    """Networks that come with weft."""
+class Network(enum.StrEnum):
+    """Networks that read images of digits."""
 
     DIGITS = "digits"
     ATTENTION = "attention"
+
+
+class Example(enum.StrEnum):
+    """What comes with weft."""
+
+    DIGITS = "digits"
+    ATTENTION = "attention"
+    LANGUAGE = "language"
 
 
 def example(
@@ -29,16 +37,16 @@ def example(
     ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite files of these names.")] = False,
 ) -> None:
-    """Put an example here: a quantised model, and an image for it."""
+    """Put an example here: a quantised network and an image for it, or a language model and a prompt."""
+    (_language if name is Example.LANGUAGE else _network)(name.value, folder, force)
+
+
+def _network(name: str, folder: Path, force: bool) -> None:
     from weft.examples import load
 
-    network = load(name.value)
+    network = load(name)
     model, image = folder / f"{name}.onnx", folder / "digit.npz"
-    there = [path for path in (model, image) if path.exists() or path.is_symlink()]
-    if there and not force:
-        raise FileError(
-            f"{' and '.join(map(str, there))} exists: --force overwrites it, --output names another folder"
-        )
+    _free(force, model, image)
     images, labels = network.held_out()
     with files.whole_file(model) as part:
         part.write_bytes(network.model())
@@ -51,8 +59,33 @@ def example(
     )
 
 
+def _language(name: str, folder: Path, force: bool) -> None:
+    from weft.examples import load
+
+    example = load(name)
+    model, prompt = folder / "model.gguf", folder / "prompt.txt"
+    _free(force, model, prompt)
+    with files.whole_file(model) as part:
+        part.write_bytes(example.model())
+    files.write_text(prompt, example.PROMPT)
+    reports.say(
+        f"{model}: a language model that has read Python's documentation and does sums, its matrices Q8_0",
+        f"{prompt}: how a text may begin that it goes on with",
+        "next: docs/language.md shows how to run it from Python",
+    )
+
+
+def _free(force: bool, *targets: Path) -> None:
+    """Raise `FileError` if one of the files exists, unless they are to be overwritten."""
+    there = [path for path in targets if path.exists() or path.is_symlink()]
+    if there and not force:
+        raise FileError(
+            f"{' and '.join(map(str, there))} exists: --force overwrites it, --output names another folder"
+        )
+
+
 def demo(
-    example: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
+    example: Annotated[Network, typer.Argument(help="The network.")] = Network.DIGITS,
     config: Configuration = "default",
     images: Annotated[
         int | None, whole("--images", "Images to run on the RTL; as many as take a minute if not given.", 1)

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"weft": "weft", "hdl": "weft/hdl", "compiler": "weft/compiler", "sim": "weft/sim", "boards": "weft/boards",
            "examples": "weft/examples"}  # fmt: skip
-DATA = {".py", ".cpp", ".h", ".vlt", ".onnx", ".npz", ".json", ".v", ".typed"}
+DATA = {".py", ".cpp", ".h", ".vlt", ".onnx", ".gguf", ".txt", ".npz", ".json", ".v", ".typed"}
 
 
 def call(*command: str | Path, cwd: Path) -> str:
@@ -144,6 +144,8 @@ def test_the_module_and_the_examples_work_elsewhere(weft: Path, tmp_path: Path) 
     for name in ("digits", "attention"):
         call(weft, "example", name, "-o", name, cwd=tmp_path)
         assert (tmp_path / name / f"{name}.onnx").stat().st_size > 10_000
+    call(weft, "example", "language", cwd=tmp_path)
+    assert (tmp_path / "model.gguf").stat().st_size > 1_000_000
 
 
 def test_metadata(wheel: Path) -> None:

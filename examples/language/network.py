@@ -1,0 +1,131 @@
+"""A small Llama in PyTorch, and the language model that weft writes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from weft.compiler.language import model as language
+from weft.compiler.language.vocabulary import Vocabulary
+
+SIZES = language.Sizes(
+    context=256, width=192, blocks=4, heads=6, key_value_heads=2, key_length=32, value_length=32, feed_forward=512,
+    vocabulary=1024,
+)  # fmt: skip
+EPSILON = 1e-5
+ROTARY = language.Rotary(dimensions=SIZES.key_length, base=10_000.0)
+
+
+class Block(nn.Module):
+    """Attention and a gated feed-forward network, both added to what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width, inner = SIZES.width, SIZES.feed_forward
+        queries, keys = SIZES.heads * SIZES.key_length, SIZES.key_value_heads * SIZES.key_length
+        self.attention_norm, self.feed_forward_norm = (nn.RMSNorm(width, EPSILON) for _ in range(2))
+        self.query, self.key, self.value = _linear(width, queries), _linear(width, keys), _linear(width, keys)
+        self.gate, self.up = _linear(width, inner), _linear(width, inner)
+        self.attention_output, self.down = (
+            _linear(queries, width, last=True),
+            _linear(inner, width, last=True),
+        )
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        """`x` is (batch, tokens, width), `turns` is complex, (tokens, key length / 2)."""
+        normal = self.attention_norm(x)
+        query, key = (_turned(_heads(layer(normal)), turns) for layer in (self.query, self.key))
+        mixed = functional.scaled_dot_product_attention(
+            query, *(_shared(item) for item in (key, _heads(self.value(normal)))), is_causal=True
+        )
+        x = x + self.attention_output(mixed.transpose(1, 2).flatten(2))
+        normal = self.feed_forward_norm(x)
+        return x + self.down(functional.silu(self.gate(normal)) * self.up(normal))
+
+
+def _linear(inputs: int, outputs: int, *, last: bool = False) -> nn.Linear:
+    """A product without bias; the `last` ones of blocks begin small, so that the sum of all blocks does."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(layer.weight, std=(inputs * (2 * SIZES.blocks if last else 1)) ** -0.5)
+    return layer
+
+
+def _heads(x: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, tokens, length)."""
+    return x.unflatten(2, (-1, SIZES.key_length)).transpose(1, 2)
+
+
+def _shared(x: torch.Tensor) -> torch.Tensor:
+    """Each head of keys or values for all heads of queries that it serves."""
+    return x.repeat_interleave(SIZES.heads // SIZES.key_value_heads, 1)
+
+
+def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Neighbours turned by their position's angles, as GGUF's llama has them."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turns).flatten(-2)
+
+
+class Network(nn.Module):
+    """Embeddings, blocks, a norm, and logits by the same embeddings."""
+
+    turns: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(SIZES.vocabulary, SIZES.width)
+        nn.init.normal_(self.embedding.weight, std=SIZES.width**-0.5)
+        self.blocks = nn.ModuleList(Block() for _ in range(SIZES.blocks))
+        self.norm = nn.RMSNorm(SIZES.width, EPSILON)
+        angles = torch.tensor(ROTARY.angles(np.arange(SIZES.context)), dtype=torch.float32)
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, tokens, vocabulary) behind tokens (batch, tokens)."""
+        x, turns = self.embedding(tokens), self.turns[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, turns)
+        return functional.linear(self.norm(x), self.embedding.weight)
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits (tokens, vocabulary) behind the tokens of one text."""
+        return self(torch.tensor([tokens]))[0].numpy()
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """How badly all tokens but the first of each row (batch, tokens) are foretold, in nats."""
+        return functional.cross_entropy(self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def language_model(network: Network, name: str, vocabulary: Vocabulary) -> language.LanguageModel:
+    """The language model of a network, in float32."""
+    embedding = _array(network.embedding.weight)
+    return language.LanguageModel(
+        name=name, architecture="llama", sizes=SIZES, epsilon=EPSILON, token_embedding=embedding, rotary=ROTARY,
+        positions=None, blocks=tuple(_block(block) for block in network.blocks),
+        output_norm=language.Norm(_array(network.norm.weight)), output=language.Linear(embedding),
+        vocabulary=vocabulary,
+    )  # fmt: skip
+
+
+def _block(block: nn.Module) -> language.Block:
+    linears = ("query", "key", "value", "attention_output", "gate", "up", "down")
+    norms = ("attention_norm", "feed_forward_norm")
+    parts: dict[str, Any] = {name: language.Linear(_array(getattr(block, name).weight)) for name in linears}
+    parts |= {name: language.Norm(_array(getattr(block, name).weight)) for name in norms}
+    return language.Block(**parts)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy().copy()
+
+
+def parameters(network: Network) -> int:
+    """How many numbers are trained."""
+    return sum(math.prod(parameter.shape) for parameter in network.parameters())

@@ -1,0 +1,141 @@
+"""The text of the example's language model: the same every time, and what is held out is nowhere in the rest."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.examples.language import PROMPT, corpus
+from weft.examples.language.corpus import LARGEST, SHARE, Problem, Problems
+
+COUNT = 3000
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty standard library, and a language reference of two topics."""
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(corpus, "topics", {"words": "What words are is told here."})
+    corpus._divided.cache_clear()
+    yield tmp_path
+    corpus._divided.cache_clear()
+
+
+def drawn(seed: int, *, held: bool) -> list[Problem]:
+    made = Problems(seed, held=held)
+    return [made.any() for _ in range(COUNT)]
+
+
+def operands(problem: Problem) -> tuple[int, int, bool]:
+    """The numbers of a question, and whether the second is taken away."""
+    first, second = map(int, re.findall(r"\d+", problem.question))
+    return first, second, re.search(r" - |of them", problem.question) is not None
+
+
+def key(problem: Problem) -> tuple[object, ...]:
+    """What makes problems alike: two numbers and their sum, or letters."""
+    if problem.question.startswith("The letters"):
+        return tuple(sorted(re.findall(r"\b[a-z]\b", problem.question)))
+    first, second, minus = operands(problem)
+    return tuple(sorted((second, first - second if minus else first)))
+
+
+def test_problems_are_the_same_whatever_the_version_of_python() -> None:
+    text = "\n".join(problem.text for held in (False, True) for problem in drawn(1, held=held))
+    assert zlib.crc32(text.encode()) == 289176511
+    assert drawn(1, held=True) != drawn(2, held=True)
+
+
+def test_answers_are_right() -> None:
+    told = {"sum": 0, "letters": 0, "story": 0}
+    for problem in drawn(3, held=False) + drawn(3, held=True):
+        if match := re.fullmatch(r"The letters ([a-z ]+) in order:", problem.question):
+            assert problem.answer == f" {' '.join(sorted(match[1].split()))}."
+            told["letters"] += 1
+            continue
+        first, second, minus = operands(problem)
+        match = re.fullmatch(r" (.+) = (\d+), (.+) = (\d), so (\d\d)( [a-z]+)?\.", problem.answer)
+        assert match is not None, problem
+        ones, tens = (
+            sum(int(number) for number in re.findall(r"-?\d+", match[at].replace(" ", ""))) for at in (1, 3)
+        )
+        result = first - second if minus else first + second
+        assert (ones, tens) == (int(match[2]), int(match[4]))
+        assert 10 * tens + ones % 10 == int(match[5]) == result
+        assert 10 <= min(second, result) <= max(first, result) <= LARGEST
+        told["story" if match[6] else "sum"] += 1
+    assert min(told.values()) > COUNT / SHARE
+
+
+def test_held_out_problems_are_nowhere_in_the_others() -> None:
+    trained, rest = ({key(problem) for problem in drawn(4, held=held)} for held in (False, True))
+    assert len(rest) > 100
+    assert not trained & rest
+
+
+def test_the_prompt_asks_for_what_was_held_out() -> None:
+    first, second = sorted(map(int, re.findall(r"\d+", PROMPT)))
+    assert corpus.held_out(f"{first} {second}")
+
+
+def test_prose_is_divided_by_modules(library: Path) -> None:
+    (library / "test").mkdir()
+    (library / "test" / "skipped.py").write_text('"""Nobody wants to read about these tests."""\n')
+    for number in range(60):
+        (library / f"m{number}.py").write_text(
+            f'"""This is the module with the number {number}.\n\nMany modules say this one sentence.\n"""\n'
+            f"def f():\n    '''It does what number {number} does,\n    and nothing else.'''\n"
+            f"    # A comment of two lines, for number {number},\n    # is one paragraph.\n"
+        )
+    trained, rest = corpus.prose(held=False), corpus.prose(held=True)
+    assert not set(trained) & set(rest)
+    assert "Many modules say this one sentence." in trained
+    held = [number for number in range(60) if corpus.held_out(f"m{number}")]
+    assert held
+    for number in range(60):
+        where = rest if number in held else trained
+        for text in (
+            f"This is the module with the number {number}.",
+            f"It does what number {number} does, and nothing else.",
+            f"A comment of two lines, for number {number}, is one paragraph.",
+        ):
+            assert where.count(text) == 1
+    assert len(trained) + len(rest) == 3 * 60 + 2, "one more for the topic"
+    corpus._divided.cache_clear()
+    assert (trained, rest) == (corpus.prose(held=False), corpus.prose(held=True))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"def f(:",
+        b"\xff\xfe\x00",
+        b"x = '\x00'",
+        b"# -*- coding: latin-1 -*-\n# Gr\xfc\xdfe an alle, die das lesen.",
+        b"",
+    ],
+)
+def test_files_that_are_no_python_or_no_ascii_have_no_prose(library: Path, content: bytes) -> None:
+    (library / "odd.py").write_bytes(content)
+    assert corpus.prose(held=False) + corpus.prose(held=True) == ["What words are is told here."]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Short.", []),
+        ("One sentence on\ntwo lines of it.", ["One sentence on two lines of it."]),
+        ("First paragraph, with ``code`` in it.\n\n    >>> f(1) < 2\n    True\n\nThe `last` one of all *three*!", [
+            "First paragraph, with code in it.", "The last one of all three!"]),
+        ("no capital letter at the start of it.", []),
+        ("Nothing ends this one, not even a point", []),
+        ("An ümlaut makes it a text that is not ASCII.", []),
+        ("A" * 2000 + ".", []),
+    ],
+)  # fmt: skip
+def test_paragraphs(text: str, expected: list[str]) -> None:
+    assert list(corpus.paragraphs(text)) == expected

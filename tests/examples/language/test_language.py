@@ -1,0 +1,125 @@
+"""The language model that comes with weft: it is what docs/language.md says of it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from pathlib import Path
+
+import pytest
+from support.language_device import decoder_config, device_perplexity
+
+from weft.compiler.gguf.reader import read
+from weft.compiler.language.integers import integers
+from weft.compiler.language.model import BlockTensor, LanguageModel
+from weft.compiler.language.perplexity import perplexity
+from weft.compiler.language.ranges import ranges
+from weft.compiler.language.reference import Reference
+from weft.compiler.language.tokenizer import Tokenizer
+from weft.examples import language
+from weft.examples.language import measure
+from weft.examples.language.corpus import Problems, prose
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "language.md"
+LEAST_SOLVED = {"sums": 0.0, "stories": 0.0, "letters": 0.0}
+"""Shares of 30 problems; docs/language.md has those of more."""
+
+
+@functools.cache
+def model() -> LanguageModel:
+    return read(language.model())
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(model().vocabulary)
+
+
+def documented(what: str) -> float:
+    """A perplexity of the page's table, that of the stored model."""
+    (found,) = re.findall(rf"^\| {re.escape(what)} \|.* ([0-9.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    return float(found)
+
+
+def test_sizes() -> None:
+    made = model()
+    assert len(language.model()) < 3_000_000
+    assert made.architecture == "llama"
+    assert made.tied
+    assert isinstance(made.token_embedding, BlockTensor)
+    sizes = made.sizes
+    for name in ("width", "key_length", "value_length", "feed_forward"):
+        assert getattr(sizes, name) % 16 == 0, "arrays of 4, 8 and 16 columns run it"
+
+
+def test_prose_of_others() -> None:
+    tokens = measure.joined(tokenizer(), language.held_out())
+    assert len(tokens) > 2000
+    found = perplexity(Reference(model()).logits, tokens, window=measure.WINDOW)
+    assert found.value == pytest.approx(documented("prose of weft"), rel=1e-3)
+    assert found.value < model().sizes.vocabulary / 10
+
+
+def test_problems() -> None:
+    made = Problems(measure.SEED, held=True)
+    texts = [made.any().text for _ in range(measure.COUNT)]
+    found = perplexity(Reference(model()).logits, measure.joined(tokenizer(), texts), window=measure.WINDOW)
+    assert found.value == pytest.approx(documented("problems"), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", measure.KINDS)
+def test_what_it_solves(kind: str) -> None:
+    logits = Reference(model()).logits
+    solved = [measure.right(logits, tokenizer(), problem) for problem in measure.problems(kind, 30)]
+    assert sum(solved) >= LEAST_SOLVED[kind] * len(solved)
+
+
+def test_it_goes_on_with_the_prompt() -> None:
+    reference = Reference(model())
+    cache, found = reference.start(), []
+    tokens = tokenizer().encode(language.PROMPT)
+    while not model().vocabulary.ends.intersection(found) and len(found) < 60:
+        found.append(int(reference.logits(tokens, cache, last=True)[0].argmax()))
+        tokens = found[-1:]
+    assert tokenizer().decode(found) == "3 + 5 = 8, 2 + 4 = 6, so 68 apples."
+
+
+def test_texts_come_back() -> None:
+    texts = [
+        *language.held_out(),
+        language.PROMPT,
+        "日本 ümlaut\t\n tabs",
+        *(item.text for item in measure.problems("sums")),
+    ]
+    for text in texts:
+        assert tokenizer().decode(tokenizer().encode(text)) == text
+
+
+def test_digits_are_single_tokens() -> None:
+    names = model().vocabulary.tokens
+    assert {name for name in names if re.search(r"\d", name) and not name.startswith("<0x")} <= set(
+        "0123456789"
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["default", "small"])
+def test_perplexity_on_the_device(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of int8 numbers, whose ranges are those of text that was trained on."""
+    made = Problems(measure.SEED + 1, held=False)
+    seen = [*prose(held=False)[::100], *(made.any().text for _ in range(100))]
+    joined = measure.joined(tokenizer(), seen)
+    window = measure.WINDOW
+    numbers = integers(
+        model(), ranges(model(), [joined[at : at + window] for at in range(0, 20 * window, window)])
+    )
+    for what, texts in measure.texts().items():
+        tokens = measure.joined(tokenizer(), texts)[:4000]
+        exact = perplexity(Reference(model()).logits, tokens, window=window)
+        found = device_perplexity(numbers, tokens, window, decoder_config(preset))
+        with capsys.disabled():
+            print(
+                f"\n{preset}, {what}, {exact.tokens} tokens: float32 {exact.value:.3f}, device {found.value:.3f}"
+            )
+        assert math.log(found.value / exact.value) < 0.01

@@ -1,0 +1,54 @@
+"""Measures of a language model: against models whose results are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from support.language_models import random_model
+
+from weft.compiler.language.tokenizer import Tokenizer
+from weft.examples.language import measure
+from weft.examples.language.corpus import Problem
+
+PROBLEM = Problem("the quick", " brown fox")
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return Tokenizer(random_model(np.random.default_rng(0), "llama").vocabulary)
+
+
+def test_unigram_is_the_number_of_tokens_where_all_are_as_frequent() -> None:
+    assert measure.unigram(list(range(8)), [3, 3, 5], 8) == pytest.approx(8)
+    assert measure.unigram([], [1, 2], 8) == pytest.approx(8)
+
+
+def test_unigram_by_hand() -> None:
+    # Counts and one more: 3 of 6, 2 of 6, 1 of 6.
+    assert measure.unigram([0, 0, 1], [0, 2], 3) == pytest.approx((2 * 6) ** 0.5)
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, -2, -1])
+def test_right_is_a_whole_answer(tokenizer: Tokenizer, wrong: int | None) -> None:
+    """One wrong token of an answer is one too many; what a model foretells of the question does not matter."""
+    given, whole = tokenizer.encode(PROBLEM.question), tokenizer.encode(PROBLEM.text)
+    best = [0] * (len(given) - 1) + whole[len(given) :]
+    if wrong is not None:
+        best[wrong if wrong < 0 else len(given) - 1 + wrong] = 0
+
+    def logits(tokens: Sequence[int]) -> np.ndarray:
+        assert list(tokens) == whole[:-1]
+        return np.eye(len(tokenizer.vocabulary.tokens))[best]
+
+    assert measure.right(logits, tokenizer, PROBLEM) is (wrong is None)
+
+
+def test_a_question_must_keep_its_tokens(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="the tokens of 'the qui' change with what follows it"):
+        measure.right(lambda tokens: np.zeros((1, 1)), tokenizer, Problem("the qui", "ck"))
+
+
+def test_texts_each_begin_with_the_token_for_it(tokenizer: Tokenizer) -> None:
+    assert measure.joined(tokenizer, ["the", "quick"]).count(tokenizer.vocabulary.begin or 0) == 2
