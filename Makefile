@@ -11,7 +11,7 @@ ROOMS  := hdl compiler sim boards examples
 
 .PHONY: help demo test lint typing regression fuzz bench boards estimates clean
 help:
-	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention)"
+	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention or llm)"
 	@echo "make test         linters, type checker, tests"
 	@echo "make lint         linters and type checker only"
 	@echo "make regression   the long randomised tests"
@@ -20,7 +20,7 @@ help:
 	@echo "make boards       configurations on all boards: resources and clocks (hours the first time)"
 	@echo "make clean        remove .venv and everything that was built"
 
-demo: $(VENV)/.demo
+demo: $(VENV)/.demo $(if $(filter llm,$(EXAMPLE)),$(VENV)/.lm)
 	@$(BIN)/weft demo $(EXAMPLE) --config $(CONFIG)
 
 test: lint
@@ -62,6 +62,11 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing weft and its tools into $(VENV) (once, about a minute)..."
 	@$(INSTALL) setuptools
 	@$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.lm: $(VENV)/.demo
+	@echo "installing what language models need into $(VENV) (once)..."
+	@$(INSTALL) --no-build-isolation --editable '.[lm]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo

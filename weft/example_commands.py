@@ -15,19 +15,12 @@ from weft.errors import FileError
 from weft.options import Configuration, config_file, whole, writes
 
 
-class Network(enum.StrEnum):
-    """Networks that read images of digits."""
-
-    DIGITS = "digits"
-    ATTENTION = "attention"
-
-
 class Example(enum.StrEnum):
-    """What comes with weft."""
+    """What comes with weft: networks that read images of digits, and a language model."""
 
     DIGITS = "digits"
     ATTENTION = "attention"
-    LANGUAGE = "language"
+    LANGUAGE = "llm"
 
 
 def example(
@@ -38,7 +31,10 @@ def example(
     force: Annotated[bool, typer.Option("--force", help="Overwrite files of these names.")] = False,
 ) -> None:
     """Put an example here: a quantised network and an image for it, or a language model and a prompt."""
-    (_language if name is Example.LANGUAGE else _network)(name.value, folder, force)
+    if name is Example.LANGUAGE:
+        _language(folder, force)
+    else:
+        _network(name.value, folder, force)
 
 
 def _network(name: str, folder: Path, force: bool) -> None:
@@ -59,19 +55,18 @@ def _network(name: str, folder: Path, force: bool) -> None:
     )
 
 
-def _language(name: str, folder: Path, force: bool) -> None:
-    from weft.examples import load
+def _language(folder: Path, force: bool) -> None:
+    from weft.examples import language
 
-    example = load(name)
     model, prompt = folder / "model.gguf", folder / "prompt.txt"
     _free(force, model, prompt)
     with files.whole_file(model) as part:
-        part.write_bytes(example.model())
-    files.write_text(prompt, example.PROMPT)
+        part.write_bytes(language.model())
+    files.write_text(prompt, language.PROMPT)
     reports.say(
         f"{model}: a language model that has read Python's documentation and does sums, its matrices Q8_0",
         f"{prompt}: how a text may begin that it goes on with",
-        "next: docs/language.md shows how to run it from Python",
+        f"next: weft generate {model} --prompt-file {prompt}",
     )
 
 
@@ -85,20 +80,38 @@ def _free(force: bool, *targets: Path) -> None:
 
 
 def demo(
-    example: Annotated[Network, typer.Argument(help="The network.")] = Network.DIGITS,
+    example: Annotated[Example, typer.Argument(help="The network.")] = Example.DIGITS,
     config: Configuration = "default",
     images: Annotated[
         int | None, whole("--images", "Images to run on the RTL; as many as take a minute if not given.", 1)
     ] = None,
+    tokens: Annotated[
+        int | None, whole("--tokens", "Tokens that the language model goes on with at most.", 1, 1 << 24)
+    ] = None,
     keep: Annotated[Path, typer.Option(help="Folder for Verilog, waveform and report.")] = Path("build/demo"),
 ) -> None:
     """Run a small network on the simulated accelerator and hold every byte against the golden interpreter."""
+    if example is Example.LANGUAGE:
+        _demo_language(config, images, tokens, keep)
+        return
+    if tokens is not None:
+        raise FileError(f"--tokens and the example {example} do not go together: it reads images")
     from weft.demo import FILES, Demo
 
     chosen = configuration(config)
     files.apart({f"--keep ({name})": keep / name for name in FILES}, [config_file(config)])
     demonstration = Demo(example.value, chosen, keep, reports.summary())
     if not demonstration.run(images):
+        raise typer.Exit(1)
+
+
+def _demo_language(config: str, images: int | None, tokens: int | None, keep: Path) -> None:
+    if images is not None:
+        raise FileError("--images and the example llm do not go together: it goes on with a text")
+    from weft.language_demo import FILES, LanguageDemo
+
+    files.apart({f"--keep ({name})": keep / name for name in FILES}, [config_file(config)])
+    if not LanguageDemo(config, keep).run(tokens):
         raise typer.Exit(1)
 
 

@@ -292,6 +292,10 @@ class Model:
         function = self.reference.logits if exact else self.logits
         return perplexity(function, self.tokenizer.encode(text), window=window, stride=stride)
 
+    def compare_memory(self) -> int:
+        """How many bytes of memory differ from the golden interpreter's, if that computes beside the device."""
+        return self._machine.compare_memory()
+
     def close(self) -> None:
         """Free the device. The model cannot be used afterwards."""
         self._machine.close()

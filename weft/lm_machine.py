@@ -92,6 +92,13 @@ class Machine:
         for row in range(count):
             self.mismatches += mismatches(self._golden.raw(row), self._main.raw(row))
 
+    def compare_memory(self) -> int:
+        """How many bytes of all memory differ from those of the golden interpreter beside a device that computes."""
+        if self._golden is None or not self._main.device.computes:
+            return 0
+        golden, main = (run.device.read(0, self._memory.memory_bytes) for run in (self._golden, self._main))
+        return mismatches(golden, main)
+
     def logits(self, row: int) -> np.ndarray:
         return self._first.logits(row)
 

@@ -144,7 +144,7 @@ def test_the_module_and_the_examples_work_elsewhere(weft: Path, tmp_path: Path) 
     for name in ("digits", "attention"):
         call(weft, "example", name, "-o", name, cwd=tmp_path)
         assert (tmp_path / name / f"{name}.onnx").stat().st_size > 10_000
-    call(weft, "example", "language", cwd=tmp_path)
+    call(weft, "example", "llm", cwd=tmp_path)
     assert (tmp_path / "model.gguf").stat().st_size > 1_000_000
 
 
