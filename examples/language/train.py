@@ -1,6 +1,6 @@
 """Train and store the language model: ``pip install -e '.[lm,train]'``, then run this file.
 
-It writes ``model.gguf`` next to itself: a Llama of 1.8 million parameters, its matrices of type ``Q8_0``. MINUTES.
+It writes ``model.gguf`` next to itself: a Llama of 1.8 million parameters, its matrices of type ``Q8_0``.
 """
 
 from __future__ import annotations
