@@ -8,8 +8,8 @@ from pathlib import Path
 from weft import files, lm
 from weft import report as reports
 from weft.examples import language
+from weft.hdl.isa.config import Config
 from weft.language_report import Took, counted
-from weft.lm_config import language_configuration
 
 ROWS = 4
 """Tokens of the prompt side by side."""
@@ -32,17 +32,16 @@ class LanguageDemo:
 
     def __init__(self, config: str, folder: Path) -> None:
         self._source, self._folder = config, folder
-        self.chosen = language_configuration(config)
 
     def run(self, tokens: int | None = None) -> bool:
         """Run everything; returns whether every byte agreed."""
-        config, added = self.chosen.config, self.chosen.added
-        reports.say(f"configuration: {self._source}{' with ' if added else ''}{', '.join(added)}")
         with reports.progress() as progress:
-            progress("generating Verilog")
-            self._write_verilog()
             progress("compiling, and building the simulator (minutes, the first time only)")
             model = lm.load(language.model(), self._source, rows=ROWS, on="rtl", compare=True)
+            config, added = model.decoder.config, model.added
+            progress("generating Verilog")
+            self._write_verilog(config)
+        reports.say(f"configuration: {self._source}{' with ' if added else ''}{', '.join(added)}")
         with model:
             program = len(model.decoder.code)
             reports.say(
@@ -64,19 +63,19 @@ class LanguageDemo:
             f"{cycles:,} cycles on the RTL, {cycles / seconds:,.0f} a second",
             f"mismatching bytes: {wrong} (logits of each step, and all of memory behind the last one)",
         )
-        self._write_report(result.text, list(result.tokens), cycles, wrong)
+        self._write_report(config, result.text, list(result.tokens), cycles, wrong)
         return not wrong
 
-    def _write_verilog(self) -> None:
+    def _write_verilog(self, config: Config) -> None:
         import weft
 
-        text, description = weft.verilog(self.chosen.config)
+        text, description = weft.verilog(config)
         files.write_text(self._folder / "weft.v", text)
         files.write_json(self._folder / "weft.json", description)
 
-    def _write_report(self, text: str, tokens: list[int], cycles: int, wrong: int) -> None:
+    def _write_report(self, config: Config, text: str, tokens: list[int], cycles: int, wrong: int) -> None:
         found = {
-            "config": self.chosen.config.to_dict(), "prompt": language.PROMPT, "text": text, "tokens": tokens,
+            "config": config.to_dict(), "prompt": language.PROMPT, "text": text, "tokens": tokens,
             "cycles": cycles, "mismatching_bytes": wrong,
         }  # fmt: skip
         files.write_json(self._folder / "report.json", found)

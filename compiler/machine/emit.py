@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.compiler.ir.graph import CompileError
 from weft.compiler.machine.limits import COUNT_MAX, PITCH_MAX, RUN_MAX
 from weft.compiler.machine.memory import CONSTANTS, Constants, Kernels, Ring, TensorRef
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Task
 from weft.hdl.isa import WORD_BYTES, Load, Lookup, Microcode, MicroOp, Store
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.hdl.isa.features import Feature
 from weft.hdl.isa.kernel import MICRO_OPS
 
 
@@ -181,6 +183,8 @@ class Emitter:
         """
         if lookup is None:
             return {}
+        if reason := Feature.LOOKUP.missing(self.config):
+            raise CompileError(f"a result goes through a look-up table, and {reason}")
         content = lookup.tobytes()
         table, held = self.tables.get(content)
         if not held:

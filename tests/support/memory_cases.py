@@ -110,5 +110,5 @@ def case(rng: Rng, config: Config, kind: str, bandwidth: float) -> tuple[Image, 
         try:
             return Image(compile_segment(segment, config, bandwidth=bandwidth)), inputs
         except CompileError:  # products, say, or look-up tables
-            if kind != "small":
+            if kind != "small" and config.lookup_tables:
                 raise

@@ -14,7 +14,7 @@ import numpy as np
 from support.op_cases import convolution, whole
 from weft.compiler.ir.graph import Conv, Window
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import rmw_latency
+from weft.hdl.isa.latencies import VEC_EARLY, rmw_latency
 
 LATENCY = 30
 """Cycles of memory that programs are timed with; it moves as many bytes a cycle as the bus is wide."""
@@ -75,10 +75,10 @@ def bounds(op: Conv, config: Config) -> dict[str, float]:
 
 def _starts(op: Conv, config: Config) -> float:
     """Of the vector unit, with an instruction for each tile of N columns, and no more rows than the accumulator has:
-    from the start of one to its first output it takes 20 cycles, in which no other one works."""
+    between two of them it is idle for some cycles."""
     images, rows = _pixels(op)
     instructions = images * ceil_div(rows, config.accumulator_size) * ceil_div(op.weight.shape[0], config.n)
-    return _vector(op, config, config.n) + 20 * instructions
+    return _vector(op, config, config.n) + VEC_EARLY * instructions
 
 
 def _runs(op: Conv, config: Config) -> float:

@@ -71,7 +71,7 @@ def test_a_byte_that_differs_is_counted(
         (("digits", "--tokens", "2"), "--tokens and the example digits do not go together"),
         (
             ("llm", "--config", "icebreaker"),
-            "language models do not run on configuration icebreaker: they need loops=1",
+            "do not run on configuration icebreaker: they need loops=1",
         ),
     ],
 )
