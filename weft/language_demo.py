@@ -13,7 +13,7 @@ from weft.language_report import Took, counted
 
 ROWS = 4
 """Tokens of the prompt side by side."""
-TOKENS = 16
+TOKENS = 40
 """Tokens that follow, if nobody says how many."""
 FILES = ("weft.v", "weft.json", "report.json")
 """What is written, in the folder."""

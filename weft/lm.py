@@ -359,7 +359,7 @@ def load(
     blocks = chosen.config.blocks and has_blocks(model)
     context = model.sizes.context if context is None else integer("context", context, 1, model.sizes.context)
     limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
-    page = page_of(limited.sizes, chosen.config)
+    page = page_of(limited.sizes, chosen.config, rows)
     pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
     Places(limited.sizes, chosen.config, rows, page, blocks)
     reference = Reference(model)

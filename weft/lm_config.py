@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.model import Sizes
+from weft.compiler.language.places import Places
 from weft.configurations import configuration
 from weft.hdl.isa.config import BLOCKS_MOST, PRESETS, Config, ConfigError
 from weft.hdl.isa.features import Feature
@@ -62,8 +63,9 @@ def language_configuration(source: str | os.PathLike[str] | Config, *, blocks: b
     return Chosen(config)
 
 
-def page_of(sizes: Sizes, config: Config) -> int:
-    """How many keys a page of a model has: as many as attention has room for on the chip, up to `_PAGE`.
+def page_of(sizes: Sizes, config: Config, rows: int = 1) -> int:
+    """How many keys a page of a model has, with so many tokens side by side: as many as attention has room for on the
+    chip, up to `_PAGE`, and as leave half of the scratchpad to weights.
 
     Raises
     ------
@@ -78,4 +80,12 @@ def page_of(sizes: Sizes, config: Config) -> int:
             f"row_states={config.row_states}, alignments={config.alignments}, and {config.accumulator_size} rows of "
             "the accumulator"
         )
-    return min(most, max(_PAGE // config.n, 1)) * config.n
+    pages = range(min(most, max(_PAGE // config.n, 1)) * config.n, 0, -config.n)
+    return next((page for page in pages if _roomy(sizes, config, rows, page)), pages[-1])
+
+
+def _roomy(sizes: Sizes, config: Config, rows: int, page: int) -> bool:
+    try:
+        return Places(sizes, config, rows, page).room >= config.scratchpad_size // 2
+    except CompileError:
+        return False

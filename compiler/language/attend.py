@@ -66,7 +66,8 @@ def vectors(places: Places, base: int, offset: int, count: int, dst: int) -> Loa
 class Attend:
     """Adds attention's instructions to code; see the module."""
 
-    def __init__(self, places: Places, code: OrderedCode) -> None:
+    def __init__(self, places: Places, code: OrderedCode, smaller: float) -> None:
+        self._smaller = smaller  # steps of results than those of values
         self._places, self._code, self._n, self._at = places, code, places.config.n, places.at
         self._heads, self._groups = places.sizes.heads, places.sizes.key_value_heads
         self._each = self._heads // self._groups
@@ -127,7 +128,7 @@ class Attend:
             self._page()
         # What waits for the pages waits for a product behind them, whose sums nobody reads.
         code.add(Mm(a=one, y=-1, b=one, c=0), -1)
-        scale, exponent = normaliser(1.0)
+        scale, exponent = normaliser(self._smaller)
         code.add(
             Normalise(oy=self._heads, ox=size, src=self._sums, src_oy=1, src_ox=self._heads, dst=self._at["out"],
                       dst_oy=size, dst_ox=1, scale=scale, exponent=exponent, state_oy=1)

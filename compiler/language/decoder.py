@@ -195,7 +195,7 @@ class Decoder:
 
     def _block(self) -> None:
         places, code = self.places, self._out
-        attend = Attend(places, code)
+        attend = Attend(places, code, self.numbers.smaller)
         code.add(self._normalise())
         for part in self._product("qkv", "a", places.width):
             self._heads(part)

@@ -101,8 +101,10 @@ class Integers:
     Attributes
     ----------
     unit : float
-        Step of the residual stream; `value_unit`, `inner_unit` and `logit_unit` likewise, of values and attention's
-        results, of what the last product of a feed-forward network takes, and of logits.
+        Step of the residual stream; `inner_unit` and `logit_unit` likewise, of what the last product of a feed-forward
+        network takes, and of logits.
+    smaller : float
+        How many times smaller steps of attention's results are than those of values.
     turn : tuple of (int, int), two
         Mantissa and shift of queries and of keys.
     scaled : dict of str to list of Scaled
@@ -118,7 +120,7 @@ class Integers:
     model: LanguageModel
     layers: tuple[Layer, ...]
     unit: float
-    value_unit: float
+    smaller: float
     inner_unit: float
     logit_unit: float
     turn: tuple[tuple[int, int], tuple[int, int]]
@@ -200,7 +202,9 @@ def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> I
         gains = list(np.rint(every_gain / step).astype(np.int64))
         normal *= math.ldexp(step, GAIN_PLACES)
     unit = _power(ROOM * RESIDUAL_ROOM * ranges.residual / (1 << RESIDUAL_BITS))
-    value_unit = _power(BYTE_ROOM * max(ranges.value) / 127)
+    value_units = [BYTE_ROOM * largest / 127 for largest in ranges.value]
+    # Attention's results are means, and smaller than values: by how much their steps are, in all blocks.
+    smaller = max(1.0, min(a / max(b, 1e-12) for a, b in zip(ranges.value, ranges.mixed, strict=True)))
     up_unit = _power(ROOM * ranges.up / ((1 << _UP_BITS) - 1))
     inner_unit = max(_power(ROOM * ranges.inner / DIGITS), up_unit)
     logit_unit = _power(2 * ranges.logits / DIGITS)
@@ -219,8 +223,9 @@ def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> I
             )
     query, query_units = _turn(every["query"], ranges.query, normal)
     key, key_units = _turn(every["key"], ranges.key, normal)
-    steps = {
-        "value": normal / value_unit, "output": value_unit / unit, "gate": normal * 2.0**GATE_PLACES,
+    steps: dict[str, float | list[float]] = {
+        "value": [normal / step for step in value_units],
+        "output": [step / (smaller * unit) for step in value_units], "gate": normal * 2.0**GATE_PLACES,
         "up": normal / up_unit, "down": inner_unit / unit,
     }  # fmt: skip
     scaled = {name: _together(every[name], factor) for name, factor in steps.items()}
@@ -231,7 +236,7 @@ def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> I
         for index, octaves in enumerate(root * a * b for a, b in zip(query_units, key_units, strict=True))
     )
     return Integers(
-        model=model, layers=layers, unit=unit, value_unit=value_unit, inner_unit=inner_unit, logit_unit=logit_unit,
+        model=model, layers=layers, unit=unit, smaller=smaller, inner_unit=inner_unit, logit_unit=logit_unit,
         turn=(query, key), scaled=scaled, head=head,
         head_scaled=Scaled.of(head.scales * normal / logit_unit, head.sums),
         gate_places=round(math.log2(inner_unit / up_unit)), gains=gains,
@@ -244,9 +249,10 @@ def _weights(linear: Linear, norm: Norm | None, *, together: bool = False, block
     return Weights.of(_folded(linear, norm), together=together)
 
 
-def _together(matrices: list[Weights], factor: float) -> list[Scaled]:
-    """How the sums of all blocks become steps, with one shift."""
-    scales = np.concatenate([matrix.scales for matrix in matrices]) * factor
+def _together(matrices: list[Weights], factor: float | list[float]) -> list[Scaled]:
+    """How the sums of all blocks become steps, by a factor for all blocks or each its own, with one shift."""
+    factors = np.broadcast_to(factor, len(matrices))
+    scales = np.concatenate([matrix.scales * each for matrix, each in zip(matrices, factors, strict=True)])
     made = Scaled.of(scales, np.concatenate([matrix.sums for matrix in matrices]))
     parts = np.split(made.mantissas, len(matrices))
     return [Scaled(part, made.shift, made.most, made.reach) for part in parts]

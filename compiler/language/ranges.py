@@ -21,6 +21,8 @@ class Ranges:
         Of what blocks add to.
     query, key, value : list of float
         Of each block; queries and keys when they are turned.
+    mixed : list of float
+        Of attention's results, in each block.
     gate, up, inner : float
         Of the products of feed-forward networks, and of what goes into the last of them.
     logits : float
@@ -30,6 +32,7 @@ class Ranges:
     query: list[float]
     key: list[float]
     value: list[float]
+    mixed: list[float]
     gate: float
     up: float
     inner: float
@@ -42,6 +45,7 @@ class _Observer(Reference):
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
         self.found: dict[int, float] = {}
+        self.given: dict[int, float] = {}  # what goes into products
         self.residual = self.inner = 0.0
 
     def _see(self, linear: Linear, values: np.ndarray) -> np.ndarray:
@@ -49,6 +53,7 @@ class _Observer(Reference):
         return values
 
     def _linear(self, linear: Linear, x: np.ndarray) -> np.ndarray:
+        self.given[id(linear)] = max(self.given.get(id(linear), 0.0), float(np.abs(x).max()))
         return self._see(linear, super()._linear(linear, x))
 
     def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
@@ -77,6 +82,7 @@ def ranges(model: LanguageModel, texts: Sequence[Sequence[int]]) -> Ranges:
         query=[turned * seen[id(block.query)] for block in blocks],
         key=[turned * seen[id(block.key)] for block in blocks],
         value=[seen[id(block.value)] for block in blocks],
+        mixed=[observer.given[id(block.attention_output)] for block in blocks],
         gate=max(seen[id(block.gate)] for block in blocks if block.gate is not None),
         up=max(seen[id(block.up)] for block in blocks),
         inner=observer.inner,

@@ -14,11 +14,13 @@ import numpy as np
 from support.op_cases import convolution, whole
 from weft.compiler.ir.graph import Conv, Window
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.latencies import VEC_EARLY, rmw_latency
+from weft.hdl.isa.latencies import rmw_latency
 
 LATENCY = 30
 """Cycles of memory that programs are timed with; it moves as many bytes a cycle as the bus is wide."""
 _INSTRUCTION = 64
+_BETWEEN = 20
+"""Cycles for which the vector unit is idle between two instructions, unless the second one starts early."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -63,22 +65,25 @@ def filled(op: Conv, config: Config) -> float:
     return max(roofline(op, config), _alone(op, config), *bounds(op, config).values()) + ends(config)
 
 
-def bounds(op: Conv, config: Config) -> dict[str, float]:
-    """Cycles that a layer takes at least, by the name of the reason."""
+def bounds(op: Conv, config: Config, between: int = _BETWEEN) -> dict[str, float]:
+    """Cycles that a layer takes at least, by the name of the reason, if the vector unit is idle for so many `between`
+    two instructions: it is never for less than `VEC_EARLY`."""
     return {
         "lanes stay empty": max(_vectors(op, config, 1), _vector(op, config, config.n)),
-        "few rows": max(_vectors(op, config, max(config.n, rmw_latency(config) - 1)), _starts(op, config)),
+        "few rows": max(
+            _vectors(op, config, max(config.n, rmw_latency(config) - 1)), _starts(op, config, between)
+        ),
         "operands come again": _again(op, config),
         "short runs": _runs(op, config),
     }
 
 
-def _starts(op: Conv, config: Config) -> float:
+def _starts(op: Conv, config: Config, between: int) -> float:
     """Of the vector unit, with an instruction for each tile of N columns, and no more rows than the accumulator has:
     between two of them it is idle for some cycles."""
     images, rows = _pixels(op)
     instructions = images * ceil_div(rows, config.accumulator_size) * ceil_div(op.weight.shape[0], config.n)
-    return _vector(op, config, config.n) + VEC_EARLY * instructions
+    return _vector(op, config, config.n) + between * instructions
 
 
 def _runs(op: Conv, config: Config) -> float:

@@ -97,8 +97,9 @@ def test_texts_that_are_asked_for_in_any_order_are_as_alone(model: Model, path: 
             assert (text, generation.result) == (alone.text, alone)
 
 
-def test_the_model_ends_a_text(model: Model, path: Path, tmp_path: Path) -> None:
-    tokens = model.generate(PROMPT, tokens=4).result.tokens
+def test_the_model_ends_a_text(path: Path, tmp_path: Path) -> None:
+    with weft.lm.load(path, "small", calibration="the") as loaded:
+        tokens = loaded.generate(PROMPT, tokens=4).result.tokens
     last = next(at for at in range(1, 4) if tokens[at] not in tokens[:at])
     ending = changed(path, tmp_path / "x.gguf", end=tokens[last], ends=frozenset({tokens[last]}))
     with weft.lm.load(ending, "small", calibration="the") as loaded:

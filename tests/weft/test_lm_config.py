@@ -63,8 +63,17 @@ def test_all_that_a_file_lacks_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_pages_have_room_on_the_chip(changes: dict[str, int], heads: int, page: int) -> None:
-    sizes = replace(SIZES, heads=heads, key_length=16)
+    sizes = replace(SIZES, heads=heads, key_length=16, value_length=16)
     assert page_of(sizes, Config().replace(**changes)) == page
+
+
+def test_pages_leave_half_of_the_scratchpad_to_weights() -> None:
+    """Keys and values of a page of a model as wide as this are on the chip: 1,152 vectors of each for 32 keys."""
+    sizes = replace(
+        SIZES, width=288, heads=6, key_value_heads=6, key_length=48, value_length=48, feed_forward=768
+    )
+    assert [page_of(sizes, PRESETS[preset]) for preset in ("small", "default")] == [16, 32]
+    assert page_of(sizes, PRESETS["small"], rows=4) == 8
 
 
 @pytest.mark.parametrize("changes", [{"row_states": 4}, {"accumulator_depth": 16}, {"alignments": 32}])

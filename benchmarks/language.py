@@ -1,0 +1,152 @@
+"""Decoding with a language model of the shape of stories15M, one text, by the cycle model.
+
+    python benchmarks/language.py
+
+Weights are random, which cycles do not depend on: 6 blocks of width 288, 6 heads of 48, 768 elements between the
+products of a feed-forward network, and 32,000 tokens, whose embeddings are the head's as well. The token is the
+hundredth of its text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.boards.registry import find
+from weft.compiler.language.decoder import Decoder
+from weft.compiler.language.integers import integers
+from weft.compiler.language.model import (
+    Block,
+    BlockTensor,
+    LanguageModel,
+    Linear,
+    Matrix,
+    Norm,
+    Rotary,
+    Sizes,
+)
+from weft.compiler.language.ranges import Ranges
+from weft.compiler.language.vocabulary import Vocabulary
+from weft.decoder_run import DecoderMemory, DecoderRun, Row
+from weft.hdl.isa import int4
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import Counter
+from weft.lm_config import language_configuration, page_of
+from weft.sim.sdram import Sdram
+from weft.sim.timing import TimingDevice
+
+SIZES = Sizes(
+    context=256, width=288, blocks=6, heads=6, key_value_heads=6, key_length=48, value_length=48, feed_forward=768,
+    vocabulary=32_000,
+)  # fmt: skip
+POSITION = 99
+BOARD = find("ulx3s-85f")
+
+
+def matrix(rng: np.random.Generator, rows: int, columns: int, *, narrow: bool) -> Matrix:
+    """A random one, or one in blocks of 4 bits."""
+    if not narrow:
+        return rng.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
+    values = rng.integers(int4.LEAST, int4.MOST + 1, (rows, columns)).astype(np.int8)
+    scales = rng.uniform(0.5, 1, (rows, columns // int4.GROUP)).astype(np.float32) * 0.2 * columns**-0.5
+    return BlockTensor(values, scales, None, int4.GROUP)
+
+
+def model(*, narrow: bool) -> LanguageModel:
+    rng, sizes = np.random.default_rng(0), SIZES
+    width, heads, keys = sizes.width, sizes.heads * sizes.key_length, sizes.key_value_heads * sizes.key_length
+
+    def linear(rows: int, columns: int) -> Linear:
+        return Linear(matrix(rng, rows, columns, narrow=narrow))
+
+    norm = Norm(np.ones(width, np.float32))
+    blocks = tuple(
+        Block(
+            norm, linear(heads, width), linear(keys, width), linear(keys, width), linear(width, heads), norm,
+            linear(sizes.feed_forward, width), linear(sizes.feed_forward, width), linear(width, sizes.feed_forward),
+        )
+        for _ in range(sizes.blocks)
+    )  # fmt: skip
+    embedding = matrix(rng, sizes.vocabulary, width, narrow=narrow)
+    return LanguageModel(
+        name="", architecture="llama", sizes=sizes, epsilon=1e-5, token_embedding=embedding,
+        rotary=Rotary(sizes.key_length, 10_000.0), positions=None, blocks=blocks, output_norm=norm,
+        output=Linear(embedding), vocabulary=Vocabulary("llama", "", (), ()),
+    )  # fmt: skip
+
+
+def ranges() -> Ranges:
+    """As of no text: steps do not change cycles."""
+    each = [4.0] * SIZES.blocks
+    return Ranges(
+        residual=8.0, query=each, key=each, value=each, mixed=each, gate=4.0, up=4.0, inner=8.0, logits=16.0
+    )
+
+
+def measured(
+    decoder: Decoder, *, bandwidth: float | None = None, sdram: Sdram | None = None
+) -> tuple[int, int]:
+    """Cycles of a token, and bytes that it moves."""
+    memory = DecoderMemory(decoder, SIZES.context // decoder.places.page)
+    device = TimingDevice(decoder.config, memory.memory_bytes, bytes_per_cycle=bandwidth, sdram=sdram)
+    DecoderRun(memory, device).step([Row(1, POSITION, range(memory.pages))])
+    counters = device.counters()
+    beats = counters[Counter.READ_BEATS] + counters[Counter.WRITE_BEATS]
+    return counters[Counter.CYCLES], beats * decoder.config.bus_bytes
+
+
+def configuration(preset: str) -> Config:
+    return language_configuration(preset, blocks=True).config
+
+
+def row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def table() -> None:
+    row(
+        "weights",
+        "on",
+        "memory",
+        "program",
+        "cycles a token",
+        "bytes a token",
+        "of its peak",
+        "tokens a second",
+    )
+    row(*["---"] * 8)
+    for name, narrow in (("int8", False), ("Q4_0", True)):
+        numbers = integers(model(narrow=narrow), ranges(), blocks=narrow)
+        for preset in ("default", "small"):
+            config = configuration(preset)
+            decoder = Decoder(numbers, config, page=page_of(SIZES, config))
+            code = f"{len(decoder.code):,} bytes"
+            for bandwidth in (config.bus_bytes, config.bus_bytes // 2, 2):
+                cycles, moved = measured(decoder, bandwidth=bandwidth)
+                share, speed = moved / bandwidth / cycles, f"{1e8 / cycles:.1f} at 100 MHz"
+                row(
+                    name,
+                    f"`{preset}`",
+                    f"{bandwidth} bytes a cycle",
+                    code,
+                    f"{cycles:,}",
+                    f"{moved:,}",
+                    f"{share:.1%}",
+                    speed,
+                )
+            cycles, moved = measured(decoder, sdram=BOARD.sdram(BOARD.clock))
+            speed = f"{BOARD.clock / cycles:.1f} at {BOARD.clock / 1e6:.0f} MHz"
+            pins = moved / 2 / cycles  # of 16 bits
+            row(
+                name,
+                f"`{preset}`",
+                "SDRAM of the ULX3S 85F",
+                code,
+                f"{cycles:,}",
+                f"{moved:,}",
+                f"{pins:.1%}",
+                speed,
+            )
+
+
+if __name__ == "__main__":
+    table()
