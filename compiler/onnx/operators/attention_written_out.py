@@ -72,9 +72,8 @@ def scores_factor(context: NodeContext) -> float | None:
 
 
 def scores_mask(context: NodeContext) -> str | None:
-    """Masks of scores must be 0 for keys that take part and -10000 or less for others, and constant, and leave some; or
-    they are one int8 or uint8 activation by key that is added, 0 at most, and in steps of 11.1 or more.
-    """
+    """Masks of scores must be constant, of 0 and -10000 or less, or one activation by key in steps of 11.1 or more."""
+    # The activation is added; it is int8 or uint8, and 0 at most. A constant one must leave some keys.
     if key_mask(context) is not None:
         return None
     allowed = added_mask(context)

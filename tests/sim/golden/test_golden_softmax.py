@@ -163,7 +163,7 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
 
 
 def test_every_field_is_drawn() -> None:
-    constant = {"wait", "signal", "params", "table", "c_ox", "base", "int4"}
+    constant = {"wait", "signal", "params", "table", "c_ox", "base", "int4", "blocks"}
     for name, draw in RANDOM.items():
         drawn = [draw(random.Random(seed), CONFIGS["tiny"]) for seed in range(80)]
         for field in dataclasses.fields(drawn[0]):
