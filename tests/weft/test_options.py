@@ -31,6 +31,19 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "build --seed": (1, (1 << 31) - 1),
     "build --clock": (1, 10_000),
     "demo --images": (1, None),
+    "demo --tokens": (1, 1 << 24),
+    "generate --tokens": (1, 1 << 24),
+    "generate --temperature": (0, 100),
+    "generate --top-k": (1, 1 << 24),
+    "generate --seed": (0, (1 << 32) - 1),
+    "perplexity --stride": (1, 1 << 24),
+    "serve --port": (0, 65535),
+    "serve --pages": (1, 1 << 24),
+    **{f"{name} --context": (1, 1 << 24) for name in ("generate", "perplexity", "serve")},
+    **{f"{name} --rows": (1, 64) for name in ("generate", "perplexity", "serve")},
+    **{f"{name} --latency": LATENCY for name in ("generate", "perplexity")},
+    **{f"{name} --bandwidth": BANDWIDTH for name in ("generate", "perplexity")},
+    **{f"{name} --clock": (0.001, 1e5) for name in ("generate", "perplexity")},
 }
 """Commands with their options, and the least and the most that they take."""
 
