@@ -33,7 +33,7 @@ BOARDS = [
         platform=_platform,
         pll=pll,
         flash=FLASH,
-        seed=3,
+        seed=2,
         leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),
     )
 ]
