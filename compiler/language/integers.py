@@ -41,7 +41,7 @@ RESIDUAL_ROOM = 4.0
 """How many times more the residual stream has."""
 ROOM = 4.0
 """How many times the range of a text values of 16 bits have."""
-BYTE_ROOM = 1.5
+BYTE_ROOM = 1.25
 """The same of values of 8 bits."""
 _UP_BITS = 17
 """Bits of the second factor behind a gate."""
