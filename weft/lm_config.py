@@ -10,10 +10,7 @@ from weft.compiler.language.model import Sizes
 from weft.compiler.language.places import Places
 from weft.configurations import configuration
 from weft.hdl.isa.config import BLOCKS_MOST, PRESETS, Config, ConfigError
-from weft.hdl.isa.features import Feature
 
-FEATURES = (Feature.LOOPS, Feature.SOFTMAX, Feature.KERNEL, Feature.LOOKUP)
-"""What a decoder's program uses."""
 _NEEDED = {"loops": 1, "kernel": 256, "lookup_tables": 4}
 """The least that it takes, for every model."""
 _PAGE = 32

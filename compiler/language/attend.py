@@ -32,6 +32,7 @@ from weft.compiler.language.registers import (
     TOKEN,
     descriptors,
 )
+from weft.compiler.machine.limits import COUNT_MAX
 from weft.hdl.isa import (
     PARAMETER_VECTORS,
     Load,
@@ -51,8 +52,6 @@ _NEVER = -(1 << 15)
 """A length of which no column is."""
 _KEYS_FREE, _VALUES_FREE = (1 << FIRST_FREE + 1 + number for number in range(2))
 """Semaphores: LOAD may overwrite the keys, or the values, of a page."""
-_ROWS_MOST = (1 << 12) - 1
-"""Rows of a LOAD."""
 
 
 def vectors(places: Places, base: int, offset: int, count: int, dst: int) -> Load:
@@ -179,7 +178,7 @@ class Attend:
     def _loads_of_values(self) -> Iterator[Load]:
         """LOAD the values of all heads, as columns: of some heads, and some vectors of each, at a time."""
         places, n, size, page = self._places, self._n, self._places.head, self._places.page
-        most, heads = places.config.transposed_vectors, min(self._groups, _ROWS_MOST // page)
+        most, heads = places.config.transposed_vectors, min(self._groups, COUNT_MAX // page)
         wait = _VALUES_FREE
         for head in range(0, self._groups, heads):
             count = min(heads, self._groups - head)

@@ -120,7 +120,7 @@ class Contents:
             ("down", (layer.down,), scaled["down"]),
         ):
             stacked = _Stacked.of(matrices, n, blocks=name in self.blocks, turns=name == "gate")
-            for part in self.ring.parts[name]:
+            for part in self.ring.of(name):
                 record += bytes(-len(record) % _ALIGNMENT)
                 self.offsets.append(len(record))
                 record += self._tiles(stacked, mantissas, part.first, part.tiles)
@@ -151,8 +151,7 @@ class Contents:
     def _alike(self) -> bool:
         """Whether neither the head nor what is in the first parts of a block is in blocks of 4 bits, in which parts of
         fewer tiles have their mantissas elsewhere."""
-        slots = len(self.ring.slots)
-        first = {name for name, parts in self.ring.parts.items() if any(part.index < slots for part in parts)}
+        first = {part.name for part in self.ring.parts[: len(self.ring.slots)]}
         return not self.blocks & (first | {"head"})
 
     def _head_places(self) -> tuple[list[int], int]:
@@ -220,14 +219,15 @@ def _in_blocks(numbers: Integers) -> set[str]:
 
 def _ring(places: Places) -> Ring:
     """How the products of a block, and the head, are cut."""
-    width, inner, queries = (
-        places.config.n * size + MANTISSAS for size in (places.width, places.inner, places.queries)
-    )
-    products = {
-        "qkv": Product(places.queries + 2 * places.keys, width), "output": Product(places.width, queries),
-        "gate": Product(2 * places.inner, width, together=2), "down": Product(places.width, inner),
+    tiles = {
+        "qkv": places.queries + 2 * places.keys, "output": places.width, "gate": 2 * places.inner,
+        "down": places.width, "head": ceil_div(places.sizes.vocabulary, places.config.n),
     }  # fmt: skip
-    head = Product(ceil_div(places.sizes.vocabulary, places.config.n), width)
+    products = {
+        name: Product(tiles[name], places.config.n * columns + MANTISSAS, together=2 if name == "gate" else 1)
+        for name, columns in places.columns.items()
+    }
+    head = products.pop("head")
     # Two parts are in the accumulator, or their logits on the chip, at a time.
     most = min(places.config.accumulator_size // (2 * places.rows), _COUNT_MOST)
     return cut(

@@ -11,12 +11,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.kernel.code import generate, tables_of, with_tables
-from weft.compiler.kernel.expressions import Rows
-from weft.compiler.language import kernels
 from weft.compiler.language.attend import Attend, vectors
 from weft.compiler.language.contents import MANTISSAS, Contents
 from weft.compiler.language.integers import Integers
+from weft.compiler.language.kernel_set import KernelSet
 from weft.compiler.language.ordered_code import FIRST_FREE, OrderedCode
 from weft.compiler.language.places import Places
 from weft.compiler.language.registers import (
@@ -38,7 +36,6 @@ from weft.hdl.isa import (
     Load,
     Lookup,
     Microcode,
-    MicroOp,
     Mm,
     Mode,
     Queue,
@@ -54,6 +51,8 @@ from weft.hdl.isa.features import Feature
 from weft.hdl.isa.kernel import MICRO_OPS
 from weft.hdl.isa.loops import slots
 
+FEATURES = (Feature.LOOPS, Feature.SOFTMAX, Feature.KERNEL, Feature.LOOKUP)
+"""What the program of every model uses."""
 _FULL, _GAINS = 1 << FIRST_FREE, 1 << FIRST_FREE + 3
 """Semaphores of parts that are in their slots, and of gains of norms; those between belong to `Attend`."""
 
@@ -85,8 +84,7 @@ class Decoder:
     """
 
     def __init__(self, numbers: Integers, config: Config, *, rows: int = 1, page: int = 32) -> None:
-        wanted = (Feature.LOOPS, Feature.SOFTMAX, Feature.KERNEL, Feature.LOOKUP)
-        for feature in (*wanted, Feature.BLOCKS) if numbers.gains else wanted:
+        for feature in (*FEATURES, Feature.BLOCKS) if numbers.gains else FEATURES:
             if reason := feature.missing(config):
                 raise CompileError(f"a decoder does not run on this configuration: {reason}")
         self.numbers, self.config = numbers, config
@@ -95,7 +93,7 @@ class Decoder:
         self._at = self.places.at
         idle = self._at["idle"]
         self._out = OrderedCode(Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2))
-        self._starts: dict[str, int] = {}
+        self._kernels = KernelSet(numbers, config, self.contents.embedding_unit)
         self._prepare()
         self._begin()
         steps = {LAYERS: -1, BLOCK: self.contents.record_bytes, PAGES: self.places.block_bytes}
@@ -117,54 +115,14 @@ class Decoder:
         code.add(self._vectors(CONSTANTS, contents.exp2, count, weights))
         code.add(Table(src=weights, vectors=count))
         code.add(self._vectors(CONSTANTS, contents.even, 1, self._at["even"]))
-        tables, ops = self._kernels()
+        kernels = self._kernels
         count = LOOKUP_ENTRIES // self.config.n
-        for number, table in enumerate(tables):
+        for number, table in enumerate(kernels.tables):
             code.add(self._vectors(CONSTANTS, contents.constant(table), count, weights))
             code.add(Lookup(src=weights, vectors=count, table=number))
-        for at in range(0, len(ops), MICRO_OPS):
-            some = [op.encode() for op in ops[at : at + MICRO_OPS]]
+        for at in range(0, len(kernels.ops), MICRO_OPS):
+            some = [op.encode() for op in kernels.ops[at : at + MICRO_OPS]]
             code.add(Microcode(entry=at, count=len(some), **{f"op{i}": op for i, op in enumerate(some)}))
-
-    def _kernels(self) -> tuple[list[bytes], list[MicroOp]]:
-        """The look-up tables and micro-operations of all kernels; notes where each starts."""
-        numbers, sizes, n = self.numbers, self.places.sizes, self.config.n
-        scaled = {
-            name: items[0] for name, items in numbers.scaled.items()
-        }  # but for mantissas they are alike
-        query, key = (
-            int(max(getattr(layer, name).sums.max() for layer in numbers.layers)) for name in ("query", "key")
-        )
-        named: dict[str, Rows] = {
-            "begin": kernels.begin(sizes.width, self.contents.embedding_unit / numbers.unit),
-            "prepare": kernels.prepare(sizes.width),
-            "normalise": kernels.normalise(
-                sizes.width, numbers.model.epsilon, numbers.unit, gains=bool(numbers.gains)
-            ),
-            "query": kernels.rotate(sizes.key_length, query, *numbers.turn[0]),
-            "key": kernels.rotate(sizes.key_length, key, *numbers.turn[1]),
-            "value": kernels.requantise(sizes.value_length, scaled["value"]),
-            "output": kernels.add(sizes.width, scaled["output"]),
-            "gate": kernels.gated(sizes.feed_forward, scaled["gate"], scaled["up"], numbers.gate_places),
-            "quantise": kernels.quantise(sizes.feed_forward),
-            "down": kernels.add(sizes.width, scaled["down"]),
-            "head": kernels.logits(n, numbers.head_scaled),
-        }
-        tables = list(dict.fromkeys(table for rows in named.values() for table in tables_of(rows)))
-        ops: list[MicroOp] = []
-        for name, rows in named.items():
-            self._starts[name] = len(ops)
-            ops += with_tables(generate(rows, n), tuple(map(tables.index, tables_of(rows))))
-        if len(ops) > self.config.kernel:
-            raise CompileError(
-                f"the kernels of a decoder take {len(ops)} micro-operations; the configuration has kernel="
-                f"{self.config.kernel}"
-            )
-        if len(tables) > self.config.lookup_tables:
-            raise CompileError(
-                f"a decoder takes {len(tables)} look-up tables; the configuration has {self.config.lookup_tables}"
-            )
-        return tables, ops
 
     def _begin(self) -> None:
         """Rows of embeddings become the residual stream, while LOAD fills the slots of weights."""
@@ -194,27 +152,27 @@ class Decoder:
     # --- a block
 
     def _block(self) -> None:
-        places, code = self.places, self._out
+        places, code, ring = self.places, self._out, self.contents.ring
         attend = Attend(places, code, self.numbers.smaller)
         code.add(self._normalise())
-        for part in self._product("qkv", "a", places.width):
+        for part in self._product(ring.of("qkv"), "a"):
             self._heads(part)
         attend.add()
-        self._add("output", "a", places.queries, At(self._at["even"]))
+        self._add("output", "a", At(self._at["even"]))
         normalised = code.add(self._normalise(1))
         if places.gains:  # those of the next block, or of the head
             code.beside(self._gains(self.contents.record_bytes), normalised)
-        for part in self._product("gate", "a", places.width):
+        for part in self._product(ring.of("gate"), "a"):
             self._gate(part)
         code.add(self._quantise())
-        self._add("down", "b", places.inner, At(self._at["row"], 1))
+        self._add("down", "b", At(self._at["row"], 1))
 
     def _spread(
         self, name: str, columns: int, groups: int = 1, *, source: Source = Source.ACCUMULATOR, **operands: At
     ) -> Kernel:
         """A kernel that does the same to each column of each row."""
         counts = (self.places.rows, groups, columns)
-        return spread(self.config, source, self._starts[name], counts, **operands)
+        return spread(self.config, source, self._kernels.starts[name], counts, **operands)
 
     def _gains(self, record: int) -> Load:
         """LOAD what both norms of a record multiply by."""
@@ -225,9 +183,9 @@ class Decoder:
         """The residual stream becomes int8 with a shift: of the first or the second norm of a block."""
         at, pitch = self._at, 2 * self.places.width
         kernel = Kernel(
-            source=Source.SCRATCHPAD, start=self._starts["normalise"], oy=self.places.rows, ox=self.places.width,
-            src=at["x"], src_oy=pitch, src_ox=2, src_vectors=2, with_b=1, b=at["low"], b_oy=pitch, b_ox=2,
-            dst=at["a"], dst_oy=self.places.width, dst_ox=1, with_dst2=1, dst2=at["row"], dst2_oy=1,
+            source=Source.SCRATCHPAD, start=self._kernels.starts["normalise"], oy=self.places.rows,
+            ox=self.places.width, src=at["x"], src_oy=pitch, src_ox=2, src_vectors=2, with_b=1, b=at["low"],
+            b_oy=pitch, b_ox=2, dst=at["a"], dst_oy=self.places.width, dst_ox=1, with_dst2=1, dst2=at["row"], dst2_oy=1,
         )  # fmt: skip
         if not self.places.gains:
             return kernel
@@ -239,7 +197,7 @@ class Decoder:
         """What comes out of the gate becomes int8 with a shift."""
         at, inner = self._at, self.places.inner
         return Kernel(
-            source=Source.SCRATCHPAD, start=self._starts["quantise"], oy=self.places.rows, ox=inner,
+            source=Source.SCRATCHPAD, start=self._kernels.starts["quantise"], oy=self.places.rows, ox=inner,
             src=at["inner"], src_oy=2 * inner, src_ox=2, src_vectors=2, dst=at["b"], dst_oy=inner, dst_ox=1,
             with_dst2=1, dst2=at["row"], dst2_oy=1,
         )  # fmt: skip
@@ -252,30 +210,13 @@ class Decoder:
         record = contents.head_bytes if head else contents.record_bytes
         turn, number = divmod(index, len(offsets))
         offset, slot = offsets[number] + turn * record, self._slot(index)
-        if head:
-            name, tiles = "head", ring.head_tiles
-        else:
-            name, tiles = next(
-                (name, part.tiles)
-                for name, parts in ring.parts.items()
-                for part in parts
-                if part.index == number
-            )
-        vectors = tiles * self.config.n * self._columns[name]
-        if name in contents.blocks:
+        part = Part("head", number, 0, ring.head_tiles) if head else ring.parts[number]
+        vectors = part.tiles * self.config.n * self.places.columns[part.name]
+        if part.name in contents.blocks:
             self._out.beside(self._nibbles(offset, vectors, slot), after)
             offset, slot, vectors = offset + contents.mantissas(vectors), slot + vectors, 0
-        load = self._vectors(BLOCK, offset, vectors + MANTISSAS * tiles, slot)
+        load = self._vectors(BLOCK, offset, vectors + MANTISSAS * part.tiles, slot)
         self._out.beside(dataclasses.replace(load, signal=_FULL), after)
-
-    @property
-    def _columns(self) -> dict[str, int]:
-        """Vectors of a row of the weights of each product."""
-        places = self.places
-        return {
-            "qkv": places.width, "output": places.queries, "gate": places.width, "down": places.inner,
-            "head": places.width,
-        }  # fmt: skip
 
     def _nibbles(self, offset: int, vectors: int, dst: int) -> Load:
         """LOAD so many vectors of weights in blocks of 4 bits."""
@@ -287,19 +228,16 @@ class Decoder:
         slots = self.contents.ring.slots
         return slots[index % len(slots)]
 
-    def _product(self, name: str, a: str, columns: int) -> Iterator[Part]:
-        """Multiply with each part of some weights: row r and tile t of it are row ``r * tiles + t`` from `_sums` on.
+    def _product(self, parts: Sequence[Part], a: str, *, refill: bool = True) -> Iterator[Part]:
+        """Multiply with each of some parts: row r and tile t of it are row ``r * tiles + t`` from `_sums` on.
 
-        For each, the caller adds what works on the sums. Two parts may be in the accumulator.
+        For each, the caller adds what works on the sums. Two parts may be in the accumulator. With `refill` LOAD fills
+        the slot again, with the part that is as many further as there are slots.
         """
-        yield from self._multiplied(self.contents.ring.parts[name], a, columns)
-
-    def _multiplied(
-        self, parts: Sequence[Part], a: str, columns: int, *, head: bool = False, refill: bool = True
-    ) -> Iterator[Part]:
         n, rows, code = self.config.n, self.places.rows, self._out
         ends: list[int] = []
         for number, part in enumerate(parts):
+            columns = self.places.columns[part.name]
             before = code.last if not number else ends[number - 2] if number > 1 else -1
             code.add(
                 Mm(nt=part.tiles, kc=columns, ox=rows, a=self._at[a], a_kc=1, a_ox=columns, b=self._slot(part.index),
@@ -309,20 +247,22 @@ class Decoder:
             yield part
             ends.append(code.newest(Queue.VEC))
             if refill:
-                self._load_weights(part.index + len(self.contents.ring.slots), ends[-1], head=head)
+                self._load_weights(
+                    part.index + len(self.contents.ring.slots), ends[-1], head=part.name == "head"
+                )
 
     def _sums(self, part: Part) -> int:
         """The first accumulator row of a part: every second one is in the second half."""
         return part.index % 2 * (self.config.accumulator_size // 2)
 
-    def _mantissas(self, part: Part, columns: int) -> int:
+    def _mantissas(self, part: Part) -> int:
         """Where the mantissas of a part are: behind its weights."""
-        return self._slot(part.index) + self.config.n * columns * part.tiles
+        return self._slot(part.index) + self.config.n * self.places.columns[part.name] * part.tiles
 
     def _gate(self, part: Part) -> None:
         """Two tiles of sums become one of what goes into the last product."""
         at, inner, tiles = self._at, self.places.inner, part.tiles
-        mantissas = self._mantissas(part, self.places.width)
+        mantissas = self._mantissas(part)
         self._out.add(
             self._spread(
                 "gate", tiles // 2, src=At(self._sums(part), tiles, 0, 2, 2),
@@ -331,17 +271,17 @@ class Decoder:
             )
         )  # fmt: skip
 
-    def _add(self, name: str, a: str, columns: int, row: At) -> None:
+    def _add(self, name: str, a: str, row: At) -> None:
         """A product that is added to the residual stream; `row` is where the shift of each row is."""
         pitch, places = 2 * self.places.width, self.places
         shift = At(self._at["low"] + 1, pitch, 0, 2)
         self._out.add(self._spread("prepare", places.width, source=Source.SCRATCHPAD, src=row, dst=shift))
-        for part in self._product(name, a, columns):
+        for part in self._product(self.contents.ring.of(name), a):
             upper, low = (At(self._at[tensor] + 2 * part.first, pitch, 0, 2, 2) for tensor in ("x", "low"))
             self._out.add(
                 self._spread(
                     name, part.tiles, src=At(self._sums(part), part.tiles, 0, 1), dst=upper, dst2=low,
-                    b=At(self._mantissas(part, columns), 0, 0, 2, 2), c=upper, d=low,
+                    b=At(self._mantissas(part), 0, 0, 2, 2), c=upper, d=low,
                 )
             )  # fmt: skip
 
@@ -371,7 +311,7 @@ class Decoder:
         src = At(self._sums(part) + tiles[0], part.tiles, places.head, 1)
         dst = At(self._at[name[0]] + tiles[1], count, places.head, 1)
         if name == "value":
-            mantissas = self._mantissas(part, places.width) + 2 * tiles[0]
+            mantissas = self._mantissas(part) + 2 * tiles[0]
             more: dict[str, At] = {"b": At(mantissas, 0, 2 * places.head, 2, 2), "c": At(row, 1)}
         else:
             angles, pitch = self._at["angles"] + 2 * (tiles[1] % places.head), 4 * places.head
@@ -407,14 +347,14 @@ class Decoder:
     def _some_logits(self, *, refill: bool) -> None:
         n, rows, code, ring = self.config.n, self.places.rows, self._out, self.contents.ring
         tiles = ring.head_tiles
-        parts = [Part(index, index * tiles, tiles) for index in range(len(ring.slots))]
+        parts = [Part("head", index, index * tiles, tiles) for index in range(len(ring.slots))]
         stored: list[int] = []
-        for part in self._multiplied(parts, "a", self.places.width, head=True, refill=refill):
+        for part in self._product(parts, "a", refill=refill):
             # Two parts of logits are on the chip, too.
             dst = self._at["inner"] + part.index % 2 * 2 * tiles * rows
             kernel = self._spread(
                 "head", tiles, src=At(self._sums(part), tiles, 0, 1), dst=At(dst, 2 * tiles, 0, 2, 2),
-                b=At(self._mantissas(part, self.places.width), 0, 0, 2, 2), c=At(self._at["row"], 1),
+                b=At(self._mantissas(part), 0, 0, 2, 2), c=At(self._at["row"], 1),
             )  # fmt: skip
             code.add(kernel, code.last, *stored[-2:-1])
             store = Store(

@@ -18,8 +18,8 @@ class OrderedCode:
     """Instructions in program order, and semaphores between those that depend on each other.
 
     Each pair of queues has a semaphore from the one to the other. As a queue is in order, an instruction that waits for
-    one of another queue waits for all before it there, so that the k-th wait takes the k-th signal if what is waited
-    for never goes back in program order: `add` checks that. Semaphores from `FIRST_FREE` on are for what `add` cannot
+    one of another queue waits for all before it there: what an earlier wait of its queue covers is not waited for
+    again, and so the k-th wait takes the k-th signal. Semaphores from `FIRST_FREE` on are for what `add` cannot
     express, as waits for another turn of a loop: instructions bring them along.
 
     Parameters

@@ -83,6 +83,13 @@ class Places:
         return self.sizes.key_value_heads * self.head
 
     @property
+    def columns(self) -> dict[str, int]:
+        """Vectors of a row of the weights of each product, in the order of a block, and of the head."""
+        return {
+            "qkv": self.width, "output": self.queries, "gate": self.width, "down": self.inner, "head": self.width,
+        }  # fmt: skip
+
+    @property
     def one(self) -> int:
         """Vectors of all that is one token's in attention."""
         return self.queries + 2 * self.keys

@@ -29,8 +29,9 @@ class Product:
 
 @dataclass(frozen=True)
 class Part:
-    """Tiles of a product from tile `first` on. It is part `index` of all that a block has."""
+    """Tiles of the product `name` from tile `first` on. It is part `index` of all that a block has."""
 
+    name: str
     index: int
     first: int
     tiles: int
@@ -44,7 +45,7 @@ class Ring:
     ----------
     slots : range
         The first vector of each.
-    parts : dict of str to list of Part
+    parts : tuple of Part
     vectors : tuple of int
         Vectors of each part.
     head_tiles, head_turns : int
@@ -52,10 +53,14 @@ class Ring:
     """
 
     slots: range
-    parts: dict[str, list[Part]]
+    parts: tuple[Part, ...]
     vectors: tuple[int, ...]
     head_tiles: int
     head_turns: int
+
+    def of(self, name: str) -> list[Part]:
+        """The parts of a product."""
+        return [part for part in self.parts if part.name == name]
 
 
 def cut(
@@ -76,13 +81,13 @@ def cut(
         counts = _counts(products, slots, slot, most)
         if counts is None:
             continue
-        parts, vectors = _parts(products, counts)
+        parts = tuple(_parts(products, counts))
+        vectors = tuple(part.tiles * products[part.name].vectors for part in parts)
         tiles = min(head_most, min(vectors[:slots]) // head.vectors)
         if tiles:
             turns = ceil_div(head.tiles, slots * tiles)
             return Ring(
-                range(first, first + slots * slot, slot), parts, tuple(vectors), ceil_div(head.tiles, slots * turns),
-                turns,
+                range(first, first + slots * slot, slot), parts, vectors, ceil_div(head.tiles, slots * turns), turns,
             )  # fmt: skip
     largest = max(product.vectors * product.together for product in products.values())
     raise CompileError(
@@ -117,17 +122,11 @@ def _counts(products: Mapping[str, Product], slots: int, slot: int, most: int) -
     return counts
 
 
-def _parts(
-    products: Mapping[str, Product], counts: Mapping[str, int]
-) -> tuple[dict[str, list[Part]], list[int]]:
-    """The parts of all products, as equal as can be, and the vectors of each."""
-    parts: dict[str, list[Part]] = {}
-    vectors: list[int] = []
+def _parts(products: Mapping[str, Product], counts: Mapping[str, int]) -> Iterator[Part]:
+    """The parts of all products, as equal as can be."""
+    index = itertools.count()
     for name, product in products.items():
         units = product.tiles // product.together
-        ends = [units * index // counts[name] * product.together for index in range(counts[name] + 1)]
-        parts[name] = []
+        ends = [units * number // counts[name] * product.together for number in range(counts[name] + 1)]
         for first, end in itertools.pairwise(ends):
-            parts[name].append(Part(len(vectors), first, end - first))
-            vectors.append((end - first) * product.vectors)
-    return parts, vectors
+            yield Part(name, next(index), first, end - first)

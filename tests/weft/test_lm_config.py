@@ -11,8 +11,9 @@ from support.language_models import SIZES
 
 from weft.boards.registry import BOARDS
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.decoder import FEATURES
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
-from weft.lm_config import FEATURES, language_configuration, page_of
+from weft.lm_config import language_configuration, page_of
 
 
 @pytest.mark.parametrize("preset", PRESETS)

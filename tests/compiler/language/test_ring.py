@@ -38,7 +38,7 @@ def test_parts_cover_products_and_fit(
     index = 0
     for name, product in products.items():
         tile = 0
-        for part in ring.parts[name]:
+        for part in ring.of(name):
             assert (part.index, part.first) == (index, tile)
             assert 0 < part.tiles <= most
             assert part.tiles % product.together == 0
