@@ -38,7 +38,7 @@ from weft.hdl.isa import (
     VectorInstruction,
 )
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
-from weft.hdl.isa.int4 import GROUP
+from weft.hdl.isa.int4 import group_bytes
 
 ADDRESSES = 1 << 32
 """Bytes behind a base register of which no more is known."""
@@ -146,9 +146,9 @@ def _check_int4(i: Load, config: Config, extents: Extents | None) -> None:
     """Rows of values of 4 bits begin with whole words of the bus, as far as is known here."""
     if i.paged:
         raise ProgramError("'int4' needs to know where rows begin, which 'paged' does not tell")
-    if i.blocks and i.run % (GROUP * config.n // 2):
+    if i.blocks and i.run % group_bytes(config.n):
         raise ProgramError(
-            f"'run' {i.run} is no multiple of the {GROUP * config.n // 2} bytes of values in a group of 'blocks'"
+            f"'run' {i.run} is no multiple of the {group_bytes(config.n)} bytes of values in a group of 'blocks'"
         )
     if i.run > INT4_RUN_MAX:
         raise ProgramError(f"'run' {i.run} is more than the {INT4_RUN_MAX} bytes that 'int4' takes")

@@ -15,8 +15,13 @@ GROUP = 32
 """Words of N values in a group, and values of a row's block: N blocks have ``GROUP / N`` words of each row."""
 FACTOR_PLACES = 3
 """Binary places of a factor, of 8 bits and signed: up to 15.875, times 8, reaches the largest int8."""
-FACTORS_SHIFT = 4
+FACTORS_SHIFT = (GROUP // 2).bit_length() - 1
 """A group's factors take as many bytes as its values shifted by so much: 1 for 16."""
+
+
+def group_bytes(n: int) -> int:
+    """Bytes of a group's values, without its factors, in words of `n`."""
+    return GROUP * n // 2
 
 
 def pack(values: np.ndarray) -> bytes:
@@ -42,7 +47,7 @@ def pack_groups(values: np.ndarray, factors: np.ndarray) -> bytes:
 
 def unpack_groups(packed: np.ndarray, n: int) -> np.ndarray:
     """What LOAD makes of groups in uint8 bytes, with words of `n` values: int8, shape (groups, `GROUP`, `n`)."""
-    groups = packed.reshape(-1, n + GROUP * n // 2)
+    groups = packed.reshape(-1, n + group_bytes(n))
     values = unpack(groups[:, n:]).reshape(len(groups), GROUP, n)
     return multiplied(values, groups[:, :n].view(np.int8))
 

@@ -79,7 +79,7 @@ private:
         const int64_t start = int64_t(s.bases[op.base]) + op.offset;
         starts_.clear();
         for (int64_t row = 0; row < op.rows; row++) {
-            const int64_t size = op.blocks ? op.run + op.run * 2 / GROUP : op.run;
+            const int64_t size = taken(op.run, op.blocks);
             starts_.push_back(dram_place(s, start + row * op.row_pitch + row / op.line * op.skip, size));
             if (starts_.back() < 0 || (op.int4 && starts_.back() % s.bus_bytes)) return false;
         }

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.hdl.isa import PAGE_ENTRY, Load, Mm, Operand, Store
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.int4 import GROUP, unpack, unpack_groups
+from weft.hdl.isa.int4 import group_bytes, unpack, unpack_groups
 from weft.sim.device import DeviceError
 from weft.sim.golden.arithmetic import rsh, wrap
 from weft.sim.golden.execute import executes
@@ -58,9 +58,9 @@ def _widened(memories: Memories, i: Load, address: int, source: np.ndarray) -> n
     if not i.blocks:
         return unpack(source).view(np.uint8)
     n = memories.config.n
-    if i.run % (GROUP * n // 2):
+    if i.run % group_bytes(n):
         raise DeviceError(
-            f"run {i.run} is no multiple of the {GROUP * n // 2} bytes of values of 4 bits in a group"
+            f"run {i.run} is no multiple of the {group_bytes(n)} bytes of values of 4 bits in a group"
         )
     return unpack_groups(source, n).view(np.uint8).ravel()
 

@@ -25,7 +25,7 @@ from weft.hdl.isa import (
 )
 from weft.hdl.isa.config import KERNEL_ENTRIES, Config
 from weft.hdl.isa.features import Feature
-from weft.hdl.isa.int4 import FACTOR_PLACES, GROUP
+from weft.hdl.isa.int4 import FACTOR_PLACES, FACTORS_SHIFT, GROUP
 from weft.hdl.isa.kernel import STRIP_ROWS, Op, micro_places
 from weft.hdl.isa.latencies import (
     DIVISION,
@@ -215,8 +215,13 @@ def _micro() -> str:
 
 
 def _groups() -> str:
-    """Of LOADs with blocks of values of 4 bits."""
-    return f"constexpr int GROUP = {GROUP}, FACTOR_PLACES = {FACTOR_PLACES};\n"
+    """Of LOADs with blocks of values of 4 bits, and the bytes of a row of any LOAD."""
+    return (
+        f"constexpr int GROUP = {GROUP}, FACTOR_PLACES = {FACTOR_PLACES};\n"
+        "constexpr int64_t taken(int64_t run, bool blocks) {\n"
+        f"    return blocks ? run + (run >> {FACTORS_SHIFT}) : run;\n"
+        "}\n"
+    )
 
 
 def _loops() -> str:

@@ -190,7 +190,7 @@ private:
         const int64_t n = p->n, vectors_ = (op.length - 1) / n + 1, rest = (vectors_ - 1) * n;
         const bool overlap = op.pitch < op.length && rest && op.pixels != 1;
         run = true;
-        bytes = op.blocks ? op.run + op.run * 2 / GROUP : op.run, address = first, pitch = uint32_t(op.row_pitch), rows = op.rows - 1;
+        bytes = taken(op.run, op.blocks), address = first, pitch = uint32_t(op.row_pitch), rows = op.rows - 1;
         jump = pitch + uint32_t(op.skip), line = line_reload = op.line - 1;
         passes = passes_reload = overlap ? vectors_ - 1 : 0;
         Unpack unpack;

@@ -40,7 +40,7 @@ from weft.hdl.isa import (
     required,
 )
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
-from weft.hdl.isa.int4 import GROUP
+from weft.hdl.isa.int4 import group_bytes
 from weft.hdl.isa.kernel import MICRO_OPS, SERIAL, kernel_at
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.interpreter import EXECUTE
@@ -192,7 +192,7 @@ class Generator:
         run = max(1, fields["run"] // self.random.choice([1, 2, 2]))
         blocks = int(self.config.blocks and self.random.random() < 0.6)
         if blocks:
-            run = GROUP * self.config.n // 2 * self.random.randrange(1, 4)
+            run = group_bytes(self.config.n) * self.random.randrange(1, 4)
         return {
             "int4": 1, "base": ALIGNED, "offset": first % (1 << 32), "run": run, "blocks": blocks, **pitches,
         }  # fmt: skip

@@ -16,7 +16,7 @@ from support.unit_bench import stream_get, stream_put
 
 from weft.hdl.isa import Load
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.int4 import GROUP, unpack_groups
+from weft.hdl.isa.int4 import group_bytes, unpack_groups
 from weft.hdl.load.load import LoadUnit
 from weft.sim.rtl.bench import run_bench
 
@@ -216,7 +216,7 @@ def narrow(op: Load, config: Config) -> Load:
     base = random.randrange(ALIGNED, 4)
     blocks, run = int(config.blocks and random.random() < 0.6), -(-op.run // random.choice((1, 2, 2)))
     if blocks:
-        whole = GROUP * config.n // 2
+        whole = group_bytes(config.n)
         run = -(-run // whole) * whole
     return dataclasses.replace(op, int4=1, blocks=blocks, base=base, run=run, **aligned)
 

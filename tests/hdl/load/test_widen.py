@@ -28,24 +28,35 @@ def widened(word: bytes, narrow: bool) -> list[bytes]:
 async def run(dut, width: int, words: list[tuple[bytes, bool]], *, pause: float, refuse: float) -> int:
     """Send words, each with whether it is narrow, and check all that comes; returns the cycles that it takes."""
     expected = [part for word, narrow in words for part in widened(word, narrow)]
+    return await exchange(dut, width, words, expected, pause=pause, refuse=refuse)
+
+
+async def exchange(
+    dut, width: int, words: list[tuple[bytes, bool]], expected: list[bytes], *, pause: float, refuse: float,
+    group: bool = False,
+) -> int:  # fmt: skip
+    """The same with what must come, of a `group` perhaps, whose first word is factors."""
     waiting, cycles, offered = list(words), 0, False
-    while expected:
+    while waiting or expected:
         offered = bool(waiting) and (offered or random.random() >= pause)
+        factors = group and len(waiting) == len(words)
         dut.beat__valid.value = int(offered)
         if offered:
             dut.beat__payload.value = int.from_bytes(waiting[0][0], "little")
             dut.narrow.value = int(waiting[0][1])
+        if group:
+            # Between groups they are not wanted at once; inside of one that makes no difference.
+            dut.wanted.value = int(not factors or refuse == 0 or random.random() < 0.5)
         dut.wide__ready.value = int(random.random() >= refuse)
         await ReadOnly()
-        assert bool(dut.wide__valid.value) == offered
-        if offered and dut.wide__ready.value:
+        assert bool(dut.wide__valid.value) == (offered and not factors)
+        if dut.wide__valid.value and dut.wide__ready.value:
             assert int(dut.wide__payload.value).to_bytes(width, "little") == expected.pop(0)
         if offered and dut.beat__ready.value:
             waiting.pop(0)
             offered = False
         cycles += 1
         await FallingEdge(dut.clk)
-    assert not waiting
     return cycles
 
 
@@ -81,27 +92,11 @@ async def bench_groups(dut):
                 dut.blocks.value = 0
                 await run(dut, n, plain, pause=pause, refuse=refuse)
                 continue
-            dut.narrow.value = dut.blocks.value = 1
+            dut.blocks.value = 1
             group = np.frombuffer(random.randbytes(17 * n), np.uint8)
-            beats = [bytes(group[at : at + n]) for at in range(0, len(group), n)]
+            beats = [(bytes(group[at : at + n]), True) for at in range(0, len(group), n)]
             expected = [bytes(word) for word in unpack_groups(group, n)[0].view(np.uint8)]
-            offered = False
-            while beats or expected:
-                # Between groups they are not wanted at once; inside of one that makes no difference.
-                dut.wanted.value = int(len(beats) <= 16 or refuse == 0 or random.random() < 0.5)
-                offered = bool(beats) and (offered or random.random() >= pause)
-                dut.beat__valid.value = int(offered)
-                if offered:
-                    dut.beat__payload.value = int.from_bytes(beats[0], "little")
-                dut.wide__ready.value = int(random.random() >= refuse)
-                await ReadOnly()
-                if dut.wide__valid.value and dut.wide__ready.value:
-                    assert int(dut.wide__payload.value).to_bytes(n, "little") == expected.pop(0)
-                if offered and dut.beat__ready.value:
-                    beats.pop(0)
-                    offered = False
-                cycles += 1
-                await FallingEdge(dut.clk)
+            cycles += await exchange(dut, n, beats, expected, pause=pause, refuse=refuse, group=True)
             words += GROUP + 1
         assert pause or refuse or cycles == words
 

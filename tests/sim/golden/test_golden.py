@@ -15,7 +15,6 @@ from support.plain_interpreter import Slow, signed
 
 from weft.hdl.isa import End, Instruction, Load, Lookup, Mm, Reduce, Store, Vec, int4
 from weft.hdl.isa.config import LOOKUP_ENTRIES, PRESETS, Config
-from weft.hdl.isa.int4 import GROUP
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.arithmetic import round_half_even
 from weft.sim.golden.interpreter import GoldenDevice
@@ -158,7 +157,7 @@ def test_random_instructions_against_plain_loops(config: Config, opcode: str, se
         if isinstance(instruction, Load) and config.int4 and rng.random() < 0.5:
             instruction = narrow(instruction, bases, config.bus_bytes)
             if config.blocks and rng.random() < 0.6:
-                run_ = GROUP * config.n // 2 * rng.randint(1, 3)
+                run_ = int4.group_bytes(config.n) * rng.randint(1, 3)
                 instruction = dataclasses.replace(instruction, blocks=1, run=run_)
         device.write(PROGRAM, instruction.encode() + End().encode())
         slow = Slow(device, bases)
