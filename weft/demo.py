@@ -29,6 +29,16 @@ ERROR_IMAGES = 20
 """Images whose attention is compared with float64."""
 
 
+def write_verilog(config: Config, folder: Path) -> str:
+    """Write the accelerator's Verilog, and what describes it, to a folder; returns the Verilog."""
+    import weft
+
+    text, description = weft.verilog(config)
+    files.write_text(folder / "weft.v", text)
+    files.write_json(folder / "weft.json", description)
+    return text
+
+
 class Demo:
     """Compile a network of `weft.examples`, run it, compare, and keep what came of it.
 
@@ -61,7 +71,8 @@ class Demo:
             progress(f"compiling for an array of {self.config.n} x {self.config.n}")
             program = weft.compile(self.model, config=self.config)
             program.save(self.folder / "program")
-            self.verilog = self._write_verilog(progress)
+            progress("generating Verilog")
+            self.verilog = write_verilog(self.config, self.folder)
             tally = self._images(program, images, seconds, progress)
             sample = self.images[:ERROR_IMAGES]
             self.errors = attention_errors(self.model, self.config, NAME, sample, progress)
@@ -69,15 +80,6 @@ class Demo:
         files.write_json(self.folder / "report.json", tally.report)
         self._show(tally)
         return not tally.wrong
-
-    def _write_verilog(self, progress: reports.Progress) -> str:
-        import weft
-
-        progress("generating Verilog")
-        text, description = weft.verilog(self.config)
-        files.write_text(self.folder / "weft.v", text)
-        files.write_json(self.folder / "weft.json", description)
-        return text
 
     def _images(self, program: Any, images: int | None, seconds: float, progress: reports.Progress) -> Tally:
         """Run all images on the golden interpreter, and the first ones on the RTL as well."""

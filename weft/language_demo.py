@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weft import files, lm
 from weft import report as reports
+from weft.demo import write_verilog
 from weft.examples import language
 from weft.hdl.isa.config import Config
 from weft.language_report import Took, counted
@@ -40,7 +41,7 @@ class LanguageDemo:
             model = lm.load(language.model(), self._source, rows=ROWS, on="rtl", compare=True)
             config, added = model.decoder.config, model.added
             progress("generating Verilog")
-            self._write_verilog(config)
+            write_verilog(config, self._folder)
         reports.say(f"configuration: {self._source}{' with ' if added else ''}{', '.join(added)}")
         with model:
             program = len(model.decoder.code)
@@ -65,13 +66,6 @@ class LanguageDemo:
         )
         self._write_report(config, result.text, list(result.tokens), cycles, wrong)
         return not wrong
-
-    def _write_verilog(self, config: Config) -> None:
-        import weft
-
-        text, description = weft.verilog(config)
-        files.write_text(self._folder / "weft.v", text)
-        files.write_json(self._folder / "weft.json", description)
 
     def _write_report(self, config: Config, text: str, tokens: list[int], cycles: int, wrong: int) -> None:
         found = {

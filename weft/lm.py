@@ -14,8 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from weft.compiler.machine.emit import ceil_div
 from weft.decoder_run import DecoderMemory
 from weft.devices import Simulation
 from weft.errors import InputError
+from weft.generation import Completion, Generation
 from weft.hdl.isa.config import Config
 from weft.lm_config import language_configuration, page_of
 from weft.lm_machine import Counted, Machine
@@ -51,88 +51,6 @@ TOKENS = 128
 """Tokens that follow a prompt if nobody says how many."""
 ROWS = (1, 64)
 """Limits of tokens side by side."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A text that has ended.
-
-    Attributes
-    ----------
-    text : str
-        What followed the prompt.
-    prompt, tokens : tuple of int
-        Tokens of the prompt, and those that followed, with that which ended the text.
-    reason : End
-    """
-
-    text: str
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    reason: End
-
-
-class Generation(Iterator[str]):
-    """A text that goes on: gives pieces of it, as soon as they are complete. See `Model.generate`.
-
-    Attributes
-    ----------
-    ended : bool
-        Whether all pieces have been given.
-    """
-
-    def __init__(self, model: Model, request: Request, text: Text) -> None:
-        self._model, self._request, self._text = model, request, text
-        self._seen, self._given = 0, ""
-        self.ended = False
-
-    def __next__(self) -> str:
-        while (piece := self.poll()) is None and not self.ended:
-            self._model.step()
-        if piece is None:
-            raise StopIteration
-        return piece
-
-    def poll(self) -> str | None:
-        """The next piece, if it is there without computing anything; None if not, or if it has ended."""
-        request = self._request
-        while not self.ended:
-            if self._seen < len(request.made):
-                piece = self._feed(request.made[self._seen])
-            elif request.reason is not None:
-                self.ended, piece = True, self._text.end()
-            else:
-                return None
-            self._given += piece
-            if piece:
-                return piece
-        return None
-
-    def _feed(self, token: int) -> str:
-        """The text with another token; the model's own end is no text."""
-        self._seen += 1
-        if self._request.reason is End.MODEL and self._seen == len(self._request.made):
-            return ""
-        piece = self._text.feed(token)
-        if self._text.stopped:
-            self.ended = True
-            self._model._batch.cancel(self._request, End.STOP)
-        return piece
-
-    def close(self) -> None:
-        """End the text here, if it has not ended."""
-        self._model._batch.cancel(self._request)
-
-    @property
-    def result(self) -> Completion:
-        """What it has come to; computes what is missing."""
-        for _ in self:
-            pass
-        request = self._request
-        reason = End.STOP if self._text.stopped else request.reason
-        assert reason is not None
-        prompt, made = tuple(request.tokens[: request.given]), tuple(request.made[: self._seen])
-        return Completion(self._given, prompt, made, reason)
 
 
 class Model:
@@ -351,12 +269,13 @@ def load(
     InputError
         If an argument is of a wrong type or out of its limits, or if there is not enough memory.
     """
-    language_configuration(config)
+    language_configuration(config)  # refuses before a large file is read
     rows = integer("rows", rows, *ROWS)
     model = read(path)
     check(model)
-    chosen = language_configuration(config, blocks=has_blocks(model))
-    blocks = chosen.config.blocks and has_blocks(model)
+    narrow = has_blocks(model)
+    chosen = language_configuration(config, blocks=narrow)
+    blocks = narrow and chosen.config.blocks
     context = model.sizes.context if context is None else integer("context", context, 1, model.sizes.context)
     limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
     page = page_of(limited.sizes, chosen.config, rows)

@@ -13,7 +13,6 @@ from tests.support.language_models import SIZES, random_model
 from weft import __main__ as command
 from weft.compiler.gguf.writer import write
 from weft.examples import language
-from weft.lm import Model
 from weft.sim.rtl.device import RtlDevice
 
 
@@ -61,7 +60,6 @@ def test_a_byte_that_differs_is_counted(
     monkeypatch.setattr(RtlDevice, "read", wrong)
     assert call("demo", "llm", "--config", "small", "--tokens", "1", "--keep", "kept") == 1
     assert "mismatching bytes: 1" in capsys.readouterr().out
-    assert callable(Model.compare_memory)
 
 
 @pytest.mark.parametrize(
