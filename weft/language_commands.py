@@ -267,7 +267,8 @@ def shown(text: str) -> str:
 
 
 def _tell(*lines: str) -> None:
-    """Print lines of the summary to stderr, where they are apart from the text."""
+    """Print lines of the summary to stderr, where they are apart from the text, and behind what there is of it."""
+    sys.stdout.flush()
     if not reports.QUIET.get():
         for line in lines:
             print(reports.told(line), file=sys.stderr)

@@ -264,6 +264,17 @@ def test_texts_that_are_too_short_for_a_perplexity(capsys: pytest.CaptureFixture
     assert "a perplexity needs two tokens at least; the text has 1" in capsys.readouterr().err
 
 
+def test_the_summary_is_behind_the_text(made: Path) -> None:
+    """Both to one file, and in the order in which they are printed, though stdout is no terminal."""
+    arguments = ["generate", "model.gguf", "--prompt", PROMPT, "--tokens", "3", "--config", "small"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.run(
+        [sys.executable, "-m", "weft", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=made,
+        check=True, env=environment,
+    )  # fmt: skip
+    assert b"\n3 tokens behind " in process.stdout
+
+
 def test_without_the_extra() -> None:
     """In a process of its own, as the libraries are loaded once."""
     code = (
