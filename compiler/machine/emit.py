@@ -183,19 +183,24 @@ class Emitter:
         """
         if lookup is None:
             return {}
-        if reason := Feature.LOOKUP.missing(self.config):
-            raise CompileError(f"a result goes through a look-up table, and {reason}")
         content = lookup.tobytes()
-        table, held = self.tables.get(content)
+        table, held = self._table(content)
         if not held:
             yield from self._filled(table, content, blocks)
         return {"lookup": 1, "table": table}
+
+    def _table(self, content: bytes) -> tuple[int, bool]:
+        """The number of a look-up table, and whether it has this content already. Raises `CompileError` if there are
+        none."""
+        if reason := Feature.LOOKUP.missing(self.config):
+            raise CompileError(f"values go through a look-up table, and {reason}")
+        return self.tables.get(content)
 
     def lookups(self, contents: tuple[bytes, ...], blocks: Ring) -> Generator[Task, None, tuple[int, ...]]:
         """The same of the tables of a kernel, all of which must be there at a time; returns their numbers."""
         filled: set[bytes] = set()
         while True:
-            found = [self.tables.get(content) for content in contents]
+            found = [self._table(content) for content in contents]
             missing = {content for content, (_, held) in zip(contents, found, strict=True) if not held}
             if not missing:
                 break

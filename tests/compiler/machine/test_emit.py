@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
+from weft.compiler.ir.graph import CompileError
 from weft.compiler.machine.emit import Box, Emitter
 from weft.compiler.machine.limits import COUNT_MAX
-from weft.compiler.machine.memory import INPUTS, Constants, TensorRef
+from weft.compiler.machine.memory import INPUTS, Constants, Ring, TensorRef
 from weft.compiler.machine.target import Target
 from weft.hdl.checker.accesses import Dram, dram
 from weft.hdl.isa import Load
@@ -72,3 +74,16 @@ def test_boxes(seed: int) -> None:
         for x in range(box.w)
     }
     assert found == wanted, f"seed {seed}"
+
+
+def test_a_table_that_the_configuration_has_not() -> None:
+    emitter, blocks = (
+        Emitter(Target(PRESETS["small"].replace(lookup_tables=0)), Constants(), 0),
+        Ring(0, 8, 2),
+    )
+    table = np.zeros(256, np.int8)
+    for tasks in (emitter.lookup(table, blocks), emitter.lookups((table.tobytes(),), blocks)):
+        with pytest.raises(
+            CompileError, match=r"a look-up table, and the configuration has no look-up tables"
+        ):
+            next(tasks)
