@@ -195,6 +195,23 @@ def test_values_of_4_bits(text: str, message: str | None) -> None:
     assert refusal(program, SMALL, extents=extents) == wanted
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int4=1 run=128", None),
+        ("int4=1 run=120", "'run' 120 is no multiple of the 128 bytes of values in a group of 'blocks'"),
+        ("run=128", "'blocks' is 1, which needs 'int4' 1"),
+        ("int4=1 run=256", "reads bytes 0 to 271 of base register 3, which leaves output 'y' (bytes 0 to 135)"),
+    ],
+)  # fmt: skip
+def test_blocks_of_values_of_4_bits(text: str, message: str | None) -> None:
+    """A group of 32 words of 8 values takes 128 bytes, and 8 for its factors."""
+    program = assemble(f"load base=3 blocks=1 length=8 {text}\nend")
+    extents = Extents([Extent("output 'y'", 3, 0, 136)], {3: 768})
+    wanted = None if message is None else f"instruction 0 (LOAD): {message}"
+    assert refusal(program, SMALL.replace(int4=2), extents=extents) == wanted
+
+
 def test_a_configuration_without_values_of_4_bits() -> None:
     with pytest.raises(
         ProgramError, match=r"'int4' must be 0, as .* widens no values of 4 bits \('int4' is 0\)$"

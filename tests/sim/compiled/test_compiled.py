@@ -24,6 +24,7 @@ from weft.hdl.isa import (
     Softmax,
     Table,
     Vec,
+    int4,
 )
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.kernel import Op
@@ -123,6 +124,27 @@ def test_large_products(preset: str, seed: int) -> None:
         one.write(0, instruction.encode() + End().encode())
         one.start(0)
         one.wait()
+    equal(device, golden)
+
+
+@pytest.mark.parametrize("n", [4, 8, 16, 32])
+def test_blocks_of_values_of_4_bits(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several rows, of which pixels take the first bytes; none of it is left to the specification."""
+    config = Config(n=n, lanes=1, bus_bytes=n, int4=2)
+    rng = np.random.default_rng(n)
+    load = Load(
+        int4=1, blocks=1, offset=1024, rows=2, row_pitch=64 * n, run=3 * int4.group_bytes(n), pixels=5, pitch=7 * n,
+        length=3 * n, dst_vector=1, dst_pixel=3, dst_row=15,
+    )  # fmt: skip
+    golden, device = GoldenDevice(config, MEMORY), CompiledDevice(config, MEMORY)
+    content = rng.bytes(MEMORY - 1024)
+    for one in (golden, device):
+        one.write(1024, content)
+        one.write(0, load.encode() + End().encode())
+        one.start(0)
+        one.wait()
+        monkeypatch.setattr(GoldenDevice, "_execute", None)  # the first one needs it, the second one must not
+    assert golden.scratchpad[:30].any(axis=1).all()
     equal(device, golden)
 
 
