@@ -142,9 +142,9 @@ def masked_keys(k: Heads, ext: Extension, mask: KeyMask, given: Tensor) -> tuple
     # Images and rows are one axis, of which a copy takes what has the same mask, or one head.
     count = n * rows if across == k.heads and mask.images == k.images else rows
     for index, first in enumerate(range(0, n * rows, count)):
-        image, head = divmod(index, n // k.images)
+        image = index // (n // k.images)
         size = (1, count, across, ext.size)
-        read = View(source, size, y=image % mask.images * rows, x=head)
+        read = View(source, size, y=image % mask.images * rows)  # all heads have the same
         target = View(whole, size, y=first, c=k.size)
         # Twice the end of the range, so that it is reached whatever the zero point is.
         ops.append(Rescale(f"{tensor.storage}.{index}", read, target, 2.0, 0, k.quant.zero))
