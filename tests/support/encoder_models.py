@@ -23,7 +23,8 @@ class Shape:
 
     `mask` is how scores are masked: "none"; "added", (1 - mask) * -10000 as BERT's older exports have it; "least", the
     same with the least float32; "where", scores of 0 or minus infinity by Where, expanded to all queries; "scores",
-    Where on the scores themselves. `pool` is "none", "mean" (of the tokens that the mask has) or "first" (with tanh).
+    Where on the scores themselves; "hidden", the same by a condition that holds where keys are left out.
+    `pool` is "none", "mean" (of the tokens that the mask has) or "first" (with tanh).
     """
 
     tokens: int = 16
@@ -121,10 +122,13 @@ def _mask(net: FloatNet, shape: Shape) -> str:
         return net.add(
             "Mul", net.add("Sub", net.constant(np.float32(1)), floats), net.constant(np.float32(lowest))
         )
-    here = net.add("Cast", whole, to=TensorProto.BOOL)
+    if shape.mask == "hidden":
+        here = net.add("Equal", whole, net.constant(np.array(0, np.int64)))
+    else:
+        here = net.add("Cast", whole, to=TensorProto.BOOL)
     sizes = net.constant(np.array([shape.batch, 1, shape.tokens, shape.tokens], np.int64))
     here = net.add("Expand", here, sizes)
-    if shape.mask == "scores":
+    if shape.mask in ("scores", "hidden"):
         return here
     return net.add("Where", here, net.constant(np.float32(0)), net.constant(np.float32(-np.inf)))
 
@@ -139,6 +143,8 @@ def _layer(net: FloatNet, x: str, mask: str, shape: Shape) -> str:
     scores = net.add("Div", net.add("MatMul", q, k), net.constant(np.float32(np.sqrt(size))))
     if shape.mask == "scores":
         scores = net.add("Where", mask, scores, net.constant(np.float32(LEAST)))
+    elif shape.mask == "hidden":
+        scores = net.add("Where", mask, net.constant(np.float32(LEAST)), scores)
     elif mask:
         scores = net.add("Add", scores, mask)
     mixed = net.add("Transpose", net.add("MatMul", net.add("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])

@@ -280,6 +280,13 @@ def test_too_many_texts(alone: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         engine.submit("a", {"top_k": -1}, lambda event: None)
 
 
+def test_a_server_that_is_busy_says_so(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "WAITING", 0)
+    answer = client.post("/v1/completions", json={"prompt": PROMPT})
+    assert answer.status_code == 503
+    assert "are under way, and no more are taken: try again later" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("error", [DeviceError("the bus has failed"), IndexError("a bug")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_device_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

@@ -18,7 +18,7 @@ from weft import float_model, masks
 from weft.compiler.frontend import import_model
 from weft.compiler.ir.graph import Attention
 
-KINDS = ["added", "least", "where", "scores"]
+KINDS = ["added", "least", "where", "scores", "hidden"]
 TINY = Shape(tokens=6, width=16, heads=2, wide=16, layers=2, words=9)
 
 

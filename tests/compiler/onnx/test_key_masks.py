@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import attention_models as models
+from support import qdq_models
 from support.attention_models import Exploded, Sizes
 from support.graph_runs import device_ops, on_host, run_graph
 from support.integer_nets import run
@@ -101,6 +102,43 @@ def test_layers_share_the_elements_of_their_mask() -> None:
     model = builder.finish(builder.like(value, (1, 6, 8), source))
     ops = [type(op).__name__ for op in device_ops(import_model(model))]
     assert (ops.count("Attention"), ops.count("Conv")) == (2, 1)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_keys_that_lie_head_by_head(images: int) -> None:
+    """Attention in front leaves them so: each head of each image has its mask."""
+    rng = np.random.default_rng(images)
+    made = Exploded(rng, Sizes(2, 2, 2, 6, 6, 4, 4), rounded=False)
+    builder = made.builder
+    builder.inputs.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, (images, 1, 1, 6)))
+    mask = builder.dequantise(builder.quantise("mask", (images, 1, 1, 6), SCALE, 127, False))
+    source = builder.input((2, 6, 8))
+    split = builder.constant(np.array([2, 6, 2, 4], np.int64))
+    parted = builder.node("Reshape", [builder.dequantise(source), split])
+    heads = builder.node("Transpose", [parted], perm=[0, 2, 1, 3])
+
+    def attended(keys: str, *masks: str) -> str:
+        turned = builder.node("Transpose", [keys], perm=[0, 1, 3, 2])
+        scores = made.product(heads, turned)
+        for given in masks:
+            scores = builder.node("Add", [scores, given])
+        return made.product(builder.node("Softmax", [scores], axis=-1), heads)
+
+    first = builder.dequantise(builder.like(attended(heads), (2, 2, 6, 4), source))
+    model = builder.finish(builder.like(attended(first, mask), (2, 2, 6, 4), source))
+    graph = import_model(model)
+    second = [op for op in device_ops(graph) if isinstance(op, Attention)][-1]
+    assert second.k.shape[0] == 4  # images times heads
+    feeds = qdq_models.feeds(model, rng)
+    allowed = np.array([[True, False, True, True, False, True], [True, True, False, True, False, False]])[
+        :images
+    ]
+    feeds["mask"] = models.additive(allowed).reshape(images, 1, 1, 6)
+    wanted = run(model, **feeds)
+    got = run_graph(graph, feeds)[model.graph.output[0].name]
+    last = next(item for item in model.graph.initializer if item.name == model.graph.node[-1].input[1])
+    assert np.abs(got - wanted).max() <= 1.01 * float(onnx.numpy_helper.to_array(last))
+    assert np.abs(got - run(model, **feeds | {"mask": np.zeros_like(feeds["mask"])})).max() > 0.1
 
 
 @pytest.mark.parametrize("seed", range(200))
