@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from weft import float_model
 from weft.quantise_plan import MASKED
-from weft.rewriting import put
+from weft.rewriting import Rewriting, put
 
 _SCALE = np.float32(-MASKED / 255)
 _INTEGERS = (TensorProto.BOOL, TensorProto.INT64, TensorProto.INT32, TensorProto.INT8, TensorProto.UINT8)
@@ -60,7 +60,7 @@ def unified(
     made.CopyFrom(model)
     rewriting = _Rewriting(made)
     maskings = list(rewriting.maskings())
-    values = {index: rewriting.value(masking) for index, masking in enumerate(maskings)}
+    values = {index: rewriting.mask_of(masking) for index, masking in enumerate(maskings)}
     wanted = {name for name in values.values() if name is not None}
     if not wanted:
         return model, Masks()
@@ -105,12 +105,12 @@ def quantised(model: onnx.ModelProto, masks: Masks) -> None:
     model.graph.node.extend(nodes)
 
 
-class _Rewriting:
+class _Rewriting(Rewriting):
     """A prepared model, in which masks are looked for and replaced."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._graph = graph = model.graph
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        super().__init__(model)
+        graph = self.graph
         self._makers = {name: node for node in graph.node for name in node.output if name}
         self._inputs = {value.name: value.type.tensor_type.elem_type for value in graph.input}
         self._shapes = {
@@ -121,11 +121,10 @@ class _Rewriting:
         self._known: dict[str, bool] = {}
         self._made: dict[tuple[str, bool, bool], str] = {}
         self._narrowed: dict[str, str | None] = {}
-        self._count = 0
 
     def maskings(self) -> Iterator[_Masking]:
         """The nodes that mask scores, between the product of queries and keys and softmax, by inputs of integers."""
-        for node in self._graph.node:
+        for node in self.graph.node:
             found = []
             value = node.input[0] if node.op_type == "Softmax" else ""
             while value in self._makers:
@@ -169,16 +168,16 @@ class _Rewriting:
                 self._known[name] = plain and all(self._of_integers(item) for item in node.input)
         return self._known[name]
 
-    def value(self, masking: _Masking) -> str | None:
+    def mask_of(self, masking: _Masking) -> str | None:
         """The value of a new node that makes the mask for each key; None if it is not the same for all queries."""
         source = self._narrow(masking.mask)
         if source is None:
             return None
         key = (source, masking.where, masking.keeps)
         if key not in self._made:
-            least = self._constant(np.float32(MASKED))
+            least = self._end(MASKED)
             if masking.where:
-                ends = [self._constant(np.float32(0)), least]
+                ends = [self._end(0), least]
                 inputs = [source, *(ends if masking.keeps else ends[::-1])]
                 self._made[key] = self._node("Where", inputs, self._shapes[source], {})
             else:
@@ -217,25 +216,17 @@ class _Rewriting:
         self, operator: str, inputs: list[str], shape: tuple[int, ...], attributes: dict[str, Any]
     ) -> str:
         """The result of a new node, which comes behind the last one that it reads."""
-        name = self._name(f"mask_{operator}")
+        name = self.value(f"mask_{operator}")
         made = helper.make_node(operator, inputs, [name], name, **attributes)
-        places = {output: at for at, node in enumerate(self._graph.node) for output in node.output}
-        self._graph.node.insert(1 + max((places.get(item, -1) for item in inputs), default=-1), made)
+        places = {output: at for at, node in enumerate(self.graph.node) for output in node.output}
+        self.graph.node.insert(1 + max((places.get(item, -1) for item in inputs), default=-1), made)
         self._makers[name], self._shapes[name] = made, shape
         return name
 
-    def _constant(self, value: np.float32) -> str:
-        name = self._name("mask_constant")
-        tensor = numpy_helper.from_array(np.asarray(value), name)
-        self._graph.initializer.append(tensor)
-        self._constants[name], self._shapes[name] = tensor, ()
+    def _end(self, value: float) -> str:
+        name = self.constant("mask_constant", np.array([value], np.float32))
+        self._shapes[name] = (1,)
         return name
-
-    def _name(self, wanted: str) -> str:
-        while wanted in self._makers or wanted in self._constants or wanted in self._inputs:
-            self._count += 1
-            wanted = f"{wanted.rstrip('0123456789_')}_{self._count}"
-        return wanted
 
     def replace(self, masking: _Masking, mask: str) -> None:
         """Have a node add a mask to scores."""
