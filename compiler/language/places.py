@@ -7,6 +7,7 @@ from functools import cached_property
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.model import Sizes
+from weft.compiler.machine.emit import ceil_div
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 
@@ -96,23 +97,55 @@ class Places:
 
     @cached_property
     def at(self) -> dict[str, int]:
-        """The first vector of each tensor, by name; weights come last."""
-        rows, residual = self.rows, 2 * self.rows * self.width
-        one = {} if rows == 1 else {"one": self.one, "out": self.queries}
-        sizes = {
-            "x": residual, "low": residual, "a": rows * max(self.width, self.queries), "row": rows, "even": 1,
-            "inner": 2 * rows * max(self.inner, self.width), "b": rows * self.inner, "angles": 4 * rows * self.head,
-            "q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **one,
-            "keys": self.page * self.keys, "values": self.page * self.keys,
-            "p": self.sizes.heads * self.page // self.config.n, "scores": PARAMETER_VECTORS,
-            "gains": 4 * self.width if self.gains else 0, "idle": PARAMETER_VECTORS + 3,
-        }  # fmt: skip
-        found, at = {}, 0
-        for name, size in sizes.items():
-            found[name], at = at, at + size
-        if rows == 1:  # what is one token's is all that there is
+        """The first vector of each tensor, by name; weights come last.
+
+        What MM and LOAD work on comes first, and then what VEC and STORE do: in banks of its own where that takes no
+        more banks. What attention and what feed-forward networks work on share their room.
+        """
+        first, attention, inner = self._array_tensors()
+        found, end = _placed({**first}, 0)
+        shared = [_placed(tensors, end) for tensors in (attention, inner)]
+        end = max(at for _, at in shared)
+        first, attention, inner = self._vector_tensors()
+        size = sum(first.values()) + max(sum(attention.values()), sum(inner.values()))
+        begin = ceil_div(end, self.config.scratchpad_depth) * self.config.scratchpad_depth
+        if ceil_div(end + size, self.config.scratchpad_depth) < ceil_div(begin + size, self.config.scratchpad_depth):
+            begin = end
+        more, end = _placed(first, begin)
+        shared += [_placed(tensors, end) for tensors in (attention, inner)]
+        for tensors in (more, *(tensors for tensors, _ in shared)):
+            found |= tensors
+        if self.rows == 1:  # what is one token's is all that there is
             found |= {"one": found["q"], "out": found["a"]}
-        return found | {"weights": at}
+        return found | {"weights": max(at for _, at in shared[2:])}
+
+    def _array_tensors(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Vectors of what MM reads and LOAD writes: what is always there, what is for attention, and what is for
+        feed-forward networks."""
+        rows = self.rows
+        one = {} if rows == 1 else {"one": self.one}
+        return (
+            {"a": rows * max(self.width, self.queries)},
+            {
+                **one, "p": self.sizes.heads * self.page // self.config.n, "keys": self.page * self.keys,
+                "values": self.page * self.keys,
+            },
+            {"b": rows * self.inner},
+        )  # fmt: skip
+
+    def _vector_tensors(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """The same of what VEC works on."""
+        rows, residual = self.rows, 2 * self.rows * self.width
+        out = {} if rows == 1 else {"out": self.queries}
+        return (
+            {
+                "x": residual, "low": residual, "row": rows, "even": 1, "angles": 4 * rows * self.head,
+                "scores": PARAMETER_VECTORS, "gains": 4 * self.width if self.gains else 0,
+                "idle": PARAMETER_VECTORS + 3,
+            },
+            {"q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **out},
+            {"inner": 2 * rows * max(self.inner, self.width)},
+        )  # fmt: skip
 
     @property
     def room(self) -> int:
@@ -140,3 +173,11 @@ class Places:
     def one_bytes(self) -> int:
         """Bytes of all that is one token's in attention."""
         return self.one * self.config.n
+
+
+def _placed(sizes: dict[str, int], at: int) -> tuple[dict[str, int], int]:
+    """Where tensors of so many vectors each are, one behind the other, and what follows."""
+    found = {}
+    for name, size in sizes.items():
+        found[name], at = at, at + size
+    return found, at
