@@ -5,6 +5,9 @@ side by side. Texts that there are no rows or no pages for wait, in the order in
 page when there is none takes those of the one that came last, which waits then, and is computed again from its tokens
 later. So a text never ends because of others: it ends for want of pages only where it would end by itself.
 
+Prompts are computed many tokens together where what computes has a way for it: from one multiple of so many tokens to
+the next, and up to the last token, whose logits are wanted. Such steps take turns with those of the other texts.
+
 A text begins with the pages of another one whose tokens it shares. What it shares and does not fill up itself is copied
 before it writes there.
 """
@@ -39,6 +42,8 @@ class Steps(Protocol):
     """What computes: `weft.decoder_run.DecoderRun`, or several of them."""
 
     def step(self, rows: Sequence[Row]) -> None: ...
+
+    def prompt(self, rows: Sequence[Row]) -> None: ...
 
     def logits(self, row: int) -> np.ndarray: ...
 
@@ -109,10 +114,25 @@ class Batch:
         Pages that there are.
     context : int
         Tokens of a text at most.
+    prompt_rows : int
+        Tokens of a prompt that are computed together, a divisor of `page`; 0 if there is no way for it.
+    prompt_least : int
+        From how many on that is worth it.
     """
 
-    def __init__(self, steps: Steps, *, rows: int, page: int, pages: int, context: int) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        *,
+        rows: int,
+        page: int,
+        pages: int,
+        context: int,
+        prompt_rows: int = 0,
+        prompt_least: int = 2,
+    ) -> None:
         self._steps, self._rows, self._page, self._context = steps, rows, page, context
+        self._prompt_rows, self._prompt_least, self._prompted = prompt_rows, prompt_least, False
         self.pool = PagePool(pages)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # the one that came first in front
@@ -137,7 +157,27 @@ class Batch:
     def step(self) -> list[Request]:
         """Compute some tokens; returns the texts that have got another token, or have ended."""
         self._admit()
-        counts, ended = self._plan()
+        prompts = [request for request in self._running if self._worth(request)]
+        others = [request for request in self._running if request not in prompts]
+        if prompts and not (self._prompted and others):
+            self._prompted = True
+            return self._step_prompt(prompts[0])
+        self._prompted = False
+        return self._step_rows(others)
+
+    def _step_prompt(self, request: Request) -> list[Request]:
+        """Compute tokens of a prompt together."""
+        start, end = self._prompt_part(request)
+        if not self._roomy(request, start):
+            return [request] if request.reason is not None else []
+        self._steps.prompt([Row(request.tokens[at], at, request.pages) for at in range(start, end)])
+        request.computed = end
+        self._publish(request)
+        return []
+
+    def _step_rows(self, running: Sequence[Request]) -> list[Request]:
+        """Compute a token of each of some texts, and more of their prompts."""
+        counts, ended = self._plan(running)
         rows = [
             Row(request.tokens[at], at, request.pages)
             for request, count in counts.items()
@@ -170,22 +210,28 @@ class Batch:
                 return
             self._running.append(self._waiting.popleft())
 
-    def _plan(self) -> tuple[dict[Request, int], list[Request]]:
+    def _prompt_part(self, request: Request) -> tuple[int, int]:
+        """The tokens that may be computed together next, from the last multiple on: some may be there already."""
+        start = request.computed // self._prompt_rows * self._prompt_rows
+        return start, min(start + self._prompt_rows, len(request.tokens) - 1)
+
+    def _worth(self, request: Request) -> bool:
+        """Whether tokens of a prompt are to be computed together."""
+        if not self._prompt_rows or request.every:
+            return False
+        return self._prompt_part(request)[1] - request.computed >= self._prompt_least
+
+    def _plan(self, running: Sequence[Request]) -> tuple[dict[Request, int], list[Request]]:
         """How many tokens of each text are next, and texts that end for want of pages."""
         counts: dict[Request, int] = {}
         ended = []
-        for request in list(self._running):
-            while request in self._running and not self._room(request, request.computed):
-                last = self._running[-1]
-                if last is not request:
-                    self._set_back(last)
-                elif len(self._running) > 1:
-                    self._set_back(request)
-                else:
-                    self._end(request, End.CACHE)
-                    ended.append(request)
+        for request in running:
             if request in self._running:
-                counts[request] = 1
+                if self._roomy(request, request.computed):
+                    counts[request] = 1
+                elif request.reason is not None:
+                    ended.append(request)
+        counts = {request: 1 for request in counts if request in self._running}
         left = self._rows - len(counts)
         for request, count in counts.items():
             while left and request.computed + count < len(request.tokens):
@@ -194,6 +240,21 @@ class Batch:
                 count, left = count + 1, left - 1
             counts[request] = count
         return counts, ended
+
+    def _roomy(self, request: Request, position: int) -> bool:
+        """Have a page for a token, if need be that of a text that came later; False if the text waits, or has ended for
+        want of pages."""
+        while not self._room(request, position):
+            last = self._running[-1]
+            if last is not request:
+                self._set_back(last)
+                continue
+            if len(self._running) > 1:
+                self._set_back(request)
+            else:
+                self._end(request, End.CACHE)
+            return False
+        return True
 
     def _room(self, request: Request, position: int) -> bool:
         """Have a page for a token that nobody else reads; False if there is none."""

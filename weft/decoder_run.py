@@ -36,6 +36,60 @@ class Row:
     pages: Sequence[int]
 
 
+class Program:
+    """A decoder's program in memory, and the frame that tells it about tokens.
+
+    Parameters
+    ----------
+    decoder : Decoder
+    entry : int
+        The address of its code.
+    frame : int
+        That of the frame, behind which page tables are.
+
+    Attributes
+    ----------
+    tables : int
+        Where page tables begin in the frame, in bytes.
+    table_words : int
+        Pages of a text at most.
+    """
+
+    def __init__(self, decoder: Decoder, entry: int, frame: int) -> None:
+        self.decoder, self.entry, self.frame = decoder, entry, frame
+        places = decoder.places
+        self._texts = places.rows // places.together
+        self.table_words = ceil_div(places.sizes.context, places.page)
+        self._descriptors = descriptors(places.rows)
+        self.tables = self._descriptors + 4 * DESCRIPTOR_WORDS * self._texts
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the frame, with page tables."""
+        return self.tables + 4 * self.table_words * self._texts
+
+    def frame_of(self, rows: Sequence[Row]) -> bytes:
+        """What the program reads of a step's tokens."""
+        places, contents = self.decoder.places, self.decoder.contents
+        first, most = HEADER_BYTES // 4, places.rows
+        texts = rows[:: places.together]
+        words = np.zeros(self.tables // 4 + self.table_words * len(texts), "<u4")
+        words[0] = len(rows)
+        words[first : first + most] = contents.embedding
+        words[first + most : first + 2 * most] = contents.angles
+        for index, row in enumerate(rows):
+            words[first + index] += row.token * contents.embedding_bytes
+            words[first + most + index] += row.position * contents.angle_bytes
+        for index, row in enumerate(texts):
+            count, slot = row.position // places.page + 1, row.position % places.page
+            table = self.tables // 4 + self.table_words * index
+            words[table : table + count] = np.array(row.pages[:count], np.int64) * places.page_bytes
+            own = int(words[table + count - 1]) + slot * places.sizes.key_length
+            at = self._descriptors // 4 + DESCRIPTOR_WORDS * index
+            words[at : at + 4] = self.frame + 4 * table, row.position + 1, count, own
+        return words.tobytes()
+
+
 class DecoderMemory:
     """Where the parts of a decoder lie in a device's memory.
 
@@ -47,12 +101,13 @@ class DecoderMemory:
 
     Attributes
     ----------
-    table_words : int
-        Pages of a text at most.
+    program : Program
+    prompts : Program or None
+        That for tokens of a prompt, if the decoder has one.
     columns : int
         Logits of a row, with those that fill up its tiles.
-    entry, frame, cache, logits : int
-        Addresses of the code, of the frame with the page tables behind it, of pages, and of logits.
+    records, cache, logits : int
+        Addresses of the blocks' records, of pages, and of logits.
     bases : tuple of int
         The values of base registers.
     memory_bytes : int
@@ -66,46 +121,26 @@ class DecoderMemory:
 
     def __init__(self, decoder: Decoder, pages: int) -> None:
         self.decoder, self.pages = decoder, pages
-        places, contents = decoder.places, decoder.contents
-        self.table_words = ceil_div(places.sizes.context, places.page)
+        places, contents, prompts = decoder.places, decoder.contents, decoder.prompts
         self.columns = contents.logit_tiles * decoder.config.n
-        self.descriptors = descriptors(places.rows)
-        self.tables = self.descriptors + 4 * DESCRIPTOR_WORDS * places.rows  # behind the frame's start
+        frames = [Program(each, 0, 0).frame_bytes for each in (decoder, prompts) if each is not None]
         at, found = 0, []
         for size in (
-            len(contents.constants), len(decoder.code), len(contents.records),
-            self.tables + 4 * self.table_words * places.rows, places.page_bytes * pages,
-            places.one_bytes * places.rows, 2 * self.columns * places.rows,
+            len(contents.constants), len(decoder.code), len(contents.records), max(frames), places.page_bytes * pages,
+            places.one_bytes * places.rows, 2 * self.columns * places.rows, len(prompts.code) if prompts else 0,
         ):  # fmt: skip
             found.append(at)
             at = ceil_div(at + size, _ALIGNMENT) * _ALIGNMENT
-        constants, self.entry, self.records, self.frame, self.cache, between, self.logits = found
-        self.bases = (constants, self.records, self.frame, self.cache, between, self.logits)
+        constants, entry, self.records, frame, self.cache, between, self.logits, other = found
+        self.program = Program(decoder, entry, frame)
+        self.prompts = Program(prompts, other, frame) if prompts else None
+        self.bases = (constants, self.records, frame, self.cache, between, self.logits)
         self.memory_bytes = at
         if at > _ADDRESSES:
             raise InputError(
                 f"the model takes {at:,} bytes of memory, {places.page_bytes * pages:,} of them for {pages:,} pages of "
                 f"keys and values; a device has {_ADDRESSES:,} at most: choose fewer pages, or a shorter context"
             )
-
-    def frame_of(self, rows: Sequence[Row]) -> bytes:
-        """What the program reads of a step's tokens: the frame, and behind it their page tables."""
-        places, contents = self.decoder.places, self.decoder.contents
-        first, most = HEADER_BYTES // 4, places.rows
-        words = np.zeros(self.tables // 4 + self.table_words * len(rows), "<u4")
-        words[0] = len(rows)
-        words[first : first + most] = contents.embedding
-        words[first + most : first + 2 * most] = contents.angles
-        for index, row in enumerate(rows):
-            words[first + index] += row.token * contents.embedding_bytes
-            words[first + most + index] += row.position * contents.angle_bytes
-            count, slot = row.position // places.page + 1, row.position % places.page
-            table = self.tables // 4 + self.table_words * index
-            words[table : table + count] = np.array(row.pages[:count], np.int64) * places.page_bytes
-            own = int(words[table + count - 1]) + slot * places.sizes.key_length
-            at = self.descriptors // 4 + DESCRIPTOR_WORDS * index
-            words[at : at + 4] = self.frame + 4 * table, row.position + 1, count, own
-        return words.tobytes()
 
 
 class DecoderRun:
@@ -120,10 +155,12 @@ class DecoderRun:
 
     def __init__(self, memory: DecoderMemory, device: Device) -> None:
         self.memory, self.device = memory, device
-        decoder = memory.decoder
-        device.load(memory.bases[0], bytes(decoder.contents.constants))
-        device.load(memory.entry, decoder.code)
-        device.load(memory.records, bytes(decoder.contents.records))
+        contents = memory.decoder.contents
+        device.load(memory.bases[0], bytes(contents.constants))
+        device.load(memory.records, bytes(contents.records))
+        for program in (memory.program, memory.prompts):
+            if program is not None:
+                device.load(program.entry, program.decoder.code)
 
     def step(self, rows: Sequence[Row]) -> None:
         """Compute the logits behind tokens, and put their keys and values into pages.
@@ -134,10 +171,26 @@ class DecoderRun:
             One at least, and as many as the decoder has rows at most. Tokens of one text are in the order of the text:
             each sees the ones in front of it.
         """
-        self.device.write(self.memory.frame, self.memory.frame_of(rows))
+        self._start(self.memory.program, rows)
+
+    def prompt(self, rows: Sequence[Row]) -> None:
+        """Put keys and values of tokens into pages, without logits.
+
+        Parameters
+        ----------
+        rows : sequence of Row
+            One at least, and as many as the decoder's `prompts` has rows at most. They follow each other in one text,
+            and the first one's position is a multiple of these rows. What the last one's page has behind it is
+            overwritten, up to the next such multiple.
+        """
+        assert self.memory.prompts is not None
+        self._start(self.memory.prompts, rows)
+
+    def _start(self, program: Program, rows: Sequence[Row]) -> None:
+        self.device.write(program.frame, program.frame_of(rows))
         for register, value in enumerate(self.memory.bases):
             self.device.set_base(register, value)
-        self.device.start(self.memory.entry)
+        self.device.start(program.entry)
         self.device.wait()
 
     def raw(self, row: int) -> bytes:

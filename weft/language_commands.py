@@ -234,7 +234,7 @@ def _took(
     hertz = board.clock if clock is None and board is not None else clock and clock * 1e6
     peak = (memory_of(None, config) if bandwidth is None else bandwidth) or model.decoder.config.bus_bytes
     peak = min(peak, model.decoder.config.bus_bytes)
-    return Took.of(model.counted, prompt, model.decoder.places.rows, peak, hertz)
+    return Took.of(model.counted, prompt, peak, hertz)
 
 
 def _generated(model: Model, result: Completion, took: Took | None, on: Target) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class LanguageDemo:
             seconds = time.monotonic() - begin
             wrong = model.mismatches + model.compare_memory()
             result, cycles = going.result, sum(step.cycles or 0 for step in model.counted)
-            took = Took.of(model.counted, len(result.prompt), ROWS, config.bus_bytes, None)
+            took = Took.of(model.counted, len(result.prompt), config.bus_bytes, None)
         reports.say(
             f"{counted(len(result.tokens), 'token')} behind {len(result.prompt)} of the prompt: {result.reason.value}",
             *took.lines(),

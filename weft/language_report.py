@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.compiler.machine.emit import ceil_div
 from weft.lm_machine import Counted
 
 
@@ -63,11 +63,10 @@ class Took:
     clock: float | None
 
     @classmethod
-    def of(
-        cls, steps: Sequence[Counted], prompt: int | None, rows: int, peak: float, clock: float | None
-    ) -> Took:
+    def of(cls, steps: Sequence[Counted], prompt: int | None, peak: float, clock: float | None) -> Took:
         """Of the steps of one text: the first ones are for `prompt` tokens, all if that is None."""
-        first = len(steps) if prompt is None else ceil_div(prompt, rows)
+        tokens = itertools.accumulate(step.tokens for step in steps)
+        first = len(steps) if prompt is None else sum(count < prompt for count in tokens) + 1
         return cls(Part.of(steps[:first]), Part.of(steps[first:]), peak, clock)
 
     def lines(self) -> list[str]:

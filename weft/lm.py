@@ -36,8 +36,8 @@ from weft.devices import Simulation
 from weft.errors import InputError
 from weft.generation import Completion, Generation
 from weft.hdl.isa.config import Config
-from weft.lm_config import language_configuration, page_of
-from weft.lm_machine import Counted, Machine
+from weft.lm_config import language_configuration, page_of, prompt_rows_of
+from weft.lm_machine import Counted, Machine, prompt_least
 from weft.lm_ranges import model_ranges
 from weft.lm_text import Text
 from weft.sampling import Sampler
@@ -72,16 +72,22 @@ class Model:
     """
 
     def __init__(
-        self, reference: Reference, memory: DecoderMemory, machine: Machine, added: tuple[str, ...]
+        self,
+        reference: Reference,
+        memory: DecoderMemory,
+        machine: Machine,
+        added: tuple[str, ...],
+        prompt_least: int,
     ) -> None:
         self.reference, self.decoder, self.added = reference, memory.decoder, added
         self.memory_bytes = memory.memory_bytes
         self.tokenizer = Tokenizer(reference.model.vocabulary)
         self._machine = machine
-        places = self.decoder.places
+        places, prompts = self.decoder.places, self.decoder.prompts
         self._batch = Batch(
-            machine, rows=places.rows, page=places.page, pages=memory.pages, context=places.sizes.context
-        )
+            machine, rows=places.rows, page=places.page, pages=memory.pages, context=places.sizes.context,
+            prompt_rows=prompts.places.rows if prompts else 0, prompt_least=prompt_least,
+        )  # fmt: skip
 
     @property
     def context(self) -> int:
@@ -280,13 +286,17 @@ def load(
     limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
     page = page_of(limited.sizes, chosen.config, rows)
     pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
-    Places(limited.sizes, chosen.config, rows, page, blocks)
+    places = Places(limited.sizes, chosen.config, rows, page, blocks)
     reference = Reference(model)
     found = model_ranges(reference, _digest(path), _tokens(model, calibration))
-    decoder = Decoder(integers(limited, found, blocks=blocks), chosen.config, rows=rows, page=page)
+    decoder = Decoder(
+        integers(limited, found, blocks=blocks), chosen.config, rows=rows, page=page,
+        prompt_rows=prompt_rows_of(places),
+    )  # fmt: skip
     memory = DecoderMemory(decoder, pages)
-    machine = Machine(memory, on, simulation or Simulation(), compare=compare)
-    return Model(reference, memory, machine, chosen.added)
+    simulation = simulation or Simulation()
+    machine = Machine(memory, on, simulation, compare=compare)
+    return Model(reference, memory, machine, chosen.added, prompt_least(memory, simulation))
 
 
 def _tokens(model: LanguageModel, text: str | None) -> list[int] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 from dataclasses import dataclass
 
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.contents import ring_of
 from weft.compiler.language.model import Sizes
 from weft.compiler.language.places import Places
 from weft.configurations import configuration
@@ -15,6 +18,10 @@ _NEEDED = {"loops": 1, "kernel": 256, "lookup_tables": 4}
 """The least that it takes, for every model."""
 _PAGE = 32
 """Keys of a page, where there is room on the chip and arrays are not wider."""
+_PROMPT_LEAST = 2
+"""Tokens of a prompt that are worth a program of their own."""
+_MORE_PARTS = 1.1
+"""How many times more parts products may have for its sake."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +69,8 @@ def language_configuration(source: str | os.PathLike[str] | Config, *, blocks: b
 
 def page_of(sizes: Sizes, config: Config, rows: int = 1) -> int:
     """How many keys a page of a model has, with so many tokens side by side: as many as attention has room for on the
-    chip, up to `_PAGE`, and as leave half of the scratchpad to weights.
-
-    Raises
-    ------
-    CompileError
-        If there is no room for pages as small as the array allows.
-    """
-    half, size = config.accumulator_size // 2, sizes.heads * sizes.key_length // config.n
-    most = min(config.alignments, half) // sizes.heads
-    if sizes.heads > config.row_states or size > half or not most:
-        raise CompileError(
-            f"attention of {sizes.heads} heads of {sizes.key_length} elements does not fit the configuration: it has "
-            f"row_states={config.row_states}, alignments={config.alignments}, and {config.accumulator_size} rows of "
-            "the accumulator"
-        )
-    pages = range(min(most, max(_PAGE // config.n, 1)) * config.n, 0, -config.n)
+    chip, up to `_PAGE`, and as leave half of the scratchpad to weights."""
+    pages = range(max(_PAGE // config.n, 1) * config.n, 0, -config.n)
     return next((page for page in pages if _roomy(sizes, config, rows, page)), pages[-1])
 
 
@@ -86,3 +79,16 @@ def _roomy(sizes: Sizes, config: Config, rows: int, page: int) -> bool:
         return Places(sizes, config, rows, page).room >= config.scratchpad_size // 2
     except CompileError:
         return False
+
+
+def prompt_rows_of(places: Places) -> int:
+    """How many tokens of a prompt a decoder's second program works on together: as many as a page has, or a part of
+    them, as long as weights still come in parts that are as large as without it; 0 if that is never so."""
+    parts = len(ring_of(places).parts)
+    for rows in range(places.page, _PROMPT_LEAST - 1, -1):
+        if places.page % rows == 0:
+            with contextlib.suppress(CompileError):
+                other = dataclasses.replace(places, rows=rows, consecutive=True)
+                if len(ring_of(places, other).parts) <= _MORE_PARTS * parts:
+                    return rows
+    return 0

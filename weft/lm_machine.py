@@ -24,6 +24,21 @@ class Counted:
     moved: int | None
 
 
+def prompt_least(memory: DecoderMemory, simulation: Simulation) -> int:
+    """From how many tokens of a prompt on a decoder takes less time for them together than side by side, by the cycle
+    model; 0 if it has no program for that."""
+    if memory.prompts is None:
+        return 0
+    cycles, places = [], memory.decoder.places
+    plain = Simulation(simulation.latency, simulation.bandwidth)
+    with simulated("timing", memory.decoder.config, memory.memory_bytes, plain) as device:
+        run, pages = DecoderRun(memory, device), range(memory.pages)
+        for start, rows in ((run.step, places.rows), (run.prompt, memory.prompts.decoder.places.rows)):
+            start([Row(0, at, pages) for at in range(min(rows, places.sizes.context))])
+            cycles.append(device.counters()[Counter.CYCLES])
+    return max(2, cycles[1] // cycles[0] * places.rows + 1)
+
+
 class Machine:
     """Computes steps of a decoder; see `weft.batch.Steps`.
 
@@ -75,13 +90,23 @@ class Machine:
         """Free devices that were made here."""
         self._open.close()
 
-    def step(self, rows: Sequence[Row]) -> None:
-        self._main.step(rows)
+    def prompt(self, rows: Sequence[Row]) -> None:
+        self._main.prompt(rows)
+        self._count(len(rows))
+        if self._golden is not None:
+            self._golden.prompt(rows)
+
+    def _count(self, tokens: int) -> None:
+        """Note what the last step took."""
         counters = self._main.device.counters()
         cycles = counters.get(Counter.CYCLES)
         beats = counters.get(Counter.READ_BEATS, 0) + counters.get(Counter.WRITE_BEATS, 0)
         moved = None if cycles is None else beats * self._memory.decoder.config.bus_bytes
-        self.counted.append(Counted(len(rows), cycles, moved))
+        self.counted.append(Counted(tokens, cycles, moved))
+
+    def step(self, rows: Sequence[Row]) -> None:
+        self._main.step(rows)
+        self._count(len(rows))
         if self._golden is not None:
             self._golden.step(rows)
             if self._main.device.computes:

@@ -31,6 +31,8 @@ class Contents:
     ----------
     numbers : Integers
     places : Places
+    beside : Places, optional
+        Those of another program with the same contents: one for tokens that follow each other.
 
     Attributes
     ----------
@@ -61,7 +63,7 @@ class Contents:
         Bytes of a row of them.
     """
 
-    def __init__(self, numbers: Integers, places: Places) -> None:
+    def __init__(self, numbers: Integers, places: Places, beside: Places | None = None) -> None:
         self._numbers, self._places, self._n = numbers, places, places.config.n
         self.constants, self.records = bytearray(), bytearray()
         self.embedding_bytes, self.angle_bytes = 2 * places.sizes.width, 4 * places.sizes.key_length
@@ -73,7 +75,7 @@ class Contents:
         self.angles = self.constant(self._turns(numbers.model.rotary))
         self.exp2 = self.constant(places.config.exp2_table)
         self.even = self.constant(bytes([MOST_BITS - BYTE_BITS]) * self._n)
-        self.ring = _ring(places)
+        self.ring = ring_of(places, beside)
         self.offsets: list[int] = []
         self.blocks = _in_blocks(numbers)
         self.gains = 0
@@ -217,8 +219,14 @@ def _in_blocks(numbers: Integers) -> set[str]:
     return {name for name, all_ in products.items() if all(item.nibbles is not None for item in all_)}
 
 
-def _ring(places: Places) -> Ring:
-    """How the products of a block, and the head, are cut."""
+def ring_of(places: Places, beside: Places | None = None) -> Ring:
+    """How the products of a block, and the head, are cut, for a program and perhaps another one `beside` it.
+
+    Raises
+    ------
+    CompileError
+        If there is too little room.
+    """
     tiles = {
         "qkv": places.queries + 2 * places.keys, "output": places.width, "gate": 2 * places.inner,
         "down": places.width, "head": ceil_div(places.sizes.vocabulary, places.config.n),
@@ -229,10 +237,11 @@ def _ring(places: Places) -> Ring:
     }
     head = products.pop("head")
     # Two parts are in the accumulator, or their logits on the chip, at a time.
-    most = min(places.config.accumulator_size // (2 * places.rows), _COUNT_MOST)
+    rows = max(each.rows for each in (places, beside) if each is not None)
+    most = min(places.config.accumulator_size // (2 * rows), _COUNT_MOST)
     return cut(
-        products, head, range(places.at["weights"], places.config.scratchpad_size), places.config.scratchpad_depth,
-        most, min(most, max(places.inner, places.width) // 2),
+        products, head, places.free, places.config.scratchpad_depth, most,
+        min(most, max(places.inner, places.width) // 2), beside=None if beside is None else beside.room,
     )  # fmt: skip
 
 

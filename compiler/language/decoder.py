@@ -27,7 +27,7 @@ from weft.compiler.language.registers import (
     PAGES,
     ROWS,
 )
-from weft.compiler.language.ring import Part
+from weft.compiler.language.ring import Part, slots_for
 from weft.compiler.language.spread import At, spread
 from weft.hdl.isa import (
     PAGE_ENTRY,
@@ -69,6 +69,10 @@ class Decoder:
         Tokens side by side.
     page : int
         Keys of a page, a multiple of N.
+    prompt_rows : int
+        Tokens of a prompt that `prompts` works on together; 0 if there is to be none.
+    beside : Decoder, optional
+        For `prompts` itself: the decoder that it belongs to.
 
     Attributes
     ----------
@@ -76,6 +80,9 @@ class Decoder:
     contents : Contents
         The constants, and the records of blocks.
     places : Places
+    prompts : Decoder or None
+        A program with the same contents for tokens that follow each other in one text, from a multiple of its rows on.
+        It puts their keys and values into pages, and makes no logits.
 
     Raises
     ------
@@ -83,25 +90,48 @@ class Decoder:
         If the configuration lacks something, or sizes do not fit it.
     """
 
-    def __init__(self, numbers: Integers, config: Config, *, rows: int = 1, page: int = 32) -> None:
+    def __init__(
+        self,
+        numbers: Integers,
+        config: Config,
+        *,
+        rows: int = 1,
+        page: int = 32,
+        prompt_rows: int = 0,
+        beside: Decoder | None = None,
+    ) -> None:
         for feature in (*FEATURES, Feature.BLOCKS) if numbers.gains else FEATURES:
             if reason := feature.missing(config):
                 raise CompileError(f"a decoder does not run on this configuration: {reason}")
         self.numbers, self.config = numbers, config
-        self.places = Places(numbers.model.sizes, config, rows, page, bool(numbers.gains))
-        self.contents = Contents(numbers, self.places)
+        sizes, gains = numbers.model.sizes, bool(numbers.gains)
+        self.places = Places(sizes, config, rows, page, gains, consecutive=beside is not None)
+        if beside is None:
+            other = Places(sizes, config, prompt_rows, page, gains, consecutive=True) if prompt_rows else None
+            self.contents = Contents(numbers, self.places, other)
+            self._slots = self.contents.ring.slots
+        else:
+            self.contents = beside.contents
+            self._slots = slots_for(self.contents.ring, self.places.free, config.scratchpad_depth)
         self._at = self.places.at
         idle = self._at["idle"]
-        self._out = OrderedCode(Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2))
+        self._idle = Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2)
+        self._out = OrderedCode(self._idle)
         self._kernels = KernelSet(numbers, config, self.contents.embedding_unit)
         self._prepare()
         self._begin()
         steps = {LAYERS: -1, BLOCK: self.contents.record_bytes, PAGES: self.places.block_bytes}
         with self._out.loop(LAYERS, steps):
             self._block()
-        self._head()
+        if beside is None:
+            self._head()
+        else:
+            self._take_all()
         self._out.add(End())
         self.code = b"".join(item.encode() for item in self._out.instructions)
+        self.prompts = (
+            Decoder(numbers, config, rows=prompt_rows, page=page, beside=self) if prompt_rows else None
+        )
 
     def _vectors(self, base: int, offset: int, count: int, dst: int) -> Load:
         return vectors(self.places, base, offset, count, dst)
@@ -127,7 +157,8 @@ class Decoder:
     def _begin(self) -> None:
         """Rows of embeddings become the residual stream, while LOAD fills the slots of weights."""
         places, code, at = self.places, self._out, self._at
-        code.add(ReadRegisters(base=FRAME, offset=0, first=ROWS, count=1))
+        if not places.consecutive:
+            code.add(ReadRegisters(base=FRAME, offset=0, first=ROWS, count=1))
         code.add(SetRegisters(**slots((LAYERS, Mode.SET, places.sizes.blocks))))
         pitch, turns = 2 * places.width, 4 * places.head
         for row in range(places.rows):
@@ -141,7 +172,7 @@ class Decoder:
         rows = code.last
         if places.gains:
             code.beside(self._gains(0))
-        for index in range(len(self.contents.ring.slots)):
+        for index in range(len(self._slots)):
             self._load_weights(index, -1)
         code.add(
             self._spread("begin", places.width, source=Source.SCRATCHPAD, src=At(at["inner"], pitch, 0, 2, 2),
@@ -225,8 +256,7 @@ class Decoder:
 
     def _slot(self, index: int) -> int:
         """Where a part is on the chip."""
-        slots = self.contents.ring.slots
-        return slots[index % len(slots)]
+        return self._slots[index % len(self._slots)]
 
     def _product(self, parts: Sequence[Part], a: str, *, refill: bool = True) -> Iterator[Part]:
         """Multiply with each of some parts: row r and tile t of it are row ``r * tiles + t`` from `_sums` on.
@@ -247,9 +277,7 @@ class Decoder:
             yield part
             ends.append(code.newest(Queue.VEC))
             if refill:
-                self._load_weights(
-                    part.index + len(self.contents.ring.slots), ends[-1], head=part.name == "head"
-                )
+                self._load_weights(part.index + len(self._slots), ends[-1], head=part.name == "head")
 
     def _sums(self, part: Part) -> int:
         """The first accumulator row of a part: every second one is in the second half."""
@@ -330,7 +358,7 @@ class Decoder:
         if not self.contents.alike:
             self._replace_parts()
         code.add(SetRegisters(**slots((LAYERS, Mode.SET, ring.head_turns - 1))))
-        moved = len(ring.slots) * ring.head_tiles * 2 * self.config.n
+        moved = len(self._slots) * ring.head_tiles * 2 * self.config.n
         if ring.head_turns > 1:
             with code.loop(LAYERS, {LAYERS: -1, BLOCK: self.contents.head_bytes, LOGITS: moved}):
                 self._some_logits(refill=True)
@@ -340,14 +368,25 @@ class Decoder:
         """The last block has loaded parts of the head as if they were a block's: LOAD them again as what they are, once
         products that nobody reads have waited for them."""
         before = self._out.last
-        for index in range(len(self.contents.ring.slots)):
-            taken = self._out.beside(Mm(a=self._at["a"], b=self._at["a"], c=0, wait=_FULL), before)
-            self._load_weights(index, taken, head=True)
+        for index in range(len(self._slots)):
+            self._load_weights(index, self._taken(before), head=True)
+
+    def _taken(self, before: int) -> int:
+        """A product that waits for the next part, and that nobody reads."""
+        return self._out.beside(Mm(a=self._at["a"], b=self._at["a"], c=0, wait=_FULL), before)
+
+    def _take_all(self) -> None:
+        """Wait for what the last block has loaded for a next one."""
+        before = self._out.last
+        for _ in self._slots:
+            self._taken(before)
+        if self.places.gains:
+            self._out.add(dataclasses.replace(self._idle, wait=_GAINS))
 
     def _some_logits(self, *, refill: bool) -> None:
         n, rows, code, ring = self.config.n, self.places.rows, self._out, self.contents.ring
         tiles = ring.head_tiles
-        parts = [Part("head", index, index * tiles, tiles) for index in range(len(ring.slots))]
+        parts = [Part("head", index, index * tiles, tiles) for index in range(len(self._slots))]
         stored: list[int] = []
         for part in self._product(parts, "a", refill=refill):
             # Two parts of logits are on the chip, too.

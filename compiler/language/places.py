@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.model import Sizes
 from weft.compiler.machine.emit import ceil_div
+from weft.compiler.machine.limits import COUNT_MAX
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 
@@ -26,11 +28,13 @@ class Places:
         Keys of a page.
     gains : bool
         Norms multiply by numbers of their own.
+    consecutive : bool
+        Tokens follow each other in one text; the place of the first one is a multiple of `rows`, which divides `page`.
 
     Raises
     ------
     CompileError
-        If a size does not fit the array, or rows do not fit the scratchpad.
+        If a size does not fit the array, or rows do not fit the scratchpad or what attention works with.
     """
 
     sizes: Sizes
@@ -38,6 +42,7 @@ class Places:
     rows: int
     page: int
     gains: bool = False
+    consecutive: bool = False
 
     def __post_init__(self) -> None:
         sizes, n = self.sizes, self.config.n
@@ -52,6 +57,16 @@ class Places:
             )
         if self.page % n:
             raise CompileError(f"pages have {self.page} keys, no multiple of {n}")
+        if self.page % self.together:
+            raise CompileError(
+                f"pages have {self.page} keys, no multiple of the {self.together} tokens that follow each other"
+            )
+        if not self.groups:
+            raise CompileError(
+                f"attention of {self.rows} tokens with heads of {sizes.key_length} elements does not fit the "
+                f"configuration: it has row_states={self.config.row_states}, alignments={self.config.alignments}, and "
+                f"{self.config.accumulator_size} rows of the accumulator"
+            )
         if self.room < max(2 * (n * max(self.width, self.inner) + 2), self.config.table_depth // n):
             raise CompileError(
                 f"the scratchpad of {self.config.scratchpad_size} vectors has room for {self.room} behind "
@@ -95,6 +110,31 @@ class Places:
         """Vectors of all that is one token's in attention."""
         return self.queries + 2 * self.keys
 
+    @property
+    def together(self) -> int:
+        """Tokens that attention works on together."""
+        return self.rows if self.consecutive else 1
+
+    @cached_property
+    def groups(self) -> int:
+        """Heads of keys and values that attention works on together: as many as there is room for; 0 if there is none
+        for one."""
+        heads = self.sizes.key_value_heads
+        return next((count for count in range(heads, 0, -1) if heads % count == 0 and self._fits(count)), 0)
+
+    def _fits(self, groups: int) -> bool:
+        """Whether scores, and the rest of attention, have room for so many heads of keys and values."""
+        config = self.config
+        rows, half = self.queries_of(groups) * self.together, config.accumulator_size // 2
+        return (
+            rows <= min(config.row_states, COUNT_MAX) and rows * self.head <= half
+            and rows * self.page // config.n <= min(config.alignments, half)
+        )  # fmt: skip
+
+    def queries_of(self, groups: int) -> int:
+        """Heads of queries that read so many heads of keys and values."""
+        return self.sizes.heads // self.sizes.key_value_heads * groups
+
     @cached_property
     def at(self) -> dict[str, int]:
         """The first vector of each tensor, by name; weights come last.
@@ -103,40 +143,44 @@ class Places:
         more banks. What attention and what feed-forward networks work on share their room.
         """
         first, attention, inner = self._array_tensors()
-        found, end = _placed({**first}, 0)
+        found, end = _placed(first, 0)
         shared = [_placed(tensors, end) for tensors in (attention, inner)]
         end = max(at for _, at in shared)
         first, attention, inner = self._vector_tensors()
         size = sum(first.values()) + max(sum(attention.values()), sum(inner.values()))
         begin = ceil_div(end, self.config.scratchpad_depth) * self.config.scratchpad_depth
-        if ceil_div(end + size, self.config.scratchpad_depth) < ceil_div(begin + size, self.config.scratchpad_depth):
+        if ceil_div(end + size, self.config.scratchpad_depth) < ceil_div(
+            begin + size, self.config.scratchpad_depth
+        ):
             begin = end
         more, end = _placed(first, begin)
         shared += [_placed(tensors, end) for tensors in (attention, inner)]
         for tensors in (more, *(tensors for tensors, _ in shared)):
             found |= tensors
-        if self.rows == 1:  # what is one token's is all that there is
-            found |= {"one": found["q"], "out": found["a"]}
+        if self.together == self.rows:  # what is one text's is all that there is
+            found |= {"out": found["a"]} | {f"own {name}": found[name] for name in "qkv"}
+        else:
+            places = itertools.accumulate((self.queries, self.keys), initial=found["one"])
+            found |= {f"own {name}": at for name, at in zip("qkv", places, strict=True)}
         return found | {"weights": max(at for _, at in shared[2:])}
 
     def _array_tensors(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
         """Vectors of what MM reads and LOAD writes: what is always there, what is for attention, and what is for
         feed-forward networks."""
         rows = self.rows
-        one = {} if rows == 1 else {"one": self.one}
+        one = {} if self.together == rows else {"one": self.one}
+        scores = self.queries_of(self.groups) * self.together
+        panel = self.page * self.groups * self.head
         return (
             {"a": rows * max(self.width, self.queries)},
-            {
-                **one, "p": self.sizes.heads * self.page // self.config.n, "keys": self.page * self.keys,
-                "values": self.page * self.keys,
-            },
+            {**one, "p": scores * self.page // self.config.n, "keys": panel, "values": panel},
             {"b": rows * self.inner},
         )  # fmt: skip
 
     def _vector_tensors(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
         """The same of what VEC works on."""
         rows, residual = self.rows, 2 * self.rows * self.width
-        out = {} if rows == 1 else {"out": self.queries}
+        out = {} if self.together == rows else {"out": self.queries}
         return (
             {
                 "x": residual, "low": residual, "row": rows, "even": 1, "angles": 4 * rows * self.head,
@@ -150,7 +194,12 @@ class Places:
     @property
     def room(self) -> int:
         """Vectors for weights."""
-        return self.config.scratchpad_size - self.at["weights"]
+        return len(self.free)
+
+    @property
+    def free(self) -> range:
+        """The vectors for weights."""
+        return range(self.at["weights"], self.config.scratchpad_size)
 
     # --- bytes in memory
 

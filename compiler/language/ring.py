@@ -7,6 +7,7 @@ so that a part has the same slot in every block, as addresses on the chip do not
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -64,13 +65,21 @@ class Ring:
 
 
 def cut(
-    products: Mapping[str, Product], head: Product, free: range, bank: int, most: int, head_most: int
+    products: Mapping[str, Product],
+    head: Product,
+    free: range,
+    bank: int,
+    most: int,
+    head_most: int,
+    *,
+    beside: int | None = None,
 ) -> Ring:
     """Cut the products of a block, in this order, for the vectors `free` of a scratchpad with so many in a `bank`.
 
     Slots are whole banks if there is room for at least three: LOAD, MM and VEC then seldom want the same bank.
     Parts have `most` tiles at most, those of the head `head_most`. The first ones of the head are as large as a block's
-    at most, as the last block loads them as if they were those of another block.
+    at most, as the last block loads them as if they were those of another block. With `beside` another program, which
+    has room for so many vectors of weights, can have two slots for the same parts or more (`slots_for`).
 
     Raises
     ------
@@ -78,7 +87,7 @@ def cut(
         If the room is too small.
     """
     for slots, first, slot in _slots(free, bank):
-        counts = _counts(products, slots, slot, most)
+        counts = _counts_beside(products, slots, slot, most, beside)
         if counts is None:
             continue
         parts = tuple(_parts(products, counts))
@@ -105,15 +114,38 @@ def _slots(free: range, bank: int) -> Iterator[tuple[int, int, int]]:
         yield slots, free.start, len(free) // slots
 
 
-def _counts(products: Mapping[str, Product], slots: int, slot: int, most: int) -> dict[str, int] | None:
-    """Parts of each product, altogether a multiple of `slots`; None if there is no such cut."""
+def slots_for(ring: Ring, free: range, bank: int) -> range:
+    """The slots of another program for the same parts, in the vectors `free`; there are two at least, or none."""
+    largest, parts = max(ring.vectors), len(ring.parts)
+    for slots, first, slot in _slots(free, bank):
+        if parts % slots == 0 and slot >= largest:
+            return range(first, first + slots * slot, slot)
+    return range(0)
+
+
+def _counts_beside(
+    products: Mapping[str, Product], slots: int, slot: int, most: int, beside: int | None
+) -> dict[str, int] | None:
+    """The same as `_counts`, with some number of slots `beside`, too, if that is given: the fewest parts there are."""
+    if beside is None:
+        return _counts(products, slots, slot, most)
+    some = (
+        _counts(products, math.lcm(slots, others), min(slot, beside // others), most)
+        for others in range(_SLOTS_MOST, 1, -1)
+    )
+    found = [counts for counts in some if counts is not None]
+    return min(found, key=lambda counts: sum(counts.values())) if found else None
+
+
+def _counts(products: Mapping[str, Product], multiple: int, slot: int, most: int) -> dict[str, int] | None:
+    """Parts of each product, altogether such a multiple; None if there is no such cut."""
     counts = {}
     for name, product in products.items():
         tiles = min(slot // product.vectors, most) // product.together * product.together
         if not tiles:
             return None
         counts[name] = ceil_div(product.tiles, tiles)
-    while sum(counts.values()) % slots:
+    while sum(counts.values()) % multiple:
         more = [name for name, product in products.items() if counts[name] * product.together < product.tiles]
         if not more:
             return None

@@ -25,3 +25,7 @@ class DecoderRun:
         """The logits behind (token, position, pages of its text), float64 (tokens, vocabulary)."""
         self._run.step([decoder_run.Row(*token) for token in tokens])
         return np.stack([self._run.logits(row) for row in range(len(tokens))])
+
+    def prompt(self, tokens: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Put the keys and values of such tokens into pages, with the decoder's program for prompts."""
+        self._run.prompt([decoder_run.Row(*token) for token in tokens])

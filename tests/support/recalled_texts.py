@@ -26,8 +26,8 @@ class RecalledTexts:
         Tokens so far.
     """
 
-    def __init__(self, rows: int, page: int, pages: int) -> None:
-        self._rows, self._page = rows, page
+    def __init__(self, rows: int, page: int, pages: int, prompt_rows: int = 0) -> None:
+        self._rows, self._page, self._prompt_rows = rows, page, prompt_rows
         self._pages: list[list[tuple[int, int] | None]] = [[None] * page for _ in range(pages)]
         self._logits: list[np.ndarray] = []
         self.computed = self.copied = 0
@@ -39,6 +39,20 @@ class RecalledTexts:
             page, slot = divmod(row.position, self._page)
             self._pages[row.pages[page]][slot] = (row.token, row.position)
             self._logits.append(logits_of(self._text(row)))
+        self.computed += len(rows)
+
+    def prompt(self, rows: Sequence[Row]) -> None:
+        """What is behind the tokens, up to the next multiple of so many as may be computed together, is lost."""
+        first, text = rows[0], [row.token for row in rows]
+        assert 0 < len(rows) <= self._prompt_rows
+        assert first.position % self._prompt_rows == 0
+        assert [row.position for row in rows] == list(range(first.position, first.position + len(rows)))
+        page, slot = divmod(first.position, self._page)
+        entries = self._pages[first.pages[page]]
+        entries[slot : slot + self._prompt_rows] = [None] * self._prompt_rows
+        for at, token in enumerate(text):
+            entries[slot + at] = (token, first.position + at)
+        self._text(rows[-1])  # all of it is there
         self.computed += len(rows)
 
     def _text(self, row: Row) -> list[int]:

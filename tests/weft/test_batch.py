@@ -47,11 +47,14 @@ class Schedule:
     pages: int
     context: int
     asked: tuple[Asked, ...]
+    prompt_rows: int = 0
 
-    def batch(self, rows: int | None = None) -> Batch:
+    def batch(self, rows: int | None = None, prompt_rows: int = 0) -> Batch:
         rows = rows or self.rows
-        steps = RecalledTexts(rows, self.page, self.pages)
-        return Batch(steps, rows=rows, page=self.page, pages=self.pages, context=self.context)
+        steps = RecalledTexts(rows, self.page, self.pages, prompt_rows)
+        return Batch(
+            steps, rows=rows, page=self.page, pages=self.pages, context=self.context, prompt_rows=prompt_rows
+        )
 
 
 def finished(batch: Batch, requests: list[Request], limit: int = 2000) -> None:
@@ -96,7 +99,7 @@ def check_equal(found: Request, expected: Request) -> None:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
-    page, context = draw(st.integers(1, 4)), draw(st.integers(4, 16))
+    page, context = draw(st.sampled_from([1, 2, 3, 4, 4, 6, 8])), draw(st.integers(4, 20))
     starts = draw(
         st.lists(
             st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=context), min_size=1, max_size=2
@@ -114,13 +117,21 @@ def schedules(draw: st.DrawFn) -> Schedule:
         return Asked(prompt, most, draw(st.integers(0, 3)), draw(st.integers(0, 12)), leaves, every, ends)
 
     texts = tuple(asked() for _ in range(draw(st.integers(1, 6))))
-    return Schedule(draw(st.integers(1, 5)), page, draw(st.integers(1, 12)), context, texts)
+    divisors = [0, *(count for count in range(1, page + 1) if page % count == 0)]
+    return Schedule(
+        draw(st.integers(1, 5)),
+        page,
+        draw(st.integers(1, 12)),
+        context,
+        texts,
+        draw(st.sampled_from(divisors)),
+    )
 
 
 @settings(max_examples=250, deadline=None)
 @given(schedules())
 def test_a_text_is_the_same_alone(schedule: Schedule) -> None:
-    batch = schedule.batch()
+    batch = schedule.batch(prompt_rows=schedule.prompt_rows)
     for asked, request in zip(schedule.asked, together(schedule, batch), strict=True):
         check_equal(request, alone(asked, schedule.batch()))
         check_equal(request, alone(asked, schedule.batch(rows=1)))
@@ -199,6 +210,31 @@ def test_a_text_that_has_no_room_ends_and_others_go_on(pages: int, context: int,
     assert len(long.tokens) == (9 if reason is End.CACHE else 7)
 
 
+def test_prompts_take_turns_with_other_texts() -> None:
+    """Tokens of a prompt are computed together up to its last one, and nobody waits for all of them."""
+    steps = RecalledTexts(2, 4, 8, 4)
+    batch = Batch(steps, rows=2, page=4, pages=8, context=32, prompt_rows=4)
+    one = first([1], 9)
+    batch.add(one)
+    batch.step()
+    other = first(list(range(11)), 1)
+    batch.add(other)
+    done = []
+    while other.reason is None:
+        batch.step()
+        done.append((len(one.made), other.computed))
+    assert done == [(1, 4), (2, 4), (2, 8), (3, 8), (3, 10), (4, 0)]  # its pages are others' then
+
+
+def test_few_tokens_of_a_prompt_are_computed_with_others() -> None:
+    steps = RecalledTexts(4, 8, 8, 8)
+    batch = Batch(steps, rows=4, page=8, pages=8, context=32, prompt_rows=8, prompt_least=4)
+    one = first([1, 2, 3, 4], 1)
+    batch.add(one)
+    batch.step()
+    assert (one.reason, steps.computed) == (End.TOKENS, 4)
+
+
 def test_who_waits_can_be_cancelled() -> None:
     batch, steps = batch_of(rows=1)
     one, other = first([1], 3), first([2], 3)
@@ -221,17 +257,19 @@ _SIZES = Sizes(
 
 
 @functools.cache
-def decoder(rows: int) -> Decoder:
+def decoder(rows: int, prompt_rows: int = 0) -> Decoder:
     model = random_model(np.random.default_rng(1), "llama", _SIZES, biases=False)
     text = np.random.default_rng(2).integers(0, model.sizes.vocabulary, 24).tolist()
     config = Config.load("small").replace(loops=1, kernel=256, lookup_tables=4)
-    return Decoder(integers(model, ranges(model, [text])), config, rows=rows, page=8)
+    numbers = integers(model, ranges(model, [text]))
+    return Decoder(numbers, config, rows=rows, page=8, prompt_rows=prompt_rows)
 
 
-def device_batch(rows: int, pages: int) -> Batch:
-    memory = DecoderMemory(decoder(rows), pages)
-    run = DecoderRun(memory, CompiledDevice(decoder(rows).config, memory.memory_bytes))
-    return Batch(run, rows=rows, page=8, pages=pages, context=_SIZES.context)
+def device_batch(rows: int, pages: int, prompt_rows: int = 0) -> Batch:
+    made = decoder(rows, prompt_rows)
+    memory = DecoderMemory(made, pages)
+    run = DecoderRun(memory, CompiledDevice(made.config, memory.memory_bytes))
+    return Batch(run, rows=rows, page=8, pages=pages, context=_SIZES.context, prompt_rows=prompt_rows)
 
 
 def drawn(seed: int) -> Schedule:
@@ -255,7 +293,7 @@ def drawn(seed: int) -> Schedule:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_text_is_the_same_alone_on_the_interpreter(seed: int) -> None:
     schedule = drawn(seed)
-    requests = together(schedule, device_batch(schedule.rows, schedule.pages))
+    requests = together(schedule, device_batch(schedule.rows, schedule.pages, (0, 4, 8)[seed]))
     for asked, request in zip(schedule.asked, requests, strict=True):
         check_equal(request, alone(asked, device_batch(1, 8)))
 

@@ -120,7 +120,7 @@ def test_cycles_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_sums_of_steps() -> None:
     counted = [Counted(3, 300, 1200), Counted(1, 150, 600), Counted(1, 250, 600)]
-    took = Took.of(counted, 4, 3, 8, 100e6)
+    took = Took.of(counted, 4, 8, 100e6)
     assert took.prompt == Part(2, 4, 450, 1800, 150, 300)
     assert took.following == Part(1, 1, 250, 600, 250, 250)
     assert took.lines() == [
@@ -129,7 +129,7 @@ def test_sums_of_steps() -> None:
         "following: 1 token in 1 step, 250 cycles a token, 600 bytes a token, 30.0% of the memory's 8 bytes a "
         "cycle; at 100 MHz 400,000.0 tokens a second",
     ]
-    assert len(Took.of(counted, None, 3, 8, None).lines()) == 1
+    assert len(Took.of(counted, None, 8, None).lines()) == 1
 
 
 class TwoAlike(Machine):

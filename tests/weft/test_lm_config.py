@@ -11,9 +11,11 @@ from support.language_models import SIZES
 
 from weft.boards.registry import BOARDS
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.contents import ring_of
 from weft.compiler.language.decoder import FEATURES
+from weft.compiler.language.places import Places
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
-from weft.lm_config import language_configuration, page_of
+from weft.lm_config import language_configuration, page_of, prompt_rows_of
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -57,10 +59,10 @@ def test_all_that_a_file_lacks_is_named(tmp_path: Path) -> None:
     [
         ({}, 4, 32),
         ({"n": 64, "lanes": 8, "bus_bytes": 64}, 4, 64),
-        ({"alignments": 64}, 32, 32),
-        ({"alignments": 32}, 32, 16),
-        ({"accumulator_depth": 16}, 16, 32),
-        ({"accumulator_depth": 16}, 32, 16),
+        ({"alignments": 32}, 32, 32),  # heads of one group at a time
+        ({"alignments": 16}, 32, 16),
+        ({"accumulator_depth": 16}, 32, 32),
+        ({"accumulator_depth": 16, "alignments": 16}, 24, 16),
     ],
 )
 def test_pages_have_room_on_the_chip(changes: dict[str, int], heads: int, page: int) -> None:
@@ -68,16 +70,47 @@ def test_pages_have_room_on_the_chip(changes: dict[str, int], heads: int, page: 
     assert page_of(sizes, Config().replace(**changes)) == page
 
 
+_STORIES = replace(
+    SIZES,
+    width=288,
+    heads=6,
+    key_value_heads=6,
+    key_length=48,
+    value_length=48,
+    feed_forward=768,
+    vocabulary=1000,
+)
+
+
 def test_pages_leave_half_of_the_scratchpad_to_weights() -> None:
     """Keys and values of a page of a model as wide as this are on the chip: 1,152 vectors of each for 32 keys."""
-    sizes = replace(
-        SIZES, width=288, heads=6, key_value_heads=6, key_length=48, value_length=48, feed_forward=768
-    )
-    assert [page_of(sizes, PRESETS[preset]) for preset in ("small", "default")] == [16, 32]
-    assert page_of(sizes, PRESETS["small"], rows=4) == 8
+    assert [page_of(_STORIES, PRESETS[preset]) for preset in ("small", "default")] == [16, 32]
+    assert page_of(_STORIES, PRESETS["small"], rows=4) == 8
+
+
+@pytest.mark.parametrize(
+    ("preset", "blocks", "rows"), [("default", False, 32), ("small", False, 2), ("default", True, 32)]
+)
+def test_prompts_take_what_room_there_is(preset: str, blocks: bool, rows: int) -> None:
+    """As many tokens as a page has, unless weights would come in more parts for their sake."""
+    config = PRESETS[preset]
+    places = Places(_STORIES, config, 1, page_of(_STORIES, config), blocks)
+    assert prompt_rows_of(places) == rows
+    if rows:
+        other = replace(places, rows=rows, consecutive=True)
+        assert len(ring_of(places, other).parts) <= 1.1 * len(ring_of(places).parts)
+
+
+def test_prompts_take_less_than_a_page_where_room_is_short() -> None:
+    config = PRESETS["small"].replace(scratchpad_depth=1024, accumulator_depth=128)
+    places = Places(_STORIES, config, 1, 32)
+    assert prompt_rows_of(places) == 8
 
 
 @pytest.mark.parametrize("changes", [{"row_states": 4}, {"accumulator_depth": 16}, {"alignments": 32}])
 def test_attention_that_does_not_fit(changes: dict[str, int]) -> None:
-    with pytest.raises(CompileError, match="attention of 64 heads of 16 elements does not fit the conf"):
-        page_of(replace(SIZES, heads=64, key_length=16), Config().replace(**changes))
+    sizes, config = replace(SIZES, heads=128, key_length=16, value_length=16), Config().replace(**changes)
+    with pytest.raises(
+        CompileError, match="attention of 1 tokens with heads of 16 elements does not fit the conf"
+    ):
+        Places(sizes, config, 1, page_of(sizes, config))

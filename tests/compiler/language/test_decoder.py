@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,55 @@ def test_texts_do_not_change_each_other() -> None:
         assert np.array_equal(found, expected[at]), at
 
 
+def steps_of(
+    run: DecoderRun, rows: int, text: Sequence[int], pages: Sequence[int], start: int = 0
+) -> np.ndarray:
+    """The logits behind a text whose tokens but for the last come `rows` together, from the one at `start` on."""
+    last = len(text) - 1
+    for first in range(start, last, rows):
+        run.prompt([(text[at], at, pages) for at in range(first, min(first + rows, last))])
+    found: np.ndarray = run.step([(text[last], last, pages)])[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("preset", "groups", "rows", "changes"),
+    [
+        ("default", 2, 16, {}), ("default", 4, 8, {}), ("small", 1, 4, {}), ("small", 4, 2, {}),
+        ("default", 4, 16, {"row_states": 32}),  # heads of two groups at a time
+        ("small", 2, 8, {"accumulator_depth": 16, "scratchpad_depth": 1024}),  # and of one
+    ],
+)  # fmt: skip
+def test_tokens_of_a_prompt_together_are_as_one_by_one(
+    preset: str, groups: int, rows: int, changes: dict[str, int]
+) -> None:
+    """To the bit, whatever pages had before, and if some of them are computed again."""
+    _, text, numbers = made(20 + groups, dataclasses.replace(_SIZES, key_value_heads=groups))
+    decoder = Decoder(numbers, config_of(preset).replace(**changes), page=16, prompt_rows=rows)
+    assert decoder.prompts is not None
+    if changes:
+        assert decoder.prompts.places.groups < groups
+    for each in (decoder, decoder.prompts):
+        check(instructions_of(each), each.config)
+    pages, run = [2, 0, 3], DecoderRun(decoder, CompiledDevice, 4)
+    run.device.write(run.bases[PAGES], np.random.default_rng(0).bytes(4 * decoder.places.page_bytes))
+    expected = [run.step([(token, at, pages)])[0] for at, token in enumerate(text)]
+    for count in (2, rows, rows + 1, 17, len(text)):
+        assert np.array_equal(steps_of(run, rows, text[:count], pages), expected[count - 1]), count
+    start = (len(text) - 2) // rows * rows
+    assert np.array_equal(steps_of(run, rows, text, pages, start), expected[-1])
+
+
+def test_tokens_of_a_prompt_in_blocks_of_4_bits(tmp_path: Path) -> None:
+    _, text, numbers = in_blocks(15, tmp_path, "Q8_0")
+    decoder = Decoder(numbers, config_of("default"), page=16, prompt_rows=8)
+    assert decoder.prompts is not None
+    check(instructions_of(decoder.prompts), decoder.config)
+    run, other = (DecoderRun(decoder, CompiledDevice, 4) for _ in range(2))
+    expected = [run.step([(token, at, [1, 3])])[0] for at, token in enumerate(text)][-1]
+    assert np.array_equal(steps_of(other, 8, text, [1, 3]), expected)
+
+
 def instructions_of(decoder: Decoder) -> list[Instruction]:
     return [decode(decoder.code[at : at + WORD_BYTES]) for at in range(0, len(decoder.code), WORD_BYTES)]
 
@@ -157,17 +207,26 @@ def test_nothing_races_in_blocks_of_4_bits(head: str, tmp_path: Path) -> None:
     check(instructions_of(decoder), decoder.config)
 
 
-def same_in_rtl(decoder: Decoder, steps: list[list[tuple[int, int, list[int]]]], seed: int) -> None:
-    """All of memory is the same behind each step, with random stalls."""
+def same_in_rtl(
+    decoder: Decoder,
+    steps: list[list[tuple[int, int, list[int]]]],
+    seed: int,
+    prompts: list[list[tuple[int, int, list[int]]]] = [],  # noqa: B006
+) -> None:
+    """All of memory is the same behind each step, and behind those of prompts ahead of them, with random stalls."""
 
     def rtl(config: Config, size: int) -> RtlDevice:
         return RtlDevice(config, size, stall_probability=0.2, stall_seed=seed)
 
     golden, real = (DecoderRun(decoder, device, 6) for device in (CompiledDevice, rtl))
+    size = golden.device.memory_bytes
     with real.device:
+        for step in prompts:
+            golden.prompt(step)
+            real.prompt(step)
+            assert golden.device.read(0, size) == real.device.read(0, size)
         for step in steps:
             assert np.array_equal(golden.step(step), real.step(step))
-            size = golden.device.memory_bytes
             assert golden.device.read(0, size) == real.device.read(0, size)
 
 
@@ -187,6 +246,13 @@ def test_rtl_is_golden_in_blocks_of_4_bits(head: str, tmp_path: Path) -> None:
     _, text, numbers = in_blocks(14, tmp_path, head)
     decoder = Decoder(numbers, config_of("small"), page=8)
     same_in_rtl(decoder, [[(token, at, [2, 0, 3])] for at, token in enumerate(text[:4])], 3)
+
+
+def test_rtl_is_golden_on_prompts() -> None:
+    _, text, numbers = made(16)
+    decoder = Decoder(numbers, config_of("small"), page=16, prompt_rows=8)
+    mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
+    same_in_rtl(decoder, [[mine[19]]], 4, [mine[:8], mine[8:16], mine[16:19]])
 
 
 def test_what_pages_held_before_does_not_matter() -> None:
@@ -253,10 +319,13 @@ def sizes_drawn(draw: st.DrawFn) -> Sizes:
 @settings(max_examples=60, deadline=None)
 @given(
     st.booleans(), sizes_drawn(), st.sampled_from(["tiny", "small", "default"]), st.sampled_from([1, 1, 2, 3, 5, 9]),
-    st.sampled_from([16, 32]), st.integers(0, 1 << 30),
+    st.sampled_from([16, 32]), st.sampled_from([0, 2, 4, 8, 16]), st.integers(0, 1 << 30),
 )  # fmt: skip
-def test_drawn_models(narrow: bool, sizes: Sizes, preset: str, rows: int, page: int, seed: int) -> None:
-    """The checker is content, and RTL is golden: heads, groups, sizes, pages, tokens side by side, 4 bits."""
+def test_drawn_models(
+    narrow: bool, sizes: Sizes, preset: str, rows: int, page: int, together: int, seed: int
+) -> None:
+    """The checker is content, and RTL is golden: heads, groups, sizes, pages, tokens side by side and of prompts, 4
+    bits."""
     if narrow:  # blocks of 32
         lengths = {
             name: -(-getattr(sizes, name) // 32) * 32 for name in ("width", "feed_forward", "key_length")
@@ -268,11 +337,14 @@ def test_drawn_models(narrow: bool, sizes: Sizes, preset: str, rows: int, page: 
     else:
         _, text, numbers = made(seed, sizes)
     try:
-        decoder = Decoder(numbers, config_of(preset), rows=rows, page=page)
+        decoder = Decoder(numbers, config_of(preset), rows=rows, page=page, prompt_rows=together)
     except CompileError as error:
-        assume("room" not in str(error))
+        assume("room" not in str(error) and "does not fit" not in str(error))
         raise
-    check(instructions_of(decoder), decoder.config)
+    for each in (decoder, decoder.prompts):
+        if each is not None:
+            check(instructions_of(each), each.config)
     mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
     steps = [mine[at : at + rows] for at in range(0, 20, rows)]
-    same_in_rtl(decoder, steps[:1] + steps[-2:], seed)
+    prompts = [mine[at : min(at + together, 19)] for at in range(0, 19, together)] if together else []
+    same_in_rtl(decoder, steps[:1] + steps[-2:], seed, prompts)
