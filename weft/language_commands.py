@@ -33,7 +33,12 @@ class Target(enum.StrEnum):
     TIMING = "timing"
 
 
-File = Annotated[Path, typer.Argument(help="Language model: a GGUF file.", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="Language model: a GGUF file, or an ONNX file with tokenizer.json beside it.", show_default=False
+    ),
+]
 On = Annotated[Target, typer.Option("--on", help="Where to run; timing counts cycles, and golden computes.")]
 Context = Annotated[
     int | None, whole("--context", "Tokens of a text at most; the model's if not given.", 1, 1 << 24)

@@ -1,4 +1,4 @@
-"""Language models on the device: text, token by token, from a GGUF file.
+"""Language models on the device: text, token by token, from a GGUF or ONNX file.
 
 >>> import weft.lm
 >>> model = weft.lm.load("model.gguf", "small")
@@ -12,17 +12,14 @@ of them. What they come to does not depend on each other.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weft.arguments import integer
 from weft.batch import Batch, End, Request
-from weft.compiler.gguf.reader import read
 from weft.compiler.language.decoder import Decoder
 from weft.compiler.language.integers import check, has_blocks, integers
 from weft.compiler.language.model import LanguageModel
@@ -37,6 +34,7 @@ from weft.errors import InputError
 from weft.generation import Completion, Generation
 from weft.hdl.isa.config import Config
 from weft.lm_config import language_configuration, page_of, prompt_rows_of
+from weft.lm_file import digest, read
 from weft.lm_machine import Counted, Machine, prompt_least
 from weft.lm_ranges import model_ranges
 from weft.lm_text import Text
@@ -243,12 +241,12 @@ def load(
     simulation: Simulation | None = None,
     compare: bool = False,
 ) -> Model:
-    """Load a language model from a GGUF file, for a device.
+    """Load a language model from a GGUF or ONNX file, for a device.
 
     Parameters
     ----------
     path : str, path or bytes
-        The file, or its bytes.
+        The file, or the bytes of a GGUF file. Beside an ONNX file are ``tokenizer.json`` and the model's configuration.
     config : str, path or Config
         A preset, which gets the features that language models take; or a configuration that has them.
     rows : int
@@ -269,7 +267,7 @@ def load(
     Raises
     ------
     weft.CompileError
-        If it is no GGUF file, of an architecture that does not run on the device, or does not fit the configuration.
+        If it is no such file, of an architecture that does not run on the device, or does not fit the configuration.
     weft.ConfigError
         If there is no such configuration, or it lacks something.
     InputError
@@ -288,7 +286,7 @@ def load(
     pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
     places = Places(limited.sizes, chosen.config, rows, page, blocks)
     reference = Reference(model)
-    found = model_ranges(reference, _digest(path), _tokens(model, calibration))
+    found = model_ranges(reference, digest(path, model), _tokens(model, calibration))
     decoder = Decoder(
         integers(limited, found, blocks=blocks), chosen.config, rows=rows, page=page,
         prompt_rows=prompt_rows_of(places),
@@ -306,14 +304,6 @@ def _tokens(model: LanguageModel, text: str | None) -> list[int] | None:
     if tokens := Tokenizer(model.vocabulary).encode(text):
         return tokens
     raise InputError("the calibration text is empty")
-
-
-def _digest(path: str | os.PathLike[str] | bytes) -> str:
-    """SHA-256 of a model's file."""
-    if isinstance(path, bytes):
-        return hashlib.sha256(path).hexdigest()
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _stops(stop: str | Collection[str]) -> list[str]:

@@ -31,6 +31,9 @@ _NEWEST = {
 _DEPTH = 100
 """Largest depth of calls of functions: each takes several of Python's."""
 
+_MISPLACED = ("SimplifiedLayerNormalization",)
+"""Operators of ONNX Runtime that its tools write without a domain."""
+
 _Function = tuple[str, str, str]
 
 
@@ -66,6 +69,30 @@ def checked(source: Source, shapes: Mapping[str, int] | None = None) -> onnx.Mod
     _check_inputs(proto)
     _check_valid(proto)
     return proto
+
+
+def read_open(source: Source) -> Network:
+    """Read and check a model whose inputs may have open dimensions; functions are written out.
+
+    Operators that ONNX Runtime writes into ONNX's own domain, and ONNX does not define, are in that of ONNX Runtime.
+
+    Raises
+    ------
+    CompileError
+        If it is missing, truncated, not ONNX or not valid.
+    """
+    proto = _parsed(source)
+    _check_graph(proto)
+    _check_text(proto)
+    _check_functions(proto)
+    if proto.functions:
+        proto = _inlined(proto)
+    for node in proto.graph.node:
+        if node.op_type in _MISPLACED and not node.domain:
+            node.domain = "com.microsoft"
+    _check_operators(proto.graph.node, proto)
+    _check_valid(proto)
+    return network_of(proto)
 
 
 def _parsed(source: Source) -> onnx.ModelProto:
