@@ -199,7 +199,7 @@ class _Reader:
         known = {node.index for product in products for node in product.inside} | trials.seen
         known |= {node.index for node in trials.needed([structure.embedded, structure.positions], ())}
         for node in graph.network.nodes:
-            placed = any(name in structure.ends or name in graph.fixed for name in node.outputs)
+            placed = any(graph.origin(name) in structure.ends or name in graph.fixed for name in node.outputs)
             if node.index not in known and not placed:
                 raise CompileError(f"{node.label} belongs to no part of a decoder that weft knows")
 

@@ -11,8 +11,10 @@ from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.model import Rotary
 from weft.compiler.onnx_language.norms import close
 
-_STEADY = 2e-3
-"""Radians that an angle may be off at the last position that is tried."""
+_STEADY = 1e-4
+"""Radians that an angle may be off,"""
+_EACH = 2e-7
+"""and for each position more, as products of positions and angles are float32."""
 _UNITY = 1e-4
 """How far a factor is from 1 that stands for none."""
 Kept = Callable[[int, np.ndarray], np.ndarray]
@@ -49,7 +51,7 @@ def measure(
     key = np.random.default_rng(1).normal(0, 1, (heads, length)).astype(np.float32)
     key += np.sign(key) * np.float32(0.5)
     found = {at: kept(at, key).astype(np.float64).reshape(heads, length) for at in (0, *positions(last))}
-    steady = _STEADY + 2 * rounded
+    steady = _STEADY + _EACH * last + 2 * rounded
     if not close(found[0], key):
         raise CompileError(
             "keys at the first position are not what their product made: weft supports no norms of keys, and no "
@@ -90,7 +92,7 @@ def _angles(
         turns = (value[:, first] + 1j * value[:, second]) / before
         turn = turns.mean(axis=0)
         rest = close(value[:, dimensions:], key[:, dimensions:]) if dimensions < key.shape[1] else True
-        if not rest or np.abs(np.abs(turn) - 1).max() > steady or np.abs(turns - turn).max() > steady:
+        if not rest or np.abs(np.abs(turn) - 1).max() > 10 * steady or np.abs(turns - turn).max() > 10 * steady:
             return None
         angles[at] = np.angle(turn)
     return angles
