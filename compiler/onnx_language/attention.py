@@ -84,11 +84,11 @@ class Attention:
         try:
             rotary, neighbours = self._rotation(layer)
         except CompileError as error:
-            raise CompileError(f"attention in front of {where}: {error}") from None
+            raise CompileError(f"attention up to {where}: {error}") from None
         for tokens, before in _CASES:
             if tokens + before <= self.context and not layer.agrees(tokens, before, rotary, neighbours):
                 raise CompileError(
-                    f"attention in front of {where} is not softmax(q k / sqrt({layer.heads.key_length})) v of "
+                    f"attention up to {where} is not softmax(q k / sqrt({layer.heads.key_length})) v of "
                     "all tokens "
                     f"up to a token's own, as a try of {tokens} tokens behind {before} shows; weft expects "
                     "that, with no "
@@ -96,7 +96,7 @@ class Attention:
                 )
         if not layer.sees_all(self.context):
             raise CompileError(
-                f"attention in front of {where} does not see all of {self.context:,} tokens: sliding windows are not "
+                f"attention up to {where} does not see all of {self.context:,} tokens: sliding windows are not "
                 "supported"
             )
         return layer.found(rotary, neighbours)

@@ -52,11 +52,11 @@ def read(texts: Texts, half: Half) -> tuple[Linear | None, Linear]:
             return None, first[0].linear
         known = _known(found, values[0])
         raise CompileError(
-            f"the feed-forward network in front of {where} computes {known}; weft expects the GELU by the hyperbolic "
+            f"the feed-forward network up to {where} computes {known}; weft expects the GELU by the hyperbolic "
             "tangent where there is no gate"
         )
     raise CompileError(
-        f"the feed-forward network in front of {where} is not silu(gate) * up of two products with {inner:,} elements, "
+        f"the feed-forward network up to {where} is not silu(gate) * up of two products with {inner:,} elements, "
         "which weft expects; experts and other functions are not supported"
     )
 

@@ -71,13 +71,13 @@ def measure(
 
 
 def _candidates(found: dict[int, np.ndarray], key: np.ndarray) -> list[int]:
-    """How many elements may be turned: all, or as many as change."""
+    """How many elements may be turned: as many as change, or all, where some change too little to be seen."""
     length = key.shape[1]
     moved = np.zeros(length, bool)
     for value in found.values():
-        moved |= (np.abs(value - key) > 1e-5).any(axis=0)
+        moved |= (value != key).any(axis=0)
     last = int(np.flatnonzero(moved).max(initial=0)) + 1
-    return list(dict.fromkeys((length - length % 2, last + last % 2)))
+    return list(dict.fromkeys((last + last % 2, length - length % 2)))
 
 
 def _angles(
@@ -92,7 +92,11 @@ def _angles(
         turns = (value[:, first] + 1j * value[:, second]) / before
         turn = turns.mean(axis=0)
         rest = close(value[:, dimensions:], key[:, dimensions:]) if dimensions < key.shape[1] else True
-        if not rest or np.abs(np.abs(turn) - 1).max() > 10 * steady or np.abs(turns - turn).max() > 10 * steady:
+        if (
+            not rest
+            or np.abs(np.abs(turn) - 1).max() > 10 * steady
+            or np.abs(turns - turn).max() > 10 * steady
+        ):
             return None
         angles[at] = np.angle(turn)
     return angles

@@ -113,6 +113,10 @@ class Finder:
         CompileError
             If it is none of a decoder: the sentence names the node that does not fit.
         """
+        if not self._pasts:
+            raise CompileError(
+                "the graph has no inputs with keys and values of tokens before: export the model with past_key_values"
+            )
         found = self._lookup()
         self._follow(found)
         return self._assembled(found)

@@ -50,6 +50,12 @@ class _Part:
             self._evaluator = Evaluator(dataclasses.replace(network, types=types))
         known.update(zip(network.outputs, self._evaluator.run(feeds), strict=True))
 
+    @property
+    def label(self) -> str:
+        """The node that messages are about."""
+        foreign = [node for node in self._nodes if node.domain]
+        return (foreign or self._nodes[::-1])[0].label
+
 
 class Trials:
     """Computes values of a graph.
@@ -80,13 +86,13 @@ class Trials:
         names = tuple(names)
         known: dict[str, Any] = {**self._graph.network.constants, **given}
         key = (names, frozenset((name, value.ndim) for name, value in given.items()))
-        try:
-            if key not in self._prepared:
-                self._prepared[key] = self._parts(names, given)
-            for part in self._prepared[key]:
+        if key not in self._prepared:
+            self._prepared[key] = self._parts(names, given)
+        for part in self._prepared[key]:
+            try:
                 part.run(known)
-        except EvaluationError as error:
-            raise CompileError(f"the graph cannot be tried out: {error}") from None
+            except EvaluationError as error:
+                raise CompileError(f"{part.label} cannot be tried out: {error}") from None
         return [np.asarray(known[name]) for name in names]
 
     def needed(self, names: Iterable[str], known: Iterable[str], *, shapes: bool = True) -> list[Node]:

@@ -30,8 +30,8 @@ class Form:
         ``grouped``: ONNX Runtime's operators, as onnxruntime-genai writes them. ``plain``: ONNX's own of old, as
         exporters of PyTorch do. ``standard``: Attention, RotaryEmbedding and RMSNormalization of opset 23.
     weights : str
-        ``float``, ``half``, ``bits`` (MatMulNBits), ``channels`` (DequantizeLinear by rows), ``blocks`` (DequantizeLinear
-        by blocks) or ``dynamic`` (DynamicQuantizeLinear and MatMulInteger).
+        ``float``, ``half``, ``bits`` (MatMulNBits), ``channels`` (DequantizeLinear by rows), ``blocks``
+        (DequantizeLinear by blocks) or ``dynamic`` (DynamicQuantizeLinear and MatMulInteger).
     block, bits, zeros : int, int, bool
         Of blocks; whether they have zero points.
     neighbours, packed, apart : bool
@@ -69,7 +69,9 @@ class Builder:
     def integers(self, *values: int) -> str:
         return self.constant(values, np.int64)
 
-    def node(self, operator: str, *inputs: str, outputs: Sequence[str] = (), domain: str = "", **attributes: Any) -> str:
+    def node(
+        self, operator: str, *inputs: str, outputs: Sequence[str] = (), domain: str = "", **attributes: Any
+    ) -> str:
         names = list(outputs) or [f"v{len(self.nodes)}"]
         name = f"{operator}{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, names, name, domain=domain, **attributes))
@@ -95,8 +97,14 @@ class Builder:
         padded = np.zeros((rows, count * form.block), np.float32)
         padded[:, :columns] = weight
         blocks = padded.reshape(rows, count, form.block)
-        zeros = self._rng.integers(middle - 2, middle + 3, (rows, count)) if form.zeros else np.full((rows, count), middle)
-        scales = (np.abs(blocks).max(axis=2) / (middle - 2)).astype(self.float).astype(np.float32) + np.float32(1e-6)
+        zeros = (
+            self._rng.integers(middle - 2, middle + 3, (rows, count))
+            if form.zeros
+            else np.full((rows, count), middle)
+        )
+        scales = (np.abs(blocks).max(axis=2) / (middle - 2)).astype(self.float).astype(
+            np.float32
+        ) + np.float32(1e-6)
         values = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, most).astype(np.uint8)
         inputs = [x, self.constant(_packed(values, form.bits), np.uint8), self.constant(scales.reshape(-1))]
         if form.zeros:
@@ -119,7 +127,9 @@ class Builder:
         extra: dict[str, Any] = {"axis": 0, "block_size": block} if blocks else {"axis": 1}
         scale = scales.reshape(-1, outputs) if blocks else scales.reshape(-1)
         zeros = [] if blocks else [self.constant(np.zeros(outputs), np.int8)]
-        return self.node("MatMul", x, self.node("DequantizeLinear", name, self.constant(scale), *zeros, **extra))
+        return self.node(
+            "MatMul", x, self.node("DequantizeLinear", name, self.constant(scale), *zeros, **extra)
+        )
 
     def _dynamic(self, weight: np.ndarray, x: str) -> str:
         n = len(self.nodes)
@@ -134,7 +144,9 @@ class Builder:
     def norm(self, norm: Norm, x: str) -> str:
         weight, epsilon = self.constant(norm.weight), self.model.epsilon
         if norm.bias is not None:
-            return self.node("LayerNormalization", x, weight, self.constant(norm.bias), axis=-1, epsilon=epsilon)
+            return self.node(
+                "LayerNormalization", x, weight, self.constant(norm.bias), axis=-1, epsilon=epsilon
+            )
         if self.form.style == "grouped":
             return self.node("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=epsilon)
         if self.form.style == "standard":
@@ -151,8 +163,8 @@ class Builder:
             return total, self.norm(norm, total)
         n = len(self.nodes)
         self.node(
-            "SkipSimplifiedLayerNormalization", x, added, self.constant(norm.weight), outputs=(f"n{n}", "", "", f"t{n}"),
-            domain=MICROSOFT, epsilon=self.model.epsilon,
+            "SkipSimplifiedLayerNormalization", x, added, self.constant(norm.weight),
+            outputs=(f"n{n}", "", "", f"t{n}"), domain=MICROSOFT, epsilon=self.model.epsilon,
         )  # fmt: skip
         return f"t{n}", f"n{n}"
 
@@ -169,7 +181,11 @@ class Builder:
 
     def attention(self, block: Block, x: str, index: int) -> str:
         sizes = self.model.sizes
-        parts = (self.rows(block.query, sizes.heads), self.rows(block.key, sizes.key_value_heads), block.value)
+        parts = (
+            self.rows(block.query, sizes.heads),
+            self.rows(block.key, sizes.key_value_heads),
+            block.value,
+        )
         if self.form.packed:
             biases = [part.bias for part in parts]
             whole = Linear(
@@ -191,13 +207,20 @@ class Builder:
         turned = rotary is not None and not form.apart
         style = {"rotary_interleaved": int(form.neighbours), "do_rotary": 1} if turned else {}
         if rotary is not None and form.apart:
-            options = {"interleaved": int(form.neighbours), "domain": MICROSOFT}
+            options: dict[str, Any] = {"interleaved": int(form.neighbours), "domain": MICROSOFT}
             partial = rotary.dimensions != sizes.key_length
             for at, heads in ((0, sizes.heads), (1, sizes.key_value_heads)):
                 if partial:
                     options |= {"num_heads": heads, "rotary_embedding_dim": rotary.dimensions}
                 names[at] = self.node("RotaryEmbedding", names[at], "position_ids", "cos", "sin", **options)
-        inputs = [*names, *[""] * (3 - len(names)), f"past.{index}.key", f"past.{index}.value", "seqlens", "total"]
+        inputs = [
+            *names,
+            *[""] * (3 - len(names)),
+            f"past.{index}.key",
+            f"past.{index}.value",
+            "seqlens",
+            "total",
+        ]
         self.node(
             "GroupQueryAttention", *inputs, *(("cos", "sin") if turned else ()), domain=MICROSOFT,
             outputs=(f"a{index}", f"present.{index}.key", f"present.{index}.value"), num_heads=sizes.heads,
@@ -219,15 +242,28 @@ class Builder:
         query, key, value = parts
         if self.form.style == "standard":
             outputs = (f"a{index}", f"present.{index}.key", f"present.{index}.value")
-            made = self.node("Attention", query, key, value, "bias", f"past.{index}.key", f"past.{index}.value", outputs=outputs)
+            made = self.node(
+                "Attention",
+                query,
+                key,
+                value,
+                "bias",
+                f"past.{index}.key",
+                f"past.{index}.value",
+                outputs=outputs,
+            )
         else:
             present = [f"present.{index}.key", f"present.{index}.value"]
             self.node("Concat", f"past.{index}.key", key, outputs=present[:1], axis=2)
             self.node("Concat", f"past.{index}.value", value, outputs=present[1:], axis=2)
-            keys, values = (self.repeated(name, length) for name, length in zip(present, lengths[1:], strict=True))
+            keys, values = (
+                self.repeated(name, length) for name, length in zip(present, lengths[1:], strict=True)
+            )
             scores = self.node("MatMul", query, self.node("Transpose", keys, perm=[0, 1, 3, 2]))
             scores = self.node("Mul", scores, self.constant(sizes.key_length**-0.5))
-            made = self.node("MatMul", self.node("Softmax", self.node("Add", scores, "bias"), axis=-1), values)
+            made = self.node(
+                "MatMul", self.node("Softmax", self.node("Add", scores, "bias"), axis=-1), values
+            )
         flat = self.node("Transpose", made, perm=[0, 2, 1, 3])
         return self.node("Reshape", flat, self.integers(0, 0, sizes.heads * sizes.value_length))
 
@@ -237,15 +273,18 @@ class Builder:
             return name
         wide = self.node("Unsqueeze", name, self.integers(2))
         shape = self.integers(1, 1, sizes.heads // sizes.key_value_heads, 1, 1)
-        return self.node("Reshape", self.node("Expand", wide, shape), self.integers(0, sizes.heads, -1, length))
+        return self.node(
+            "Reshape", self.node("Expand", wide, shape), self.integers(0, sizes.heads, -1, length)
+        )
 
     def turned(self, x: str) -> str:
         rotary = self.model.rotary
         assert rotary is not None
         if self.form.style == "standard":
-            partial = {} if rotary.dimensions == self.model.sizes.key_length else {"rotary_embedding_dim": rotary.dimensions}
-            places = ["position_ids"]
-            return self.node("RotaryEmbedding", x, "cos", "sin", *places, interleaved=int(self.form.neighbours), **partial)
+            options: dict[str, Any] = {"interleaved": int(self.form.neighbours)}
+            if rotary.dimensions < self.model.sizes.key_length:
+                options["rotary_embedding_dim"] = rotary.dimensions
+            return self.node("RotaryEmbedding", x, "cos", "sin", "position_ids", **options)
         half = rotary.dimensions // 2
         if self.form.neighbours:
             first, second = (self.sliced(x, at, rotary.dimensions, 2) for at in (0, 1))
@@ -282,7 +321,10 @@ class Builder:
         rotary, context = self.model.rotary, self.model.sizes.context
         if rotary is not None:
             angles = rotary.angles(np.arange(context))
-            self.initialisers |= {"cos": np.cos(angles).astype(self.float), "sin": np.sin(angles).astype(self.float)}
+            self.initialisers |= {
+                "cos": np.cos(angles).astype(self.float),
+                "sin": np.sin(angles).astype(self.float),
+            }
         if self.form.style == "grouped":
             total = self.node("ReduceSum", "attention_mask", self.integers(1), keepdims=0)
             less = self.node("Sub", total, self.integers(1))
@@ -305,7 +347,9 @@ class Builder:
         self.shared()
         x = self.node("Gather", self.constant(dense(model.token_embedding)), "input_ids")
         if model.positions is not None:
-            x = self.node("Add", x, self.node("Gather", self.constant(dense(model.positions)), "position_ids"))
+            x = self.node(
+                "Add", x, self.node("Gather", self.constant(dense(model.positions)), "position_ids")
+            )
         normed = self.norm(model.blocks[0].attention_norm, x)
         after = [block.attention_norm for block in model.blocks[1:]] + [model.output_norm]
         for index, (block, following) in enumerate(zip(model.blocks, after, strict=True)):
@@ -315,7 +359,10 @@ class Builder:
         logits = self.linear(model.output, normed)
         self.node("Identity", logits, outputs=["logits"])
         kind = TensorProto.FLOAT16 if self.float is np.float16 else TensorProto.FLOAT
-        values = [("input_ids", 7, ["batch", "tokens"]), ("attention_mask", 7, ["batch", "total"])]
+        values: list[tuple[str, int, list[Any]]] = [
+            ("input_ids", 7, ["batch", "tokens"]),
+            ("attention_mask", 7, ["batch", "total"]),
+        ]
         if any("position_ids" in node.input for node in self.nodes):
             values.append(("position_ids", 7, ["batch", "tokens"]))
         outputs: list[tuple[str, int, list[Any]]] = [("logits", kind, ["batch", "tokens", sizes.vocabulary])]
@@ -355,9 +402,14 @@ def put(folder: Path, proto: onnx.ModelProto, model: LanguageModel, **config: ob
     folder.mkdir(parents=True, exist_ok=True)
     known = model.vocabulary
     stated = {
-        "max_position_embeddings": model.sizes.context, "bos_token_id": known.begin, "eos_token_id": known.end, **config,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
+        "max_position_embeddings": model.sizes.context,
+        "bos_token_id": known.begin,
+        "eos_token_id": known.end,
+        **config,
+    }
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in stated.items() if value is not None})
+    )
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_file(known)))
     path = folder / "model.onnx"
     onnx.save(proto, path)
@@ -373,7 +425,11 @@ def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
         if kind in (Kind.CONTROL, Kind.USER_DEFINED)
     ]
     pieces = known.model == "llama"
-    named: dict[str, Any] = {"type": "BPE", "vocab": {text: at for at, (text, _) in tokens}, "byte_fallback": pieces}
+    named: dict[str, Any] = {
+        "type": "BPE",
+        "vocab": {text: at for at, (text, _) in tokens},
+        "byte_fallback": pieces,
+    }
     whole: dict[str, Any] = {"version": "1.0", "added_tokens": added, "model": named}
     if pieces:
         named |= {"unk_token": known.tokens[known.unknown or 0], "merges": _pairs(known)}
@@ -387,7 +443,10 @@ def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
         begin = known.tokens[known.begin or 0]
         whole["post_processor"] = {
             "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": begin, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "single": [
+                {"SpecialToken": {"id": begin, "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
             "special_tokens": {begin: {"id": begin, "ids": [known.begin], "tokens": [begin]}},
         }
     else:
@@ -398,7 +457,9 @@ def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
 
 def _pairs(known: Vocabulary) -> list[str]:
     """All pairs of pieces that make a piece, those with the highest score in front."""
-    pieces = {text: known.scores[at] for at, text in enumerate(known.tokens) if known.kinds[at] is Kind.NORMAL}
+    pieces = {
+        text: known.scores[at] for at, text in enumerate(known.tokens) if known.kinds[at] is Kind.NORMAL
+    }
     found = [
         (-score, text, text[:at])
         for text, score in pieces.items()
@@ -408,7 +469,9 @@ def _pairs(known: Vocabulary) -> list[str]:
     return [f"{left} {text[len(left) :]}" for _, text, left in sorted(found)]
 
 
-def outside(path: Path, tokens: Sequence[int], past: dict[str, np.ndarray] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+def outside(
+    path: Path, tokens: Sequence[int], past: dict[str, np.ndarray] | None = None
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Logits (tokens, vocabulary) by ONNX Runtime, and what is kept of keys and values."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

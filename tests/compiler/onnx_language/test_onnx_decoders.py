@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.language_models import byte_pairs, pieces, random_model
+from support.language_models import SIZES, byte_pairs, pieces, random_model
 from support.onnx_decoders import Form, outside, write
 
-from weft.compiler.language.model import BlockTensor, LanguageModel, Rotary, Sizes
+from weft.compiler.host import evaluate
+from weft.compiler.language.integers import in_blocks
+from weft.compiler.language.model import BlockTensor, LanguageModel, Rotary, Sizes, dense
 from weft.compiler.language.reference import Reference
 from weft.compiler.onnx_language.reader import read
 
+SIXTEEN = dataclasses.replace(SIZES, key_length=16, value_length=16)
+"""Lengths of heads that ONNX Runtime's operators take."""
 LOOSE = {"half": 0.03, "dynamic": 0.4}
 """How far logits may be off, relative to their deviation, where the graph itself rounds."""
 
@@ -84,7 +88,12 @@ def test_logits_are_those_of_onnx_runtime(form: Form, seed: int, tmp_path: Path)
     sizes, rotary = drawn(rng, form.style)
     known = pieces() if rng.integers(2) else byte_pairs()
     model = random_model(
-        rng, sizes=sizes, rotary=rotary, tied=bool(rng.integers(2)), biases=bool(rng.integers(2)), vocabulary=known
+        rng,
+        sizes=sizes,
+        rotary=rotary,
+        tied=bool(rng.integers(2)),
+        biases=bool(rng.integers(2)),
+        vocabulary=known,
     )
     path = write(tmp_path, model, form, rng)
     found = compared(path, model, rng, LOOSE.get(form.weights, 2e-4))
@@ -96,3 +105,105 @@ def test_logits_are_those_of_onnx_runtime(form: Form, seed: int, tmp_path: Path)
     if form.weights not in ("half",):
         assert (found.rotary.base, found.rotary.scale, found.rotary.factors) == (rotary.base, 1.0, None)
     assert found.notes == ()
+
+
+@pytest.mark.parametrize("weights", ["float", "channels", "bits"])
+def test_gpt2(weights: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    model = random_model(rng, "gpt2", tied=True)
+    form = Form(style="plain", weights=weights, packed=True)
+    path = write(tmp_path, model, form, rng)
+    found = compared(path, model, rng, 2e-4)
+    assert (found.architecture, found.sizes, found.rotary) == ("gpt2", model.sizes, None)
+    assert found.positions is not None
+    assert model.positions is not None
+    assert np.array_equal(dense(found.positions), dense(model.positions))
+    assert found.tied == (weights == "float")
+
+
+@pytest.mark.parametrize(
+    ("form", "rotary"),
+    [
+        (Form(style="plain"), Rotary(4, 10000.0)),
+        (Form(style="plain", neighbours=True), Rotary(4, 10000.0)),
+        (Form(style="standard"), Rotary(6, 777.0)),
+        (Form(style="plain"), Rotary(8, 10000.0, scale=4.0)),
+        (Form(style="standard"), Rotary(8, 10000.0, 1.0, np.array([1, 1, 2.5, 8], np.float32))),
+    ],
+    ids=str,
+)
+def test_rotations(form: Form, rotary: Rotary, tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    model = random_model(rng, rotary=rotary)
+    found = compared(write(tmp_path, model, form, rng), model, rng, 2e-4).rotary
+    assert found is not None
+    assert (found.dimensions, found.base, found.scale) == (rotary.dimensions, rotary.base, rotary.scale)
+    factors = np.ones(rotary.dimensions // 2) if rotary.factors is None else rotary.factors
+    assert np.allclose(1.0 if found.factors is None else found.factors, factors, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form(),
+        Form(apart=True, packed=True),
+        Form(style="plain"),
+        Form(weights="bits"),
+        Form(weights="dynamic"),
+    ],
+    ids=str,
+)
+def test_onnx_runtime_is_not_needed(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(9)
+    model = random_model(rng, sizes=SIXTEEN)
+    path = write(tmp_path, model, form, rng)
+    wanted = read(path)
+    monkeypatch.setattr(evaluate, "runtime", lambda: None)
+    found = read(path)
+    assert (found.sizes, found.epsilon) == (wanted.sizes, wanted.epsilon)
+    for one, other in zip(found.blocks, wanted.blocks, strict=True):
+        assert np.array_equal(dense(one.query.weight), dense(other.query.weight))
+        assert np.array_equal(one.attention_norm.weight, other.attention_norm.weight)
+
+
+def test_nothing_is_rounded(tmp_path: Path) -> None:
+    rng = np.random.default_rng(10)
+    model = random_model(rng, sizes=SIXTEEN)
+    for form in (Form(), Form(style="plain", packed=True), Form(style="standard", neighbours=True)):
+        found = read(write(tmp_path, model, form, rng))
+        for one, other in zip(found.blocks, model.blocks, strict=True):
+            for name in ("query", "key", "value", "attention_output", "gate", "up", "down"):
+                assert np.array_equal(getattr(one, name).weight, getattr(other, name).weight), (form, name)
+            assert np.array_equal(one.feed_forward_norm.weight, other.feed_forward_norm.weight)
+        assert np.array_equal(dense(found.output.weight), dense(model.output.weight))
+        assert np.array_equal(dense(found.token_embedding), dense(model.token_embedding))
+        assert found.output_norm.bias is None
+
+
+@pytest.mark.parametrize(
+    ("block", "bits", "zeros"), [(16, 4, False), (32, 4, False), (128, 4, False), (64, 8, True)]
+)
+def test_blocks_stay_blocks(block: int, bits: int, zeros: bool, tmp_path: Path) -> None:
+    """Blocks that the device has in 4 bits come out as these, larger ones as several with the same scale."""
+    rng = np.random.default_rng(11)
+    sizes = dataclasses.replace(SIXTEEN, width=128, feed_forward=256)
+    model = random_model(rng, sizes=sizes)
+    found = read(write(tmp_path, model, Form(weights="bits", block=block, bits=bits, zeros=zeros), rng))
+    weight = found.blocks[0].down.weight
+    assert isinstance(weight, BlockTensor)
+    assert (weight.block, weight.minimums) == (min(block, 32), None)
+    assert weight.scales.shape == (128, 256 // min(block, 32))
+    if block > 32:
+        assert np.array_equal(weight.scales[:, ::2], weight.scales[:, 1::2])
+    largest = int(np.abs(weight.values).max())
+    assert largest <= 8 if bits == 4 else 100 < largest <= 128
+    assert in_blocks(weight) == (block >= 32 and bits == 4)
+
+
+def test_a_block_that_columns_do_not_fill(tmp_path: Path) -> None:
+    rng = np.random.default_rng(12)
+    sizes = dataclasses.replace(SIXTEEN, width=80, feed_forward=48)
+    model = random_model(rng, sizes=sizes)
+    path = write(tmp_path, model, Form(weights="bits", block=32, zeros=True), rng)
+    found = compared(path, model, rng, 2e-4)
+    assert isinstance(found.blocks[0].down.weight, np.ndarray)
