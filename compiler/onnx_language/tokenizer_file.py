@@ -23,6 +23,8 @@ _MOST = 1 << 22
 """Most tokens."""
 _IGNORED = ("NFC", "NFKC", "NFD", "NFKD")
 """Normalisers without which most texts are the same."""
+_BESIDE = ("single_word", "lstrip", "rstrip")
+"""Fields of an added token that takes spaces beside it, or is a word of its own."""
 _DIGIT = r"\p{N}"
 
 Part = Mapping[str, Any]
@@ -113,12 +115,15 @@ class _Reader:
         known: dict[int, str] = {}
         kinds: dict[int, Kind] = {}
         entries = [(text, number, Kind.NORMAL) for text, number in _object(self._model, "vocab").items()]
-        for item in self._whole.get("added_tokens") or []:
+        beside: list[str] = []
+        added = self._whole.get("added_tokens")
+        for item in added if isinstance(added, list) else []:
             if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
                 raise CompileError(
                     f"added_tokens has {shown(item)}; weft expects objects with content and id"
                 )
             kind = Kind.CONTROL if item.get("special") else Kind.USER_DEFINED
+            beside += [item["content"]] if any(item.get(name) for name in _BESIDE) else []
             entries.append((item["content"], item.get("id"), kind))
         for text, number, kind in entries:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _MOST:
@@ -138,6 +143,11 @@ class _Reader:
                     f"token {number:,} is {shown(text)}, and the model has {self._count:,} tokens"
                 )
             kinds[number] = kind
+        if beside:
+            self._notes.append(
+                f"the tokenizer looks at what is beside {len(beside):,} added tokens, {shown(beside[0])} for example, "
+                "which weft does not"
+            )
         unknown = self._model.get("unk_token")
         for number, text in known.items():
             if pieces and _BYTE.fullmatch(text) and kinds[number] is Kind.NORMAL:

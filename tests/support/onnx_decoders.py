@@ -419,8 +419,9 @@ def put(folder: Path, proto: onnx.ModelProto, model: LanguageModel, **config: ob
 def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
     """A vocabulary as tokenizer.json has it."""
     tokens = list(enumerate(zip(known.tokens, known.kinds, strict=True)))
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {"id": at, "content": text, "special": kind is not Kind.USER_DEFINED}
+        {"id": at, "content": text, "special": kind is not Kind.USER_DEFINED, **plain}
         for at, (text, kind) in tokens
         if kind in (Kind.CONTROL, Kind.USER_DEFINED)
     ]
@@ -447,6 +448,7 @@ def tokenizer_file(known: Vocabulary) -> dict[str, Any]:
                 {"SpecialToken": {"id": begin, "type_id": 0}},
                 {"Sequence": {"id": "A", "type_id": 0}},
             ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {begin: {"id": begin, "ids": [known.begin], "tokens": [begin]}},
         }
     else:
