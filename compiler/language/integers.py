@@ -64,7 +64,13 @@ class Weights:
     def of(cls, weight: Matrix, *, together: bool = False, blocks: bool = False) -> Weights:
         """Quantise a matrix (rows, columns), or keep its `blocks` of 4 bits; `together` gives all rows one scale."""
         exact = dense(weight)
-        largest = np.abs(exact).max(axis=None if together else 1)
+        axis = None if together else 1
+        largest = np.abs(exact).max(axis=axis)
+        if blocks:
+            assert isinstance(weight, BlockTensor)
+            # A factor of its own size must do for every block, whatever the largest of its values is.
+            steps = np.abs(weight.scales).max(axis=axis) * (1 << int4.FACTOR_PLACES)
+            largest = np.maximum(largest, steps)
         scales = np.broadcast_to(np.maximum(largest, 1e-12) / 127, len(exact)).astype(float)
         if not blocks:
             return cls(np.rint(exact / scales[:, None]).astype(np.int8), scales)

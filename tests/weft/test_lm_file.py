@@ -44,7 +44,7 @@ def test_the_same_model_from_both_formats(tmp_path: Path) -> None:
         digests.append(digest(path, read(path)))
     assert texts[0] == texts[1] == texts[2]
     assert len(texts[0].tokens) == 6
-    assert len(set(digests)) == 3
+    assert digests[0] != digests[1] == digests[2]  # two graphs, in which the same was found, bit for bit
 
 
 def test_blocks_of_4_bits_stay_in_them(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_blocks_of_4_bits_stay_in_them(tmp_path: Path) -> None:
         assert "int4=2" in device.added
         tokens = device.encode(PROMPT)
         found, wanted = device.logits(tokens), device.reference.logits(tokens)
-        assert np.abs(found - wanted).mean() < 0.2 * wanted.std()
+        assert np.abs(found - wanted).mean() < 0.1 * wanted.std()
 
 
 def test_the_digest_is_of_all_that_a_model_is(tmp_path: Path) -> None:
@@ -112,6 +112,6 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert told["device"] == pytest.approx(told["float32"], rel=0.5)
     (tmp_path / "tokenizer.json").unlink()
-    assert call("generate", str(path), *options) == 1
+    assert call("generate", str(path), *options) == 2
     err = capsys.readouterr().err
     assert "weft takes the vocabulary of an ONNX model from tokenizer.json beside it" in err
