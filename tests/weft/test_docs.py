@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from support import float_nets, language_models, tflite_networks
+from support import float_nets, language_models, onnx_decoders, tflite_networks
 
 from weft.examples import digits
 
@@ -93,7 +93,9 @@ def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         Path("network.tflite").write_bytes(tflite_networks.convolutions())
         np.save("input.npy", np.zeros((1, 9, 8, 3), np.int8))
     if page.name == "language.md":
-        language_models.write_random(Path("model.gguf"), np.random.default_rng(0))
+        made = language_models.write_random(Path("model.gguf"), np.random.default_rng(0))
+        form = onnx_decoders.Form(style="plain")
+        onnx_decoders.write(Path("exported"), made, form, np.random.default_rng(0))
     if page.name == "quantising.md":
         onnx.save(float_nets.residual(batch="batch"), "network.onnx")
         np.savez("samples.npz", **float_nets.samples(float_nets.residual(), 64))
