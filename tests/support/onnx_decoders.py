@@ -306,10 +306,12 @@ class Builder:
         return self.node("Slice", x, *(self.integers(value) for value in (start, stop, 3, step)))
 
     def feed_forward(self, block: Block, x: str) -> str:
-        up = self.linear(block.up, x)
         if block.gate is None:
+            up = self.linear(block.up, x)
             return self.linear(block.down, self.node("Gelu", up, approximate="tanh"))
-        gate = self.linear(block.gate, x)
+        pair = (block.gate, block.up) if self.form.neighbours else (block.up, block.gate)
+        made = [self.linear(part, x) for part in pair]
+        gate, up = made if self.form.neighbours else made[::-1]
         if self.form.apart:
             silu = self.node("QuickGelu", gate, domain=MICROSOFT, alpha=1.0)
         else:
