@@ -24,6 +24,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from pages import rewrite
+
 from weft.boards import estimate, flow
 from weft.boards.board import Board, BoardError, CoreKind
 from weft.boards.build import Built, build, elaborate, key
@@ -192,17 +194,6 @@ def configurations(board: Board, names: list[str] | None, own: bool) -> dict[str
     }
 
 
-def rewrite(path: Path, table: str) -> None:
-    """Put `table` between `BEGIN` and `END` in a file. Raises `SystemExit` if they are not there."""
-    before, found, rest = path.read_text().partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not (found and ended):
-        raise SystemExit(
-            f"error: {path} has no lines {BEGIN.strip()} and {END.strip()} for the table to go between"
-        )
-    path.write_text(f"{before}{BEGIN}{table}{END}{after}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -223,7 +214,7 @@ def main() -> int:
             lines.append(row(boards, name, config, arguments.seeds))
             print(lines[-1], flush=True)
     if arguments.write:
-        rewrite(arguments.write, "\n".join(lines) + "\n")
+        rewrite(arguments.write, BEGIN, END, "\n".join(lines) + "\n")
     return 0
 
 

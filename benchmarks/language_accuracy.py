@@ -1,0 +1,364 @@
+"""What the integers of a decoder cost in accuracy, on the example's language model and texts that were held out.
+
+    python benchmarks/language_accuracy.py [TABLE ...] [--tokens 8192] [--problems 200] [--write docs/language.md]
+
+Tables are `budget` (perplexities in float32 and on the device, for types of weights), `errors` (of logits and products,
+beside those of products in blocks as processors compute them), `causes` (each rounding alone, and all others) and
+`keys` (steps of keys and values that the device has, and others). Windows of 256 tokens do not overlap. The device is
+the golden interpreter with `default`, its ranges those of texts that the model makes by itself. ``--write`` puts each
+table in the place of the one between its two comments in a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from language_blocks import BlockArithmetic, product
+from language_measures import QUANTILES, Difference, Logits, Text, answers, difference
+from language_roundings import DEVICE, Rounded, Roundings, device_product, magnitudes
+from pages import rewrite
+
+import weft.lm
+from weft.compiler.gguf.reader import read
+from weft.compiler.gguf.writer import write
+from weft.compiler.language.integers import BYTE_ROOM, Integers
+from weft.compiler.language.model import BlockTensor, LanguageModel, Linear, dense
+from weft.compiler.language.reference import Reference
+from weft.compiler.language.tokenizer import Tokenizer
+from weft.examples import language
+from weft.examples.language import measure
+from weft.hdl.isa.config import Config
+from weft.lm_ranges import own_texts
+
+PRESET = "default"
+ROWS = 16
+"""Tokens of a window that the device computes side by side."""
+BEGIN, END = "<!-- accuracy: {} -->\n", "<!-- end -->\n"
+FILES: dict[str, dict[str, str] | None] = {
+    "Q8_0": None,
+    "Q4_0": {},
+    "Q4_0, embeddings Q8_0": {"token_embd.weight": "Q8_0"},
+}
+"""Types of matrices: those of the file as it is, or Q4_0 but for some tensors."""
+BLOCK = 2
+"""The block whose products are compared."""
+PRODUCTS = ("query", "key", "value", "attention_output", "gate", "up", "down")
+CAUSES: dict[str, dict[str, object]] = {
+    "weights: int8, a scale for each row, but one for all of queries and of keys": {"weights": "device"},
+    "weights: int8, a scale for each row of all": {"weights": "row"},
+    "what goes into products: int8 by a power of two for each token": {"activations": True},
+    "queries: int8, fixed steps": {"query": "device"},
+    "keys: int8, fixed steps": {"key": "device"},
+    "values: int8, fixed steps": {"value": "device"},
+    "attention's results: int8, fixed steps": {"mixed": "device"},
+    "probabilities: 8 bits, exponents for 16 keys": {"probabilities": 8},
+    "probabilities: 7 bits": {"probabilities": 7},
+    "residual stream: 24 bits, fixed steps": {"residual": 24},
+    "residual stream: 16 bits, fixed steps": {"residual": 16},
+    "behind the gate: 16 bits, fixed steps": {"inner": True},
+    "sigmoid: a table, interpolated": {"table": True},
+    "logits: 16 bits, fixed steps": {"logits": True},
+}
+"""Roundings, each alone."""
+SCHEMES: dict[str, tuple[str, Sequence[float]]] = {
+    "of the device, for each block": ("device", (1.0, 1.25, 1.5)),
+    "fixed for each block, by turned keys": ("block", (1.0, 1.25, 1.5)),
+    "fixed for each head": ("head", (1.0, 1.25, 1.5)),
+    "a power of two for each head of a token": ("power", (BYTE_ROOM,)),
+    "any number for each head of a token": ("free", (BYTE_ROOM,)),
+    "not rounded": ("", (BYTE_ROOM,)),
+}
+"""Steps of keys and values, and how much room they have."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of logits: how far from float32 of the same file, and which problems are solved."""
+
+    texts: list[Difference]
+    solved: Mapping[str, list[bool]]
+
+    @property
+    def divergence(self) -> float:
+        """The mean of all texts."""
+        return float(np.mean([item.divergence for item in self.texts]))
+
+    @property
+    def error(self) -> float:
+        return float(np.sqrt(np.mean([item.error**2 for item in self.texts])))
+
+    @property
+    def all_solved(self) -> list[bool]:
+        return [one for some in self.solved.values() for one in some]
+
+
+class Case:
+    """A file of the example's model, with texts and problems that were held out.
+
+    Parameters
+    ----------
+    kinds : dict of str to str, or None
+        None is the file as it is; else its matrices become Q4_0, but for these tensors.
+    texts : dict of str to list of int
+        Tokens by name.
+    problems : int
+        Of each kind.
+    """
+
+    def __init__(
+        self, kinds: dict[str, str] | None, texts: Mapping[str, Sequence[int]], problems: int
+    ) -> None:
+        self._content, self.model = _file(kinds)
+        self.reference, self._problems = Reference(self.model), problems
+        self.tokenizer = Tokenizer(self.model.vocabulary)
+        self.texts = [Text.of(name, tokens, self.reference.logits) for name, tokens in texts.items()]
+
+    def device(self) -> weft.lm.Model:
+        return weft.lm.load(self._content, PRESET, rows=ROWS)
+
+    def measured(self, logits: Logits, *, solve: bool = True) -> Measured:
+        solved = answers(logits, self.tokenizer, self._problems) if solve else {}
+        return Measured([difference(text, logits) for text in self.texts], solved)
+
+    @functools.cached_property
+    def on_device(self) -> Measured:
+        with self.device() as device:
+            return self.measured(device.logits)
+
+    @functools.cached_property
+    def exact(self) -> Measured:
+        return self.measured(self.reference.logits)
+
+    @functools.cached_property
+    def block_arithmetic(self) -> Measured:
+        return self.measured(BlockArithmetic(self.model).logits)
+
+    @functools.cached_property
+    def numbers(self) -> tuple[Integers, Config]:
+        """The device's integers, and its configuration."""
+        with self.device() as device:
+            return device.decoder.numbers, device.decoder.config
+
+    @functools.cached_property
+    def magnitudes(self) -> dict[str, np.ndarray]:
+        return magnitudes(*self.numbers, own_texts(self.reference))
+
+    def rounded(self, which: Roundings, *, solve: bool = False) -> Measured:
+        """With some roundings in float32."""
+        return self.measured(Rounded(*self.numbers, which, self.magnitudes).logits, solve=solve)
+
+
+def _file(kinds: dict[str, str] | None) -> tuple[bytes, LanguageModel]:
+    content = language.model()
+    if kinds is None:
+        return content, read(content)
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        path = Path(folder) / "model.gguf"
+        made = write(read(content), path, "Q4_0", kinds)
+        return path.read_bytes(), made
+
+
+class Bench:
+    """Makes each case once.
+
+    Parameters
+    ----------
+    tokens : int
+        Of each text at most.
+    problems : int
+        Of each kind.
+    """
+
+    def __init__(self, tokens: int, problems: int) -> None:
+        self._problems, tokenizer = problems, Tokenizer(read(language.model()).vocabulary)
+        self.texts = {
+            name.removesuffix(f" {platform.python_version()}"): measure.joined(tokenizer, some)[:tokens]
+            for name, some in measure.texts().items()
+        }
+        self._cases: dict[str, Case] = {}
+
+    def case(self, name: str) -> Case:
+        if name not in self._cases:
+            self._cases[name] = Case(FILES[name], self.texts, self._problems)
+        return self._cases[name]
+
+
+def table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    """Rows of a table, which are printed as they come."""
+    lines = []
+    for cells in (header, ["---"] * len(header), *rows):
+        lines.append(f"| {' | '.join(cells)} |\n")
+        print(lines[-1], end="", flush=True)
+    return "".join(lines)
+
+
+def budget(bench: Bench) -> str:
+    """Perplexities of each file, in float32, with products in blocks and on the device."""
+    stored = bench.case("Q8_0").exact.texts
+    names = [f"{text.name} ({text.tokens:,})" for text in bench.case("Q8_0").texts]
+
+    def row(name: str, arithmetic: str, found: Measured) -> list[str]:
+        cells = []
+        for item, before in zip(found.texts, stored, strict=True):
+            parts = (
+                [] if item.perplexity == before.perplexity else [_percent(item.perplexity / before.exact - 1)]
+            )
+            if arithmetic != "float32":
+                parts.append(f"{_percent(item.change)} ± {100 * item.deviation:.2f}")
+            cells.append(f"{item.perplexity:.3f}" + (f" ({'; '.join(parts)})" if parts else ""))
+        return [name, arithmetic, *cells, *(str(sum(some)) for some in found.solved.values())]
+
+    def rows() -> Iterator[list[str]]:
+        for name in FILES:
+            case = bench.case(name)
+            yield row(name, "float32", case.exact)
+            yield row(name, "in blocks", case.block_arithmetic)
+            yield row(name, "device", case.on_device)
+
+    return table(["weights", "arithmetic", *names, *measure.KINDS], rows())
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:+.2f} %"
+
+
+def errors(bench: Bench) -> str:
+    """Errors of logits by quantiles, and of a block's products, as parts of the standard deviation."""
+
+    def logits() -> Iterator[list[str]]:
+        for name in FILES:
+            case = bench.case(name)
+            for arithmetic, found in (("in blocks", case.block_arithmetic), ("device", case.on_device)):
+                every = np.abs(np.concatenate([item.errors for item in found.texts]))
+                parts = [f"{part:.4f}" for part in (found.error, *np.quantile(every, QUANTILES))]
+                yield [name, arithmetic, *parts]
+
+    def products() -> Iterator[list[str]]:
+        every = {name: product_errors(bench.case(name)) for name in FILES if "," not in name}
+        for what in PRODUCTS:
+            yield [
+                what.replace("_", " "),
+                *(f"{part:.4f}" for found in every.values() for part in found[what]),
+            ]
+
+    head = ["logits of", "arithmetic", "RMS", *(f"{100 * part:g} %" for part in QUANTILES)]
+    arithmetics = [f"{name} {how}" for name in FILES if "," not in name for how in ("in blocks", "device")]
+    first = table(head, logits())
+    print()
+    return f"{first}\n{table([f'products of block {BLOCK}', *arithmetics], products())}"
+
+
+class _Inputs(Reference):
+    """Remembers what goes into products."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.given: dict[int, list[np.ndarray]] = {}
+
+    def _linear(self, linear: Linear, x: np.ndarray) -> np.ndarray:
+        self.given.setdefault(id(linear), []).append(x)
+        return super()._linear(linear, x)
+
+
+def product_errors(case: Case) -> dict[str, tuple[float, float]]:
+    """The root of the mean square errors of a block's products, in blocks and on the device, of the same inputs."""
+    inputs = _Inputs(case.model)
+    for text in case.texts:
+        inputs.logits(text.windows[0])
+    found = {}
+    for name in PRODUCTS:
+        linear = getattr(case.model.blocks[BLOCK], name)
+        x = np.concatenate(inputs.given[id(linear)])
+        assert isinstance(linear.weight, BlockTensor)
+        exact = x @ dense(linear.weight).T
+        made = product(linear.weight, x), device_product(case.numbers[0], BLOCK, name, x)
+        first, second = (float(np.sqrt(np.mean((item - exact) ** 2)) / exact.std()) for item in made)
+        found[name] = first, second
+    return found
+
+
+def causes(bench: Bench) -> str:
+    """What each rounding costs alone, and what all others cost without it."""
+    case = bench.case("Q8_0")
+    none = Roundings()
+
+    def row(what: str, alone: Measured | None, without: Measured | None) -> list[str]:
+        cells = ["-"] * 2 + ["-"] * len(case.texts)
+        if alone is not None:
+            changes = [f"{_percent(item.change)} ± {100 * item.deviation:.2f}" for item in alone.texts]
+            cells = [f"{alone.error:.4f}", f"{1e3 * alone.divergence:.2f}", *changes]
+        return [what, *cells, "-" if without is None else f"{1e3 * without.divergence:.2f}"]
+
+    def rows() -> Iterator[list[str]]:
+        yield row("the device itself", case.on_device, None)
+        yield row("all of these in float32", case.rounded(DEVICE), None)
+        for what, change in CAUSES.items():
+            # What the device has another way is put in the place of its own.
+            own = all(getattr(DEVICE, name) == value for name, value in change.items())
+            other = {name: getattr(none, name) for name in change} if own else change
+            yield row(what, case.rounded(replace(none, **change)), case.rounded(replace(DEVICE, **other)))  # type: ignore[arg-type]
+
+    names = [text.name for text in case.texts]
+    return table(["rounding", "error", "divergence", *names, "all but this"], rows())
+
+
+def keys(bench: Bench) -> str:
+    """Steps of keys and values, alone and with all other roundings of the device."""
+    case = bench.case("Q8_0")
+    exact = case.exact.all_solved
+
+    def rows() -> Iterator[list[str]]:
+        for what, (how, rooms) in SCHEMES.items():
+            for room in rooms:
+                alone = case.rounded(Roundings(key=how, value=how, room=room))
+                found = case.rounded(replace(DEVICE, key=how, value=how, room=room), solve=True)
+                changes = [f"{_percent(item.change)} ± {100 * item.deviation:.2f}" for item in found.texts]
+                changed = sum(a != b for a, b in zip(found.all_solved, exact, strict=True))
+                yield [
+                    what, f"{room:g}" if len(rooms) > 1 else "", f"{1e3 * alone.divergence:.2f}",
+                    f"{1e3 * found.divergence:.2f}", *changes, f"{sum(found.all_solved)}", f"{changed}",
+                ]  # fmt: skip
+
+    names = [text.name for text in case.texts]
+    solved = f"solved ({sum(exact)} of {len(exact)})"
+    return table(
+        ["steps of keys and values", "room", "alone", "divergence", *names, solved, "changed"], rows()
+    )
+
+
+TABLES: dict[str, Callable[[Bench], str]] = {
+    "budget": budget,
+    "errors": errors,
+    "causes": causes,
+    "keys": keys,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; all by default")
+    parser.add_argument("--tokens", type=int, default=8192, help="of each text at most")
+    parser.add_argument("--problems", type=int, default=measure.COUNT, help="of each kind")
+    parser.add_argument("--write", type=Path, help="also put the tables into this file")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.tables) - set(TABLES):
+        parser.error(f"there is no table {min(unknown)!r}; there are {', '.join(TABLES)}")
+    bench = Bench(arguments.tokens, arguments.problems)
+    for name in arguments.tables or TABLES:
+        print(f"\n{name}\n", flush=True)
+        made = TABLES[name](bench)
+        if arguments.write:
+            rewrite(arguments.write, BEGIN.format(name), END, made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A language model with products of blocks in integers, as programs for processors compute them from GGUF's files.
+
+A row that goes into a product is cut into blocks of 32 elements, each of which becomes int8 with a scale of half
+precision, its largest magnitude divided by 127. Of each block the products with the integers of the weights are added
+up as integers; that times both scales is added up in float32. All else is float32. This follows from what the types
+``Q8_0`` and ``Q4_0`` are; results of a program that adds in another order differ in the last bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.compiler.language.model import BlockTensor, Linear
+from weft.compiler.language.reference import Reference
+
+BLOCK = 32
+"""Elements that share a scale."""
+
+
+def in_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows, float32 (rows, columns), as integers and scales: float32 (rows, blocks, `BLOCK`) and (rows, blocks)."""
+    blocks = x.reshape(len(x), -1, BLOCK)
+    exact = np.abs(blocks).max(axis=2) / np.float32(127)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(exact > 0, 1 / exact, 0)
+    values = blocks * inverse[..., None]
+    # Halves away from zero.
+    return np.trunc(values + np.copysign(np.float32(0.5), values)), exact.astype(np.float16).astype(
+        np.float32
+    )
+
+
+def product(weight: BlockTensor, x: np.ndarray) -> np.ndarray:
+    """``x @ weight.T`` in blocks: float32 (rows of `x`, rows of `weight`).
+
+    Raises
+    ------
+    ValueError
+        If the weights are in other blocks, or have minimums.
+    """
+    if weight.block != BLOCK or weight.minimums is not None:
+        raise ValueError(f"weights must be in blocks of {BLOCK} without minimums")
+    values, scales = in_blocks(x)
+    integers = weight.values.reshape(len(weight.values), -1, BLOCK).astype(np.float32)
+    found = np.zeros((len(x), len(integers)), np.float32)
+    for block in range(values.shape[1]):  # sums of 32 products are exact in float32
+        sums = values[:, block] @ integers[:, block].T
+        found += sums * scales[:, block, None] * weight.scales[:, block]
+    return found
+
+
+class BlockArithmetic(Reference):
+    """`Reference` with all products of weights in blocks as `product` has them."""
+
+    def _linear(self, linear: Linear, x: np.ndarray) -> np.ndarray:
+        if not isinstance(linear.weight, BlockTensor):
+            return super()._linear(linear, x)
+        found = product(linear.weight, x)
+        return found if linear.bias is None else found + linear.bias

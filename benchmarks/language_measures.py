@@ -1,0 +1,111 @@
+"""How far logits of one arithmetic are from those of another: on texts, and on problems with one right answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.language.tokenizer import Tokenizer
+from weft.examples.language import measure
+
+Logits = Callable[[Sequence[int]], np.ndarray]
+"""The logits behind each token of a text: (tokens, vocabulary)."""
+QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
+EVERY = 5
+"""Of how many logits one is kept to tell quantiles by."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of several windows, whose tokens but the first of each are foretold, and the exact logits."""
+
+    name: str
+    windows: list[list[int]]
+    exact: list[np.ndarray]
+
+    @classmethod
+    def of(cls, name: str, tokens: Sequence[int], exact: Logits, *, window: int = measure.WINDOW) -> Text:
+        """Tokens in windows that do not overlap; a last one of a single token is left out."""
+        parts = [list(tokens[at : at + window]) for at in range(0, len(tokens) - 1, window)]
+        return cls(name, parts, [exact(part) for part in parts])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are foretold."""
+        return sum(len(window) - 1 for window in self.windows)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What other logits come to on a text, beside the exact ones.
+
+    Attributes
+    ----------
+    perplexity, exact : float
+    deviation : float
+        Standard error of the logarithm of the ratio of both, from token to token.
+    divergence : float
+        Mean Kullback-Leibler divergence of the exact probabilities from the others, in nats.
+    same : float
+        Share of places at which the most probable token is the same.
+    error : float
+        Root of the mean square of errors, which are divided by the standard deviation of the exact logits.
+    errors : numpy.ndarray of float32
+        Those of every `EVERY`-th logit.
+    """
+
+    perplexity: float
+    exact: float
+    deviation: float
+    divergence: float
+    same: float
+    error: float
+    errors: np.ndarray
+
+    @property
+    def change(self) -> float:
+        """By what part the perplexity is larger."""
+        return self.perplexity / self.exact - 1
+
+
+def difference(text: Text, logits: Logits) -> Difference:
+    """How far logits are from the exact ones of a text."""
+    losses: list[np.ndarray] = []
+    exact_losses: list[np.ndarray] = []
+    divergences, same, errors = [], [], []
+    for window, exact in zip(text.windows, text.exact, strict=True):
+        found = logits(window)
+        a, b = _logarithms(exact)[:-1], _logarithms(found)[:-1]
+        places, wanted = np.arange(len(a)), np.asarray(window[1:])
+        exact_losses.append(-a[places, wanted])
+        losses.append(-b[places, wanted])
+        divergences.append((np.exp(a) * (a - b)).sum(axis=1))
+        same.append(a.argmax(axis=1) == b.argmax(axis=1))
+        errors.append((found - exact).astype(np.float32).ravel())
+    loss, exact_loss = np.concatenate(losses), np.concatenate(exact_losses)
+    scale = np.concatenate([item.ravel() for item in text.exact]).std()
+    every = np.concatenate(errors) / scale
+    return Difference(
+        perplexity=math.exp(loss.mean()), exact=math.exp(exact_loss.mean()),
+        deviation=float((loss - exact_loss).std()) / math.sqrt(len(loss)),
+        divergence=float(np.concatenate(divergences).mean()), same=float(np.concatenate(same).mean()),
+        error=math.sqrt(float(np.mean(np.square(every, dtype=np.float64)))), errors=every[::EVERY],
+    )  # fmt: skip
+
+
+def _logarithms(logits: np.ndarray) -> np.ndarray:
+    """Logarithms of probabilities, float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found
+
+
+def answers(logits: Logits, tokenizer: Tokenizer, count: int = measure.COUNT) -> Mapping[str, list[bool]]:
+    """Which problems of each kind are solved."""
+    return {
+        kind: [measure.right(logits, tokenizer, problem) for problem in measure.problems(kind, count)]
+        for kind in measure.KINDS
+    }

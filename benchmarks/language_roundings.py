@@ -1,0 +1,317 @@
+"""A language model in float32 with some of the decoder's roundings, each of which may be left out.
+
+It is what `weft.compiler.language.integers` and `weft.compiler.language.kernels` say, in float32 and for whole texts at
+once, so that what a rounding costs can be told apart from all others, and roundings that the device has not can be
+tried. With all of the device's own it comes as near to the device as that comes to float32; it is not equal to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.kernel.expressions import DIGITS
+from weft.compiler.language.integers import BYTE_ROOM, RESIDUAL_ROOM, Integers, Weights
+from weft.compiler.language.kernels import (
+    BYTE_BITS,
+    GAIN_PLACES,
+    GATE_PLACES,
+    MOST_BITS,
+    RESIDUAL_BITS,
+    SHARE_PLACES,
+    TABLE_PLACES,
+    normal_unit,
+)
+from weft.compiler.language.model import Block, LanguageModel, Linear, Norm, dense
+from weft.compiler.language.reference import Cache, Reference, rotated
+from weft.hdl.isa.config import Config
+from weft.sim.golden import softmax
+
+STEPS = ("", "device", "block", "head", "power", "free")
+"""Steps of int8 queries, keys, values or results of attention: none; those of the device, which are fixed for a block;
+fixed by the largest magnitude on a text, of a block or of each head; for each head of each token a power of two, or
+any number. A result of attention has one for the heads of a token together with the last two."""
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """What is rounded.
+
+    Attributes
+    ----------
+    weights : "", "device" or "row"
+        int8 with a scale for each row, where on the device those of queries and keys have one for the matrix; or with a
+        scale for each row of all. In blocks of 4 bits times factors of 8 bits where the integers have them.
+    activations : bool
+        int8 by a power of two of each token, in front of products.
+    residual : int
+        Bits of the residual stream, 24 or 16; 0 for float32.
+    inner : bool
+        16 bits, of what comes out of the gate; 17 of its second factor.
+    table : bool
+        The sigmoid by interpolation in a table.
+    query, key, value, mixed : str
+        One of `STEPS`.
+    room : float
+        How many times the range of a text values with fixed steps have.
+    probabilities : int
+        Bits of softmax's; 0 for float32.
+    logits : bool
+        16 bits.
+    """
+
+    weights: str = ""
+    activations: bool = False
+    residual: int = 0
+    inner: bool = False
+    table: bool = False
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    mixed: str = ""
+    room: float = BYTE_ROOM
+    probabilities: int = 0
+    logits: bool = False
+
+
+DEVICE = Roundings(
+    "device", True, 24, True, True, "device", "device", "device", "device", BYTE_ROOM, 8, True,
+)  # fmt: skip
+"""All of the device's own."""
+
+
+class Rounded(Reference):
+    """See the module.
+
+    Parameters
+    ----------
+    numbers : Integers
+        With the model, and fixed steps.
+    which : Roundings
+    config : Config
+        Of the device, for softmax.
+    heads : dict of str to numpy.ndarray of float64, shape (blocks, heads)
+        The largest magnitudes of a text, from `magnitudes`: for steps "block" and "head".
+    """
+
+    def __init__(
+        self, numbers: Integers, which: Roundings, config: Config, heads: dict[str, np.ndarray] | None = None
+    ) -> None:
+        super().__init__(_changed(numbers, which.weights))
+        self.numbers, self.which, self._heads_seen = numbers, which, heads or {}
+        self._config = config.replace(probability_bits=which.probabilities or config.probability_bits)
+        self._normal = normal_step(numbers)
+        self.seen: dict[str, np.ndarray] = {}
+
+    def logits(self, tokens: Sequence[int], cache: Cache | None = None, *, last: bool = False) -> np.ndarray:
+        found = super().logits(tokens, cache, last=last)
+        return _fixed(found, self.numbers.logit_unit, DIGITS) if self.which.logits else found
+
+    def _behind_blocks(self, tokens: np.ndarray, cache: Cache) -> np.ndarray:
+        positions = cache.length + np.arange(len(tokens))
+        x = self._residual(self._weights(self.model.token_embedding)[tokens])
+        for index, block in enumerate(self.model.blocks):
+            normal = self._norm(block.attention_norm, x)
+            x = self._residual(x + self._attention(block, normal, positions, cache, index))
+            x = self._residual(x + self._feed_forward(block, self._norm(block.feed_forward_norm, x)))
+        return x
+
+    def _residual(self, x: np.ndarray) -> np.ndarray:
+        bits, unit = self.which.residual, self.numbers.unit
+        if not bits:
+            return x
+        if bits == RESIDUAL_BITS + 1:
+            return _fixed(x, unit, 1 << RESIDUAL_BITS)
+        # As much room as other values of 16 bits have.
+        return _fixed(x, math.ldexp(unit, RESIDUAL_BITS + 1 - bits) / RESIDUAL_ROOM, 1 << bits - 1)
+
+    def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
+        found = super()._norm(norm, x)
+        return by_token(found, self._normal) if self.which.activations else found
+
+    def _feed_forward(self, block: Block, x: np.ndarray) -> np.ndarray:
+        inner = self._inner(block, x)
+        if self.which.activations:
+            inner = by_token(inner, self.numbers.inner_unit)
+        return self._linear(block.down, inner)
+
+    def _inner(self, block: Block, x: np.ndarray) -> np.ndarray:
+        assert block.gate is not None
+        gate, up = self._linear(block.gate, x), self._linear(block.up, x)
+        unit = self.numbers.inner_unit
+        if self.which.inner:
+            up = _fixed(up, math.ldexp(unit, -self.numbers.gate_places), (1 << 17) - 1)
+        if self.which.table:
+            gate = _fixed(gate, 2.0**-GATE_PLACES, 1 << 30)
+            share = np.interp(
+                gate, _ENTRIES, np.rint(2**SHARE_PLACES / (1 + np.exp(-_ENTRIES))) / 2**SHARE_PLACES
+            )
+        else:
+            share = 1 / (1 + np.exp(-gate))
+        inner = (gate * share * up).astype(np.float32)
+        return _fixed(inner, unit, DIGITS) if self.which.inner else inner
+
+    def _attention(
+        self, block: Block, x: np.ndarray, positions: np.ndarray, cache: Cache, index: int
+    ) -> np.ndarray:
+        sizes, count = self.model.sizes, len(x)
+        groups = sizes.key_value_heads
+        assert self.model.rotary is not None
+        angles = self.model.rotary.angles(positions)
+        queries = self._stepped("query", index, rotated(self._heads(block.query, x, sizes.heads), angles))
+        keys = self._stepped("key", index, rotated(self._heads(block.key, x, groups), angles))
+        values = self._stepped("value", index, self._heads(block.value, x, groups))
+        cache.keys[index] = keys = np.concatenate([cache.keys[index], keys], axis=1)
+        cache.values[index] = values = np.concatenate([cache.values[index], values], axis=1)
+        scores = queries.reshape(groups, -1, sizes.key_length) @ keys.swapaxes(1, 2)
+        scores = (scores * np.float32(sizes.key_length**-0.5)).reshape(sizes.heads, count, -1)
+        shares = self._shares(scores, np.arange(scores.shape[2]) <= positions[:, None])
+        attended = shares.reshape(groups, -1, scores.shape[2]) @ values
+        attended = attended.reshape(sizes.heads, count, -1).swapaxes(0, 1).reshape(1, count, -1)
+        return self._linear(block.attention_output, self._stepped("mixed", index, attended)[0])
+
+    def _shares(self, scores: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """Probabilities of keys: float32 (heads, tokens, keys)."""
+        if not self.which.probabilities:
+            scores = np.where(valid, scores, -np.inf)
+            shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            return shares / shares.sum(axis=-1, keepdims=True)
+        n, keys = self._config.n, scores.shape[2]
+        more = -keys % n
+        limit = (1 << 15) - 1
+        y = np.clip(np.rint(scores * (softmax.OCTAVE * math.log2(math.e))), -limit - 1, limit).astype(
+            np.int64
+        )
+        y = np.pad(y, ((0, 0), (0, 0), (0, more))).reshape(*y.shape[:2], -1, n)
+        some = np.broadcast_to(np.pad(valid, ((0, 0), (0, more))).reshape(1, len(valid), -1, n), y.shape)
+        exponents = softmax.group_exponents(y, some)
+        table = np.frombuffer(self._config.exp2_table, np.uint8)
+        found = softmax.probabilities(y, some, exponents, table).astype(np.float32)
+        found *= np.exp2(exponents - exponents.max(axis=-1, keepdims=True)).astype(np.float32)[..., None]
+        shares = found.reshape(*scores.shape[:2], -1)[..., :keys]
+        return shares / shares.sum(axis=-1, keepdims=True)
+
+    def _stepped(self, kind: str, index: int, x: np.ndarray) -> np.ndarray:
+        """Queries, keys or values (heads, tokens, length) of a block as int8 by `STEPS`."""
+        how = getattr(self.which, kind)
+        most = np.abs(x).max(axis=(1, 2))
+        seen = self.seen.setdefault(kind, np.zeros((len(self.model.blocks), len(x))))
+        seen[index] = np.maximum(seen[index], most)
+        if not how:
+            return x
+        if how in ("power", "free"):
+            largest = np.maximum(np.abs(x).max(axis=2, keepdims=True), 1e-20)
+            steps = np.exp2(np.floor(np.log2(largest)) + 1 - BYTE_BITS) if how == "power" else largest / 127
+        elif how == "device":
+            steps = device_step(self.numbers, kind, index) * self.which.room / BYTE_ROOM
+        else:
+            largest = self._heads_seen[kind][index]
+            largest = largest.max(keepdims=True) if how == "block" else largest
+            steps = self.which.room * largest[:, None, None] / 127
+        return (np.clip(np.rint(x / steps), -128, 127) * steps).astype(np.float32)
+
+
+_ENTRIES = np.arange(-128, 128) / 2 ** (GATE_PLACES - TABLE_PLACES)
+"""Where the sigmoid's table has its entries."""
+
+
+def normal_step(numbers: Integers) -> float:
+    """The step of what norms make, before it is int8."""
+    model, found = numbers.model, normal_unit(numbers.model.sizes.width)
+    if not numbers.gains:
+        return found
+    norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
+    largest = max(float(np.abs(norm.weight).max()) for norm in (*norms, model.output_norm))
+    return found * math.ldexp(largest / DIGITS, GAIN_PLACES)
+
+
+def device_step(numbers: Integers, kind: str, index: int) -> float:
+    """The step that queries, keys, values or attention's results of a block have on the device."""
+    layer, normal = numbers.layers[index], normal_step(numbers)
+    if kind in ("query", "key"):
+        mantissa, shift = numbers.turn[kind == "key"]
+        weights = layer.query if kind == "query" else layer.key
+        return float(weights.scales[0]) * normal / math.ldexp(mantissa, -shift - (MOST_BITS - BYTE_BITS))
+    step = float(np.median(layer.value.scales * normal / numbers.scaled["value"][index].factors))
+    return step / numbers.smaller if kind == "mixed" else step
+
+
+def by_token(x: np.ndarray, unit: float) -> np.ndarray:
+    """Rows as int8 by powers of two of each, of steps of `unit`."""
+    largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True) / unit, 1.0)
+    steps = unit * np.exp2(np.floor(np.log2(largest)) + 1 - BYTE_BITS)
+    return (np.clip(np.rint(x / steps), -128, 127) * steps).astype(np.float32)
+
+
+def _fixed(x: np.ndarray, unit: float, most: int) -> np.ndarray:
+    """Values in steps of `unit`, of at most so many."""
+    return (np.clip(np.rint(x.astype(np.float64) / unit), -most, most) * unit).astype(np.float32)
+
+
+def _changed(numbers: Integers, how: str) -> LanguageModel:
+    """The model with its weights rounded, and what norms multiply by in the weights behind them as on the device."""
+    model, kept = numbers.model, bool(numbers.gains)
+    ones = np.ones(model.sizes.width, np.float32)
+
+    def linear(exact: Linear, norm: Norm | None, device: Weights) -> Linear:
+        if how == "device":
+            return Linear(_dense(device))
+        folded = dense(exact.weight) * (1.0 if norm is None or kept else norm.weight)
+        if how == "row":
+            made = Weights.of(folded)
+            folded = made.values * made.scales[:, None]
+        return Linear(folded.astype(np.float32))
+
+    blocks = []
+    for block, layer in zip(model.blocks, numbers.layers, strict=True):
+        first, second = block.attention_norm, block.feed_forward_norm
+        assert block.gate is not None
+        blocks.append(
+            Block(
+                first if kept else Norm(ones), linear(block.query, first, layer.query),
+                linear(block.key, first, layer.key), linear(block.value, first, layer.value),
+                linear(block.attention_output, None, layer.output), second if kept else Norm(ones),
+                linear(block.gate, second, layer.gate), linear(block.up, second, layer.up),
+                linear(block.down, None, layer.down),
+            )
+        )  # fmt: skip
+    return dataclasses.replace(
+        model, blocks=tuple(blocks), output_norm=model.output_norm if kept else Norm(ones),
+        output=linear(model.output, model.output_norm, numbers.head),
+    )  # fmt: skip
+
+
+def magnitudes(numbers: Integers, config: Config, texts: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    """The largest queries, keys, values and results of attention on some texts: float64 (blocks, heads) of each."""
+    plain = Rounded(numbers, Roundings(), config)
+    for text in texts:
+        plain.logits(text)
+    return plain.seen
+
+
+def device_product(numbers: Integers, index: int, name: str, x: np.ndarray) -> np.ndarray:
+    """A product of a block by the device's numbers: of rows, float32 (rows, columns), as they go into it in float32.
+
+    `name` is a field of `weft.compiler.language.model.Block`. Nothing behind the product is rounded.
+    """
+    layer, block = numbers.layers[index], numbers.model.blocks[index]
+    if name == "attention_output":
+        step = device_step(numbers, "mixed", index)
+        return (_fixed(x, step, 127) @ _dense(layer.output).T).astype(np.float32)
+    if name == "down":
+        unit = numbers.inner_unit
+        return by_token(_fixed(x, unit, DIGITS), unit) @ _dense(layer.down).T
+    if not numbers.gains:
+        x = (
+            x
+            / (block.attention_norm if name in ("query", "key", "value") else block.feed_forward_norm).weight
+        )
+    return by_token(x, normal_step(numbers)) @ _dense(getattr(layer, name)).T
+
+
+def _dense(weights: Weights) -> np.ndarray:
+    return (weights.values * weights.scales[:, None]).astype(np.float32)
