@@ -1,6 +1,6 @@
 """What the integers of a decoder cost in accuracy, on the example's language model and texts that were held out.
 
-    python benchmarks/language_accuracy.py [TABLE ...] [--tokens 8192] [--problems 200] [--write docs/language.md]
+    python benchmarks/language_accuracy.py [TABLE ...] [--tokens 4096] [--problems 100] [--write docs/language.md]
 
 Tables are `budget` (perplexities in float32 and on the device, for types of weights), `errors` (of logits and products,
 beside those of products in blocks as processors compute them), `causes` (each rounding alone, and all others) and
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,9 +129,16 @@ class Case:
         return Measured([difference(text, logits) for text in self.texts], solved)
 
     @functools.cached_property
+    def texts_on_device(self) -> Measured:
+        with self.device() as device:
+            return self.measured(device.logits, solve=False)
+
+    @functools.cached_property
     def on_device(self) -> Measured:
         with self.device() as device:
-            return self.measured(device.logits)
+            return replace(
+                self.texts_on_device, solved=answers(device.logits, self.tokenizer, self._problems)
+            )
 
     @functools.cached_property
     def exact(self) -> Measured:
@@ -193,7 +201,7 @@ class Bench:
 def table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
     """Rows of a table, which are printed as they come."""
     lines = []
-    for cells in (header, ["---"] * len(header), *rows):
+    for cells in itertools.chain([header, ["---"] * len(header)], rows):
         lines.append(f"| {' | '.join(cells)} |\n")
         print(lines[-1], end="", flush=True)
     return "".join(lines)
@@ -297,7 +305,7 @@ def causes(bench: Bench) -> str:
         return [what, *cells, "-" if without is None else f"{1e3 * without.divergence:.2f}"]
 
     def rows() -> Iterator[list[str]]:
-        yield row("the device itself", case.on_device, None)
+        yield row("the device itself", case.texts_on_device, None)
         yield row("all of these in float32", case.rounded(DEVICE), None)
         for what, change in CAUSES.items():
             # What the device has another way is put in the place of its own.
@@ -346,8 +354,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; all by default")
-    parser.add_argument("--tokens", type=int, default=8192, help="of each text at most")
-    parser.add_argument("--problems", type=int, default=measure.COUNT, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=4096, help="of each text at most")
+    parser.add_argument("--problems", type=int, default=100, help="of each kind")
     parser.add_argument("--write", type=Path, help="also put the tables into this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.tables) - set(TABLES):

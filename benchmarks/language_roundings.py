@@ -91,15 +91,15 @@ class Rounded(Reference):
     ----------
     numbers : Integers
         With the model, and fixed steps.
-    which : Roundings
     config : Config
         Of the device, for softmax.
+    which : Roundings
     heads : dict of str to numpy.ndarray of float64, shape (blocks, heads)
         The largest magnitudes of a text, from `magnitudes`: for steps "block" and "head".
     """
 
     def __init__(
-        self, numbers: Integers, which: Roundings, config: Config, heads: dict[str, np.ndarray] | None = None
+        self, numbers: Integers, config: Config, which: Roundings, heads: dict[str, np.ndarray] | None = None
     ) -> None:
         super().__init__(_changed(numbers, which.weights))
         self.numbers, self.which, self._heads_seen = numbers, which, heads or {}
@@ -287,7 +287,7 @@ def _changed(numbers: Integers, how: str) -> LanguageModel:
 
 def magnitudes(numbers: Integers, config: Config, texts: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
     """The largest queries, keys, values and results of attention on some texts: float64 (blocks, heads) of each."""
-    plain = Rounded(numbers, Roundings(), config)
+    plain = Rounded(numbers, config, Roundings())
     for text in texts:
         plain.logits(text)
     return plain.seen
