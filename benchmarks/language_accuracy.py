@@ -54,7 +54,9 @@ PRODUCTS = ("query", "key", "value", "attention_output", "gate", "up", "down")
 CAUSES: dict[str, dict[str, object]] = {
     "weights: int8, a scale for each row, but one for all of queries and of keys": {"weights": "device"},
     "weights: int8, a scale for each row of all": {"weights": "row"},
-    "what goes into products: int8 by a power of two for each token": {"activations": True},
+    "what goes into products: int8 by a power of two for each token": {"normal": True, "gated": True},
+    "what goes into products behind norms": {"normal": True},
+    "what goes into products behind gates": {"gated": True},
     "queries: int8, fixed steps": {"query": "device"},
     "keys: int8, fixed steps": {"key": "device"},
     "values: int8, fixed steps": {"value": "device"},

@@ -46,8 +46,8 @@ class Roundings:
     weights : "", "device" or "row"
         int8 with a scale for each row, where on the device those of queries and keys have one for the matrix; or with a
         scale for each row of all. In blocks of 4 bits times factors of 8 bits where the integers have them.
-    activations : bool
-        int8 by a power of two of each token, in front of products.
+    normal, gated : bool
+        int8 by a power of two of each token, in front of products: what norms make, and what comes out of the gate.
     residual : int
         Bits of the residual stream, 24 or 16; 0 for float32.
     inner : bool
@@ -65,7 +65,8 @@ class Roundings:
     """
 
     weights: str = ""
-    activations: bool = False
+    normal: bool = False
+    gated: bool = False
     residual: int = 0
     inner: bool = False
     table: bool = False
@@ -79,7 +80,8 @@ class Roundings:
 
 
 DEVICE = Roundings(
-    "device", True, 24, True, True, "device", "device", "device", "device", BYTE_ROOM, 8, True,
+    weights="device", normal=True, gated=True, residual=24, inner=True, table=True, query="device", key="device",
+    value="device", mixed="device", probabilities=8, logits=True,
 )  # fmt: skip
 """All of the device's own."""
 
@@ -131,11 +133,11 @@ class Rounded(Reference):
 
     def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
         found = super()._norm(norm, x)
-        return by_token(found, self._normal) if self.which.activations else found
+        return by_token(found, self._normal) if self.which.normal else found
 
     def _feed_forward(self, block: Block, x: np.ndarray) -> np.ndarray:
         inner = self._inner(block, x)
-        if self.which.activations:
+        if self.which.gated:
             inner = by_token(inner, self.numbers.inner_unit)
         return self._linear(block.down, inner)
 
