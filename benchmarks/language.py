@@ -4,7 +4,8 @@
 
 Weights are random, which cycles do not depend on: 6 blocks of width 288, 6 heads of 48, 768 elements between the
 products of a feed-forward network, and 32,000 tokens, whose embeddings are the head's as well. The token is the
-hundredth of its text.
+hundredth of its text. A second table is of prompts, whose tokens are computed many together, and of several texts side
+by side.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from weft.compiler.language.model import (
     Rotary,
     Sizes,
 )
+from weft.compiler.language.places import Places
 from weft.compiler.language.ranges import Ranges
 from weft.compiler.language.vocabulary import Vocabulary
 from weft.decoder_run import DecoderMemory, DecoderRun, Row
 from weft.hdl.isa import int4
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
-from weft.lm_config import language_configuration, page_of
+from weft.lm_config import language_configuration, page_of, prompt_rows_of
 from weft.sim.sdram import Sdram
 from weft.sim.timing import TimingDevice
 
@@ -39,6 +41,8 @@ SIZES = Sizes(
     vocabulary=32_000,
 )  # fmt: skip
 POSITION = 99
+PROMPT = 128
+TEXTS = 16
 BOARD = find("ulx3s-85f")
 
 
@@ -98,11 +102,38 @@ def configuration(preset: str) -> Config:
     return language_configuration(preset, blocks=True).config
 
 
+def together(decoder: Decoder, texts: int, bandwidth: float) -> tuple[int, float]:
+    """Cycles of a token, and how much of the array is used: of the first `PROMPT` tokens of a text, or of a step with
+    one token of each of so many texts."""
+    places = decoder.places
+    each = SIZES.context // places.page
+    memory = DecoderMemory(decoder, each * max(texts, 1))
+    device = TimingDevice(decoder.config, memory.memory_bytes, bytes_per_cycle=bandwidth)
+    run, cycles, active = DecoderRun(memory, device), 0, 0
+
+    def count() -> None:
+        nonlocal cycles, active
+        counters = device.counters()
+        cycles, active = cycles + counters[Counter.CYCLES], active + counters[Counter.ARRAY_ACTIVE]
+
+    if texts:
+        run.step([Row(1, POSITION, range(text * each, (text + 1) * each)) for text in range(texts)])
+        count()
+        return cycles // texts, active / cycles
+    assert decoder.prompts is not None
+    rows = decoder.prompts.places.rows
+    for start in range(0, PROMPT, rows):
+        run.prompt([Row(1, at, range(each)) for at in range(start, start + rows)])
+        count()
+    return cycles // PROMPT, active / cycles
+
+
 def row(*cells: str) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def table() -> None:
+def one_by_one() -> None:
+    """A table of decoding, one text, one token after the other."""
     row(
         "weights",
         "on",
@@ -119,13 +150,13 @@ def table() -> None:
         for preset in ("default", "small"):
             config = configuration(preset)
             decoder = Decoder(numbers, config, page=page_of(SIZES, config))
-            code = f"{len(decoder.code):,} bytes"
+            code, on = f"{len(decoder.code):,} bytes", f"`{preset}`"
             for bandwidth in (config.bus_bytes, config.bus_bytes // 2, 2):
                 cycles, moved = measured(decoder, bandwidth=bandwidth)
                 share, speed = moved / bandwidth / cycles, f"{1e8 / cycles:.1f} at 100 MHz"
                 row(
                     name,
-                    f"`{preset}`",
+                    on,
                     f"{bandwidth} bytes a cycle",
                     code,
                     f"{cycles:,}",
@@ -135,18 +166,41 @@ def table() -> None:
                 )
             cycles, moved = measured(decoder, sdram=BOARD.sdram(BOARD.clock))
             speed = f"{BOARD.clock / cycles:.1f} at {BOARD.clock / 1e6:.0f} MHz"
-            pins = moved / 2 / cycles  # of 16 bits
+            share = moved / 2 / cycles  # of pins for 16 bits
             row(
                 name,
-                f"`{preset}`",
-                "SDRAM of the ULX3S 85F",
+                on,
+                f"SDRAM of the {BOARD.title}",
                 code,
                 f"{cycles:,}",
                 f"{moved:,}",
-                f"{pins:.1%}",
+                f"{share:.1%}",
                 speed,
             )
 
 
+def side_by_side() -> None:
+    """A table of tokens of a prompt together, and of several texts side by side."""
+    row("tokens", "weights", "on", "memory", "cycles a token", "array")
+    row(*["---"] * 6)
+    for name, narrow in (("int8", False), ("Q4_0", True)):
+        numbers = integers(model(narrow=narrow), ranges(), blocks=narrow)
+        config = configuration("default")
+        for lanes in (config.lanes, config.n):
+            on = "`default`" + f" with `lanes` {lanes}" * (lanes != config.lanes)
+            for bandwidth in (config.bus_bytes, 2):
+                for texts in (0, TEXTS):
+                    what = f"{texts} texts side by side" if texts else f"a prompt of {PROMPT}"
+                    chosen = config.replace(lanes=lanes)
+                    page = page_of(SIZES, chosen, max(texts, 1))
+                    places = Places(SIZES, chosen, max(texts, 1), page, bool(numbers.gains))
+                    rows = 0 if texts else prompt_rows_of(places)
+                    decoder = Decoder(numbers, chosen, rows=max(texts, 1), page=page, prompt_rows=rows)
+                    cycles, share = together(decoder, texts, bandwidth)
+                    row(what, name, on, f"{bandwidth} bytes a cycle", f"{cycles:,}", f"{share:.1%}")
+
+
 if __name__ == "__main__":
-    table()
+    one_by_one()
+    print()
+    side_by_side()

@@ -139,8 +139,9 @@ class Places:
     def at(self) -> dict[str, int]:
         """The first vector of each tensor, by name; weights come last.
 
-        What MM and LOAD work on comes first, and then what VEC and STORE do: in banks of its own where that takes no
-        more banks. What attention and what feed-forward networks work on share their room.
+        What MM and LOAD work on comes first, and then what VEC and STORE do: for several tokens, with which all of them
+        are busy at a time, in banks of its own where that takes no more banks. What attention and what feed-forward
+        networks work on share their room.
         """
         first, attention, inner = self._array_tensors()
         found, end = _placed(first, 0)
@@ -148,10 +149,9 @@ class Places:
         end = max(at for _, at in shared)
         first, attention, inner = self._vector_tensors()
         size = sum(first.values()) + max(sum(attention.values()), sum(inner.values()))
-        begin = ceil_div(end, self.config.scratchpad_depth) * self.config.scratchpad_depth
-        if ceil_div(end + size, self.config.scratchpad_depth) < ceil_div(
-            begin + size, self.config.scratchpad_depth
-        ):
+        bank = self.config.scratchpad_depth
+        begin = ceil_div(end, bank) * bank
+        if self.rows == 1 or ceil_div(end + size, bank) < ceil_div(begin + size, bank):
             begin = end
         more, end = _placed(first, begin)
         shared += [_placed(tensors, end) for tensors in (attention, inner)]
