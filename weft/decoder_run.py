@@ -76,10 +76,10 @@ class Program:
         words = np.zeros(self.tables // 4 + self.table_words * len(texts), "<u4")
         words[0] = len(rows)
         words[first : first + most] = contents.embedding
-        words[first + most : first + 2 * most] = contents.angles
+        words[first + most : first + 2 * most] = contents.positions
         for index, row in enumerate(rows):
             words[first + index] += row.token * contents.embedding_bytes
-            words[first + most + index] += row.position * contents.angle_bytes
+            words[first + most + index] += row.position * contents.position_bytes
         for index, row in enumerate(texts):
             count, slot = row.position // places.page + 1, row.position % places.page
             table = self.tables // 4 + self.table_words * index

@@ -21,12 +21,14 @@ import numpy as np
 from weft.arguments import integer
 from weft.batch import Batch, End, Request
 from weft.compiler.language.decoder import Decoder
-from weft.compiler.language.integers import check, has_blocks, integers
+from weft.compiler.language.form import form_of
+from weft.compiler.language.integers import integers
 from weft.compiler.language.model import LanguageModel
 from weft.compiler.language.perplexity import Perplexity, perplexity
 from weft.compiler.language.places import Places
 from weft.compiler.language.reference import Reference
 from weft.compiler.language.tokenizer import Tokenizer
+from weft.compiler.language.weights import has_blocks
 from weft.compiler.machine.emit import ceil_div
 from weft.decoder_run import DecoderMemory
 from weft.devices import Simulation
@@ -276,7 +278,7 @@ def load(
     language_configuration(config)  # refuses before a large file is read
     rows = integer("rows", rows, *ROWS)
     model = read(path)
-    check(model)
+    form_of(model)  # refuses what has no program
     narrow = has_blocks(model)
     chosen = language_configuration(config, blocks=narrow)
     blocks = narrow and chosen.config.blocks
@@ -284,7 +286,7 @@ def load(
     limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
     page = page_of(limited.sizes, chosen.config, rows)
     pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
-    places = Places(limited.sizes, chosen.config, rows, page, blocks)
+    places = Places(limited.sizes, chosen.config, rows, page, form_of(model, gains=blocks))
     reference = Reference(model)
     found = model_ranges(reference, digest(path, model), _tokens(model, calibration))
     decoder = Decoder(

@@ -8,11 +8,14 @@ import numpy as np
 
 from weft.compiler.ir.scales import score_multiplier
 from weft.compiler.kernel.expressions import DIGITS, digits
-from weft.compiler.language.integers import Integers, Layer, Weights
-from weft.compiler.language.kernels import ANGLE_PLACES, BYTE_BITS, MOST_BITS
-from weft.compiler.language.model import Rotary, dense
+from weft.compiler.language.form import PRODUCTS
+from weft.compiler.language.integers import Integers, Layer
+from weft.compiler.language.kernels import ANGLE_PLACES
+from weft.compiler.language.model import Matrix, Rotary, dense
 from weft.compiler.language.places import Places
 from weft.compiler.language.ring import Product, Ring, cut
+from weft.compiler.language.scaled import BYTE_BITS, MOST_BITS
+from weft.compiler.language.weights import Weights
 from weft.compiler.machine.emit import ceil_div
 from weft.hdl.isa import int4, parameters
 
@@ -20,8 +23,6 @@ _ALIGNMENT = 64
 """Of what is loaded by itself, in bytes."""
 _COUNT_MOST = 255
 """Tiles of a part at most."""
-MANTISSAS = 2
-"""Vectors of the mantissas of a tile."""
 
 
 class Contents:
@@ -42,8 +43,9 @@ class Contents:
         Bytes of one.
     ring : Ring
     offsets, head_offsets : list of int
-        Where each part of a block, or of the head, is in its record: the weights of its tiles, and behind them the
-        mantissas, two vectors for each tile.
+        Where each part of a block, or of the head, is in its record: the weights of its tiles, behind them the
+        mantissas, two vectors for each tile, and behind these the biases of products that have any: their upper two
+        digits, two vectors for each tile, and then the third ones of those that have three.
     alike : bool
         Parts of the head are where a block has its first ones, and are loaded as those are.
     blocks : set of str
@@ -54,25 +56,28 @@ class Contents:
         last norm.
     logit_tiles : int
         Tiles of logits, with those that are there to have parts alike.
-    embedding, angles, exp2, even : int
-        Offsets in `constants`: rows of embeddings and of angles, the table of softmax, and a vector with the shift of
-        rows whose largest element has `weft.compiler.language.kernels.BYTE_BITS`.
-    embedding_unit : float
-        The step of embeddings.
-    embedding_bytes, angle_bytes : int
-        Bytes of a row of them.
+    embedding, positions, exp2, even : int
+        Offsets in `constants`: rows of the embeddings of tokens, rows of what positions have (angles or embeddings),
+        the table of softmax, and a vector with the shift of rows whose largest element has
+        `weft.compiler.language.scaled.BYTE_BITS`.
+    units : list of float
+        The steps of embeddings: of those of tokens, and of those of positions if they have any.
+    embedding_bytes, position_bytes : int
+        Bytes of a row.
     """
 
     def __init__(self, numbers: Integers, places: Places, beside: Places | None = None) -> None:
         self._numbers, self._places, self._n = numbers, places, places.config.n
         self.constants, self.records = bytearray(), bytearray()
-        self.embedding_bytes, self.angle_bytes = 2 * places.sizes.width, 4 * places.sizes.key_length
-        embedding = dense(numbers.model.token_embedding).astype(np.float64)
-        self.embedding_unit = float(np.abs(embedding).max()) / DIGITS
-        whole = np.rint(embedding / self.embedding_unit).astype(np.int64)
-        self.embedding = self.constant(np.stack([pairs(row, self._n) for row in whole]).tobytes())
-        assert numbers.model.rotary is not None
-        self.angles = self.constant(self._turns(numbers.model.rotary))
+        self.embedding_bytes = 2 * places.sizes.width
+        self.position_bytes = places.position * self._n
+        self.units: list[float] = []
+        model = numbers.model
+        self.embedding = self._rows(model.token_embedding)
+        if model.positions is not None:
+            self.positions = self._rows(dense(model.positions)[: places.sizes.context])
+        elif model.rotary is not None:
+            self.positions = self.constant(self._turns(model.rotary))
         self.exp2 = self.constant(places.config.exp2_table)
         self.even = self.constant(bytes([MOST_BITS - BYTE_BITS]) * self._n)
         self.ring = ring_of(places, beside)
@@ -93,6 +98,13 @@ class Contents:
         self.constants += _aligned(content)
         return at
 
+    def _rows(self, matrix: Matrix) -> int:
+        """Append embeddings, each a row of two digits, with a step of their own; returns their offset."""
+        embedding = dense(matrix).astype(np.float64)
+        self.units.append(max(float(np.abs(embedding).max()), 1e-12) / DIGITS)
+        whole = np.rint(embedding / self.units[-1]).astype(np.int64)
+        return self.constant(np.stack([pairs(row, self._n) for row in whole]).tobytes())
+
     def _turns(self, rotary: Rotary) -> bytes:
         """For each position the cosines and then the sines of a head, those of its even elements negative."""
         sizes = self._places.sizes
@@ -106,49 +118,61 @@ class Contents:
 
     def _record(self, index: int, layer: Layer) -> bytes:
         """The parameters of a block's scores, and its weights."""
-        n, scaled = self._n, {name: items[index].mantissas for name, items in self._numbers.scaled.items()}
+        n = self._n
         mantissa, shift = score_multiplier(layer.octaves, self._places.config.mantissa_bits)
         record = bytearray(parameters.block(np.zeros(n), np.full(n, mantissa), np.full(n, shift), n))
         self.gains = len(record)
         for gains in self._numbers.gains[2 * index : 2 * index + 2]:
             record += pairs(gains, n).tobytes()
-        turned = np.ones(len(layer.query.values) + len(layer.key.values), np.int16)  # which have one for all
-        both = interleaved([scaled[name][:, None] for name in ("gate", "up")], n)[:, 0]
         self.offsets = []
-        for name, matrices, mantissas in (
-            ("qkv", (layer.query, layer.key, layer.value), np.concatenate([turned, scaled["value"]])),
-            ("output", (layer.output,), scaled["output"]),
-            ("gate", (layer.gate, layer.up), both),
-            ("down", (layer.down,), scaled["down"]),
-        ):
-            stacked = _Stacked.of(matrices, n, blocks=name in self.blocks, turns=name == "gate")
-            for part in self.ring.of(name):
+        for product, named in PRODUCTS.items():
+            names = [name for name in named if name in layer.matrices]
+            matrices = [layer.matrices[name] for name in names]
+            stacked = _Stacked.of(matrices, n, blocks=product in self.blocks, turns=product == "inner")
+            columns = self._columns(product, names, index)
+            for part in self.ring.of(product):
                 record += bytes(-len(record) % _ALIGNMENT)
                 self.offsets.append(len(record))
-                record += self._tiles(stacked, mantissas, part.first, part.tiles)
+                record += self._tiles(stacked, columns, part.first, part.tiles)
         return _aligned(bytes(record))
+
+    def _columns(self, product: str, names: Sequence[str], index: int) -> _Columns:
+        """Mantissas and biases of a product of a block."""
+        numbers, layer = self._numbers, self._numbers.layers[index]
+        one = [
+            np.ones(len(layer.matrices[name].values), np.int16) for name in names
+        ]  # where all have one factor
+        mantissas = [
+            numbers.scaled[name][index].mantissas if name in numbers.scaled else ones
+            for name, ones in zip(names, one, strict=True)
+        ]
+        biases = [numbers.biases[name].numbers[index] for name in names if name in numbers.biases]
+        return _Columns.of(mantissas, biases, self._places.biases(product), self._n, turns=product == "inner")
 
     def _append_head(self) -> None:
         ring, numbers = self.ring, self._numbers
         rows = self.logit_tiles * self._n - len(numbers.head.values)
         stacked = _Stacked.of((numbers.head,), self._n, blocks="head" in self.blocks, more=rows)
-        mantissas = np.pad(numbers.head_scaled.mantissas, (0, rows), constant_values=1)
+        biases = [numbers.biases["head"].numbers[0]] if "head" in numbers.biases else []
+        columns = _Columns.of(
+            [numbers.head_scaled.mantissas], biases, self._places.biases("head"), self._n, more=rows
+        )
         first, begin = 0, len(self.records)
         for _ in range(ring.head_turns):
             start = len(self.records)
             self.records += bytes(self.head_bytes)
             for offset in self.head_offsets:
-                part = self._tiles(stacked, mantissas, first, ring.head_tiles)
+                part = self._tiles(stacked, columns, first, ring.head_tiles)
                 self.records[start + offset : start + offset + len(part)] = part
                 first += ring.head_tiles
         for gains in numbers.gains[-1:]:
             content = pairs(gains, self._n).tobytes()
             self.records[begin + self.gains : begin + self.gains + len(content)] = content
 
-    def _tiles(self, weights: _Stacked, mantissas: np.ndarray, first: int, tiles: int) -> bytes:
-        """The weights and mantissas of some tiles."""
+    def _tiles(self, weights: _Stacked, columns: _Columns, first: int, tiles: int) -> bytes:
+        """The weights, mantissas and biases of some tiles."""
         lines = slice(first * self._n, (first + tiles) * self._n)
-        return weights.content(lines, self._n) + pairs(mantissas[lines], self._n).tobytes()
+        return weights.content(lines, self._n) + columns.content(lines, self._n)
 
     def _alike(self) -> bool:
         """Whether neither the head nor what is in the first parts of a block is in blocks of 4 bits, in which parts of
@@ -162,7 +186,10 @@ class Contents:
         last = self.offsets[slots - 1] + _ceil(ring.vectors[slots - 1] * self._n) + _ALIGNMENT
         if self.alike:
             return self.offsets[:slots], _ceil(last)
-        part = _ceil(ring.head_tiles * (self._n * self._places.width + MANTISSAS) * self._n) + _ALIGNMENT
+        part = (
+            _ceil(ring.head_tiles * (self._n * self._places.width + self._places.beside("head")) * self._n)
+            + _ALIGNMENT
+        )
         start = self.offsets[0]
         places = list(range(start, start + slots * part, part))
         return places, max(_ceil(last), start + slots * part)
@@ -206,16 +233,48 @@ class _Stacked:
         return _aligned(int4.pack_groups(groups, factors))
 
 
+class _Columns:
+    """What there is for each column of a product: mantissas, and so many `digits` of biases."""
+
+    def __init__(self, mantissas: np.ndarray, biases: np.ndarray, digits: int) -> None:
+        self._mantissas, self._biases, self._digits = mantissas, biases, digits
+
+    @classmethod
+    def of(
+        cls,
+        mantissas: Sequence[np.ndarray],
+        biases: Sequence[np.ndarray],
+        digits: int,
+        n: int,
+        *,
+        turns: bool = False,
+        more: int = 0,
+    ) -> _Columns:
+        """Those of matrices one behind the other, or of N rows of each in turn, and of so many rows of 0 `more`."""
+
+        def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+            return interleaved([part[:, None] for part in parts], n)[:, 0] if turns else np.concatenate(parts)
+
+        padded = np.pad(stacked(mantissas), (0, more), constant_values=1)
+        return cls(padded, np.pad(stacked(biases), (0, more)) if digits else np.zeros(0), digits)
+
+    def content(self, lines: slice, n: int) -> bytes:
+        """The bytes of some rows."""
+        found = pairs(self._mantissas[lines], n).tobytes()
+        if not self._digits:
+            return found
+        first, second, *third = (part.reshape(-1, n) for part in digits(self._biases[lines], self._digits))
+        return b"".join([found, np.stack([first, second], axis=1).tobytes(), *map(np.ndarray.tobytes, third)])
+
+
 def _in_blocks(numbers: Integers) -> set[str]:
     """The products all of whose matrices are in blocks of 4 bits."""
-    layers = numbers.layers
     products = {
-        "qkv": [item for layer in layers for item in (layer.query, layer.key, layer.value)],
-        "output": [layer.output for layer in layers],
-        "gate": [item for layer in layers for item in (layer.gate, layer.up)],
-        "down": [layer.down for layer in layers],
-        "head": [numbers.head],
-    }
+        product: [
+            layer.matrices[name] for layer in numbers.layers for name in names if name in layer.matrices
+        ]
+        for product, names in PRODUCTS.items()
+    } | {"head": [numbers.head]}
     return {name for name, all_ in products.items() if all(item.nibbles is not None for item in all_)}
 
 
@@ -227,12 +286,15 @@ def ring_of(places: Places, beside: Places | None = None) -> Ring:
     CompileError
         If there is too little room.
     """
+    gates = 2 if places.form.gated else 1  # tiles of the gate and beside it are together
     tiles = {
-        "qkv": places.queries + 2 * places.keys, "output": places.width, "gate": 2 * places.inner,
+        "qkv": places.queries + 2 * places.keys, "output": places.width, "inner": gates * places.inner,
         "down": places.width, "head": ceil_div(places.sizes.vocabulary, places.config.n),
     }  # fmt: skip
     products = {
-        name: Product(tiles[name], places.config.n * columns + MANTISSAS, together=2 if name == "gate" else 1)
+        name: Product(
+            tiles[name], places.config.n * columns + places.beside(name), gates if name == "inner" else 1
+        )
         for name, columns in places.columns.items()
     }
     head = products.pop("head")

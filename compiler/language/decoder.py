@@ -8,11 +8,12 @@ in attention, and the pages of each.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.attend import Attend, vectors
-from weft.compiler.language.contents import MANTISSAS, Contents
+from weft.compiler.language.behind import Behind, Sums
+from weft.compiler.language.contents import Contents
 from weft.compiler.language.integers import Integers
 from weft.compiler.language.kernel_set import KernelSet
 from weft.compiler.language.ordered_code import FIRST_FREE, OrderedCode
@@ -28,7 +29,7 @@ from weft.compiler.language.registers import (
     ROWS,
 )
 from weft.compiler.language.ring import Part, slots_for
-from weft.compiler.language.spread import At, spread
+from weft.compiler.language.spread import At
 from weft.hdl.isa import (
     PAGE_ENTRY,
     End,
@@ -104,10 +105,10 @@ class Decoder:
             if reason := feature.missing(config):
                 raise CompileError(f"a decoder does not run on this configuration: {reason}")
         self.numbers, self.config = numbers, config
-        sizes, gains = numbers.model.sizes, bool(numbers.gains)
-        self.places = Places(sizes, config, rows, page, gains, consecutive=beside is not None)
+        sizes, form = numbers.model.sizes, numbers.form
+        self.places = Places(sizes, config, rows, page, form, consecutive=beside is not None)
         if beside is None:
-            other = Places(sizes, config, prompt_rows, page, gains, consecutive=True) if prompt_rows else None
+            other = Places(sizes, config, prompt_rows, page, form, consecutive=True) if prompt_rows else None
             self.contents = Contents(numbers, self.places, other)
             self._slots = self.contents.ring.slots
         else:
@@ -117,7 +118,8 @@ class Decoder:
         idle = self._at["idle"]
         self._idle = Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2)
         self._out = OrderedCode(self._idle)
-        self._kernels = KernelSet(numbers, config, self.contents.embedding_unit)
+        self._kernels = KernelSet(numbers, config, self.contents.units)
+        self._behind = Behind(self.places, self._kernels)
         self._prepare()
         self._begin()
         steps = {LAYERS: -1, BLOCK: self.contents.record_bytes, PAGES: self.places.block_bytes}
@@ -160,25 +162,21 @@ class Decoder:
         if not places.consecutive:
             code.add(ReadRegisters(base=FRAME, offset=0, first=ROWS, count=1))
         code.add(SetRegisters(**slots((LAYERS, Mode.SET, places.sizes.blocks))))
-        pitch, turns = 2 * places.width, 4 * places.head
+        pitch, position = 2 * places.width, places.position
         for row in range(places.rows):
             page = HEADER_BYTES // PAGE_ENTRY + row
             for entry, count, dst in (
                 (page, pitch, at["inner"] + row * pitch),
-                (page + places.rows, turns, at["angles"] + row * turns),
+                (page + places.rows, position, at["positions"] + row * position),
             ):
                 load = self._vectors(CONSTANTS, 0, count, dst)
                 code.add(dataclasses.replace(load, paged=1, table=FRAME, page=entry))
         rows = code.last
-        if places.gains:
+        if places.form.gains:
             code.beside(self._gains(0))
         for index in range(len(self._slots)):
             self._load_weights(index, -1)
-        code.add(
-            self._spread("begin", places.width, source=Source.SCRATCHPAD, src=At(at["inner"], pitch, 0, 2, 2),
-                         dst=At(at["x"], pitch, 0, 2, 2), dst2=At(at["low"], pitch, 0, 2)),
-            rows,
-        )  # fmt: skip
+        code.add(self._behind.begin(), rows)
 
     # --- a block
 
@@ -186,24 +184,27 @@ class Decoder:
         places, code, ring = self.places, self._out, self.contents.ring
         attend = Attend(places, code, self.numbers.smaller)
         code.add(self._normalise())
-        for part in self._product(ring.of("qkv"), "a"):
-            self._heads(part)
+        for sums in self._product(ring.of("qkv"), "a"):
+            self._add_all(self._behind.heads(sums))
         attend.add()
         self._add("output", "a", At(self._at["even"]))
         normalised = code.add(self._normalise(1))
-        if places.gains:  # those of the next block, or of the head
+        if places.form.gains:  # those of the next block, or of the head
             code.beside(self._gains(self.contents.record_bytes), normalised)
-        for part in self._product(ring.of("gate"), "a"):
-            self._gate(part)
+        for sums in self._product(ring.of("inner"), "a"):
+            code.add(self._behind.inner(sums))
         code.add(self._quantise())
         self._add("down", "b", At(self._at["row"], 1))
 
-    def _spread(
-        self, name: str, columns: int, groups: int = 1, *, source: Source = Source.ACCUMULATOR, **operands: At
-    ) -> Kernel:
-        """A kernel that does the same to each column of each row."""
-        counts = (self.places.rows, groups, columns)
-        return spread(self.config, source, self._kernels.starts[name], counts, **operands)
+    def _add(self, name: str, a: str, row: At) -> None:
+        """A product that is added to the residual stream; `row` is where the shift of each row is."""
+        self._out.add(self._behind.prepare(row))
+        for sums in self._product(self.contents.ring.of(name), a):
+            self._add_all(self._behind.added(sums))
+
+    def _add_all(self, kernels: Iterable[Kernel]) -> None:
+        for kernel in kernels:
+            self._out.add(kernel)
 
     def _gains(self, record: int) -> Load:
         """LOAD what both norms of a record multiply by."""
@@ -218,7 +219,7 @@ class Decoder:
             ox=self.places.width, src=at["x"], src_oy=pitch, src_ox=2, src_vectors=2, with_b=1, b=at["low"],
             b_oy=pitch, b_ox=2, dst=at["a"], dst_oy=self.places.width, dst_ox=1, with_dst2=1, dst2=at["row"], dst2_oy=1,
         )  # fmt: skip
-        if not self.places.gains:
+        if not self.places.form.gains:
             return kernel
         gains = at["gains"] + norm * pitch
         wait = 0 if norm else _GAINS  # LOAD brings those of both together
@@ -246,7 +247,7 @@ class Decoder:
         if part.name in contents.blocks:
             self._out.beside(self._nibbles(offset, vectors, slot), after)
             offset, slot, vectors = offset + contents.mantissas(vectors), slot + vectors, 0
-        load = self._vectors(BLOCK, offset, vectors + MANTISSAS * part.tiles, slot)
+        load = self._vectors(BLOCK, offset, vectors + self.places.beside(part.name) * part.tiles, slot)
         self._out.beside(dataclasses.replace(load, signal=_FULL), after)
 
     def _nibbles(self, offset: int, vectors: int, dst: int) -> Load:
@@ -258,8 +259,8 @@ class Decoder:
         """Where a part is on the chip."""
         return self._slots[index % len(self._slots)]
 
-    def _product(self, parts: Sequence[Part], a: str, *, refill: bool = True) -> Iterator[Part]:
-        """Multiply with each of some parts: row r and tile t of it are row ``r * tiles + t`` from `_sums` on.
+    def _product(self, parts: Sequence[Part], a: str, *, refill: bool = True) -> Iterator[Sums]:
+        """Multiply with each of some parts, and tell where its sums are.
 
         For each, the caller adds what works on the sums. Two parts may be in the accumulator. With `refill` LOAD fills
         the slot again, with the part that is as many further as there are slots.
@@ -267,87 +268,24 @@ class Decoder:
         n, rows, code = self.config.n, self.places.rows, self._out
         ends: list[int] = []
         for number, part in enumerate(parts):
-            columns = self.places.columns[part.name]
+            columns, sums = self.places.columns[part.name], self._sums(part)
             before = code.last if not number else ends[number - 2] if number > 1 else -1
             code.add(
                 Mm(nt=part.tiles, kc=columns, ox=rows, a=self._at[a], a_kc=1, a_ox=columns, b=self._slot(part.index),
-                   b_nt=n * columns, b_kc=n, b_row=1, c=self._sums(part), c_nt=1, c_ox=part.tiles, wait=_FULL),
+                   b_nt=n * columns, b_kc=n, b_row=1, c=sums.first, c_nt=1, c_ox=part.tiles, wait=_FULL),
                 before,
             )  # fmt: skip
-            yield part
+            yield sums
             ends.append(code.newest(Queue.VEC))
             if refill:
                 self._load_weights(part.index + len(self._slots), ends[-1], head=part.name == "head")
 
-    def _sums(self, part: Part) -> int:
-        """The first accumulator row of a part: every second one is in the second half."""
-        return part.index % 2 * (self.config.accumulator_size // 2)
-
-    def _mantissas(self, part: Part) -> int:
-        """Where the mantissas of a part are: behind its weights."""
-        return self._slot(part.index) + self.config.n * self.places.columns[part.name] * part.tiles
-
-    def _gate(self, part: Part) -> None:
-        """Two tiles of sums become one of what goes into the last product."""
-        at, inner, tiles = self._at, self.places.inner, part.tiles
-        mantissas = self._mantissas(part)
-        self._out.add(
-            self._spread(
-                "gate", tiles // 2, src=At(self._sums(part), tiles, 0, 2, 2),
-                dst=At(at["inner"] + part.first, 2 * inner, 0, 2, 2), b=At(mantissas, 0, 0, 4, 2),
-                c=At(mantissas + 2, 0, 0, 4, 2), d=At(at["row"], 1),
-            )
-        )  # fmt: skip
-
-    def _add(self, name: str, a: str, row: At) -> None:
-        """A product that is added to the residual stream; `row` is where the shift of each row is."""
-        pitch, places = 2 * self.places.width, self.places
-        shift = At(self._at["low"] + 1, pitch, 0, 2)
-        self._out.add(self._spread("prepare", places.width, source=Source.SCRATCHPAD, src=row, dst=shift))
-        for part in self._product(self.contents.ring.of(name), a):
-            upper, low = (At(self._at[tensor] + 2 * part.first, pitch, 0, 2, 2) for tensor in ("x", "low"))
-            self._out.add(
-                self._spread(
-                    name, part.tiles, src=At(self._sums(part), part.tiles, 0, 1), dst=upper, dst2=low,
-                    b=At(self._mantissas(part), 0, 0, 2, 2), c=upper, d=low,
-                )
-            )  # fmt: skip
-
-    def _heads(self, part: Part) -> None:
-        """Queries, keys and values of a part of the product: of whole heads together, and of parts of them."""
-        sizes, head = self.places.sizes, self.places.head
-        first = 0
-        for name, count in (
-            ("query", sizes.heads),
-            ("key", sizes.key_value_heads),
-            ("value", sizes.key_value_heads),
-        ):
-            tile = max(part.first, first)
-            end = min(part.first + part.tiles, first + count * head)
-            while tile < end:
-                within = (tile - first) % head
-                whole = 0 if within else (end - tile) // head
-                tiles = head if whole else min(head - within, end - tile)
-                self._some_heads(name, part, (tile - part.first, tile - first), max(whole, 1), tiles)
-                tile += max(whole, 1) * tiles
-            first += count * head
-
-    def _some_heads(self, name: str, part: Part, tiles: tuple[int, int], heads: int, columns: int) -> None:
-        """`tiles` are the first tile in the part and among all of this name, of each of the heads so many columns."""
-        places, row = self.places, self._at["row"]
-        count = places.queries if name == "query" else places.keys
-        src = At(self._sums(part) + tiles[0], part.tiles, places.head, 1)
-        dst = At(self._at[name[0]] + tiles[1], count, places.head, 1)
-        if name == "value":
-            mantissas = self._mantissas(part) + 2 * tiles[0]
-            more: dict[str, At] = {"b": At(mantissas, 0, 2 * places.head, 2, 2), "c": At(row, 1)}
-        else:
-            angles, pitch = self._at["angles"] + 2 * (tiles[1] % places.head), 4 * places.head
-            more = {
-                "b": At(angles, pitch, 0, 2, 2), "c": At(angles + 2 * places.head, pitch, 0, 2, 2), "d": At(row, 1),
-            }  # fmt: skip
-        operands = {"src": src, "dst": dst, **more}
-        self._out.add(self._spread(name, columns, heads, source=Source.ACCUMULATOR, **operands))
+    def _sums(self, part: Part) -> Sums:
+        """Where the sums of a part are, every second one in the second half of the accumulator, and its mantissas,
+        behind its weights."""
+        first = part.index % 2 * (self.config.accumulator_size // 2)
+        mantissas = self._slot(part.index) + self.config.n * self.places.columns[part.name] * part.tiles
+        return Sums(part, first, mantissas)
 
     # --- behind the blocks
 
@@ -380,7 +318,7 @@ class Decoder:
         before = self._out.last
         for _ in self._slots:
             self._taken(before)
-        if self.places.gains:
+        if self.places.form.gains:
             self._out.add(dataclasses.replace(self._idle, wait=_GAINS))
 
     def _some_logits(self, *, refill: bool) -> None:
@@ -388,16 +326,12 @@ class Decoder:
         tiles = ring.head_tiles
         parts = [Part("head", index, index * tiles, tiles) for index in range(len(self._slots))]
         stored: list[int] = []
-        for part in self._product(parts, "a", refill=refill):
+        for sums in self._product(parts, "a", refill=refill):
             # Two parts of logits are on the chip, too.
-            dst = self._at["inner"] + part.index % 2 * 2 * tiles * rows
-            kernel = self._spread(
-                "head", tiles, src=At(self._sums(part), tiles, 0, 1), dst=At(dst, 2 * tiles, 0, 2, 2),
-                b=At(self._mantissas(part), 0, 0, 2, 2), c=At(self._at["row"], 1),
-            )  # fmt: skip
-            code.add(kernel, code.last, *stored[-2:-1])
+            dst = self._at["inner"] + sums.part.index % 2 * 2 * tiles * rows
+            code.add(self._behind.logits(sums, dst), code.last, *stored[-2:-1])
             store = Store(
-                base=LOGITS, offset=2 * part.first * n, rows=rows, row_pitch=2 * self.contents.logit_tiles * n,
+                base=LOGITS, offset=2 * sums.part.first * n, rows=rows, row_pitch=2 * self.contents.logit_tiles * n,
                 pixels=2 * tiles, pitch=n, length=n, src=dst, src_pixel=1, src_row=2 * tiles,
             )  # fmt: skip
             stored.append(code.add(store))

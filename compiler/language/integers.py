@@ -1,14 +1,14 @@
 """A decoder in integers: what its products, exponents and steps are.
 
-Weights are int8 with a scale for each row; what a norm multiplies by is part of the weights behind it. Steps of rows in
-front of products are powers of two of each row (`weft.compiler.language.kernels`). These are fixed, for all tokens, by
-the ranges that values had on a text:
+Weights are int8 with a scale for each row; what a norm multiplies by is part of the weights behind it, and what it adds
+is part of the bias behind it. Steps of rows in front of products are powers of two of each row
+(`weft.compiler.language.kernels`). These are fixed, for all tokens, by the ranges that values had on a text:
 
-- the residual stream, 24 bits;
-- queries and keys, int8: the steps of a block follow from the scale of its weights, so that a kernel does for all
-  blocks, and the multiplier of the scores makes up for that;
-- values, and attention's results, int8;
-- what comes out of the gate, 16 bits, and logits, 16 bits.
+- the residual stream, 24 bits, and the biases that are added to it;
+- queries, keys and values, int8: for each block its own, for which the multiplier of the scores makes up. Biases are
+  added before they are rounded to these steps. Queries and keys whose sums are turned have one scale for all rows;
+- attention's results, int8;
+- what goes into the last product of a feed-forward network, 16 bits, and logits, 16 bits.
 
 A model whose file has matrices in blocks of 4 bits may keep them (`weft.hdl.isa.int4`): LOAD then makes int8 of them,
 with a scale for each row, by factors of 8 bits. Norms multiply what they make then, as their numbers cannot be part of
@@ -18,24 +18,26 @@ such weights.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.ir.graph import CompileError
 from weft.compiler.kernel.expressions import DIGITS
-from weft.compiler.language.kernels import (
-    BYTE_BITS,
-    GAIN_PLACES,
-    GATE_PLACES,
-    MOST_BITS,
-    RESIDUAL_BITS,
-    Scaled,
-    normal_unit,
-)
-from weft.compiler.language.model import BlockTensor, LanguageModel, Linear, Matrix, Norm, dense
+from weft.compiler.language.form import PRODUCTS, Form, form_of, matrices
+from weft.compiler.language.kernels import GAIN_PLACES, GATE_PLACES, RESIDUAL_BITS, normal_unit
+from weft.compiler.language.model import LanguageModel
 from weft.compiler.language.ranges import Ranges
-from weft.hdl.isa import int4
+from weft.compiler.language.scaled import (
+    BIAS_PLACES,
+    BYTE_BITS,
+    MOST_BITS,
+    Biases,
+    Scaled,
+    power_of_two,
+    together,
+)
+from weft.compiler.language.weights import Weights, bias_behind
 
 RESIDUAL_ROOM = 4.0
 """How many times more the residual stream has."""
@@ -45,58 +47,18 @@ BYTE_ROOM = 1.25
 """The same of values of 8 bits."""
 _UP_BITS = 17
 """Bits of the second factor behind a gate."""
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """int8 (rows, columns), each row times its scale: float64 (rows,).
-
-    Where they are in blocks of 4 bits, they come of `nibbles`, int8 (rows, columns) from -8 to 7, times `factors`, int8
-    (rows, columns // `weft.hdl.isa.int4.GROUP`).
-    """
-
-    values: np.ndarray
-    scales: np.ndarray
-    nibbles: np.ndarray | None = None
-    factors: np.ndarray | None = None
-
-    @classmethod
-    def of(cls, weight: Matrix, *, together: bool = False, blocks: bool = False) -> Weights:
-        """Quantise a matrix (rows, columns), or keep its `blocks` of 4 bits; `together` gives all rows one scale."""
-        exact = dense(weight)
-        axis = None if together else 1
-        largest = np.abs(exact).max(axis=axis)
-        if blocks:
-            assert isinstance(weight, BlockTensor)
-            # A factor of its own size must do for every block, whatever the largest of its values is.
-            steps = np.abs(weight.scales).max(axis=axis) * (1 << int4.FACTOR_PLACES)
-            largest = np.maximum(largest, steps)
-        scales = np.broadcast_to(np.maximum(largest, 1e-12) / 127, len(exact)).astype(float)
-        if not blocks:
-            return cls(np.rint(exact / scales[:, None]).astype(np.int8), scales)
-        assert isinstance(weight, BlockTensor)
-        ratios = np.rint(np.ldexp(weight.scales / scales[:, None], int4.FACTOR_PLACES))
-        factors = np.clip(ratios, -127, 127).astype(np.int8)
-        values = int4.times(weight.values, factors.repeat(int4.GROUP, axis=1))
-        return cls(values, scales, weight.values, factors)
-
-    @property
-    def sums(self) -> np.ndarray:
-        """The largest sums of products with int8: float64 (rows,)."""
-        return 128.0 * np.abs(self.values.astype(np.int64)).sum(axis=1)
+_GATE_UNIT = 2.0**-GATE_PLACES
+"""The step of what goes through SiLU or GELU."""
+_ADDED = ("output", "down")
+"""The matrices whose products are added to the residual stream, which has three digits."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The matrices of a block, and the octaves of a step of its scores."""
+    """The matrices of a block, by the names of `weft.compiler.language.form.PRODUCTS`, and the octaves of a step of its
+    scores."""
 
-    query: Weights
-    key: Weights
-    value: Weights
-    output: Weights
-    gate: Weights
-    up: Weights
-    down: Weights
+    matrices: Mapping[str, Weights]
     octaves: float
 
 
@@ -106,79 +68,40 @@ class Integers:
 
     Attributes
     ----------
+    form : Form
     unit : float
         Step of the residual stream; `inner_unit` and `logit_unit` likewise, of what the last product of a feed-forward
         network takes, and of logits.
     smaller : float
         How many times smaller steps of attention's results are than those of values.
     turn : tuple of (int, int), two
-        Mantissa and shift of queries and of keys.
+        Mantissa and shift of queries and of keys, if their sums are turned; else empty.
     scaled : dict of str to list of Scaled
-        For values, output, gate, up and down: of each block, with one shift for all.
+        For all other matrices, by name: of each block, with one shift for all.
+    biases : dict of str to Biases
+        For the matrices of products that have biases, and "head".
     head : Weights, head_scaled : Scaled
-    gate_places : int
-        See `weft.compiler.language.kernels.gated`.
+    inner_places : int
+        Places that what a feed-forward network makes loses: see `weft.compiler.language.kernels.gated`.
     gains : list of numpy.ndarray
         What each norm multiplies by, in order, the last one in front of the head: int64 (width,). Empty if that is part
         of the weights.
     """
 
     model: LanguageModel
+    form: Form
     layers: tuple[Layer, ...]
     unit: float
     smaller: float
     inner_unit: float
     logit_unit: float
-    turn: tuple[tuple[int, int], tuple[int, int]]
+    turn: tuple[tuple[int, int], ...]
     scaled: dict[str, list[Scaled]]
+    biases: dict[str, Biases]
     head: Weights
     head_scaled: Scaled
-    gate_places: int
+    inner_places: int
     gains: list[np.ndarray]
-
-
-def _power(value: float) -> float:
-    """The smallest power of two that is at least so much."""
-    return 2.0 ** math.ceil(math.log2(value))
-
-
-def in_blocks(weight: Matrix) -> bool:
-    """Whether a matrix has blocks of values of 4 bits with a scale and nothing else, as GGUF's Q4_0."""
-    return (
-        isinstance(weight, BlockTensor) and weight.minimums is None and weight.block == int4.GROUP
-        and int(weight.values.min()) >= int4.LEAST and int(weight.values.max()) <= int4.MOST
-    )  # fmt: skip
-
-
-def _folded(linear: Linear, norm: Norm | None) -> np.ndarray:
-    weight = dense(linear.weight)
-    return weight if norm is None else weight * norm.weight
-
-
-def has_blocks(model: LanguageModel) -> bool:
-    """Whether any matrix of a model's blocks, or its head, is `in_blocks`."""
-    return any(in_blocks(linear.weight) for linear in (*_linears(model), model.output))
-
-
-def _linears(model: LanguageModel) -> list[Linear]:
-    """The products of all blocks."""
-    every = [
-        (block.query, block.key, block.value, block.attention_output, block.gate, block.up, block.down)
-        for block in model.blocks
-    ]
-    return [linear for linears in every for linear in linears if linear is not None]
-
-
-def check(model: LanguageModel) -> None:
-    """Raise `CompileError` for a model that is not of architecture llama, or has biases."""
-    if model.rotary is None or any(block.gate is None for block in model.blocks):
-        raise CompileError(
-            f"a decoder of architecture {model.architecture} does not run on the device; those of llama do"
-        )
-    norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
-    biases = [part.bias for part in (*_linears(model), model.output)] + [norm.bias for norm in norms]
-    if any(bias is not None for bias in (*biases, model.output_norm.bias)):
-        raise CompileError("language models with biases are not supported")
 
 
 def _turn(matrices: list[Weights], ranges: list[float], normal: float) -> tuple[tuple[int, int], list[float]]:
@@ -196,69 +119,115 @@ def _turn(matrices: list[Weights], ranges: list[float], normal: float) -> tuple[
     return (mantissa, shift), [scale * normal / exact for scale in scales]
 
 
-def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> Integers:
-    """The integers of a model of architecture llama without biases. With `blocks`, matrices in blocks of 4 bits stay in
-    them. Raises `CompileError` for any other model."""
-    check(model)
-    normal, gains = normal_unit(model.sizes.width), []
-    if blocks:
-        norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
-        every_gain = np.stack([norm.weight.astype(float) for norm in (*norms, model.output_norm)])
-        step = float(np.abs(every_gain).max()) / DIGITS
-        gains = list(np.rint(every_gain / step).astype(np.int64))
-        normal *= math.ldexp(step, GAIN_PLACES)
-    unit = _power(ROOM * RESIDUAL_ROOM * ranges.residual / (1 << RESIDUAL_BITS))
-    value_units = [BYTE_ROOM * largest / 127 for largest in ranges.value]
-    # Attention's results are means, and smaller than values: by how much their steps are, in all blocks.
-    smaller = max(1.0, min(a / max(b, 1e-12) for a, b in zip(ranges.value, ranges.mixed, strict=True)))
-    up_unit = _power(ROOM * ranges.up / ((1 << _UP_BITS) - 1))
-    inner_unit = max(_power(ROOM * ranges.inner / DIGITS), up_unit)
-    logit_unit = _power(2 * ranges.logits / DIGITS)
-    every: dict[str, list[Weights]] = {}
+def _gains(model: LanguageModel) -> tuple[list[np.ndarray], float]:
+    """What each norm multiplies by in steps, and how much more than without that a step of its results is."""
+    norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_forward_norm)]
+    every = np.stack([norm.weight.astype(float) for norm in (*norms, model.output_norm)])
+    step = float(np.abs(every).max()) / DIGITS
+    return list(np.rint(every / step).astype(np.int64)), math.ldexp(step, GAIN_PLACES)
+
+
+def _quantised(model: LanguageModel, form: Form) -> dict[str, list[Weights]]:
+    """The matrices of all blocks."""
+    found: dict[str, list[Weights]] = {}
     for block in model.blocks:
-        first, second = block.attention_norm, block.feed_forward_norm
-        assert block.gate is not None
-        parts = {
-            "query": (block.query, first), "key": (block.key, first), "value": (block.value, first),
-            "output": (block.attention_output, None), "gate": (block.gate, second), "up": (block.up, second),
-            "down": (block.down, None),
-        }  # fmt: skip
-        for name, (linear, norm) in parts.items():
-            every.setdefault(name, []).append(
-                _weights(linear, None if blocks else norm, together=name in ("query", "key"), blocks=blocks)
-            )
-    query, query_units = _turn(every["query"], ranges.query, normal)
-    key, key_units = _turn(every["key"], ranges.key, normal)
-    steps: dict[str, float | list[float]] = {
-        "value": [normal / step for step in value_units],
-        "output": [step / (smaller * unit) for step in value_units], "gate": normal * 2.0**GATE_PLACES,
-        "up": normal / up_unit, "down": inner_unit / unit,
-    }  # fmt: skip
-    scaled = {name: _together(every[name], factor) for name, factor in steps.items()}
-    head = _weights(model.output, None if blocks else model.output_norm, blocks=blocks)
+        for product in PRODUCTS:
+            for name, linear, norm in matrices(block, product):
+                one_scale = form.turned_sums and name in ("query", "key")
+                made = Weights.behind(linear, norm, together=one_scale, gains=form.gains)
+                found.setdefault(name, []).append(made)
+    return found
+
+
+def _biases(model: LanguageModel, form: Form) -> dict[str, list[np.ndarray]]:
+    """The biases of products that have any, of all blocks, and of the head: float64."""
+    found: dict[str, list[np.ndarray]] = {}
+    for block in model.blocks:
+        for product in PRODUCTS:
+            for name, linear, norm in matrices(block, product) if product in form.biased else ():
+                found.setdefault(name, []).append(bias_behind(linear, norm))
+    if "head" in form.biased:
+        found["head"] = [bias_behind(model.output, model.output_norm)]
+    return found
+
+
+def _most(biases: Sequence[np.ndarray]) -> float:
+    return max((float(np.abs(bias).max()) for bias in biases), default=0.0)
+
+
+@dataclass(frozen=True)
+class _Units:
+    """The steps of what has fixed ones: `heads` of queries, keys and values, of each block."""
+
+    residual: float
+    heads: dict[str, list[float]]
+    smaller: float
+    up: float
+    inner: float
+    logits: float
+
+    @classmethod
+    def of(cls, form: Form, ranges: Ranges, biases: Mapping[str, Sequence[np.ndarray]]) -> _Units:
+        # Three digits have room for biases, too.
+        most = max(ranges.residual, *(_most(biases.get(name, ())) for name in _ADDED))
+        heads = {"query": ranges.query, "key": ranges.key, "value": ranges.value}
+        # Attention's results are means, and smaller than values: by how much their steps are, in all blocks.
+        smaller = min(a / max(b, 1e-12) for a, b in zip(ranges.value, ranges.mixed, strict=True))
+        up = power_of_two(ROOM * ranges.up / ((1 << _UP_BITS) - 1)) if form.gated else _GATE_UNIT
+        return cls(
+            residual=power_of_two(ROOM * RESIDUAL_ROOM * most / (1 << RESIDUAL_BITS)),
+            heads={name: [BYTE_ROOM * largest / 127 for largest in each] for name, each in heads.items()},
+            smaller=max(1.0, smaller), up=up, inner=max(power_of_two(ROOM * ranges.inner / DIGITS), up),
+            logits=power_of_two(2 * ranges.logits / DIGITS),
+        )  # fmt: skip
+
+    def entering(self, blocks: int) -> dict[str, list[float]]:
+        """The steps of what goes into products, for a row with `BYTE_BITS`, of those without a norm in front."""
+        return {
+            "output": [step / self.smaller for step in self.heads["value"]],
+            "down": [self.inner] * blocks,
+        }
+
+    def leaving(self, form: Form, blocks: int) -> dict[str, list[float]]:
+        """The steps of what comes out of products, while biases are added, of each block; and of the head."""
+        places = BIAS_PLACES if "qkv" in form.biased else 0
+        found = {name: [math.ldexp(step, -places) for step in each] for name, each in self.heads.items()}
+        others = {"output": self.residual, "gate": _GATE_UNIT, "up": self.up, "down": self.residual}
+        return found | {name: [unit] * blocks for name, unit in others.items()} | {"head": [self.logits]}
+
+
+def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> Integers:
+    """The integers of a model. With `blocks`, matrices in blocks of 4 bits stay in them. Raises `CompileError` for a
+    model that does not run on the device."""
+    form = form_of(model, gains=blocks)
+    gains, largest = _gains(model) if blocks else ([], 1.0)
+    normal = largest * normal_unit(model.sizes.width)
+    every, biases = _quantised(model, form), _biases(model, form)
+    units = _Units.of(form, ranges, biases)
+    turned: dict[str, tuple[int, int]] = {}
+    for name in ("query", "key") if form.turned_sums else ():
+        turned[name], units.heads[name] = _turn(every[name], getattr(ranges, name), normal)
     root = model.sizes.key_length**-0.5 * math.log2(math.e)
     layers = tuple(
-        Layer(**{name: every[name][index] for name in every}, octaves=octaves)
-        for index, octaves in enumerate(root * a * b for a, b in zip(query_units, key_units, strict=True))
+        Layer({name: found[index] for name, found in every.items()}, octaves=root * a * b)
+        for index, (a, b) in enumerate(zip(units.heads["query"], units.heads["key"], strict=True))
     )
+    entering, leaving = units.entering(len(layers)), units.leaving(form, len(layers))
+    scaled = {}
+    for name, found in every.items():
+        if name not in turned:
+            steps = zip(entering.get(name, [normal] * len(layers)), leaving[name], strict=True)
+            scaled[name] = together(found, [before / behind for before, behind in steps])
+    head = Weights.behind(model.output, model.output_norm, gains=blocks)
     return Integers(
-        model=model, layers=layers, unit=unit, smaller=smaller, inner_unit=inner_unit, logit_unit=logit_unit,
-        turn=(query, key), scaled=scaled, head=head,
-        head_scaled=Scaled.of(head.scales * normal / logit_unit, head.sums),
-        gate_places=round(math.log2(inner_unit / up_unit)), gains=gains,
+        model=model, form=form, layers=layers, unit=units.residual, smaller=units.smaller, inner_unit=units.inner,
+        logit_unit=units.logits, turn=tuple(turned.values()), scaled=scaled,
+        biases={name: _in_steps(name, found, leaving[name]) for name, found in biases.items()}, head=head,
+        head_scaled=Scaled.of(head.scales * normal / units.logits, head.sums),
+        inner_places=round(math.log2(units.inner / units.up)), gains=gains,
     )  # fmt: skip
 
 
-def _weights(linear: Linear, norm: Norm | None, *, together: bool = False, blocks: bool) -> Weights:
-    if blocks and in_blocks(linear.weight):
-        return Weights.of(linear.weight, together=together, blocks=True)
-    return Weights.of(_folded(linear, norm), together=together)
-
-
-def _together(matrices: list[Weights], factor: float | list[float]) -> list[Scaled]:
-    """How the sums of all blocks become steps, by a factor for all blocks or each its own, with one shift."""
-    factors = np.broadcast_to(factor, len(matrices))
-    scales = np.concatenate([matrix.scales * each for matrix, each in zip(matrices, factors, strict=True)])
-    made = Scaled.of(scales, np.concatenate([matrix.sums for matrix in matrices]))
-    parts = np.split(made.mantissas, len(matrices))
-    return [Scaled(part, made.shift, made.most, made.reach) for part in parts]
+def _in_steps(name: str, biases: Sequence[np.ndarray], units: Sequence[float]) -> Biases:
+    digits = 3 if name in _ADDED else 2
+    return Biases.of([bias / unit for bias, unit in zip(biases, units, strict=True)], digits)

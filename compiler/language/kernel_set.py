@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.kernel.code import generate, tables_of, with_tables
 from weft.compiler.kernel.expressions import Rows
 from weft.compiler.language import kernels
 from weft.compiler.language.integers import Integers
-from weft.hdl.isa import MicroOp
+from weft.compiler.language.spread import At, spread
+from weft.hdl.isa import Kernel, MicroOp, Source
 from weft.hdl.isa.config import Config
 
 
@@ -18,8 +21,8 @@ class KernelSet:
     ----------
     numbers : Integers
     config : Config
-    embedding_unit : float
-        The step of embeddings.
+    units : sequence of float
+        The steps of embeddings: of tokens, and of positions if they have any.
 
     Attributes
     ----------
@@ -36,8 +39,8 @@ class KernelSet:
         If there are more than the configuration has room for.
     """
 
-    def __init__(self, numbers: Integers, config: Config, embedding_unit: float) -> None:
-        named = _named(numbers, config.n, embedding_unit)
+    def __init__(self, numbers: Integers, config: Config, units: Sequence[float]) -> None:
+        named = _named(numbers, config.n, units)
         self.tables = list(dict.fromkeys(table for rows in named.values() for table in tables_of(rows)))
         self.ops: list[MicroOp] = []
         self.starts: dict[str, int] = {}
@@ -45,6 +48,7 @@ class KernelSet:
             self.starts[name] = len(self.ops)
             numbered = tuple(map(self.tables.index, tables_of(rows)))
             self.ops += with_tables(generate(rows, config.n), numbered)
+        self._config = config
         if len(self.ops) > config.kernel:
             raise CompileError(
                 f"the kernels of a decoder take {len(self.ops)} micro-operations; the configuration has kernel="
@@ -55,26 +59,48 @@ class KernelSet:
                 f"a decoder takes {len(self.tables)} look-up tables; the configuration has {config.lookup_tables}"
             )
 
+    def spread(
+        self, name: str, source: Source, counts: tuple[int, int, int], operands: Mapping[str, At]
+    ) -> Kernel:
+        """The instruction for a kernel that does the same to each column: of so many rows, groups of columns, and
+        columns of a group."""
+        return spread(self._config, source, self.starts[name], counts, **operands)
 
-def _named(numbers: Integers, n: int, embedding_unit: float) -> dict[str, Rows]:
-    """The kernels by name."""
-    sizes = numbers.model.sizes
+
+def _named(numbers: Integers, n: int, units: Sequence[float]) -> dict[str, Rows]:
+    """The kernels by name, those that the form of a decoder takes."""
+    sizes, form = numbers.model.sizes, numbers.form
     scaled = {name: items[0] for name, items in numbers.scaled.items()}  # but for mantissas blocks are alike
-    query, key = (
-        int(max(getattr(layer, name).sums.max() for layer in numbers.layers)) for name in ("query", "key")
-    )
-    return {
-        "begin": kernels.begin(sizes.width, embedding_unit / numbers.unit),
+    shifts = {name: biases.shift for name, biases in numbers.biases.items()}
+    found = {
+        "begin": kernels.begin(sizes.width, *(unit / numbers.unit for unit in units)),
         "prepare": kernels.prepare(sizes.width),
         "normalise": kernels.normalise(
-            sizes.width, numbers.model.epsilon, numbers.unit, gains=bool(numbers.gains)
+            sizes.width, numbers.model.epsilon, numbers.unit, gains=form.gains, centred=form.centred
         ),
-        "query": kernels.rotate(sizes.key_length, query, *numbers.turn[0]),
-        "key": kernels.rotate(sizes.key_length, key, *numbers.turn[1]),
-        "value": kernels.requantise(sizes.value_length, scaled["value"]),
+        **_heads(numbers),
+        "value": kernels.requantise(sizes.value_length, scaled["value"], shifts.get("value")),
         "output": kernels.add(sizes.width, scaled["output"]),
-        "gate": kernels.gated(sizes.feed_forward, scaled["gate"], scaled["up"], numbers.gate_places),
+        "inner": kernels.gated(sizes.feed_forward, scaled["gate"], scaled["up"], numbers.inner_places)
+        if form.gated
+        else kernels.gelu(sizes.feed_forward, scaled["up"], numbers.inner_places, shifts.get("up")),
         "quantise": kernels.quantise(sizes.feed_forward),
         "down": kernels.add(sizes.width, scaled["down"]),
-        "head": kernels.logits(n, numbers.head_scaled),
+        "head": kernels.widen(n, numbers.head_scaled, shifts.get("head")),
     }
+    return found | ({"offset": kernels.offset(sizes.width)} if form.biased & {"output", "down"} else {})
+
+
+def _heads(numbers: Integers) -> dict[str, Rows]:
+    """The kernels of queries and keys."""
+    length, form, names = numbers.model.sizes.key_length, numbers.form, ("query", "key")
+    if form.turned_sums:
+        most = [int(max(layer.matrices[name].sums.max() for layer in numbers.layers)) for name in names]
+        every = zip(names, most, numbers.turn, strict=True)
+        return {name: kernels.rotate(length, largest, *turn) for name, largest, turn in every}
+    shifts = [numbers.biases[name].shift if name in numbers.biases else None for name in names]
+    make = kernels.widen if form.rotary else kernels.requantise
+    found = {
+        name: make(length, numbers.scaled[name][0], shift) for name, shift in zip(names, shifts, strict=True)
+    }
+    return found | ({"turn": kernels.turn(length)} if form.rotary else {})

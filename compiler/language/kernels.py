@@ -3,7 +3,8 @@
 Every token is a row, and has exponents of its own. In front of a product a row of 16 bits becomes int8 by a power of
 two, so that its largest element has 7 bits: ``x = x8 * 2**(bits - 7)`` steps. What a kernel stores of that is ``16 -
 bits``, in all elements of a vector, so that the kernel behind the product only shifts to the right: sums times a
-mantissa for each column, and one shift for each row, rounded half to even once.
+mantissa for each column, and one shift for each row, rounded half to even once. A bias is a number for each column, in
+the steps that come of that: where these are int8, with `BIAS_PLACES` more, so that it is rounded once, with the sum.
 
 The residual stream has three digits, 24 bits: a few tokens have elements that are hundreds of times larger than all
 others, and one step is for all of them. Its rows are two tensors: the upper two digits of each column, and the lowest
@@ -17,7 +18,6 @@ they store is in their docstrings, with the target of `Rows.put`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,13 +31,10 @@ from weft.compiler.kernel.expressions import (
     Rows,
     constant,
 )
+from weft.compiler.language.scaled import BIAS_PLACES, BYTE_BITS, MOST_BITS, Scaled
 
 RESIDUAL_BITS = 23
 """Of elements of the residual stream, without the sign."""
-MOST_BITS = 16
-"""Of which the bits of a row are taken away: it is then a shift to the right."""
-BYTE_BITS = 7
-"""Bits of the largest element of a row that has become int8."""
 UNIT_PLACES = 15
 """Places of elements that are divided by a power of two above the largest of them."""
 NORMAL_PLACES = 8
@@ -47,49 +44,15 @@ GAIN_PLACES = 15
 ANGLE_PLACES = 14
 """Places of sines and cosines."""
 TABLE_PLACES = 8
-"""Places between two entries of the sigmoid's table."""
+"""Places between two entries of the tables for SiLU and GELU."""
 GATE_PLACES = 12
-"""Places of what goes into it: entries are 1/16 apart, from -8 on."""
+"""Places of what goes into them: entries are 1/16 apart, from -8 on."""
 SHARE_PLACES = 14
-"""Places of the sigmoid."""
-_SIGMOID = np.rint(2**SHARE_PLACES / (1 + np.exp(-np.arange(-128, 128) / 16))).astype(np.int16)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """How sums of products become steps: ``sum * mantissa / 2**(shift + row)``, rounded half to even.
-
-    Attributes
-    ----------
-    mantissas : numpy.ndarray of int16, shape (columns,)
-        1 to `DIGITS`.
-    shift : int
-        0 to 32: with that of a row, of at most `MOST_BITS`, it is the exponent of the product.
-    most, reach : int
-        No sum is larger than `most`, and nothing that it becomes larger than `reach`.
-    """
-
-    mantissas: np.ndarray
-    shift: int
-    most: int
-    reach: int
-
-    @classmethod
-    def of(cls, scales: np.ndarray, sums: np.ndarray, bits: int = 16) -> Scaled:
-        """Factors of sums, of rows whose largest element has `BYTE_BITS`: float64 (columns,), positive. `sums` are the
-        largest ones, and rows have at most so many `bits`."""
-        reach = math.ceil(math.ldexp(float((scales * sums).max()), bits - BYTE_BITS)) + 1
-        reach = min(reach, 1 << 30)  # far beyond all 24 bits; only sums that no text makes reach it
-        places = 15 - math.frexp(float(scales.max()))[1]
-        if round(math.ldexp(float(scales.max()), places)) > DIGITS:
-            places -= 1
-        mantissas = np.maximum(np.rint(np.ldexp(scales, places)), 1).astype(np.int16)
-        return cls(mantissas, places - (MOST_BITS - BYTE_BITS), int(sums.max()), reach)
-
-    @property
-    def factors(self) -> np.ndarray:
-        """What sums are multiplied by, if the bits of a row are `BYTE_BITS`: float64 (columns,)."""
-        return np.ldexp(self.mantissas.astype(float), -self.shift - (MOST_BITS - BYTE_BITS))
+"""Places of what they have: by how much SiLU and GELU multiply."""
+_ENTRIES = np.arange(-128, 128) / 16
+_SIGMOID = np.rint(2**SHARE_PLACES / (1 + np.exp(-_ENTRIES))).astype(np.int16)
+_GELU = np.tanh(np.sqrt(2 / np.pi) * (_ENTRIES + 0.044715 * _ENTRIES**3))
+_GELU_SHARE = np.rint(2 ** (SHARE_PLACES - 1) * (1 + _GELU)).astype(np.int16)
 
 
 def _row(rows: Rows, tensor: int) -> Expression:
@@ -101,6 +64,11 @@ def _steps(rows: Rows, vector: int, scaled: Scaled, mantissa: int, row: Expressi
     """Sums as steps, for the shift `row`."""
     factor = row.power(rows.digits(mantissa).known(0, DIGITS))
     return rows.accumulated(vector, scaled.most).over(factor, RECIPROCAL_PLACES - scaled.shift, scaled.reach)
+
+
+def _with_bias(rows: Rows, steps: Expression, tensor: int, shift: int) -> Expression:
+    """Steps with a bias of two digits, times ``2**shift``."""
+    return steps + (rows.read(tensor) << 8 + shift) + (rows.behind(tensor) << shift)
 
 
 def _residual(rows: Rows, upper: int, lowest: int) -> Expression:
@@ -129,15 +97,22 @@ def quantise(columns: int) -> Rows:
     return rows
 
 
-def normalise(columns: int, epsilon: float, unit: float, *, gains: bool = False) -> Rows:
+def normalise(
+    columns: int, epsilon: float, unit: float, *, gains: bool = False, centred: bool = False
+) -> Rows:
     """A row of three digits (0 and 1), in steps of `unit`, divided by the root of its mean square plus `epsilon`, as
     int8 (target 0), and its shift (target 1). In steps of `normal_unit`.
 
     The row is first divided by a power of two above its largest element, so that squares fit; epsilon likewise. With
-    `gains` elements are multiplied by those, two digits (2) with `GAIN_PLACES`.
+    `gains` elements are multiplied by those, two digits (2) with `GAIN_PLACES`. If the norm is `centred`, the row's
+    mean is taken off first: the sum of all upper two digits times ``256 / columns``, and that of all lowest digits
+    times ``1 / columns``, by factors of 17 bits, each product rounded half to even. The mean is so off by one step and
+    one part in 2**17 of it at most; where `columns` is a power of two, by one step.
     """
     rows, lost = Rows(columns, 2 + gains), _lost(columns)
     x = _residual(rows, 0, 1)
+    if centred:
+        x = x - _mean(rows, 0, 1)
     size = _size(rows, x)
     wanted = epsilon * columns / unit**2 * 2.0 ** (2 * UNIT_PLACES - lost)
     # With fewer bits epsilon's part of the sum would not fit: then it is most of the sum, and squares need no places.
@@ -157,6 +132,12 @@ def normalise(columns: int, epsilon: float, unit: float, *, gains: bool = False)
     rows.put(scaled.over(root.further(normal_bits), NORMAL_PLACES + BYTE_BITS, 1 << 8), 0)
     rows.put(MOST_BITS - normal_bits, 1)
     return rows
+
+
+def _mean(rows: Rows, upper: int, lowest: int) -> Expression:
+    """The mean of a row of three digits, whose sum alone would have more than 32 bits."""
+    whole, rest = rows.sum(rows.digits(upper)), rows.sum(rows.read(lowest))
+    return whole.scaled(256 / rows.columns) + rest.scaled(1 / rows.columns)
 
 
 def _check_epsilon(least: int, epsilon: float, unit: float) -> None:
@@ -209,20 +190,49 @@ def rotate(columns: int, most: int, mantissa: int, shift: int) -> Rows:
     return rows
 
 
-def requantise(columns: int, scaled: Scaled) -> Rows:
-    """Sums (0) with mantissas (1) and the shift of the row (2) as int8 (target 0)."""
+def turn(columns: int) -> Rows:
+    """A head's query or key, two digits (0) with `BIAS_PLACES`, turned as `rotate` turns sums, as int8 (target 0)."""
     rows = Rows(columns, 3)
-    rows.put(_steps(rows, 0, scaled, 1, _row(rows, 2)), 0)
+    limit = 1 << ANGLE_PLACES
+    cosine, sine = (rows.digits(tensor).known(-limit, limit) for tensor in (1, 2))
+    x = rows.digits(0)
+    turned = x.times(cosine, ANGLE_PLACES) + x.neighbour().times(sine, ANGLE_PLACES)
+    rows.put(turned.times(1, BIAS_PLACES), 0)
     return rows
 
 
-def begin(columns: int, factor: float) -> Rows:
-    """A row of two digits (0) times a factor as a row of the residual stream (targets 0 to 2)."""
-    rows = Rows(columns, 1)
+def requantise(columns: int, scaled: Scaled, bias: int | None = None) -> Rows:
+    """Sums (0) with mantissas (1) and the shift of the row (2) as int8 (target 0).
+
+    With a shift `bias` there are biases, two digits (3): they and the sums are in steps with `BIAS_PLACES`.
+    """
+    rows = Rows(columns, 3 if bias is None else 4)
+    steps = _steps(rows, 0, scaled, 1, _row(rows, 2))
+    rows.put(steps if bias is None else _with_bias(rows, steps, 3, bias).times(1, BIAS_PLACES), 0)
+    return rows
+
+
+def widen(columns: int, scaled: Scaled, bias: int | None = None) -> Rows:
+    """Sums (0) with mantissas (1) and the shift of the row (2) as two digits (target 0). With a shift `bias` there are
+    biases, two digits (3)."""
+    rows = Rows(columns, 3 if bias is None else 4)
+    steps = _steps(rows, 0, scaled, 1, _row(rows, 2))
+    rows.put_digits(steps if bias is None else _with_bias(rows, steps, 3, bias), 0)
+    return rows
+
+
+def begin(columns: int, factor: float, positions: float | None = None) -> Rows:
+    """A row of two digits (0) times a factor, and with a factor for `positions` another one (1) times that, as a row of
+    the residual stream (targets 0 to 2)."""
+    rows = Rows(columns, 1 if positions is None else 2)
+    value = _multiplied(rows.digits(0), factor)
+    _put_residual(rows, value if positions is None else value + _multiplied(rows.digits(1), positions))
+    return rows
+
+
+def _multiplied(value: Expression, factor: float) -> Expression:
     fraction, exponent = math.frexp(factor)
-    value = rows.digits(0).times(round(math.ldexp(fraction, 17)) - (fraction >= 1), 17 - exponent)
-    _put_residual(rows, value)
-    return rows
+    return value.times(round(math.ldexp(fraction, 17)) - (fraction >= 1), 17 - exponent)
 
 
 def prepare(columns: int) -> Rows:
@@ -242,10 +252,10 @@ def add(columns: int, scaled: Scaled) -> Rows:
     return rows
 
 
-def logits(columns: int, scaled: Scaled) -> Rows:
-    """Sums (0) with mantissas (1) and the shift of the row (2) as two digits (target 0)."""
-    rows = Rows(columns, 3)
-    rows.put_digits(_steps(rows, 0, scaled, 1, _row(rows, 2)), 0)
+def offset(columns: int) -> Rows:
+    """Biases of three digits (2 and 3) added to a row of the residual stream (0 and 1): that again (targets 0 to 2)."""
+    rows = Rows(columns, 4)
+    _put_residual(rows, _with_bias(rows, _residual(rows, 0, 1), 2, 8) + rows.read(3))
     return rows
 
 
@@ -264,4 +274,18 @@ def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
     other = _steps(rows, 1, up, 2, row).minimum(limit).maximum(-limit)
     silu = x.times(share, SHARE_PLACES)
     rows.put_digits(silu.times(other, GATE_PLACES + places).known(-(1 << 30), 1 << 30), 0)
+    return rows
+
+
+def gelu(columns: int, up: Scaled, places: int, bias: int | None = None) -> Rows:
+    """gelu(up), by the hyperbolic tangent, two digits (target 0), of sums (0) with their mantissas (1) and the shift of
+    the row (2), and with a shift `bias` biases of two digits (3).
+
+    Sums and biases are steps with `GATE_PLACES`, of which the result loses `places`.
+    """
+    rows = Rows(columns, 3 if bias is None else 4)
+    x = _steps(rows, 0, up, 1, _row(rows, 2))
+    x = x if bias is None else _with_bias(rows, x, 3, bias)
+    share = x.interpolated(_GELU_SHARE, TABLE_PLACES)
+    rows.put_digits(x.times(share, SHARE_PLACES + places).known(-(1 << 30), 1 << 30), 0)
     return rows

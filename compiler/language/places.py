@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from weft.compiler.ir.graph import CompileError
+from weft.compiler.language.form import Form
 from weft.compiler.language.model import Sizes
 from weft.compiler.machine.emit import ceil_div
 from weft.compiler.machine.limits import COUNT_MAX
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
+
+MANTISSAS = 2
+"""Vectors of the mantissas of a tile."""
+_BIASES = {"qkv": 2, "output": 3, "inner": 2, "down": 3, "head": 2}
+"""Vectors of the biases of a tile of a product, one for each of their digits."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,7 @@ class Places:
         Tokens side by side.
     page : int
         Keys of a page.
-    gains : bool
-        Norms multiply by numbers of their own.
+    form : Form
     consecutive : bool
         Tokens follow each other in one text; the place of the first one is a multiple of `rows`, which divides `page`.
 
@@ -41,7 +46,7 @@ class Places:
     config: Config
     rows: int
     page: int
-    gains: bool = False
+    form: Form = Form()  # noqa: RUF009
     consecutive: bool = False
 
     def __post_init__(self) -> None:
@@ -102,8 +107,21 @@ class Places:
     def columns(self) -> dict[str, int]:
         """Vectors of a row of the weights of each product, in the order of a block, and of the head."""
         return {
-            "qkv": self.width, "output": self.queries, "gate": self.width, "down": self.inner, "head": self.width,
+            "qkv": self.width, "output": self.queries, "inner": self.width, "down": self.inner, "head": self.width,
         }  # fmt: skip
+
+    def biases(self, product: str) -> int:
+        """Vectors of the biases of a tile of a product: one for each digit, or none."""
+        return _BIASES[product] if product in self.form.biased else 0
+
+    def beside(self, product: str) -> int:
+        """Vectors that a tile of a product has beside its weights: mantissas and biases."""
+        return MANTISSAS + self.biases(product)
+
+    @property
+    def position(self) -> int:
+        """Vectors of what a position has: the cosines and sines of its angles, or its embedding."""
+        return 4 * self.head if self.form.rotary else 2 * self.width
 
     @property
     def one(self) -> int:
@@ -181,13 +199,15 @@ class Places:
         """The same of what VEC works on."""
         rows, residual = self.rows, 2 * self.rows * self.width
         out = {} if self.together == rows else {"out": self.queries}
+        # Two digits of queries, or keys, before they are turned.
+        unturned = 2 * rows * self.queries if self.form.rotary and not self.form.turned_sums else 0
         return (
             {
-                "x": residual, "low": residual, "row": rows, "even": 1, "angles": 4 * rows * self.head,
-                "scores": PARAMETER_VECTORS, "gains": 4 * self.width if self.gains else 0,
+                "x": residual, "low": residual, "row": rows, "even": 1, "positions": rows * self.position,
+                "scores": PARAMETER_VECTORS, "gains": 4 * self.width if self.form.gains else 0,
                 "idle": PARAMETER_VECTORS + 3,
             },
-            {"q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **out},
+            {"q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **out, "unturned": unturned},
             {"inner": 2 * rows * max(self.inner, self.width)},
         )  # fmt: skip
 

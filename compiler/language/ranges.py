@@ -24,7 +24,8 @@ class Ranges:
     mixed : list of float
         Of attention's results, in each block.
     gate, up, inner : float
-        Of the products of feed-forward networks, and of what goes into the last of them.
+        Of the products of feed-forward networks, and of what goes into the last of them. `gate` is 0 for a model
+        without gates.
     logits : float
     """
 
@@ -83,7 +84,7 @@ def ranges(model: LanguageModel, texts: Sequence[Sequence[int]]) -> Ranges:
         key=[turned * seen[id(block.key)] for block in blocks],
         value=[seen[id(block.value)] for block in blocks],
         mixed=[observer.given[id(block.attention_output)] for block in blocks],
-        gate=max(seen[id(block.gate)] for block in blocks if block.gate is not None),
+        gate=max((seen[id(block.gate)] for block in blocks if block.gate is not None), default=0.0),
         up=max(seen[id(block.up)] for block in blocks),
         inner=observer.inner,
         logits=largest,

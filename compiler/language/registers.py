@@ -10,9 +10,9 @@
 ====  =============================================================================
 
 The frame begins with the number of tokens. Behind `HEADER_BYTES` are, for each token that there may be, the offset of
-its embedding among the constants and then that of its angles, words of 32 bits. Behind them, from `descriptors` on,
-each token has a descriptor of `DESCRIPTOR_WORDS`: the address of its page table, how many keys it sees, how many pages
-they take, and where its own keys go behind the register of pages.
+its embedding among the constants and then that of what its position has (angles, or an embedding), words of 32 bits.
+Behind them, from `descriptors` on, each token has a descriptor of `DESCRIPTOR_WORDS`: the address of its page table,
+how many keys it sees, how many pages they take, and where its own keys go behind the register of pages.
 """
 
 from __future__ import annotations
