@@ -136,18 +136,29 @@ class Behind:
 
     # --- others
 
-    def inner(self, sums: Sums) -> Kernel:
+    def inner(self, sums: Sums) -> Iterator[Kernel]:
         """What goes into the last product of a feed-forward network: of two tiles of sums with a gate, or of one."""
-        part, pitch = sums.part, 2 * self._places.inner
-        row, tensor = At(self._at["row"], 1), self._at["inner"]
-        if self._places.form.gated:
+        part, form, pitch = sums.part, self._places.form, 2 * self._places.inner
+        if not form.gated:
+            yield self._with_mantissas("inner", sums, At(self._at["inner"] + 2 * part.first, pitch, 0, 2, 2))
+            return
+        row, columns, mantissas = At(self._at["row"], 1), part.tiles // 2, sums.mantissas
+        up = At(self._at["inner"] + part.first, pitch, 0, 2, 2)
+        if form.gated_sums:
             operands = {
-                "src": At(sums.first, part.tiles, 0, 2, 2), "dst": At(tensor + part.first, pitch, 0, 2, 2),
-                "b": At(sums.mantissas, 0, 0, 4, 2), "c": At(sums.mantissas + 2, 0, 0, 4, 2), "d": row,
+                "src": At(sums.first, part.tiles, 0, 2, 2), "dst": up, "b": At(mantissas, 0, 0, 4, 2),
+                "c": At(mantissas + 2, 0, 0, 4, 2), "d": row,
             }  # fmt: skip
-            return self._on_sums("inner", part.tiles // 2, operands)
-        dst = At(tensor + 2 * part.first, pitch, 0, 2, 2)
-        return self._with_mantissas("inner", sums, dst)
+            yield self._on_sums("inner", columns, operands)
+            return
+        gate, biases = At(self._at["gates"], 2 * columns, 0, 2, 2), self._behind_mantissas(sums)
+        for tile, (name, dst) in enumerate((("gate", gate), ("up", up))):
+            operands = {
+                "src": At(sums.first + tile, part.tiles, 0, 2), "dst": dst, "b": At(mantissas + 2 * tile, 0, 0, 4, 2),
+                "c": row, "d": At(biases + 2 * tile, 0, 0, 4, 2),
+            }  # fmt: skip
+            yield self._on_sums(name, columns, operands)
+        yield self._on_rows("inner", columns, {"src": gate, "b": up, "dst": up})
 
     def logits(self, sums: Sums, first: int) -> Kernel:
         """Logits, two digits each, from vector `first` on."""

@@ -192,7 +192,7 @@ class Decoder:
         if places.form.gains:  # those of the next block, or of the head
             code.beside(self._gains(self.contents.record_bytes), normalised)
         for sums in self._product(ring.of("inner"), "a"):
-            code.add(self._behind.inner(sums))
+            self._add_all(self._behind.inner(sums))
         code.add(self._quantise())
         self._add("down", "b", At(self._at["row"], 1))
 

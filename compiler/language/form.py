@@ -51,6 +51,12 @@ class Form:
         """Whether one kernel turns sums of queries and keys and makes them int8: it has no room for biases."""
         return self.rotary and "qkv" not in self.biased
 
+    @property
+    def gated_sums(self) -> bool:
+        """Whether one kernel takes the sums of a gate and of what it is multiplied with: it has no room for biases
+        either."""
+        return self.gated and "inner" not in self.biased
+
 
 def form_of(model: LanguageModel, *, gains: bool = False) -> Form:
     """The form of a model's decoder.
@@ -66,11 +72,6 @@ def form_of(model: LanguageModel, *, gains: bool = False) -> Form:
     biased = {name for name in PRODUCTS if any(_has_bias(block, name) for block in model.blocks)}
     if model.output.bias is not None or model.output_norm.bias is not None:
         biased.add("head")
-    if gated and "inner" in biased:
-        raise CompileError(
-            "a decoder does not run on the device whose feed-forward networks have biases behind their gate or beside "
-            "it (tensors ffn_gate.bias and ffn_up.bias, or a bias of the norm in front of them)"
-        )
     if (model.rotary is None) == (model.positions is None):
         raise CompileError("a decoder on the device has either rotary or learned positions")
     return Form(centred, model.rotary is not None, gated, frozenset(biased), gains)

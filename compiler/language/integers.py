@@ -25,7 +25,7 @@ import numpy as np
 
 from weft.compiler.kernel.expressions import DIGITS
 from weft.compiler.language.form import PRODUCTS, Form, form_of, matrices
-from weft.compiler.language.kernels import GAIN_PLACES, GATE_PLACES, RESIDUAL_BITS, normal_unit
+from weft.compiler.language.kernels import ENTRY_PLACES, GAIN_PLACES, GATE_PLACES, RESIDUAL_BITS, normal_unit
 from weft.compiler.language.model import LanguageModel
 from weft.compiler.language.ranges import Ranges
 from weft.compiler.language.scaled import (
@@ -47,8 +47,6 @@ BYTE_ROOM = 1.25
 """The same of values of 8 bits."""
 _UP_BITS = 17
 """Bits of the second factor behind a gate."""
-_GATE_UNIT = 2.0**-GATE_PLACES
-"""The step of what goes through SiLU or GELU."""
 _ADDED = ("output", "down")
 """The matrices whose products are added to the residual stream, which has three digits."""
 
@@ -81,6 +79,8 @@ class Integers:
     biases : dict of str to Biases
         For the matrices of products that have biases, and "head".
     head : Weights, head_scaled : Scaled
+    gate_places : int
+        Places of what goes through SiLU or GELU.
     inner_places : int
         Places that what a feed-forward network makes loses: see `weft.compiler.language.kernels.gated`.
     gains : list of numpy.ndarray
@@ -100,6 +100,7 @@ class Integers:
     biases: dict[str, Biases]
     head: Weights
     head_scaled: Scaled
+    gate_places: int
     inner_places: int
     gains: list[np.ndarray]
 
@@ -162,6 +163,7 @@ class _Units:
     residual: float
     heads: dict[str, list[float]]
     smaller: float
+    gate_places: int
     up: float
     inner: float
     logits: float
@@ -173,11 +175,12 @@ class _Units:
         heads = {"query": ranges.query, "key": ranges.key, "value": ranges.value}
         # Attention's results are means, and smaller than values: by how much their steps are, in all blocks.
         smaller = min(a / max(b, 1e-12) for a, b in zip(ranges.value, ranges.mixed, strict=True))
-        up = power_of_two(ROOM * ranges.up / ((1 << _UP_BITS) - 1)) if form.gated else _GATE_UNIT
+        gate_places, up = _inner_steps(form, ranges)
         return cls(
             residual=power_of_two(ROOM * RESIDUAL_ROOM * most / (1 << RESIDUAL_BITS)),
             heads={name: [BYTE_ROOM * largest / 127 for largest in each] for name, each in heads.items()},
-            smaller=max(1.0, smaller), up=up, inner=max(power_of_two(ROOM * ranges.inner / DIGITS), up),
+            smaller=max(1.0, smaller), gate_places=gate_places, up=up,
+            inner=max(power_of_two(ROOM * ranges.inner / DIGITS), up),
             logits=power_of_two(2 * ranges.logits / DIGITS),
         )  # fmt: skip
 
@@ -192,8 +195,24 @@ class _Units:
         """The steps of what comes out of products, while biases are added, of each block; and of the head."""
         places = BIAS_PLACES if "qkv" in form.biased else 0
         found = {name: [math.ldexp(step, -places) for step in each] for name, each in self.heads.items()}
-        others = {"output": self.residual, "gate": _GATE_UNIT, "up": self.up, "down": self.residual}
+        others = {
+            "output": self.residual,
+            "gate": 2.0**-self.gate_places,
+            "up": self.up,
+            "down": self.residual,
+        }
         return found | {name: [unit] * blocks for name, unit in others.items()} | {"head": [self.logits]}
+
+
+def _inner_steps(form: Form, ranges: Ranges) -> tuple[int, float]:
+    """Places of what goes through SiLU or GELU, and the step of what SiLU is multiplied with, or GELU takes."""
+    if not form.gated:
+        return GATE_PLACES, 2.0**-GATE_PLACES
+    if form.gated_sums:
+        return GATE_PLACES, power_of_two(ROOM * ranges.up / ((1 << _UP_BITS) - 1))
+    # Both are two digits.
+    places = -math.log2(power_of_two(ROOM * ranges.gate / DIGITS))
+    return int(min(max(places, ENTRY_PLACES + 1), GATE_PLACES)), power_of_two(ROOM * ranges.up / DIGITS)
 
 
 def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> Integers:
@@ -223,7 +242,7 @@ def integers(model: LanguageModel, ranges: Ranges, *, blocks: bool = False) -> I
         model=model, form=form, layers=layers, unit=units.residual, smaller=units.smaller, inner_unit=units.inner,
         logit_unit=units.logits, turn=tuple(turned.values()), scaled=scaled,
         biases={name: _in_steps(name, found, leaving[name]) for name, found in biases.items()}, head=head,
-        head_scaled=Scaled.of(head.scales * normal / units.logits, head.sums),
+        head_scaled=Scaled.of(head.scales * normal / units.logits, head.sums), gate_places=units.gate_places,
         inner_places=round(math.log2(units.inner / units.up)), gains=gains,
     )  # fmt: skip
 

@@ -81,14 +81,25 @@ def _named(numbers: Integers, n: int, units: Sequence[float]) -> dict[str, Rows]
         **_heads(numbers),
         "value": kernels.requantise(sizes.value_length, scaled["value"], shifts.get("value")),
         "output": kernels.add(sizes.width, scaled["output"]),
-        "inner": kernels.gated(sizes.feed_forward, scaled["gate"], scaled["up"], numbers.inner_places)
-        if form.gated
-        else kernels.gelu(sizes.feed_forward, scaled["up"], numbers.inner_places, shifts.get("up")),
+        **_inner(numbers),
         "quantise": kernels.quantise(sizes.feed_forward),
         "down": kernels.add(sizes.width, scaled["down"]),
         "head": kernels.widen(n, numbers.head_scaled, shifts.get("head")),
     }
     return found | ({"offset": kernels.offset(sizes.width)} if form.biased & {"output", "down"} else {})
+
+
+def _inner(numbers: Integers) -> dict[str, Rows]:
+    """The kernels behind the first product of a feed-forward network."""
+    columns, form, places = numbers.model.sizes.feed_forward, numbers.form, numbers.inner_places
+    scaled = {name: numbers.scaled[name][0] for name in ("gate", "up") if name in numbers.scaled}
+    if form.gated_sums:
+        return {"inner": kernels.gated(columns, scaled["gate"], scaled["up"], places)}
+    shifts = {name: numbers.biases[name].shift if name in numbers.biases else None for name in scaled}
+    if not form.gated:
+        return {"inner": kernels.gelu(columns, scaled["up"], places, shifts["up"])}
+    wide = {name: kernels.widen(columns, each, shifts[name]) for name, each in scaled.items()}
+    return wide | {"inner": kernels.opened(columns, numbers.gate_places, places)}
 
 
 def _heads(numbers: Integers) -> dict[str, Rows]:

@@ -46,10 +46,12 @@ ANGLE_PLACES = 14
 TABLE_PLACES = 8
 """Places between two entries of the tables for SiLU and GELU."""
 GATE_PLACES = 12
-"""Places of what goes into them: entries are 1/16 apart, from -8 on."""
+"""Places of what goes into them; of two digits of a gate there may be fewer."""
+ENTRY_PLACES = GATE_PLACES - TABLE_PLACES
+"""Places of what the entries are for: they are 1/16 apart, from -8 on."""
 SHARE_PLACES = 14
 """Places of what they have: by how much SiLU and GELU multiply."""
-_ENTRIES = np.arange(-128, 128) / 16
+_ENTRIES = np.arange(-128, 128) / (1 << ENTRY_PLACES)
 _SIGMOID = np.rint(2**SHARE_PLACES / (1 + np.exp(-_ENTRIES))).astype(np.int16)
 _GELU = np.tanh(np.sqrt(2 / np.pi) * (_ENTRIES + 0.044715 * _ENTRIES**3))
 _GELU_SHARE = np.rint(2 ** (SHARE_PLACES - 1) * (1 + _GELU)).astype(np.int16)
@@ -274,6 +276,17 @@ def gated(columns: int, gate: Scaled, up: Scaled, places: int) -> Rows:
     other = _steps(rows, 1, up, 2, row).minimum(limit).maximum(-limit)
     silu = x.times(share, SHARE_PLACES)
     rows.put_digits(silu.times(other, GATE_PLACES + places).known(-(1 << 30), 1 << 30), 0)
+    return rows
+
+
+def opened(columns: int, gate_places: int, places: int) -> Rows:
+    """silu(gate) * up as `gated` has it, two digits (target 0), of two digits of the gate (0), with so many places, and
+    two digits of the other product (1)."""
+    rows = Rows(columns, 2)
+    x = rows.digits(0)
+    share = x.interpolated(_SIGMOID, gate_places - ENTRY_PLACES)
+    silu = x.times(share, SHARE_PLACES - (GATE_PLACES - gate_places))
+    rows.put_digits(silu.times(rows.digits(1), GATE_PLACES + places).known(-(1 << 30), 1 << 30), 0)
     return rows
 
 

@@ -199,8 +199,9 @@ class Places:
         """The same of what VEC works on."""
         rows, residual = self.rows, 2 * self.rows * self.width
         out = {} if self.together == rows else {"out": self.queries}
-        # Two digits of queries, or keys, before they are turned.
+        # Two digits of queries, or keys, before they are turned; and those of gates.
         unturned = 2 * rows * self.queries if self.form.rotary and not self.form.turned_sums else 0
+        gates = 2 * rows * self.inner if self.form.gated and not self.form.gated_sums else 0
         return (
             {
                 "x": residual, "low": residual, "row": rows, "even": 1, "positions": rows * self.position,
@@ -208,7 +209,7 @@ class Places:
                 "idle": PARAMETER_VECTORS + 3,
             },
             {"q": rows * self.queries, "k": rows * self.keys, "v": rows * self.keys, **out, "unturned": unturned},
-            {"inner": 2 * rows * max(self.inner, self.width)},
+            {"inner": 2 * rows * max(self.inner, self.width), "gates": gates},
         )  # fmt: skip
 
     @property
