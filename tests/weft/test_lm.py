@@ -99,6 +99,26 @@ def test_texts_that_are_asked_for_in_any_order_are_as_alone(model: Model, path: 
             assert (text, generation.result) == (alone.text, alone)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "biases", "kind"),
+    [("gpt2", True, "Q8_0"), ("gpt2", True, "F16"), ("gpt2", True, "Q4_0"), ("llama", True, "Q8_0")],
+)
+def test_models_with_biases(architecture: str, biases: bool, kind: str, tmp_path: Path) -> None:
+    """Prompts cut in any way, beside each other, and with pages that they share: as alone, and near the reference."""
+    file = tmp_path / "x.gguf"
+    write(random_model(np.random.default_rng(8), architecture, biases=biases), file, kind)
+    prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [5, 6, 7, 8, 9, 10, 11, 12, 13, 99], [200, 3]]
+    with weft.lm.load(file, "small", rows=1) as alone, weft.lm.load(file, "small", rows=3) as beside:
+        expected = [alone.generate(prompt, tokens=6).result for prompt in prompts]
+        going = [beside.generate(prompt, tokens=6) for prompt in prompts]
+        while beside.step():
+            pass
+        assert [each.result for each in going] == expected
+        tokens = [*prompts[0], *expected[0].tokens]
+        exact, found = alone.reference.logits(tokens), alone.logits(tokens)
+    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.15 * exact.std()
+
+
 def test_the_model_ends_a_text(path: Path, tmp_path: Path) -> None:
     with weft.lm.load(path, "small", calibration="the") as loaded:
         tokens = loaded.generate(PROMPT, tokens=4).result.tokens
@@ -213,12 +233,6 @@ def test_options_that_are_refused(path: Path, options: dict[str, object], messag
 
 def test_models_that_are_refused(tmp_path: Path) -> None:
     rng, file = np.random.default_rng(1), tmp_path / "x.gguf"
-    write(random_model(rng, "gpt2", biases=True), file, "F32")
-    with pytest.raises(CompileError, match="of architecture gpt2 does not run on the device"):
-        weft.lm.load(file)
-    write(random_model(rng, biases=True), file, "F32")
-    with pytest.raises(CompileError, match="with biases are not supported"):
-        weft.lm.load(file)
     write(random_model(rng, biases=False), file, "F32")
     with pytest.raises(CompileError, match="key_length is 8, no multiple of the 16 columns"):
         weft.lm.load(file)

@@ -17,8 +17,9 @@ from tests.support.language_models import random_model
 from weft.compiler.gguf.writer import write
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.decoder import Decoder
+from weft.compiler.language.form import PRODUCTS
 from weft.compiler.language.integers import Integers, integers
-from weft.compiler.language.model import LanguageModel, Sizes
+from weft.compiler.language.model import Block, LanguageModel, Linear, Sizes
 from weft.compiler.language.ranges import ranges
 from weft.compiler.language.reference import Reference
 from weft.compiler.language.registers import PAGES
@@ -34,6 +35,10 @@ _SIZES = Sizes(
     vocabulary=0,
 )  # fmt: skip
 _TOKENS = 24
+_PRODUCTS = [found for named in PRODUCTS.values() for found in named.items()]
+KINDS = ("gpt2", "gpt2 some biases", "gpt2 no biases", "qwen", "llama biases", "llama some biases")
+"""All but ``llama``, which has no biases: `random_model`'s architectures with all biases, those of a random part of the
+products of each block, those of queries, keys and values (``qwen``), or none but what LayerNorm adds."""
 
 
 def config_of(preset: str) -> Config:
@@ -41,11 +46,11 @@ def config_of(preset: str) -> Config:
 
 
 def in_blocks(
-    seed: int, folder: Path, head: str, sizes: Sizes = _SIZES
+    seed: int, folder: Path, head: str, sizes: Sizes = _SIZES, kind: str = "llama"
 ) -> tuple[LanguageModel, list[int], Integers]:
     """As `made`, of a file with matrices in blocks of 4 bits; embeddings and head are of type `head`."""
     rng = np.random.default_rng(seed)
-    model = random_model(rng, "llama", sizes, biases=False)
+    model = of_kind(kind, rng, sizes)
     model = write(
         model, str(folder / "model.gguf"), "Q4_0", {"token_embd.weight": head, "output.weight": head}
     )
@@ -53,9 +58,39 @@ def in_blocks(
     return model, text, integers(model, ranges(model, [text]), blocks=True)
 
 
-def made(seed: int, sizes: Sizes = _SIZES) -> tuple[LanguageModel, list[int], Integers]:
+def without_biases(model: LanguageModel, rng: np.random.Generator) -> LanguageModel:
+    """The same model, of which each product has lost its bias in some blocks."""
+
+    def some(block: Block) -> Block:
+        lost = [name for _, name in _PRODUCTS if rng.integers(3) == 0 and getattr(block, name) is not None]
+        return dataclasses.replace(block, **{name: Linear(getattr(block, name).weight) for name in lost})
+
+    return dataclasses.replace(model, blocks=tuple(map(some, model.blocks)))
+
+
+def of_kind(
+    kind: str, rng: np.random.Generator, sizes: Sizes = _SIZES, *, tied: bool = False
+) -> LanguageModel:
+    """A random model: of `KINDS`."""
+    gpt2 = kind.startswith("gpt2")
+    if kind in ("llama", "gpt2 no biases"):
+        return random_model(rng, kind.split()[0], sizes, biases=False, tied=tied)
+    model = random_model(rng, "gpt2" if gpt2 else "llama", sizes, biases=True, tied=tied)
+    if kind == "qwen":
+        plain = [name for _, name in _PRODUCTS if name not in ("query", "key", "value")]
+        blocks = (
+            dataclasses.replace(block, **{name: Linear(getattr(block, name).weight) for name in plain})
+            for block in model.blocks
+        )
+        return dataclasses.replace(model, blocks=tuple(blocks))
+    return without_biases(model, rng) if kind.endswith("some biases") else model
+
+
+def made(
+    seed: int, sizes: Sizes = _SIZES, kind: str = "llama", *, tied: bool = False
+) -> tuple[LanguageModel, list[int], Integers]:
     rng = np.random.default_rng(seed)
-    model = random_model(rng, "llama", sizes, biases=False)
+    model = of_kind(kind, rng, sizes, tied=tied)
     text = rng.integers(0, model.sizes.vocabulary, _TOKENS).tolist()
     return model, text, integers(model, ranges(model, [text]))
 
@@ -74,12 +109,61 @@ def test_logits_are_near_the_reference(preset: str, heads: int, groups: int) -> 
     assert np.sqrt(np.mean((found - exact) ** 2)) < 0.12 * exact.std()
 
 
+def errors_of(model: LanguageModel, text: list[int], decoder: Decoder, pages: int = 4) -> tuple[float, float]:
+    """The least cosine of logits to the reference's, and the error as a part of their standard deviation."""
+    run = DecoderRun(decoder, CompiledDevice, pages)
+    found = np.stack([run.step([(token, at, [2, 0, 3])])[0] for at, token in enumerate(text)])
+    exact = Reference(model).logits(text)
+    norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(found, axis=1)
+    return float(((exact * found).sum(axis=1) / norms).min()), float(
+        np.sqrt(np.mean((found - exact) ** 2)) / exact.std()
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("preset", "tied"), [("small", True), ("default", False)])
+def test_all_kinds_are_near_the_reference(kind: str, preset: str, tied: bool) -> None:
+    model, text, numbers = made(3, kind=kind, tied=tied)
+    near, error = errors_of(model, text, Decoder(numbers, config_of(preset), page=16))
+    assert near > 0.97
+    assert error < 0.08
+
+
+def test_large_biases_do_not_lose_small_ones() -> None:
+    """Biases beyond what sums come to: in the residual stream, which then has room for them, and of keys, which softmax
+    does not see."""
+    rng = np.random.default_rng(4)
+    model, text = of_kind("gpt2", rng), rng.integers(0, 200, _TOKENS).tolist()
+    large = rng.permutation(64)[:2]
+
+    def enlarged(linear: Linear, by: float) -> Linear:
+        assert linear.bias is not None
+        bias = linear.bias.copy()
+        bias[large] += by
+        return Linear(linear.weight, bias)
+
+    blocks = tuple(
+        dataclasses.replace(
+            block, attention_output=enlarged(block.attention_output, 60), key=enlarged(block.key, 30)
+        )
+        for block in model.blocks
+    )
+    model = dataclasses.replace(model, blocks=blocks)
+    numbers = integers(model, ranges(model, [text]))
+    near, error = errors_of(model, text, Decoder(numbers, config_of("small"), page=16))
+    assert near > 0.98
+    assert error < 0.15
+
+
 @pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
-@pytest.mark.parametrize("preset", ["small", "default", "large"])
-def test_blocks_of_4_bits_are_kept(preset: str, head: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "kind"),
+    [("small", "llama"), ("default", "llama"), ("large", "llama"), ("default", "gpt2"), ("small", "qwen")],
+)
+def test_blocks_of_4_bits_are_kept(preset: str, kind: str, head: str, tmp_path: Path) -> None:
     """As near to the reference of the same file as int8 is to its own, for half the bytes."""
     sizes = dataclasses.replace(_SIZES, key_length=32, value_length=32)
-    model, text, numbers = in_blocks(13, tmp_path, head, sizes)
+    model, text, numbers = in_blocks(13, tmp_path, head, sizes, kind)
     wide = integers(model, ranges(model, [text]))
     exact, errors, bytes_ = Reference(model).logits(text), [], []
     for each in (numbers, wide):
@@ -121,9 +205,10 @@ def test_interpreters_agree() -> None:
         assert np.array_equal(first, second)
 
 
-def test_texts_do_not_change_each_other() -> None:
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "llama biases"])
+def test_texts_do_not_change_each_other(kind: str) -> None:
     """Alone or beside others, in this row or in that one, and wherever pages lie: the same bits."""
-    _, text, numbers = made(6)
+    _, text, numbers = made(6, kind=kind)
     config = config_of("default")
     other = text[::-1]
     alone = DecoderRun(Decoder(numbers, config, page=16), CompiledDevice, 6)
@@ -200,6 +285,14 @@ def test_nothing_races(preset: str, rows: int) -> None:
     check(instructions_of(decoder), decoder.config)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama biases"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_nothing_races_with_biases(kind: str, rows: int) -> None:
+    _, _, numbers = made(11, kind=kind)
+    decoder = Decoder(numbers, config_of("small"), rows=rows, page=16)
+    check(instructions_of(decoder), decoder.config)
+
+
 @pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
 def test_nothing_races_in_blocks_of_4_bits(head: str, tmp_path: Path) -> None:
     _, _, numbers = in_blocks(11, tmp_path, head)
@@ -241,9 +334,28 @@ def test_rtl_is_golden(rows: int) -> None:
     same_in_rtl(decoder, steps, rows)
 
 
-@pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
-def test_rtl_is_golden_in_blocks_of_4_bits(head: str, tmp_path: Path) -> None:
-    _, text, numbers = in_blocks(14, tmp_path, head)
+@pytest.mark.parametrize("kind", ["gpt2", "llama biases"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rtl_is_golden_with_biases(kind: str, rows: int) -> None:
+    _, text, numbers = made(12, kind=kind)
+    decoder = Decoder(numbers, config_of("small"), rows=rows, page=8)
+    mine = [(token, at, [2, 0, 3]) for at, token in enumerate(text)]
+    steps = [mine[at : at + rows] for at in range(0, 9, rows)]
+    if rows > 1:
+        steps.append([(text[0], 0, [5]), mine[9]])  # another text beside it
+    same_in_rtl(decoder, steps, rows)
+
+
+def test_rtl_is_golden_on_tiny() -> None:
+    sizes = dataclasses.replace(_SIZES, width=32, heads=1, key_value_heads=1)
+    _, text, numbers = made(16, sizes, "gpt2 some biases")
+    decoder = Decoder(numbers, config_of("tiny"), page=16)
+    same_in_rtl(decoder, [[(token, at, [2, 0, 3])] for at, token in enumerate(text[:3])], 2)
+
+
+@pytest.mark.parametrize(("head", "kind"), [("Q4_0", "llama"), ("Q8_0", "llama"), ("Q8_0", "gpt2")])
+def test_rtl_is_golden_in_blocks_of_4_bits(head: str, kind: str, tmp_path: Path) -> None:
+    _, text, numbers = in_blocks(14, tmp_path, head, kind=kind)
     decoder = Decoder(numbers, config_of("small"), page=8)
     same_in_rtl(decoder, [[(token, at, [2, 0, 3])] for at, token in enumerate(text[:4])], 3)
 
@@ -291,18 +403,6 @@ def test_what_does_not_fit_is_named(changes: dict[str, int], page: int, message:
         Decoder(numbers, config_of("default").replace(**changes), page=page)
 
 
-def test_other_architectures_are_named() -> None:
-    model = random_model(np.random.default_rng(1), "gpt2", dataclasses.replace(_SIZES, key_value_heads=4))
-    seen = ranges(random_model(np.random.default_rng(1), "llama", _SIZES), [[1, 2]])
-    with pytest.raises(
-        CompileError, match="of architecture gpt2 does not run on the device; those of llama do"
-    ):
-        integers(model, seen)
-    biased = random_model(np.random.default_rng(1), "llama", _SIZES, biases=True)
-    with pytest.raises(CompileError, match="language models with biases are not supported"):
-        integers(biased, seen)
-
-
 @st.composite
 def sizes_drawn(draw: st.DrawFn) -> Sizes:
     """Sizes that arrays of 4 to 16 columns take."""
@@ -318,14 +418,16 @@ def sizes_drawn(draw: st.DrawFn) -> Sizes:
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
-    st.booleans(), sizes_drawn(), st.sampled_from(["tiny", "small", "default"]), st.sampled_from([1, 1, 2, 3, 5, 9]),
-    st.sampled_from([16, 32]), st.sampled_from([0, 2, 4, 8, 16]), st.integers(0, 1 << 30),
+    st.sampled_from(["llama", "llama", *KINDS]), st.booleans(), sizes_drawn(),
+    st.sampled_from(["tiny", "small", "default"]), st.sampled_from([1, 1, 2, 3, 5, 9]), st.sampled_from([16, 32]),
+    st.sampled_from([0, 2, 4, 8, 16]), st.integers(0, 1 << 30),
 )  # fmt: skip
 def test_drawn_models(
-    narrow: bool, sizes: Sizes, preset: str, rows: int, page: int, together: int, seed: int
+    kind: str, narrow: bool, sizes: Sizes, preset: str, rows: int, page: int, together: int, seed: int
 ) -> None:
-    """The checker is content, and RTL is golden: heads, groups, sizes, pages, tokens side by side and of prompts, 4
-    bits."""
+    """The checker is content, and RTL is golden: kinds, heads, groups, sizes, pages, tokens side by side and of
+    prompts, 4 bits."""
+    narrow = narrow and kind in ("llama", "gpt2", "qwen", "llama biases")  # files of gpt2 have all biases
     if narrow:  # blocks of 32
         lengths = {
             name: -(-getattr(sizes, name) // 32) * 32 for name in ("width", "feed_forward", "key_length")
@@ -333,9 +435,9 @@ def test_drawn_models(
         sizes = dataclasses.replace(sizes, **lengths, value_length=lengths["key_length"])
         head = ("Q4_0", "Q8_0")[seed % 2]
         with tempfile.TemporaryDirectory() as folder:
-            _, text, numbers = in_blocks(seed, Path(folder), head, sizes)
+            _, text, numbers = in_blocks(seed, Path(folder), head, sizes, kind)
     else:
-        _, text, numbers = made(seed, sizes)
+        _, text, numbers = made(seed, sizes, kind, tied=seed % 3 == 0)
     try:
         decoder = Decoder(numbers, config_of(preset), rows=rows, page=page, prompt_rows=together)
     except CompileError as error:
