@@ -193,7 +193,7 @@ def side_by_side() -> None:
                     what = f"{texts} texts side by side" if texts else f"a prompt of {PROMPT}"
                     chosen = config.replace(lanes=lanes)
                     page = page_of(SIZES, chosen, max(texts, 1))
-                    places = Places(SIZES, chosen, max(texts, 1), page, bool(numbers.gains))
+                    places = Places(SIZES, chosen, max(texts, 1), page, numbers.form)
                     rows = 0 if texts else prompt_rows_of(places)
                     decoder = Decoder(numbers, chosen, rows=max(texts, 1), page=page, prompt_rows=rows)
                     cycles, share = together(decoder, texts, bandwidth)

@@ -13,6 +13,7 @@ from weft.boards.registry import BOARDS
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.contents import ring_of
 from weft.compiler.language.decoder import FEATURES
+from weft.compiler.language.form import Form
 from weft.compiler.language.places import Places
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.lm_config import language_configuration, page_of, prompt_rows_of
@@ -94,7 +95,7 @@ def test_pages_leave_half_of_the_scratchpad_to_weights() -> None:
 def test_prompts_take_what_room_there_is(preset: str, blocks: bool, rows: int) -> None:
     """As many tokens as a page has, unless weights would come in more parts for their sake."""
     config = PRESETS[preset]
-    places = Places(_STORIES, config, 1, page_of(_STORIES, config), blocks)
+    places = Places(_STORIES, config, 1, page_of(_STORIES, config), Form(gains=blocks))
     assert prompt_rows_of(places) == rows
     if rows:
         other = replace(places, rows=rows, consecutive=True)
