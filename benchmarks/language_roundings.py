@@ -146,7 +146,7 @@ class Rounded(Reference):
         gate, up = self._linear(block.gate, x), self._linear(block.up, x)
         unit = self.numbers.inner_unit
         if self.which.inner:
-            up = _fixed(up, math.ldexp(unit, -self.numbers.gate_places), (1 << 17) - 1)
+            up = _fixed(up, math.ldexp(unit, -self.numbers.inner_places), (1 << 17) - 1)
         if self.which.table:
             gate = _fixed(gate, 2.0**-GATE_PLACES, 1 << 30)
             share = np.interp(
@@ -236,9 +236,9 @@ def device_step(numbers: Integers, kind: str, index: int) -> float:
     layer, normal = numbers.layers[index], normal_step(numbers)
     if kind in ("query", "key"):
         mantissa, shift = numbers.turn[kind == "key"]
-        weights = layer.query if kind == "query" else layer.key
+        weights = layer.matrices["query"] if kind == "query" else layer.matrices["key"]
         return float(weights.scales[0]) * normal / math.ldexp(mantissa, -shift - (MOST_BITS - BYTE_BITS))
-    step = float(np.median(layer.value.scales * normal / numbers.scaled["value"][index].factors))
+    step = float(np.median(layer.matrices["value"].scales * normal / numbers.scaled["value"][index].factors))
     return step / numbers.smaller if kind == "mixed" else step
 
 
@@ -274,11 +274,11 @@ def _changed(numbers: Integers, how: str) -> LanguageModel:
         assert block.gate is not None
         blocks.append(
             Block(
-                first if kept else Norm(ones), linear(block.query, first, layer.query),
-                linear(block.key, first, layer.key), linear(block.value, first, layer.value),
-                linear(block.attention_output, None, layer.output), second if kept else Norm(ones),
-                linear(block.gate, second, layer.gate), linear(block.up, second, layer.up),
-                linear(block.down, None, layer.down),
+                first if kept else Norm(ones), linear(block.query, first, layer.matrices["query"]),
+                linear(block.key, first, layer.matrices["key"]), linear(block.value, first, layer.matrices["value"]),
+                linear(block.attention_output, None, layer.matrices["output"]), second if kept else Norm(ones),
+                linear(block.gate, second, layer.matrices["gate"]), linear(block.up, second, layer.matrices["up"]),
+                linear(block.down, None, layer.matrices["down"]),
             )
         )  # fmt: skip
     return dataclasses.replace(
@@ -303,16 +303,16 @@ def device_product(numbers: Integers, index: int, name: str, x: np.ndarray) -> n
     layer, block = numbers.layers[index], numbers.model.blocks[index]
     if name == "attention_output":
         step = device_step(numbers, "mixed", index)
-        return (_fixed(x, step, 127) @ _dense(layer.output).T).astype(np.float32)
+        return (_fixed(x, step, 127) @ _dense(layer.matrices["output"]).T).astype(np.float32)
     if name == "down":
         unit = numbers.inner_unit
-        return by_token(_fixed(x, unit, DIGITS), unit) @ _dense(layer.down).T
+        return by_token(_fixed(x, unit, DIGITS), unit) @ _dense(layer.matrices["down"]).T
     if not numbers.gains:
         x = (
             x
             / (block.attention_norm if name in ("query", "key", "value") else block.feed_forward_norm).weight
         )
-    return by_token(x, normal_step(numbers)) @ _dense(getattr(layer, name)).T
+    return by_token(x, normal_step(numbers)) @ _dense(layer.matrices[name]).T
 
 
 def _dense(weights: Weights) -> np.ndarray:
