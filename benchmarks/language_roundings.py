@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.kernel.expressions import DIGITS
-from weft.compiler.language.integers import BYTE_ROOM, RESIDUAL_ROOM, Integers, Weights
+from weft.compiler.language.integers import BYTE_ROOM, RESIDUAL_ROOM, Integers
 from weft.compiler.language.kernels import (
     BYTE_BITS,
     GAIN_PLACES,
@@ -28,6 +28,7 @@ from weft.compiler.language.kernels import (
 )
 from weft.compiler.language.model import Block, LanguageModel, Linear, Norm, dense
 from weft.compiler.language.reference import Cache, Reference, rotated
+from weft.compiler.language.weights import Weights
 from weft.hdl.isa.config import Config
 from weft.sim.golden import softmax
 

@@ -11,9 +11,9 @@ from support.language_models import SIZES, byte_pairs, pieces, random_model
 from support.onnx_decoders import Form, outside, write
 
 from weft.compiler.host import evaluate
-from weft.compiler.language.integers import in_blocks
 from weft.compiler.language.model import BlockTensor, LanguageModel, Rotary, Sizes, dense
 from weft.compiler.language.reference import Reference
+from weft.compiler.language.weights import in_blocks
 from weft.compiler.onnx_language.reader import read
 
 SIXTEEN = dataclasses.replace(SIZES, key_length=16, value_length=16)
