@@ -115,13 +115,12 @@ class Attend:
     def _text(self, frame: int) -> None:
         """From the queries, keys and values of tokens of one text to their results; `frame` is where its descriptor
         is."""
-        stored: int | None = None
+        read = ReadRegisters(base=frame, offset=descriptors(self._places.rows), first=TABLE, count=4)
+        self._code.add(read)
+        stored = self._store_own()
         for first in range(0, self._places.sizes.key_value_heads, self._groups):
-            self._code.add(
-                ReadRegisters(base=frame, offset=descriptors(self._places.rows), first=TABLE, count=4)
-            )
-            if stored is None:
-                stored = self._store_own()
+            if first:  # the loop over pages has changed them
+                self._code.add(read)
             self._heads(first, stored)
 
     def _store_own(self) -> int:
@@ -141,10 +140,7 @@ class Attend:
         places, code, size, tokens = self._places, self._code, self._places.head, self._tokens
         heads, one = self._groups * self._each, self._at["own q"]
         # Rows of scores start anew, and sums become 0.
-        begin = dataclasses.replace(
-            self._softmax(1), oy=heads, src_oy=tokens, dst_oy=tokens, state_oy=tokens, alignment_oy=tokens, ox=tokens,
-            first=1, length=_NEVER, relative=0, causal=0,
-        )  # fmt: skip
+        begin = dataclasses.replace(self._softmax(1), oy=heads, first=1, length=_NEVER, relative=0, causal=0)
         start = code.add(begin, self._parameters)
         zero = Mm(oy=size, ox=self._rows, a=one, y=-1, b=one, c=self._sums, c_oy=self._rows, c_ox=1)
         code.add(dataclasses.replace(zero, signal=_KEYS_FREE | _VALUES_FREE), start, stored)

@@ -139,12 +139,11 @@ class Contents:
     def _columns(self, product: str, names: Sequence[str], index: int) -> _Columns:
         """Mantissas and biases of a product of a block."""
         numbers, layer = self._numbers, self._numbers.layers[index]
-        one = [
-            np.ones(len(layer.matrices[name].values), np.int16) for name in names
-        ]  # where all have one factor
         mantissas = [
-            numbers.scaled[name][index].mantissas if name in numbers.scaled else ones
-            for name, ones in zip(names, one, strict=True)
+            numbers.scaled[name][index].mantissas
+            if name in numbers.scaled
+            else np.ones(len(layer.matrices[name].values), np.int16)  # all of them have one factor
+            for name in names
         ]
         biases = [numbers.biases[name].numbers[index] for name in names if name in numbers.biases]
         return _Columns.of(mantissas, biases, self._places.biases(product), self._n, turns=product == "inner")

@@ -81,6 +81,7 @@ class Decoder:
     contents : Contents
         The constants, and the records of blocks.
     places : Places
+    kernels : KernelSet
     prompts : Decoder or None
         A program with the same contents for tokens that follow each other in one text, from a multiple of its rows on.
         It puts their keys and values into pages, and makes no logits.
@@ -118,8 +119,10 @@ class Decoder:
         idle = self._at["idle"]
         self._idle = Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2)
         self._out = OrderedCode(self._idle)
-        self._kernels = KernelSet(numbers, config, self.contents.units)
-        self._behind = Behind(self.places, self._kernels)
+        self.kernels: KernelSet = (
+            KernelSet(numbers, config, self.contents.units) if beside is None else beside.kernels
+        )
+        self._behind = Behind(self.places, self.kernels)
         self._prepare()
         self._begin()
         steps = {LAYERS: -1, BLOCK: self.contents.record_bytes, PAGES: self.places.block_bytes}
@@ -147,7 +150,7 @@ class Decoder:
         code.add(self._vectors(CONSTANTS, contents.exp2, count, weights))
         code.add(Table(src=weights, vectors=count))
         code.add(self._vectors(CONSTANTS, contents.even, 1, self._at["even"]))
-        kernels = self._kernels
+        kernels = self.kernels
         count = LOOKUP_ENTRIES // self.config.n
         for number, table in enumerate(kernels.tables):
             code.add(self._vectors(CONSTANTS, contents.constant(table), count, weights))
@@ -215,7 +218,7 @@ class Decoder:
         """The residual stream becomes int8 with a shift: of the first or the second norm of a block."""
         at, pitch = self._at, 2 * self.places.width
         kernel = Kernel(
-            source=Source.SCRATCHPAD, start=self._kernels.starts["normalise"], oy=self.places.rows,
+            source=Source.SCRATCHPAD, start=self.kernels.starts["normalise"], oy=self.places.rows,
             ox=self.places.width, src=at["x"], src_oy=pitch, src_ox=2, src_vectors=2, with_b=1, b=at["low"],
             b_oy=pitch, b_ox=2, dst=at["a"], dst_oy=self.places.width, dst_ox=1, with_dst2=1, dst2=at["row"], dst2_oy=1,
         )  # fmt: skip
@@ -229,7 +232,7 @@ class Decoder:
         """What comes out of the gate becomes int8 with a shift."""
         at, inner = self._at, self.places.inner
         return Kernel(
-            source=Source.SCRATCHPAD, start=self._kernels.starts["quantise"], oy=self.places.rows, ox=inner,
+            source=Source.SCRATCHPAD, start=self.kernels.starts["quantise"], oy=self.places.rows, ox=inner,
             src=at["inner"], src_oy=2 * inner, src_ox=2, src_vectors=2, dst=at["b"], dst_oy=inner, dst_ox=1,
             with_dst2=1, dst2=at["row"], dst2_oy=1,
         )  # fmt: skip
