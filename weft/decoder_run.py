@@ -36,44 +36,35 @@ class Row:
     pages: Sequence[int]
 
 
+@dataclass(frozen=True)
 class Program:
     """A decoder's program in memory, and the frame that tells it about tokens.
 
-    Parameters
+    Attributes
     ----------
     decoder : Decoder
     entry : int
         The address of its code.
     frame : int
         That of the frame, behind which page tables are.
-
-    Attributes
-    ----------
-    tables : int
-        Where page tables begin in the frame, in bytes.
-    table_words : int
-        Pages of a text at most.
     """
 
-    def __init__(self, decoder: Decoder, entry: int, frame: int) -> None:
-        self.decoder, self.entry, self.frame = decoder, entry, frame
-        places = decoder.places
-        self._texts = places.rows // places.together
-        self.table_words = ceil_div(places.sizes.context, places.page)
-        self._descriptors = descriptors(places.rows)
-        self.tables = self._descriptors + 4 * DESCRIPTOR_WORDS * self._texts
+    decoder: Decoder
+    entry: int
+    frame: int
 
-    @property
-    def frame_bytes(self) -> int:
+    @staticmethod
+    def frame_bytes(decoder: Decoder) -> int:
         """Bytes of the frame, with page tables."""
-        return self.tables + 4 * self.table_words * self._texts
+        return _tables(decoder) + 4 * _table_words(decoder) * _texts(decoder)
 
     def frame_of(self, rows: Sequence[Row]) -> bytes:
         """What the program reads of a step's tokens."""
         places, contents = self.decoder.places, self.decoder.contents
         first, most = HEADER_BYTES // 4, places.rows
         texts = rows[:: places.together]
-        words = np.zeros(self.tables // 4 + self.table_words * len(texts), "<u4")
+        tables, table_words = _tables(self.decoder) // 4, _table_words(self.decoder)
+        words = np.zeros(tables + table_words * len(texts), "<u4")
         words[0] = len(rows)
         words[first : first + most] = contents.embedding
         words[first + most : first + 2 * most] = contents.positions
@@ -82,12 +73,27 @@ class Program:
             words[first + most + index] += row.position * contents.position_bytes
         for index, row in enumerate(texts):
             count, slot = row.position // places.page + 1, row.position % places.page
-            table = self.tables // 4 + self.table_words * index
+            table = tables + table_words * index
             words[table : table + count] = np.array(row.pages[:count], np.int64) * places.page_bytes
             own = int(words[table + count - 1]) + slot * places.sizes.key_length
-            at = self._descriptors // 4 + DESCRIPTOR_WORDS * index
+            at = descriptors(places.rows) // 4 + DESCRIPTOR_WORDS * index
             words[at : at + 4] = self.frame + 4 * table, row.position + 1, count, own
         return words.tobytes()
+
+
+def _texts(decoder: Decoder) -> int:
+    """Texts of a step at most."""
+    return decoder.places.rows // decoder.places.together
+
+
+def _table_words(decoder: Decoder) -> int:
+    """Pages of a text at most."""
+    return ceil_div(decoder.places.sizes.context, decoder.places.page)
+
+
+def _tables(decoder: Decoder) -> int:
+    """Where page tables begin in the frame, in bytes."""
+    return descriptors(decoder.places.rows) + 4 * DESCRIPTOR_WORDS * _texts(decoder)
 
 
 class DecoderMemory:
@@ -123,7 +129,7 @@ class DecoderMemory:
         self.decoder, self.pages = decoder, pages
         places, contents, prompts = decoder.places, decoder.contents, decoder.prompts
         self.columns = contents.logit_tiles * decoder.config.n
-        frames = [Program(each, 0, 0).frame_bytes for each in (decoder, prompts) if each is not None]
+        frames = [Program.frame_bytes(each) for each in (decoder, prompts) if each is not None]
         at, found = 0, []
         for size in (
             len(contents.constants), len(decoder.code), len(contents.records), max(frames), places.page_bytes * pages,

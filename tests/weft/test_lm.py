@@ -403,7 +403,7 @@ def test_memory_has_all_parts_apart(model: Model) -> None:
     sizes = [
         (memory.bases[0], len(contents.constants)), (program.entry, len(model.decoder.code)),
         (memory.records, len(contents.records)),
-        (program.frame, max(program.frame_bytes, prompts.frame_bytes)),
+        (program.frame, max(program.frame_bytes(each) for each in (model.decoder, prompts.decoder))),
         (memory.cache, 5 * places.page_bytes), (memory.bases[4], 3 * places.one_bytes),
         (memory.logits, 3 * 2 * memory.columns), (prompts.entry, len(prompts.decoder.code)),
     ]  # fmt: skip
