@@ -116,8 +116,8 @@ class Batch:
         Tokens of a text at most.
     prompt_rows : int
         Tokens of a prompt that are computed together, a divisor of `page`; 0 if there is no way for it.
-    prompt_least : int
-        From how many on that is worth it.
+    prompt_least : callable
+        Tells from how many on that is worth it; asked when there is a prompt of more than one.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Batch:
         pages: int,
         context: int,
         prompt_rows: int = 0,
-        prompt_least: int = 2,
+        prompt_least: Callable[[], int] = lambda: 2,
     ) -> None:
         self._steps, self._rows, self._page, self._context = steps, rows, page, context
         self._prompt_rows, self._prompt_least, self._prompted = prompt_rows, prompt_least, False
@@ -219,7 +219,8 @@ class Batch:
         """Whether tokens of a prompt are to be computed together."""
         if not self._prompt_rows or request.every:
             return False
-        return self._prompt_part(request)[1] - request.computed >= self._prompt_least
+        count = self._prompt_part(request)[1] - request.computed
+        return count > 1 and count >= self._prompt_least()
 
     def _plan(self, running: Sequence[Request]) -> tuple[dict[Request, int], list[Request]]:
         """How many tokens of each text are next, and texts that end for want of pages."""
@@ -231,7 +232,6 @@ class Batch:
                     counts[request] = 1
                 elif request.reason is not None:
                     ended.append(request)
-        counts = {request: 1 for request in counts if request in self._running}
         left = self._rows - len(counts)
         for request, count in counts.items():
             while left and request.computed + count < len(request.tokens):

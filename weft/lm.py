@@ -12,8 +12,9 @@ of them. What they come to does not depend on each other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class Model:
         memory: DecoderMemory,
         machine: Machine,
         added: tuple[str, ...],
-        prompt_least: int,
+        prompt_least: Callable[[], int],
     ) -> None:
         self.reference, self.decoder, self.added = reference, memory.decoder, added
         self.memory_bytes = memory.memory_bytes
@@ -296,7 +297,8 @@ def load(
     memory = DecoderMemory(decoder, pages)
     simulation = simulation or Simulation()
     machine = Machine(memory, on, simulation, compare=compare)
-    return Model(reference, memory, machine, chosen.added, prompt_least(memory, simulation))
+    least = functools.cache(functools.partial(prompt_least, memory, simulation))
+    return Model(reference, memory, machine, chosen.added, least)
 
 
 def _tokens(model: LanguageModel, text: str | None) -> list[int] | None:

@@ -228,11 +228,28 @@ def test_prompts_take_turns_with_other_texts() -> None:
 
 def test_few_tokens_of_a_prompt_are_computed_with_others() -> None:
     steps = RecalledTexts(4, 8, 8, 8)
-    batch = Batch(steps, rows=4, page=8, pages=8, context=32, prompt_rows=8, prompt_least=4)
+    batch = Batch(steps, rows=4, page=8, pages=8, context=32, prompt_rows=8, prompt_least=lambda: 4)
     one = first([1, 2, 3, 4], 1)
     batch.add(one)
     batch.step()
     assert (one.reason, steps.computed) == (End.TOKENS, 4)
+
+
+def test_nobody_asks_what_is_worth_it_without_such_a_prompt() -> None:
+    """The cycle model takes time: neither single tokens nor texts whose logits are all wanted come together."""
+
+    def asked() -> int:
+        raise AssertionError
+
+    batch = Batch(
+        RecalledTexts(1, 4, 8, 4), rows=1, page=4, pages=8, context=32, prompt_rows=4, prompt_least=asked
+    )
+    for request in (first([1, 2], 3), Request([1] * 9, 0, lambda logits: 0, every=True)):
+        batch.add(request)
+        finished(batch, [request])
+    batch.add(first([1, 2, 3, 4]))
+    with pytest.raises(AssertionError):
+        batch.step()
 
 
 def test_who_waits_can_be_cancelled() -> None:
