@@ -10,11 +10,14 @@ by side.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
 import numpy as np
 
 from weft.boards.registry import find
 from weft.compiler.language.decoder import Decoder
-from weft.compiler.language.integers import integers
+from weft.compiler.language.integers import Integers, integers
 from weft.compiler.language.model import (
     Block,
     BlockTensor,
@@ -105,34 +108,40 @@ def configuration(preset: str) -> Config:
 def together(decoder: Decoder, texts: int, bandwidth: float) -> tuple[int, float]:
     """Cycles of a token, and how much of the array is used: of the first `PROMPT` tokens of a text, or of a step with
     one token of each of so many texts."""
-    places = decoder.places
-    each = SIZES.context // places.page
+    each = SIZES.context // decoder.places.page
     memory = DecoderMemory(decoder, each * max(texts, 1))
     device = TimingDevice(decoder.config, memory.memory_bytes, bytes_per_cycle=bandwidth)
-    run, cycles, active = DecoderRun(memory, device), 0, 0
-
-    def count() -> None:
-        nonlocal cycles, active
+    run = DecoderRun(memory, device)
+    if texts:
+        compute = run.step
+        steps = [[Row(1, POSITION, range(text * each, (text + 1) * each)) for text in range(texts)]]
+    else:
+        assert decoder.prompts is not None
+        compute, rows = run.prompt, decoder.prompts.places.rows
+        steps = [
+            [Row(1, at, range(each)) for at in range(start, start + rows)] for start in range(0, PROMPT, rows)
+        ]
+    cycles = active = 0
+    for step in steps:
+        compute(step)
         counters = device.counters()
         cycles, active = cycles + counters[Counter.CYCLES], active + counters[Counter.ARRAY_ACTIVE]
+    return cycles // sum(map(len, steps)), active / cycles
 
-    if texts:
-        run.step([Row(1, POSITION, range(text * each, (text + 1) * each)) for text in range(texts)])
-        count()
-        return cycles // texts, active / cycles
-    assert decoder.prompts is not None
-    rows = decoder.prompts.places.rows
-    for start in range(0, PROMPT, rows):
-        run.prompt([Row(1, at, range(each)) for at in range(start, start + rows)])
-        count()
-    return cycles // PROMPT, active / cycles
+
+def decoder_for(numbers: Integers, config: Config, texts: int) -> Decoder:
+    """For so many texts side by side, or, without any, for one with a program for its prompt."""
+    rows = max(texts, 1)
+    page = page_of(SIZES, config, rows)
+    prompt_rows = 0 if texts else prompt_rows_of(Places(SIZES, config, rows, page, numbers.form))
+    return Decoder(numbers, config, rows=rows, page=page, prompt_rows=prompt_rows)
 
 
 def row(*cells: str) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def one_by_one() -> None:
+def one_by_one(every: Mapping[str, Integers]) -> None:
     """A table of decoding, one text, one token after the other."""
     row(
         "weights",
@@ -145,8 +154,7 @@ def one_by_one() -> None:
         "tokens a second",
     )
     row(*["---"] * 8)
-    for name, narrow in (("int8", False), ("Q4_0", True)):
-        numbers = integers(model(narrow=narrow), ranges(), blocks=narrow)
+    for name, numbers in every.items():
         for preset in ("default", "small"):
             config = configuration(preset)
             decoder = Decoder(numbers, config, page=page_of(SIZES, config))
@@ -179,28 +187,27 @@ def one_by_one() -> None:
             )
 
 
-def side_by_side() -> None:
+def side_by_side(every: Mapping[str, Integers]) -> None:
     """A table of tokens of a prompt together, and of several texts side by side."""
     row("tokens", "weights", "on", "memory", "cycles a token", "array")
     row(*["---"] * 6)
-    for name, narrow in (("int8", False), ("Q4_0", True)):
-        numbers = integers(model(narrow=narrow), ranges(), blocks=narrow)
-        config = configuration("default")
-        for lanes in (config.lanes, config.n):
-            on = "`default`" + f" with `lanes` {lanes}" * (lanes != config.lanes)
-            for bandwidth in (config.bus_bytes, 2):
-                for texts in (0, TEXTS):
-                    what = f"{texts} texts side by side" if texts else f"a prompt of {PROMPT}"
-                    chosen = config.replace(lanes=lanes)
-                    page = page_of(SIZES, chosen, max(texts, 1))
-                    places = Places(SIZES, chosen, max(texts, 1), page, numbers.form)
-                    rows = 0 if texts else prompt_rows_of(places)
-                    decoder = Decoder(numbers, chosen, rows=max(texts, 1), page=page, prompt_rows=rows)
-                    cycles, share = together(decoder, texts, bandwidth)
-                    row(what, name, on, f"{bandwidth} bytes a cycle", f"{cycles:,}", f"{share:.1%}")
+    default = configuration("default")
+    for (name, numbers), lanes, texts in itertools.product(
+        every.items(), (default.lanes, default.n), (0, TEXTS)
+    ):
+        on = "`default`" + f" with `lanes` {lanes}" * (lanes != default.lanes)
+        what = f"{texts} texts side by side" if texts else f"a prompt of {PROMPT}"
+        decoder = decoder_for(numbers, default.replace(lanes=lanes), texts)
+        for bandwidth in (default.bus_bytes, 2):
+            cycles, share = together(decoder, texts, bandwidth)
+            row(what, name, on, f"{bandwidth} bytes a cycle", f"{cycles:,}", f"{share:.1%}")
 
 
 if __name__ == "__main__":
-    one_by_one()
+    both = {
+        name: integers(model(narrow=narrow), ranges(), blocks=narrow)
+        for name, narrow in (("int8", False), ("Q4_0", True))
+    }
+    one_by_one(both)
     print()
-    side_by_side()
+    side_by_side(both)
