@@ -32,8 +32,7 @@ def read(source: Source) -> LanguageModel:
         if source and not is_gguf(source):
             raise CompileError(
                 f"these {len(source):,} bytes are no GGUF file; an ONNX model is read from its path, as its "
-                "vocabulary is "
-                "in files beside it"
+                "vocabulary is in files beside it"
             )
         return gguf.read(source)
     return onnx.read(source) if _is_onnx(Path(source)) else gguf.read(source)

@@ -88,11 +88,9 @@ class Attention:
         for tokens, before in _CASES:
             if tokens + before <= self.context and not layer.agrees(tokens, before, rotary, neighbours):
                 raise CompileError(
-                    f"attention up to {where} is not softmax(q k / sqrt({layer.heads.key_length})) v of "
-                    "all tokens "
-                    f"up to a token's own, as a try of {tokens} tokens behind {before} shows; weft expects "
-                    "that, with no "
-                    "other mask, cap, scale or norm of queries and keys"
+                    f"attention up to {where} is not softmax(q k / sqrt({layer.heads.key_length})) v of all tokens "
+                    f"up to a token's own, as a try of {tokens} tokens behind {before} shows; weft expects that, "
+                    "with no other mask, cap, scale or norm of queries and keys"
                 )
         if not layer.sees_all(self.context):
             raise CompileError(
@@ -118,10 +116,9 @@ class Attention:
         }
         if len(half.pasts) != 2 or len(presents) != 2:
             raise CompileError(
-                f"{half.last.node.label}: the attention in front of it has {len(half.pasts)} inputs with keys "
-                "and values "
-                f"of tokens before, and {len(presents)} outputs; weft expects two and two: export the model with "
-                "past_key_values"
+                f"{half.last.node.label}: the attention in front of it has {len(half.pasts)} inputs with keys and "
+                f"values of tokens before, and {len(presents)} outputs; weft expects two and two: export the model "
+                "with past_key_values"
             )
         pairs = {next(iter(made_of & set(half.pasts))): name for name, made_of in presents.items()}
         if len(pairs) != 2 or any(len(made_of & set(half.pasts)) > 1 for made_of in presents.values()):
@@ -165,9 +162,8 @@ class _Layer:
             queries = rest[0].outputs if len(rest) == 1 else 0
         else:
             raise CompileError(
-                f"{parts[-1].node.label}: attention has {len(parts)} products in front; weft expects one each "
-                "of queries, "
-                "keys and values, or one of all three"
+                f"{parts[-1].node.label}: attention has {len(parts)} products in front; weft expects one each of "
+                "queries, keys and values, or one of all three"
             )
         self.heads = Heads(queries // key, groups, key, value)
         widths = (self.heads.heads * key, groups * key, groups * value)
@@ -180,9 +176,8 @@ class _Layer:
         ):
             sizes = ", ".join(f"{part.outputs:,}" for part in self._order)
             raise CompileError(
-                f"{parts[0].node.label}: products with {sizes} elements do not fit {groups} heads of keys of "
-                f"{key} elements "
-                f"and of values of {value}"
+                f"{parts[0].node.label}: products with {sizes} elements do not fit {groups} heads of keys of {key} "
+                f"elements and of values of {value}"
             )
 
     @property
@@ -231,9 +226,8 @@ class _Layer:
         (value,) = self._computed([self._presents[0]], parts, 1, position)
         if value.shape != (1, heads.groups, position + 1, heads.key_length):
             raise CompileError(
-                f"output {self._presents[0]!r} has shape {value.shape} behind {position:,} tokens; weft expects "
-                "keys as "
-                f"(1, {heads.groups}, {position + 1:,}, {heads.key_length})"
+                f"output {self._presents[0]!r} has shape {value.shape} behind {position:,} tokens; weft expects keys "
+                f"as (1, {heads.groups}, {position + 1:,}, {heads.key_length})"
             )
         return value[0, :, -1]
 

@@ -109,8 +109,8 @@ def _check_order(network: Network) -> None:
         for name in node.reads:
             if name not in known:
                 raise CompileError(
-                    f"{node.label} reads {name!r}, which no node in front of it makes: the graph has a cycle, or lacks "
-                    "a node"
+                    f"{node.label} reads {name!r}, which no node in front of it makes: the graph has a cycle, or "
+                    "lacks a node"
                 )
         if any(True for _ in node.bodies):
             raise CompileError(

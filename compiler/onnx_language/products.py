@@ -261,9 +261,8 @@ def _in_bits(graph: Graph, node: Node) -> Product:
     bits = _whole(node, "bits", 4)
     if bits not in (4, 8) or block < 16 or block & (block - 1):
         raise CompileError(
-            f"{node.label} has {bits} bits and blocks of {block}; weft reads 4 and 8 bits, and blocks of a "
-            "power of two "
-            "from 16 on"
+            f"{node.label} has {bits} bits and blocks of {block}; weft reads 4 and 8 bits, and blocks of a power of "
+            "two from 16 on"
         )
     if node.input(4):
         raise CompileError(

@@ -30,7 +30,7 @@ from weft.compiler.onnx_language.facts import Facts, read_facts
 from weft.compiler.onnx_language.graph import Graph
 from weft.compiler.onnx_language.norms import Norms, close
 from weft.compiler.onnx_language.products import Weights, products
-from weft.compiler.onnx_language.structure import Finder, Structure
+from weft.compiler.onnx_language.structure import Finder, Half, Structure
 from weft.compiler.onnx_language.texts import Texts
 from weft.compiler.onnx_language.tokenizer_file import read_tokenizer
 from weft.hdl.files.schema import printable
@@ -78,8 +78,8 @@ class _Reader:
         attention = Attention(self._texts, context, self._facts.base)
         if attention.context < context:
             self._notes.append(
-                f"texts may have {attention.context:,} tokens, up to which attention was tried; the model was made for "
-                f"{context:,}"
+                f"texts may have {attention.context:,} tokens, up to which attention was tried; the model was made "
+                f"for {context:,}"
             )
         norms = Norms(self._texts)
         blocks, layers = self._blocks(attention, norms)
@@ -133,9 +133,8 @@ class _Reader:
                 "attention" if half.pasts else "no keys and values of tokens before" for half in halves[:4]
             )
             raise CompileError(
-                f"what is added to the stream is, one after the other: {kinds or 'nothing'}; weft expects "
-                "attention with "
-                "past_key_values and a feed-forward network in turns"
+                f"what is added to the stream is, one after the other: {kinds or 'nothing'}; weft expects attention "
+                "with past_key_values and a feed-forward network in turns"
             )
         made: list[tuple[Norm, Norm, Block]] = []
         layers: list[Found] = []
@@ -155,8 +154,8 @@ class _Reader:
             layers.append(found)
         return made, layers
 
-    def _norm(self, norms: Norms, half: object) -> Norm:
-        norm, epsilon = norms.read(half.stream, half.normed)  # type: ignore[attr-defined]
+    def _norm(self, norms: Norms, half: Half) -> Norm:
+        norm, epsilon = norms.read(half.stream, half.normed)
         self._epsilons.append(epsilon)
         return norm
 
@@ -187,9 +186,8 @@ class _Reader:
             (found,) = self._texts.values([name], {self._head.output: given}, 3)
             if not close(found, given):
                 raise CompileError(
-                    f"{self._graph.makers[name].label} changes logits, or leaves some out; weft expects those "
-                    "of every token "
-                    "as the last product makes them"
+                    f"{self._graph.makers[name].label} changes logits, or leaves some out; weft expects those of "
+                    "every token as the last product makes them"
                 )
 
     def _check_all(self) -> None:
@@ -225,9 +223,8 @@ class _Reader:
     def _checked_embedding(self, found: Matrix, tokens: int) -> Matrix:
         if found.shape[0] < tokens or found.shape[1] != self._head.inputs:
             raise CompileError(
-                f"{self._structure.lookup.label} looks up rows of a {found.shape[0]}x{found.shape[1]} matrix; "
-                "logits are of "
-                f"{tokens:,} tokens, and the stream has {self._head.inputs:,} elements"
+                f"{self._structure.lookup.label} looks up rows of a {found.shape[0]}x{found.shape[1]} matrix; logits "
+                f"are of {tokens:,} tokens, and the stream has {self._head.inputs:,} elements"
             )
         return found if isinstance(found, BlockTensor) and found.shape[0] == tokens else dense(found)[:tokens]
 
@@ -259,8 +256,8 @@ class _Reader:
             sizes.append(self._facts.context)
         if not sizes:
             raise CompileError(
-                f"nothing says how many tokens a text may have: put the model's config.json beside {self._path}, with "
-                "max_position_embeddings"
+                f"nothing says how many tokens a text may have: put the model's config.json beside {self._path}, "
+                "with max_position_embeddings"
             )
         if self._facts.window is not None and self._facts.window < min(sizes):
             self._notes.append(

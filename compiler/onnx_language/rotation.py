@@ -114,8 +114,8 @@ def _fitted(angles: dict[int, np.ndarray], dimensions: int, base: float | None, 
         off = np.abs(np.exp(1j * steps * at) - np.exp(1j * angles[at]))
         if off.max() > 10 * steady:
             raise CompileError(
-                f"keys are turned by angles that do not grow evenly with the position ({at:,} for example), which weft "
-                "does not support"
+                f"keys are turned by angles that do not grow evenly with the position ({at:,} for example), which "
+                "weft does not support"
             )
     if steps.min() <= 0:
         raise CompileError("keys are turned backwards, or by no angle: weft expects angles above zero")

@@ -236,9 +236,8 @@ class Finder:
         for product in self._products.values():
             if product.output not in used:
                 raise CompileError(
-                    f"{product.node.label} is a product that belongs to no layer; weft expects products of "
-                    "queries, keys "
-                    "and values, of attention's output, and of a feed-forward network"
+                    f"{product.node.label} is a product that belongs to no layer; weft expects products of queries, "
+                    "keys and values, of attention's output, and of a feed-forward network"
                 )
         self._outputs(found)
         for product in self._products.values():
@@ -268,9 +267,8 @@ class Finder:
         sources = dict.fromkeys(product.source for product in first)
         if len(sources) > 1:
             raise CompileError(
-                f"{first[-1].node.label} reads {first[-1].source!r} and {first[0].node.label} "
-                f"{first[0].source!r}; weft "
-                "expects one norm in front of them"
+                f"{first[-1].node.label} reads {first[-1].source!r} and {first[0].node.label} {first[0].source!r}; "
+                "weft expects one norm in front of them"
             )
         return Half(before, first[0].source, tuple(first), last, added, pasts)
 

@@ -93,8 +93,8 @@ class Texts:
                 made = at
             else:
                 raise CompileError(
-                    f"input {name!r} is none that weft knows: tokens, a mask of tokens, positions, and keys and values "
-                    "of tokens before"
+                    f"input {name!r} is none that weft knows: tokens, a mask of tokens, positions, and keys and "
+                    "values of tokens before"
                 )
             found[name] = made.astype(dtype).reshape((1,) * (rank - 1) + (-1,))
         return found
@@ -113,8 +113,7 @@ class Texts:
                 length = length or sum(part.outputs for part in half.first) // max(heads + 2 * groups, 1)
         if not groups or not length or groups < 1:
             raise CompileError(
-                f"input {name!r} has shape {shape}; keys and values of tokens before must have four axes: "
-                "texts, heads, "
-                "tokens and elements, heads and elements of fixed size"
+                f"input {name!r} has shape {shape}; keys and values of tokens before must have four axes: texts, "
+                "heads, tokens and elements, heads and elements of fixed size"
             )
         return groups, length

@@ -145,8 +145,8 @@ class _Reader:
             kinds[number] = kind
         if beside:
             self._notes.append(
-                f"the tokenizer looks at what is beside {len(beside):,} added tokens, {shown(beside[0])} for example, "
-                "which weft does not"
+                f"the tokenizer looks at what is beside {len(beside):,} added tokens, {shown(beside[0])} for "
+                "example, which weft does not"
             )
         unknown = self._model.get("unk_token")
         for number, text in known.items():
@@ -187,8 +187,8 @@ class _Reader:
         for part in _sequence(self._whole.get("normalizer"), "normalizers"):
             if part.get("type") in _IGNORED:
                 self._notes.append(
-                    f"the tokenizer normalises texts ({part['type']}) in front, which weft does not: give texts "
-                    "in that form"
+                    f"the tokenizer normalises texts ({part['type']}) in front, which weft does not: give texts in "
+                    "that form"
                 )
             else:
                 yield part
@@ -328,9 +328,8 @@ def _scores(
             pair = text[:at], text[at:]
             if pair[0] in places and pair[1] in places and pair not in pairs.get(text, ()):
                 raise CompileError(
-                    f"its merges lack {shown(pair[0])} with {shown(pair[1])}, which SentencePiece would merge: "
-                    "weft reads "
-                    "merges with byte_fallback where they have all pairs of pieces that make one"
+                    f"its merges lack {shown(pair[0])} with {shown(pair[1])}, which SentencePiece would merge: weft "
+                    "reads merges with byte_fallback where they have all pairs of pieces that make one"
                 )
     return tuple(-float(ranks[text]) if text in ranks else 0.0 for text in tokens)
 
