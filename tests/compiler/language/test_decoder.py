@@ -237,25 +237,25 @@ def test_tokens_of_a_prompt_together_are_as_one_by_one(
     assert np.array_equal(steps_of(run, rows, text, pages, start), expected[-1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_of_a_prompt_of_all_kinds(kind: str) -> None:
-    _, text, numbers = made(22, dataclasses.replace(_SIZES, key_value_heads=4), kind)
+def same_together(numbers: Integers, text: Sequence[int]) -> None:
+    """The program of prompts has no races, and comes to the bits of token by token."""
     decoder = Decoder(numbers, config_of("default"), page=16, prompt_rows=8)
     assert decoder.prompts is not None
     check(instructions_of(decoder.prompts), decoder.config)
     run, other = (DecoderRun(decoder, CompiledDevice, 4) for _ in range(2))
     expected = [run.step([(token, at, [1, 3])])[0] for at, token in enumerate(text)][-1]
     assert np.array_equal(steps_of(other, 8, text, [1, 3]), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_a_prompt_of_all_kinds(kind: str) -> None:
+    _, text, numbers = made(22, dataclasses.replace(_SIZES, key_value_heads=4), kind)
+    same_together(numbers, text)
 
 
 def test_tokens_of_a_prompt_in_blocks_of_4_bits(tmp_path: Path) -> None:
     _, text, numbers = in_blocks(15, tmp_path, "Q8_0")
-    decoder = Decoder(numbers, config_of("default"), page=16, prompt_rows=8)
-    assert decoder.prompts is not None
-    check(instructions_of(decoder.prompts), decoder.config)
-    run, other = (DecoderRun(decoder, CompiledDevice, 4) for _ in range(2))
-    expected = [run.step([(token, at, [1, 3])])[0] for at, token in enumerate(text)][-1]
-    assert np.array_equal(steps_of(other, 8, text, [1, 3]), expected)
+    same_together(numbers, text)
 
 
 def instructions_of(decoder: Decoder) -> list[Instruction]:
@@ -289,7 +289,7 @@ def same_in_rtl(
     decoder: Decoder,
     steps: list[list[tuple[int, int, list[int]]]],
     seed: int,
-    prompts: list[list[tuple[int, int, list[int]]]] = [],  # noqa: B006
+    prompts: Sequence[list[tuple[int, int, list[int]]]] = (),
 ) -> None:
     """All of memory is the same behind each step, and behind those of prompts ahead of them, with random stalls."""
 
