@@ -117,8 +117,7 @@ class Decoder:
             self._slots = slots_for(self.contents.ring, self.places.free, config.scratchpad_depth)
         self._at = self.places.at
         idle = self._at["idle"]
-        self._idle = Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2)
-        self._out = OrderedCode(self._idle)
+        self._out = OrderedCode(Vec(source=Source.SCRATCHPAD, src=idle, dst=idle + 1, params=idle + 2))
         self.kernels: KernelSet = (
             KernelSet(numbers, config, self.contents.units) if beside is None else beside.kernels
         )
@@ -128,10 +127,8 @@ class Decoder:
         steps = {LAYERS: -1, BLOCK: self.contents.record_bytes, PAGES: self.places.block_bytes}
         with self._out.loop(LAYERS, steps):
             self._block()
-        if beside is None:
+        if beside is None:  # else nobody reads what the last block has loaded for a next one
             self._head()
-        else:
-            self._take_all()
         self._out.add(End())
         self.code = b"".join(item.encode() for item in self._out.instructions)
         self.prompts = (
@@ -310,19 +307,8 @@ class Decoder:
         products that nobody reads have waited for them."""
         before = self._out.last
         for index in range(len(self._slots)):
-            self._load_weights(index, self._taken(before), head=True)
-
-    def _taken(self, before: int) -> int:
-        """A product that waits for the next part, and that nobody reads."""
-        return self._out.beside(Mm(a=self._at["a"], b=self._at["a"], c=0, wait=_FULL), before)
-
-    def _take_all(self) -> None:
-        """Wait for what the last block has loaded for a next one."""
-        before = self._out.last
-        for _ in self._slots:
-            self._taken(before)
-        if self.places.form.gains:
-            self._out.add(dataclasses.replace(self._idle, wait=_GAINS))
+            taken = self._out.beside(Mm(a=self._at["a"], b=self._at["a"], c=0, wait=_FULL), before)
+            self._load_weights(index, taken, head=True)
 
     def _some_logits(self, *, refill: bool) -> None:
         n, rows, code, ring = self.config.n, self.places.rows, self._out, self.contents.ring
