@@ -108,6 +108,15 @@ def test_prompts_take_less_than_a_page_where_room_is_short() -> None:
     assert prompt_rows_of(places) == 8
 
 
+def test_prompts_leave_weights_in_large_parts() -> None:
+    """There would be room for a page's 32 tokens, if weights came in more parts."""
+    config = PRESETS["small"].replace(scratchpad_depth=4096, accumulator_depth=128)
+    places = Places(_STORIES, config, 1, 32)
+    assert prompt_rows_of(places) == 16
+    parts = [len(ring_of(places, replace(places, rows=rows, consecutive=True)).parts) for rows in (16, 32)]
+    assert parts[0] <= 1.1 * len(ring_of(places).parts) < parts[1]
+
+
 @pytest.mark.parametrize("changes", [{"row_states": 4}, {"accumulator_depth": 16}, {"alignments": 32}])
 def test_attention_that_does_not_fit(changes: dict[str, int]) -> None:
     sizes, config = replace(SIZES, heads=128, key_length=16, value_length=16), Config().replace(**changes)

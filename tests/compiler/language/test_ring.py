@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.compiler.ir.graph import CompileError
-from weft.compiler.language.ring import Product, cut
+from weft.compiler.language.ring import Product, cut, slots_for
 
 _products = st.tuples(st.integers(1, 300), st.integers(3, 600), st.sampled_from([1, 2]))
 
@@ -66,3 +66,29 @@ def test_too_little_room_is_said() -> None:
         CompileError, match="room for 500 vectors of weights; two parts of a product take 580"
     ):
         cut({"product": Product(54, 290)}, Product(100, 290), range(0, 500), 512, 64, 24)
+
+
+@given(
+    st.lists(_products, min_size=1, max_size=4), st.integers(0, 600), st.integers(2, 7), st.integers(0, 3000),
+    st.integers(1, 64),
+)  # fmt: skip
+def test_another_program_has_slots_for_the_same_parts(
+    drawn: list[tuple[int, int, int]], start: int, banks: int, taken: int, most: int
+) -> None:
+    """Each part has the same slot in every block, and fits it."""
+    products = {
+        f"product {index}": Product(tiles * together, vectors, together)
+        for index, (tiles, vectors, together) in enumerate(drawn)
+    }
+    head, end = Product(100, drawn[0][1]), banks * 512
+    free = range(min(start + taken, end), end)
+    try:
+        ring = cut(products, head, range(start, end), 512, most, most, beside=len(free))
+    except CompileError:
+        return
+    slots = slots_for(ring, free, 512)
+    assert len(slots) >= 2
+    assert len(ring.parts) % len(slots) == 0
+    assert max(ring.vectors) <= slots.step
+    assert free.start <= slots[0]
+    assert slots[-1] + slots.step <= free.stop
