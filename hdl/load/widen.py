@@ -79,9 +79,19 @@ class Widener(wiring.Component):
 
     @staticmethod
     def _multiplied(m: Module, value: Value, factor: Value) -> Value:
-        """A value of 4 bits times a factor, rounded and saturated to a byte."""
+        """A value of 4 bits times a factor, rounded and saturated to a byte.
+
+        It is the sum of two adders' results, one for each half of the value. A multiplier block would be far from the
+        bus on the chip, and without a register in it it would take most of the cycle.
+        """
+        low, high = Signal(signed(11)), Signal(signed(12))
+        half = 1 << FACTOR_PLACES - 1
+        m.d.comb += [
+            low.eq(Mux(value[0], factor, 0) + (Mux(value[1], factor, 0) << 1)),
+            high.eq(Mux(value[2], factor, 0) - (Mux(value[3], factor, 0) << 1)),
+        ]
         rounded = Signal(signed(12 - FACTOR_PLACES + 1))
-        m.d.comb += rounded.eq((value * factor + (1 << FACTOR_PLACES - 1)) >> FACTOR_PLACES)
+        m.d.comb += rounded.eq((low + (high << 2) + half) >> FACTOR_PLACES)
         within = rounded[7:].all() | ~rounded[7:].any()
         return Mux(within, rounded[:8], Cat((~rounded[-1]).replicate(7), rounded[-1]))
 
