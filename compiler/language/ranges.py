@@ -20,7 +20,7 @@ class Ranges:
     residual : float
         Of what blocks add to.
     query, key, value : list of float
-        Of each block; queries and keys when they are turned.
+        Of each block; queries and keys both before and after they are turned.
     mixed : list of float
         Of attention's results, in each block.
     gate, up, inner : float
@@ -57,6 +57,11 @@ class _Observer(Reference):
         self.given[id(linear)] = max(self.given.get(id(linear), 0.0), float(np.abs(x).max()))
         return self._see(linear, super()._linear(linear, x))
 
+    def _heads(
+        self, linear: Linear, x: np.ndarray, heads: int, angles: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self._see(linear, super()._heads(linear, x, heads, angles))
+
     def _norm(self, norm: Norm, x: np.ndarray) -> np.ndarray:
         self.residual = max(self.residual, float(np.abs(x).max()))
         return super()._norm(norm, x)
@@ -76,12 +81,10 @@ def ranges(model: LanguageModel, texts: Sequence[Sequence[int]]) -> Ranges:
         largest = max(largest, float(np.abs(observer.logits(text, cache)).max()))
     seen = observer.found
     blocks = model.blocks
-    # Turning a pair makes it longer by a root of 2 at most.
-    turned = 2**0.5 if model.rotary is not None else 1.0
     return Ranges(
         residual=observer.residual,
-        query=[turned * seen[id(block.query)] for block in blocks],
-        key=[turned * seen[id(block.key)] for block in blocks],
+        query=[seen[id(block.query)] for block in blocks],
+        key=[seen[id(block.key)] for block in blocks],
         value=[seen[id(block.value)] for block in blocks],
         mixed=[observer.given[id(block.attention_output)] for block in blocks],
         gate=max((seen[id(block.gate)] for block in blocks if block.gate is not None), default=0.0),

@@ -140,11 +140,9 @@ class Reference:
         """Heads of queries lie in groups, each of which reads one head of keys and values."""
         sizes, count = self.model.sizes, len(x)
         groups = sizes.key_value_heads
-        queries = self._heads(block.query, x, sizes.heads)
-        keys, values = self._heads(block.key, x, groups), self._heads(block.value, x, groups)
-        if self.model.rotary is not None:
-            angles = self.model.rotary.angles(positions)
-            queries, keys = rotated(queries, angles), rotated(keys, angles)
+        angles = None if self.model.rotary is None else self.model.rotary.angles(positions)
+        queries = self._heads(block.query, x, sizes.heads, angles)
+        keys, values = self._heads(block.key, x, groups, angles), self._heads(block.value, x, groups)
         cache.keys[index] = keys = np.concatenate([cache.keys[index], keys], axis=1)
         cache.values[index] = values = np.concatenate([cache.values[index], values], axis=1)
         queries = queries.reshape(groups, -1, sizes.key_length)
@@ -155,9 +153,12 @@ class Reference:
         attended = attended.reshape(sizes.heads, count, -1).swapaxes(0, 1).reshape(count, -1)
         return self._linear(block.attention_output, attended)
 
-    def _heads(self, linear: Linear, x: np.ndarray, heads: int) -> np.ndarray:
-        """float32 of shape (heads, tokens, length)."""
-        return self._linear(linear, x).reshape(len(x), heads, -1).swapaxes(0, 1)
+    def _heads(
+        self, linear: Linear, x: np.ndarray, heads: int, angles: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Heads turned by `angles`, if there are any: float32 of shape (heads, tokens, length)."""
+        made = self._linear(linear, x).reshape(len(x), heads, -1).swapaxes(0, 1)
+        return made if angles is None else rotated(made, angles)
 
     def _feed_forward(self, block: Block, x: np.ndarray) -> np.ndarray:
         return self._linear(block.down, self._inner(block, x))
