@@ -132,7 +132,7 @@ def together(decoder: Decoder, texts: int, bandwidth: float) -> tuple[int, float
 def decoder_for(numbers: Integers, config: Config, texts: int) -> Decoder:
     """For so many texts side by side, or, without any, for one with a program for its prompt."""
     rows = max(texts, 1)
-    page = page_of(SIZES, config, rows)
+    page = page_of(SIZES, config, rows, numbers.form)
     prompt_rows = 0 if texts else prompt_rows_of(Places(SIZES, config, rows, page, numbers.form))
     return Decoder(numbers, config, rows=rows, page=page, prompt_rows=prompt_rows)
 
@@ -157,7 +157,7 @@ def one_by_one(every: Mapping[str, Integers]) -> None:
     for name, numbers in every.items():
         for preset in ("default", "small"):
             config = configuration(preset)
-            decoder = Decoder(numbers, config, page=page_of(SIZES, config))
+            decoder = Decoder(numbers, config, page=page_of(SIZES, config, form=numbers.form))
             code, on = f"{len(decoder.code):,} bytes", f"`{preset}`"
             for bandwidth in (config.bus_bytes, config.bus_bytes // 2, 2):
                 cycles, moved = measured(decoder, bandwidth=bandwidth)

@@ -285,9 +285,10 @@ def load(
     blocks = narrow and chosen.config.blocks
     context = model.sizes.context if context is None else integer("context", context, 1, model.sizes.context)
     limited = dataclasses.replace(model, sizes=dataclasses.replace(model.sizes, context=context))
-    page = page_of(limited.sizes, chosen.config, rows)
+    form = form_of(model, gains=blocks)
+    page = page_of(limited.sizes, chosen.config, rows, form)
     pages = rows * ceil_div(context, page) if pages is None else integer("pages", pages, 1)
-    places = Places(limited.sizes, chosen.config, rows, page, form_of(model, gains=blocks))
+    places = Places(limited.sizes, chosen.config, rows, page, form)
     reference = Reference(model)
     found = model_ranges(reference, digest(path, model), _tokens(model, calibration))
     decoder = Decoder(

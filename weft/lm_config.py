@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.contents import ring_of
+from weft.compiler.language.form import Form
 from weft.compiler.language.model import Sizes
 from weft.compiler.language.places import Places
 from weft.configurations import configuration
@@ -22,6 +23,7 @@ _PROMPT_LEAST = 2
 """Tokens of a prompt that are worth a program of their own."""
 _MORE_PARTS = 1.1
 """How many times more parts products may have for its sake."""
+_LLAMA = Form()
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,16 @@ def language_configuration(source: str | os.PathLike[str] | Config, *, blocks: b
     return Chosen(config)
 
 
-def page_of(sizes: Sizes, config: Config, rows: int = 1) -> int:
+def page_of(sizes: Sizes, config: Config, rows: int = 1, form: Form = _LLAMA) -> int:
     """How many keys a page of a model has, with so many tokens side by side: as many as attention has room for on the
     chip, up to `_PAGE`, and as leave half of the scratchpad to weights."""
     pages = range(max(_PAGE // config.n, 1) * config.n, 0, -config.n)
-    return next((page for page in pages if _roomy(sizes, config, rows, page)), pages[-1])
+    return next((page for page in pages if _roomy(sizes, config, rows, page, form)), pages[-1])
 
 
-def _roomy(sizes: Sizes, config: Config, rows: int, page: int) -> bool:
+def _roomy(sizes: Sizes, config: Config, rows: int, page: int, form: Form) -> bool:
     try:
-        return Places(sizes, config, rows, page).room >= config.scratchpad_size // 2
+        return Places(sizes, config, rows, page, form).room >= config.scratchpad_size // 2
     except CompileError:
         return False
 

@@ -13,7 +13,7 @@ from weft.boards.registry import BOARDS
 from weft.compiler.ir.graph import CompileError
 from weft.compiler.language.contents import ring_of
 from weft.compiler.language.decoder import FEATURES
-from weft.compiler.language.form import Form
+from weft.compiler.language.form import PRODUCTS, Form
 from weft.compiler.language.places import Places
 from weft.hdl.isa.config import PRESETS, Config, ConfigError
 from weft.lm_config import language_configuration, page_of, prompt_rows_of
@@ -87,6 +87,23 @@ def test_pages_leave_half_of_the_scratchpad_to_weights() -> None:
     """Keys and values of a page of a model as wide as this are on the chip: 1,152 vectors of each for 32 keys."""
     assert [page_of(_STORIES, PRESETS[preset]) for preset in ("small", "default")] == [16, 32]
     assert page_of(_STORIES, PRESETS["small"], rows=4) == 8
+
+
+@pytest.mark.parametrize(("heads", "key_length", "page"), [(4, 64, 16), (6, 64, 8), (12, 16, 24)])
+def test_pages_leave_room_for_what_a_form_of_model_takes_beside_them(
+    heads: int, key_length: int, page: int
+) -> None:
+    """Biases are on the chip, too: with pages as models without them have, such models would be refused."""
+    biased = Form(centred=True, rotary=False, gated=False, biased=frozenset({*PRODUCTS, "head"}))
+    sizes = replace(
+        _STORIES, width=256, heads=heads, key_value_heads=heads, key_length=key_length, value_length=key_length,
+        feed_forward=1024,
+    )  # fmt: skip
+    config = PRESETS["small"]
+    assert page_of(sizes, config, form=biased) == page == page_of(sizes, config) - config.n
+    Places(sizes, config, 1, page, biased)
+    with pytest.raises(CompileError, match="has room for"):
+        Places(sizes, config, 1, page + config.n, biased)
 
 
 @pytest.mark.parametrize(
