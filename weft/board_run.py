@@ -12,6 +12,7 @@ from weft.runtime import Image
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
+    from weft.boards.host import BoardDevice
     from weft.hdl.isa.config import Config
     from weft.program import Program, Result
     from weft.sim.timing import TimingDevice
@@ -33,7 +34,6 @@ def run_on_board(
     weft.boards.board.BoardError
     weft.sim.device.DeviceError
     """
-    from weft.boards.ports import flash_fault
     from weft.boards.registry import BOARDS
     from weft.stream import stream
     from weft.virtual import PREFIX, board_at
@@ -50,12 +50,7 @@ def run_on_board(
             progress(f"{len(results):,} of {len(runs):,} runs are done")
         flash = all(device.kept(Image(part).fixed) is not None for part in program.device_programs)
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
-        results[-1].report["link"] = {
-            "written_bytes": device.transfer.written,
-            "kept_bytes": device.transfer.kept,
-            "repeated": device.repeated,
-            "flash_fault": flash_fault(device.identity),
-        }
+        results[-1].report["link"] = link_of(device)
     if board is not None:
         progress("asking the cycle model for the layers' shares")
         add_model(results[-1].report, program, board, clock, flash=flash)
@@ -102,17 +97,34 @@ def board_model(
     return TimingDevice(config, size, latency=latency, bytes_per_cycle=bandwidth, sdram=sdram)
 
 
-def say_link(report: dict[str, Any]) -> None:
-    """Say what of a program crossed the link, and what was on the board."""
-    link = report["link"]
-    if link["flash_fault"]:
-        warn(link["flash_fault"])
+def link_of(device: BoardDevice) -> dict[str, Any]:
+    """What crossed the link to a board so far, and what is wrong with its flash."""
+    from weft.boards.ports import flash_fault
+
+    return {
+        "written_bytes": device.transfer.written,
+        "kept_bytes": device.transfer.kept,
+        "repeated": device.repeated,
+        "flash_fault": flash_fault(device.identity),
+    }
+
+
+def link_text(link: dict[str, Any]) -> str:
+    """What of a program crossed the link, and what was on the board."""
     text = f"code and weights: {link['written_bytes']:,} bytes uploaded"
     if link["kept_bytes"]:
         text += f", {link['kept_bytes']:,} bytes were on the board already"
     if link["repeated"]:
         text += f"; {link['repeated']:,} requests had to be sent again: the line loses bytes"
-    say(text)
+    return text
+
+
+def say_link(report: dict[str, Any]) -> None:
+    """Say what of a program crossed the link, and what was on the board."""
+    link = report["link"]
+    if link["flash_fault"]:
+        warn(link["flash_fault"])
+    say(link_text(link))
 
 
 def say_source(report: dict[str, Any]) -> None:

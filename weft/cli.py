@@ -37,7 +37,7 @@ from weft.board_run import run_on_board, say_link, say_source
 from weft.configurations import sequential_boards
 from weft.errors import FileError, InputError
 from weft.hdl.errors import WeftError
-from weft.options import Bandwidth, Folder, Latency, StallSeed, load, whole, writes
+from weft.options import Bandwidth, Baud, Folder, Latency, Port, StallSeed, load, whole, writes
 from weft.waves import VIEWERS
 
 
@@ -120,22 +120,8 @@ def run(
         int | None,
         whole("--waves-cycles", "Number of cycles in --waves; all that follow if not given.", 1, 1 << 40),
     ] = None,
-    port: Annotated[
-        str | None,
-        typer.Option(
-            help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
-            show_default=False,
-        ),
-    ] = None,
-    baud: Annotated[
-        int | None,
-        whole(
-            "--baud",
-            "Baud rate of the port, which `weft build` prints; found by trying if not given.",
-            1,
-            1 << 31,
-        ),
-    ] = None,
+    port: Port = None,
+    baud: Baud = None,
 ) -> None:
     """Run a compiled program. What is told of several runs is of the last one.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from weft.sim.device import Device
     from weft.sim.waves.waves import Waves
 
+Opening = Callable[[Config], contextlib.AbstractContextManager["Device"]]
+"""Opens a device for a configuration."""
 NAMES = ("golden", "rtl", "timing")
 _CHOICE = "'golden', 'rtl' or 'timing'"
 
@@ -79,22 +81,34 @@ def check_target(on: str | Device, config: Config) -> None:
 
 @contextlib.contextmanager
 def simulated(
-    on: str | Device, config: Config, memory_bytes: int, simulation: Simulation, less: str = ""
+    on: str | Device | Opening, config: Config, memory_bytes: int, simulation: Simulation, less: str = ""
 ) -> Iterator[Device]:
-    """The device `on`, as `Program.run` takes it; one that is made here is closed again. `less` ends the sentence that
-    says that it has too little memory."""
-    check_target(on, config)
-    device = _made(on, config, memory_bytes, simulation) if isinstance(on, str) else on
-    if device.memory_bytes < memory_bytes:
-        raise InputError(
-            f"the program needs {memory_bytes} bytes of memory, the device has {device.memory_bytes}{less}"
-            f"{device.advice}"
-        )
-    try:
+    """The device `on`, as `Program.run` takes it, or what such a function opens; what is made here is closed again.
+    `less` ends the sentence that says that it has too little memory."""
+    with _opened(on, config, memory_bytes, simulation) as device:
+        if device.memory_bytes < memory_bytes:
+            raise InputError(
+                f"the program needs {memory_bytes} bytes of memory, the device has {device.memory_bytes}{less}"
+                f"{device.advice}"
+            )
         yield device
-    finally:
-        if isinstance(on, str):
-            device.close()
+
+
+@contextlib.contextmanager
+def _opened(
+    on: str | Device | Opening, config: Config, memory_bytes: int, simulation: Simulation
+) -> Iterator[Device]:
+    if not isinstance(on, str) and callable(on):
+        with on(config) as device:
+            check_target(device, config)
+            yield device
+        return
+    check_target(on, config)
+    if isinstance(on, str):
+        with contextlib.closing(_made(on, config, memory_bytes, simulation)) as device:
+            yield device
+    else:
+        yield on
 
 
 def _made(on: str, config: Config, memory_bytes: int, simulation: Simulation) -> Device:

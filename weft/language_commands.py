@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import sys
+import time
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,8 @@ import typer
 from weft import files
 from weft import report as reports
 from weft.errors import FileError
-from weft.options import Bandwidth, Configuration, Json, Latency, real, whole, writes
+from weft.language_target import Compare, On, Running, Target
+from weft.options import Bandwidth, Baud, Configuration, Json, Latency, Port, real, whole, writes
 
 if TYPE_CHECKING:
     from weft.language_report import Took
@@ -27,19 +28,12 @@ PERPLEXITY = "weft perplexity 1"
 """Format of what `weft perplexity --json` prints."""
 
 
-class Target(enum.StrEnum):
-    GOLDEN = "golden"
-    RTL = "rtl"
-    TIMING = "timing"
-
-
 File = Annotated[
     Path,
     typer.Argument(
         help="Language model: a GGUF file, or an ONNX file with tokenizer.json beside it.", show_default=False
     ),
 ]
-On = Annotated[Target, typer.Option("--on", help="Where to run; timing counts cycles, and golden computes.")]
 Context = Annotated[
     int | None, whole("--context", "Tokens of a text at most; the model's if not given.", 1, 1 << 24)
 ]
@@ -84,16 +78,20 @@ def generate(
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
     clock: Clock = None,
+    port: Port = None,
+    baud: Baud = None,
+    compare: Compare = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a text, token by token: the text goes to stdout, all else to stderr.
 
     On rtl, logits are compared with the golden interpreter's, byte by byte. On timing, a model of the hardware tells
-    how many cycles tokens take.
+    how many cycles tokens take. On board, all but the choice of tokens is computed by the board that is connected.
     """
     text = _prompt(prompt, prompt_file)
-    _check_clock(on, clock)
-    with _loaded(model, config, on, context, rows, calibration, latency, bandwidth) as loaded:
+    running = Running(config, on, latency, bandwidth, clock, port, baud, compare)
+    with _loaded(running, model, context, rows, calibration) as loaded:
+        begin = time.monotonic()
         going = loaded.generate(
             text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, stop=stop
         )
@@ -102,16 +100,17 @@ def generate(
                 print(shown(piece), end="", flush=True)
             print()
         result = going.result
-        took = _took(loaded, config, on, bandwidth, clock, len(result.prompt))
+        seconds = time.monotonic() - begin
+        took = running.took(loaded, len(result.prompt))
         if as_json:
-            print(json.dumps(_generated(loaded, result, took, on), indent=1))
+            print(json.dumps(_generated(loaded, result, took, running), indent=1))
         else:
             from weft.language_report import counted
 
             made = counted(len(result.tokens), "token")
-            _tell(f"{made} behind {len(result.prompt):,}: {result.reason.value}")
-            _tell(*([] if took is None else took.lines()))
-        _compared(loaded, on)
+            reports.tell(f"{made} behind {len(result.prompt):,}: {result.reason.value}")
+            reports.tell(*running.lines(took, seconds))
+        running.compared(loaded)
 
 
 def perplexity(
@@ -129,6 +128,9 @@ def perplexity(
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
     clock: Clock = None,
+    port: Port = None,
+    baud: Baud = None,
+    compare: Compare = False,
     as_json: Json = False,
 ) -> None:
     """Tell how well a model foretells a text: its perplexity on the device, and in float32.
@@ -136,29 +138,31 @@ def perplexity(
     One that knows nothing has as many as there are tokens in its vocabulary.
     """
     read = text_of(text)
-    _check_clock(on, clock)
-    with _loaded(model, config, on, context, rows, calibration, latency, bandwidth) as loaded:
+    running = Running(config, on, latency, bandwidth, clock, port, baud, compare)
+    with _loaded(running, model, context, rows, calibration) as loaded:
         with reports.progress() as progress:
             progress("computing in float32")
             exact = loaded.perplexity(read, stride=stride, exact=True)
             progress(f"computing on {on}")
+            begin = time.monotonic()
             device = loaded.perplexity(read, stride=stride)
+            seconds = time.monotonic() - begin
         chance = loaded.reference.model.sizes.vocabulary
-        took = _took(loaded, config, on, bandwidth, clock, None)
+        took = running.took(loaded, None)
         if as_json:
             found = {
                 "format": PERPLEXITY, "config": loaded.decoder.config.to_dict(), "on": on.value,
                 "tokens": device.tokens, "device": device.value, "float32": exact.value, "chance": chance,
                 "timing": None if took is None else dataclasses.asdict(took),
-                "mismatching_bytes": loaded.mismatches if on is Target.RTL else None,
+                "mismatching_bytes": loaded.mismatches if running.compares else None,
             }  # fmt: skip
             print(json.dumps(found, indent=1))
         else:
             print(f"device:  {device.value:,.4g} ({device.tokens:,} tokens)")
             print(f"float32: {exact.value:,.4g}")
             print(f"chance:  {chance:,}")
-            _tell(*([] if took is None else took.lines()))
-        _compared(loaded, on)
+            reports.tell(*running.lines(took, seconds))
+        running.compared(loaded)
 
 
 def _prompt(prompt: str | None, path: Path | None) -> str:
@@ -182,86 +186,23 @@ def text_of(path: Path) -> str:
         ) from None
 
 
-def _check_clock(on: Target, clock: float | None) -> None:
-    if clock is not None and on is not Target.TIMING:
-        raise FileError(f"--clock and --on {on} do not go together: only timing counts cycles")
-
-
-def _loaded(
-    path: Path,
-    config: str,
-    on: Target,
-    context: int | None,
-    rows: int,
-    calibration: Path | None,
-    latency: int,
-    bandwidth: float | None,
-) -> Model:
-    """The model on the device; says which features a preset has got for it."""
+def _loaded(running: Running, path: Path, context: int | None, rows: int, calibration: Path | None) -> Model:
     text = None if calibration is None else text_of(calibration)
-    from weft import lm
-    from weft.devices import Simulation
-
-    with reports.progress() as progress:
-        progress(reports.RTL_STARTS if on is Target.RTL else "reading the model, and choosing its steps")
-        model = lm.load(
-            files.existing(path), config, rows=rows, context=context, calibration=text,
-            on=_board_model(config, bandwidth) or on.value if on is Target.TIMING else on.value,
-            simulation=Simulation(latency=latency, bandwidth=bandwidth), compare=on is Target.RTL,
-        )  # fmt: skip
-    if model.added:
-        _tell(f"configuration: {config} with {', '.join(model.added)}")
-    for note in model.reference.model.notes:
-        reports.warn(note)
-    return model
+    return running.load(files.existing(path), rows=rows, context=context, calibration=text)
 
 
-def _board_model(config: str, bandwidth: float | None) -> Any:
-    """The cycle model of the board that is named, behind its memory; None for any other configuration, or memory."""
-    from weft.board_run import board_model
-    from weft.boards.registry import BOARDS
-
-    board = BOARDS.get(config)
-    return None if board is None or bandwidth is not None else board_model(board, board.config, board.clock)
-
-
-def _took(
-    model: Model, config: str, on: Target, bandwidth: float | None, clock: float | None, prompt: int | None
-) -> Took | None:
-    """What steps took on the cycle model; `prompt` are tokens that the first of them were for."""
-    if on is not Target.TIMING:
-        return None
-    from weft.boards.registry import BOARDS
-    from weft.configurations import memory_of
-    from weft.language_report import Took
-
-    board = BOARDS.get(config)
-    hertz = board.clock if clock is None and board is not None else clock and clock * 1e6
-    peak = (memory_of(None, config) if bandwidth is None else bandwidth) or model.decoder.config.bus_bytes
-    peak = min(peak, model.decoder.config.bus_bytes)
-    return Took.of(model.counted, prompt, peak, hertz)
-
-
-def _generated(model: Model, result: Completion, took: Took | None, on: Target) -> dict[str, Any]:
+def _generated(model: Model, result: Completion, took: Took | None, running: Running) -> dict[str, Any]:
     return {
         "format": GENERATE,
         "config": model.decoder.config.to_dict(),
-        "on": on.value,
+        "on": running.on.value,
         "prompt_tokens": list(result.prompt),
         "tokens": list(result.tokens),
         "text": result.text,
         "reason": result.reason.name.lower(),
         "timing": None if took is None else dataclasses.asdict(took),
-        "mismatching_bytes": model.mismatches if on is Target.RTL else None,
+        "mismatching_bytes": model.mismatches if running.compares else None,
     }
-
-
-def _compared(model: Model, on: Target) -> None:
-    """Say how many bytes of logits differ; leave with exit code 1 if any does."""
-    if on is Target.RTL:
-        _tell(f"mismatching bytes: {model.mismatches:,}")
-        if model.mismatches:
-            raise typer.Exit(1)
 
 
 def shown(text: str) -> str:
@@ -269,14 +210,6 @@ def shown(text: str) -> str:
     if not sys.stdout.isatty():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
-
-
-def _tell(*lines: str) -> None:
-    """Print lines of the summary to stderr, where they are apart from the text, and behind what there is of it."""
-    sys.stdout.flush()
-    if not reports.QUIET.get():
-        for line in lines:
-            print(reports.told(line), file=sys.stderr)
 
 
 def add(app: typer.Typer) -> None:

@@ -32,7 +32,7 @@ from weft.compiler.language.tokenizer import Tokenizer
 from weft.compiler.language.weights import has_blocks
 from weft.compiler.machine.emit import ceil_div
 from weft.decoder_run import DecoderMemory
-from weft.devices import Simulation
+from weft.devices import Opening, Simulation
 from weft.errors import InputError
 from weft.generation import Completion, Generation
 from weft.hdl.isa.config import Config
@@ -240,7 +240,7 @@ def load(
     context: int | None = None,
     pages: int | None = None,
     calibration: str | None = None,
-    on: str | Device = "golden",
+    on: str | Device | Opening = "golden",
     simulation: Simulation | None = None,
     compare: bool = False,
 ) -> Model:
@@ -260,8 +260,10 @@ def load(
         Pages of keys and values; by default as many as `rows` texts of a whole context take.
     calibration : str, optional
         A text that steps of numbers are chosen by; by default the model makes some (`weft.lm_ranges`).
-    on : "golden", "rtl", "timing" or Device
-        Where it runs. On "timing" the golden interpreter computes, and cycles are counted beside it.
+    on : "golden", "rtl", "timing", Device or Opening
+        Where it runs; a function opens a device for the configuration that the model gets, as
+        ``functools.partial(weft.virtual.board_at, None)`` does with the board that is connected. On "timing" the golden
+        interpreter computes, and cycles are counted beside it.
     simulation : Simulation, optional
         Of the device's memory.
     compare : bool

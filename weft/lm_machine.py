@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.decoder_run import DecoderMemory, DecoderRun, Row
-from weft.devices import Simulation, simulated
+from weft.devices import Opening, Simulation, simulated
 from weft.hdl.isa.memmap import Counter
 from weft.report import mismatches
 from weft.sim.device import Device
@@ -45,7 +45,7 @@ class Machine:
     Parameters
     ----------
     memory : DecoderMemory
-    on : "golden", "rtl", "timing" or Device
+    on : "golden", "rtl", "timing", Device or Opening
         On "timing", and any other device that computes nothing, the golden interpreter computes beside it.
     simulation : Simulation
     compare : bool
@@ -65,7 +65,12 @@ class Machine:
     """
 
     def __init__(
-        self, memory: DecoderMemory, on: str | Device, simulation: Simulation, *, compare: bool = False
+        self,
+        memory: DecoderMemory,
+        on: str | Device | Opening,
+        simulation: Simulation,
+        *,
+        compare: bool = False,
     ) -> None:
         self._memory = memory
         self.counted: list[Counted] = []
@@ -78,7 +83,9 @@ class Machine:
             self._first = self._main if computes or self._golden is None else self._golden
             self._open = stack.pop_all()
 
-    def _run(self, stack: contextlib.ExitStack, on: str | Device, simulation: Simulation) -> DecoderRun:
+    def _run(
+        self, stack: contextlib.ExitStack, on: str | Device | Opening, simulation: Simulation
+    ) -> DecoderRun:
         memory = self._memory
         less = "; fewer pages, or a shorter context, take less"
         device = stack.enter_context(

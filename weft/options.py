@@ -203,3 +203,22 @@ def load(folder: Path) -> tuple[Any, list[Path]]:
         hint = f"; compile the model first: weft compile {folder} -o FOLDER" if folder.is_file() else ""
         raise FileError(f"{folder} is not a folder that `weft compile` wrote{hint}")
     return weft.load(folder), program_files(folder)
+
+
+Port = Annotated[
+    str | None,
+    typer.Option(
+        "--port",
+        help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
+        show_default=False,
+    ),
+]
+Baud = Annotated[
+    int | None,
+    whole(
+        "--baud",
+        "Baud rate of the port, which `weft build` prints; found by trying if not given.",
+        1,
+        1 << 31,
+    ),
+]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import report as reports
-from weft.options import Json, whole, writes
+from weft.options import Baud, Json, Port, writes
 
 if TYPE_CHECKING:
     from weft.boards.frames import Identity
@@ -41,16 +41,8 @@ class Part(enum.StrEnum):
 
 
 def probe(
-    port: Annotated[
-        str | None,
-        typer.Option(
-            help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
-            show_default=False,
-        ),
-    ] = None,
-    baud: Annotated[
-        int | None, whole("--baud", "Baud rate of the port; found by trying if not given.", 1, 1 << 31)
-    ] = None,
+    port: Port = None,
+    baud: Baud = None,
     memory: Annotated[
         Part,
         typer.Option(

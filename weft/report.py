@@ -109,6 +109,15 @@ def say(*lines: str) -> None:
         print(*map(told, lines), sep="\n")
 
 
+def tell(*lines: str) -> None:
+    """Print lines of a summary to stderr, unless the command is to be quiet: behind what there is on stdout, where they
+    would be among a result."""
+    sys.stdout.flush()
+    if not QUIET.get():
+        for line in lines:
+            print(told(line), file=sys.stderr)
+
+
 def say_plan(program: Any, bandwidth: float | None) -> None:
     """Say that a program is planned for another memory than the one of `bandwidth` bytes a cycle that it ran behind."""
     if bandwidth is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import os
 import socket
@@ -15,11 +16,17 @@ from weft import files
 from weft import report as reports
 from weft.errors import InputError
 from weft.language_commands import Calibration, Context, File, text_of
-from weft.options import Configuration, whole, writes
+from weft.language_target import Running, Target
+from weft.options import Baud, Configuration, whole, writes
 
 HOW_TO_INSTALL = "pip install 'weft[serve]'"
 _PATIENCE = 3
 """Seconds that clients have when the server ends."""
+
+
+class Place(enum.StrEnum):
+    GOLDEN = Target.GOLDEN
+    BOARD = Target.BOARD
 
 
 def serve(
@@ -34,8 +41,19 @@ def serve(
         whole("--pages", "Pages of keys and values; as many as all texts take if not given.", 1, 1 << 24),
     ] = None,
     calibration: Calibration = None,
+    on: Annotated[
+        Place, typer.Option("--on", help="Where to run: on the golden interpreter, or on a board.")
+    ] = Place.GOLDEN,
+    board_port: Annotated[
+        str | None,
+        typer.Option(
+            help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
+            show_default=False,
+        ),
+    ] = None,
+    baud: Baud = None,
 ) -> None:
-    """Serve a language model at /v1/completions and /v1/chat/completions, on the golden interpreter, until interrupted.
+    """Serve a language model at /v1/completions and /v1/chat/completions until interrupted.
 
     Anybody who reaches the address may use it.
     """
@@ -43,15 +61,11 @@ def serve(
     for name in ("starlette", "jinja2"):
         _library(name)
     text = None if calibration is None else text_of(calibration)
-    from weft import lm
+    running = Running(config, Target(on.value), port=board_port, baud=baud, port_option="board-port")
     from weft.engine import Engine
     from weft.server import Server
 
-    with reports.progress() as progress:
-        progress("reading the model, and choosing its steps")
-        loaded = lm.load(
-            files.existing(model), config, rows=rows, context=context, pages=pages, calibration=text
-        )
+    loaded = running.load(files.existing(model), rows=rows, context=context, pages=pages, calibration=text)
     with loaded, Engine(loaded) as engine:
         application = Server(engine, model.stem).application()
         settings = uvicorn.Config(

@@ -16,20 +16,26 @@ from weft.hdl.isa.config import Config
 _LARGEST = Config.load("default").replace(lanes=4, queue_depth=2, scratchpad_banks=2, scratchpad_depth=4096,
                                           accumulator_banks=2, row_states=128, alignments=1024,
                                           lookup_tables=0, multiply=0, kernel=0, depthwise_taps=3)  # fmt: skip
+# What decoders take is not in it: beside an array of 16 x 16 it does not route either, so they have one of 8 x 8. That
+# multiplies by as many weights a cycle as four times what the SDRAM brings of 4 bits each.
+_LANGUAGE = Config.load("small").replace(loops=1, kernel=256, int4=2, scratchpad_banks=4, scratchpad_depth=4096,
+                                         accumulator_banks=2, accumulator_depth=512)  # fmt: skip
 CONFIGS = {
-    "12": (SMALLEST, 80e6, 1),
-    "25": (SMALLEST, 80e6, 1),
-    "45": (Config.load("small").replace(lookup_tables=0, multiply=0), 70e6, 1),
-    "85": (_LARGEST, 75e6, 3),
+    "12f": (SMALLEST, 80e6, 1),
+    "25f": (SMALLEST, 80e6, 1),
+    "45f": (Config.load("small").replace(lookup_tables=0, multiply=0), 70e6, 1),
+    "85f": (_LARGEST, 75e6, 3),
+    "85f-language": (_LANGUAGE, 70e6, 1),
 }
-"""Configuration, clock and seed by size."""
+"""Configuration, clock and seed by the size of the FPGA, and by what the configuration is for."""
 # The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
-_DSP = {"85": DspRows(rows=(10, 34, 58), groups=(4, 13, 22, 31, 40, 49, 58, 69, 78, 87, 96, 105, 114))}
+_DSP = {"85f": DspRows(rows=(10, 34, 58), groups=(4, 13, 22, 31, 40, 49, 58, 69, 78, 87, 96, 105, 114))}
 
 
-def board(size: str) -> Board:
-    """The ULX3S with an LFE5U-12F, -25F, -45F or -85F."""
-    config, clock, seed = CONFIGS[size]
+def board(kind: str) -> Board:
+    """The ULX3S with an LFE5U-12F, -25F, -45F or -85F, and one of `CONFIGS`."""
+    config, clock, seed = CONFIGS[kind]
+    size, purpose = kind[:2], kind.partition("-")[2]
 
     def platform() -> Any:
         from amaranth_boards import ulx3s
@@ -39,8 +45,8 @@ def board(size: str) -> Board:
         return with_flash(made, cs="R2", dq="W2 V2", wp="Y2", hold="W1")
 
     return Board(
-        name=f"ulx3s-{size}f",
-        title=f"ULX3S {size}F",
+        name=f"ulx3s-{kind}",
+        title=f"ULX3S {size}F" + f" for {purpose} models" * bool(purpose),
         family=ECP5,
         synthesis="synth_ecp5",
         place=(f"--{size}k", "--package", "CABGA381", "--speed", "6"),
@@ -55,7 +61,7 @@ def board(size: str) -> Board:
         pll=pll,
         flash=FLASH,
         seed=seed,
-        dsp=_DSP.get(size),
+        dsp=_DSP.get(kind),
         leds=tuple(Led("led", number, (sign,)) for number, sign in enumerate(SIGNS)),
         # Low, as unused pads of the ECP5 are pulled, it makes the board's ESP32 restart the board. Site L2, named
         # wifi_gpio0 in the constraints of github.com/emard/ulx3s.
@@ -63,4 +69,4 @@ def board(size: str) -> Board:
     )
 
 
-BOARDS = [board(size) for size in RESOURCES]
+BOARDS = [board(kind) for kind in CONFIGS]

@@ -207,8 +207,12 @@ REFUSED = [
     ),
     (
         ["--prompt", "a", "--clock", "5"],
-        "--clock and --on golden do not go together: only timing counts cycles",
+        "--clock and --on golden do not go together: only timing takes a clock",
     ),
+    (["--prompt", "a", "--port", "x"], "--port and --on golden do not go together: it is for a board"),
+    (["--prompt", "a", "--baud", "9600"], "--baud and --on golden do not go together: it is for a board"),
+    (["--prompt", "a", "--compare"], "--compare and --on golden do not go together: it is for a board"),
+    (["--prompt", "a", "--on", "board", "--port", "virtual:none"], "unknown board 'none'; choose "),
     (["--prompt-file", "model.gguf"], "model.gguf is no text in UTF-8: byte "),
     (["--prompt-file", "none"], "cannot use none: No such file or directory"),
     (["--prompt", "a", "--calibration", "."], ". is a folder, not a file"),
@@ -240,6 +244,11 @@ def test_wrong_input(options: list[str], message: str, capsys: pytest.CaptureFix
     assert out == ""
     assert last.startswith("error: ")
     assert message in last
+
+
+def test_a_port_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("--prompt", "a", "--on", "board", "--port", "none") == 1
+    assert "error: there is no serial port none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("on", ["golden", "timing", "rtl"])

@@ -1,0 +1,193 @@
+"""Where language models run, as commands are told."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft import report as reports
+from weft.board_run import link_of, link_text
+from weft.errors import FileError
+
+if TYPE_CHECKING:
+    from weft.boards.host import BoardDevice
+    from weft.hdl.isa.config import Config
+    from weft.language_report import Took
+    from weft.lm import Model
+    from weft.report import Progress
+    from weft.sim.device import Device
+
+
+class Target(enum.StrEnum):
+    GOLDEN = "golden"
+    RTL = "rtl"
+    TIMING = "timing"
+    BOARD = "board"
+
+
+On = Annotated[Target, typer.Option("--on", help="Where to run; timing counts cycles, and golden computes.")]
+Compare = Annotated[
+    bool,
+    typer.Option("--compare", help="Compare a board's logits with the golden interpreter's, byte by byte."),
+]
+
+
+@dataclass
+class Running:
+    """Where a model runs, and what is known of it behind that.
+
+    Attributes
+    ----------
+    config : str
+        What names the configuration.
+    on : Target
+    latency, bandwidth
+        Of the simulated memory, in cycles and in bytes a cycle.
+    clock : float, optional
+        MHz that the command line says.
+    port : str, optional
+    baud : int, optional
+        Of a board.
+    compare : bool
+        Whether the command line asks for a board to be compared.
+    port_option : str
+        The name of the option that `port` comes from.
+    """
+
+    config: str
+    on: Target = Target.GOLDEN
+    latency: int = 30
+    bandwidth: float | None = None
+    clock: float | None = None
+    port: str | None = None
+    baud: int | None = None
+    compare: bool = False
+    port_option: str = "port"
+    _progress: Progress | None = field(default=None, init=False)
+    _board: BoardDevice | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Raise `FileError` for options that do not go together."""
+        if self.clock is not None and self.on is not Target.TIMING:
+            raise FileError(f"--clock and --on {self.on} do not go together: only timing takes a clock")
+        if self.on is not Target.BOARD:
+            given = {self.port_option: self.port, "baud": self.baud, "compare": self.compare or None}
+            for name, value in given.items():
+                if value is not None:
+                    raise FileError(f"--{name} and --on {self.on} do not go together: it is for a board")
+
+    @property
+    def compares(self) -> bool:
+        """Whether the golden interpreter computes beside a device that does."""
+        return self.on is Target.RTL or self.compare
+
+    def load(self, path: Path, **options: Any) -> Model:
+        """The model on the device; says which features a preset has got for it. `options` are those of `weft.lm.load`
+        that this does not say."""
+        from weft import lm
+        from weft.devices import Simulation
+
+        with reports.progress() as progress:
+            self._progress = progress
+            progress(
+                reports.RTL_STARTS if self.on is Target.RTL else "reading the model, and choosing its steps"
+            )
+            model = lm.load(
+                path, self.config, on=self._device(), compare=self.compares,
+                simulation=Simulation(latency=self.latency, bandwidth=self.bandwidth), **options,
+            )  # fmt: skip
+        self._progress = None
+        if model.added:
+            reports.tell(f"configuration: {self.config} with {', '.join(model.added)}")
+        if self._board is not None:
+            reports.tell(link_text(link_of(self._board)))
+        for note in model.reference.model.notes:
+            reports.warn(note)
+        return model
+
+    def _device(self) -> str | Device | Callable[[Config], contextlib.AbstractContextManager[Device]]:
+        """As `weft.lm.load` takes it."""
+        if self.on is Target.BOARD:
+            return self._opened
+        modelled = self._modelled() if self.on is Target.TIMING else None
+        return self.on.value if modelled is None else modelled
+
+    @contextlib.contextmanager
+    def _opened(self, config: Config) -> Iterator[Device]:
+        """The board, built for a configuration."""
+        from weft.virtual import PREFIX, board_at
+
+        assert self._progress is not None
+        if self.port is None:
+            self._progress("asking the serial ports for a board")
+        elif self.port.startswith(PREFIX):
+            self._progress("building the board's simulator (about a minute, the first time only)")
+        with board_at(self.port, config, self.baud) as device:
+            self._progress(f"sending the model to {device.identity.board} at {device.port}")
+            self._board = device
+            yield device
+
+    def _modelled(self) -> Device | None:
+        """The cycle model of the board that is named, behind its memory; None for any other configuration, or
+        memory."""
+        from weft.board_run import board_model
+        from weft.boards.registry import BOARDS
+
+        board = BOARDS.get(self.config)
+        if board is None or self.bandwidth is not None:
+            return None
+        return board_model(board, board.config, board.clock)
+
+    def took(self, model: Model, prompt: int | None) -> Took | None:
+        """What steps took on the cycle model or on a board; `prompt` are tokens that the first of them were for."""
+        if self.on not in (Target.TIMING, Target.BOARD):
+            return None
+        from weft.language_report import Took
+
+        peak = min(self._peak() or model.decoder.config.bus_bytes, model.decoder.config.bus_bytes)
+        return Took.of(model.counted, prompt, peak, self._hertz())
+
+    def lines(self, took: Took | None, seconds: float) -> list[str]:
+        """What steps took, as sentences; `seconds` have passed meanwhile."""
+        if took is None:
+            return []
+        if self._board is None or took.clock is None:
+            return took.lines()
+        core = (took.prompt.cycles + took.following.cycles) / took.clock
+        return [
+            *took.lines(),
+            f"{seconds:,.2f} s with the link and the host; the core computed for {core:,.2f} s of them",
+        ]
+
+    def _peak(self) -> float | None:
+        """Bytes that the memory moves in a cycle at most, if it has such a limit."""
+        from weft.boards.registry import BOARDS
+        from weft.configurations import memory_of
+
+        if self._board is not None:
+            board = BOARDS.get(self._board.identity.board)
+            return None if board is None else board.memory.modelled[1]
+        return memory_of(None, self.config) if self.bandwidth is None else self.bandwidth
+
+    def _hertz(self) -> float | None:
+        from weft.boards.registry import BOARDS
+
+        if self._board is not None:
+            return float(self._board.identity.clock)
+        if self.clock is not None:
+            return self.clock * 1e6
+        board = BOARDS.get(self.config)
+        return None if board is None else board.clock
+
+    def compared(self, model: Model) -> None:
+        """Say how many bytes of logits differ; leave with exit code 1 if any does."""
+        if self.compares:
+            reports.tell(f"mismatching bytes: {model.mismatches:,}")
+            if model.mismatches:
+                raise typer.Exit(1)
