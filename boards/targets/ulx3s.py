@@ -25,7 +25,7 @@ CONFIGS = {
     "25f": (SMALLEST, 80e6, 1),
     "45f": (Config.load("small").replace(lookup_tables=0, multiply=0), 70e6, 1),
     "85f": (_LARGEST, 75e6, 3),
-    "85f-language": (_LANGUAGE, 70e6, 1),
+    "85f-lm": (_LANGUAGE, 70e6, 1),
 }
 """Configuration, clock and seed by the size of the FPGA, and by what the configuration is for."""
 # The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
@@ -35,7 +35,7 @@ _DSP = {"85f": DspRows(rows=(10, 34, 58), groups=(4, 13, 22, 31, 40, 49, 58, 69,
 def board(kind: str) -> Board:
     """The ULX3S with an LFE5U-12F, -25F, -45F or -85F, and one of `CONFIGS`."""
     config, clock, seed = CONFIGS[kind]
-    size, purpose = kind[:2], kind.partition("-")[2]
+    size = kind[:2]
 
     def platform() -> Any:
         from amaranth_boards import ulx3s
@@ -46,7 +46,7 @@ def board(kind: str) -> Board:
 
     return Board(
         name=f"ulx3s-{kind}",
-        title=f"ULX3S {size}F" + f" for {purpose} models" * bool(purpose),
+        title=f"ULX3S {size}F" + " for language models" * kind.endswith("lm"),
         family=ECP5,
         synthesis="synth_ecp5",
         place=(f"--{size}k", "--package", "CABGA381", "--speed", "6"),

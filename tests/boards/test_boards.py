@@ -153,7 +153,7 @@ def test_a_clock_that_the_sdram_cannot_have_is_refused() -> None:
 def test_pads_that_must_not_float_are_held(tmp_path: Path) -> None:
     """The ESP32 of a ULX3S restarts the board when its pin 0 is low."""
     assert {board.name: board.held for board in BOARDS.values() if board.held} == {
-        f"ulx3s-{kind}": (("esp32", "gpio0", 1),) for kind in ("12f", "25f", "45f", "85f", "85f-language")
+        f"ulx3s-{kind}": (("esp32", "gpio0", 1),) for kind in ("12f", "25f", "45f", "85f", "85f-lm")
     }
     board = BOARDS["ulx3s-85f"]
     design = elaborate(board, CONFIG, board.clock, lambda *given: Echo())
@@ -264,16 +264,14 @@ def test_a_board_can_do_what_it_says(board: Board) -> None:
 
 
 def test_an_unknown_board_is_named_with_those_there_are() -> None:
-    with pytest.raises(
-        BoardError, match=r"^unknown board 'arty'; choose icebreaker, .*, ulx3s-85f-language$"
-    ):
+    with pytest.raises(BoardError, match=r"^unknown board 'arty'; choose icebreaker, .*, ulx3s-85f-lm$"):
         find("arty")
 
 
 def test_optional_units_that_boards_have() -> None:
     """Those of docs/boards.md: a change of a preset must not change what a board is built with."""
     kernels = {name: board.config.kernel for name, board in BOARDS.items() if board.config.kernel}
-    assert kernels == dict.fromkeys(("tang-primer-20k", "tang-primer-25k", "ulx3s-85f-language"), 256)
+    assert kernels == dict.fromkeys(("tang-primer-20k", "tang-primer-25k", "ulx3s-85f-lm"), 256)
     taps = {
         name: board.config.depthwise_taps for name, board in BOARDS.items() if board.config.depthwise_taps
     }

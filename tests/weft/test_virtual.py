@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.deaf_memory import deaf_top
+from support.language_models import random_model
 from support.qdq_models import Builder, feeds
 from support.small_models import small
 from support.state_models import Ring
@@ -27,6 +28,7 @@ from weft.boards.board import CoreKind
 from weft.boards.host import BoardDevice
 from weft.boards.phased_chip import Phase
 from weft.boards.virtual_top import PHASES, VirtualTop
+from weft.compiler.gguf.writer import write
 from weft.examples import digits
 from weft.flash_command import flash_image
 from weft.hdl.isa import Load, Store, Vec
@@ -382,3 +384,35 @@ def _survives_failure(device: BoardDevice) -> None:
     device.start(0x8000)
     with pytest.raises(DeviceError):
         device.wait(timeout=5000)
+
+
+def test_a_language_model_on_a_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text, logits byte by byte, and cycles as the model of core and SDRAM has them; blocks of 4 bits, too."""
+    monkeypatch.chdir(tmp_path)
+    name = "ulx3s-85f-lm"
+    board = registry.find(name)
+    write(random_model(np.random.default_rng(5), biases=False), tmp_path / "model.gguf", "Q4_0")
+    options = ["generate", "model.gguf", "--prompt", "the quick fox", "--tokens", "4", "--config", name]
+    assert _exit_code([*options, "--on", "timing", "--json", "--quiet"]) == 0
+    model = json.loads(capsys.readouterr().out)
+    place = ["--on", "board", "--port", f"virtual:{name}"]
+    assert _exit_code([*options, *place, "--compare", "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["text"], found["tokens"]) == (model["text"], model["tokens"])
+    assert found["mismatching_bytes"] == 0
+    assert found["timing"]["clock"] == board.clock
+    for part in ("prompt", "following"):
+        ours, theirs = found["timing"][part], model["timing"][part]
+        assert (ours["tokens"], ours["moved"]) == (theirs["tokens"], theirs["moved"])
+        assert theirs["cycles"] == pytest.approx(ours["cycles"], rel=0.02)
+
+    Path("text.txt").write_text("the quick brown fox jumps over the lazy dogs")
+    assert _exit_code(["perplexity", "model.gguf", "text.txt", "--config", name, *place]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("device:")
+    summary = err.splitlines()
+    assert re.search(r"code and weights: [\d,]+ bytes uploaded$", summary[-3])
+    assert re.search(r"; at 70 MHz [\d,.]+ tokens a second$", summary[-2])
+    assert re.search(r"^[\d.]+ s with the link and the host; the core computed for 0\.\d\d s", summary[-1])
