@@ -14,7 +14,6 @@ from weft.hdl.isa.int4 import FACTORS_SHIFT
 from weft.hdl.lib.block_fifo import register_or_fifo
 from weft.hdl.lib.ports import bus_read, scratchpad_write, unit
 from weft.hdl.lib.registers import pass_registers, register_port, register_value
-from weft.hdl.lib.skid_buffer import SkidBuffer
 from weft.hdl.load.pages import PageReader
 from weft.hdl.load.transpose import Transposer
 from weft.hdl.load.unpack import Unpacker, unpack_layout
@@ -201,7 +200,8 @@ class LoadUnit(wiring.Component):
         m.submodules.unpacker = unpacker = Unpacker(self.config)
         depth = min(DESCRIPTORS, self.config.queue_depth)
         m.submodules.queue = queue = register_or_fifo(unpack_layout(self.config).size, depth)
-        arriving, beats = self._beats(m)
+        # In distributed memory, where the unpacker's asking for a beat moves an index instead of a bus word.
+        m.submodules.beats = beats = SyncFIFO(width=self.config.widths.bus, depth=2)
         wiring.connect(m, requests.run, splitter.run)
         waiting = self._instructions(m, requests)
         leaving = self._vectors(m, unpacker.vector)
@@ -214,9 +214,9 @@ class LoadUnit(wiring.Component):
             unpacker.unpack.valid.eq(queue.r_rdy),
             queue.r_en.eq(unpacker.unpack.ready),
             self.busy.eq(waiting | requests.run.valid | queue.r_rdy | unpacker.busy | leaving),
-            arriving.payload.eq(self.bus.beat.payload),
-            arriving.valid.eq(self.bus.beat.valid),
-            self.bus.beat.ready.eq(arriving.ready),
+            beats.w_data.eq(self.bus.beat.payload),
+            beats.w_en.eq(self.bus.beat.valid),
+            self.bus.beat.ready.eq(beats.w_rdy),
             self.stall_memory.eq(unpacker.stall_memory),
             self.stall_port.eq(self.scratchpad.valid & ~self.scratchpad.ready),
         ]
@@ -260,24 +260,13 @@ class LoadUnit(wiring.Component):
         ]
         return based
 
-    def _beats(self, m: Module) -> tuple[stream.Interface, stream.Interface]:
-        """Where beats of the bus come in, and where they leave: two may wait."""
-        word = self.config.widths.bus
-        if self.config.blocks:
-            # In registers, because products follow in the same cycle.
-            m.submodules.beats = skid = SkidBuffer(word)
-            return skid.i, skid.o
-        # In distributed memory, where the unpacker's asking for a beat moves an index instead of a bus word.
-        m.submodules.beats = fifo = SyncFIFO(width=word, depth=2)
-        return fifo.w_stream, fifo.r_stream
-
-    def _widen(self, m: Module, beats: stream.Interface, unpacker: Unpacker) -> None:
+    def _widen(self, m: Module, beats: SyncFIFO, unpacker: Unpacker) -> None:
         """Bring beats to the unpacker, which says of each whether it holds values of 4 bits."""
         if not self.config.int4:
             m.d.comb += [
-                unpacker.beat.payload.eq(beats.payload),
-                unpacker.beat.valid.eq(beats.valid),
-                beats.ready.eq(unpacker.beat.ready),
+                unpacker.beat.payload.eq(beats.r_data),
+                unpacker.beat.valid.eq(beats.r_rdy),
+                beats.r_en.eq(unpacker.beat.ready),
             ]
             return
         m.submodules.widener = widener = Widener(self.config)
@@ -286,9 +275,9 @@ class LoadUnit(wiring.Component):
             m.d.comb += [widener.blocks.eq(unpacker.blocks), widener.wanted.eq(unpacker.wanted)]
         m.d.comb += [
             widener.narrow.eq(unpacker.narrow),
-            widener.beat.payload.eq(beats.payload),
-            widener.beat.valid.eq(beats.valid),
-            beats.ready.eq(widener.beat.ready),
+            widener.beat.payload.eq(beats.r_data),
+            widener.beat.valid.eq(beats.r_rdy),
+            beats.r_en.eq(widener.beat.ready),
         ]
 
     def _vectors(self, m: Module, vector: wiring.PureInterface) -> Value:

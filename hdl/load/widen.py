@@ -66,13 +66,14 @@ class Widener(wiring.Component):
         """Keep factors and use them in turn. Returns whether the word at the input has some, and the values in half a
         word as bytes."""
         left = Signal(range(GROUP + 1))  # words of the group that are still to come
+        begin = Signal(init=1)  # there are none; in a register, as all of LOAD waits for it
         kept = Signal(self.config.widths.bus)
         first = Signal()
-        m.d.comb += first.eq(self.blocks & (left == 0))
+        m.d.comb += first.eq(self.blocks & begin)
         with m.If(first & self.wanted & self.beat.valid):
-            m.d.sync += [left.eq(GROUP), kept.eq(self.beat.payload)]
+            m.d.sync += [left.eq(GROUP), begin.eq(0), kept.eq(self.beat.payload)]
         with m.Elif(halved & self.blocks):
-            m.d.sync += [left.eq(left - 1), kept.eq(kept.rotate_right(8))]
+            m.d.sync += [left.eq(left - 1), begin.eq(left == 1), kept.eq(kept.rotate_right(8))]
         nibbles = [chosen[at : at + 4].as_signed() for at in range(0, len(chosen), 4)]
         products = Cat(*(self._multiplied(m, nibble, kept[:8].as_signed()) for nibble in nibbles))
         return first, Mux(self.blocks, products, self._widened(chosen))
