@@ -13,7 +13,6 @@ from weft.boards.ports import identify_ready, open_session, sdram_fault
 from weft.boards.registry import BOARDS, line_rates
 from weft.boards.session import ATTEMPTS, Session
 from weft.boards.spi_flash_chip import WINDOW
-from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
 from weft.sim.device import DeviceError, check_base, check_program, check_range
@@ -45,7 +44,7 @@ class BoardDevice(PolledDevice):
     def __init__(self, session: Session, config: Config) -> None:
         self.config = config
         self._session = session
-        self._bases = [0] * BASES
+        self._bases: dict[int, int] = {}  # as this session has set them
         self._loaded: dict[int, tuple[int, bytes]] = {}
         self._directory: Directory | None = None
         self._starts = 0
@@ -186,8 +185,9 @@ class BoardDevice(PolledDevice):
     def set_base(self, index: int, address: int) -> None:
         """Set base register `index` (0 to 7) to a 32-bit DRAM byte address."""
         check_base(index, address)
-        self._bases[index] = address
-        self._write_register(base_register(index), address)
+        if self._bases.get(index) != address:  # a request takes longer than many a program
+            self._bases[index] = address
+            self._write_register(base_register(index), address)
 
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, or one that `kept` gives, a multiple of the bus width.
@@ -199,7 +199,7 @@ class BoardDevice(PolledDevice):
             check_range(program, 0, self.memory_bytes)
         if self._failed:
             self._reset()
-            for index, address in enumerate(self._bases):
+            for index, address in self._bases.items():
                 self._write_register(base_register(index), address)
         elif self._status() & Status.BUSY:
             raise DeviceError("a program is still running")

@@ -136,6 +136,19 @@ def test_a_program(device: BoardDevice, model: BoardModel) -> None:
     assert device.counters()[Counter.STORE_PORT] == 7 << 32
 
 
+def test_base_registers_that_change_are_written(
+    terminal: Terminal, device: BoardDevice, model: BoardModel
+) -> None:
+    """A language model sets the same ones for every token."""
+    asked: list[bytes] = []
+    terminal.board = lambda data: asked.append(data) or model.feed(data)
+    for address, written in ((0, True), (64, True), (64, False), (0, True), (0, False)):
+        asked.clear()
+        device.set_base(2, address)
+        assert bool(asked) == written
+        assert model.get(base_register(2)) == address
+
+
 def test_starts_are_not_repeated(terminal: Terminal, device: BoardDevice, model: BoardModel) -> None:
     """The answer to a start is lost again and again, until the program is long done."""
     lost = 0
