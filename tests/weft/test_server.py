@@ -353,3 +353,11 @@ def test_what_the_command_refuses(path: Path) -> None:
         2,
         "error: serving needs the Python package 'uvicorn', which is not installed: pip install 'weft[serve]'",
     )
+    wrong = {
+        ("--board-port", "x"): "--board-port and --on golden do not go together: it is for a board",
+        ("--on", "board", "--board-port", "virtual:none"): "unknown board 'none'; choose ",
+    }
+    for options, message in wrong.items():
+        code, line = call(str(path), "--config", "small", *options)
+        assert code == 2
+        assert line.startswith(f"error: {message}")
