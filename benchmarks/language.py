@@ -5,12 +5,13 @@
 Weights are random, which cycles do not depend on: 6 blocks of width 288, 6 heads of 48, 768 elements between the
 products of a feed-forward network, and 32,000 tokens, whose embeddings are the head's as well. The token is the
 hundredth of its text. A second table is of prompts, whose tokens are computed many together, and of several texts side
-by side.
+by side, a third one of how quick the golden interpreter is.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -36,6 +37,7 @@ from weft.hdl.isa import int4
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import Counter
 from weft.lm_config import language_configuration, page_of, prompt_rows_of
+from weft.sim.compiled.device import golden_device
 from weft.sim.sdram import Sdram
 from weft.sim.timing import TimingDevice
 
@@ -45,6 +47,7 @@ SIZES = Sizes(
 )  # fmt: skip
 POSITION = 99
 PROMPT = 128
+GOLDEN_TOKENS = 8
 TEXTS = 16
 BOARD = find("ulx3s-85f-lm")
 SDRAM_BYTES = 2
@@ -193,6 +196,21 @@ def side_by_side(every: Mapping[str, Integers]) -> None:
             row(what, name, on, f"{bandwidth} bytes a cycle", f"{cycles:,}", f"{share:.1%}")
 
 
+def golden(every: Mapping[str, Integers]) -> None:
+    """A table of tokens a second on the golden interpreter, one text."""
+    row("weights", "configuration", "tokens a second on the golden interpreter")
+    row(*["---"] * 3)
+    for (name, numbers), preset in itertools.product(every.items(), ("default", "small")):
+        config = configuration(preset)
+        decoder = Decoder(numbers, config, page=page_of(SIZES, config, form=numbers.form))
+        memory = DecoderMemory(decoder, SIZES.context // decoder.places.page)
+        run = DecoderRun(memory, golden_device(config, memory.memory_bytes))
+        begin = time.perf_counter()
+        for at in range(GOLDEN_TOKENS):
+            run.step([Row(1, at, range(memory.pages))])
+        row(name, f"`{preset}`", f"{GOLDEN_TOKENS / (time.perf_counter() - begin):.2f}")
+
+
 if __name__ == "__main__":
     both = {
         name: integers(model(narrow=narrow), ranges(), blocks=narrow)
@@ -201,3 +219,5 @@ if __name__ == "__main__":
     one_by_one(both)
     print()
     side_by_side(both)
+    print()
+    golden(both)

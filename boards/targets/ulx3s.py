@@ -25,7 +25,7 @@ CONFIGS = {
     "25f": (SMALLEST, 80e6, 1),
     "45f": (Config.load("small").replace(lookup_tables=0, multiply=0), 70e6, 1),
     "85f": (_LARGEST, 75e6, 3),
-    "85f-lm": (_LANGUAGE, 70e6, 1),
+    "85f-lm": (_LANGUAGE, 75e6, 1),
 }
 """Configuration, clock and seed by the size of the FPGA, and by what the configuration is for."""
 # The 12F and the 25F have too few for an array that needs more than one row, the 45F has no configuration that does.
