@@ -50,8 +50,6 @@ PROMPT = 128
 GOLDEN_TOKENS = 8
 TEXTS = 16
 BOARD = find("ulx3s-85f-lm")
-SDRAM_BYTES = 2
-"""That the pins of its memory move in a cycle."""
 
 
 def matrix(rng: np.random.Generator, rows: int, columns: int, *, narrow: bool) -> Matrix:
@@ -175,7 +173,7 @@ def one_by_one(every: Mapping[str, Integers]) -> None:
                     code,
                     f"{cycles:,}",
                     f"{moved:,}",
-                    f"{moved / (bandwidth or SDRAM_BYTES) / cycles:.1%}",
+                    f"{moved / (bandwidth or BOARD.memory.peak or config.bus_bytes) / cycles:.1%}",
                     f"{clock / cycles:.1f} at {clock / 1e6:.0f} MHz",
                 )
 

@@ -67,6 +67,11 @@ class Memory:
         """
         return (20, 1.9) if self.kind is MemoryKind.SDRAM else (4, None)
 
+    @property
+    def peak(self) -> float | None:
+        """Bytes that its pins move in a cycle; None for as many as the bus is wide."""
+        return 2.0 if self.kind is MemoryKind.SDRAM else None
+
 
 @dataclass(frozen=True)
 class Line:

@@ -16,6 +16,7 @@ from weft.board_run import link_of, link_text
 from weft.errors import FileError
 
 if TYPE_CHECKING:
+    from weft.boards.board import Board
     from weft.boards.host import BoardDevice
     from weft.hdl.isa.config import Config
     from weft.language_report import Took
@@ -70,7 +71,7 @@ class Running:
     compare: bool = False
     port_option: str = "port"
     _progress: Progress | None = field(default=None, init=False)
-    _board: BoardDevice | None = field(default=None, init=False)
+    _connected: BoardDevice | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Raise `FileError` for options that do not go together."""
@@ -105,8 +106,8 @@ class Running:
         self._progress = None
         if model.added:
             reports.tell(f"configuration: {self.config} with {', '.join(model.added)}")
-        if self._board is not None:
-            reports.tell(link_text(link_of(self._board)))
+        if self._connected is not None:
+            reports.tell(link_text(link_of(self._connected)))
         for note in model.reference.model.notes:
             reports.warn(note)
         return model
@@ -130,16 +131,15 @@ class Running:
             self._progress("building the board's simulator (about a minute, the first time only)")
         with board_at(self.port, config, self.baud) as device:
             self._progress(f"sending the model to {device.identity.board} at {device.port}")
-            self._board = device
+            self._connected = device
             yield device
 
     def _modelled(self) -> Device | None:
         """The cycle model of the board that is named, behind its memory; None for any other configuration, or
         memory."""
         from weft.board_run import board_model
-        from weft.boards.registry import BOARDS
 
-        board = BOARDS.get(self.config)
+        board = self._named()
         if board is None or self.bandwidth is not None:
             return None
         return board_model(board, board.config, board.clock)
@@ -157,7 +157,7 @@ class Running:
         """What steps took, as sentences; `seconds` have passed meanwhile."""
         if took is None:
             return []
-        if self._board is None or took.clock is None:
+        if self._connected is None or took.clock is None:
             return took.lines()
         core = (took.prompt.cycles + took.following.cycles) / took.clock
         return [
@@ -167,23 +167,24 @@ class Running:
 
     def _peak(self) -> float | None:
         """Bytes that the memory moves in a cycle at most, if it has such a limit."""
-        from weft.boards.registry import BOARDS
-        from weft.configurations import memory_of
-
-        if self._board is not None:
-            board = BOARDS.get(self._board.identity.board)
-            return None if board is None else board.memory.modelled[1]
-        return memory_of(None, self.config) if self.bandwidth is None else self.bandwidth
+        if self.bandwidth is not None:
+            return self.bandwidth
+        board = self._named()
+        return None if board is None else board.memory.peak
 
     def _hertz(self) -> float | None:
-        from weft.boards.registry import BOARDS
-
-        if self._board is not None:
-            return float(self._board.identity.clock)
+        if self._connected is not None:
+            return float(self._connected.identity.clock)
         if self.clock is not None:
             return self.clock * 1e6
-        board = BOARDS.get(self.config)
+        board = self._named()
         return None if board is None else board.clock
+
+    def _named(self) -> Board | None:
+        """The board that it ran on, or that names the configuration."""
+        from weft.boards.registry import BOARDS
+
+        return BOARDS.get(self.config if self._connected is None else self._connected.identity.board)
 
     def compared(self, model: Model) -> None:
         """Say how many bytes of logits differ; leave with exit code 1 if any does."""
