@@ -51,7 +51,7 @@ def language_configuration(source: str | os.PathLike[str] | Config, *, blocks: b
         If hardware as it is lacks something; the sentence names all of it.
     """
     config = configuration(source)
-    missing = {name: least for name, least in _NEEDED.items() if getattr(config, name) < least}
+    missing = _missing(config)
     if isinstance(source, str) and source in PRESETS:
         if blocks and config.bus_bytes == config.n <= BLOCKS_MOST:
             missing["int4"] = 2
@@ -64,9 +64,21 @@ def language_configuration(source: str | os.PathLike[str] | Config, *, blocks: b
         named = "the configuration" if isinstance(source, Config) else f"configuration {os.fspath(source)}"
         raise ConfigError(
             f"language models do not run on {named}: they need {', '.join(lacks)}; choose a preset, which gets these "
-            "features, or a file of a configuration that has them"
+            f"features, or a board ({', '.join(_boards())}) or file of a configuration that has them"
         )
     return Chosen(config)
+
+
+def _missing(config: Config) -> dict[str, int]:
+    """The least of each field that is less."""
+    return {name: least for name, least in _NEEDED.items() if getattr(config, name) < least}
+
+
+def _boards() -> list[str]:
+    """Boards whose own configurations have all of it."""
+    from weft.boards.registry import BOARDS
+
+    return [name for name, board in BOARDS.items() if board.config.softmax and not _missing(board.config)]
 
 
 def page_of(sizes: Sizes, config: Config, rows: int = 1, form: Form = _LLAMA) -> int:

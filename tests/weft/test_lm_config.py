@@ -47,7 +47,7 @@ def test_all_that_a_file_lacks_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"language models do not run on configuration {path}: they need loops=1 (it has 0), kernel=256 (it has 64), "
         "lookup_tables=4 (it has 2), probability_bits=7 or 8 (it has 0); choose a preset, which gets these features, "
-        "or a file of a configuration that has them"
+        "or a board (ulx3s-85f-lm) or file of a configuration that has them"
     )
     path.write_text(json.dumps({"preset": "small", "kernel": 256, "loops": 1}))
     assert language_configuration(path).added == ()
