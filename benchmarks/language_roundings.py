@@ -2,7 +2,7 @@
 
 It is what `weft.compiler.language.integers` and `weft.compiler.language.kernels` say, in float32 and for whole texts at
 once, so that what a rounding costs can be told apart from all others, and roundings that the device has not can be
-tried. With all of the device's own it comes about as near to the device as that comes to float32; it is not equal to it.
+tried. With all of the device's own it comes about as near to the device as that does to float32; it is not equal.
 """
 
 from __future__ import annotations
