@@ -174,8 +174,7 @@ class _Scored:
         if shape.uniform and buffered:
             most = np.minimum(tiles, np.maximum(LENGTH_MAX // n, 1))
             most = np.where(height > 1, np.minimum(most, np.maximum(STRIDE_MAX // width, 1)), most)
-            most = np.maximum(np.minimum(most, room // slots // 2), 1)
-            self.store = -(-tiles // -(-tiles // most))  # evenly: a short part would leave its slot too late
+            self.store = np.maximum(np.minimum(most, room // slots // 2), 1)
         self.o_slot = height * width * self.store
         slots = np.maximum(slots * self.store, 1) if buffered else np.int64(1)
         self.o_count = np.maximum(np.minimum(room // slots, 4), 1)
