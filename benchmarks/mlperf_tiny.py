@@ -117,8 +117,9 @@ def row(name: str, program: weft.Program, report: dict[str, Any], clock: float) 
 def boards_alike() -> list[list[Board]]:
     """All boards, those together on which a program is the same and as fast."""
     groups: dict[object, list[Board]] = {}
-    for board in (board for name, board in BOARDS.items() if name != LANGUAGE):
-        groups.setdefault((board.config, board.clock, board.memory, board.core), []).append(board)
+    for board in BOARDS.values():
+        if board.name != LANGUAGE:
+            groups.setdefault((board.config, board.clock, board.memory, board.core), []).append(board)
     return list(groups.values())
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from weft.hdl.isa.config import Config
     from weft.program import Program, Result
     from weft.sim.timing import TimingDevice
+
+
+@contextlib.contextmanager
+def opened(port: str | None, config: Config, baud: int | None, progress: Progress) -> Iterator[BoardDevice]:
+    """The board that `weft.virtual.board_at` opens; `progress` is told what takes time."""
+    from weft.virtual import PREFIX, board_at
+
+    if port is None:
+        progress("asking the serial ports for a board")
+    elif port.startswith(PREFIX):
+        progress("building the board's simulator (about a minute, the first time only)")
+    with board_at(port, config, baud) as device:
+        yield device
 
 
 def run_on_board(
@@ -36,13 +50,8 @@ def run_on_board(
     """
     from weft.boards.registry import BOARDS
     from weft.stream import stream
-    from weft.virtual import PREFIX, board_at
 
-    if port is None:
-        progress("asking the serial ports for a board")
-    elif port.startswith(PREFIX):
-        progress("building the board's simulator (about a minute, the first time only)")
-    with board_at(port, program.config, baud) as device:
+    with opened(port, program.config, baud, progress) as device:
         progress(f"running on {device.identity.board} at {device.port}")
         results = []
         for result in stream(program, runs, device):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import report as reports
-from weft.board_run import link_of, link_text
+from weft.board_run import link_of, link_text, opened
 from weft.errors import FileError
 
 if TYPE_CHECKING:
     from weft.boards.board import Board
     from weft.boards.host import BoardDevice
+    from weft.devices import Opening
     from weft.hdl.isa.config import Config
     from weft.language_report import Took
     from weft.lm import Model
@@ -69,8 +71,7 @@ class Running:
     port: str | None = None
     baud: int | None = None
     compare: bool = False
-    port_option: str = "port"
-    _progress: Progress | None = field(default=None, init=False)
+    port_option: str = "--port"
     _connected: BoardDevice | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -78,10 +79,10 @@ class Running:
         if self.clock is not None and self.on is not Target.TIMING:
             raise FileError(f"--clock and --on {self.on} do not go together: only timing takes a clock")
         if self.on is not Target.BOARD:
-            given = {self.port_option: self.port, "baud": self.baud, "compare": self.compare or None}
+            given = {self.port_option: self.port, "--baud": self.baud, "--compare": self.compare or None}
             for name, value in given.items():
                 if value is not None:
-                    raise FileError(f"--{name} and --on {self.on} do not go together: it is for a board")
+                    raise FileError(f"{name} and --on {self.on} do not go together: it is for a board")
 
     @property
     def compares(self) -> bool:
@@ -95,15 +96,13 @@ class Running:
         from weft.devices import Simulation
 
         with reports.progress() as progress:
-            self._progress = progress
             progress(
                 reports.RTL_STARTS if self.on is Target.RTL else "reading the model, and choosing its steps"
             )
             model = lm.load(
-                path, self.config, on=self._device(), compare=self.compares,
+                path, self.config, on=self._device(progress), compare=self.compares,
                 simulation=Simulation(latency=self.latency, bandwidth=self.bandwidth), **options,
             )  # fmt: skip
-        self._progress = None
         if model.added:
             reports.tell(f"configuration: {self.config} with {', '.join(model.added)}")
         if self._connected is not None:
@@ -112,25 +111,18 @@ class Running:
             reports.warn(note)
         return model
 
-    def _device(self) -> str | Device | Callable[[Config], contextlib.AbstractContextManager[Device]]:
+    def _device(self, progress: Progress) -> str | Device | Opening:
         """As `weft.lm.load` takes it."""
         if self.on is Target.BOARD:
-            return self._opened
+            return functools.partial(self._opened, progress)
         modelled = self._modelled() if self.on is Target.TIMING else None
         return self.on.value if modelled is None else modelled
 
     @contextlib.contextmanager
-    def _opened(self, config: Config) -> Iterator[Device]:
+    def _opened(self, progress: Progress, config: Config) -> Iterator[Device]:
         """The board, built for a configuration."""
-        from weft.virtual import PREFIX, board_at
-
-        assert self._progress is not None
-        if self.port is None:
-            self._progress("asking the serial ports for a board")
-        elif self.port.startswith(PREFIX):
-            self._progress("building the board's simulator (about a minute, the first time only)")
-        with board_at(self.port, config, self.baud) as device:
-            self._progress(f"sending the model to {device.identity.board} at {device.port}")
+        with opened(self.port, config, self.baud, progress) as device:
+            progress(f"sending the model to {device.identity.board} at {device.port}")
             self._connected = device
             yield device
 

@@ -205,14 +205,16 @@ def load(folder: Path) -> tuple[Any, list[Path]]:
     return weft.load(folder), program_files(folder)
 
 
-Port = Annotated[
-    str | None,
-    typer.Option(
-        "--port",
+def board_port(name: str) -> Any:
+    """The option `name`: where a board is."""
+    return typer.Option(
+        name,
         help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
         show_default=False,
-    ),
-]
+    )
+
+
+Port = Annotated[str | None, board_port("--port")]
 Baud = Annotated[
     int | None,
     whole(

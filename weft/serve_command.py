@@ -17,8 +17,9 @@ from weft import report as reports
 from weft.errors import InputError
 from weft.language_commands import Calibration, Context, File, text_of
 from weft.language_target import Running, Target
-from weft.options import Baud, Configuration, whole, writes
+from weft.options import Baud, Configuration, board_port, whole, writes
 
+BOARD_PORT = "--board-port"
 HOW_TO_INSTALL = "pip install 'weft[serve]'"
 _PATIENCE = 3
 """Seconds that clients have when the server ends."""
@@ -44,13 +45,7 @@ def serve(
     on: Annotated[
         Place, typer.Option("--on", help="Where to run: on the golden interpreter, or on a board.")
     ] = Place.GOLDEN,
-    board_port: Annotated[
-        str | None,
-        typer.Option(
-            help="Serial port of the board, found by asking if not given, or virtual:NAME to simulate one.",
-            show_default=False,
-        ),
-    ] = None,
+    port_of_board: Annotated[str | None, board_port(BOARD_PORT)] = None,
     baud: Baud = None,
 ) -> None:
     """Serve a language model at /v1/completions and /v1/chat/completions until interrupted.
@@ -61,7 +56,7 @@ def serve(
     for name in ("starlette", "jinja2"):
         _library(name)
     text = None if calibration is None else text_of(calibration)
-    running = Running(config, Target(on.value), port=board_port, baud=baud, port_option="board-port")
+    running = Running(config, Target(on.value), port=port_of_board, baud=baud, port_option=BOARD_PORT)
     from weft.engine import Engine
     from weft.server import Server
 

@@ -16,8 +16,8 @@ from weft.hdl.isa.config import Config
 _LARGEST = Config.load("default").replace(lanes=4, queue_depth=2, scratchpad_banks=2, scratchpad_depth=4096,
                                           accumulator_banks=2, row_states=128, alignments=1024,
                                           lookup_tables=0, multiply=0, kernel=0, depthwise_taps=3)  # fmt: skip
-# What decoders take is not in it: beside an array of 16 x 16 it does not route either, so they have one of 8 x 8. That
-# multiplies by as many weights a cycle as four times what the SDRAM brings of 4 bits each.
+# Loops, kernels and blocks of 4 bits, which decoders take, beside an array of 8 x 8: that takes twice as many weights a
+# cycle as the SDRAM brings of 4 bits each.
 _LANGUAGE = Config.load("small").replace(loops=1, kernel=256, int4=2, scratchpad_banks=4, scratchpad_depth=4096,
                                          accumulator_banks=2, accumulator_depth=512)  # fmt: skip
 CONFIGS = {
