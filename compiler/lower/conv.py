@@ -99,12 +99,14 @@ class _ConvLowering:
         size, members = self.plan.block, range(min(parts), max(parts) + 1)
         for first in range(members.start, members.stop, size):
             block = range(first, min(first + size, members.stop))
-            if parts[first].tiles.start == first:  # ahead of the block's operands, which take longer
+            # Ahead of the block's operands, which take longer, unless they would wait behind it for a slot.
+            ahead = parts[first].tiles.start == first and not self.r.came_round
+            if ahead:
                 yield from self._load_added(image, box, parts[first])
             rows, _ = self.c.get(("c", image, box, first))
             yield from self._multiply(image, conv, block, rows)
             for index in block:
-                if parts[index].tiles.start == index > first:
+                if parts[index].tiles.start == index and (index > first or not ahead):
                     yield from self._load_added(image, box, parts[index])
                 sums = rows + (index - first) * self.shape.rows(conv)
                 yield from self._finish(image, box, conv, index, parts[index], sums)

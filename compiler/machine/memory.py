@@ -83,6 +83,11 @@ class Ring:
         self._keys[slot], self._slots[key] = key, slot
         return self.start + self.size * slot, False
 
+    @property
+    def came_round(self) -> bool:
+        """Whether the next key gets a slot that another had."""
+        return self._next in self._keys
+
     def follows(self, key: Hashable, address: int) -> bool:
         """Whether `key` is not held, and would get the slot at `address`."""
         return key not in self._slots and self.start + self.size * self._next == address

@@ -18,7 +18,7 @@ from support.op_cases import (
 
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import compile_segment
-from weft.compiler.ir.graph import Buffer, Conv, DeviceSegment, View, Window
+from weft.compiler.ir.graph import Add, Buffer, Conv, DeviceSegment, View, Window
 from weft.compiler.plan.conv_plan import ConvPlan, candidates
 from weft.compiler.plan.conv_plan import plan as plan_of
 from weft.compiler.plan.conv_shape import WEIGHTS, ConvShape
@@ -76,6 +76,15 @@ def cycles(op: Conv, config: Config) -> int:
     model = TimingDevice(config, image.memory_bytes, bytes_per_cycle=config.bus_bytes)
     image.run(model, random_inputs(np.random.default_rng(0), op))
     return model.counters()[Counter.CYCLES]
+
+
+def test_what_is_added_keeps_no_inputs_waiting() -> None:
+    """Its LOAD waits for a slot of outputs to leave; those of the next inputs come before it."""
+    x, y = whole("x", (1, 8, 8, 64), "input"), whole("y", (1, 8, 8, 32), "output")
+    conv = convolution(x, 32, name="m", kind="temp")
+    fused = conv.replace(dst=y, epilogue=Add("add", conv.dst, whole("r", y.shape, "input"), y, 0.7, 0.6))
+    config = PRESETS["tiny"]
+    assert fused.macs / config.n**2 >= 0.65 * cycles(fused, config)
 
 
 def test_small_second_part_hides_behind_the_first() -> None:
