@@ -72,13 +72,18 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
+def without_zeros(text: str) -> str:
+    """RTLIL whose memories that start with zeros start with anything."""
+    return _ZEROED.sub("", text)
+
+
 def generate(component: wiring.Component, *, name: str) -> str:
     """Verilog-2005 of `component` and everything below it, as text; the top module is called `name`.
 
     Ports carry the flattened member names of the component's signature, plus ``clk`` and ``rst``.
     """
     with _without_collection():
-        text = _ZEROED.sub("", rtlil.convert(component, name=name, emit_src=False))
+        text = without_zeros(rtlil.convert(component, name=name, emit_src=False))
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         path = Path(folder)
         (path / "design.il").write_text(text)
@@ -116,7 +121,9 @@ def generated(
         If the cache cannot be used.
     """
     digest = hashlib.sha256(f"{version('amaranth')} {version('pyosys')} {name} {of}".encode())
-    for source in (*sorted(Path(__file__).parent.rglob("*.py")), *sources):
+    room = Path(__file__).parent
+    own = (path for path in sorted(room.rglob("*.py")) if path.parent != room / "formal")
+    for source in (*own, *sources):
         digest.update(source.read_bytes())
 
     def fill(folder: Path) -> None:

@@ -1,0 +1,154 @@
+"""What a property is: a unit under free inputs, what is assumed of these, and what is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from amaranth.hdl import Assert, Assume, Elaboratable, Module, Mux, ShapeLike, Signal, Value
+from amaranth.lib import wiring
+
+CLAIM, COVER = "claim_", "cover_"
+"""Begin the names of the signals that say whether something holds, or is reached."""
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """Proven for all times, by an inductive invariant that property directed reachability finds (IC3: Bradley, VMCAI
+    2011; PDR: Een, Mishchenko and Brayton, FMCAD 2011)."""
+
+
+@dataclass(frozen=True)
+class Induction:
+    """Proven for all times by k-induction with `depth` cycles at most (Sheeran, Singh and Stalmarck, FMCAD 2000)."""
+
+    depth: int
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Proven for the first `depth` cycles behind a reset only."""
+
+    depth: int
+
+
+Method = Invariant | Induction | Bounded
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property of one unit.
+
+    Parameters
+    ----------
+    unit : str
+        The unit's source, as ``lib/skid_buffer``.
+    name : str
+        What it is about, and with which parameters if there are several, as ``order of 4``.
+    claim : str
+        What is proven, in a sentence.
+    bench : callable
+        Makes the `Bench`. Not called before the property is proven.
+    method : Method
+        How.
+    cover : int
+        Within how many cycles every cover of the bench is reached.
+    """
+
+    unit: str
+    name: str
+    claim: str
+    bench: Callable[[], Bench]
+    method: Method = Invariant()
+    cover: int = 24
+
+    @property
+    def title(self) -> str:
+        return f"{self.unit}: {self.name}"
+
+
+class Bench(Elaboratable):
+    """A unit, `dut`, in the middle of free inputs and of what watches it. A property's own bench overrides `watch`.
+
+    Every input takes any value in every cycle, and so does the reset: claims hold behind a reset at any time.
+
+    Parameters
+    ----------
+    dut : component
+    """
+
+    DUT = "dut"
+    """The unit's name in the design."""
+
+    def __init__(self, dut: Elaboratable) -> None:
+        self.dut: Any = dut
+        self.inputs: list[Signal] = []
+        self.peeks: dict[str, Signal] = {}
+        """By the path of a signal inside the unit, the input that stands for it."""
+        self.claims: dict[str, Signal] = {}
+        self.covers: dict[str, Signal] = {}
+        self.assumptions: list[Value] = []
+        self.covering = False
+        """Whether covers are outputs, in the place of claims."""
+        self._values: list[tuple[Signal, Value]] = []
+
+    def watch(self, m: Module) -> None:
+        """Connect the unit, and say what is assumed and claimed."""
+        raise NotImplementedError
+
+    def free(self, shape: ShapeLike, name: str) -> Any:
+        """A signal of any value in every cycle."""
+        signal = Signal(shape, name=name)
+        self.inputs.append(Value.cast(signal))
+        return signal
+
+    def constant(self, m: Module, shape: ShapeLike, name: str) -> Signal:
+        """A signal of any value, the same in all cycles: a reset leaves it as it is."""
+        any_value = self.free(shape, f"{name}_any")
+        later = Signal(name=f"{name}_later", reset_less=True)
+        kept = Signal(shape, name=f"{name}_kept", reset_less=True)
+        chosen = Signal(shape, name=name)
+        m.d.sync += [later.eq(1), kept.eq(chosen)]
+        m.d.comb += chosen.eq(Mux(later, kept, any_value))
+        return chosen
+
+    def free_inputs(self, m: Module, *but: str) -> None:
+        """Give every input of the unit any value in every cycle, but those members that are named."""
+        for path, member, value in self.dut.signature.flatten(self.dut):
+            if path[0] not in but and member.flow is wiring.In:
+                m.d.comb += Value.cast(value).eq(self.free(len(Value.cast(value)), "_".join(map(str, path))))
+
+    def peek(self, path: str, width: int) -> Signal:
+        """A signal inside the unit, by the names of the submodules on the way to it and its own, as ``ram.level``."""
+        signal = self.free(width, f"peek_{path.replace('.', '_')}")
+        self.peeks[path] = signal
+        return signal
+
+    def claim(self, name: str, value: Value) -> None:
+        """It is 1 in every cycle."""
+        self._named(self.claims, CLAIM, name, value)
+
+    def cover(self, name: str, value: Value) -> None:
+        """There is a cycle in which it is 1: else what is claimed may say nothing."""
+        self._named(self.covers, COVER, name, value)
+
+    def assume(self, value: Value) -> None:
+        """It is 1 in every cycle; no other inputs are looked at."""
+        self.assumptions.append(value)
+
+    def _named(self, group: dict[str, Signal], kind: str, name: str, value: Value) -> None:
+        if name in group:
+            raise ValueError(f"{name!r} is there twice")
+        group[name] = Signal(name=f"{kind}{name.replace(' ', '_')}")
+        self._values.append((group[name], Value.cast(value).bool()))
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules[self.DUT] = self.dut
+        self.watch(m)
+        m.d.comb += [signal.eq(value) for signal, value in self._values]
+        m.d.comb += [Assume(value) for value in self.assumptions]
+        if not self.covering:
+            m.d.comb += [Assert(signal) for signal in self.claims.values()]
+        return m

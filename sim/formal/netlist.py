@@ -1,0 +1,138 @@
+"""A property's bench as a flat netlist, for Yosys' SAT solver and as an and-inverter graph for ABC.
+
+Run as a module it does the work in a process of its own, as the library logs to the C stdout and ends the process on an
+error: ``python -m weft.sim.formal.netlist JOB.json`` in the folder of the files.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amaranth.back import rtlil
+from amaranth.hdl import Fragment
+
+from weft.hdl.errors import WeftError
+from weft.hdl.formal.property import Bench
+from weft.hdl.verilog import without_zeros
+
+TOP = "top"
+FLAT, AIG, MAP, LOG = "flat.il", "flat.aig", "flat.map", "log.txt"
+_PREPARE = (
+    "memory_map",
+    "chformal -lower",
+    "async2sync",
+    "setundef -undriven -anyseq",
+    "opt_expr",
+    "opt_merge",
+    "opt_clean",
+    "dffunmap",
+    "setundef -anyseq",  # what optimisation found to be of no matter
+    "opt_clean",
+    f"write_rtlil {FLAT}",
+    "simplemap",
+    "aigmap",
+    "opt_clean",
+    f"write_aiger -zinit -map {MAP} {AIG}",
+)
+
+
+class NetlistError(WeftError, RuntimeError):
+    """A bench that Yosys refuses; the message is the end of its log."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A bench as RTLIL, and for inputs that stand for signals inside of it, these."""
+
+    text: str
+    peeks: dict[str, str]
+
+
+def source(bench: Bench, *, covering: bool = False) -> Source:
+    """Elaborate a bench that was not elaborated before; with `covering` its outputs are its covers, and it claims
+    nothing."""
+    bench.covering = covering
+    fragment = Fragment.get(bench, None)
+    outputs = bench.covers.values() if covering else ()
+    text = rtlil.convert(fragment, name=TOP, ports=[*bench.inputs, *outputs], emit_src=False)
+    return Source(
+        without_zeros(text), {signal.name: f"{bench.DUT}.{path}" for path, signal in bench.peeks.items()}
+    )
+
+
+def prepare(found: Source, folder: Path, mutation: str | None = None) -> None:
+    """Write `FLAT` and `AIG` into `folder`, perhaps after a `mutation`, a command of Yosys.
+
+    Raises `NetlistError`.
+    """
+    (folder / "bench.il").write_text(found.text)
+    _run(folder, {"peeks": found.peeks, "mutation": mutation})
+
+
+def mutations(found: Source, folder: Path, count: int, seed: int) -> list[str]:
+    """Commands of Yosys, each of which changes one bit inside the unit: inverts it, ties it, or makes it depend on
+    another."""
+    (folder / "bench.il").write_text(found.text)
+    _run(folder, {"peeks": {}, "mutations": count, "seed": seed})
+    lines = (folder / "mutations.txt").read_text().splitlines()
+    return [line for line in lines if line.startswith("mutate ")]
+
+
+def _run(folder: Path, job: dict[str, Any]) -> None:
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "job.json"]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    with (folder / LOG).open("a") as log:
+        log.write(process.stdout + process.stderr)
+    if process.returncode or "ERROR:" in process.stdout + process.stderr:
+        said = [line for line in (process.stdout + process.stderr).splitlines() if line.strip()]
+        raise NetlistError("yosys failed: " + "\n".join(said[-8:]))
+
+
+def _connect(design: Any, path: str, port: str) -> None:
+    """Let the input `port` be the signal at `path`."""
+    module = design.top_module()
+    inside = {str(name)[1:]: wire for name, wire in module.wires_.items()}
+    if path not in inside:
+        start = path.rpartition(".")[0]
+        there = sorted(name for name in inside if name.startswith(start))
+        raise SystemExit(f"ERROR: the unit has no signal {path!r}; there are {', '.join(there)}")
+    wire, signal = inside[port], inside[path]
+    if wire.width != signal.width:
+        raise SystemExit(f"ERROR: {path} has {signal.width} bits, not {wire.width}")
+    wire.port_input = False
+    module.fixup_ports()
+    from pyosys import libyosys
+
+    module.connect(libyosys.SigSpec(wire), libyosys.SigSpec(signal))
+
+
+def _work(job: dict[str, Any]) -> None:
+    from pyosys import libyosys
+
+    design = libyosys.Design()
+
+    def run(*commands: str) -> None:
+        for command in commands:
+            libyosys.run_pass(command, design)
+
+    run("read_rtlil bench.il", f"hierarchy -top {TOP}", "proc")
+    unit = f"{TOP}.{Bench.DUT} {TOP}.{Bench.DUT}.*"
+    if "mutations" in job:
+        run(f"mutate -list {job['mutations']} -seed {job['seed']} -o mutations.txt {unit}")
+        return
+    if job["mutation"]:
+        run(job["mutation"])
+    run("flatten")
+    for port, path in job["peeks"].items():
+        _connect(design, path, port)
+    run(*_PREPARE)
+
+
+if __name__ == "__main__":
+    _work(json.loads(Path(sys.argv[1]).read_text()))
