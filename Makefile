@@ -4,17 +4,20 @@ CONFIG ?= small
 EXAMPLE ?= digits
 COUNT  ?= 1000
 SEED   ?= 1
+MUTANTS ?= 0
+SECONDS_EACH ?= 240
 VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ROOMS  := hdl compiler sim boards examples
 
-.PHONY: help demo test lint typing regression fuzz bench boards estimates clean
+.PHONY: help demo test lint typing regression prove fuzz bench boards estimates clean
 help:
 	@echo "make demo         compile a network, run it on the simulated RTL, compare every byte (CONFIG=default EXAMPLE=attention or llm)"
 	@echo "make test         linters, type checker, tests"
 	@echo "make lint         linters and type checker only"
 	@echo "make regression   the long randomised tests"
+	@echo "make prove        properties of the hardware, proven for all inputs (MUTANTS=30: and whether they see faults)"
 	@echo "make fuzz         hostile files and models, and random graphs against ONNX Runtime (COUNT=20000 SEED=1)"
 	@echo "make bench        the benchmarks"
 	@echo "make boards       configurations on all boards: resources and clocks (hours the first time)"
@@ -33,6 +36,9 @@ lint: $(VENV)/.test typing
 
 regression: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto -m long
+
+prove: $(VENV)/.demo
+	@$(BIN)/weft prove --seconds $(SECONDS_EACH) --mutants $(MUTANTS)
 
 fuzz: $(VENV)/.test
 	$(BIN)/python tests/fuzz/run.py --count $(COUNT) --seed $(SEED)

@@ -135,7 +135,8 @@ def compile(  # the public name, and what it does
             graph.assignment,
             graph.states,
             bandwidth,
-        )
+        ),
+        tuple(segment for segment in graph.segments if isinstance(segment, DeviceSegment)),
     )
 
 
@@ -153,7 +154,7 @@ def _graph(
     return import_model(model, config=config, shapes=sizes, states=states)
 
 
-def _checked(compiled: Compiled) -> Program:
+def _checked(compiled: Compiled, graphs: tuple[DeviceSegment, ...] = ()) -> Program:
     """The program, after a look at every part and instruction: neither compiler nor files are taken on trust."""
     verify(compiled)
     for segment in compiled.segments:
@@ -162,7 +163,7 @@ def _checked(compiled: Compiled) -> Program:
                 check_program(segment.instructions, compiled.config, extents=segment.areas.extents)
             except ProgramError as error:
                 raise ProgramError(f"{printable(segment.name)}: {error}") from None
-    return Program(compiled)
+    return Program(compiled, graphs)
 
 
 def load(folder: str | os.PathLike[str]) -> Program:

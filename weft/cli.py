@@ -27,10 +27,12 @@ from weft import (
     litert,
     model_commands,
     probe_command,
+    prove_command,
     quantise_command,
     serve_command,
     trace_command,
     tune_command,
+    verify_command,
 )
 from weft import report as reports
 from weft.board_run import run_on_board, say_link, say_source
@@ -111,6 +113,9 @@ def run(
     latency: Latency = 30,
     bandwidth: Bandwidth = None,
     stall_seed: StallSeed = None,
+    certified: Annotated[
+        bool, typer.Option("--certified", help="Run only what its certificate is of: see `weft verify`.")
+    ] = False,
     waves: Annotated[
         Path | None,
         typer.Option(help="Write waveforms, .fst or .vcd, and files that open them in viewers (rtl)."),
@@ -128,6 +133,8 @@ def run(
     On rtl, outputs and memory are compared with the golden interpreter's; on board, outputs. On timing, nothing is
     computed: a model of the hardware tells how many cycles it takes, and why.
     """
+    if certified:
+        _check_certificate(folder)
     _check_waves(on, waves, waves_from > 0 or waves_cycles is not None)
     if on is Target.TIMING:
         if against is not None:
@@ -268,6 +275,13 @@ def _show_units(counters: dict[str, int]) -> None:
         reports.say(f"{unit}: {', '.join(shares)}")
 
 
+def _check_certificate(folder: Path) -> None:
+    """Raises an error unless a program's certificate is of what is in its folder."""
+    from weft.certificate import check, read
+
+    check(load(folder)[0], folder, read(folder))
+
+
 def _compare(golden: list[Any], results: list[Any]) -> None:
     """Say how many bytes of memory and outputs differ; leave with exit code 1 if any does."""
     wrong = sum(map(reports.difference, golden, results))
@@ -287,6 +301,8 @@ language_commands.add(app)
 serve_command.add(app)
 board_commands.add(app)
 probe_command.add(app)
+verify_command.add(app)
+prove_command.add(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -64,6 +64,10 @@ def compile_model(
             "--dump-passes", help="Folder for the operators as text, behind every pass of the compiler."
         ),
     ] = None,
+    certify: Annotated[
+        bool,
+        typer.Option("--certify", help="Prove that the program computes the model, and write a certificate."),
+    ] = False,
     shape: Shapes = [],  # noqa: B006
     state: States = [],  # noqa: B006
 ) -> None:
@@ -92,6 +96,10 @@ def compile_model(
         progress(f"compiling {model.name}")
         program = weft.compile(model, config=chosen, progress=progress, **options)
         program.save(part)
+        if certify:
+            from weft.certificate import certify as prove
+
+            certificate = prove(program, part, model.read_bytes(), progress)
     if dump_passes is not None:
         with files.whole_folder(dump_passes, reads=[model, tuning, config_file(config)]) as part:
             for name, text in dumped.items():
@@ -106,6 +114,8 @@ def compile_model(
         reports.say(
             f"{2 * program.narrow_bytes:,} weights are in 4 bits: they take {program.narrow_bytes:,} bytes"
         )
+    if certify:
+        reports.say(*certificate.told)
     if host:
         reports.show_assignment(host, reports.summary())
     warn_of_host(nodes)

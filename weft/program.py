@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +25,7 @@ from weft.hdl.files.schema import printable
 from weft.hdl.isa.config import Config
 
 if TYPE_CHECKING:
+    from weft.compiler.ir.graph import DeviceSegment
     from weft.sim.device import Device
     from weft.sim.waves.waves import Waves
 
@@ -68,8 +69,10 @@ class Program:
     (1, 10)
     """
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled, graphs: Sequence[DeviceSegment] = ()) -> None:
         self._compiled = compiled
+        self.graphs = tuple(graphs)
+        """The networks of its device programs, as they were before the compiler's passes; none if it was loaded."""
         self._states: dict[str, np.ndarray] = {}
         self.reset()
 

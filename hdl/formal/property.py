@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from amaranth.hdl import Assert, Assume, Elaboratable, Module, Mux, ShapeLike, Signal, Value
+from amaranth.hdl import Assert, Assume, Elaboratable, Module, Mux, ResetSignal, ShapeLike, Signal, Value
 from amaranth.lib import wiring
 
 CLAIM, COVER = "claim_", "cover_"
@@ -54,6 +54,8 @@ class Property:
         How.
     cover : int
         Within how many cycles every cover of the bench is reached.
+    long : bool
+        Whether it takes more than some seconds.
     """
 
     unit: str
@@ -62,6 +64,7 @@ class Property:
     bench: Callable[[], Bench]
     method: Method = Invariant()
     cover: int = 24
+    long: bool = False
 
     @property
     def title(self) -> str:
@@ -150,5 +153,8 @@ class Bench(Elaboratable):
         m.d.comb += [signal.eq(value) for signal, value in self._values]
         m.d.comb += [Assume(value) for value in self.assumptions]
         if not self.covering:
-            m.d.comb += [Assert(signal) for signal in self.claims.values()]
+            # ABC has no verdict on what is constant; this is not, to it, and holds.
+            never = Signal()
+            m.d.sync += never.eq(never & ResetSignal())
+            m.d.comb += [Assert(signal) for signal in (*self.claims.values(), ~never)]
         return m

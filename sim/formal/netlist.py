@@ -34,6 +34,7 @@ _PREPARE = (
     "setundef -anyseq",  # what optimisation found to be of no matter
     "opt_clean",
     f"write_rtlil {FLAT}",
+    "techmap",
     "simplemap",
     "aigmap",
     "opt_clean",

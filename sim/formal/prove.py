@@ -82,7 +82,7 @@ def prove(item: Property, seconds: float = 120.0) -> Result:
     """
     bench = item.bench()
     found = netlist.source(bench)
-    named = _name(item, found)
+    named = f"proof-{digest(item, found)}"
     there = cache_root() / named
     if is_whole(there):
         return _read(there)
@@ -118,14 +118,14 @@ def _read(folder: Path) -> Result:
     return Result(**stored | {"outcome": Outcome(stored["outcome"]), "folder": str(folder)})
 
 
-def _name(item: Property, found: netlist.Source) -> str:
-    """Of a property's entry in the cache: what is proven, how, and with what."""
-    digest = hashlib.sha256(
+def digest(item: Property, found: netlist.Source) -> str:
+    """A hash of what is proven, how, and with what."""
+    made = hashlib.sha256(
         f"{version('pyosys')} {item.title} {item.claim} {item.method} {item.cover} {found}".encode()
     )
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return f"proof-{digest.hexdigest()[:24]}"
+        made.update(path.read_bytes())
+    return made.hexdigest()[:24]
 
 
 def _decide(item: Property, found: netlist.Source, claims: list[str], folder: Path, seconds: float) -> Result:

@@ -13,6 +13,7 @@ import numpy as np
 
 from support.op_cases import convolution, whole
 from weft.compiler.ir.graph import Conv, Window
+from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import rmw_latency
 
@@ -240,6 +241,8 @@ def _again_with(op: Conv, config: Config, ours: int) -> float:
     if groups > 1 and max(op.weight.shape[3], per_out) < n:
         return 0.0
     vectors = ceil_div(op.weight.shape[3], n)
+    # Parameters of many tiles come with one LOAD.
+    together = max(4, others // PARAMETER_VECTORS // 4)
     inputs, weights, outputs = (
         size / groups / bus for size in (_read(op), op.weight.size, math.prod(op.dst.shape))
     )
@@ -260,7 +263,7 @@ def _again_with(op: Conv, config: Config, ours: int) -> float:
             if tiles * n * depth <= others:
                 waits.append((a_times, 1))
             moved = min(inputs * again + runs * again + weights * w for again, w in waits)
-            words = times * (blocks * (2 * chunks) + tiles + 1) + tiles * (1 + n // 8)
+            words = times * (blocks * (2 * chunks) + tiles + 1) + ceil_div(tiles, together) + tiles * n // 8
             best = min(best, moved + words * _INSTRUCTION / bus + outputs)
     return 0.0 if best == math.inf else groups * best
 

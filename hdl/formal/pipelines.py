@@ -1,0 +1,30 @@
+"""What benches of rigid pipelines need: values of some cycles ago, and multiplication by its definition."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Shape, Signal, Value
+
+
+def ago(m: Module, value: Value, cycles: int, name: str, *, reset: bool = False) -> Value:
+    """`value` of so many cycles ago. A `reset` makes it 0 for that time; else it goes through a reset as it is."""
+    shape = Shape.cast(value.shape())
+    for cycle in range(cycles):
+        register = Signal(shape, name=f"{name}_{cycle + 1}_ago", reset_less=not reset)
+        m.d.sync += register.eq(value)
+        value = register
+    return value
+
+
+def settled(m: Module, cycles: int, name: str = "settled") -> Signal:
+    """Whether there was no reset for so many cycles."""
+    count = Signal(range(cycles + 1), name=f"{name}_count")
+    there = Signal(name=name)
+    m.d.comb += there.eq(count == cycles)
+    with m.If(~there):
+        m.d.sync += count.eq(count + 1)
+    return there
+
+
+def implies(condition: Value, then: Value) -> Value:
+    """`then` holds wherever `condition` does."""
+    return ~condition.bool() | then.bool()

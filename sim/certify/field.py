@@ -1,0 +1,76 @@
+"""Residues modulo primes: integers by what is left of them, which tells polynomials apart.
+
+Two different polynomials of low degree have the same value at a random point of a field of p elements with a
+probability of at most degree / p (Schwartz, JACM 1980; Zippel, 1979). Here a point is an integer modulo each of
+`PRIMES` primes of 31 bits that are drawn at random, so that products of residues fit 64 bits, and sums of products
+with weights are exact in float64, where they are fast.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+PRIMES = 4
+TERMS = 4096
+"""Products of a residue and a weight below 2**9 that float64 adds exactly."""
+_MASK = (1 << 64) - 1
+
+
+def is_prime(number: int) -> bool:
+    """Whether an odd number below 2**32 is prime (Miller and Rabin, with the bases of Jaeschke 1993)."""
+    odd, twos = number - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in (2, 7, 61):
+        power = pow(base, odd, number)
+        if power in (1, number - 1) or base % number == 0:
+            continue
+        if not any((power := power * power % number) == number - 1 for _ in range(twos - 1)):
+            return False
+    return True
+
+
+def draw_primes(rng: np.random.Generator) -> tuple[int, ...]:
+    """`PRIMES` different primes from 2**30 to 2**31."""
+    found: set[int] = set()
+    while len(found) < PRIMES:
+        number = int(rng.integers(1 << 30, 1 << 31)) | 1
+        if is_prime(number):
+            found.add(number)
+    return tuple(sorted(found))
+
+
+def mixed(words: np.ndarray) -> np.ndarray:
+    """A bijection of 64-bit words that looks random (the finaliser of SplitMix64: Steele, Lea and Flood, 2014)."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def residues(integers: np.ndarray, primes: tuple[int, ...]) -> np.ndarray:
+    """uint64 (..., PRIMES) of int64."""
+    return np.stack([integers % prime for prime in primes], axis=-1).astype(np.uint64)
+
+
+def hashed(members: np.ndarray, kept: np.ndarray | None, keys: np.ndarray) -> np.ndarray:
+    """A random function of sets: uint64 (..., PRIMES) of residues (..., set, PRIMES), in any order.
+
+    Parameters
+    ----------
+    members : uint64
+        Below 2**31.
+    kept : bool or None
+        Which of the set count; None for all.
+    keys : uint64 (..., PRIMES)
+        Choose the function.
+    """
+    first = members[..., 0] | members[..., 1] << np.uint64(32)
+    second = members[..., 2] | members[..., 3] << np.uint64(32)
+    lanes = []
+    for lane in range(PRIMES):
+        salt = np.uint64((0x9E3779B97F4A7C15 * (lane + 1)) & _MASK)
+        words = mixed(first + mixed(second + salt))
+        if kept is not None:
+            words = np.where(kept, words, np.uint64(0))
+        lanes.append(mixed(words.sum(axis=-1, dtype=np.uint64) ^ keys[..., lane]))
+    return np.stack(lanes, axis=-1)

@@ -1,0 +1,91 @@
+"""Networks as a proof reads them: operators in order, as the front end gives them, in a file of their own.
+
+All tensors are int8 in NHWC order. What operators compute is in `weft.sim.certify.meaning`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+FORMAT = "weft graph 1"
+
+
+class Array(msgspec.Struct, frozen=True):
+    """A tensor: type, shape, and elements in row-major order, little endian."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Array:
+        return cls(array.dtype.newbyteorder("<").str, array.shape, np.ascontiguousarray(array).tobytes())
+
+    @property
+    def numpy(self) -> np.ndarray:
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+class View(msgspec.Struct, frozen=True):
+    """A box of a buffer: from an image, row, column and channel on; `step` is from row to row and column to column."""
+
+    buffer: str
+    shape: tuple[int, int, int, int]
+    buffer_shape: tuple[int, int, int, int]
+    start: tuple[int, int, int, int]
+    step: tuple[int, int]
+
+
+class Window(msgspec.Struct, frozen=True):
+    """A sliding window: kernel, stride, dilation, and padding (top, left, bottom, right)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    pad: tuple[int, int, int, int]
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """An operator: its kind, operands, and what else is told of it, by name."""
+
+    kind: str
+    name: str
+    sources: tuple[View, ...]
+    dst: View
+    numbers: dict[str, float]
+    texts: dict[str, str]
+    arrays: dict[str, Array]
+    windows: dict[str, Window]
+
+
+class Graph(msgspec.Struct, frozen=True):
+    """The operators of one program, the buffers that hold something before it and those that are read behind it, with
+    their sizes, and what those that are kept become: by their names the names of outputs."""
+
+    format: str
+    name: str
+    operators: tuple[Operator, ...]
+    inputs: dict[str, int]
+    outputs: dict[str, int]
+    states: dict[str, str]
+
+
+class GraphError(ValueError):
+    """A file that holds no such network."""
+
+
+def encode(graph: Graph) -> bytes:
+    """The bytes of a network."""
+    return msgspec.msgpack.encode(graph)
+
+
+def decode(raw: bytes) -> Graph:
+    """The network of some bytes. Raises `GraphError`."""
+    try:
+        graph = msgspec.msgpack.decode(raw, type=Graph)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise GraphError(str(error)) from None
+    if graph.format != FORMAT:
+        raise GraphError(f"its format is {graph.format!r}, not {FORMAT!r}")
+    return graph

@@ -1,0 +1,163 @@
+"""The proof that a program computes what its network does: both are carried out on values, and results compared."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.hdl.isa.config import Config
+from weft.sim.certify.field import PRIMES
+from weft.sim.certify.graph import Graph
+from weft.sim.certify.meaning import NOTHING, Network, Unknown
+from weft.sim.certify.values import Values
+from weft.sim.certify.words import Unproven, ValueDevice
+from weft.sim.device import DeviceError
+
+_DEGREE = 4
+"""Of polynomials between two roundings at most: a product of two values, in what is multiplied once more."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a program and its buffers lie in memory, in bytes.
+
+    Attributes
+    ----------
+    bases : mapping of int to int
+        What base registers hold.
+    entry : int
+        Address of the first word.
+    memory_bytes : int
+    contents : sequence of (int, bytes)
+        Addresses and what is there: constants and words.
+    inputs : mapping of str to (int, ndarray)
+        For each input the address of its buffer, and for each byte there the place of the element that it holds, or -1
+        less a byte that is the same for all inputs.
+    buffers : mapping of str to (int, int)
+        Address and size of each buffer that the program writes.
+    """
+
+    bases: Mapping[int, int]
+    entry: int
+    memory_bytes: int
+    contents: Sequence[tuple[int, bytes]]
+    inputs: Mapping[str, tuple[int, np.ndarray]]
+    buffers: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A proof.
+
+    Attributes
+    ----------
+    compared : int
+        Bytes of outputs that are the same function of the inputs in program and network.
+    instructions : int
+        Instructions that were carried out.
+    values : int
+        Values that there were.
+    forms : int
+        Different ways to round, clamp and look up.
+    error : float
+        The probability that it is wrong is below this power of two.
+    seconds : float
+    """
+
+    compared: int
+    instructions: int
+    values: int
+    forms: int
+    error: float
+    seconds: float
+
+
+def prove(
+    graph: Graph,
+    config: Config,
+    placement: Placement,
+    seed: int,
+    told: Callable[[str], None] = lambda text: None,
+) -> Proven:
+    """Prove that the program at a placement computes a network.
+
+    Parameters
+    ----------
+    graph : Graph
+    config : Config
+        Of the device.
+    placement : Placement
+    seed : int
+        Of all that is drawn. Who does not know it cannot make a wrong program that is taken for a right one.
+    told : callable
+        Told what is being done.
+
+    Raises
+    ------
+    Unproven
+        If program and network differ, or it is not known that they do not.
+    """
+    begin = time.perf_counter()
+    values = Values(seed)
+    network, device = (
+        Network(values, config.mantissa_bits),
+        ValueDevice(config, placement.memory_bytes, values),
+    )
+    for name, size in graph.inputs.items():
+        network.buffers[name] = values.inputs(size)
+    _place(device, values, placement, network.buffers)
+    told("following the program")
+    try:
+        device.start(placement.entry)
+        device.wait()
+        network.run(graph, lambda name: told(f"following {name}"))
+    except (DeviceError, Unknown) as error:
+        raise Unproven(str(error)) from None
+    meant = {name: network.buffers[name] for name in graph.outputs}
+    meant |= {state: network.buffers[name] for state, name in graph.states.items()}
+    compared = sum(_compare(device, values, placement, name, contents) for name, contents in meant.items())
+    chance = math.log2(_DEGREE * len(values) ** 2) - 30 * PRIMES
+    return Proven(
+        compared,
+        device.instructions,
+        len(values),
+        values.forms,
+        math.ceil(chance),
+        time.perf_counter() - begin,
+    )
+
+
+def _place(
+    device: ValueDevice, values: Values, placement: Placement, inputs: Mapping[str, np.ndarray]
+) -> None:
+    """Memory as the host leaves it before a start: what a program writes holds anything."""
+    for base, address in placement.bases.items():
+        device.set_base(base, address)
+    for address, size in placement.buffers.values():
+        device.set_values(address, values.inputs(size))
+    for address, payload in placement.contents:
+        device.write(address, payload)
+    for name, (address, layout) in placement.inputs.items():
+        if name in inputs:
+            numbers = np.where(layout < 0, -1 - layout, inputs[name][np.maximum(layout, 0)])
+            device.set_values(address, numbers)
+
+
+def _compare(device: ValueDevice, values: Values, placement: Placement, name: str, meant: np.ndarray) -> int:
+    """How many bytes of a buffer are the same; raises `Unproven` if one is not."""
+    written = meant != NOTHING
+    address, size = placement.buffers[name]
+    found = device.get_values(address, size)
+    wrong = np.flatnonzero(
+        written & (values.residues(found) != values.residues(np.maximum(meant, 0))).any(axis=-1)
+    )
+    if wrong.size:
+        raise Unproven(
+            f"{wrong.size:,} of {int(written.sum()):,} bytes of {name!r} are not what the network says, byte "
+            f"{int(wrong[0]):,} first"
+        )
+    return int(written.sum())

@@ -1,0 +1,132 @@
+"""Certificates: written with a program, checked again, and refused where they are of something else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft
+from weft.cli import main
+from weft.compiler.artefact import MANIFEST
+
+MODEL = Path(weft.__file__).parents[1] / "examples/digits/digits.onnx"
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certified") / "program"
+    assert run("compile", MODEL, "-o", folder, "--config", "small", "--certify", "-q") == 0
+    return folder
+
+
+@pytest.fixture
+def copy(certified: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(certified, tmp_path / "copy"))
+
+
+def run(*arguments: object) -> int:
+    """The exit code of a command line."""
+    with pytest.raises(SystemExit) as left:
+        main([str(item) for item in arguments])
+    return int(left.value.code or 0)
+
+
+def test_verified(certified: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", certified, "--model", MODEL) == 0
+    told = capsys.readouterr().out
+    assert "all 10 bytes of outputs are proven" in told
+    assert run("verify", certified, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["format"] == "weft certificate 1"
+    assert found["parts"][0]["compared_bytes"] == 10
+    assert found["parts"][0]["error_log2"] < -50
+
+
+def test_certified_programs_run(certified: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", image=np.zeros((1, 1, 8, 8), np.float32))
+    assert run("run", certified, "--input", tmp_path / "x.npz", "--certified", "-q") == 0
+
+
+def changed(path: Path, field: str, value: object) -> None:
+    found = json.loads(path.read_text())
+    place = found["parts"][0] if field in found["parts"][0] else found
+    place[field] = value
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("program_sha256", "0" * 64, "is of another program"),
+        ("config_digest", 1, "is of configuration 0x00000001"),
+        ("parts", [], "has 0 parts, and the program 1"),
+        ("operators", 3, "operators of part 0 is 3, not 9: it was edited"),
+        ("graph_sha256", "1" * 64, "graph_sha256 of part 0 is '1111"),
+        ("compared_bytes", 11, "compared_bytes of part 0 is 11, not 10"),
+    ],
+)
+def test_edited_certificates(
+    copy: Path, capsys: pytest.CaptureFixture[str], field: str, value: object, told: str
+) -> None:
+    changed(copy / "certificate.json", field, value)
+    assert run("verify", copy) == 1
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("error:") == 1
+
+
+def test_of_another_model(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.onnx"
+    other.write_bytes(MODEL.read_bytes() + b"\0")
+    assert run("verify", copy, "--model", other) == 1
+    assert "is of another model than this one" in capsys.readouterr().err
+
+
+def test_another_program_is_refused(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compiled for another memory, it is a sound program, but not the one that was certified."""
+    other = tmp_path / "other"
+    assert run("compile", MODEL, "-o", other, "--config", "small", "--memory", "1", "-q") == 0
+    for path in other.iterdir():
+        shutil.copy(path, copy / path.name)
+    np.savez(tmp_path / "x.npz", image=np.zeros((1, 1, 8, 8), np.float32))
+    assert run("run", copy, "--input", tmp_path / "x.npz", "--certified") == 1
+    assert f"{MANIFEST} is not the file that was certified" in capsys.readouterr().err
+    assert run("verify", copy) == 1
+
+
+def test_another_network_is_not_proven(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One weight of the network is changed: the program computes another one."""
+    from weft.sim.certify.graph import Array, decode, encode
+
+    path = copy / "network0.graph"
+    graph = decode(path.read_bytes())
+    first = graph.operators[0]
+    weight = first.arrays["weight"].numpy.copy()
+    weight.flat[0] += 1
+    first.arrays["weight"] = Array.of(weight)
+    path.write_bytes(encode(graph))
+    assert run("verify", copy) == 1
+    assert "device1 is not proven:" in capsys.readouterr().err
+
+
+def test_damaged_files(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "network0.graph").write_bytes(b"\xc1nothing")
+    assert run("verify", copy) == 1
+    assert "is not proven" in capsys.readouterr().err
+    (copy / "certificate.json").write_text("{")
+    assert run("verify", copy) == 2
+    (copy / "certificate.json").unlink()
+    assert run("verify", copy) == 2
+    assert "has no certificate.json: `weft compile --certify` writes one" in capsys.readouterr().err
+
+
+def test_what_cannot_be_proven_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = MODEL.parents[1] / "attention" / "attention.onnx"
+    folder = tmp_path / "out"
+    assert run("compile", model, "-o", folder, "--config", "small", "--certify") == 1
+    assert "is not proven" in capsys.readouterr().err
+    assert not folder.exists()
