@@ -17,6 +17,8 @@ from pathlib import Path
 from weft.compiler.onnx import registry
 from weft.compiler.tflite import registry as tflite_registry
 from weft.hdl import isa
+from weft.hdl.formal.property import Bounded, Induction, Invariant
+from weft.hdl.formal.registry import properties as of_hardware
 from weft.hdl.isa import encoding, instructions, memmap
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.kernel import Op, micro_places
@@ -151,12 +153,34 @@ def tflite() -> str:
     return "".join(lines)
 
 
+_METHODS = {Invariant: "an invariant", Induction: "induction", Bounded: "bounded"}
+
+
+def properties() -> str:
+    """The properties of the hardware that are proven."""
+    lines = [NOTE.format("hdl/formal"), "# Properties of the hardware\n\n"]
+    about = (
+        "What `weft prove` proves, for all inputs and with a reset at any time: by an inductive invariant that is "
+        "found (IC3/PDR), by k-induction, or bounded, for so many cycles behind a reset only. What is assumed of a unit's "
+        "surroundings is told beside the property, in the docstring of its bench."
+    )
+    lines.append(textwrap.fill(about, 110) + "\n")
+    lines.append("\n| unit | property | what is proven | how |\n| --- | --- | --- | --- |\n")
+    for item in of_hardware():
+        how = _METHODS[type(item.method)]
+        if not isinstance(item.method, Invariant):
+            how += f", {item.method.depth} cycles"
+        lines.append(f"| `hdl/{item.unit}` | {item.name} | {item.claim} | {how} |\n")
+    return "".join(lines)
+
+
 PAGES = {
     "instructions.md": instruction_set,
     "registers.md": registers,
     "operators.md": operators,
     "configuration.md": configuration,
     "tflite.md": tflite,
+    "properties.md": properties,
 }
 
 

@@ -98,7 +98,7 @@ def _dual_pair(
 def _packed_pair(
     m: Module, bench: Bench, row: Entry, path: str, p: int, late: int, width: int
 ) -> tuple[list[Value], int, Value]:
-    """The same for pairs that share one product. What it claims last, that each weight's product can be told from it, is
+    """The same for pairs that share one product. What it claims last, that each product can be told from it, is
     the point of the unit."""
     inside, name = f"{path}multiplier{p}.", f"{path}{p}".replace(".", "_")
     a, b = bench.peek(f"{inside}held_a", 9).as_signed(), bench.peek(f"{inside}held_b", 18)
@@ -210,7 +210,7 @@ def _array(bits: int, multipliers: Multipliers) -> Bench:
 
 def properties() -> Iterator[Property]:
     claim = (
-        "Each column of a pair multiplies and adds exactly and in the documented cycle, for all operands; its weight is "
+        "Each column of a pair multiplies and adds exactly, in the documented cycle, for all operands; its weight is "
         "its word of the last tile that was sent before the last swap."
     )
     yield Property("matrix/pe_pairs", "sums of two dual pairs", claim, _dual, Induction(8))

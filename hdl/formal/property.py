@@ -54,8 +54,6 @@ class Property:
         How.
     cover : int
         Within how many cycles every cover of the bench is reached.
-    long : bool
-        Whether it takes more than some seconds.
     """
 
     unit: str
@@ -64,7 +62,6 @@ class Property:
     bench: Callable[[], Bench]
     method: Method = Invariant()
     cover: int = 24
-    long: bool = False
 
     @property
     def title(self) -> str:

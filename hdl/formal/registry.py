@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.hdl.formal import queues
+from weft.hdl.formal import loops, matrix, pairs, queues
 from weft.hdl.formal.property import Property
 
 
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
-    for module in (queues,):
+    for module in (queues, loops, matrix, pairs):
         yield from module.properties()

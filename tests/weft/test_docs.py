@@ -33,6 +33,7 @@ RUN = [
         "tflite.md",
         "boards.md",
         "language.md",
+        "assurance.md",
     )
 ]
 FENCE = re.compile(r"(<!-- not run -->\n)?^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -10,6 +10,8 @@ from weft.sim.formal.mutants import mutants
 from weft.sim.formal.prove import prove
 
 ALL = list(properties())
+QUICK = ("lib/",)
+"""Begin the names of units whose properties take few seconds."""
 
 
 def test_titles_are_unique() -> None:
@@ -17,7 +19,11 @@ def test_titles_are_unique() -> None:
 
 
 @pytest.mark.parametrize(
-    "item", [pytest.param(item, marks=pytest.mark.long if item.long else (), id=item.title) for item in ALL]
+    "item",
+    [
+        pytest.param(item, marks=() if item.unit.startswith(QUICK) else pytest.mark.long, id=item.title)
+        for item in ALL
+    ],
 )
 def test_proven(item: Property) -> None:
     result = prove(item, 600)
