@@ -161,8 +161,8 @@ def properties() -> str:
     lines = [NOTE.format("hdl/formal"), "# Properties of the hardware\n\n"]
     about = (
         "What `weft prove` proves, for all inputs and with a reset at any time: by an inductive invariant that is "
-        "found (IC3/PDR), by k-induction, or bounded, for so many cycles behind a reset only. What is assumed of a unit's "
-        "surroundings is told beside the property, in the docstring of its bench."
+        "found (IC3/PDR), by k-induction, or bounded, for so many cycles behind a reset only. What is assumed of a "
+        "unit's surroundings is told beside the property, in the docstring of its bench."
     )
     lines.append(textwrap.fill(about, 110) + "\n")
     lines.append("\n| unit | property | what is proven | how |\n| --- | --- | --- | --- |\n")
