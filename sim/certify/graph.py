@@ -8,6 +8,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from weft.hdl.errors import WeftError
+
 FORMAT = "weft graph 1"
 
 
@@ -71,7 +73,7 @@ class Graph(msgspec.Struct, frozen=True):
     states: dict[str, str]
 
 
-class GraphError(ValueError):
+class GraphError(WeftError, ValueError):
     """A file that holds no such network."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from weft.hdl.errors import WeftError
 from weft.sim.certify.graph import Graph, Operator, View, Window
 from weft.sim.certify.requantise import requantised
 from weft.sim.certify.sums import INT32, Sums, concatenated
@@ -20,7 +21,7 @@ _CHUNK = 1 << 21
 """Elements that are worked on at a time."""
 
 
-class Unknown(Exception):
+class Unknown(WeftError, RuntimeError):
     """An operator whose kind has no definition here."""
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from weft.hdl.errors import WeftError
 from weft.hdl.isa import Instruction, Load, Lookup, Mm, Reduce, Source, Store, Vec, parameters
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
 from weft.sim.certify.requantise import requantised
@@ -28,7 +29,7 @@ _CHUNK = 1 << 18
 """Elements that are worked on at a time, to bound memory."""
 
 
-class Unproven(Exception):
+class Unproven(WeftError, RuntimeError):
     """Something that a proof needs and that is not known; the message says what."""
 
 
