@@ -110,6 +110,7 @@ def prove(
     for name, size in graph.inputs.items():
         network.buffers[name] = values.inputs(size)
     _place(device, values, placement, network.buffers)
+    before = device.get_values(0, placement.memory_bytes)
     told("following the program")
     try:
         device.start(placement.entry)
@@ -119,7 +120,14 @@ def prove(
         raise Unproven(str(error)) from None
     meant = {name: network.buffers[name] for name in graph.outputs}
     meant |= {state: network.buffers[name] for state, name in graph.states.items()}
-    compared = sum(_compare(device, values, placement, name, contents) for name, contents in meant.items())
+    after = device.get_values(0, placement.memory_bytes)
+    changed = (after != before) & (values.residues(after) != values.residues(before)).any(axis=-1)
+    _check_kept(changed, placement)
+    compared = 0
+    for name, contents in meant.items():
+        address, size = placement.buffers[name]
+        part = slice(address, address + size)
+        compared += _compare(values, name, after[part], contents, changed[part])
     chance = math.log2(_DEGREE * len(values) ** 2) - 30 * PRIMES
     return Proven(
         compared,
@@ -147,17 +155,28 @@ def _place(
             device.set_values(address, numbers)
 
 
-def _compare(device: ValueDevice, values: Values, placement: Placement, name: str, meant: np.ndarray) -> int:
-    """How many bytes of a buffer are the same; raises `Unproven` if one is not."""
-    written = meant != NOTHING
-    address, size = placement.buffers[name]
-    found = device.get_values(address, size)
-    wrong = np.flatnonzero(
-        written & (values.residues(found) != values.residues(np.maximum(meant, 0))).any(axis=-1)
-    )
+def _check_kept(changed: np.ndarray, placement: Placement) -> None:
+    """Raises `Unproven` if memory was changed that is no buffer's: the program could not be started again."""
+    changed = changed.copy()
+    for address, size in placement.buffers.values():
+        changed[address : address + size] = False
+    wrong = np.flatnonzero(changed)
     if wrong.size:
         raise Unproven(
-            f"{wrong.size:,} of {int(written.sum()):,} bytes of {name!r} are not what the network says, byte "
+            f"{wrong.size:,} bytes of memory are changed that are in no buffer of the program, the one at "
+            f"{int(wrong[0]):#x} first"
+        )
+
+
+def _compare(values: Values, name: str, found: np.ndarray, meant: np.ndarray, changed: np.ndarray) -> int:
+    """How many bytes of a buffer are the same; raises `Unproven` if one is not, or one was `changed` of which the
+    network says nothing."""
+    written = meant != NOTHING
+    other = (values.residues(found) != values.residues(np.maximum(meant, 0))).any(axis=-1)
+    wrong = np.flatnonzero(np.where(written, other, changed))
+    if wrong.size:
+        raise Unproven(
+            f"{wrong.size:,} of {len(meant):,} bytes of {name!r} are not what the network says, byte "
             f"{int(wrong[0]):,} first"
         )
     return int(written.sum())

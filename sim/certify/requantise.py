@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.sim.certify.sums import Sums
+from weft.sim.certify.sums import INT32, Sums
 from weft.sim.certify.values import Form, Values
 
 
@@ -36,6 +36,10 @@ def requantised(
     source : tuple
         Values, int64 (rows, columns), and integers (columns,): the sums are these together, if they are given.
     """
+    if source is not None and second is None:
+        numbers = np.arange(-128, 128) + source[1][:, None]
+        if bool((np.abs(numbers) < INT32).all()):
+            return values.mapped(source[0], _tables(numbers, mantissa, shift, clamp, table))
     sums = values.bounded(sums)
     zero, low, high = clamp
     twos = np.minimum(_twos(mantissa), shift)
@@ -45,10 +49,17 @@ def requantised(
     p = sums.scaled(factor[None, :, None])
     if second is not None:
         p = p.plus(second.reshape(*second.low.shape, 1))
-    forms = [Form(int(item), zero, low, high, table) for item in left]
-    if source is None or second is not None or left.any() or (factor != 1).any() or (source[1] + zero).any():
-        return values.results(p, forms)
-    return values.results(p, [form._replace(zero=0) for form in forms], source[0])
+    return values.results(p, [Form(int(item), zero, low, high, table) for item in left])
+
+
+def _tables(
+    numbers: np.ndarray, mantissa: np.ndarray, shift: np.ndarray, clamp: tuple[int, int, int], table: bytes
+) -> np.ndarray:
+    """What becomes of integers (columns, 256), each column by its own scale."""
+    products = numbers * mantissa[:, None]
+    return np.stack(
+        [Form(int(bits), *clamp, table).of(row) for row, bits in zip(products, shift, strict=True)]
+    )
 
 
 def _twos(numbers: np.ndarray) -> np.ndarray:

