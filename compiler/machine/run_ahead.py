@@ -1,9 +1,10 @@
-"""LOADs as early as they can be done, for memories slower than the bus, where the time that the bus is idle is lost.
+"""Tasks as early as queues have room for them: products before what is made of others, and LOADs.
 
 The program is simulated with the tasks' own cycles, as if all of it were in the queues: each unit takes its tasks in
 order, and each task starts when those that it conflicts with are done. That tells when LOADs can start at the earliest.
 Fetch is in order, and stops at an instruction whose queue is full. So instructions of other units come when there is
-room for them in their queues, and LOADs in between, each when it can start.
+room for them in their queues, and LOADs in between, each when it can start: this is for memories slower than the bus,
+where the time that the bus is idle is lost.
 """
 
 from __future__ import annotations
@@ -16,6 +17,38 @@ from weft.compiler.machine.tasks import Tasks
 from weft.hdl.isa import WORD_BYTES, Queue
 
 _QUEUES = len(Queue)
+
+
+def products_first(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarray:
+    """The order of tasks with products moved up, and the LOADs in front of them with them.
+
+    Lowering puts products behind all that the vector unit makes of those before. If that is more than its queue holds,
+    the array gets them late. So they come once there is room in the queue of the array, before what the vector unit
+    and STORE have no room for yet, and behind what they conflict with. All tasks of a queue stay in order. `latest` is
+    what `conflicts` finds.
+    """
+    queue = tasks.queue
+    made = np.flatnonzero((queue == int(Queue.VEC)) | (queue == int(Queue.STORE)))
+    moved = np.flatnonzero((queue == int(Queue.MM)) | (queue == int(Queue.LOAD)))
+    products = np.flatnonzero(queue[moved] == int(Queue.MM))
+    if not len(products) or not len(made):
+        return np.arange(len(tasks))
+    starts, _ = _starts(tasks, latest, target)
+    room = _room(queue, starts, target.config.queue_depth)
+    wish = np.searchsorted(np.maximum.accumulate(room[made]), room[moved], "right")
+    least = np.searchsorted(made, latest[moved][:, [int(Queue.VEC), int(Queue.STORE)]].max(axis=1), "right")
+    now = np.searchsorted(made, moved)
+    # LOADs go with the products that follow them.
+    group = np.searchsorted(products, np.arange(len(moved)))
+    last = group == len(products)
+    firsts = np.concatenate([[0], products[:-1] + 1])
+    limit = np.maximum.reduceat(least[: products[-1] + 1], firsts)
+    ahead = np.minimum(np.maximum(limit, wish[products]), now[products])
+    ahead = np.maximum.accumulate(ahead)
+    keys = np.empty(len(tasks), np.int64)
+    keys[made] = 2 * np.arange(len(made)) + 1
+    keys[moved] = 2 * np.where(last, now, np.minimum(ahead[np.minimum(group, len(products) - 1)], now))
+    return np.argsort(keys, kind="stable")
 
 
 def run_ahead(tasks: Tasks, latest: np.ndarray, target: Target) -> tuple[np.ndarray, int]:

@@ -1,11 +1,12 @@
-"""Order and synchronise tasks: loads move up to run ahead, then semaphores make every dependency explicit.
+"""Order and synchronise tasks: products and loads move up, then semaphores make every dependency explicit.
 
-The lowering emits tasks in plain sequential order: executed one after the other they are correct. Two passes turn that
-into overlap. `hoist` moves every LOAD up to just behind the last task it conflicts with, so that the in-order fetch
-reaches it early; where memory is slower than the bus, `weft.compiler.machine.run_ahead` does. `synchronise` then
-finds, for each task and each other queue, the latest earlier task it depends on (read after write, write after read,
-write after write), drops what is already implied (vector clocks over the four queues), and turns the rest into tokens
-of one semaphore per pair of queues.
+The lowering emits tasks in plain sequential order: executed one after the other they are correct. Three passes turn
+that into overlap. `weft.compiler.machine.run_ahead.products_first` moves products up to where there is room for them
+in the queue of the array. `hoist` moves every LOAD up to just behind the last task it conflicts with, so that the
+in-order fetch reaches it early; where memory is slower than the bus, `weft.compiler.machine.run_ahead` does.
+`synchronise` then finds, for each task and each other queue, the latest earlier task it depends on (read after write,
+write after read, write after write), drops what is already implied (vector clocks over the four queues), and turns the
+rest into tokens of one semaphore per pair of queues.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.compiler.machine.run_ahead import run_ahead
+from weft.compiler.machine.run_ahead import products_first, run_ahead
 from weft.compiler.machine.sequential_forms import sequential_forms
 from weft.compiler.machine.target import Target
 from weft.compiler.machine.tasks import Tasks
@@ -113,8 +114,15 @@ def schedule(tasks: Tasks, target: Target) -> Scheduled:
     if target.sequential:
         tasks = replace(tasks, words=sequential_forms(tasks.words, target.config.n))
     latest = conflicts(len(tasks), tasks.uses)
+    if not target.sequential:
+        tasks, latest = _in_order(tasks, latest, products_first(tasks, latest, target))
     slow = target.beat > 1.0
     order, cycles = run_ahead(tasks, latest, target) if slow else (hoist(tasks, latest), 0)
-    ordered, later = tasks.ordered(order), latest[order]
-    code = synchronise(ordered, np.where(later < 0, -1, inverse(order)[later]))
-    return Scheduled(ordered, code, cycles)
+    ordered, latest = _in_order(tasks, latest, order)
+    return Scheduled(ordered, synchronise(ordered, latest), cycles)
+
+
+def _in_order(tasks: Tasks, latest: np.ndarray, order: np.ndarray) -> tuple[Tasks, np.ndarray]:
+    """Tasks in another order, and what they conflict with there."""
+    later = latest[order]
+    return tasks.ordered(order), np.where(later < 0, -1, inverse(order)[later])

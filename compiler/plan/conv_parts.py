@@ -25,11 +25,12 @@ Array = np.ndarray
 
 
 class Zone(NamedTuple):
-    """Sizes in vectors of zones A, B and O."""
+    """Sizes in vectors of zones A, B and O, and the share of B that lies in a bank of A."""
 
     a: int
     b: int
     o: int
+    shared: float
 
 
 @dataclass(frozen=True)

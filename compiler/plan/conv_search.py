@@ -99,8 +99,8 @@ class _Scored:
         self.parts, self.shape = parts, parts.shape
         self.size, self.block, self.chunked = size, _frame(block), _frame(chunked)
         self.blocks = -(-parts.tiles // self.block)
-        self.zone_a, self.zone_b, self.zone_o = (
-            np.array(column, np.int64).reshape(1, -1, 1, 1) for column in zip(*parts.zones, strict=True)
+        self.zone_a, self.zone_b, self.zone_o, self.shared = (
+            np.array(column).reshape(1, -1, 1, 1) for column in zip(*parts.zones, strict=True)
         )
         self.spatial = _frame(parts.spatial[size])
         fits = self._cut_contraction()
@@ -174,7 +174,10 @@ class _Scored:
         if shape.uniform and buffered:
             most = np.minimum(tiles, np.maximum(LENGTH_MAX // n, 1))
             most = np.where(height > 1, np.minimum(most, np.maximum(STRIDE_MAX // width, 1)), most)
-            self.store = np.maximum(np.minimum(most, room // slots // 2), 1)
+            most = np.maximum(np.minimum(most, room // slots // 2), 1)
+            self.store = -(
+                -tiles // -(-tiles // most)
+            )  # as many with each: short ones in between hide nothing
         self.o_slot = height * width * self.store
         slots = np.maximum(slots * self.store, 1) if buffered else np.int64(1)
         self.o_count = np.maximum(np.minimum(room // slots, 4), 1)
@@ -184,7 +187,9 @@ class _Scored:
         """Cycles, and those of the bus for data."""
         parts, shape, blocks, spatial = self.parts, self.shape, self.blocks, self.spatial
         groups, chunks = -(-blocks // self.group), parts.chunks
-        compute = _frame(parts.compute[self.size])
+        # Rows and weights that lie in one bank are read one after the other.
+        both = self.shared * shape.weight_values / parts.config.n * spatial
+        compute = _frame(parts.compute[self.size]) + both
         kept = self.a_count >= np.where(self.chunked, self.count, 1) * spatial
         per_box = np.where(kept, 1, groups)
         if parts.inputs:

@@ -74,8 +74,9 @@ def test_random_tasks(seed: int, target: Target) -> None:
     assert code[-1] == End()
     place = np.empty(len(tasks), np.int64)
     place[ordered.layer] = np.arange(len(tasks))
-    # LOADs only move up, past nothing that they conflict with; all others keep their order, and so do LOADs.
-    for queues in ({Queue.LOAD}, {Queue.MM, Queue.VEC, Queue.STORE}):
+    # LOADs and products only move up, past nothing that they conflict with; each queue keeps its order, and so do
+    # those that the vector unit and STORE have in common.
+    for queues in ({Queue.LOAD}, {Queue.MM}, {Queue.VEC, Queue.STORE}):
         kept = [layer for layer, queue in zip(ordered.layer, ordered.queue, strict=True) if queue in queues]
         assert kept == sorted(kept)
     after = conflicts(len(tasks), ordered.uses)
@@ -110,3 +111,21 @@ def test_loads_run_ahead_of_compute(cycles: int) -> None:
     for slot in range(3, 8):
         before = [layer for layer in order[: order.index(2 * slot)] if layer % 2]
         assert before == ([1] if cycles == 10 else list(range(1, 2 * slot - 2, 2)))
+
+
+@pytest.mark.parametrize(("depth", "slots"), [(1, 2), (4, 2), (4, 4), (8, 2), (16, 3)])
+def test_products_come_before_the_queue_of_the_vector_unit_is_full(depth: int, slots: int) -> None:
+    """Blocks of 12 VECs with sums in so many slots: the array gets the next product when a slot is free and its queue
+    has room, not when all VECs of the block before have left theirs."""
+    config = dataclasses.replace(TINY, queue_depth=depth)
+    tasks = []
+    for block in range(8):
+        sums = 16 * (block % slots)
+        tasks.append(Task(Mm(nt=12, c=sums, c_nt=1, a=0, b=4), 100 + block, 240, paces=True))
+        tasks += [Task(Vec(src=sums + tile, dst=40, params=20), block, 20) for tile in range(12)]
+    order = schedule(Tasks.of(tasks, config), Target(config)).tasks.layer.tolist()
+    for block in range(8):
+        vecs = sum(item < 100 for item in order[: order.index(100 + block)])
+        needed = 12 * max(block - slots + 1, 0)
+        room = 12 * max(block - depth, 0) + 1  # the product so many before has started
+        assert max(needed, 0) <= vecs <= max(needed, room + depth)
