@@ -154,14 +154,14 @@ def _beside(shape: ConvShape) -> tuple[Zones, ...]:
 
 
 def _search(shape: ConvShape, divided: Sequence[Zones]) -> Search:
-    return Search(shape, [Zone(z.a[1], z.b[1], z.o[1], _shared(z, shape.config)) for z in divided])
+    return Search(shape, [Zone(z.a[1], z.b[1], z.o[1], shared(z, shape.config)) for z in divided])
 
 
-def _shared(zones: Zones, config: Config) -> float:
+def shared(zones: Zones, config: Config) -> float:
     """The share of zone B that lies in a bank of zone A."""
     end = zones.a[0] + zones.a[1]
     bank = -(-end // config.scratchpad_depth) * config.scratchpad_depth
-    return min(bank - end, zones.b[1]) / zones.b[1] if zones.a[1] else 0.0
+    return min(bank - end, zones.b[1]) / zones.b[1] if zones.a[1] and zones.b[1] else 0.0
 
 
 def _plan(divided: Sequence[Zones], found: Found) -> ConvPlan:

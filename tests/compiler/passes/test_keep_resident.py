@@ -24,6 +24,7 @@ from weft.compiler.pipeline import Pass
 from weft.compiler.plan.conv_plan import ConvPlan, candidates, unit
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.compiler.planner import Planner
+from weft.configurations import sequential_boards
 from weft.hdl.isa import PARAMETER_VECTORS
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
@@ -72,6 +73,20 @@ def test_random_convolutions(preset: str, least: float) -> None:
         names = {op.dst.buffer.name for op in segment.ops if op.dst.buffer.kind == "temp"}
         temps, held = temps + len(names), held + len(names - set(program.buffers))
     assert held >= least * temps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BOARDS)
+def test_random_convolutions_on_boards(name: str) -> None:
+    """With the plans for a board's own configuration and memory, and for memories around its."""
+    board = BOARDS[name]
+    own = board.memory.modelled[1] or board.config.bus_bytes
+    for seed, bandwidth in enumerate((own, own, 0.2, 2.0, float(board.config.bus_bytes))):
+        rng = np.random.default_rng([seed, board.config.digest])
+        segment, _ = random_convolutions(rng)
+        sequential = bool(sequential_boards(board.config))
+        program = compile_segment(segment, board.config, bandwidth=bandwidth, sequential=sequential)
+        compare_outputs(program, segment.ops, board.config)
 
 
 def kept_all(segment: DeviceSegment, planner: Planner) -> DeviceSegment:

@@ -14,7 +14,7 @@ from support.op_cases import random_convolutions, random_mixture, whole
 from weft.boards.registry import BOARDS
 from weft.compiler.backend import DeviceProgram, compile_segment
 from weft.compiler.ir.graph import Add, Conv, DeviceSegment
-from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, plan_apart, unit, zones
+from weft.compiler.plan.conv_plan import ConvPlan, candidates, plan, plan_apart, shared, unit, zones
 from weft.compiler.plan.conv_shape import ConvShape
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter
@@ -32,15 +32,19 @@ def test_zones_follow_one_another(config: Config, inputs: bool) -> None:
     size = unit(config)
     for region in (None, (size, 3 * size), (0, 2 * size)):
         first, last = region or (0, config.scratchpad_size)
-        for tail in (0, 8, size // 2):
+        for tail in (0, 8, size // 2, size):
             found = zones(config, region, inputs=inputs, tail=tail)
             assert found or (inputs and not tail and last - first < 3 * size)
             for item in found:
                 assert item.a[0] == first
                 assert (sum(item.a), sum(item.b), sum(item.o)) == (item.b[0], item.o[0], last)
                 assert (item.a[1] > 0) == inputs
-                assert item.b[1] > 0
+                assert item.b[1] > 0 or tail == size
                 assert item.o[1] == tail if tail else item.o[1] >= size
+                depth = config.scratchpad_depth
+                rows, weights = (np.arange(at, at + count) // depth for at, count in (item.a, item.b))
+                both = np.isin(weights, rows)
+                assert shared(item, config) == (both.mean() if both.size else 0.0)
 
 
 def seen(
@@ -162,3 +166,20 @@ def test_parameters_of_epilogues_have_a_place_of_their_own(bandwidth: int) -> No
     assert len(chosen) >= len(ops)
     inputs = {"x": rng.integers(-128, 128, program.input_shape("x")).astype(np.int8)}
     compare(program, segment, inputs, config, temps=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "cin", "least"), [(28, 512, 512, 0.9), (1024, 14, 409, 0.85), (224, 32, 256, 0.8)]
+)
+def test_rows_and_weights_in_banks_of_their_own(rows: int, out: int, cin: int, least: float) -> None:
+    """With two banks, too, the array reads both in every cycle: these were at 61, 64 and 61 % when weights lay in a
+    bank of rows."""
+    op = conv("c", whole("x", (1, 1, rows, cin), "input"), out, 1, "output")
+    program = compile_segment(DeviceSegment("s", (op,)), ULX3S)
+    image = Image(program)
+    device = TimingDevice(ULX3S, image.memory_bytes, bytes_per_cycle=ULX3S.bus_bytes)
+    image.run(device, {})
+    counters = device.counters()
+    moved = (rows * cin + cin * out + rows * out) / ULX3S.bus_bytes
+    busy = max(counters[Counter.ARRAY_ACTIVE], moved, rows * out / ULX3S.lanes)
+    assert busy >= least * counters[Counter.CYCLES]
