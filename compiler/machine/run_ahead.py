@@ -35,7 +35,7 @@ def products_first(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarr
         return np.arange(len(tasks))
     starts, _ = _starts(tasks, latest, target)
     room = _room(queue, starts, target.config.queue_depth)
-    wish = np.searchsorted(np.maximum.accumulate(room[made]), room[moved], "right")
+    wish = np.searchsorted(np.maximum.accumulate(room[made]), room[moved[products]], "right")
     least = np.searchsorted(made, latest[moved][:, [int(Queue.VEC), int(Queue.STORE)]].max(axis=1), "right")
     now = np.searchsorted(made, moved)
     # LOADs go with the products that follow them.
@@ -43,8 +43,7 @@ def products_first(tasks: Tasks, latest: np.ndarray, target: Target) -> np.ndarr
     last = group == len(products)
     firsts = np.concatenate([[0], products[:-1] + 1])
     limit = np.maximum.reduceat(least[: products[-1] + 1], firsts)
-    ahead = np.minimum(np.maximum(limit, wish[products]), now[products])
-    ahead = np.maximum.accumulate(ahead)
+    ahead = np.maximum.accumulate(np.minimum(np.maximum(limit, wish), now[products]))
     keys = np.empty(len(tasks), np.int64)
     keys[made] = 2 * np.arange(len(made)) + 1
     keys[moved] = 2 * np.where(last, now, np.minimum(ahead[np.minimum(group, len(products) - 1)], now))

@@ -175,9 +175,9 @@ class _Scored:
             most = np.minimum(tiles, np.maximum(LENGTH_MAX // n, 1))
             most = np.where(height > 1, np.minimum(most, np.maximum(STRIDE_MAX // width, 1)), most)
             most = np.maximum(np.minimum(most, room // slots // 2), 1)
-            self.store = -(
-                -tiles // -(-tiles // most)
-            )  # as many with each: short ones in between hide nothing
+            # As many with each: a short one in between hides nothing.
+            leave = -(-tiles // most)
+            self.store = -(-tiles // leave)
         self.o_slot = height * width * self.store
         slots = np.maximum(slots * self.store, 1) if buffered else np.int64(1)
         self.o_count = np.maximum(np.minimum(room // slots, 4), 1)
