@@ -25,6 +25,7 @@ from weft.configurations import configuration, memory_of, room_of, sequential_bo
 from weft.errors import InputError
 from weft.hdl.checker.program import ProgramError
 from weft.hdl.checker.program import check as check_program
+from weft.hdl.checker.sequence import check_sequence
 from weft.hdl.files.schema import printable
 from weft.hdl.isa.config import Config
 from weft.program import Program, folder_of
@@ -161,6 +162,8 @@ def _checked(compiled: Compiled, graphs: tuple[DeviceSegment, ...] = ()) -> Prog
         if isinstance(segment, DeviceProgram):
             try:
                 check_program(segment.instructions, compiled.config, extents=segment.areas.extents)
+                if sequential_boards(compiled.config):
+                    check_sequence(segment.instructions)
             except ProgramError as error:
                 raise ProgramError(f"{printable(segment.name)}: {error}") from None
     return Program(compiled, graphs)
@@ -176,7 +179,8 @@ def load(folder: str | os.PathLike[str]) -> Program:
     CompileError
         If its parts do not fit each other.
     ProgramError
-        If its instructions leave what they may read and write, can race or can block each other.
+        If its instructions leave what they may read and write, can race or can block each other, or are in no order
+        for the sequential core.
     """
     path = folder_of(folder)
     compiled = load_compiled(path)

@@ -15,11 +15,12 @@ from weft.compiler.ir.graph import Attention, Buffer, CompileError, DeviceSegmen
 from weft.compiler.ir.score_pairs import CLAMP, SCALE_LIMIT
 from weft.compiler.machine.memory import LENGTH
 from weft.compiler.onnx.attention_form import KEYS, ROW, SIZE
-from weft.configurations import configuration
+from weft.configurations import configuration, sequential_boards
 from weft.devices import Simulation
 from weft.errors import InputError
 from weft.execution import Execution
 from weft.hdl.checker.program import check as check_program
+from weft.hdl.checker.sequence import check_sequence
 from weft.hdl.isa.config import Config
 from weft.program import Result
 
@@ -104,8 +105,12 @@ class PagedAttention:
         quant = (quantisation or Quantisation()).checked()
         multiplier = 1 / math.sqrt(self.head_size) if scale is None else positive("scale", scale)
         op = self._operator(quant, flag("causal", causal), multiplier)
-        self.program: DeviceProgram = compile_segment(DeviceSegment("attention", (op,)), self.config)
+        in_turn = bool(sequential_boards(self.config))
+        segment = DeviceSegment("attention", (op,))
+        self.program: DeviceProgram = compile_segment(segment, self.config, sequential=in_turn)
         check_program(self.program.instructions, self.config, extents=self.program.areas.extents)
+        if in_turn:
+            check_sequence(self.program.instructions)
 
     def _check_parameters(self) -> None:
         if self.heads % self.kv_heads:

@@ -102,12 +102,15 @@ def sequential_boards(config: Config) -> list[str]:
     ]
 
 
-def runs_in_turn(device: Any, config: Config) -> bool:
-    """Whether `device` has the sequential core, on which nothing overlaps: a board says which it is, else `config`."""
+def runs_in_turn(device: Any, config: Config | None = None) -> bool:
+    """Whether `device` has the sequential core, on which nothing overlaps: a board says which it is, a simulation by
+    its attribute ``sequential``, else `config` if it is given."""
     from weft.boards.board import CoreKind
 
     board = _boards().get(getattr(getattr(device, "identity", None), "board", ""))
-    return bool(sequential_boards(config)) if board is None else board.core is CoreKind.SEQUENTIAL
+    if board is not None:
+        return board.core is CoreKind.SEQUENTIAL
+    return bool(getattr(device, "sequential", False) or (config and sequential_boards(config)))
 
 
 def sequential(boards: Sequence[str]) -> str:

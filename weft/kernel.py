@@ -30,7 +30,7 @@ from weft.compiler.ir.graph import Buffer, DeviceSegment, View
 from weft.compiler.kernel.code import generate
 from weft.compiler.kernel.expressions import Expression, KernelError, Rows, constant
 from weft.compiler.kernel.operators import RowFunction
-from weft.configurations import configuration
+from weft.configurations import configuration, sequential_boards
 from weft.devices import Simulation, simulated
 from weft.errors import InputError
 from weft.hdl.isa import MicroOp
@@ -64,7 +64,8 @@ class Kernel:
         self.ops: tuple[MicroOp, ...] = generate(op.rows(), config.n)
         self.cycles: int | None = None
         self._op = op
-        self._image = Image(compile_segment(DeviceSegment(op.name, (op,)), config))
+        in_turn = bool(sequential_boards(config))
+        self._image = Image(compile_segment(DeviceSegment(op.name, (op,)), config, sequential=in_turn))
 
     def run(
         self,

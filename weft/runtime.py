@@ -8,6 +8,8 @@ import numpy as np
 
 from weft.compiler.backend import DeviceProgram
 from weft.compiler.machine.memory import CONSTANTS
+from weft.configurations import runs_in_turn
+from weft.hdl.checker.sequence import check_sequence
 from weft.sim.device import Device
 
 
@@ -69,7 +71,15 @@ class Image:
         device.wait(timeout)
 
     def load(self, device: Device) -> None:
-        """Load the program, unless the device has kept it."""
+        """Load the program, unless the device has kept it.
+
+        Raises
+        ------
+        ProgramError
+            If the device has the sequential core, and the order of the program is not for it.
+        """
+        if runs_in_turn(device):
+            check_sequence(self.program.instructions)
         if self.kept is None:
             device.load(self.bases[CONSTANTS], self.fixed)
 

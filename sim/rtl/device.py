@@ -189,7 +189,7 @@ class RtlDevice(Closing, Device):
         self._bases = [0] * BASES
         self._failed = False
         self._started = False
-        self._sequential = sequential
+        self.sequential = sequential
         answer = (latency + config.bus_bytes / (bytes_per_cycle or config.bus_bytes)) / (
             1 - stall_probability
         )
@@ -282,7 +282,7 @@ class RtlDevice(Closing, Device):
             protocol, or a word is no instruction.
         """
         left = timeout
-        watch = Watch(self.config, self._patience, sequential=self._sequential)
+        watch = Watch(self.config, self._patience, sequential=self.sequential)
         while self._started:
             chunk = CHUNK if left is None else min(CHUNK, left)
             done = self._library.weft_run(self._handle, chunk)

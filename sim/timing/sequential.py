@@ -60,6 +60,7 @@ class SequentialTimingDevice(TimingDevice):
         flash: TimedFlash | None = None,
     ) -> None:
         check_config(config)
+        self.sequential = True
         super().__init__(config, memory_bytes, latency=latency, bytes_per_cycle=bytes_per_cycle)
         self.flash = flash
         if flash is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,17 +16,23 @@ from support import qdq_models
 import weft
 from weft import ConfigError, InputError, Program
 from weft import __main__ as command
+from weft.api import _checked
 from weft.attention import PagedAttention
 from weft.boards.board import CoreKind
 from weft.boards.registry import BOARDS
+from weft.compiler.artefact import Compiled
+from weft.compiler.backend import DeviceProgram
 from weft.configurations import configuration, names, sequential_boards
 from weft.examples import digits
 from weft.hdl import core as pipelined
 from weft.hdl import verilog as generating
+from weft.hdl.checker.program import ProgramError
+from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.sequential import core as sequential
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl import device as rtl
+from weft.sim.timing.sequential import SequentialTimingDevice
 from weft.trace import timelines_of
 from weft.tune import tune
 
@@ -118,6 +125,37 @@ def test_commands_for_the_sequential_core(
         errors = capsys.readouterr().err.splitlines()
         assert re.match(f"error: this is the configuration of .*{board}.* the sequential core", errors[-1])
     assert sorted(Path().rglob("*")) == before
+
+
+def for_queues_only(config: str | Config) -> Compiled:
+    """digits, with its first instruction that waits for the one in front of it in the place of that."""
+    compiled = weft.compile(digits.model(), config)._compiled
+    segments = list(compiled.segments)
+    number, segment = next((i, item) for i, item in enumerate(segments) if isinstance(item, DeviceProgram))
+    order = list(segment.instructions)
+    at = next(i for i in range(1, len(order)) if order[i].wait & order[i - 1].signal)
+    order[at - 1 : at + 1] = order[at], order[at - 1]
+    segments[number] = dataclasses.replace(segment, instructions=Code.of(order))
+    return dataclasses.replace(compiled, segments=tuple(segments))
+
+
+TOO_EARLY = r"waits for semaphore \d+, which no instruction in front of it has signalled: the sequential core"
+
+
+def test_an_order_for_queues_only_is_refused(board: str) -> None:
+    """When it is compiled, when it is loaded, and when it is run: see `weft.hdl.checker.sequence`."""
+    with pytest.raises(ProgramError, match=rf"^device1: instruction \d+ \([A-Z]+\) {TOO_EARLY}"):
+        _checked(for_queues_only(board))
+
+
+def test_an_order_for_queues_only_runs_in_queues_only() -> None:
+    config = PRESETS["tiny"].replace(depthwise_taps=0)
+    program = _checked(for_queues_only(config))
+    outputs = program.run(INPUTS).outputs
+    right = weft.compile(digits.model(), config).run(INPUTS).outputs
+    assert all(np.array_equal(outputs[name], value) for name, value in right.items())
+    with pytest.raises(ProgramError, match=rf"^instruction \d+ \([A-Z]+\) {TOO_EARLY}"):
+        program.run(INPUTS, on=SequentialTimingDevice(config, 1 << 20))
 
 
 @pytest.mark.parametrize("name", ["tiny", *BOARDS])
