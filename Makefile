@@ -3,6 +3,7 @@ PYTHON ?= python3
 CONFIG ?= small
 EXAMPLE ?= digits
 COUNT  ?= 1000
+MINUTES ?= 0
 SEED   ?= 1
 MUTANTS ?= 0
 SECONDS_EACH ?= 240
@@ -18,7 +19,7 @@ help:
 	@echo "make lint         linters and type checker only"
 	@echo "make regression   the long randomised tests"
 	@echo "make prove        properties of the hardware, proven for all inputs (MUTANTS=30: and whether they see faults)"
-	@echo "make fuzz         hostile files and models, and random graphs against ONNX Runtime (COUNT=20000 SEED=1)"
+	@echo "make fuzz         hostile files, random programs, graphs and configurations (COUNT=20000 or MINUTES=60, SEED=1)"
 	@echo "make bench        the benchmarks"
 	@echo "make boards       configurations on all boards: resources and clocks (hours the first time)"
 	@echo "make clean        remove .venv and everything that was built"
@@ -41,7 +42,7 @@ prove: $(VENV)/.demo
 	@$(BIN)/weft prove --seconds $(SECONDS_EACH) --mutants $(MUTANTS)
 
 fuzz: $(VENV)/.test
-	$(BIN)/python tests/fuzz/run.py --count $(COUNT) --seed $(SEED)
+	$(BIN)/python tests/fuzz/run.py --count $(COUNT) --minutes $(MINUTES) --seed $(SEED)
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py

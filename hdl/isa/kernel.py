@@ -75,6 +75,8 @@ SERIAL = (Op.RECIPROCAL, Op.RSQRT)
 """Operations that are computed one element after the other."""
 COMPARISONS = (Op.LT, Op.EQ)
 """Operations whose result is the predicate."""
+_ONE_OPERAND = (Op.TABLE, *SERIAL)
+"""Operations that have no B."""
 
 
 @dataclass(frozen=True)
@@ -294,8 +296,35 @@ def check_kernel(ops: Sequence[MicroOp], instruction: Kernel, config: Config) ->
                 f"from {looped + 1} to {index}"
             )
         looped = index if op.again else looped
+    _check_filled(ops)
     if ops[-1].op in SERIAL:
         raise IsaError(f"the kernel ends with {Op(ops[-1].op).name}, behind which one more has to follow")
+
+
+def _check_filled(ops: Sequence[MicroOp]) -> None:
+    """Raise `IsaError` for a register, or the predicate, that is read before it is written: its contents are of rows
+    that were computed before, and which these are nobody knows. Loops are no matter, as their first turn has all; and a
+    register less itself is 0, whatever it holds."""
+    filled: set[int] = set()
+    compared = False
+    for index, op in enumerate(ops):
+        read = {op.a} if not op.a_memory and op.op != Op.INDEX else set()
+        if not op.b_immediate and op.op not in _ONE_OPERAND:
+            read.add(op.b)
+        changes = op.a_memory or op.b_immediate or op.shift or op.swap or op.a != op.b
+        unknown = read - filled if changes or op.op not in (Op.SUB, Op.RSUB) else set()
+        if unknown:
+            raise IsaError(
+                f"micro-operation {index} of the kernel reads register {min(unknown)}, which none in front of it writes"
+            )
+        if op.op == Op.SELECT and not compared:
+            raise IsaError(
+                f"micro-operation {index} of the kernel is SELECT, but none in front of it compares anything"
+            )
+        if op.op in COMPARISONS:
+            compared = True
+        elif not op.d_memory:
+            filled.add(op.d)
 
 
 def _fault(op: MicroOp, instruction: Kernel, config: Config) -> str | None:

@@ -47,6 +47,7 @@ _SIGNATURES = {
     ),
     "weft_close": (None, [ctypes.c_void_p]),
     "weft_reset": (None, [ctypes.c_void_p]),
+    "weft_reorder": (None, [ctypes.c_void_p]),
     "weft_memory": (ctypes.c_void_p, [ctypes.c_void_p]),
     "weft_cycles": (ctypes.c_uint64, [ctypes.c_void_p]),
     "weft_begun": (ctypes.c_uint64, [ctypes.c_void_p]),
@@ -113,8 +114,10 @@ class RtlDevice(Closing, Device):
         Memory bandwidth that reads and writes share; without it, one beat a cycle in each direction.
     stall_probability : float
         Chance, in every cycle and for every AXI channel, that the memory side does nothing.
+    reordered : bool
+        Memory answers reads of different IDs in any order, and their beats in turn.
     stall_seed : int
-        Seed of these stalls.
+        Seed of these stalls and orders.
     trace : Waves, Path or None
         Write waveforms there, of all cycles from the reset on if it is a path. Slow.
     trace_levels : int or None
@@ -145,6 +148,7 @@ class RtlDevice(Closing, Device):
         latency: int = 30,
         bytes_per_cycle: float | None = None,
         stall_probability: float = 0.0,
+        reordered: bool = False,
         stall_seed: int = 0,
         trace: Waves | Path | None = None,
         trace_levels: int | None = None,
@@ -185,6 +189,8 @@ class RtlDevice(Closing, Device):
         if not model:
             raise DeviceError(f"cannot write the trace {path.decode() if path else ''}")
         self._model = model
+        if reordered:
+            self._library.weft_reorder(model)
         self._memory: int = self._library.weft_memory(model)
         self._bases = [0] * BASES
         self._failed = False

@@ -1,8 +1,9 @@
 // The Verilator model of the core with its memory, as a few C functions for weft.sim.rtl.device.
 //
-// Memory is a byte array behind AXI4: INCR bursts, in order, some outstanding, a latency from accepting an address to
-// its first beat (or from the last write beat to its response), and a token bucket of bytes that reads and writes
-// share. Every channel can stall at random. What breaks the protocol, and what lies outside memory, ends the run with
+// Memory is a byte array behind AXI4: INCR bursts, some outstanding, a latency from accepting an address to its first
+// beat (or from the last write beat to its response), and a token bucket of bytes that reads and writes share. Bursts
+// are answered in order or, of reads with different IDs, in any order and beats in turn. Every channel can stall at
+// random. What breaks the protocol, and what lies outside memory, ends the run with
 // a message.
 
 #include <cstdarg>
@@ -76,6 +77,8 @@ struct Model {
     uint32_t stall = 0;  // of 2**32
     double rate = 0, tokens = 0;  // bytes a cycle, 0: no limit
     std::deque<Burst> reads, writes, responses;
+    bool reordered = false;  // reads of one ID overtake those of another
+    size_t served = 0;  // which of `reads` the beat on the bus belongs to
     bool beat_taken = false, response_taken = false;
     Offer<5> ar, aw;
     Offer<BUS + (BUS + 7) / 8 + 1> w;
@@ -84,10 +87,20 @@ struct Model {
     std::string error;
     bool exhausted = false;
 
-    bool stalls() {
-        if (!stall) return false;
+    uint32_t draw() {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-        return static_cast<uint32_t>(random >> 32) < stall;
+        return static_cast<uint32_t>(random >> 32);
+    }
+
+    bool stalls() { return stall && draw() < stall; }
+
+    // The burst whose beat comes next: of an ID at random the first one.
+    size_t chosen() {
+        if (!reordered) return 0;
+        const unsigned id = reads[draw() % reads.size()].id;
+        size_t first = 0;
+        while (reads[first].id != id) first++;
+        return first;
     }
 
     void fail(const char* format, ...) __attribute__((format(printf, 2, 3))) {
@@ -112,9 +125,10 @@ struct Model {
         t.m_axi_arready = reads.size() < OUTSTANDING && !stalls();
         t.m_axi_awready = writes.size() < OUTSTANDING && !stalls();
         t.m_axi_wready = !writes.empty() && funded() && !stalls();
-        if (!t.m_axi_rvalid && !reads.empty() && reads.front().ready <= cycles && funded() && !stalls()) {
+        if (!t.m_axi_rvalid && !reads.empty()) served = chosen();
+        if (!t.m_axi_rvalid && !reads.empty() && reads[served].ready <= cycles && funded() && !stalls()) {
             tokens -= BUS;
-            const Burst& burst = reads.front();
+            const Burst& burst = reads[served];
             const bool inside = burst.address + BUS <= memory.size();
             if (inside) std::memcpy(&t.m_axi_rdata, &memory[burst.address], BUS);
             else std::memset(&t.m_axi_rdata, 0, BUS);
@@ -168,10 +182,10 @@ struct Model {
         const bool new_read = t.m_axi_arvalid && t.m_axi_arready, new_write = t.m_axi_awvalid && t.m_axi_awready;
         check_offers();
         if (t.m_axi_rvalid && t.m_axi_rready) {
-            Burst& burst = reads.front();
+            Burst& burst = reads[served];
             beat_taken = true;
             burst.address += BUS;
-            if (--burst.beats == 0) reads.pop_front();
+            if (--burst.beats == 0) reads.erase(reads.begin() + served);
         }
         if (t.m_axi_bvalid && t.m_axi_bready) {
             response_taken = true;
@@ -363,6 +377,8 @@ EXPORT void weft_reset(Model* model) {
         return 1;
     });
 }
+// From now on reads of different IDs overtake each other.
+EXPORT void weft_reorder(Model* model) { model->reordered = true; }
 EXPORT uint8_t* weft_memory(Model* model) { return model->memory.data(); }
 // Note, from now on, the cycle in which each of `count` ascending totals of written bytes is reached.
 EXPORT void weft_mark(Model* model, const uint64_t* totals, uint64_t count) {

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz import files, graphs, models, values
+from fuzz import configurations, files, graphs, models, programs, sandbox, values
 from fuzz.outcome import Outcome
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """`draw` gives edits (JSON values; the first says what is edited), `run` carries them out in a folder; `share`
-    inputs in turn are of this kind."""
+    """`draw` gives edits (JSON values; the first says what is edited), `run` carries them out in a folder within some
+    `seconds` of processor time; `share` inputs in turn are of this kind."""
 
     draw: Callable[[np.random.Generator], list[Any]]
     run: Callable[[list[Any], Path], Outcome]
     share: int
+    seconds: float = sandbox.SECONDS
 
 
 KINDS = {
@@ -27,4 +28,10 @@ KINDS = {
     "values": Kind(values.draw, values.run, 2),
     "models": Kind(models.draw, models.run, 3),
     "graphs": Kind(graphs.draw, graphs.run, 4),
+    "programs": Kind(programs.draw, programs.run, 3),
+    "mutants": Kind(programs.draw_mutant, programs.run_mutant, 3),
+    "configurations": Kind(configurations.draw, configurations.run, 0, configurations.SECONDS),
 }
+RARE = "configurations"
+"""A kind that takes a minute an input: one in `RARELY` is of it, behind as many others."""
+RARELY = 200

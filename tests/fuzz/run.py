@@ -31,8 +31,8 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from fuzz import files, sandbox, seeds
-from fuzz.kinds import KINDS
+from fuzz import files, programs, sandbox, seeds
+from fuzz.kinds import KINDS, RARE, RARELY
 from fuzz.outcome import Outcome
 
 from weft import cli
@@ -45,7 +45,8 @@ KEPT = 3
 
 def edits_of(seed: int, index: int, only: str = "") -> tuple[str, list[Any]]:
     """Kind and edits of input `index`, of all kinds in turn or of one."""
-    name = only or SCHEDULE[index % len(SCHEDULE)]
+    rare = index % RARELY == RARELY - 1
+    name = only or (RARE if rare else SCHEDULE[index % len(SCHEDULE)])
     return name, KINDS[name].draw(np.random.default_rng([seed, index, *name.encode()]))
 
 
@@ -54,7 +55,7 @@ def outcome_of(name: str, edits: list[Any], keep: Path | None = None) -> Outcome
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:
         work = Path(scratch) / "work"
         work.mkdir()
-        found = sandbox.run(lambda: KINDS[name].run(edits, work), Path(scratch))
+        found = sandbox.run(lambda: KINDS[name].run(edits, work), Path(scratch), KINDS[name].seconds)
         if keep is not None:
             shutil.copytree(scratch, keep, dirs_exist_ok=True)
         return found
@@ -88,6 +89,8 @@ def warm() -> None:
     seeds.configuration(), seeds.tuning(), seeds.gguf()
     for name in seeds.models():
         seeds.program(name), seeds.inputs(name)
+    for core in programs.CORES.values():
+        core.rtl().close(), core.timing()
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:
         model, program, source = (Path(scratch) / name for name in ("model.onnx", "program", "in.npz"))
         model.write_bytes(seeds.models()["rows"])
@@ -106,7 +109,7 @@ def shard(options: argparse.Namespace) -> int:
     warm()
     start = time.monotonic()
     for index in range(options.first + number, options.first + options.count, shards):
-        if options.seconds and time.monotonic() - start > options.seconds:
+        if options.minutes and time.monotonic() - start > 60 * options.minutes:
             break
         name, edits = edits_of(options.seed, index, options.kind)
         outcome = outcome_of(name, edits)
@@ -156,7 +159,7 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=1000, help="inputs")
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
-    parser.add_argument("--seconds", type=float, default=0, help="end after that time")
+    parser.add_argument("--minutes", type=float, default=0, help="so long instead of a number of inputs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", default="", choices=["", *KINDS], help="these only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -164,6 +167,8 @@ def main() -> int:
     parser.add_argument("--case", type=Path, help="run a case that was kept")
     parser.add_argument("--shard", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.minutes:
+        options.count = 1 << 60
     if options.shard:
         return shard(options)
     if options.case:
@@ -179,7 +184,7 @@ def run(options: argparse.Namespace) -> Tally:
     tally = Tally(options.keep)
     common = [
         sys.executable, __file__, f"--count={options.count}", f"--first={options.first}", f"--seed={options.seed}",
-        f"--seconds={options.seconds}", f"--kind={options.kind}",
+        f"--minutes={options.minutes}", f"--kind={options.kind}",
     ]  # fmt: skip
 
     def follow(number: int) -> None:

@@ -16,8 +16,8 @@ from fuzz.outcome import Outcome, of_exception
 
 SECONDS = 10.0
 """Processor time of an input, or of each program that it has weft compile and run; other load does not count."""
-WAITING = 90.0
-"""Seconds after which an input that does nothing is ended as well."""
+WAITING = 9.0
+"""Times so many seconds after which an input that does nothing is ended as well."""
 GROWTH = 2 << 30
 """Bytes by which an input's address space may grow."""
 _DISK = 1 << 28
@@ -41,7 +41,7 @@ def run(action: Callable[[], Outcome], folder: Path, seconds: float = SECONDS) -
             result.write_text(json.dumps(outcome.to_dict()))
         finally:
             os._exit(0)
-    status = _wait(child)
+    status = _wait(child, WAITING * seconds)
     try:
         return Outcome(**json.loads((folder / "outcome.json").read_text()))
     except (OSError, ValueError):
@@ -76,8 +76,8 @@ def _unlimit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
 
 
-def _wait(child: int) -> int:
-    end, pause = time.monotonic() + WAITING, 0.001
+def _wait(child: int, seconds: float) -> int:
+    end, pause = time.monotonic() + seconds, 0.001
     while time.monotonic() < end:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:

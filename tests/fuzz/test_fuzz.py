@@ -11,14 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz import command, files, graphs, run, sandbox, seeds, values
+from fuzz import command, configurations, files, graphs, programs, run, sandbox, seeds, values
 from fuzz.kinds import KINDS
 from fuzz.outcome import Outcome, check_sentence
 
 from weft.boards.registry import BOARDS
+from weft.hdl.isa import SEMAPHORE_MAX, Vec
+from weft.hdl.isa import kernel as kernels
 from weft.hdl.isa.config import PRESETS, ConfigError
+from weft.hdl.isa.memmap import Counter, base_register
 from weft.runtime import Image
 from weft.sim.device import Device
+from weft.sim.golden.interpreter import EXECUTE
+from weft.sim.golden.memories import Memories
+from weft.sim.rtl.device import RtlDevice
+from weft.sim.timing import TimingDevice
 
 BUDGET = 130
 """Inputs in ``make test``, of all kinds: about 40 s. ``make fuzz COUNT=... SEED=...`` runs more."""
@@ -198,6 +205,97 @@ def test_wrong_answers_are_seen(monkeypatch: pytest.MonkeyPatch, step: np.ndarra
     assert run.outcome_of("graphs", GRAPH).kind == "done"
     monkeypatch.setattr(Image, "read", off_by(step))
     assert run.outcome_of("graphs", GRAPH).kind == "wrong"
+
+
+PROGRAM: dict[str, Any] = {
+    "core": "tiny", "seed": 7, "count": 12, "serial": False, "large": True, "timed": True, "renamed": True,
+    "full": True, "traffic": False, "turns": 2, "latency": 5, "rate": 1.5, "stalls": 0.3, "reordered": True,
+}  # fmt: skip
+
+
+def program(**settings: Any) -> list[Any]:
+    given = PROGRAM | settings
+    return [["program", given], *(["step", step] for step in range(given["count"]))]
+
+
+def test_programs_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte of the golden interpreter's results, and a cycle of the model's."""
+    assert run.outcome_of("programs", program()).kind == "done"
+    counters, vec = TimingDevice.counters, EXECUTE[Vec]
+    monkeypatch.setattr(TimingDevice, "counters", lambda self: counters(self) | {Counter.VEC_BUSY: 1})
+    assert run.outcome_of("programs", program()).signature == "wrong counters ['VEC_BUSY']"
+    assert run.outcome_of("programs", program(timed=False)).kind == "done"
+
+    def wrong(memories: Memories, instruction: Vec) -> None:
+        vec(memories, instruction)
+        memories.scratchpad[instruction.dst] ^= 1
+
+    monkeypatch.setitem(EXECUTE, Vec, wrong)
+    edits = program(timed=False, seed=6)  # which has three VECs
+    found = run.outcome_of("programs", edits)
+    assert found.signature == "wrong bytes"
+    fewer = run.minimised("programs", edits, found)
+    assert len(fewer) == 2
+    assert run.outcome_of("programs", fewer).signature == "wrong bytes"
+
+
+def test_register_traffic_that_is_noticed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    edits = program(timed=False, traffic=True)
+    assert run.outcome_of("programs", edits).kind == "done"
+
+    def disturb(device: RtlDevice, generator: programs.Program, rng: Any) -> None:
+        device._write_register(base_register(6), generator.bases[6] + 4)
+
+    monkeypatch.setattr(programs, "disturb", disturb)
+    assert run.outcome_of("programs", edits).kind == "wrong"
+
+
+def test_what_programs_have() -> None:
+    """All semaphores, those on which a queue waits for itself as well, and counts up to the largest."""
+    waits, most = 0, 0
+    for seed in range(4):
+        made = programs.built(programs.CORES["tiny"], PROGRAM | {"seed": seed}, list(range(12)))
+        waits |= int(np.bitwise_or.reduce([item.wait for item in made.program]))
+        counts = np.zeros(16, int)
+        for item in made.program:
+            for semaphore in range(16):
+                counts[semaphore] += (item.signal >> semaphore & 1) - (item.wait >> semaphore & 1)
+            most = max(most, int(counts.max()))
+    assert waits == 0xFFFF
+    assert SEMAPHORE_MAX - 2 <= most <= SEMAPHORE_MAX
+
+
+def test_a_hole_in_the_checker_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant that reads a register which nothing wrote, as `make fuzz` found it."""
+    settings = PROGRAM | {
+        "seed": 797817530, "count": 8, "serial": True, "large": False, "timed": False, "renamed": False, "full": False,
+        "rate": 0, "stalls": 0.7,
+    }  # fmt: skip
+    edits = [["mutant", settings], ["put", [645400777, 141381953, 422613081, 701861202]]]
+    refused = run.outcome_of("mutants", edits)
+    assert (refused.kind, "reads register 5" in refused.text) == ("refused", True)
+    monkeypatch.setattr(kernels, "_check_filled", lambda ops: None)
+    assert run.outcome_of("mutants", edits).signature == "wrong bytes"
+
+
+def test_mutants_are_refused_or_not() -> None:
+    kinds = {run.outcome_of(*run.edits_of(1, index, "mutants")).kind for index in range(12)}
+    assert kinds == {"done", "refused"}
+
+
+def test_configurations_are_drawn_from_all_fields() -> None:
+    drawn = [configurations.draw(np.random.default_rng(seed)) for seed in range(200)]
+    values = {(name, value) for _, *changes in drawn for _, name, value in changes}
+    assert values == {(name, value) for name, choices in configurations.FIELDS.items() for value in choices}
+    assert set(configurations.FIELDS) == set(PRESETS["tiny"].to_dict())
+    assert any(run.edits_of(1, index)[0] == "configurations" for index in range(200))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("index", range(12))
+def test_random_configurations_run_programs(index: int) -> None:
+    found = run.outcome_of(*run.edits_of(2, index, "configurations"))
+    assert found.kind in ("done", "refused"), found.text
 
 
 def test_a_case_is_minimised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -63,3 +63,48 @@ def test_micro_operations_that_nobody_wrote() -> None:
 def test_without_the_engine() -> None:
     with pytest.raises(ProgramError, match="the configuration has no kernel engine"):
         check(program(COPY, Kernel(**ROWS, dst=100)), PRESETS["tiny"])
+
+
+READ, WRITE = {"a_memory": 1, "b_immediate": 1}, {"d_memory": 1, "end": 1}
+FILLED = MicroOp(op=Op.ADD, d=3, **READ)
+COMPARED = MicroOp(op=Op.LT, **READ)
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ((MicroOp(op=Op.ADD, a=2, b_immediate=1, **WRITE),), "number 0 .* register 2, which none"),
+        ((FILLED, MicroOp(op=Op.ADD, a=3, b=4, **WRITE)), "number 1 .* register 4"),
+        ((FILLED, MicroOp(op=Op.MAX, a=6, b=5, **WRITE)), "number 1 .* register 5"),
+        ((FILLED, MicroOp(op=Op.SUB, a=4, b=4, shift=1, **WRITE)), "number 1 .* register 4"),
+        ((FILLED, MicroOp(op=Op.SUB, a=4, b=4, swap=1, **WRITE)), "number 1 .* register 4"),
+        ((FILLED, MicroOp(op=Op.SUB, a=4, b_immediate=1, **WRITE)), "number 1 .* register 4"),
+        ((FILLED, MicroOp(op=Op.ADD, a=4, b=4, **WRITE)), "number 1 .* register 4"),
+        ((FILLED, MicroOp(op=Op.INDEX, b=2, **WRITE)), "number 1 .* register 2"),
+        ((FILLED, MicroOp(op=Op.RECIPROCAL, a=5, d=6), MicroOp(op=Op.ADD, b=6, **WRITE)), "number 1 .* register 5"),
+        ((COMPARED, MicroOp(op=Op.ADD, a=0, b_immediate=1, **WRITE)), "number 1 .* register 0"),
+        (
+            (MicroOp(op=Op.ADD, **READ, d_memory=1), MicroOp(op=Op.ADD, a=0, b_immediate=1, **WRITE)),
+            "number 1 .* register 0",
+        ),
+        (
+            (MicroOp(op=Op.ADD, a=1, b_immediate=1, d=2), MicroOp(op=Op.ADD, **READ, d=1, again=1),
+             MicroOp(op=Op.ADD, a=2, b_immediate=1, **WRITE)),
+            "number 0 .* register 1",
+        ),
+        ((FILLED, MicroOp(op=Op.SELECT, a=3, b_immediate=1, **WRITE)), "number 1 .* is SELECT, but none in front"),
+        ((FILLED, MicroOp(op=Op.SUB, a=4, b=4, d=4), MicroOp(op=Op.ADD, a=4, b=3, **WRITE)), ""),
+        ((FILLED, MicroOp(op=Op.RSUB, a=4, b=4, d=4), MicroOp(op=Op.ADD, a=4, b=3, **WRITE)), ""),
+        ((FILLED, MicroOp(op=Op.INDEX, a=4, b=3, **WRITE)), ""),
+        ((FILLED, MicroOp(op=Op.TABLE, a=3, b=7, **WRITE)), ""),
+        ((FILLED, COMPARED, MicroOp(op=Op.SELECT, a=3, b=3, **WRITE)), ""),
+    ],
+)  # fmt: skip
+def test_registers_that_nothing_wrote(ops: tuple[MicroOp, ...], message: str) -> None:
+    """They hold what some row before left there, and which one that is depends on time."""
+    code = program(ops, Kernel(**ROWS, dst=100))
+    if not message:
+        check(code, TINY)
+        return
+    with pytest.raises(ProgramError, match=message.replace("number", "micro-operation")):
+        check(code, TINY)
