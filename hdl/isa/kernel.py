@@ -296,9 +296,9 @@ def check_kernel(ops: Sequence[MicroOp], instruction: Kernel, config: Config) ->
                 f"from {looped + 1} to {index}"
             )
         looped = index if op.again else looped
-    _check_filled(ops)
     if ops[-1].op in SERIAL:
         raise IsaError(f"the kernel ends with {Op(ops[-1].op).name}, behind which one more has to follow")
+    _check_filled(ops)
 
 
 def _check_filled(ops: Sequence[MicroOp]) -> None:

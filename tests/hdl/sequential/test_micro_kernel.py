@@ -87,7 +87,7 @@ def variants(rng: random.Random, config: Config) -> Iterator[MicroOp]:
 
 def whole(op: MicroOp) -> list[MicroOp]:
     """A kernel that reads both numbers, and writes all bytes of the results in registers 0 and 2."""
-    ops = [MicroOp(op=Op.MUL, a=d, b_immediate=1, d=d) for d in range(3)]  # whatever they held: 0
+    ops = [MicroOp(op=Op.SUB, a=d, b=d, d=d) for d in range(3)]  # whatever they held: 0
     for number in range(2):
         for operand, shift, unsigned in BYTES:
             read = {"a_memory": 1, "a": operand + 4 * number, "shift": shift, "unsigned": unsigned}
