@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.sim.certify.form import Form
 from weft.sim.certify.sums import INT32, Sums
-from weft.sim.certify.values import Form, Values
+from weft.sim.certify.values import Values
 
 
 def requantised(

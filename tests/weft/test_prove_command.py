@@ -56,6 +56,7 @@ def test_what_does_not_hold(
 ) -> None:
     wrong = Property("lib/skid_buffer", "wrong", "It never refuses.", lambda: Wrong(SkidBuffer(2)))
     monkeypatch.setattr("weft.hdl.formal.registry.properties", lambda: iter([wrong]))
+    monkeypatch.setattr("weft.boards.formal.registry.properties", lambda: iter([]))
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     assert run("prove") == 1
     told = capsys.readouterr().out

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.sim.certify.field import PRIMES, draw_primes, hashed, is_prime
+from weft.sim.certify.form import Form
 from weft.sim.certify.requantise import requantised
 from weft.sim.certify.sums import concatenated
-from weft.sim.certify.values import CONSTANTS, Form, Values
+from weft.sim.certify.values import CONSTANTS, Values
 from weft.sim.golden.arithmetic import round_half_even
 
 TABLES = st.sampled_from([b"", bytes(range(128, 256)) + bytes(range(128)), bytes(range(256)), bytes(256)])
