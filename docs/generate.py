@@ -14,6 +14,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from weft.boards.formal.registry import properties as of_boards
 from weft.compiler.onnx import registry
 from weft.compiler.tflite import registry as tflite_registry
 from weft.hdl import isa
@@ -158,7 +159,7 @@ _METHODS = {Invariant: "an invariant", Induction: "induction", Bounded: "bounded
 
 def properties() -> str:
     """The properties of the hardware that are proven."""
-    lines = [NOTE.format("hdl/formal"), "# Properties of the hardware\n\n"]
+    lines = [NOTE.format("hdl/formal and boards/formal"), "# Properties of the hardware\n\n"]
     about = (
         "What `weft prove` proves, for all inputs and with a reset at any time: by an inductive invariant that is "
         "found (IC3/PDR), by k-induction, or bounded, for so many cycles behind a reset only. What is assumed of a "
@@ -166,11 +167,11 @@ def properties() -> str:
     )
     lines.append(textwrap.fill(about, 110) + "\n")
     lines.append("\n| unit | property | what is proven | how |\n| --- | --- | --- | --- |\n")
-    for item in of_hardware():
+    for item in (*of_hardware(), *of_boards()):
         how = _METHODS[type(item.method)]
         if not isinstance(item.method, Invariant):
             how += f", {item.method.depth} cycles"
-        lines.append(f"| `hdl/{item.unit}` | {item.name} | {item.claim} | {how} |\n")
+        lines.append(f"| `{item.source}` | {item.name} | {item.claim} | {how} |\n")
     return "".join(lines)
 
 

@@ -75,9 +75,10 @@ def prove(
 
 def _chosen(names: list[str]) -> list[Property]:
     """The properties whose titles have one of `names` in them."""
-    from weft.hdl.formal.registry import properties
+    from weft.boards.formal.registry import properties as of_boards
+    from weft.hdl.formal.registry import properties as of_hardware
 
-    items = list(properties())
+    items = [*of_hardware(), *of_boards()]
     for name in names:
         if not any(name in item.title for item in items):
             raise InputError(f"no property has {name!r} in its name: `weft prove --list` lists them")

@@ -65,9 +65,9 @@ class AxiManager(wiring.Component):
     store : In(bus_write(config))
     axi : Out(axi4_signature(config))
     error : Out(1)
-        A response other than OKAY, for one cycle.
+        A response other than OKAY came in the cycle before.
     read_beat, write_beat : Out(1)
-        A data beat is transferred in this cycle.
+        A data beat was transferred in the cycle before.
     """
 
     def __init__(self, config: Config) -> None:

@@ -43,7 +43,7 @@ class Property:
     Parameters
     ----------
     unit : str
-        The unit's source, as ``lib/skid_buffer``.
+        The unit's source, as ``lib/skid_buffer``, or ``boards/arbiter`` in the other room.
     name : str
         What it is about, and with which parameters if there are several, as ``order of 4``.
     claim : str
@@ -66,6 +66,11 @@ class Property:
     @property
     def title(self) -> str:
         return f"{self.unit}: {self.name}"
+
+    @property
+    def source(self) -> str:
+        """The unit's source with its room."""
+        return self.unit if self.unit.startswith("boards/") else f"hdl/{self.unit}"
 
 
 class Bench(Elaboratable):

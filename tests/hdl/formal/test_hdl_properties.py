@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support.properties import assert_proven, assert_sees_faults
 
 from weft.hdl.formal.property import Property
 from weft.hdl.formal.registry import properties
-from weft.sim.formal.mutants import mutants
-from weft.sim.formal.prove import prove
 
 ALL = list(properties())
-QUICK = ("lib/",)
+QUICK = ("lib/block_fifo", "lib/delay", "lib/loopnest", "lib/skid_buffer", "lib/tap")
 """Begin the names of units whose properties take few seconds."""
 
 
@@ -26,12 +25,10 @@ def test_titles_are_unique() -> None:
     ],
 )
 def test_proven(item: Property) -> None:
-    result = prove(item, 600)
-    assert result.good, f"{result.outcome}: {result.how} {result.folder}"
+    assert_proven(item)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("item", ALL, ids=lambda item: item.title)
 def test_faults_are_seen(item: Property) -> None:
-    found = mutants(item, 10, 1)
-    assert found.killed >= 8, f"survived: {found.survivors} {found.undecided}"
+    assert_sees_faults(item)

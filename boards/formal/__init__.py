@@ -1,0 +1,1 @@
+"""Properties of the boards' hardware that hold for all inputs and all times, for `weft.sim.formal` to prove."""

@@ -1,0 +1,14 @@
+"""All properties of the room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.boards.formal import bus, sdram
+from weft.hdl.formal.property import Property
+
+
+def properties() -> Iterator[Property]:
+    """All properties of units of `weft.boards`."""
+    for module in (bus, sdram):
+        yield from module.properties()

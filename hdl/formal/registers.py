@@ -1,0 +1,331 @@
+"""Properties of the registers that the host sees, and of the counters among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
+
+from weft.hdl.control.control import Control
+from weft.hdl.control.counters import SETTLING, WORDS, Counters
+from weft.hdl.formal.property import Bench, Bounded, Induction, Property
+from weft.hdl.formal.streams import within
+from weft.hdl.isa import BASES
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, base_register, counter_register
+
+_OUTSTANDING = 2
+"""Requests of one kind at most: one that waits for its answer, and one whose answer waits to be taken."""
+
+
+class Answers:
+    """One direction of AXI4-Lite: requests, and the channel of their answers.
+
+    Claims that each request has one answer, none comes without a request, an answer stays until it is taken, and
+    another request is taken at the latest when no answer is owed.
+    """
+
+    def __init__(
+        self, m: Module, bench: Bench, name: str, valid: Value, ready: Value, payload: Value
+    ) -> None:
+        self.bench, self.name, self.m = bench, name, m
+        waited, before = Signal(name=f"{name}_waited"), Signal.like(payload, name=f"{name}_before")
+        m.d.sync += [waited.eq(valid & ~ready), before.eq(payload)]
+        bench.claim(f"{name} stays", ~waited | (valid & (payload == before)))
+        bench.cover(f"{name} waits", waited & valid & ready)
+        self.new: Value = valid & ~waited
+        """An answer comes."""
+        self._taken = valid & ready
+
+    def to(self, name: str, valid: Value, ready: Value) -> Value:
+        """Count requests of one channel; returns whether one stands that has no answer yet."""
+        owed = Signal(range(_OUTSTANDING + 2), name=f"owed_{name}")
+        begun = Signal(range(_OUTSTANDING + 2), name=f"begun_{name}")
+        self.m.d.sync += [
+            owed.eq(owed + (valid & ready) - self._taken),
+            begun.eq(begun + (valid & ready) - self.new),
+        ]
+        bench = self.bench
+        bench.claim(f"{self.name} answers {name}", ~self.new | (begun != 0))
+        bench.claim(f"{name} takes no more than it answers", (owed <= _OUTSTANDING) & (begun <= 1))
+        bench.claim(f"{name} takes when nothing is owed", ready | (owed != 0))
+        bench.cover(f"{name} two owed", owed == _OUTSTANDING)
+        waits: Value = begun != 0
+        return waits
+
+
+class ControlBench(Bench):
+    """The registers, of a configuration as it is shipped.
+
+    Nothing is assumed: not even that a host keeps a request up until it is taken, as AXI demands.
+    """
+
+    def __init__(self) -> None:
+        self.config = Config()
+        super().__init__(Control(self.config))
+
+    def _run(self, m: Module) -> tuple[Value, Signal]:
+        """From a start to the interrupt; returns whether a run is on, and whether one was in the cycle before."""
+        dut = self.dut
+        running, on, started, ended = (Signal(name=name) for name in ("running", "on", "started", "ended"))
+        was_busy = Signal()
+        since = Signal(range(SETTLING + 4))  # cycles behind the last one of a run
+        busy = on & ~dut.irq
+        m.d.sync += [
+            running.eq(dut.start | (running & ~dut.finished)),
+            on.eq(dut.start | busy),
+            started.eq(dut.start),
+            ended.eq(dut.irq & ~dut.start),
+            since.eq(Mux(dut.running, 0, since + (since < SETTLING + 3))),
+            was_busy.eq(busy | dut.start),
+        ]
+        self.claim("running from start to finished", dut.running == running)
+        self.claim("start for a cycle", ~dut.start | ~started)
+        self.claim("start while idle", ~dut.start | ~busy)
+        self.claim("done until start", ~ended | dut.irq)
+        self.claim("not done behind a start", ~started | ~dut.irq)
+        self.claim("done behind a run", ~dut.irq | ended | on)
+        self.claim("done when counters have settled", ~(dut.irq & on) | (~running & (since >= SETTLING)))
+        self.claim("done soon", ~busy | running | (since < SETTLING + 2))
+        return busy, was_busy
+
+
+class RunBench(ControlBench):
+    """Of the registers, those that start runs."""
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        _busy, was_busy = self._run(m)
+        write = Writes(m, self)
+        control = write.comes & (write.place == Reg.CONTROL >> 2) & write.strobe[0] & write.word[0]
+        self.claim("start as written", dut.start == (control & ~was_busy))
+        self.cover("done", dut.irq & ~dut.running)
+        self.cover("started again", dut.start & dut.irq)
+        self.cover("start is ignored", control & ~dut.start)
+
+
+class WriteBench(ControlBench):
+    """Of the registers, those that keep what is written, and of each of their bytes the bits that are named."""
+
+    def __init__(self, bits: Sequence[int]) -> None:
+        super().__init__()
+        self.bits = bits
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        write = Writes(m, self)
+        values = {Reg.PROGRAM.value: self.dut.program}
+        values |= {base_register(index): self.dut.bases[index] for index in range(BASES)}
+        for address, value in values.items():
+            now, word = (
+                Cat(whole[lane * 8 + bit] for lane in range(4) for bit in self.bits)
+                for whole in (value, write.word)
+            )
+            before = Signal(len(now), name=f"before_{address}")
+            m.d.sync += before.eq(now)
+            here = Mux(write.comes & (write.place == address >> 2), write.strobe, 0)
+            mask = Cat(here[lane].replicate(len(self.bits)) for lane in range(4))
+            self.claim(f"register {address:#x}", now == ((mask & word) | (~mask & before)))
+        byte_alone = write.comes & (write.place == Reg.PROGRAM >> 2) & (write.strobe == 4)
+        self.cover("one byte is written", byte_alone)
+
+
+class Writes:
+    """The writes: what they bring, which is told when their answer comes."""
+
+    def __init__(self, m: Module, bench: ControlBench) -> None:
+        dut = bench.dut
+        answers = Answers(m, bench, "b", dut.s_axi_bvalid, dut.s_axi_bready, dut.s_axi_bresp)
+        bench.claim("b okay", dut.s_axi_bresp == 0)
+        address = answers.to("aw", dut.s_axi_awvalid, dut.s_axi_awready)
+        word = answers.to("w", dut.s_axi_wvalid, dut.s_axi_wready)
+        within(m, bench, address & word & ~dut.s_axi_bvalid, 1, "answer to a write")
+        self.comes = answers.new
+        self.place = Signal(len(dut.s_axi_awaddr) - 2)
+        self.word, self.strobe = Signal(32, name="written_word"), Signal(4, name="written_strobe")
+        with m.If(dut.s_axi_awvalid & dut.s_axi_awready):
+            m.d.sync += self.place.eq(dut.s_axi_awaddr[2:])
+        with m.If(dut.s_axi_wvalid & dut.s_axi_wready):
+            m.d.sync += [self.word.eq(dut.s_axi_wdata), self.strobe.eq(dut.s_axi_wstrb)]
+
+
+class ReadBench(ControlBench):
+    """What is read of the registers. A counter is read when its word passes."""
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        busy, _was_busy = self._run(m)
+        answer = Cat(dut.s_axi_rdata, dut.s_axi_rresp)
+        answers = Answers(m, self, "r", dut.s_axi_rvalid, dut.s_axi_rready, answer)
+        self.claim("r okay", dut.s_axi_rresp == 0)
+        waits = answers.to("ar", dut.s_axi_arvalid, dut.s_axi_arready)
+        place = Signal(len(dut.s_axi_araddr) - 2)
+        with m.If(dut.s_axi_arvalid & dut.s_axi_arready):
+            m.d.sync += place.eq(dut.s_axi_araddr[2:])
+        first = counter_register(Counter(0)) >> 2
+        counters, passes = Signal(), Signal()
+        m.d.comb += [
+            counters.eq((place >= first) & (place < first + WORDS)),
+            passes.eq(place == dut.counter + first),
+        ]
+        owed = waits & ~dut.s_axi_rvalid & (~counters | passes)
+        due = Signal()
+        m.d.sync += due.eq(owed)
+        self.claim("r at once", ~due | answers.new)
+        passed, before = Signal(), Signal(32)
+        m.d.sync += [passed.eq(~counters | passes), before.eq(self._value(m, place, counters, busy))]
+        self.claim("r of the cycle before", ~answers.new | (passed & (dut.s_axi_rdata == before)))
+        self.cover("a counter is read", answers.new & counters & (before != 0))
+        self.cover("status is read", answers.new & (dut.s_axi_rdata == 0b1101) & ~counters)
+
+    def _value(self, m: Module, place: Value, counters: Value, busy: Value) -> Value:
+        """What a register holds now."""
+        dut = self.dut
+        errors = Signal(2)  # one that comes with the start is not lost
+        m.d.sync += errors.eq(Mux(dut.start, 0, errors) | Cat(dut.bus_error, dut.opcode_error))
+        value = Signal(32)
+        registers: dict[int, Any] = {
+            Reg.MAGIC: MAGIC,
+            Reg.VERSION: VERSION,
+            Reg.CONFIG: self.config.digest,
+            Reg.STATUS: Cat(busy, dut.irq, errors),
+            Reg.PROGRAM: dut.program,
+        }
+        registers |= {base_register(index): dut.bases[index] for index in range(BASES)}
+        with m.If(counters):
+            m.d.comb += value.eq(dut.counter_value)
+        for address, held in registers.items():
+            with m.If(place == address >> 2):
+                m.d.comb += value.eq(held)
+        return value
+
+
+class PassingBench(Bench):
+    """The order in which words of counters pass. Nothing is assumed."""
+
+    def __init__(self, counted: Sequence[Counter], bits: int) -> None:
+        super().__init__(Counters(counted, bits=bits))
+        self.chunks = 32 // bits
+        """Cycles that a word of 32 bits takes."""
+
+    def watch(self, m: Module) -> None:
+        self.free_inputs(m)
+        self._passing(m)
+
+    def _passing(self, m: Module) -> tuple[Signal, Signal]:
+        """Claim the order; returns which word passes, and in which of its cycles it is."""
+        dut = self.dut
+        numbers = [2 * counter + half for counter in dut.counted for half in range(2)]
+        at, step = Signal(range(len(numbers))), Signal(range(self.chunks + 1))
+        ends = step == self.chunks - 1
+        m.d.sync += step.eq(Mux(ends | dut.clear, 0, step + 1))
+        with m.If(dut.clear):
+            m.d.sync += at.eq(0)
+        with m.Elif(ends):
+            m.d.sync += at.eq(Mux(at == len(numbers) - 1, 0, at + 1))
+        self.claim("in order", dut.index == Array(numbers)[at])
+        self.claim("complete", dut.complete == ends)
+        self.cover("last", (at == len(numbers) - 1) & dut.complete)
+        return at, step
+
+
+class CountersBench(PassingBench):
+    """Some counters, of which events are counted here as well.
+
+    Assumed: no event counts in the cycle of a clear. A word has what happened up to three cycles before the first part
+    of its counter passes, ARRAY_WINDOW up to two.
+    """
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        at, step = self._passing(m)
+        counts = Array(self._count(m, counter) for counter in dut.counted)
+        kept, frozen = Signal(64), Signal(64)
+        begins = ~at[0] & (step == 0)
+        m.d.comb += frozen.eq(Mux(begins, counts[at >> 1], kept))
+        m.d.sync += kept.eq(frozen)
+        self.claim("value", ~dut.complete | (dut.value == frozen.word_select(at[0], 32)))
+        self.cover("counted", dut.complete & (at == 0) & (dut.value == 2))
+
+    def _count(self, m: Module, counter: Counter) -> Signal:
+        dut = self.dut
+        count = Signal(64, name=f"count_{counter.name.lower()}")
+        if counter is Counter.ARRAY_WINDOW:
+            return self._window(m, count)
+        happens = dut.event[counter] & dut.enable
+        self.assume(~(dut.clear & happens))
+        one, two = (Signal(name=f"{counter.name.lower()}_{name}") for name in ("one", "two"))
+        m.d.sync += [one.eq(happens), two.eq(one), count.eq(count + two)]
+        with m.If(dut.clear):
+            m.d.sync += [one.eq(0), two.eq(0), count.eq(0)]
+        return count
+
+    def _window(self, m: Module, count: Signal) -> Signal:
+        """Cycles from the first row to the last write, both included."""
+        dut = self.dut
+        opened, cycles, window = Signal(), Signal(64), Signal(64)
+        m.d.sync += count.eq(window)
+        with m.If(dut.enable & (opened | dut.row)):
+            m.d.sync += [opened.eq(1), cycles.eq(cycles + 1)]
+            with m.If(dut.write):
+                m.d.sync += window.eq(cycles + 1)
+        with m.If(dut.clear):
+            m.d.sync += [opened.eq(0), cycles.eq(0), window.eq(0), count.eq(0)]
+        return count
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "control/control",
+        "runs",
+        "A start is a pulse, comes with a write of 1 to CONTROL and never while a run is on; a run is done when it is "
+        "finished and counters have settled, and is reported until the next start.",
+        RunBench,
+        cover=2 * SETTLING,
+    )
+    claim = (
+        "Every write has one answer, in order, OKAY, that stays until it is taken, and with it registers change in "
+        "those bytes that are written, of which {}."
+    )
+    yield Property(
+        "control/control", "writes", claim.format("some bits are watched"), partial(WriteBench, (5,))
+    )
+    whole = partial(WriteBench, range(8))
+    yield Property("control/control", "whole writes", claim.format("all bits are watched"), whole, Bounded(8))
+    yield Property(
+        "control/control",
+        "reads",
+        "Every read has one answer, in order, OKAY, that stays until it is taken, with what the register holds or the "
+        "counter that passes; it comes at once or with the counter.",
+        ReadBench,
+        cover=2 * SETTLING,
+    )
+    claim = "Words of counters pass in order, one a cycle, or with a memory of 16 bits in two."
+    every = tuple(Counter)
+    yield Property(
+        "control/counters", "order of all", claim, partial(PassingBench, every, 32), cover=2 * len(every) + 2
+    )
+    yield Property("control/counters", "order of 3", claim, partial(PassingBench, every[:3], 16))
+    claim = (
+        "A counter that passes has all events up to three cycles before since it was cleared, with carries, and none "
+        "twice, where no event counts in the cycle of the clear."
+    )
+    cases = {
+        "values of one": ((Counter.CYCLES,), 32),
+        "values of two": ((Counter.CYCLES, Counter.VEC_PORT), 32),
+        "values of one, 16 bits": ((Counter.READ_BEATS,), 16),
+    }
+    for name, (counted, bits) in cases.items():
+        yield Property("control/counters", name, claim, partial(CountersBench, counted, bits), Induction(12))
+    yield Property(
+        "control/counters",
+        "window",
+        "ARRAY_WINDOW has the cycles from the first row to the last write that was two cycles before it passes.",
+        partial(CountersBench, (Counter.ARRAY_WINDOW,), 32),
+        Bounded(12),
+    )

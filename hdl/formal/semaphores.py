@@ -1,0 +1,269 @@
+"""Properties of the semaphores, and of the queues of instructions that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.utils import exact_log2
+
+from weft.hdl.control.semaphores import Dispatcher, Semaphores
+from weft.hdl.formal.property import Bench, Bounded, Induction, Invariant, Method, Property
+from weft.hdl.formal.streams import Order, stable, within
+from weft.hdl.isa import SEMAPHORE_MAX, SEMAPHORES, WORD_BITS, Load, Queue, Store, kinds_of
+from weft.hdl.isa.config import Config
+from weft.hdl.isa.encoding import OPCODE_BITS
+from weft.hdl.lib.registers import named
+
+_SMALL = Config(n=4, lanes=4, bus_bytes=4, probability_bits=0, lookup_tables=0, multiply=0)
+"""With the narrowest bus."""
+
+
+class SemaphoresBench(Bench):
+    """Semaphores, and beside each the number of gives less that of takes since it was cleared.
+
+    Assumed, as the unit's documentation says: no two units give a semaphore in one cycle, no two queues take it; only
+    available ones are taken; none is given beyond `SEMAPHORE_MAX`. With the clear no gives and takes need to count.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Semaphores())
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        for index in range(SEMAPHORES):
+            given, taken = ([mask[index] for mask in masks] for masks in (dut.give, dut.take))
+            self.assume(_at_most_one(given))
+            self.assume(_at_most_one(taken))
+            give, take = Cat(given).any(), Cat(taken).any()
+            self.assume(~take | dut.available[index])
+            expected = Signal(range(-1, SEMAPHORE_MAX + 2), name=f"expected_{index}")
+            self.assume(~give | take | (expected < SEMAPHORE_MAX))
+            m.d.sync += expected.eq(expected + give - take)
+            with m.If(dut.clear):
+                m.d.sync += expected.eq(0)
+            count = self.peek(f"count_{index}", SEMAPHORE_MAX.bit_length())
+            self.claim(f"count of {index}", count == expected)
+            self.claim(f"available {index}", dut.available[index] == (expected > 0))
+            self.claim(f"range of {index}", (expected >= 0) & (expected <= SEMAPHORE_MAX))
+            if index in (0, SEMAPHORES - 1):
+                self.cover(f"both of {index}", give & take & (expected == 1))
+                self.cover(f"emptied {index}", take & (expected == 1) & ~give & ~dut.clear)
+
+
+def _at_most_one(bits: Sequence[Value]) -> Value:
+    seen: Value = bits[0]
+    twice: Value = bits[0] & bits[1]
+    for bit in bits[1:]:
+        twice, seen = twice | (seen & bit), seen | bit
+    return ~twice
+
+
+class DispatcherBench(Bench):
+    """A queue of instructions.
+
+    Assumed, as the unit's documentation says: parts come in the order of their index, and opcodes are those of the
+    unit's kinds.
+    """
+
+    def __init__(self, config: Config, kinds: Sequence[Any]) -> None:
+        super().__init__(Dispatcher(config, kinds))
+        self.config, self.kinds = config, tuple(kinds)
+        self.most = config.queue_depth + (config.queue_depth > 1)
+
+    def parts(self, m: Module) -> tuple[Value, Signal, Value]:
+        """Assume the order of parts; returns whether one goes in, its index, and whether it is the last one."""
+        fetched, part = self.dut.fetched, self.dut.fetched.payload
+        count = WORD_BITS // len(part.data)
+        index = Signal(range(max(count, 2)), name="expected_index")
+        written, last = fetched.valid & fetched.ready, index == count - 1
+        with m.If(written):
+            m.d.sync += index.eq(Mux(last, 0, index + 1))
+        self.assume(~fetched.valid | (part.index == index))
+        opcodes = Cat(part.data[:OPCODE_BITS] == int(kind.OPCODE) for kind in self.kinds).any()
+        self.assume(~fetched.valid | (index != 0) | opcodes)
+        return written, index, last
+
+
+class OrderBench(DispatcherBench):
+    """Any one instruction on its way, of which some bits are watched, and of its values one bit of `every` so many.
+
+    Semaphores are available or not as they like.
+    """
+
+    def __init__(self, config: Config, kinds: Sequence[Any], watched: Sequence[int], every: int = 37) -> None:
+        super().__init__(config, kinds)
+        self.watched, self.every = watched, every
+
+    def watch(self, m: Module) -> None:
+        dut = self.dut
+        self.free_inputs(m)
+        written, index, last = self.parts(m)
+        word = Value.cast(dut.instruction.payload)
+        self.claim("reserved bits are 0", ~word[max(_bits(kind) for kind in self.kinds) :].any())
+        numbers = named(self.kinds, self.config) if self.config.loops else []
+        values = Cat(dut.fetched.payload.values[number] for number in numbers)
+        leaving = Value.cast(dut.values) if numbers else values
+        shown = Cat((word[place] for place in self.watched), leaving[:: self.every])
+        order = Order(
+            m,
+            self,
+            push=written & last,
+            i=Cat(self._bits(m, written, index), values[:: self.every]),
+            pop=dut.instruction.valid & dut.instruction.ready,
+            o=shown,
+            most=self.most,
+        )
+        self.claim("takes while there is room", dut.fetched.ready | (order.inside >= self.config.queue_depth))
+        self.claim("empty", dut.empty == (order.inside == 0))
+        if self.config.queue_depth > 1:
+            self._places(m, written & last, order)
+        else:
+            self.claim("level", self.peek("level", 1) == order.inside)
+            self.claim("full", dut.fetched.ready == (order.inside == 0))
+            self.claim("valid", ~dut.instruction.valid | (order.inside != 0))
+            self.claim("no part behind", (order.inside == 0) | (index == 0))
+            self.claim("nothing ahead", ~order.watched | (order.ahead == 0))
+            self.claim("oldest", ~order.watched | ((shown == order.word) & (order.inside == 1)))
+
+    def _places(self, m: Module, push: Value, order: Order) -> None:
+        """Where the queue keeps what is watched, to shorten the proof: none of this is promised to users."""
+        depth = self.config.queue_depth
+        level, width = self.peek("level", depth.bit_length()), exact_log2(depth)
+        read_at, write_at, slot = self.peek("read_at", width), Signal(width), Signal(width)
+        m.d.sync += write_at.eq(write_at + push)
+        with m.If(push & ~order.watched):
+            m.d.sync += slot.eq(write_at)
+        head = Signal(2)
+        m.d.comb += head.eq(order.inside - level)
+        self.claim("head", head < 2)
+        self.claim("places", (read_at + level)[:width] == write_at)
+        self.claim("slot", ~order.watched | (slot == (read_at + order.ahead - head)[:width]))
+        self.claim("ahead", ~order.watched | (order.ahead < order.inside))
+        oldest = order.watched & (order.ahead == 0) & (head == 1)
+        word = Value.cast(self.dut.instruction.payload)
+        self.claim(
+            "oldest",
+            ~oldest | (Cat(word[place] for place in self.watched) == order.word[: len(self.watched)]),
+        )
+
+    def _bits(self, m: Module, written: Value, index: Signal) -> Value:
+        """What is watched of the instruction, as it came up to this part."""
+        part = self.dut.fetched.payload.data
+        bits, kept = Signal(len(self.watched)), Signal(len(self.watched))
+        word = Value.cast(self.dut.instruction.payload)
+        for number, place in enumerate(self.watched):
+            here = index == place // len(part)
+            m.d.comb += bits[number].eq(Mux(here, part[place % len(part)], kept[number]))
+            if self.config.queue_depth == 1:  # what has come stands where it leaves, as induction needs it
+                came = self.dut.fetched.ready & (index > place // len(part))
+                self.claim(f"bit {place}", ~came | (word[place] == kept[number]))
+        with m.If(written):
+            m.d.sync += kept.eq(bits)
+        return bits
+
+
+class WaitBench(DispatcherBench):
+    """The semaphores that instructions wait for, as the payload has them: that this is right, `OrderBench` says.
+
+    Assumed as well, as the unit's documentation says: what is available of the semaphores that it waits for stays so
+    until this queue takes it.
+    """
+
+    def watch(self, m: Module) -> None:
+        dut, instruction = self.dut, self.dut.instruction
+        self.free_inputs(m)
+        written, _index, last = self.parts(m)
+        pop = instruction.valid & instruction.ready
+        inside = Signal(range(self.most + 2))
+        m.d.sync += inside.eq(inside + (written & last) - pop)
+        wait = Signal(SEMAPHORES)
+        m.d.comb += wait.eq(instruction.payload.wait)
+        left = Signal(SEMAPHORES)
+        m.d.sync += left.eq(dut.available & wait & ~dut.take)
+        self.assume((left & ~dut.available) == 0)
+        lacks = (wait & ~dut.available).any()
+        stable(m, self, instruction, "instruction")
+        self.claim("takes its wait mask with an instruction", dut.take == Mux(pop, wait, 0))
+        self.claim("takes what is available", (dut.take & ~dut.available) == 0)
+        self.claim("valid once all is available", ~instruction.valid | ~lacks)
+        self.claim("waiting for what is lacking", ~dut.waiting | (lacks & (inside != 0)))
+        latency = 1 if self.config.queue_depth == 1 else 2
+        within(m, self, (inside != 0) & ~lacks & ~instruction.valid, latency, "valid")
+        within(m, self, (inside != 0) & lacks & ~dut.waiting, latency - 1, "waiting")
+        self.cover("waits", dut.waiting)
+        self.cover("takes", dut.take.any())
+        if self.most > 1:
+            self.cover("full", inside == self.most)
+
+
+def _bits(kind: type) -> int:
+    """Of an instruction from the first up to the last field."""
+    return OPCODE_BITS + sum(field.metadata["width"] for field in fields(kind))
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "control/semaphores",
+        "counts",
+        "A semaphore is available while it was given more often than taken since it was cleared; the difference never "
+        "goes below 0, and not beyond the most it holds if the rules are kept.",
+        SemaphoresBench,
+        Invariant(),
+    )
+    yield from _orders()
+    yield from _waits()
+
+
+def _orders() -> Iterator[Property]:
+    claim = (
+        "Instructions leave once and in the order they came, {} of them unchanged; a queue that has room takes the "
+        "next one, and it is empty while it holds no whole one."
+    )
+    cases: dict[str, tuple[Config, Sequence[Any], Sequence[int]]] = {
+        "2, with a bus of 128 bits": (Config(queue_depth=2), [Load], (8, 130, 300)),
+        "2, with values": (Config(queue_depth=2, bus_bytes=32, loops=1), [Load], (8, 300)),
+        "4, with a bus of 256 bits": (Config(bus_bytes=32), [Load], (8,)),
+        "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load], (300,)),
+    }
+    for name, (config, kinds, watched) in cases.items():
+        yield Property(
+            "control/semaphores",
+            f"order of {name}",
+            claim.format("some bits"),
+            partial(OrderBench, config, kinds, watched),
+            cover=40,
+        )
+    single = Config(queue_depth=1, bus_bytes=32, loops=1)
+    whole: dict[str, tuple[Config, Sequence[Any], Method]] = {
+        "1, with a bus of 128 bits": (Config(queue_depth=1), [Store], Induction(10)),
+        "1, several kinds with values": (single, kinds_of(Queue.VEC, single), Induction(10)),
+        "2, with values": (replace(single, queue_depth=2), [Load], Bounded(10)),
+    }
+    for name, (config, kinds, method) in whole.items():
+        bench = partial(OrderBench, config, kinds, range(max(_bits(kind) for kind in kinds)), 1)
+        yield Property(
+            "control/semaphores", f"whole order of {name}", claim.format("all bits"), bench, method
+        )
+
+
+def _waits() -> Iterator[Property]:
+    cases: dict[str, tuple[Config, Sequence[Any]]] = {
+        "1, with a bus of 128 bits": (Config(queue_depth=1), [Store]),
+        "2, with a bus of 32 bits": (replace(_SMALL, queue_depth=2), [Store]),
+        "4, several kinds with values": (Config(loops=1), kinds_of(Queue.VEC, Config())),
+        "4, with a bus of 1024 bits": (Config(bus_bytes=128), [Load]),
+    }
+    for name, (config, kinds) in cases.items():
+        yield Property(
+            "control/semaphores",
+            f"wait of {name}",
+            "The wait mask is taken exactly with its instruction and when all of it is available; an instruction "
+            "becomes valid then, and stays valid and the same until it is accepted.",
+            partial(WaitBench, config, kinds),
+            cover=60,
+        )
