@@ -33,9 +33,8 @@ def check_sequence(instructions: Sequence[Instruction]) -> None:
     early: list[tuple[int, int]] = []
     for semaphore in range(SEMAPHORES):
         given, taken = signals >> semaphore & 1, waits >> semaphore & 1
-        left = (
-            np.cumsum(given) - given - np.cumsum(taken)
-        )  # behind each wait; what it gives itself comes later
+        # What is left behind each wait; what an instruction gives comes behind its own wait.
+        left = np.cumsum(given) - given - np.cumsum(taken)
         wrong = np.flatnonzero(taken & (left < 0))
         if wrong.size:
             early.append((int(wrong[0]), semaphore))

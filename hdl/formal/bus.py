@@ -13,21 +13,10 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from weft.hdl.bus.axi import AxiManager, readers
 from weft.hdl.bus.burst import PAGE, BurstSplitter
 from weft.hdl.formal.property import Bench, Induction, Property
+from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import Order, stable, within
 from weft.hdl.isa.config import Config
 
-_SMALL = Config(
-    n=2,
-    lanes=2,
-    scratchpad_banks=2,
-    scratchpad_depth=16,
-    accumulator_banks=2,
-    accumulator_depth=16,
-    bus_bytes=4,
-    probability_bits=0,
-    row_states=4,
-    alignments=16,
-)
 _INCR, _OKAY = 1, 0
 """What AXI4 calls a burst over consecutive addresses, and a response without an error."""
 
@@ -301,7 +290,7 @@ def _manager(config: Config) -> Bench:
 
 
 def _splitter(bus: int, beats: int) -> Bench:
-    return SplitterBench(BurstSplitter(_SMALL.replace(bus_bytes=bus), beats=beats, tag=3))
+    return SplitterBench(BurstSplitter(SMALLEST.replace(bus_bytes=bus), beats=beats, tag=3))
 
 
 def properties() -> Iterator[Property]:
@@ -310,7 +299,7 @@ def properties() -> Iterator[Property]:
         "first reader's first; beats go to the reader whose ID they bear; errors and beats are told in the next cycle."
     )
     for bits, what in ((0, "two readers"), (7, "three readers")):
-        config = _SMALL.replace(probability_bits=bits)
+        config = SMALLEST.replace(probability_bits=bits)
         yield Property("bus/axi", what, claim, partial(_manager, config))
     claim = (
         "Bursts cover each run exactly, in order and with its tag, one a cycle, end at blocks and at the run's end, "

@@ -1,4 +1,4 @@
-"""Properties of what stands between memory and the scratchpad: page tables, the unpacker and the packer."""
+"""Properties of what stands between memory and the scratchpad: page tables and the packer."""
 
 from __future__ import annotations
 
@@ -10,27 +10,15 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from weft.hdl.bus.burst import PAGE, block_beats
 from weft.hdl.formal.property import Bench, Bounded, Induction, Property
+from weft.hdl.formal.smallest import SMALLEST
 from weft.hdl.formal.streams import Order, assume_stable, stable, within
 from weft.hdl.isa import Load, registers
-from weft.hdl.isa.config import Config
 from weft.hdl.load.pages import PageReader
 from weft.hdl.store.pack import Packer
 
 _PACKER_CYCLES = 8
 """So far the packer is looked at: no invariant was found in reasonable time. It holds three vectors at most, and starts
 at any place in memory."""
-_TINY = Config(
-    n=2,
-    lanes=2,
-    scratchpad_banks=2,
-    scratchpad_depth=16,
-    accumulator_banks=2,
-    accumulator_depth=16,
-    bus_bytes=4,
-    probability_bits=0,
-    row_states=4,
-    alignments=16,
-)
 
 
 class PageBench(Bench):
@@ -207,11 +195,11 @@ class PackerBench(Bench):
 
 
 def _packer(n: int, bus: int) -> Bench:
-    return PackerBench(Packer(_TINY.replace(n=n, bus_bytes=bus)))
+    return PackerBench(Packer(SMALLEST.replace(n=n, bus_bytes=bus)))
 
 
 def _pages(bus: int, loops: int) -> Bench:
-    return PageBench(PageReader(_TINY.replace(bus_bytes=bus, loops=loops, probability_bits=7)))
+    return PageBench(PageReader(SMALLEST.replace(bus_bytes=bus, loops=loops, probability_bits=7)))
 
 
 def properties() -> Iterator[Property]:

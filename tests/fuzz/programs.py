@@ -16,6 +16,7 @@ from support.random_programs import MEMORY, PROGRAM, Generator, WithoutDivision
 
 from weft.boards.registry import BOARDS
 from weft.hdl.checker.program import ProgramError, check
+from weft.hdl.checker.sequence import check_sequence
 from weft.hdl.isa import BASES, SEMAPHORE_MAX, SEMAPHORES, End, Instruction, Load, Queue, Store, places
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import Counter, Reg, base_register
@@ -116,6 +117,8 @@ def run_mutant(edits: list[Edit], folder: Path) -> Outcome:
         mutate(program, generator.config, *numbers)
     try:
         check([*program, End()], generator.config)
+        if core.sequential:
+            check_sequence([*program, End()])
     except ProgramError as error:
         check_sentence(str(error))
         return Outcome("refused", str(error))
@@ -123,7 +126,6 @@ def run_mutant(edits: list[Edit], folder: Path) -> Outcome:
     return Outcome("done")
 
 
-@functools.cache
 def _drawn(
     core: Core, seed: int, count: int, serial: bool, large: bool, timed: bool
 ) -> tuple[Instruction, ...]:

@@ -1,4 +1,5 @@
-"""Run inputs that nobody would send, and some that everybody does: ``make fuzz COUNT=20000 SEED=1``.
+"""Run inputs that nobody would send, and some that everybody does: ``make fuzz COUNT=20000 SEED=1``, or
+``MINUTES=60``.
 
 Input number i of a seed is always the same. Each runs in a process of its own with limits (`fuzz.sandbox`). What fails
 is kept below ``build/fuzz``: ``case.json`` has the edits of a valid file that make it fail, as few as still do, and the
@@ -38,7 +39,7 @@ from fuzz.outcome import Outcome
 from weft import cli
 
 SCHEDULE = [name for name, kind in KINDS.items() for _ in range(kind.share)]
-"""Kinds in turn: input i is of kind ``SCHEDULE[i % len(SCHEDULE)]``."""
+"""Kinds in turn: input i is of kind ``SCHEDULE[i % len(SCHEDULE)]``, but one in `RARELY` of kind `RARE`."""
 KEPT = 3
 """Cases kept of one signature."""
 
