@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.control.control import ADDRESS_BITS
-from weft.hdl.isa.memmap import Reg, Status
+from weft.hdl.isa.memmap import ERRORS, Reg, Status
 
 SIGNS = ("alive", "busy", "error")
 
@@ -79,7 +79,7 @@ class Lights(wiring.Component):
         with m.If(counter[: self.bits - 4] == 0):
             m.d.sync += [recent.eq(0), shown.busy.eq(recent)]
         with m.If(self.answered & (self.address == Reg.STATUS)):
-            m.d.sync += shown.error.eq((word & (Status.BUS_ERROR | Status.OPCODE_ERROR)) != 0)
+            m.d.sync += shown.error.eq((word & (ERRORS & ~Status.STOPPED)) != 0)
             with m.If((word & Status.BUSY) != 0):
                 m.d.sync += [recent.eq(1), shown.busy.eq(1)]
         return m

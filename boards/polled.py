@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Counter, Reg, Status, counter_register
+from weft.hdl.isa.memmap import ERRORS, Counter, Fault, Reg, Status, counter_register, failure
 from weft.sim.device import Closing, Device, DeviceError
 
 NAP = 0.01
@@ -54,8 +54,8 @@ class PolledDevice(Closing, Device):
         ------
         DeviceError
             If it is not done after `timeout` cycles, or without a timeout, if nothing moves for `PATIENCE` cycles
-            (the message says what it waits for); if memory answers with an error, a word is no instruction, the core
-            stands still or is reset, or nothing answers any more.
+            (the message says what it waits for); if memory answers with an error, a word is no instruction, the
+            watchdog expires, the program is stopped, the core stands still or is reset, or nothing answers any more.
         """
         watch = Watch(self.config, PATIENCE)
         looks = still = cycles = read = 0
@@ -86,10 +86,10 @@ class PolledDevice(Closing, Device):
         }
 
     def _raise_errors(self, status: Status) -> None:
-        if status & Status.OPCODE_ERROR:
-            self._fail("the program holds a word that is no instruction")
-        if status & Status.BUS_ERROR:
-            self._fail("memory answered with an error")
+        if status & ERRORS:
+            words = self._read_registers(Reg.FAULT_ADDRESS, 8)
+            address, fault = (int.from_bytes(words[at : at + 4], "little") for at in (0, 4))
+            self._fail(failure(status, Fault.of(fault, address)))
         if not status & (Status.BUSY | Status.DONE):
             self._fail(f"the core at {self._at} was reset while the program ran")
 

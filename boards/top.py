@@ -103,7 +103,8 @@ class Top(wiring.Component):
         m.domains.core = domain = ClockDomain("core", local=True)
         m.d.comb += [domain.clk.eq(ClockSignal()), domain.rst.eq(spread(m, self.fabric, reset))]
         in_domain = DomainRenamer("core")
-        inner = SequentialCore(config, multipliers) if sequential else Core(config, multipliers)
+        # Memory beside a sequential core always answers, and never with an error.
+        inner = SequentialCore(config, multipliers, stops=False) if sequential else Core(config, multipliers)
         outer = Direct(config) if sequential else AxiBridge(config, pieces=pieces)
         m.submodules.core = core = in_domain(inner)
         m.submodules.bridge = bridge = in_domain(outer)

@@ -86,10 +86,16 @@ class Core(wiring.Component):
         m.d.comb += [
             fetch.start.eq(control.start),
             fetch.program.eq(control.program),
+            fetch.stop.eq(control.stop),
             control.finished.eq(idle),
+            axi.clear.eq(control.start),
+            control.fault.eq(axi.fault),
             control.bus_error.eq(axi.error),
             control.opcode_error.eq(fetch.error),
         ]
+        ports = (load.scratchpad, vec.scratchpad, vec.write, vec.accumulator)
+        moves = [mm.row, axi.read_beat, axi.write_beat, *(port.valid & port.ready for port in ports)]
+        m.d.comb += control.moves.eq(Cat(moves).any())
         events = {
             Counter.CYCLES: 1,
             Counter.ARRAY_ACTIVE: mm.row,
@@ -147,6 +153,7 @@ class Core(wiring.Component):
             wiring.connect(m, dispatcher.instruction, units[queue].instruction)
             m.d.comb += [
                 dispatcher.available.eq(semaphores.available),
+                dispatcher.stop.eq(control.stop),
                 semaphores.take[queue].eq(dispatcher.take),
                 semaphores.give[queue].eq(units[queue].signal),
             ]

@@ -8,8 +8,9 @@ from amaranth.hdl import Cat, Const, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from weft.hdl.bus.faults import FaultLog
 from weft.hdl.isa.config import Config
-from weft.hdl.lib.ports import BusRequest, bus_read, bus_write
+from weft.hdl.lib.ports import BusFault, BusRequest, bus_read, bus_write
 from weft.hdl.lib.skid_buffer import SkidBuffer
 
 OKAY = 0
@@ -66,6 +67,8 @@ class AxiManager(wiring.Component):
     axi : Out(axi4_signature(config))
     error : Out(1)
         A response other than OKAY came in the cycle before.
+    clear : In(1), fault : Out(BusFault)
+        See `weft.hdl.bus.faults.FaultLog`.
     read_beat, write_beat : Out(1)
         A data beat was transferred in the cycle before.
     """
@@ -78,6 +81,8 @@ class AxiManager(wiring.Component):
                 "store": In(bus_write(config)),
                 "axi": Out(axi4_signature(config)),
                 "error": Out(1),
+                "clear": In(1),
+                "fault": Out(BusFault),
                 "read_beat": Out(1),
                 "write_beat": Out(1),
             }
@@ -91,15 +96,39 @@ class AxiManager(wiring.Component):
             m.d.comb += [getattr(self.axi, channel + name).eq(value) for name, value in constants.items()]
         self._read(m)
         self._write(m)
-        axi = self.axi
+        self._log(m)
         m.d.sync += [
-            self.read_beat.eq(axi.rvalid & axi.rready),
-            self.write_beat.eq(axi.wvalid & axi.wready),
-            self.error.eq(
-                (axi.rvalid & axi.rready & (axi.rresp != OKAY)) | (axi.bvalid & (axi.bresp != OKAY))
-            ),
+            self.read_beat.eq(self.axi.rvalid & self.axi.rready),
+            self.write_beat.eq(self.axi.wvalid & self.axi.wready),
         ]
         return m
+
+    def _log(self, m: Module) -> None:
+        """Keep addresses, for the case that memory answers with an error."""
+        axi = self.axi
+        m.submodules.log = log = FaultLog(self.config, [*readers(self.config), "store"])
+        beat = axi.rvalid & axi.rready
+        for name, identity in readers(self.config).items():
+            port, request = log.source[name], getattr(self, name).request
+            mine = beat & (axi.rid == identity)
+            m.d.comb += [
+                port.asked.eq(request.valid & request.ready),
+                port.address.eq(request.payload.address),
+                port.ended.eq(mine & axi.rlast),
+                port.failed.eq(mine & (axi.rresp != OKAY)),
+                port.response.eq(axi.rresp),
+            ]
+        port, request = log.source["store"], self.store.request
+        m.d.comb += [
+            port.asked.eq(request.valid & request.ready),
+            port.address.eq(request.payload.address),
+            port.ended.eq(axi.bvalid),
+            port.failed.eq(axi.bvalid & (axi.bresp != OKAY)),
+            port.response.eq(axi.bresp),
+            log.clear.eq(self.clear),
+            self.error.eq(log.error),
+            self.fault.eq(log.fault),
+        ]
 
     def _read(self, m: Module) -> None:
         axi = self.axi

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.control.counters import SETTLING, WORDS
+from weft.hdl.control.counters import WORDS
+from weft.hdl.control.run_state import RunState
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Reg, base_register
+from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, WATCHDOG_BITS, Reg, base_register
+from weft.hdl.lib.ports import BusFault
 
 ADDRESS_BITS = (SIZE - 1).bit_length()
 _WORD_BITS = ADDRESS_BITS - 2
@@ -41,38 +43,23 @@ AXI_LITE = {
 """The ports of an AXI4-Lite subordinate with 32 bits of data, flat. The low two address bits are ignored."""
 
 
-def run_status(m: Module, control: Any) -> tuple[Signal, Signal]:
-    """The run state of a `Control` or of the sequential core's: drives its `running` and `irq`.
+def fault_word(fault: Any) -> Value:
+    """The register FAULT."""
+    return Cat(fault.unit, Const(0, 1), fault.response, Const(0, 2), fault.known)
 
-    Returns whether a run is on, up to the time when the counters have settled, and the value of STATUS.
-    """
-    busy, done, bus_error, opcode_error = (
-        Signal(name=name) for name in ("busy", "done", "bus_error_seen", "opcode_error_seen")
-    )
-    settle = Signal(range(SETTLING + 1))
-    status = Signal(4)
-    m.d.comb += [status.eq(busy | done << 1 | bus_error << 2 | opcode_error << 3), control.irq.eq(done)]
-    with m.If(control.start):
-        m.d.sync += [busy.eq(1), control.running.eq(1), done.eq(0), bus_error.eq(0), opcode_error.eq(0)]
-        m.d.sync += settle.eq(SETTLING)
-    with m.Elif(control.running):
-        m.d.sync += control.running.eq(~control.finished)
-    with m.Elif(busy):
-        m.d.sync += settle.eq(settle - 1)
-        with m.If(settle == 0):
-            m.d.sync += [busy.eq(0), done.eq(1)]
-    with m.If(control.bus_error):
-        m.d.sync += bus_error.eq(1)
-    with m.If(control.opcode_error):
-        m.d.sync += opcode_error.eq(1)
-    return busy, status
+
+def connect_state(m: Module, state: RunState, control: Any) -> None:
+    """Connect the ports that a `Control` of either core and its `RunState` have in common."""
+    for name, member in state.signature.members.items():
+        if hasattr(control, name):
+            ours, theirs = getattr(control, name), getattr(state, name)
+            m.d.comb += ours.eq(theirs) if member.flow is Out else theirs.eq(ours)
 
 
 class Control(wiring.Component):
-    """Register file and run state.
+    """Register file and run state, see `weft.hdl.control.run_state.RunState`.
 
-    A run goes from `start` to the first cycle in which `finished` is 1; it is reported as done when the
-    counters have settled. Writing 1 to CONTROL during that time is ignored. Responses are always OKAY.
+    A start during a run is ignored. Responses are always OKAY.
 
     Parameters
     ----------
@@ -82,15 +69,14 @@ class Control(wiring.Component):
     -------
     s_axi_* : AXI4-Lite subordinate
     irq : Out(1)
-        The DONE bit: from the end of a program to the next start.
     start : Out(1)
         For one cycle, the program starts.
-    running : Out(1)
-        From the cycle after `start` to the cycle in which `finished` is seen, not included.
+    running, stop : Out(1)
     finished : In(1)
         Fetch has stopped, the queues are empty and all units idle.
-    bus_error, opcode_error : In(1)
-        Set the status bits of these names.
+    bus_error, opcode_error, moves : In(1)
+    fault : In(BusFault)
+        Of the first error on the bus since `start`.
     program : Out(32)
     bases : Out(ArrayLayout(32, BASES))
     counter : In(range(WORDS)), counter_value : In(32)
@@ -105,9 +91,12 @@ class Control(wiring.Component):
                 "irq": Out(1),
                 "start": Out(1),
                 "running": Out(1),
+                "stop": Out(1),
                 "finished": In(1),
                 "bus_error": In(1),
                 "opcode_error": In(1),
+                "moves": In(1),
+                "fault": In(BusFault),
                 "program": Out(32),
                 "bases": Out(data.ArrayLayout(32, BASES)),
                 "counter": In(range(WORDS)),
@@ -117,12 +106,13 @@ class Control(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        busy, status = run_status(m, self)
-        self._write(m, busy)
-        self._read(m, status)
+        m.submodules.state = state = RunState()
+        connect_state(m, state, self)
+        self._write(m, state)
+        self._read(m, state)
         return m
 
-    def _write(self, m: Module, busy: Signal) -> None:
+    def _write(self, m: Module, state: RunState) -> None:
         address, word, strobe = Signal(_WORD_BITS), Signal(32), Signal(4)
         has_address, has_data = Signal(), Signal()
         m.d.comb += [self.s_axi_awready.eq(~has_address), self.s_axi_wready.eq(~has_data)]
@@ -133,29 +123,39 @@ class Control(wiring.Component):
         with m.If(self.s_axi_bready):
             m.d.sync += self.s_axi_bvalid.eq(0)
         # The start pulse is a register: everything it starts sees settled values.
-        m.d.sync += self.start.eq(0)
+        asked, limit = Signal(), Signal(WATCHDOG_BITS)
+        m.d.comb += [state.asked.eq(asked), state.limit.eq(limit)]
+        m.d.sync += [self.start.eq(0), asked.eq(0)]
         with m.If(has_address & has_data & ~self.s_axi_bvalid):
             m.d.sync += [has_address.eq(0), has_data.eq(0), self.s_axi_bvalid.eq(1)]
             registers = {Reg.PROGRAM >> 2: self.program}
             registers |= {base_register(index) >> 2: self.bases[index] for index in range(BASES)}
             with m.Switch(address):
                 with m.Case(Reg.CONTROL >> 2):
-                    m.d.sync += self.start.eq(word[0] & strobe[0] & ~busy & ~self.start)
+                    m.d.sync += [
+                        self.start.eq(word[0] & strobe[0] & ~state.busy & ~self.start),
+                        asked.eq(word[1] & strobe[0]),
+                    ]
+                with m.Case(Reg.WATCHDOG >> 2), m.If(strobe[0]):
+                    m.d.sync += limit.eq(word)
                 for number, register in registers.items():
                     with m.Case(number):
                         for lane in range(4):
                             with m.If(strobe[lane]):
                                 m.d.sync += register.word_select(lane, 8).eq(word.word_select(lane, 8))
 
-    def _read(self, m: Module, status: Signal) -> None:
+    def _read(self, m: Module, state: RunState) -> None:
         address = Signal(_WORD_BITS)
         simple = Signal(32)
         values: dict[int, Any] = {
             Reg.MAGIC: MAGIC,
             Reg.VERSION: VERSION,
             Reg.CONFIG: self._config.digest,
-            Reg.STATUS: status,
+            Reg.STATUS: state.status,
             Reg.PROGRAM: self.program,
+            Reg.FAULT_ADDRESS: self.fault.address,
+            Reg.FAULT: fault_word(self.fault),
+            Reg.WATCHDOG: state.limit,
         }
         values |= {base_register(index): self.bases[index] for index in range(BASES)}
         with m.Switch(address):

@@ -48,6 +48,8 @@ class Fetch(wiring.Component):
     -------
     start : In(1)
         Start at `program`; only while `idle`.
+    stop : In(1)
+        Hand out nothing from the next cycle on, and end. Not with `start`.
     program : In(32)
         Byte address of the first instruction, a multiple of the bus width (lower bits are ignored).
     bases : In(32).array(8)
@@ -69,6 +71,7 @@ class Fetch(wiring.Component):
         super().__init__(
             {
                 "start": In(1),
+                "stop": In(1),
                 "program": In(32),
                 "idle": Out(1),
                 "error": Out(1),
@@ -138,6 +141,8 @@ class Fetch(wiring.Component):
             ]
         with m.If(self.start):
             m.d.sync += [running.eq(1), address[shift:].eq(self.program[shift:])]
+        with m.If(self.stop):
+            m.d.sync += running.eq(0)
 
         if sequencer is None:
             self._dispatch(m, part.o, part.o.payload.part, part.o.payload.queue, running)

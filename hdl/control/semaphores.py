@@ -73,6 +73,8 @@ class Dispatcher(wiring.Component):
         and no bits that are reserved in all kinds.
     available : In(SEMAPHORES)
         Semaphores above 0.
+    stop : In(1)
+        No further instruction becomes valid on `instruction`, and what is not valid there is dropped.
     take : Out(SEMAPHORES)
         Semaphores taken in this cycle: the wait mask, in the cycle in which the unit accepts the instruction.
     instruction : Out(stream of the first kind's layout)
@@ -95,6 +97,7 @@ class Dispatcher(wiring.Component):
             {
                 "fetched": In(stream.Signature(queued_layout(config))),
                 "available": In(SEMAPHORES),
+                "stop": In(1),
                 "take": Out(SEMAPHORES),
                 "instruction": Out(stream.Signature(layout)),
                 "waiting": Out(1),
@@ -129,15 +132,20 @@ class Dispatcher(wiring.Component):
             m.d.comb += taken.eq((level != 0) & (~head | accepted))
             m.d.sync += head.eq(taken | head & ~accepted)
         m.d.sync += level.eq(level + arrived - taken)
-        m.d.sync += granted.eq(head & satisfied & ~accepted)
+        m.d.sync += granted.eq(Mux(self.stop, granted, head & satisfied) & ~accepted)
         with m.If(arrived ^ taken):
             m.d.sync += full.eq(arrived & (level == self._depth - 1))
         with m.If(accepted):
             m.d.comb += self.take.eq(word.wait)
-        self._store(m, written, arrived, taken)
+        dropped = self.stop & ~granted
+        with m.If(dropped):
+            m.d.sync += [level.eq(0), full.eq(0)]
+            if self._depth > 1:
+                m.d.sync += head.eq(0)
+        self._store(m, written, arrived, taken, dropped)
         return m
 
-    def _store(self, m: Module, written: Value, arrived: Value, taken: Value) -> None:
+    def _store(self, m: Module, written: Value, arrived: Value, taken: Value, dropped: Value) -> None:
         """A memory for each part of an instruction, and for values. Read without a clock, so that these few wide words
         become distributed memory and not block memory."""
         part, word = self.fetched.payload, Value.cast(self.instruction.payload)
@@ -146,6 +154,8 @@ class Dispatcher(wiring.Component):
         write_at, read_at = Signal(places), Signal(places)
         if self._depth > 1:
             m.d.sync += [write_at.eq(write_at + arrived), read_at.eq(read_at + taken)]
+            with m.If(dropped):
+                m.d.sync += [write_at.eq(0), read_at.eq(0)]
         pieces: list[tuple[str, Value, Value, Value]] = []
         for index in range(WORD_BITS // width):
             bits = [bit for bit in stored if bit // width == index]

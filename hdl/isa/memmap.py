@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 from weft.hdl.isa import BASES
 
 MAGIC = 0x54464557
 """``WEFT`` in ASCII, little endian."""
-VERSION = 5
+VERSION = 6
 """Of registers and instructions: hosts refuse devices with another one."""
+
+
+START, STOP = 1, 2
+"""Bits of CONTROL."""
+SLVERR, DECERR = 2, 3
+"""Responses of AXI4 that are errors."""
 
 
 class Reg(enum.IntEnum):
@@ -18,20 +25,103 @@ class Reg(enum.IntEnum):
     MAGIC = 0x00  # RO  `MAGIC`
     VERSION = 0x04  # RO  `VERSION`
     CONFIG = 0x08  # RO  `Config.digest`
-    CONTROL = 0x0C  # RW  bit 0: write 1 to start; reads 0
+    CONTROL = 0x0C  # RW  bit 0: write 1 to start, bit 1: write 1 to stop the run; reads 0
     STATUS = 0x10  # RO  see `Status`
     PROGRAM = 0x14  # RW  DRAM byte address of the first instruction, a multiple of the bus width
+    FAULT_ADDRESS = (
+        0x18  # RO  where the first error of the run was: byte address of the burst, see `FaultUnit`
+    )
+    FAULT = 0x1C  # RO  bits 0 to 2: the `FaultUnit`; 4 and 5: the AXI response; 8: FAULT_ADDRESS is known
     BASE = 0x20  # RW  `BASES` base registers, 4 bytes apart
+    WATCHDOG = (
+        0x40  # RW  bits 0 to 7: units of `WATCHDOG_CYCLES` without progress that a run may take; 0: any
+    )
     COUNTER = 0x100  # RO  `Counter`s, 8 bytes apart: low word, high word
 
 
+WATCHDOG_CYCLES = 1 << 16
+"""Cycles of a unit of WATCHDOG: a run is stopped after as many units without progress, or up to one more."""
+WATCHDOG_BITS = 8
+
+
 class Status(enum.IntFlag):
-    """Bits of the status register. Starting clears DONE and the error bits."""
+    """Bits of the status register. Starting clears all but BUSY.
+
+    BUS_ERROR, OPCODE_ERROR, WATCHDOG and STOPPED stop the run: no instruction begins any more, those that have begun
+    come to their end, and then it is done. While memory does not answer, that is never.
+    """
 
     BUSY = 1
     DONE = 2
     BUS_ERROR = 4  # an AXI response other than OKAY
-    OPCODE_ERROR = 8  # fetch met an unknown opcode and stopped
+    OPCODE_ERROR = 8  # fetch met an unknown opcode
+    WATCHDOG = 16  # nothing has moved for as long as WATCHDOG allows
+    STOPPED = 32  # bit 1 of CONTROL was written
+
+
+class FaultUnit(enum.IntEnum):
+    """What asked for a burst that memory answered with an error."""
+
+    NONE = 0
+    FETCH = 1
+    LOAD = 2
+    PAGE = 3  # entries of page tables, for LOAD; the sequential core says LOAD
+    STORE = 4
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What FAULT and FAULT_ADDRESS tell.
+
+    Attributes
+    ----------
+    unit : FaultUnit
+    response : int
+        AXI's: `SLVERR` or `DECERR`.
+    address : int or None
+        Byte address of the burst, a multiple of the bus width; of the bus word on the sequential core, whose bursts
+        have one. None if more bursts were on their way than the core keeps the addresses of.
+    """
+
+    unit: FaultUnit
+    response: int
+    address: int | None
+
+    @classmethod
+    def of(cls, fault: int, address: int) -> Fault:
+        """From the contents of the two registers."""
+        unit = fault & 7
+        known = FaultUnit(unit) if unit in list(FaultUnit) else FaultUnit.NONE
+        return cls(known, fault >> 4 & 3, address if fault >> 8 & 1 else None)
+
+    def __str__(self) -> str:
+        """For messages: what was done where, and what memory said."""
+        if self.unit is FaultUnit.NONE:
+            return "memory answered with an error"
+        what = {
+            FaultUnit.FETCH: "the fetch of instructions",
+            FaultUnit.LOAD: "LOAD's read",
+            FaultUnit.PAGE: "LOAD's read of a page table",
+            FaultUnit.STORE: "STORE's write",
+        }[self.unit]
+        where = "" if self.address is None else f" at {self.address:#x}"
+        answer = {SLVERR: "SLVERR", DECERR: "DECERR"}.get(self.response, f"the response {self.response}")
+        return f"memory answered {what}{where} with {answer}"
+
+
+ERRORS = Status.BUS_ERROR | Status.OPCODE_ERROR | Status.WATCHDOG | Status.STOPPED
+"""What says that a run did not come to its end by itself."""
+
+
+def failure(status: Status, fault: Fault) -> str:
+    """For messages: why a run failed, from a status with one of `ERRORS`; `fault` counts for BUS_ERROR only."""
+    if status & Status.OPCODE_ERROR:
+        return "the program holds a word that is no instruction"
+    if status & Status.BUS_ERROR:
+        return str(fault)
+    if status & Status.WATCHDOG:
+        return "the program hangs: nothing moved for as many cycles as the watchdog allows"
+    return "the program was stopped"
 
 
 class Counter(enum.IntEnum):

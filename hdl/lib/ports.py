@@ -67,6 +67,15 @@ def alignment_write(config: Config) -> WritePort:
 
 
 # Annotations must be real objects here: `data.Struct` reads them.
+class BusFault(data.Struct):
+    """The first error that memory answered with, see `weft.hdl.isa.memmap.Fault`. All 0: there was none."""
+
+    address: unsigned(32)  # type: ignore[valid-type]
+    unit: unsigned(3)  # type: ignore[valid-type]
+    response: unsigned(2)  # type: ignore[valid-type]
+    known: unsigned(1)  # type: ignore[valid-type]
+
+
 class BusRequest(data.Struct):
     """A burst of ``beats`` (1 to 256) bus words from ``address`` on (a multiple of the bus width).
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.control.control import ADDRESS_BITS, AXI_LITE, run_status
+from weft.hdl.control.control import ADDRESS_BITS, AXI_LITE, connect_state, fault_word
 from weft.hdl.control.counters import WORDS
+from weft.hdl.control.run_state import RunState
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg
+from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status
+from weft.hdl.lib.ports import BusFault
 
 _WORD_BITS = ADDRESS_BITS - 2
 _COUNTERS = Reg.COUNTER >> 2
@@ -32,12 +35,16 @@ class Control(wiring.Component):
     config : Config
     counted : sequence of Counter
         The counters there are; others read 0.
+    stops : bool
+        See `weft.hdl.control.run_state.RunState`. Without it FAULT_ADDRESS, FAULT and WATCHDOG read 0.
 
     Members
     -------
     s_axi_* : AXI4-Lite subordinate
-    irq, start, running, finished, bus_error, opcode_error, counter, counter_value
+    irq, start, running, stop, finished, bus_error, opcode_error, moves, fault, counter, counter_value
         As in `weft.hdl.control.control.Control`.
+    failed : Out(1)
+        There was an error on the bus since the last start.
     counter_complete : In(1)
         What passes in `weft.hdl.control.counters.Counters` is whole.
     write_valid, write_ready, write_address, write_data, write_strobe
@@ -45,17 +52,23 @@ class Control(wiring.Component):
         To data memory, see `weft.hdl.sequential.processor.Processor`.
     """
 
-    def __init__(self, config: Config, counted: Sequence[Counter] = tuple(Counter)) -> None:
-        self.config, self.counted = config, counted
+    def __init__(
+        self, config: Config, counted: Sequence[Counter] = tuple(Counter), *, stops: bool = True
+    ) -> None:
+        self.config, self.counted, self.stops = config, counted, stops
         super().__init__(
             {
                 **AXI_LITE,
                 "irq": Out(1),
                 "start": Out(1),
                 "running": Out(1),
+                "stop": Out(1),
                 "finished": In(1),
                 "bus_error": In(1),
                 "opcode_error": In(1),
+                "moves": In(1),
+                "fault": In(BusFault),
+                "failed": Out(1),
                 "counter": In(range(WORDS)),
                 "counter_value": In(32),
                 "counter_complete": In(1),
@@ -73,12 +86,14 @@ class Control(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        busy, status = run_status(m, self)
-        self._write(m, busy)
-        self._read(m, status)
+        m.submodules.state = state = RunState(stops=self.stops)
+        connect_state(m, state, self)
+        m.d.comb += self.failed.eq(state.status[Status.BUS_ERROR.bit_length() - 1])
+        self._write(m, state)
+        self._read(m, state)
         return m
 
-    def _write(self, m: Module, busy: Signal) -> None:
+    def _write(self, m: Module, state: RunState) -> None:
         """Address and data are taken together, in the cycle in which they have their effect."""
         address = self.s_axi_awaddr[2:]
         both, kept, takes = Signal(), Signal(), Signal()
@@ -93,20 +108,35 @@ class Control(wiring.Component):
             self.s_axi_awready.eq(takes),
             self.s_axi_wready.eq(takes),
         ]
-        chosen = (address == Reg.CONTROL >> 2) & self.s_axi_wdata[0] & self.s_axi_wstrb[0]
-        m.d.sync += self.start.eq(takes & chosen & ~busy & ~self.start)
+        low = takes & self.s_axi_wstrb[0]
+        chosen = low & (address == Reg.CONTROL >> 2)
+        m.d.sync += self.start.eq(chosen & self.s_axi_wdata[0] & ~state.busy & ~self.start)
+        if self.stops:
+            m.d.comb += state.asked.eq(chosen & self.s_axi_wdata[1])
+            with m.If(low & (address == Reg.WATCHDOG >> 2)):
+                m.d.sync += state.limit.eq(self.s_axi_wdata)
         with m.If(self.s_axi_bready):
             m.d.sync += self.s_axi_bvalid.eq(0)
         with m.If(takes):
             m.d.sync += self.s_axi_bvalid.eq(1)
 
-    def _read(self, m: Module, status: Signal) -> None:
+    def _read(self, m: Module, state: RunState) -> None:
         address = Signal(_WORD_BITS)
         simple, in_counters, passes, kept = Signal(32), Signal(), Signal(), Signal()
+        values: dict[int, Any] = {
+            Reg.MAGIC: MAGIC,
+            Reg.VERSION: VERSION,
+            Reg.CONFIG: self.config.digest,
+            Reg.STATUS: state.status,
+        }
+        if self.stops:
+            values |= {
+                Reg.FAULT_ADDRESS: self.fault.address,
+                Reg.FAULT: fault_word(self.fault),
+                Reg.WATCHDOG: state.limit,
+            }
         with m.Switch(address):
-            for register, value in (
-                (Reg.MAGIC, MAGIC), (Reg.VERSION, VERSION), (Reg.CONFIG, self.config.digest), (Reg.STATUS, status)
-            ):  # fmt: skip
+            for register, value in values.items():
                 with m.Case(register >> 2):
                     m.d.comb += simple.eq(value)
         m.d.comb += [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Const, Module, Mux, Signal, signed
+from amaranth.hdl import Array, Const, Module, Mux, ResetInserter, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import Out
@@ -15,7 +15,7 @@ from weft.hdl.control.counters import Counters
 from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config, ConfigError
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
-from weft.hdl.isa.memmap import Counter
+from weft.hdl.isa.memmap import Counter, FaultUnit
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.sequential import tables
 from weft.hdl.sequential.control import Control
@@ -64,6 +64,10 @@ class SequentialCore(wiring.Component):
         `lanes` and `queue_depth` make no difference, nor does the number of banks.
     multipliers : Multipliers
         See `weft.hdl.core.Core`.
+    stops : bool
+        See `weft.hdl.control.run_state.RunState`. A run is stopped in the midst of an instruction, as soon as memory
+        owes no answer; after an error memory is asked for nothing more. Can be spared where memory always answers, and
+        never with an error.
 
     Members
     -------
@@ -72,18 +76,32 @@ class SequentialCore(wiring.Component):
         other counters of stalls, and ARRAY_WINDOW, stay 0.
     """
 
-    def __init__(self, config: Config, multipliers: Multipliers = INFERRED) -> None:
+    def __init__(self, config: Config, multipliers: Multipliers = INFERRED, *, stops: bool = True) -> None:
         multipliers.check(config)
         check_config(config)
-        self.config = config
+        self.config, self.stops = config, stops
         self.multipliers = multipliers
         manager = {f"m_axi_{name}": member for name, member in axi4_signature(config).members.items()}
         super().__init__({**manager, **AXI_LITE, "irq": Out(1)})
 
     def elaborate(self, platform: object) -> Module:
-        m = Module()
+        outer = Module()
+        outer.submodules.control = control = Control(self.config, COUNTED, stops=self.stops)
+        # All that carries instructions out, which a stop resets.
+        m = Module() if self.stops else outer
+        abort = Signal()
+        if self.stops:
+            outer.submodules.machine = ResetInserter(abort)(m)
+        processor, mover, rows = self._machine(m, control)
+        self._ports(outer, mover, control)
+        busy = self._counters(outer, control, processor, mover, rows)
+        if self.stops:
+            self._stop(outer, control, mover, abort, busy)
+        return outer
+
+    def _machine(self, m: Module, control: Control) -> tuple[Processor, Mover, Rows]:
+        """Everything but registers and counters."""
         config, program = self.config, Microprogram(self.config)
-        m.submodules.control = control = Control(config, COUNTED)
         m.submodules.processor = processor = Processor(
             program.words,
             program.operand_bits,
@@ -96,7 +114,6 @@ class SequentialCore(wiring.Component):
         m.submodules.mover = mover = Mover(config)
         m.submodules.scratchpad = scratchpad = Scratchpad(config)
         m.submodules.rows = rows = Rows(config, self.multipliers)
-        self._ports(m, mover, control)
 
         result = processor.result
         strobes = {target: Signal(name=f"to_{target.name.lower()}") for target in Target}
@@ -136,8 +153,8 @@ class SequentialCore(wiring.Component):
         self._read_ports(
             m, processor, multiplier, mover, rows, strobes, (scratchpad.vector, row, column, table)
         )
-        self._control(m, control, processor, mover, rows, movers)
-        return m
+        self._control(m, control, processor, movers)
+        return processor, mover, rows
 
     def _ports(self, m: Module, mover: Mover, control: Control) -> None:
         pairs = [
@@ -255,17 +272,13 @@ class SequentialCore(wiring.Component):
             m.d.comb += processor.port[Port.SUM].eq(Array(rows.sums)[column])
 
     def _control(
-        self, m: Module, control: Control, processor: Processor, mover: Mover, rows: Rows,
-        strobes: dict[MemoryOut, Any],
-    ) -> None:  # fmt: skip
-        m.submodules.counters = counters = Counters(COUNTED, bits=16)
-        started, busy, waits = Signal(), Signal(len(Queue)), Signal()
+        self, m: Module, control: Control, processor: Processor, strobes: dict[MemoryOut, Any]
+    ) -> None:
+        """Start the processor, and let the host reach its data memory."""
+        started = Signal()
         for name in ("write", "read"):
             for part in ("valid", "address"):
                 m.d.comb += getattr(processor, f"{name}_{part}").eq(getattr(control, f"{name}_{part}"))
-            m.d.comb += getattr(control, f"{name}_ready").eq(getattr(processor, f"{name}_ready"))
-        with m.If(strobes[MemoryOut.EVENTS]):
-            m.d.sync += busy.eq(processor.result)
         with m.If(control.start):
             m.d.sync += started.eq(1)
         with m.Elif(strobes[MemoryOut.FINISH]):
@@ -273,10 +286,27 @@ class SequentialCore(wiring.Component):
         m.d.comb += [
             processor.write_data.eq(control.write_data),
             processor.write_strobe.eq(control.write_strobe),
-            control.read_data.eq(processor.read_data),
             processor.flag[Condition.STARTED].eq(started),
-            control.finished.eq(strobes[MemoryOut.FINISH]),
-            control.opcode_error.eq(strobes[MemoryOut.FINISH] & processor.result[0]),
+        ]
+
+    def _counters(
+        self, m: Module, control: Control, processor: Processor, mover: Mover, rows: Rows
+    ) -> Signal:
+        """What registers and counters are told. Returns which unit is busy."""
+        m.submodules.counters = counters = Counters(COUNTED, bits=16)
+        busy, waits = Signal(len(Queue)), Signal()
+        to_memory = processor.out == Target.MEMORY
+        events, finish = (
+            to_memory & (processor.operand[:4] == target) for target in (MemoryOut.EVENTS, MemoryOut.FINISH)
+        )
+        with m.If(events):
+            m.d.sync += busy.eq(processor.result)
+        m.d.comb += [
+            control.write_ready.eq(processor.write_ready),
+            control.read_ready.eq(processor.read_ready),
+            control.read_data.eq(processor.read_data),
+            control.finished.eq(finish),
+            control.opcode_error.eq(finish & processor.result[0]),
             control.bus_error.eq(mover.error),
             counters.clear.eq(control.start),
             counters.enable.eq(control.running),
@@ -284,16 +314,40 @@ class SequentialCore(wiring.Component):
             control.counter_value.eq(counters.value),
             control.counter_complete.eq(counters.complete),
         ]
-        events: dict[Counter, Any] = {
+        counted: dict[Counter, Any] = {
             Counter.CYCLES: 1,
             Counter.ARRAY_ACTIVE: rows.active,
             Counter.READ_BEATS: mover.read_beat,
             Counter.WRITE_BEATS: mover.write_beat,
         }
-        events |= {Counter[f"{queue.name}_BUSY"]: busy[queue] for queue in Queue}
+        counted |= {Counter[f"{queue.name}_BUSY"]: busy[queue] for queue in Queue}
         # A cycle late: a unit is busy for longer than that behind its last word.
         m.d.sync += waits.eq(processor.waits & mover.waits)
-        events |= {
+        m.d.comb += control.moves.eq(~waits)
+        counted |= {
             Counter[f"{queue.name}_MEMORY"]: busy[queue] & waits for queue in (Queue.LOAD, Queue.STORE)
         }
-        m.d.comb += [counters.event[counter].eq(event) for counter, event in events.items()]
+        m.d.comb += [counters.event[counter].eq(event) for counter, event in counted.items()]
+        return busy
+
+    def _stop(self, m: Module, control: Control, mover: Mover, abort: Signal, busy: Signal) -> None:
+        """Ask memory for nothing more, and once it owes nothing, end the run. What instruction that was in can be seen
+        until the next one."""
+        m.d.sync += abort.eq(control.stop & mover.quiet & ~abort)
+        unit = Signal(FaultUnit, init=FaultUnit.FETCH)
+        with m.If(busy[Queue.LOAD]):
+            m.d.comb += unit.eq(FaultUnit.LOAD)
+        with m.Elif(busy[Queue.STORE]):
+            m.d.comb += unit.eq(FaultUnit.STORE)
+        with m.If(control.start):
+            m.d.sync += busy.eq(0)
+        with m.If(abort):
+            m.d.comb += control.finished.eq(1)
+        m.d.comb += mover.hold.eq(control.stop)
+        with m.If(control.failed):
+            m.d.comb += [
+                control.fault.known.eq(1),
+                control.fault.unit.eq(unit),
+                control.fault.response.eq(mover.response),
+                control.fault.address.eq(mover.address),
+            ]

@@ -51,6 +51,15 @@ class Mover(wiring.Component):
         No bytes of the pixel are left.
     waits : Out(1)
         A bus word is on its way, and no byte moves in this cycle.
+    hold : In(1)
+        Ask memory for nothing more.
+    quiet : Out(1)
+        Memory owes no answer.
+    address : Out(32)
+        Of the bus word that memory was asked for, or will be. After an error it stays that one's if `hold` comes with
+        `error`.
+    response : Out(2)
+        That of the last error; no reset changes it.
     error, read_beat, write_beat : Out(1)
         As in `weft.hdl.bus.axi.AxiManager`.
     """
@@ -84,7 +93,11 @@ class Mover(wiring.Component):
                 "moved": Out(1),
                 "length_zero": Out(1),
                 "waits": Out(1),
+                "hold": In(1),
+                "quiet": Out(1),
                 "error": Out(1),
+                "address": Out(32),
+                "response": Out(2),
                 "read_beat": Out(1),
                 "write_beat": Out(1),
             }
@@ -103,7 +116,7 @@ class Mover(wiring.Component):
         remain, skip, length = Signal(24), Signal(16), Signal(16)
         # Whether they are zero, from registers: comparing them comes first in long paths.
         remains, skips, no_length = Signal(), Signal(), Signal(init=1)
-        fill = Signal(8, reset_less=True)
+        fill, kept = Signal(8, reset_less=True), Signal(2, reset_less=True)
         here, reading, writing, step = Signal(), Signal(), Signal(), Signal()
         address = Cat(Const(0, align), page)
         m.d.comb += [
@@ -119,6 +132,9 @@ class Mover(wiring.Component):
             self.length_zero.eq(no_length),
             self.idle.eq(~reading & ~writing & ~strobe.any()),
             self.waits.eq((reading | writing) & ~step),
+            self.quiet.eq(~reading & ~writing),
+            self.address.eq(address),
+            self.response.eq(kept),
         ]
 
         # A vector's bytes.
@@ -156,8 +172,13 @@ class Mover(wiring.Component):
                 m.d.sync += lane[2:].eq(lane[2:] + 1)
         self._read(m, word, here, reading, ends, remains)
         self._write(m, word, strobe, writing, full, lane, gives)
-        with m.If(ends | writing & axi.bvalid):
+        failed = Signal()
+        response = Mux(axi.rvalid, axi.rresp, axi.bresp)
+        m.d.comb += failed.eq((axi.rvalid | axi.bvalid) & (response != OKAY))
+        with m.If(ends | writing & axi.bvalid & ~failed):
             m.d.sync += page.eq(page + 1)
+        with m.If(failed):
+            m.d.sync += kept.eq(response)
 
         some, many = Signal(), Signal()
         m.d.comb += [
@@ -179,7 +200,7 @@ class Mover(wiring.Component):
         m.d.sync += [
             self.read_beat.eq(axi.rvalid),
             self.write_beat.eq(axi.wvalid & axi.wready),
-            self.error.eq(axi.rvalid & (axi.rresp != OKAY) | axi.bvalid & (axi.bresp != OKAY)),
+            self.error.eq(failed),
         ]
         return m
 
@@ -202,12 +223,13 @@ class Mover(wiring.Component):
         axi = self.axi
         with m.If(axi.arready):
             m.d.sync += axi.arvalid.eq(0)
-        with m.If(~here & ~reading & remains & ~self.set_remain):
+        with m.If(~here & ~reading & remains & ~self.set_remain & ~self.hold):
             m.d.sync += [axi.arvalid.eq(1), reading.eq(1)]
         with m.If(ends | self.set_remain):
             m.d.sync += here.eq(0)
         with m.If(axi.rvalid):
-            m.d.sync += [reading.eq(0), here.eq(remains & ~self.set_remain), word.eq(axi.rdata)]
+            m.d.sync += [reading.eq(0), word.eq(axi.rdata)]
+            m.d.sync += here.eq(remains & ~self.set_remain & (axi.rresp == OKAY))
 
     def _write(
         self,
@@ -232,7 +254,7 @@ class Mover(wiring.Component):
             m.d.sync += axi.awvalid.eq(0)
         with m.If(axi.wready):
             m.d.sync += axi.wvalid.eq(0)
-        with m.If(~writing & full & strobe.any()):
+        with m.If(~writing & full & strobe.any() & ~self.hold):
             m.d.sync += [axi.awvalid.eq(1), axi.wvalid.eq(1), writing.eq(1)]
         with m.If(writing & axi.bvalid):
             m.d.sync += [writing.eq(0), strobe.eq(0)]

@@ -6,12 +6,29 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NoReturn
 
 from weft.hdl.control.stalls import Watch, waits
 from weft.hdl.core import Core
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.isa.memmap import (
+    DECERR,
+    ERRORS,
+    MAGIC,
+    SLVERR,
+    START,
+    STOP,
+    VERSION,
+    WATCHDOG_BITS,
+    Counter,
+    Fault,
+    Reg,
+    Status,
+    base_register,
+    counter_register,
+    failure,
+)
 from weft.hdl.sequential.core import SequentialCore
 from weft.hdl.verilog import generated
 from weft.sim.device import Closing, Device, DeviceError, check_base, check_memory, check_program, check_range
@@ -48,6 +65,11 @@ _SIGNATURES = {
     "weft_close": (None, [ctypes.c_void_p]),
     "weft_reset": (None, [ctypes.c_void_p]),
     "weft_reorder": (None, [ctypes.c_void_p]),
+    "weft_fault": (
+        None,
+        [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, *[ctypes.c_uint32] * 3],
+    ),
+    "weft_no_faults": (None, [ctypes.c_void_p]),
     "weft_memory": (ctypes.c_void_p, [ctypes.c_void_p]),
     "weft_cycles": (ctypes.c_uint64, [ctypes.c_void_p]),
     "weft_begun": (ctypes.c_uint64, [ctypes.c_void_p]),
@@ -195,6 +217,7 @@ class RtlDevice(Closing, Device):
         self._bases = [0] * BASES
         self._failed = False
         self._started = False
+        self._watchdog = 0
         self.sequential = sequential
         answer = (latency + config.bus_bytes / (bytes_per_cycle or config.bus_bytes)) / (
             1 - stall_probability
@@ -250,10 +273,65 @@ class RtlDevice(Closing, Device):
         self._bases[index] = address
         self._write_register(base_register(index), address)
 
+    def break_memory(
+        self,
+        address: int,
+        size: int,
+        *,
+        response: int | None = SLVERR,
+        reads: bool = True,
+        writes: bool = True,
+    ) -> None:
+        """From now on, memory answers what touches these bytes with an error, and does nothing else.
+
+        Parameters
+        ----------
+        address, size : int
+            DRAM bytes.
+        response : int or None
+            AXI's: 2 is SLVERR, 3 is DECERR. None: there is no answer at all.
+        reads, writes : bool
+            Of which of the two.
+
+        Raises
+        ------
+        DeviceError
+            If the bytes do not lie inside memory.
+        ValueError
+            If the response is none of these.
+        """
+        self._range(address, size)
+        if response not in (None, SLVERR, DECERR):
+            raise ValueError(
+                f"memory answers with {SLVERR} (SLVERR), {DECERR} (DECERR) or None, not {response}"
+            )
+        self._library.weft_fault(self._handle, address, address + size, response or 0, reads, writes)
+        self._check_memory()
+
+    def mend_memory(self) -> None:
+        """Take back all of `break_memory`."""
+        self._library.weft_no_faults(self._handle)
+
+    def set_watchdog(self, units: int) -> None:
+        """Stop programs that make no progress for `units` (0 to 255; 0: for ever) times `WATCHDOG_CYCLES` cycles."""
+        if not 0 <= units < 1 << WATCHDOG_BITS:
+            raise DeviceError(f"the watchdog waits for 0 to {(1 << WATCHDOG_BITS) - 1} units, not {units}")
+        self._watchdog = units
+        self._write_register(Reg.WATCHDOG, units)
+
+    def stop(self) -> None:
+        """Ask the program that runs to stop; `wait` then says so."""
+        self._write_register(Reg.CONTROL, STOP)
+
+    @property
+    def fault(self) -> Fault:
+        """The first error on the bus of the last program."""
+        return Fault.of(self._read_register(Reg.FAULT), self._read_register(Reg.FAULT_ADDRESS))
+
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, a multiple of the bus width.
 
-        After a failed run the core is reset first, as nothing else brings its units to a known state.
+        After a run that did not end the core is reset first, as nothing else brings its units to a known state.
         """
         check_program(program, self.config)
         self._range(program, 0)
@@ -261,6 +339,7 @@ class RtlDevice(Closing, Device):
             self._library.weft_reset(self._handle)
             for index, address in enumerate(self._bases):
                 self._write_register(base_register(index), address)
+            self._write_register(Reg.WATCHDOG, self._watchdog)
             self._failed = False
         elif self._status() & Status.BUSY:
             raise DeviceError("a program is still running")
@@ -268,7 +347,7 @@ class RtlDevice(Closing, Device):
         waves = self._waves
         if waves is not None and waves.windowed:
             self._library.weft_window(self._handle, waves.first, waves.cycles or _NEVER)
-        self._write_register(Reg.CONTROL, 1)
+        self._write_register(Reg.CONTROL, START)
         if waves is not None:
             waves.zero = CYCLE_TIME * self._begun()
         self._started = True
@@ -285,7 +364,7 @@ class RtlDevice(Closing, Device):
         DeviceError
             If it is not done after `timeout` cycles, or without a timeout, if nothing moves for a long time
             (the message says what it waits for); if an address is outside memory, the core breaks the AXI
-            protocol, or a word is no instruction.
+            protocol, memory answers with an error, a word is no instruction, or the program was stopped.
         """
         left = timeout
         watch = Watch(self.config, self._patience, sequential=self.sequential)
@@ -294,32 +373,32 @@ class RtlDevice(Closing, Device):
             done = self._library.weft_run(self._handle, chunk)
             if self._waves is not None:
                 self._waves.ran = self.cycles - self._begun()
-            self._raise_errors()
+            self._check_memory()
+            message = self._library.weft_error(self._handle).decode()
+            if message:
+                self._fail(message)
             if done:
-                self._started = False
+                self._end()
             elif left is None:
                 if watch.hangs(self.counters()):
-                    self._failed = True
-                    raise DeviceError(f"the program hangs: {self._diagnose(hangs=True)}")
+                    self._fail(f"the program hangs: {self._diagnose(hangs=True)}")
             else:
                 left -= chunk
                 if left <= 0:
-                    self._failed = True
-                    raise DeviceError(f"the program is not done after {timeout} cycles: {self._diagnose()}")
+                    self._fail(f"the program is not done after {timeout} cycles: {self._diagnose()}")
 
-    def _raise_errors(self) -> None:
-        self._check_memory()
-        message = self._library.weft_error(self._handle).decode()
-        if message:
-            self._failed = True
-            raise DeviceError(message)
+    def _end(self) -> None:
+        """What there is to say behind the interrupt."""
         status = self._status()
-        if status & Status.OPCODE_ERROR:
-            self._failed = True
-            raise DeviceError("the program holds a word that is no instruction")
-        if status & Status.BUS_ERROR:
-            self._failed = True
-            raise DeviceError("memory answered with an error")
+        if not status & Status.DONE:  # memory is silent, so that the units never come to their end
+            self._fail(f"{failure(status, self.fault)}: {self._diagnose(hangs=True)}")
+        self._started = False
+        if status & ERRORS:
+            raise DeviceError(failure(status, self.fault))
+
+    def _fail(self, message: str) -> NoReturn:
+        self._failed = True
+        raise DeviceError(message)
 
     def mark_writes(self, totals: Sequence[int]) -> None:
         """Note the cycle in which the program started next has written each of `totals` bytes (ascending) to memory.

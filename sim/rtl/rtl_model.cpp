@@ -43,7 +43,14 @@ struct Burst {
     uint64_t address;
     uint64_t ready;
     unsigned beats, id;
-    bool failed;
+    unsigned response;  // of a write, so far
+};
+
+// Accesses of these bytes are answered with an error, and do nothing; or not answered at all.
+struct Fault {
+    uint64_t first, end;
+    unsigned response;
+    bool reads, writes, silent;
 };
 
 // A channel the core drives: what it offered and was not accepted must stand unchanged.
@@ -78,6 +85,7 @@ struct Model {
     double rate = 0, tokens = 0;  // bytes a cycle, 0: no limit
     std::deque<Burst> reads, writes, responses;
     bool reordered = false;  // reads of one ID overtake those of another
+    std::vector<Fault> faults;
     size_t served = 0;  // which of `reads` the beat on the bus belongs to
     bool beat_taken = false, response_taken = false;
     Offer<5> ar, aw;
@@ -113,6 +121,18 @@ struct Model {
         error = text;
     }
 
+    // What a word is answered with, or null.
+    const Fault* fault(uint64_t address, bool write) const {
+        for (const Fault& fault : faults)
+            if ((write ? fault.writes : fault.reads) && address < fault.end && address + BUS > fault.first) return &fault;
+        return nullptr;
+    }
+
+    bool mute(uint64_t address, bool write) const {
+        const Fault* const found = fault(address, write);
+        return found && found->silent;
+    }
+
     bool funded() const { return rate == 0 || tokens >= BUS; }
 
     // Inputs of a cycle depend only on what was sampled before it, and change only here.
@@ -124,21 +144,23 @@ struct Model {
         if (rate != 0 && tokens < BUS + rate) tokens += rate;
         t.m_axi_arready = reads.size() < OUTSTANDING && !stalls();
         t.m_axi_awready = writes.size() < OUTSTANDING && !stalls();
-        t.m_axi_wready = !writes.empty() && funded() && !stalls();
+        t.m_axi_wready = !writes.empty() && funded() && !stalls() && !mute(writes.front().address, true);
         if (!t.m_axi_rvalid && !reads.empty()) served = chosen();
-        if (!t.m_axi_rvalid && !reads.empty() && reads[served].ready <= cycles && funded() && !stalls()) {
+        if (!t.m_axi_rvalid && !reads.empty() && reads[served].ready <= cycles && funded() && !stalls() &&
+            !mute(reads[served].address, false)) {
             tokens -= BUS;
             const Burst& burst = reads[served];
-            const bool inside = burst.address + BUS <= memory.size();
+            const Fault* const broken = fault(burst.address, false);
+            const bool inside = burst.address + BUS <= memory.size() && !broken;
             if (inside) std::memcpy(&t.m_axi_rdata, &memory[burst.address], BUS);
             else std::memset(&t.m_axi_rdata, 0, BUS);
-            t.m_axi_rresp = inside ? OKAY : SLVERR;
+            t.m_axi_rresp = inside ? OKAY : broken ? broken->response : SLVERR;
             t.m_axi_rlast = burst.beats == 1;
             t.m_axi_rid = burst.id;
             t.m_axi_rvalid = 1;
         }
         if (!t.m_axi_bvalid && !responses.empty() && responses.front().ready <= cycles && !stalls()) {
-            t.m_axi_bresp = responses.front().failed ? SLVERR : OKAY;
+            t.m_axi_bresp = responses.front().response;
             t.m_axi_bid = responses.front().id;
             t.m_axi_bvalid = 1;
         }
@@ -151,7 +173,7 @@ struct Model {
             fail("the core broke AXI: a %s burst of kind %u, size %u at %#x", kind, burst, size, address);
         if (address >> 12 != (end - 1) >> 12) fail("the core broke AXI: the %s burst at %#x crosses 4 KiB", kind, address);
         if (end > memory.size()) fail("a %s at %#x is outside memory", kind, address);
-        queue.push_back({address, cycles + latency, length + 1, id, false});
+        queue.push_back({address, cycles + latency, length + 1, id, OKAY});
     }
 
     void write_beat() {
@@ -161,11 +183,12 @@ struct Model {
         uint8_t data[BUS], strobe[(BUS + 7) / 8];
         std::memcpy(data, &t.m_axi_wdata, BUS);
         std::memcpy(strobe, &t.m_axi_wstrb, sizeof strobe);
-        if (burst.address + BUS <= memory.size()) {
+        const Fault* const broken = fault(burst.address, true);
+        if (burst.address + BUS <= memory.size() && !broken) {
             for (unsigned i = 0; i < BUS; i++)
                 if (strobe[i / 8] >> i % 8 & 1) memory[burst.address + i] = data[i], written++;
             while (marked.size() < marks.size() && written >= marks[marked.size()]) marked.push_back(cycles - started);
-        } else burst.failed = true;
+        } else burst.response = broken ? broken->response : SLVERR;
         burst.address += BUS;
         burst.beats--;
         if ((burst.beats == 0) != t.m_axi_wlast) fail("the core broke AXI: wlast does not end the burst");
@@ -379,6 +402,14 @@ EXPORT void weft_reset(Model* model) {
 }
 // From now on reads of different IDs overtake each other.
 EXPORT void weft_reorder(Model* model) { model->reordered = true; }
+// From now on accesses of bytes from `first` to before `end` fail: with `response`, or if it is 0, they are not answered.
+EXPORT void weft_fault(Model* model, uint64_t first, uint64_t end, uint32_t response, uint32_t reads, uint32_t writes) {
+    guarded(model, [=] {
+        model->faults.push_back({first, end, response, reads != 0, writes != 0, response == OKAY});
+        return 1;
+    });
+}
+EXPORT void weft_no_faults(Model* model) { model->faults.clear(); }
 EXPORT uint8_t* weft_memory(Model* model) { return model->memory.data(); }
 // Note, from now on, the cycle in which each of `count` ascending totals of written bytes is reached.
 EXPORT void weft_mark(Model* model, const uint64_t* totals, uint64_t count) {

@@ -14,7 +14,19 @@ from cocotbext.axi import AxiLiteBus, AxiLiteMaster
 from support.axi_models import channels, pauses
 from weft.hdl.control.counters import WORDS
 from weft.hdl.isa import BASES
-from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, base_register, counter_register
+from weft.hdl.isa.memmap import (
+    MAGIC,
+    SIZE,
+    STOP,
+    VERSION,
+    Counter,
+    Fault,
+    FaultUnit,
+    Reg,
+    Status,
+    base_register,
+    counter_register,
+)
 
 PATIENCE = {"timeout_time": 500, "timeout_unit": "us"}
 """For the benches: many times what they take, so that a transfer that never ends fails soon."""
@@ -35,7 +47,7 @@ class ControlBench:
     def __init__(self, dut: Any, digest: int, counted: Sequence[Counter] = tuple(Counter)) -> None:
         self.dut, self.digest, self.counted = dut, digest, counted
         cocotb.start_soon(Clock(dut.clk, 2, "ns").start())
-        for name in ("finished", "bus_error", "opcode_error", "counter", "counter_value"):
+        for name in ("finished", "bus_error", "opcode_error", "moves", "fault", "counter", "counter_value"):
             getattr(dut, name).value = 0
         self.master = AxiLiteMaster(AxiLiteBus.from_prefix(dut, "s_axi"), dut.clk, dut.rst)
         for channel in channels(self.master):
@@ -90,21 +102,29 @@ class ControlBench:
             for half in range(2):
                 passed = self.passes(2 * counter + half) if counter in self.counted else 0
                 assert await self.read(counter_register(counter) + 4 * half) == passed
-        for address in (Reg.CONTROL, 0x18, 0x1C, Reg.BASE + 4 * BASES, Reg.COUNTER + 4 * WORDS, SIZE - 4):
+        for address in (Reg.CONTROL, 0x44, Reg.WATCHDOG + 4, Reg.COUNTER + 4 * WORDS, SIZE - 4):
             assert await self.read(address) == 0
+        await self._check_fault()
         assert await self.read(Reg.MAGIC) == MAGIC
         assert self.starts == 0
         return expected
 
+    async def _check_fault(self) -> None:
+        for unit in FaultUnit:
+            address, response, known = random.getrandbits(32), random.randrange(4), random.randrange(2)
+            self.dut.fault.value = address | unit << 32 | response << 35 | known << 37
+            found = Fault.of(await self.read(Reg.FAULT), await self.read(Reg.FAULT_ADDRESS))
+            assert found == Fault(unit, response, address if known else None)
+        self.dut.fault.value = 0
+
     async def _write_registers(self) -> dict[int, int]:
         registers = [Reg.PROGRAM, *(base_register(index) for index in range(BASES))]
         expected = {int(register): random.getrandbits(32) for register in registers}
+        expected[Reg.WATCHDOG] = random.getrandbits(8)
         for register, value in expected.items():
             await self.master.write_dword(register, value)
         for _ in range(80):
-            address = random.randrange(
-                random.choice((base_register(BASES - 1), Reg.COUNTER + 4 * WORDS)) + 32
-            )
+            address = random.randrange(random.choice((Reg.WATCHDOG, Reg.COUNTER + 4 * WORDS)) + 32)
             payload = random.randbytes(random.randrange(1, 5))
             if address // 4 * 4 <= Reg.CONTROL < address + len(payload):
                 continue
@@ -114,18 +134,21 @@ class ControlBench:
                 if register in expected:
                     shift = 8 * (at & 3)
                     expected[register] = expected[register] & ~(0xFF << shift) | byte << shift
+        expected[Reg.WATCHDOG] &= 0xFF
         return expected
 
     async def check_runs(self) -> None:
         """Start, busy, a second start while busy, done, error bits and their clearing."""
         assert await self.status() == Status(0)
         for bus_error, opcode_error in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 0)):
-            await self._run(bus_error, opcode_error)
+            for stopped in range(2):
+                await self._run(bus_error, opcode_error, stopped)
+        await self._run(0, 0, 0)
         await self.master.write_dword(Reg.CONTROL, 2)
         await self.master.write(Reg.CONTROL + 1, b"\x01")
         assert await self.status() == Status.DONE
 
-    async def _run(self, bus_error: int, opcode_error: int) -> None:
+    async def _run(self, bus_error: int, opcode_error: int, stopped: int) -> None:
         dut = self.dut
         self.starts = 0
         await self.master.write_dword(Reg.CONTROL, 1)
@@ -138,13 +161,17 @@ class ControlBench:
         await RisingEdge(dut.clk)
         dut.bus_error.value = 0
         dut.opcode_error.value = 0
-        errors = Status.BUS_ERROR * bus_error | Status.OPCODE_ERROR * opcode_error
+        if stopped:
+            await self.master.write_dword(Reg.CONTROL, STOP)
+        errors = Status.BUS_ERROR * bus_error | Status.OPCODE_ERROR * opcode_error | Status.STOPPED * stopped
         assert await self.status() == Status.BUSY | errors
+        assert int(dut.stop.value) == (errors != 0)
         dut.finished.value = 1
         await ClockCycles(dut.clk, random.choice((1, 3)))
         dut.finished.value = 0
         await RisingEdge(dut.clk)
         assert int(dut.running.value) == 0
+        assert int(dut.stop.value) == 0
         await self.master.write_dword(Reg.CONTROL, 1)
         await ClockCycles(dut.clk, WORDS + 8)
         assert int(dut.irq.value) == 1
