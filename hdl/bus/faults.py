@@ -14,9 +14,9 @@ from weft.hdl.isa.memmap import FaultUnit
 from weft.hdl.lib.ports import BusFault
 
 KEPT = 16
-"""Addresses that are kept for each source of bursts. A LUT RAM of most FPGAs is as deep."""
+"""Addresses that are kept for each source of bursts, a power of two. A LUT RAM of most FPGAs is as deep."""
 OUTSTANDING = 256
-"""More bursts than are on their way for one source."""
+"""More bursts than are on their way for one source, a power of two."""
 
 
 class FaultLog(wiring.Component):
@@ -30,6 +30,8 @@ class FaultLog(wiring.Component):
     config : Config
     sources : sequence of str
         Names of `FaultUnit`s, in lower case. Of errors in one cycle that of the first of them counts.
+    kept, outstanding : int
+        See `KEPT` and `OUTSTANDING`.
 
     Members
     -------
@@ -47,10 +49,13 @@ class FaultLog(wiring.Component):
         The first error since `clear`, from the cycle on that follows `error`.
     """
 
-    def __init__(self, config: Config, sources: Sequence[str]) -> None:
+    def __init__(
+        self, config: Config, sources: Sequence[str], *, kept: int = KEPT, outstanding: int = OUTSTANDING
+    ) -> None:
         self.config, self.sources = config, tuple(sources)
+        self.kept, self.outstanding = kept, outstanding
         port = wiring.Signature(
-            {"asked": In(1), "address": In(32), "ended": In(1), "failed": In(1), "response": In(2)}
+            {"asked": Out(1), "address": Out(32), "ended": Out(1), "failed": Out(1), "response": Out(2)}
         )
         super().__init__(
             {
@@ -71,7 +76,7 @@ class FaultLog(wiring.Component):
         align = (self.config.bus_bytes - 1).bit_length()
         first = Signal(BusFault)
         for name, port in reversed(self.source.items()):
-            m.submodules[name] = log = _Addresses(32 - align)
+            m.submodules[name] = log = _Addresses(32 - align, self.kept, self.outstanding)
             # A register, as answers come late in the cycle.
             ended, failed, response = (
                 Signal(size, name=f"{name}_{what}")
@@ -99,7 +104,7 @@ class FaultLog(wiring.Component):
 
 
 class _Addresses(wiring.Component):
-    """The addresses of bursts on their way, of which the last `KEPT` - 1 are there.
+    """The addresses of bursts on their way. The oldest one is there if they are fewer than `kept`.
 
     Members
     -------
@@ -110,7 +115,8 @@ class _Addresses(wiring.Component):
         Its address, if that is still there.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, kept: int, outstanding: int) -> None:
+        self.kept, self.outstanding = kept, outstanding
         super().__init__(
             {
                 "asked": In(1),
@@ -123,14 +129,14 @@ class _Addresses(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.memory = memory = Memory(shape=len(self.address), depth=KEPT, init=[])
+        m.submodules.memory = memory = Memory(shape=len(self.address), depth=self.kept, init=[])
         write, read = memory.write_port(), memory.read_port(domain="comb")
-        under_way = Signal(range(OUTSTANDING))
+        under_way = Signal(range(self.outstanding))
         m.d.comb += [
             write.data.eq(self.address),
             write.en.eq(self.asked),
             self.oldest.eq(read.data),
-            self.known.eq(under_way < KEPT),
+            self.known.eq(under_way < self.kept),
         ]
         m.d.sync += [
             write.addr.eq(write.addr + self.asked),

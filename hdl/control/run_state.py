@@ -26,6 +26,8 @@ class RunState(wiring.Component):
     stops : bool
         Runs are stopped at errors, at the host's wish, and by the watchdog. Else `stop` is always 0, errors are only
         kept, and the inputs `asked`, `moves` and `limit` are ignored.
+    unit : int
+        Cycles of a unit of the watchdog, a power of two.
 
     Members
     -------
@@ -40,7 +42,7 @@ class RunState(wiring.Component):
     moves : In(1)
         The run has made progress.
     limit : In(8)
-        Of the watchdog, in units of `WATCHDOG_CYCLES`; 0: it is off. A new one counts from the next progress on.
+        Of the watchdog, in units of `unit`; 0: it is off. A new one counts from the next progress on.
     stop : Out(1)
         Nothing new may begin: from the cycle of a bus error, or the one after another cause, to the end of the run.
     running : Out(1)
@@ -53,8 +55,8 @@ class RunState(wiring.Component):
         See `weft.hdl.isa.memmap.Status`.
     """
 
-    def __init__(self, *, stops: bool = True) -> None:
-        self.stops = stops
+    def __init__(self, *, stops: bool = True, unit: int = WATCHDOG_CYCLES) -> None:
+        self.stops, self.unit = stops, unit
         super().__init__(
             {
                 "start": In(1),
@@ -104,7 +106,8 @@ class RunState(wiring.Component):
     def _expires(self, m: Module) -> Value:
         """Whether the watchdog expires in this cycle. Its units are those of a counter that never stops, so the first
         one may be short, and one more is waited for."""
-        cycle, left = Signal(range(WATCHDOG_CYCLES)), Signal(WATCHDOG_BITS + 1)
+        cycle = Signal(range(self.unit))
+        left = Signal(WATCHDOG_BITS + 1)
         moved = Signal()  # a register, as what moves is known late in a cycle
         ends = cycle.all()
         m.d.sync += [cycle.eq(cycle + 1), moved.eq(self.moves)]

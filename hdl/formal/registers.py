@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 
 from weft.hdl.control.control import Control
 from weft.hdl.control.counters import SETTLING, WORDS, Counters
@@ -14,7 +14,16 @@ from weft.hdl.formal.property import Bench, Bounded, Induction, Property
 from weft.hdl.formal.streams import within
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import MAGIC, VERSION, Counter, Reg, base_register, counter_register
+from weft.hdl.isa.memmap import (
+    MAGIC,
+    VERSION,
+    WATCHDOG_BITS,
+    Counter,
+    Reg,
+    Status,
+    base_register,
+    counter_register,
+)
 
 _OUTSTANDING = 2
 """Requests of one kind at most: one that waits for its answer, and one whose answer waits to be taken."""
@@ -59,7 +68,8 @@ class Answers:
 class ControlBench(Bench):
     """The registers, of a configuration as it is shipped.
 
-    Nothing is assumed: not even that a host keeps a request up until it is taken, as AXI demands.
+    Not even that a host keeps a request up until it is taken is assumed, as AXI demands. But there is progress in every
+    cycle: the watchdog has properties of its own.
     """
 
     def __init__(self) -> None:
@@ -73,6 +83,7 @@ class ControlBench(Bench):
         was_busy = Signal()
         since = Signal(range(SETTLING + 4))  # cycles behind the last one of a run
         busy = on & ~dut.irq
+        self.assume(dut.moves)
         m.d.sync += [
             running.eq(dut.start | (running & ~dut.finished)),
             on.eq(dut.start | busy),
@@ -119,15 +130,17 @@ class WriteBench(ControlBench):
         write = Writes(m, self)
         values = {Reg.PROGRAM.value: self.dut.program}
         values |= {base_register(index): self.dut.bases[index] for index in range(BASES)}
+        values[Reg.WATCHDOG.value] = self.peek("state.limit", WATCHDOG_BITS)
         for address, value in values.items():
+            lanes = len(value) // 8
             now, word = (
-                Cat(whole[lane * 8 + bit] for lane in range(4) for bit in self.bits)
+                Cat(whole[lane * 8 + bit] for lane in range(lanes) for bit in self.bits)
                 for whole in (value, write.word)
             )
             before = Signal(len(now), name=f"before_{address}")
             m.d.sync += before.eq(now)
             here = Mux(write.comes & (write.place == address >> 2), write.strobe, 0)
-            mask = Cat(here[lane].replicate(len(self.bits)) for lane in range(4))
+            mask = Cat(here[lane].replicate(len(self.bits)) for lane in range(lanes))
             self.claim(f"register {address:#x}", now == ((mask & word) | (~mask & before)))
         byte_alone = write.comes & (write.place == Reg.PROGRAM >> 2) & (write.strobe == 4)
         self.cover("one byte is written", byte_alone)
@@ -185,15 +198,16 @@ class ReadBench(ControlBench):
     def _value(self, m: Module, place: Value, counters: Value, busy: Value) -> Value:
         """What a register holds now."""
         dut = self.dut
-        errors = Signal(2)  # one that comes with the start is not lost
-        m.d.sync += errors.eq(Mux(dut.start, 0, errors) | Cat(dut.bus_error, dut.opcode_error))
         value = Signal(32)
         registers: dict[int, Any] = {
             Reg.MAGIC: MAGIC,
             Reg.VERSION: VERSION,
             Reg.CONFIG: self.config.digest,
-            Reg.STATUS: Cat(busy, dut.irq, errors),
+            Reg.STATUS: self.peek("state.status", max(Status).bit_length()),
             Reg.PROGRAM: dut.program,
+            Reg.FAULT_ADDRESS: dut.fault.address,
+            Reg.FAULT: Cat(dut.fault.unit, Const(0, 1), dut.fault.response, Const(0, 2), dut.fault.known),
+            Reg.WATCHDOG: self.peek("state.limit", WATCHDOG_BITS),
         }
         registers |= {base_register(index): dut.bases[index] for index in range(BASES)}
         with m.If(counters):

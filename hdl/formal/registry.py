@@ -8,6 +8,7 @@ from weft.hdl.formal import (
     arithmetic,
     bus,
     division,
+    faults,
     loops,
     matrix,
     memories,
@@ -25,7 +26,7 @@ from weft.hdl.formal.property import Property
 
 def properties() -> Iterator[Property]:
     """All properties of units of `weft.hdl`."""
-    basic = (queues, loops, bus, semaphores, registers, memories)
+    basic = (queues, loops, bus, semaphores, registers, memories, faults)
     units = (widening, transfers, matrix, pairs, vector, states, division, arithmetic)
     for module in (*basic, *units):
         yield from module.properties()

@@ -77,6 +77,7 @@ class DispatcherBench(Bench):
 
     def parts(self, m: Module) -> tuple[Value, Signal, Value]:
         """Assume the order of parts; returns whether one goes in, its index, and whether it is the last one."""
+        self.assume(~self.dut.stop)  # what that does is a property in `weft.hdl.formal.faults`
         fetched, part = self.dut.fetched, self.dut.fetched.payload
         count = WORD_BITS // len(part.data)
         index = Signal(range(max(count, 2)), name="expected_index")

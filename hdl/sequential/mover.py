@@ -173,12 +173,11 @@ class Mover(wiring.Component):
         self._read(m, word, here, reading, ends, remains)
         self._write(m, word, strobe, writing, full, lane, gives)
         failed = Signal()
-        response = Mux(axi.rvalid, axi.rresp, axi.bresp)
-        m.d.comb += failed.eq((axi.rvalid | axi.bvalid) & (response != OKAY))
+        m.d.comb += failed.eq(axi.rvalid & (axi.rresp != OKAY) | axi.bvalid & (axi.bresp != OKAY))
         with m.If(ends | writing & axi.bvalid & ~failed):
             m.d.sync += page.eq(page + 1)
         with m.If(failed):
-            m.d.sync += kept.eq(response)
+            m.d.sync += kept.eq(Mux(axi.rvalid, axi.rresp, axi.bresp))
 
         some, many = Signal(), Signal()
         m.d.comb += [
