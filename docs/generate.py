@@ -93,6 +93,7 @@ def registers() -> str:
     for title, members in (
         ("Registers", memmap.Reg),
         ("Status bits", memmap.Status),
+        ("Units that fail", memmap.FaultUnit),
         ("Counters", memmap.Counter),
     ):
         lines.append(f"\n## {title}\n\n{inspect.cleandoc(members.__doc__ or '')}\n\n")

@@ -55,6 +55,7 @@ def run(edits: list[Edit], folder: Path) -> Outcome:
             "seed": about["seed"] + number, "count": 15, "serial": number == 0, "large": False, "timed": number == 1,
             "renamed": number % 2 == 1, "full": False, "traffic": number == 2, "turns": 2, "latency": 5 * number + 1,
             "rate": 0.0 if number < 3 else 1.5, "stalls": 0.5 * (number == 3), "reordered": number > 1,
+            "fails": number,
         }  # fmt: skip
         generator = programs.built(core, settings, list(range(settings["count"])))
         try:

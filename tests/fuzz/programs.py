@@ -19,7 +19,7 @@ from weft.hdl.checker.program import ProgramError, check
 from weft.hdl.checker.sequence import check_sequence
 from weft.hdl.isa import BASES, SEMAPHORE_MAX, SEMAPHORES, End, Instruction, Load, Queue, Store, places
 from weft.hdl.isa.config import PRESETS, Config
-from weft.hdl.isa.memmap import Counter, Reg, base_register
+from weft.hdl.isa.memmap import DECERR, SLVERR, Counter, FaultUnit, Reg, Status, base_register
 from weft.sim.device import Device, DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
@@ -87,6 +87,7 @@ def draw(rng: np.random.Generator) -> list[Edit]:
         "full": bool(rng.random() < 0.1), "traffic": bool(rng.random() < 0.3), "turns": int(rng.choice([1, 2])),
         "latency": int(rng.choice([1, 5, 40])), "rate": float(rng.choice([0, 0, 1.5, 0.7])),
         "stalls": float(rng.choice([0, 0.3, 0.7])), "reordered": bool(rng.random() < 0.5),
+        "fails": int(rng.integers(1 << 30)) if rng.random() < 0.3 else 0,
     }  # fmt: skip
     return [["program", settings], *(["step", step] for step in range(count))]
 
@@ -252,6 +253,41 @@ def compare(core: Core, generator: Program, program: list[Instruction], settings
             if model is not None and not (core.sequential and turn):
                 _carry_out(model, generator, words, None)
                 _same_counters(turn, rtl.counters(), model.counters())
+        if settings["fails"]:
+            fail(rtl, generator, words, random.Random(settings["fails"]))
+
+
+def fail(device: RtlDevice, generator: Program, words: bytes, rng: random.Random) -> None:
+    """Once more, with some of memory broken or a stop at any time. The run must end by itself, and another one do what
+    it should."""
+    at, size = rng.randrange(MEMORY), rng.choice([1, 64, 4096])
+    size = min(size, MEMORY - at)
+    device.break_memory(at, size, response=rng.choice([SLVERR, DECERR]))
+    device.start(PROGRAM)
+    if rng.random() < 0.3:
+        device._read_register(Reg.STATUS)
+        device.stop()
+    message = ""
+    try:
+        device.wait(LIMIT)
+    except DeviceError as error:
+        message = str(error)
+    status, fault = device._status(), device.fault
+    if not status & Status.DONE:
+        raise Failure("wrong", f"behind an error at {at:#x} the program does not end: {message}", "no end")
+    known = fault.address is None or at >> 12 <= fault.address >> 12 <= at + size >> 12
+    if bool(status & Status.BUS_ERROR) != (fault.unit is not FaultUnit.NONE) or not known:
+        raise Failure("wrong", f"errors from {at:#x} on, {size} bytes, are told as {fault}", "fault")
+    device.mend_memory()
+    n = generator.config.n
+    vector = {"length": n, "pitch": n}
+    copy = [Load(base=0, run=n, row_pitch=n, signal=1, **vector), Store(base=4, wait=1, **vector), End()]
+    device.write(PROGRAM, b"".join(item.encode() for item in copy))
+    device.write(generator.bases[0], rng.randbytes(n))
+    device.start(PROGRAM)
+    device.wait(LIMIT)
+    if device.read(generator.bases[4], n) != device.read(generator.bases[0], n):
+        raise Failure("wrong", f"a copy behind an error at {at:#x} is wrong", "copy")
 
 
 def _carry_out(device: Device, generator: Program, words: bytes, traffic: random.Random | None) -> bytes:

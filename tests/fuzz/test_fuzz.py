@@ -209,7 +209,7 @@ def test_wrong_answers_are_seen(monkeypatch: pytest.MonkeyPatch, step: np.ndarra
 
 PROGRAM: dict[str, Any] = {
     "core": "tiny", "seed": 7, "count": 12, "serial": False, "large": True, "timed": True, "renamed": True,
-    "full": True, "traffic": False, "turns": 2, "latency": 5, "rate": 1.5, "stalls": 0.3, "reordered": True,
+    "full": True, "traffic": False, "turns": 2, "latency": 5, "rate": 1.5, "stalls": 0.3, "reordered": True, "fails": 0,
 }  # fmt: skip
 
 
