@@ -94,6 +94,7 @@ def registers() -> str:
         ("Registers", memmap.Reg),
         ("Status bits", memmap.Status),
         ("Units that fail", memmap.FaultUnit),
+        ("Memories with parity", memmap.ParityMemory),
         ("Counters", memmap.Counter),
     ):
         lines.append(f"\n## {title}\n\n{inspect.cleandoc(members.__doc__ or '')}\n\n")

@@ -9,13 +9,14 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from weft.hdl.bus.axi import AxiManager, axi4_signature
-from weft.hdl.control.control import AXI_LITE, Control
+from weft.hdl.control.control import AXI_LITE, Control, connect_parity
 from weft.hdl.control.counters import Counters
 from weft.hdl.control.fetch import Fetch, queue_kinds
+from weft.hdl.control.parity_counts import ParityCounts
 from weft.hdl.control.semaphores import Dispatcher, Semaphores
 from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config
-from weft.hdl.isa.memmap import Counter
+from weft.hdl.isa.memmap import Counter, ParityMemory
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
 from weft.hdl.load.load import LoadUnit
 from weft.hdl.matrix.alignments import Alignments
@@ -93,6 +94,15 @@ class Core(wiring.Component):
             control.bus_error.eq(axi.error),
             control.opcode_error.eq(fetch.error),
         ]
+        if config.parity:
+            m.submodules.parity = parity = ParityCounts()
+            wrong: dict[ParityMemory, Any] = {
+                ParityMemory.SCRATCHPAD: scratchpad,
+                ParityMemory.ACCUMULATOR: accumulator,
+                ParityMemory.FETCH: fetch,
+            }
+            m.d.comb += [parity.wrong[memory].eq(unit.wrong) for memory, unit in wrong.items()]
+            connect_parity(m, parity, control)
         ports = (load.scratchpad, vec.scratchpad, vec.write, vec.accumulator)
         moves = [mm.row, axi.read_beat, axi.write_beat, *(port.valid & port.ready for port in ports)]
         m.d.comb += control.moves.eq(Cat(moves).any())

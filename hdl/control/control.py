@@ -9,6 +9,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.control.counters import WORDS
+from weft.hdl.control.parity_counts import COUNTS, ParityCounts
 from weft.hdl.control.run_state import RunState
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import Config
@@ -48,12 +49,26 @@ def fault_word(fault: Any) -> Value:
     return Cat(fault.unit, Const(0, 1), fault.response, Const(0, 2), fault.known)
 
 
+def parity_port(config: Config) -> dict[str, wiring.Member]:
+    """What a `Control` has with `parity` only."""
+    return {"parity": In(COUNTS.size)} if config.parity else {}
+
+
 def connect_state(m: Module, state: RunState, control: Any) -> None:
     """Connect the ports that a `Control` of either core and its `RunState` have in common."""
     for name, member in state.signature.members.items():
         if hasattr(control, name):
             ours, theirs = getattr(control, name), getattr(state, name)
             m.d.comb += ours.eq(theirs) if member.flow is Out else theirs.eq(ours)
+
+
+def connect_parity(m: Module, counts: ParityCounts, control: Any) -> None:
+    """Tell a `Control` of words with wrong parity."""
+    m.d.comb += [
+        counts.clear.eq(control.start),
+        control.parity.eq(counts.counts),
+        control.parity_error.eq(counts.error),
+    ]
 
 
 class Control(wiring.Component):
@@ -77,6 +92,8 @@ class Control(wiring.Component):
     bus_error, opcode_error, moves : In(1)
     fault : In(BusFault)
         Of the first error on the bus since `start`.
+    parity_error : In(1), parity : In(8 * len(ParityMemory))
+        See `weft.hdl.control.parity_counts`; the latter with `parity` only.
     program : Out(32)
     bases : Out(ArrayLayout(32, BASES))
     counter : In(range(WORDS)), counter_value : In(32)
@@ -97,11 +114,13 @@ class Control(wiring.Component):
                 "opcode_error": In(1),
                 "moves": In(1),
                 "fault": In(BusFault),
+                "parity_error": In(1),
                 "program": Out(32),
                 "bases": Out(data.ArrayLayout(32, BASES)),
                 "counter": In(range(WORDS)),
                 "counter_value": In(32),
             }
+            | parity_port(config)
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -156,6 +175,7 @@ class Control(wiring.Component):
             Reg.FAULT_ADDRESS: self.fault.address,
             Reg.FAULT: fault_word(self.fault),
             Reg.WATCHDOG: state.limit,
+            Reg.PARITY: self.parity if self._config.parity else 0,
         }
         values |= {base_register(index): self.bases[index] for index in range(BASES)}
         with m.Switch(address):

@@ -12,6 +12,7 @@ from weft.hdl.isa import BASES, WORD_BITS, WORD_BYTES, Instruction, Opcode, Queu
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.loops import READ_BYTES
 from weft.hdl.lib.block_fifo import BlockFifo
+from weft.hdl.lib.parity import coded, coded_width, decoded
 from weft.hdl.lib.ports import bus_read, part_layout
 from weft.hdl.lib.registers import queued_layout
 from weft.hdl.lib.skid_buffer import SkidBuffer
@@ -22,6 +23,8 @@ BURSTS = 4
 """Bursts that the prefetch buffer holds."""
 BLOCK_DEPTH = 64
 """Words from which on the prefetch buffer is block memory: shallower ones are wide, and better off distributed."""
+_GROUP = 32
+"""Bits that share a parity bit."""
 PAGE = 4096
 """Memory is a whole number of pages, so that reading on to the end of END's page never leaves it."""
 
@@ -58,6 +61,8 @@ class Fetch(wiring.Component):
         No program is being fetched, and no beat is outstanding.
     error : Out(1)
         For one cycle: stopped at an unknown opcode.
+    wrong : Out(1)
+        With `parity` only, for one cycle: the word that left the prefetch buffer in the cycle before had changed there.
     bus : Out(bus_read)
     load, mm, vec, store : Out(stream of queued_layout(config))
         Instructions, part after part; all parts of one go to the same queue.
@@ -79,6 +84,7 @@ class Fetch(wiring.Component):
                 **queues,
             }
             | ({"bases": In(data.ArrayLayout(32, BASES))} if config.loops else {})
+            | ({"wrong": Out(1)} if config.parity else {})
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -108,7 +114,7 @@ class Fetch(wiring.Component):
             self.idle.eq(~running & drained if sequencer is None else ~running & drained & none),
             parts.clear.eq(void),
             self.bus.beat.ready.eq(1),
-            parts.beat.payload.eq(prefetched.payload),
+            parts.beat.payload.eq(self._checked(m, prefetched, running)),
             parts.beat.valid.eq(prefetched.valid & running),
             prefetched.ready.eq(parts.beat.ready | ~running),
         ]
@@ -197,16 +203,27 @@ class Fetch(wiring.Component):
         """Beats from the bus, as they come out of the prefetch buffer. `elaborate` keeps it from overflow; with loops a
         jump empties it, and beats that are not `wanted` stay out."""
         width, beat = self._config.widths.bus, self.bus.beat
+        word: Value = beat.payload
+        if self._config.parity:
+            width, word = coded_width(width, _GROUP), coded(word, _GROUP)
         comes = beat.valid if sequencer is None else beat.valid & wanted
         if depth >= BLOCK_DEPTH:
             block = BlockFifo(width, depth)
             m.submodules.buffer = block if sequencer is None else ResetInserter(sequencer.jump)(block)
-            m.d.comb += [block.i.payload.eq(beat.payload), block.i.valid.eq(comes)]
+            m.d.comb += [block.i.payload.eq(word), block.i.valid.eq(comes)]
             return block.o
         buffer = SyncFIFO(width=width, depth=depth)
         m.submodules.buffer = buffer if sequencer is None else ResetInserter(sequencer.jump)(buffer)
-        m.d.comb += [buffer.w_data.eq(beat.payload), buffer.w_en.eq(comes)]
+        m.d.comb += [buffer.w_data.eq(word), buffer.w_en.eq(comes)]
         return buffer.r_stream
+
+    def _checked(self, m: Module, prefetched: stream.Interface, running: Signal) -> Value:
+        """The word that comes out of the prefetch buffer."""
+        if not self._config.parity:
+            return prefetched.payload
+        word, changed = decoded(prefetched.payload, _GROUP)
+        m.d.sync += self.wrong.eq(changed & prefetched.valid & prefetched.ready & running)
+        return word
 
     def _route_of(self, m: Module, part: data.View) -> Signal:
         """Where a part goes, one-hot: a queue or, with loops, an instruction of the sequencer; 0 for neither. Parts

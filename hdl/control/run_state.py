@@ -14,6 +14,7 @@ _CAUSES = {
     "opcode_error": Status.OPCODE_ERROR,
     "expired": Status.WATCHDOG,
     "stopped": Status.STOPPED,
+    "parity_error": Status.PARITY_ERROR,
 }
 """What ends a run early."""
 
@@ -35,7 +36,7 @@ class RunState(wiring.Component):
         A run starts; only while `busy` is 0.
     finished : In(1)
         Nothing of the run is left.
-    bus_error, opcode_error : In(1)
+    bus_error, opcode_error, parity_error : In(1)
         Such an error, in this cycle.
     asked : In(1)
         The host wants the run to stop. Ignored when there is none.
@@ -44,14 +45,15 @@ class RunState(wiring.Component):
     limit : In(8)
         Of the watchdog, in units of `unit`; 0: it is off. A new one counts from the next progress on.
     stop : Out(1)
-        Nothing new may begin: from the cycle of a bus error, or the one after another cause, to the end of the run.
+        Nothing new may begin: from the cycle of a bus or parity error, or the one after another cause, to the end of
+        the run.
     running : Out(1)
         From the cycle after `start` to that in which `finished` is seen, not included.
     busy : Out(1)
         From the cycle after `start` until the run is done.
     irq : Out(1)
         The run is done, or the watchdog has expired; until the next start.
-    status : Out(6)
+    status : Out(7)
         See `weft.hdl.isa.memmap.Status`.
     """
 
@@ -63,6 +65,7 @@ class RunState(wiring.Component):
                 "finished": In(1),
                 "bus_error": In(1),
                 "opcode_error": In(1),
+                "parity_error": In(1),
                 "asked": In(1),
                 "moves": In(1),
                 "limit": In(WATCHDOG_BITS),
@@ -92,11 +95,14 @@ class RunState(wiring.Component):
             m.d.sync += settle.eq(settle - 1)
             with m.If(settle == 0):
                 m.d.sync += [self.busy.eq(0), done.eq(1)]
-        happens: dict[str, Value] = {"bus_error": self.bus_error, "opcode_error": self.opcode_error}
+        happens: dict[str, Value] = {
+            name: getattr(self, name) for name in ("bus_error", "opcode_error", "parity_error")
+        }
         if self.stops:
             happens |= {"stopped": self.asked & self.running, "expired": self._expires(m)}
-            # An error on the bus is known from a register, and what waits for its instruction must not begin.
-            m.d.comb += self.stop.eq(self.running & (self.bus_error | Cat(*seen.values()).any()))
+            # These errors are known from registers, and what waits for their instruction must not begin.
+            at_once = self.bus_error | self.parity_error
+            m.d.comb += self.stop.eq(self.running & (at_once | Cat(*seen.values()).any()))
         for name, condition in happens.items():
             with m.If(condition):
                 m.d.sync += seen[name].eq(1)

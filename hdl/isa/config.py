@@ -16,7 +16,7 @@ from weft.hdl.files import schema
 FORMAT = "weft configuration 1"
 """The field `format` of a configuration file; it may be absent."""
 _FILE_BYTES = 1 << 20
-_LATER = ("int4", "loops")
+_LATER = ("int4", "loops", "parity")
 """Fields that count in `Config.digest` only where they are set."""
 LOOKUP_TABLES = 8
 """Look-up tables at most."""
@@ -87,6 +87,9 @@ class Config:
     loops : int
         1 if programs have loops and registers of their own, see `weft.hdl.isa.loops`. 0 for an accelerator whose
         programs are straight lists of instructions.
+    parity : int
+        1 if scratchpad, accumulators and, in the pipelined core, the words that are fetched ahead have parity bits: a
+        run that reads a wrong one is stopped. 0 for memories without.
 
     Raises
     ------
@@ -113,6 +116,7 @@ class Config:
     depthwise_taps: int = 0
     int4: int = 0
     loops: int = 0
+    parity: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -148,7 +152,7 @@ class Config:
                 f"configuration field 'int4' is 2, which needs 'n' from 4 to {BLOCKS_MOST} and as many 'bus_bytes',"
                 f" not {self.n} and {self.bus_bytes}"
             )
-        for name in ("multiply", "loops"):
+        for name in ("multiply", "loops", "parity"):
             value = getattr(self, name)
             if value not in (0, 1):
                 raise ConfigError(f"configuration field {name!r} must be 0 or 1, not {schema.shown(value)}")
@@ -227,8 +231,8 @@ class Config:
     def digest(self) -> int:
         """A 32-bit hash of all parameters, readable in the identification register.
 
-        `int4` and `loops` count only where they are set: hardware without them is what it was before there were such
-        fields.
+        `int4`, `loops` and `parity` count only where they are set: hardware without them is what it was before there
+        were such fields.
         """
         values = dataclasses.asdict(self)
         text = json.dumps(

@@ -36,6 +36,7 @@ class Reg(enum.IntEnum):
     WATCHDOG = (
         0x40  # RW  bits 0 to 7: units of `WATCHDOG_CYCLES` without progress that a run may take; 0: any
     )
+    PARITY = 0x44  # RO  words with wrong parity that were read in the run, 8 bits of each `ParityMemory`, at most 255
     COUNTER = 0x100  # RO  `Counter`s, 8 bytes apart: low word, high word
 
 
@@ -47,8 +48,8 @@ WATCHDOG_BITS = 8
 class Status(enum.IntFlag):
     """Bits of the status register. Starting clears all but BUSY.
 
-    BUS_ERROR, OPCODE_ERROR, WATCHDOG and STOPPED stop the run: no instruction begins any more, those that have begun
-    come to their end, and then it is done. While memory does not answer, that is never.
+    Those above DONE stop the run: no instruction begins any more, those that have begun come to their end, and then it
+    is done. While memory does not answer, that is never.
     """
 
     BUSY = 1
@@ -57,6 +58,7 @@ class Status(enum.IntFlag):
     OPCODE_ERROR = 8  # fetch met an unknown opcode
     WATCHDOG = 16  # nothing has moved for as long as WATCHDOG allows
     STOPPED = 32  # bit 1 of CONTROL was written
+    PARITY_ERROR = 64  # a word that was read from a memory on chip had changed; with `parity` only
 
 
 class FaultUnit(enum.IntEnum):
@@ -67,6 +69,14 @@ class FaultUnit(enum.IntEnum):
     LOAD = 2
     PAGE = 3  # entries of page tables, for LOAD; the sequential core says LOAD
     STORE = 4
+
+
+class ParityMemory(enum.IntEnum):
+    """Memories with parity, by the byte of PARITY that counts their wrong words."""
+
+    SCRATCHPAD = 0  # vectors
+    ACCUMULATOR = 1  # rows
+    FETCH = 2  # words of the bus that were fetched ahead; pipelined core only
 
 
 @dataclass(frozen=True)
@@ -109,12 +119,14 @@ class Fault:
         return f"memory answered {what}{where} with {answer}"
 
 
-ERRORS = Status.BUS_ERROR | Status.OPCODE_ERROR | Status.WATCHDOG | Status.STOPPED
+ERRORS = Status.BUS_ERROR | Status.OPCODE_ERROR | Status.WATCHDOG | Status.STOPPED | Status.PARITY_ERROR
 """What says that a run did not come to its end by itself."""
 
 
 def failure(status: Status, fault: Fault) -> str:
     """For messages: why a run failed, from a status with one of `ERRORS`; `fault` counts for BUS_ERROR only."""
+    if status & Status.PARITY_ERROR:
+        return "a memory of the core has lost a bit: run the program again"
     if status & Status.OPCODE_ERROR:
         return "the program holds a word that is no instruction"
     if status & Status.BUS_ERROR:

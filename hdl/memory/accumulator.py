@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY, aligning
 from weft.hdl.lib import ports
+from weft.hdl.lib.parity import coded, coded_width, decoded
 from weft.hdl.lib.ports import ALIGNMENT_BITS
 
 
@@ -49,6 +50,8 @@ class Accumulator(wiring.Component):
     write : In(accumulator_write(config))
     read : In(ports.accumulator_read(config))
         Lane j of a row is bits ``32 * j`` and up.
+    wrong : Out(1)
+        With `parity` only: in the cycle before, a row stood at an output that had changed since it was written.
     """
 
     def __init__(self, config: Config) -> None:
@@ -58,6 +61,7 @@ class Accumulator(wiring.Component):
                 "write": In(accumulator_write(config)),
                 "read": In(ports.accumulator_read(config)),
             }
+            | ({"wrong": Out(1)} if config.parity else {})
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -75,8 +79,10 @@ class Accumulator(wiring.Component):
             for bank in range(config.accumulator_banks)
         )
         done, address, total = self._add(m, outputs)
+        wrong = []
         for bank, output in enumerate(outputs):
-            ram = memory.Memory(shape=config.widths.row, depth=config.accumulator_depth, init=[])
+            width = coded_width(config.widths.row, 32) if config.parity else config.widths.row
+            ram = memory.Memory(shape=width, depth=config.accumulator_depth, init=[])
             m.submodules[f"bank{bank}"] = ram
             fetch, store = ram.read_port(), ram.write_port()
             take, wanted = Signal(name=f"take{bank}"), Signal(name=f"wanted{bank}")
@@ -91,14 +97,30 @@ class Accumulator(wiring.Component):
                 fetch.en.eq(wanted & ~(store.en & (fetch.addr == store.addr))),
                 store.en.eq(done & (address[inner:] == bank)),
                 store.addr.eq(address[:inner]),
-                store.data.eq(total),
+                store.data.eq(coded(total, 32) if config.parity else total),
             ]
             # A register right behind the memory, as the memory alone takes half of a 100 MHz cycle.
-            m.d.sync += output.eq(fetch.data)
+            if config.parity:
+                wrong.append(self._check(m, fetch, output, bank))
+            else:
+                m.d.sync += output.eq(fetch.data)
+        if config.parity:
+            m.d.sync += self.wrong.eq(Cat(wrong).any())
         read_banks = [Signal.like(read_bank, name=f"read_bank{stage}") for stage in range(READ_LATENCY)]
         m.d.sync += Cat(*read_banks).eq(Cat(read_bank, *read_banks))
         m.d.comb += self.read.data.eq(outputs[read_banks[-1]])
         return m
+
+    @staticmethod
+    def _check(m: Module, fetch: memory.ReadPort, output: Signal, bank: int) -> Value:
+        """Take the row that was read to the output, and its parity to where it is checked; returns whether it is
+        wrong."""
+        row = Signal(len(fetch.data), name=f"coded{bank}", reset_less=True)
+        valid = Signal(2, name=f"valid{bank}")
+        m.d.sync += [row.eq(fetch.data), valid.eq(Cat(fetch.en, valid))]
+        word, changed = decoded(row, 32)
+        m.d.comb += output.eq(word)
+        return changed & valid[-1]
 
     def _add(self, m: Module, outputs: Array) -> tuple[Signal, Signal, Signal]:
         """Delay the incoming row until its old value stands at the banks' outputs, and add. Returns what to write,

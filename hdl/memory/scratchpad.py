@@ -5,10 +5,11 @@ from __future__ import annotations
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In
+from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.latencies import READ_LATENCY
+from weft.hdl.lib.parity import coded, coded_width, decoded
 from weft.hdl.lib.ports import scratchpad_read, scratchpad_write
 
 
@@ -36,6 +37,8 @@ class Scratchpad(wiring.Component):
     -------
     read : In(scratchpad_read(config)).array(readers)
     write : In(scratchpad_write(config)).array(writers)
+    wrong : Out(1)
+        With `parity` only: in the cycle before, a vector stood at an output that had changed since it was written.
     """
 
     def __init__(self, config: Config, *, readers: int, writers: int) -> None:
@@ -45,7 +48,14 @@ class Scratchpad(wiring.Component):
                 "read": In(scratchpad_read(config)).array(readers),
                 "write": In(scratchpad_write(config)).array(writers),
             }
+            | ({"wrong": Out(1)} if config.parity else {})
         )
+
+    @property
+    def _width(self) -> int:
+        """Bits of a vector in memory."""
+        width = self.config.widths.vector
+        return coded_width(width, 8) if self.config.parity else width
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -56,9 +66,9 @@ class Scratchpad(wiring.Component):
             for port, ready in zip(ports, grants([port.valid for port in ports], banks), strict=True):
                 m.d.comb += port.ready.eq(ready)
 
-        outputs = []
+        outputs, wrong = [], []
         for bank in range(self.config.scratchpad_banks):
-            memory = Memory(shape=self.config.widths.vector, depth=self.config.scratchpad_depth, init=[])
+            memory = Memory(shape=self._width, depth=self.config.scratchpad_depth, init=[])
             m.submodules[f"bank{bank}"] = memory
             reading, writing = memory.read_port(), memory.write_port()
             # Registers on the way in as well, as a bank is spread over many block RAMs.
@@ -70,10 +80,18 @@ class Scratchpad(wiring.Component):
                 m.d.sync += inner.en.eq(Cat(*asks).any())
                 m.d.sync += inner.addr.eq(_select(asks, [port.address[:depth_bits] for port in ports]))
                 if inner is writing:
-                    m.d.sync += inner.data.eq(_select(asks, [port.data for port in ports]))
-            output = Signal(self.config.widths.vector, name=f"output{bank}", reset_less=True)
+                    vector = _select(asks, [port.data for port in ports])
+                    m.d.sync += inner.data.eq(coded(vector, 8) if self.config.parity else vector)
+            output = Signal(self._width, name=f"output{bank}", reset_less=True)
             m.d.sync += output.eq(reading.data)
-            outputs.append(output)
+            if self.config.parity:
+                vector, changed = decoded(output, 8)
+                outputs.append(vector)
+                wrong.append(changed & _later(m, reading.en, 2, f"valid{bank}"))
+            else:
+                outputs.append(output)
+        if self.config.parity:
+            m.d.sync += self.wrong.eq(Cat(wrong).any())
 
         for index, (port, bank) in enumerate(zip(self.read, read_bank, strict=True)):
             for stage in range(READ_LATENCY):
@@ -85,6 +103,13 @@ class Scratchpad(wiring.Component):
                     with m.Case(value):
                         m.d.comb += port.data.eq(output)
         return m
+
+
+def _later(m: Module, signal: Value, cycles: int, name: str) -> Value:
+    """A bit so many cycles later."""
+    stages = Signal(cycles, name=name)
+    m.d.sync += stages.eq(Cat(signal, stages))
+    return stages[-1]
 
 
 def _select(asks: list[Value], sources: list[Value]) -> Value:

@@ -9,7 +9,7 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from weft.hdl.control.control import ADDRESS_BITS, AXI_LITE, connect_state, fault_word
+from weft.hdl.control.control import ADDRESS_BITS, AXI_LITE, connect_state, fault_word, parity_port
 from weft.hdl.control.counters import WORDS
 from weft.hdl.control.run_state import RunState
 from weft.hdl.isa import BASES
@@ -41,7 +41,8 @@ class Control(wiring.Component):
     Members
     -------
     s_axi_* : AXI4-Lite subordinate
-    irq, start, running, stop, finished, bus_error, opcode_error, moves, fault, counter, counter_value
+    irq, start, running, stop, finished, bus_error, opcode_error, moves, fault, parity_error, parity, counter,
+    counter_value
         As in `weft.hdl.control.control.Control`.
     failed : Out(1)
         There was an error on the bus since the last start.
@@ -68,6 +69,7 @@ class Control(wiring.Component):
                 "opcode_error": In(1),
                 "moves": In(1),
                 "fault": In(BusFault),
+                "parity_error": In(1),
                 "failed": Out(1),
                 "counter": In(range(WORDS)),
                 "counter_value": In(32),
@@ -82,6 +84,7 @@ class Control(wiring.Component):
                 "read_address": Out(range(REGISTERS)),
                 "read_data": In(32),
             }
+            | parity_port(config)
         )
 
     def elaborate(self, platform: object) -> Module:
@@ -135,6 +138,8 @@ class Control(wiring.Component):
                 Reg.FAULT: fault_word(self.fault),
                 Reg.WATCHDOG: state.limit,
             }
+        if self.config.parity:
+            values[Reg.PARITY] = self.parity
         with m.Switch(address):
             for register, value in values.items():
                 with m.Case(register >> 2):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Const, Module, Mux, ResetInserter, Signal, signed
+from amaranth.hdl import Array, Const, Module, Mux, ResetInserter, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import Out
 
 from weft.hdl.bus.axi import axi4_signature
-from weft.hdl.control.control import AXI_LITE
+from weft.hdl.control.control import AXI_LITE, connect_parity
 from weft.hdl.control.counters import Counters
+from weft.hdl.control.parity_counts import ParityCounts
 from weft.hdl.isa import Queue
 from weft.hdl.isa.config import Config, ConfigError
 from weft.hdl.isa.kernel import MULTIPLIER_BITS
-from weft.hdl.isa.memmap import Counter, FaultUnit
+from weft.hdl.isa.memmap import Counter, FaultUnit, ParityMemory
 from weft.hdl.lib.multipliers import INFERRED, Multipliers
+from weft.hdl.lib.parity import coded, coded_width, decoded
 from weft.hdl.sequential import tables
 from weft.hdl.sequential.control import Control
 from weft.hdl.sequential.micro import Condition, MemoryOut, Port
@@ -90,17 +92,22 @@ class SequentialCore(wiring.Component):
         # All that carries instructions out, which a stop resets.
         m = Module() if self.stops else outer
         abort = Signal()
+        wrong = Signal(len(ParityMemory))
+        if self.config.parity:
+            outer.submodules.parity = parity = ParityCounts()
+            outer.d.comb += parity.wrong.eq(wrong)
+            connect_parity(outer, parity, control)
         if self.stops:
             outer.submodules.machine = ResetInserter(abort)(m)
-        processor, mover, rows = self._machine(m, control)
+        processor, mover, rows = self._machine(m, control, wrong)
         self._ports(outer, mover, control)
         busy = self._counters(outer, control, processor, mover, rows)
         if self.stops:
             self._stop(outer, control, mover, abort, busy)
         return outer
 
-    def _machine(self, m: Module, control: Control) -> tuple[Processor, Mover, Rows]:
-        """Everything but registers and counters."""
+    def _machine(self, m: Module, control: Control, wrong: Signal) -> tuple[Processor, Mover, Rows]:
+        """Everything but registers and counters. It drives `wrong`, by `ParityMemory`."""
         config, program = self.config, Microprogram(self.config)
         m.submodules.processor = processor = Processor(
             program.words,
@@ -114,6 +121,8 @@ class SequentialCore(wiring.Component):
         m.submodules.mover = mover = Mover(config)
         m.submodules.scratchpad = scratchpad = Scratchpad(config)
         m.submodules.rows = rows = Rows(config, self.multipliers)
+        if config.parity:
+            m.d.comb += wrong[ParityMemory.SCRATCHPAD].eq(scratchpad.wrong)
 
         result = processor.result
         strobes = {target: Signal(name=f"to_{target.name.lower()}") for target in Target}
@@ -125,7 +134,7 @@ class SequentialCore(wiring.Component):
         with m.If(strobes[Target.COLUMN_NEXT] | strobes[Target.ACCUMULATOR_WRITE] | strobes[Target.WEIGHT]
                   | strobes[Target.PUSH]):  # fmt: skip
             m.d.sync += column.eq(column + 1)
-        row = self._accumulator(m, rows, strobes[Target.ACCUMULATOR_WRITE], column, result)
+        row = self._accumulator(m, rows, wrong, strobes[Target.ACCUMULATOR_WRITE], column, result)
         self._rows(m, rows, strobes, result, column, scratchpad)
         m.d.comb += [
             multiplier.value.eq(result),
@@ -167,22 +176,32 @@ class SequentialCore(wiring.Component):
             m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
         m.d.comb += self.irq.eq(control.irq)
 
-    def _accumulator(self, m: Module, rows: Rows, write: Signal, column: Signal, result: Signal) -> Signal:
+    def _accumulator(
+        self, m: Module, rows: Rows, wrong: Signal, write: Signal, column: Signal, result: Signal
+    ) -> Value:
         """The accumulator; returns the row read last."""
         config = self.config
+        size = coded_width(32, 32) if config.parity else 32  # of a column in memory
         m.submodules.accumulator = memory = Memory(
-            shape=config.widths.row, depth=2 * config.accumulator_size, init=[]
+            shape=config.n * size, depth=2 * config.accumulator_size, init=[]
         )
-        reader, writer = memory.read_port(), memory.write_port(granularity=32)
+        reader, writer = memory.read_port(), memory.write_port(granularity=size)
+        row, written = reader.data, Mux(write, result.replicate(config.n), rows.row_data)
+        if config.parity:
+            known = Signal()
+            row, changed = decoded(row, 32)
+            written = coded(written, 32)
+            m.d.sync += known.eq(rows.row_read)
+            m.d.comb += wrong[ParityMemory.ACCUMULATOR].eq(known & changed)
         m.d.comb += [
             reader.en.eq(rows.row_read),
             reader.addr.eq(rows.row_address),
-            rows.row.eq(reader.data),
+            rows.row.eq(row),
             writer.addr.eq(rows.row_written),
-            writer.data.eq(Mux(write, result.replicate(config.n), rows.row_data)),
+            writer.data.eq(written),
             writer.en.eq(Mux(rows.row_write, (1 << config.n) - 1, Mux(write, 1 << column, 0))),
         ]
-        return reader.data
+        return row
 
     def _rows(
         self, m: Module, rows: Rows, strobes: dict[Target, Signal], result: Signal, column: Signal,

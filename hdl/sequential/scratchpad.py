@@ -8,6 +8,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from weft.hdl.isa.config import Config
+from weft.hdl.lib.parity import coded, coded_width, decoded
 
 
 class Scratchpad(wiring.Component):
@@ -28,6 +29,8 @@ class Scratchpad(wiring.Component):
         Write it.
     write_byte, column : In(1), In(range(N))
         Write its first byte to this column only, and turn the vector by one.
+    wrong : Out(1)
+        With `parity` only: the vector had changed since it was written; in the cycle after `read`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -45,26 +48,33 @@ class Scratchpad(wiring.Component):
                 "write_byte": In(1),
                 "column": In(range(config.n)),
             }
+            | ({"wrong": Out(1)} if config.parity else {})
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         config = self.config
-        m.submodules.memory = memory = Memory(
-            shape=config.widths.vector, depth=config.scratchpad_size, init=[]
-        )
-        read, write = memory.read_port(), memory.write_port(granularity=8)
+        size = coded_width(8, 8) if config.parity else 8  # of a byte in memory
+        m.submodules.memory = memory = Memory(shape=config.n * size, depth=config.scratchpad_size, init=[])
+        read, write = memory.read_port(), memory.write_port(granularity=size)
         made = Signal(config.widths.vector, reset_less=True)
         with m.If(self.push):
             m.d.sync += made.eq(Cat(made[8:], self.byte))
         with m.Elif(self.write_byte):
             m.d.sync += made.eq(Cat(made[8:], made[:8]))
+        vector, written = read.data, Mux(self.write_byte, made[:8].replicate(config.n), made)
+        if config.parity:
+            known = Signal()
+            vector, changed = decoded(vector, 8)
+            written = coded(written, 8)
+            m.d.sync += known.eq(self.read)
+            m.d.comb += self.wrong.eq(known & changed)
         m.d.comb += [
             read.en.eq(self.read),
             read.addr.eq(self.read_address),
-            self.vector.eq(read.data),
+            self.vector.eq(vector),
             write.addr.eq(self.write_address),
-            write.data.eq(Mux(self.write_byte, made[:8].replicate(config.n), made)),
+            write.data.eq(written),
             write.en.eq(Mux(self.write, (1 << config.n) - 1, Mux(self.write_byte, 1 << self.column, 0))),
         ]
         return m
