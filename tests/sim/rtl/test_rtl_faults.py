@@ -2,131 +2,31 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from functools import partial
-
 import pytest
-from support.random_programs import MEMORY, PROGRAM, Generator
+from support.faulty_runs import CONFIG, errors, status, stops
+from support.random_programs import MEMORY, PROGRAM
 
 from weft.hdl.isa import End, Instruction, Load, Mm, Store, Vec
 from weft.hdl.isa.config import PRESETS
-from weft.hdl.isa.memmap import DECERR, SLVERR, WATCHDOG_CYCLES, Counter, Fault, FaultUnit, Status
+from weft.hdl.isa.memmap import DECERR, WATCHDOG_CYCLES, Counter, Status
 from weft.sim.device import DeviceError
-from weft.sim.golden.interpreter import GoldenDevice
 from weft.sim.rtl.device import RtlDevice
 
-# Nothing but scratchpad, accumulators and tables, which each program fills: no program knows what ran before.
-CONFIG = PRESETS["tiny"].replace(probability_bits=0)
 N = CONFIG.n
 PAGED = PRESETS["tiny"]
 CORES = pytest.mark.parametrize("sequential", [False, True], ids=["pipelined", "sequential"])
-OUTPUT = 0x8000
 VECTORS = {"run": N, "row_pitch": N, "length": N, "pitch": N, "dst_row": 1}
-
-
-class Filling(Generator):
-    """Programs that write all rows of the accumulator before anything else."""
-
-    def prologue(self) -> None:
-        super().prologue()
-        assert self.append(Mm(ox=self.config.accumulator_size, c_ox=1))
-
-
-def program(seed: int) -> tuple[Filling, bytes]:
-    """A random program, and what it leaves in memory."""
-    generator = Filling(CONFIG, seed, serial=False)
-    generator.build(15)
-    expected = generator.run(GoldenDevice(CONFIG, MEMORY))
-    return generator, expected
-
-
-def drawn_device(pick: random.Random, sequential: bool) -> RtlDevice:
-    return RtlDevice(
-        CONFIG,
-        MEMORY,
-        latency=pick.choice([1, 5, 40]),
-        bytes_per_cycle=pick.choice([None, None, 1.5]),
-        stall_probability=pick.choice([0.0, 0.0, 0.3]),
-        stall_seed=pick.randrange(1000),
-        sequential=sequential,
-    )
-
-
-def status(device: RtlDevice) -> Status:
-    return device._status()
-
-
-def break_somewhere(device: RtlDevice, pick: random.Random, size: int) -> tuple[int, int, FaultUnit]:
-    """Break some bytes for one unit; returns the first, their number, and which unit that is."""
-    unit = pick.choice([FaultUnit.FETCH, FaultUnit.LOAD, FaultUnit.STORE])
-    first, room = {
-        FaultUnit.FETCH: (PROGRAM, size),
-        FaultUnit.LOAD: (0, OUTPUT),
-        FaultUnit.STORE: (OUTPUT, MEMORY - OUTPUT),
-    }[unit]
-    length = pick.choice([1, 64, 1024])
-    at = first + pick.randrange(max(1, room - length))
-    store = unit is FaultUnit.STORE
-    device.break_memory(at, length, response=pick.choice([SLVERR, DECERR]), reads=not store, writes=store)
-    return at, length, unit
-
-
-def outcome(run: Callable[[], object]) -> str | None:
-    """The message with which it fails, or None."""
-    try:
-        run()
-    except DeviceError as error:
-        return str(error)
-    return None
-
-
-def check_fault(fault: Fault, unit: FaultUnit, at: int, length: int, sequential: bool) -> None:
-    """`length` bytes from `at` on are broken for `unit`: that burst has some of them."""
-    assert fault.unit is unit
-    assert fault.response in (SLVERR, DECERR)
-    if fault.address is not None:
-        assert fault.address < at + length
-        assert fault.address >> 12 in (at >> 12, at + length >> 12)
-    if sequential:  # whose bursts have one word
-        assert fault.address is not None
-        assert at < fault.address + CONFIG.bus_bytes
-
-
-def check_errors(seeds: range, sequential: bool) -> int:
-    """Break some of memory while random programs run; returns how many of these runs met that."""
-    met = 0
-    for seed in seeds:
-        generator, expected = program(seed)
-        pick = random.Random(seed)
-        with drawn_device(pick, sequential) as device:
-            for _ in range(10):
-                at, length, unit = break_somewhere(device, pick, 64 * (len(generator.program) + 1))
-                message = outcome(partial(generator.run, device))
-                fault = device.fault
-                if message is None:
-                    assert device.read(0, MEMORY) == expected
-                    assert fault == Fault(FaultUnit.NONE, 0, None)
-                else:
-                    met += 1
-                    assert message == str(fault)
-                    check_fault(fault, unit, at, length, sequential)
-                    # At its end all the same, so that no reset is needed.
-                    assert status(device) == Status.DONE | Status.BUS_ERROR, f"seed {seed}"
-                device.mend_memory()
-                assert generator.run(device) == expected, f"seed {seed}"
-    return met
 
 
 @CORES
 def test_errors_of_memory(sequential: bool) -> None:
-    assert check_errors(range(4), sequential) >= 12
+    assert errors(range(4), sequential)["told"] >= 12
 
 
 @pytest.mark.long
 @CORES
 def test_many_errors_of_memory(sequential: bool) -> None:
-    assert check_errors(range(100, 250), sequential) >= 450
+    assert errors(range(100, 250), sequential)["told"] >= 450
 
 
 def assemble(*instructions: Instruction) -> bytes:
@@ -191,29 +91,7 @@ def test_errors_of_page_tables() -> None:
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(100, 200), marks=pytest.mark.long)], ids=str)
 def test_stops(seeds: range, sequential: bool) -> None:
     """At any cycle a run can be stopped, comes to its end, and nothing is left of it: the next ones do as always."""
-    stopped = 0
-    for seed in seeds:
-        generator, expected = program(seed)
-        pick = random.Random(seed)
-        with RtlDevice(CONFIG, MEMORY, sequential=sequential) as device:
-            assert generator.run(device) == expected
-            cycles = device.counters()[Counter.CYCLES]
-            for _ in range(6):
-                device.start(PROGRAM)
-                device._library.weft_run(device._handle, pick.randrange(cycles))
-                if pick.random() < 0.3:  # beside an error
-                    device.break_memory(0, OUTPUT)
-                device.stop()
-                message = outcome(device.wait)
-                ended = status(device)
-                assert ended & Status.DONE
-                if message is not None:
-                    assert message == "the program was stopped" or ended & Status.BUS_ERROR
-                    stopped += ended & Status.STOPPED != 0
-                device.mend_memory()
-                assert generator.run(device) == expected, f"seed {seed}"
-                assert device.counters()[Counter.CYCLES] == cycles, f"seed {seed}"
-    assert stopped >= 2 * len(seeds)
+    assert stops(seeds, sequential)["told"] >= 2 * len(seeds)
 
 
 @CORES
