@@ -141,6 +141,13 @@ class Tally:
             print(f"{case['kind']} {case['index']}: {outcome.signature}", flush=True)
         keep(self.root, case, outcome)
 
+    def by_kind(self) -> dict[str, dict[str, int]]:
+        """Counts of outcomes, of each kind of input."""
+        found: dict[str, dict[str, int]] = {}
+        for (kind, outcome), count in self.counts.items():
+            found.setdefault(kind, {})[outcome] = count
+        return found
+
     def show(self) -> bool:
         """Print all; whether nothing failed."""
         for (kind, outcome), count in sorted(self.counts.items()):
@@ -165,6 +172,7 @@ def main() -> int:
     parser.add_argument("--kind", default="", choices=["", *KINDS], help="these only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="folder for what fails")
+    parser.add_argument("--json", action="store_true", help="counts as JSON in the last line")
     parser.add_argument("--case", type=Path, help="run a case that was kept")
     parser.add_argument("--shard", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -177,7 +185,11 @@ def main() -> int:
         outcome = outcome_of(case["kind"], case["edits"])
         print(f"{outcome.kind}: {outcome.text}")
         return int(outcome.failed)
-    return 0 if run(options).show() else 1
+    tally = run(options)
+    passed = tally.show()
+    if options.json:
+        print(json.dumps(tally.by_kind()))
+    return 0 if passed else 1
 
 
 def run(options: argparse.Namespace) -> Tally:
