@@ -26,6 +26,8 @@ class AxiGate(wiring.Component):
     Parameters
     ----------
     config : Config
+    writes, outstanding : int
+        See `WRITES` and `OUTSTANDING`.
 
     Members
     -------
@@ -37,8 +39,8 @@ class AxiGate(wiring.Component):
         The gate is closed, and memory has answered all it was asked for.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, *, writes: int = WRITES, outstanding: int = OUTSTANDING) -> None:
+        self.config, self.writes, self.outstanding = config, writes, outstanding
         super().__init__(
             {
                 "port": In(axi4_signature(config)),
@@ -73,8 +75,8 @@ class AxiGate(wiring.Component):
     def _read(self, m: Module) -> Value:
         """The two channels of reads; returns whether nothing is under way."""
         port, memory = self.port, self.memory
-        asked = Signal(range(OUTSTANDING))
-        first, offered = self._address(m, "ar", asked != OUTSTANDING - 1)
+        asked = Signal(range(self.outstanding))
+        first, offered = self._address(m, "ar", asked != self.outstanding - 1)
         for name in ("id", "data", "resp", "last", "valid"):
             m.d.comb += getattr(port, f"r{name}").eq(getattr(memory, f"r{name}"))
         m.d.comb += memory.rready.eq(port.rready | self.close)
@@ -84,9 +86,9 @@ class AxiGate(wiring.Component):
     def _write(self, m: Module) -> Value:
         """The three channels of writes; returns as `_read` does."""
         port, memory = self.port, self.memory
-        m.submodules.lengths = lengths = SyncFIFO(width=8, depth=WRITES)
-        asked = Signal(range(OUTSTANDING))
-        first, offered = self._address(m, "aw", lengths.w_rdy & (asked != OUTSTANDING - 1))
+        m.submodules.lengths = lengths = SyncFIFO(width=8, depth=self.writes)
+        asked = Signal(range(self.outstanding))
+        first, offered = self._address(m, "aw", lengths.w_rdy & (asked != self.outstanding - 1))
         beat = Signal(8)
         fills = Signal()  # words are the gate's own
         last = beat == lengths.r_data

@@ -1,0 +1,125 @@
+"""Properties of the gate in an AXI4 port, behind which a core is reset at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+
+from weft.boards.axi_gate import AxiGate
+from weft.hdl.formal.property import Bench, Property
+from weft.hdl.formal.smallest import SMALLEST
+
+_CHANNELS = {
+    "ar": ("id", "addr", "len", "size", "burst", "lock", "cache", "prot", "qos"),
+    "aw": ("id", "addr", "len", "size", "burst", "lock", "cache", "prot", "qos"),
+    "w": ("data", "strb", "last"),
+}
+
+
+class AxiGateBench(Bench):
+    """A gate that is closed at any time, with few bursts under way, of four words at most.
+
+    Assumed of those who close it: it stays closed until it is idle.
+
+    Assumed of the manager: what it offers stays until it is taken, as long as it is not reset, which may be in any
+    cycle in which the gate is closed and idle. Of memory: it answers what it was asked for, a write when it has its
+    words. Nothing is assumed of the manager's words: it may offer fewer than it owes, or more.
+    """
+
+    def __init__(self, writes: int, outstanding: int) -> None:
+        self.outstanding = outstanding
+        super().__init__(AxiGate(SMALLEST, writes=writes, outstanding=outstanding))
+
+    def watch(self, m: Module) -> None:
+        dut, memory = self.dut, self.dut.memory
+        self.free_inputs(m)
+        self._manager(m)
+        waits = {name: self._stays(m, name) for name in _CHANNELS}
+        for name in ("ar", "aw"):
+            self.claim(f"no {name} once closed", ~(dut.close & getattr(memory, f"{name}valid")) | waits[name])
+            self.cover(f"{name} waits while closed", dut.close & waits[name])
+        reads = self._reads(m)
+        words, writes = self._writes(m)
+        quiet = Signal()
+        offered = memory.arvalid | memory.awvalid | memory.wvalid
+        m.d.sync += quiet.eq(~(reads.any() | words.any() | writes.any() | offered))
+        self.claim("idle with nothing owed", ~dut.idle | quiet)
+        closed, idle = Signal(name="closed_before"), Signal(name="idle_before")
+        m.d.sync += [closed.eq(dut.close), idle.eq(dut.idle)]
+        self.assume(~closed | idle | dut.close)
+        self.claim("idle while closed", ~dut.idle | closed)
+        filled = Signal()
+        m.d.sync += filled.eq(dut.close & memory.wvalid & ~dut.port.wvalid | filled & ~dut.idle)
+        self.cover("idle behind words of its own", dut.idle & filled)
+
+    def _manager(self, m: Module) -> None:
+        """What the manager offers stays, but for a reset while the gate is closed and idle."""
+        port = self.dut.port
+        for name, members in _CHANNELS.items():
+            payload = Cat(getattr(port, name + member) for member in members)
+            waits, before = Signal(name=f"{name}_offered"), Signal(len(payload), name=f"{name}_was")
+            valid = getattr(port, f"{name}valid")
+            m.d.sync += [waits.eq(valid & ~getattr(port, f"{name}ready")), before.eq(payload)]
+            free = self.dut.close & self.dut.idle
+            self.assume(~waits | free | (valid & (payload == before)))
+        for name in ("ar", "aw"):
+            self.assume(getattr(port, f"{name}len") < 4)
+
+    def _stays(self, m: Module, name: str) -> Signal:
+        """Claim that what memory is offered stays until it takes it; returns whether it stood there before."""
+        memory: Any = self.dut.memory
+        payload = Cat(getattr(memory, name + member) for member in _CHANNELS[name])
+        waits, before = Signal(name=f"{name}_waits"), Signal(len(payload), name=f"{name}_before")
+        valid = getattr(memory, f"{name}valid")
+        m.d.sync += [waits.eq(valid & ~getattr(memory, f"{name}ready")), before.eq(payload)]
+        self.claim(f"{name} stays", ~waits | (valid & (payload == before)))
+        return waits
+
+    def _reads(self, m: Module) -> Signal:
+        """Bursts that memory owes words of."""
+        memory = self.dut.memory
+        owed = Signal(range(2 * self.outstanding), name="reads_owed")
+        m.d.sync += owed.eq(
+            owed + (memory.arvalid & memory.arready) - (memory.rvalid & memory.rready & memory.rlast)
+        )
+        self.assume(~memory.rvalid | owed.any())
+        self.claim("reads bounded", owed < self.outstanding)
+        return owed
+
+    def _writes(self, m: Module) -> tuple[Signal, Signal]:
+        """Words that memory is owed, of bursts that it was offered, and writes whose answer it owes."""
+        memory = self.dut.memory
+        first, stood = Signal(name="aw_first"), Signal(name="aw_stood")
+        m.d.sync += stood.eq(memory.awvalid & ~memory.awready)
+        m.d.comb += first.eq(memory.awvalid & ~stood)
+        word = memory.wvalid & memory.wready
+        words, bursts, writes = (
+            Signal(range(8 * self.outstanding), name=name)
+            for name in ("words_owed", "bursts_owed", "answers_owed")
+        )
+        m.d.sync += [
+            words.eq(words + Mux(first, memory.awlen + 1, 0) - word),
+            bursts.eq(bursts + first - (word & memory.wlast)),
+            writes.eq(writes + first - (memory.bvalid & memory.bready)),
+        ]
+        self.assume(~memory.bvalid | (writes > bursts))
+        self.claim("no word without a burst", ~memory.wvalid | words.any())
+        self.claim("the last word of each burst", words.any() == bursts.any())
+        self.claim("a word for each burst at least", words >= bursts)
+        self.claim("writes bounded", writes < self.outstanding)
+        return words, writes
+
+
+def properties() -> Iterator[Property]:
+    yield Property(
+        "boards/axi_gate",
+        "closing",
+        "Whenever the gate is closed and the manager reset behind it, memory sees whole bursts: what it is offered "
+        "stays, each write has all its words, the last of them marked, no new burst begins, and the gate is idle only "
+        "when nothing is owed on either side.",
+        partial(AxiGateBench, 2, 4),
+        cover=16,
+    )
