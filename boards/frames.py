@@ -21,6 +21,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+import numpy as np
+
 from weft.boards.calibration import CALIBRATION_BYTES, NOT_CALIBRATED, Calibration
 from weft.hdl.errors import WeftError
 from weft.hdl.isa.memmap import MAGIC
@@ -39,7 +41,10 @@ CRC_BYTES = 4
 
 REQUEST_FIELDS = {"sequence": 8, "operation": 8, "size": 16, "address": 32}
 """Fields of a request and their widths in bits, least significant byte first: ``sequence`` comes back in the answer;
-``size`` bytes (0 to `PAYLOAD`, or to `CHECKED`) are read, written or checked from byte address ``address`` on."""
+``size`` bytes (0 to `PAYLOAD`, or to `CHECKED`) are read, written, filled or checked from byte address ``address`` on.
+Bit `INVERSE` of ``size`` is for `Operation.FILL_MEMORY` and counts no bytes."""
+INVERSE = 15
+"""Bit of a request's size: memory is filled with the inverse of `filling`."""
 ANSWER_FIELDS = {"sequence": 8, "operation": 8, "starts": 8}
 """Fields of an answer: ``starts`` is the number of programs started since the board was configured, modulo 256."""
 
@@ -57,6 +62,7 @@ class Operation(enum.IntEnum):
     )
     CHECK_MEMORY = 6  # read a CRC of memory instead of memory itself; of no bytes, nothing
     RESET = 7  # reset the core; its registers are cleared
+    FILL_MEMORY = 8  # write `filling` to memory; only of boards that say so, see `Feature`
 
 
 def carries(operation: int) -> int:
@@ -66,7 +72,20 @@ def carries(operation: int) -> int:
 
 def limit(operation: Operation) -> int:
     """Bytes that a request may be about."""
-    return CHECKED if operation is Operation.CHECK_MEMORY else PAYLOAD
+    return CHECKED if operation in (Operation.CHECK_MEMORY, Operation.FILL_MEMORY) else PAYLOAD
+
+
+def filling(address: int, size: int, *, inverse: bool = False) -> bytes:
+    """What `Operation.FILL_MEMORY` writes to `size` bytes from `address` on.
+
+    Every eight bytes hold their own number, which is their address / 8, in 32 bits, and then the inverse of it; or the
+    inverse of all that. So no eight bytes of a memory are like any others, and with both, every bit is 0 once and 1
+    once: "address in address", as memory tests have it.
+    """
+    first, end = address // 8, -(-(address + size) // 8)
+    numbers = np.arange(first, end, dtype=np.uint64).astype("<u4")
+    halves = (~numbers, numbers) if inverse else (numbers, ~numbers)
+    return np.stack(halves, axis=1).tobytes()[address - 8 * first :][:size]
 
 
 def _packer(fields: dict[str, int]) -> struct.Struct:
@@ -78,7 +97,8 @@ NAME_BYTES = 15
 _IDENTITY = struct.Struct(f"<IHHIII{NAME_BYTES}sB")
 REQUEST_BYTES, ANSWER_BYTES, IDENTITY_BYTES = _REQUEST.size, _ANSWER.size, _IDENTITY.size + CALIBRATION_BYTES
 FLASH_STATE = _IDENTITY.size - 1
-"""The byte of an identity that is `Identity.flash`. Those after it, the calibration, are 0 on boards without one."""
+"""The byte of an identity that is `Identity.flash`, with the bits of `Identity.features`. Those after it, the
+calibration, are 0 on boards without one."""
 
 
 class FlashState(enum.IntEnum):
@@ -92,6 +112,14 @@ class FlashState(enum.IntEnum):
     COPIED = 3
     DAMAGED = 4
     """A CRC or a marker is not what it should be: what came before is in memory, the rest is not."""
+
+
+class Feature(enum.IntFlag):
+    """What a board's link can do that not all can: bits that no `FlashState` has."""
+
+    NONE = 0
+    FILLS = 0x80
+    """`Operation.FILL_MEMORY`; the others drop it as no request."""
 
 
 class FrameError(WeftError, ValueError):
@@ -110,9 +138,12 @@ class Request:
     address: int = 0
     size: int = 0
     payload: bytes = b""
+    inverse: bool = False
 
     def __post_init__(self) -> None:
         block = limit(self.operation)
+        if self.inverse and self.operation is not Operation.FILL_MEMORY:
+            raise FrameError(f"{self.operation.name} has no inverse")
         if not 0 <= self.size <= block - self.address % block:
             raise FrameError(f"{self.size} bytes from {self.address:#x} on do not lie in a block of {block}")
         if len(self.payload) != self.size * carries(self.operation):
@@ -123,12 +154,13 @@ class Request:
         """Bytes of the payload of its answer."""
         if self.operation is Operation.CHECK_MEMORY:
             return CHECK_BYTES if self.size else 0
-        return 0 if carries(self.operation) else self.size
+        return 0 if carries(self.operation) or self.operation is Operation.FILL_MEMORY else self.size
 
     def encode(self) -> bytes:
         """The body of the request."""
         try:
-            return _REQUEST.pack(self.sequence, self.operation, self.size, self.address) + self.payload
+            size = self.size | self.inverse << INVERSE
+            return _REQUEST.pack(self.sequence, self.operation, size, self.address) + self.payload
         except struct.error as error:
             raise FrameError(f"{self} does not fit into a frame: {error}") from None
 
@@ -140,7 +172,9 @@ class Request:
         sequence, operation, size, address = _REQUEST.unpack_from(body)
         if operation not in list(Operation):
             raise FrameError(f"unknown operation {operation:#x}")
-        return cls(sequence, Operation(operation), address, size, body[REQUEST_BYTES:])
+        inverse = operation == Operation.FILL_MEMORY and bool(size >> INVERSE)
+        size &= ~(inverse << INVERSE)
+        return cls(sequence, Operation(operation), address, size, body[REQUEST_BYTES:], inverse)
 
 
 @dataclass(frozen=True)
@@ -186,6 +220,7 @@ class Identity:
     protocol : int
         `PROTOCOL`.
     flash : FlashState
+    features : Feature
     calibration : Calibration
         Of the SDRAM's clock. Boards from before it was looked for answer as those without one.
     """
@@ -197,6 +232,7 @@ class Identity:
     buffer: int
     protocol: int = PROTOCOL
     flash: FlashState = FlashState.NONE
+    features: Feature = Feature.NONE
     calibration: Calibration = NOT_CALIBRATED
 
     def encode(self) -> bytes:
@@ -214,7 +250,7 @@ class Identity:
                     self.memory_bytes,
                     self.clock,
                     name,
-                    self.flash,
+                    self.flash | self.features,
                 )
                 + self.calibration.encode()
             )
@@ -226,17 +262,20 @@ class Identity:
         """Raises `FrameError` if `payload` is no identity."""
         if len(payload) != IDENTITY_BYTES:
             raise FrameError(f"an identity has {IDENTITY_BYTES} bytes, not {len(payload)}")
-        magic, protocol, buffer, digest, memory_bytes, clock, name, flash = _IDENTITY.unpack_from(payload)
+        magic, protocol, buffer, digest, memory_bytes, clock, name, state = _IDENTITY.unpack_from(payload)
         if magic != MAGIC:
             raise FrameError(f"an identity starts with {MAGIC:#x}, not {magic:#x}")
         board = name.rstrip(b"\0").decode("ascii", "replace")
+        features = Feature(state & Feature.FILLS)
+        flash = state & ~features
         if flash not in list(FlashState):
             raise FrameError(f"a flash has no state {flash:#x}")
         try:
             calibration = Calibration.decode(payload[FLASH_STATE + 1 :])
         except ValueError as error:
             raise FrameError(f"an SDRAM has no state of this kind: {error}") from None
-        return cls(board, digest, memory_bytes, clock, buffer, protocol, FlashState(flash), calibration)
+        told = FlashState(flash), features
+        return cls(board, digest, memory_bytes, clock, buffer, protocol, *told, calibration)
 
 
 LONGEST = REQUEST_BYTES + PAYLOAD + CRC_BYTES

@@ -74,6 +74,8 @@ class Deframer(wiring.Component):
     ----------
     buffer : int
         Bytes of the buffer, a power of two.
+    last : Operation
+        What has a higher number is no request.
 
     Members
     -------
@@ -85,8 +87,8 @@ class Deframer(wiring.Component):
         Headers and payloads of undamaged requests, without CRC: as many bytes as their header tells.
     """
 
-    def __init__(self, buffer: int) -> None:
-        self.buffer = check_buffer(buffer)
+    def __init__(self, buffer: int, last: Operation = max(Operation)) -> None:
+        self.buffer, self.last = check_buffer(buffer), last
         super().__init__(
             {
                 "line": In(stream.Signature(8, always_ready=True)),
@@ -152,7 +154,7 @@ class Deframer(wiring.Component):
             with m.Switch(index):
                 with m.Case(1):
                     m.d.sync += payload.eq(carries(byte))
-                    m.d.comb += wrong.eq(byte > max(Operation))
+                    m.d.comb += wrong.eq(byte > self.last)
                 with m.Case(_SIZE):
                     m.d.sync += left[:8].eq(byte)
                 with m.Case(_SIZE + 1):

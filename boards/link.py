@@ -15,8 +15,10 @@ from weft.boards.frames import (
     CHECK_BYTES,
     CHECKED,
     FLASH_STATE,
+    INVERSE,
     REQUEST_BYTES,
     REQUEST_FIELDS,
+    Feature,
     Identity,
     Operation,
     carries,
@@ -30,6 +32,13 @@ from weft.hdl.isa.config import Config
 BUFFER = 2048
 _REGISTER = 4
 _ANSWER = stream.Signature(data.StructLayout({"data": 8, "last": 1}))
+
+
+def check_piece(bits: int) -> int:
+    """`bits`, if a check can take so many in a cycle; else raises `ValueError`."""
+    if bits not in (1, 2, 4):
+        raise ValueError(f"a check takes 1, 2 or 4 bits in a cycle, not {bits}")
+    return bits
 
 
 def inner_host() -> wiring.Signature:
@@ -54,16 +63,17 @@ class _Progress:
     Bytes left and address are counted in its own fields. Its kind: it `writes`, and goes to `memory` or `registers`;
     `effective` is 0 for a start that has been made before. A bus word, or in its last bytes a register, comes in and
     goes out at `lane`; bytes that are not `inside` the request are passed over. `step` moves a byte, `issue` and `done`
-    are an access, `loaded` takes what it has read. A check takes a byte in bits, the one at `bit` next; `crc` are the
-    lowest eight bits of its result, which `shift` moves down by one.
+    are an access, `loaded` takes what it has read. A check takes a byte in pieces of `checks` bits, the one at `piece`
+    next; `crc` are the lowest eight bits of its result, which `shift` moves down by a piece. Memory that is filled is
+    written with bytes that the link makes, `fills`.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, checks: int, last: Operation) -> None:
         self.align = (config.bus_bytes - 1).bit_length()
         self.request = Signal(data.StructLayout(REQUEST_FIELDS))
         self.left = self.request.size[: CHECKED.bit_length()]
         self.address = self.request.address[: (CHECKED - 1).bit_length()]
-        self.operation = Value.cast(self.request.operation)[:3]
+        self.operation = Value.cast(self.request.operation)[: int(last).bit_length()]
         self.starts = Signal(8)
         self.writes, self.registers, self.memory, self.effective = Signal(), Signal(), Signal(), Signal()
         self.word, self.strobe = Signal(config.widths.bus), Signal(config.bus_bytes, name="strobe")
@@ -72,7 +82,9 @@ class _Progress:
         self.offset, self.last_lane, self.inside = Signal(self.align), Signal(), Signal(name="inside")
         self.step, self.issue, self.loaded, self.done = Signal(), Signal(), Signal(), Signal()
         self.check, self.take, self.shift = Signal(name="check"), Signal(name="take"), Signal(name="shift")
-        self.bit, self.crc = Signal(range(8)), Signal(8)
+        self.checks = checks
+        self.piece, self.crc = Signal(range(8 // checks)), Signal(8)
+        self.fills = Signal(name="fills")
 
 
 class Link(wiring.Component):
@@ -98,6 +110,10 @@ class Link(wiring.Component):
         Whether there is a second host.
     calibrated : bool
         Whether the board looks for the phase of its SDRAM's clock.
+    fills : bool
+        Whether it carries out `Operation.FILL_MEMORY`, for memory that is too large to be tested over the line.
+    checks : int
+        Bits of memory that a check takes in a cycle: 1, 2 or 4.
 
     Members
     -------
@@ -127,10 +143,14 @@ class Link(wiring.Component):
         buffer: int = BUFFER,
         inner: bool = False,
         calibrated: bool = False,
+        fills: bool = False,
+        checks: int = 1,
     ) -> None:
         self.config, self.divisor, self.buffer = config, check_divisor(divisor), check_buffer(buffer)
-        self.two = inner
-        identity = Identity(board, config.digest, memory_bytes, clock, buffer).encode()
+        self.two, self.fills, self.checks = inner, fills, check_piece(checks)
+        self.last = Operation.FILL_MEMORY if fills else Operation.RESET
+        features = Feature.FILLS if fills else Feature.NONE
+        identity = Identity(board, config.digest, memory_bytes, clock, buffer, features=features).encode()
         self.identity = identity[: None if calibrated else FLASH_STATE + 1]
         super().__init__(
             {
@@ -148,7 +168,7 @@ class Link(wiring.Component):
         m = Module()
         m.submodules.receiver = receiver = Receiver(self.divisor)
         m.submodules.transmitter = transmitter = Transmitter(self.divisor)
-        m.submodules.deframer = deframer = Deframer(self.buffer)
+        m.submodules.deframer = deframer = Deframer(self.buffer, self.last)
         m.submodules.framer = framer = Framer()
         wiring.connect(m, receiver.byte, deframer.line)
         wiring.connect(m, framer.line, transmitter.byte)
@@ -161,7 +181,7 @@ class Link(wiring.Component):
         return m
 
     def _requests(self, m: Module, deframer: Deframer, framer: Framer) -> None:
-        at = _Progress(self.config)
+        at = _Progress(self.config, self.checks, self.last)
         received: Any = deframer.byte
         out: Any = framer.byte
         if self.two:
@@ -207,12 +227,14 @@ class Link(wiring.Component):
         """What the request asks for, in registers: they hold from the cycle after CHECK on."""
         operation = at.operation
         m.d.sync += [
-            at.writes.eq(carries(operation)),
+            at.writes.eq(carries(operation) | (operation == Operation.FILL_MEMORY)),
+            at.fills.eq(operation == Operation.FILL_MEMORY),
             at.check.eq(operation == Operation.CHECK_MEMORY),
             at.memory.eq(
                 (operation == Operation.READ_MEMORY)
                 | (operation == Operation.WRITE_MEMORY)
                 | (operation == Operation.CHECK_MEMORY)
+                | (operation == Operation.FILL_MEMORY)
             ),
             at.registers.eq(
                 (operation == Operation.READ_REGISTERS)
@@ -230,9 +252,10 @@ class Link(wiring.Component):
             at.inside.eq((at.left != 0) & ~(at.first & (at.lane < at.offset))),
         ]
         self._bus(m, at)
+        byte = Mux(at.fills, self._filling(at), received) if self.fills else received
         with m.If(at.step):
             m.d.sync += [
-                at.word.eq(Cat(at.word, received)[8:]),
+                at.word.eq(Cat(at.word, byte)[8:]),
                 at.strobe.eq(Cat(at.strobe, at.inside)[1:]),
                 at.lane.eq(Mux(at.last_lane, 0, at.lane + 1)),
                 at.left.eq(at.left - at.inside),
@@ -241,6 +264,13 @@ class Link(wiring.Component):
             m.d.sync += at.word.eq(
                 Mux(registers, Cat(self.registers.s_axi_rdata, at.word[32:]), self.memory.read.payload)
             )
+
+    @staticmethod
+    def _filling(at: _Progress) -> Value:
+        """The byte at `lane` of what memory is filled with, see `weft.boards.frames.filling`."""
+        address = Cat(at.lane, at.request.address[at.align :])
+        inverse = at.request.size[INVERSE] ^ address[2]
+        return Cat(address[3:], Const(0, 3)).word_select(address[:2], 8) ^ inverse.replicate(8)
 
     def _following(self, at: _Progress) -> list[Any]:
         """Go on to the word behind this one."""
@@ -256,7 +286,7 @@ class Link(wiring.Component):
             for number, byte in enumerate(self.identity):
                 value: Any = byte
                 if self.two and number == FLASH_STATE:
-                    value = self.inner.state
+                    value = self.inner.state | byte
                 elif number > FLASH_STATE:
                     value = self.calibration.as_value().word_select(number - FLASH_STATE - 1, 8)
                 with m.Case(number):
@@ -265,16 +295,16 @@ class Link(wiring.Component):
 
     @staticmethod
     def _check(m: Module, at: _Progress, clear: Signal) -> None:
-        """The CRC of a check, a bit a cycle; it begins behind `clear`."""
-        m.submodules.crc = crc = ResetInserter(clear)(CRC64_XZ(data_width=1).create())
+        """The CRC of a check, a piece a cycle; it begins behind `clear`."""
+        m.submodules.crc = crc = ResetInserter(clear)(CRC64_XZ(data_width=at.checks).create())
         m.d.comb += [
             crc.valid.eq(at.take | at.shift),
             # The opposite of what the register expects shifts it: its next byte comes to its foot.
-            crc.data.eq(Mux(at.shift, ~crc.crc[0], at.word.bit_select(at.bit, 1))),
+            crc.data.eq(Mux(at.shift, ~crc.crc[: at.checks], at.word[:8].word_select(at.piece, at.checks))),
             at.crc.eq(crc.crc[:8]),
         ]
         with m.If(crc.valid):
-            m.d.sync += at.bit.eq(at.bit + 1)
+            m.d.sync += at.piece.eq(at.piece + 1)
 
     @staticmethod
     def _receive(m: Module, at: _Progress, received: Any, index: Signal) -> None:
@@ -293,13 +323,16 @@ class Link(wiring.Component):
             with m.If(start & same):
                 m.d.sync += at.starts.eq(at.starts + 1)
             m.next = "SEQUENCE"
-            with m.If(carries(at.operation) & (at.left != 0)):
+            with m.If((carries(at.operation) | (at.operation == Operation.FILL_MEMORY)) & (at.left != 0)):
                 m.next = "FILL"
 
     def _write(self, m: Module, at: _Progress, received: Any) -> None:
-        """States in which words are written as their bytes come in."""
+        """States in which words are written as their bytes come in, or are made."""
         with m.State("FILL"):
-            m.d.comb += [at.step.eq(~at.inside | received.valid), received.ready.eq(at.inside)]
+            m.d.comb += [
+                at.step.eq(~at.inside | received.valid | at.fills),
+                received.ready.eq(at.inside & ~at.fills),
+            ]
             with m.If(at.step & at.last_lane):
                 m.next = "WRITE"
         with m.State("WRITE"):
@@ -321,7 +354,7 @@ class Link(wiring.Component):
                 m.next = "OPERATION"
         with m.State("OPERATION"):
             m.d.comb += answering.eq(1)
-            m.d.comb += [out.valid.eq(1), out.payload.data.eq(Cat(at.operation, Const(ANSWER >> 3, 5)))]
+            m.d.comb += [out.valid.eq(1), out.payload.data.eq(at.operation | ANSWER)]
             with m.If(out.ready):
                 m.next = "STARTS"
         with m.State("STARTS"):
@@ -343,12 +376,13 @@ class Link(wiring.Component):
             m.next = "DRAIN"
         with m.State("DRAIN"):
             identify = at.operation == Operation.IDENTIFY
+            last = 8 // at.checks - 1
             m.d.comb += [
                 out.valid.eq(at.inside & ~at.check),
                 out.payload.data.eq(Mux(identify, identity, at.word[:8])),
                 out.payload.last.eq(at.left == 1),
                 at.take.eq(at.inside & at.check),
-                at.step.eq(~at.inside | Mux(at.check, at.bit == 7, out.ready)),
+                at.step.eq(~at.inside | Mux(at.check, at.piece == last, out.ready)),
             ]
             with m.If(at.step & at.last_lane):
                 m.d.sync += self._following(at)
@@ -369,7 +403,7 @@ class Link(wiring.Component):
                 m.next = "SHIFT"
         with m.State("SHIFT"):
             m.d.comb += at.shift.eq(1)
-            with m.If(at.bit == 7):
+            with m.If(at.piece == 8 // at.checks - 1):
                 m.next = "RESULT"
                 with m.If(index == 0):
                     m.next = "REQUEST"

@@ -87,6 +87,7 @@ class Top(wiring.Component):
         m = Module()
         config, board, multipliers = self.config, self.board, self.fabric.multipliers
         sequential = board.core is CoreKind.SEQUENTIAL
+        large = board.memory.kind is MemoryKind.SDRAM
         m.submodules.link = link = Link(
             config,
             self.divisor,
@@ -96,6 +97,8 @@ class Top(wiring.Component):
             buffer=BUFFER // 2 if sequential else BUFFER,
             inner=board.copies,
             calibrated=self.sweeps,
+            fills=large,
+            checks=4 if large else 1,
         )
         pieces, commands = self.fabric.queues
         # A register, as it goes everywhere; and so that the core has no other reset.

@@ -20,12 +20,14 @@ from weft.boards.frames import (
     IDENTITY_BYTES,
     LONGEST,
     Answer,
+    Feature,
     FrameError,
     Identity,
     Operation,
     Parser,
     Request,
     carries,
+    filling,
     frame,
     limit,
 )
@@ -41,7 +43,8 @@ def requests(draw: st.DrawFn) -> Request:
     operation = draw(st.sampled_from(Operation))
     size = draw(st.integers(0, limit(operation) - address % limit(operation)))
     payload = draw(st.binary(min_size=size, max_size=size)) if carries(operation) else b""
-    return Request(draw(st.integers(0, 255)), operation, address, size, payload)
+    inverse = operation is Operation.FILL_MEMORY and draw(st.booleans())
+    return Request(draw(st.integers(0, 255)), operation, address, size, payload, inverse)
 
 
 @given(requests())
@@ -149,11 +152,11 @@ def test_requests_that_cannot_be_are_refused(fields: dict[str, int | bytes], wor
     ("decode", "body", "words"),
     [
         (Request.decode, bytes(7), "at least 8 bytes, not 7"),
-        (Request.decode, bytes([0, 8, 0, 0, 0, 0, 0, 0]), "unknown operation 0x8"),
+        (Request.decode, bytes([0, 9, 0, 0, 0, 0, 0, 0]), "unknown operation 0x9"),
         (Request.decode, bytes([0, 1, 1, 0, 0, 0, 0, 0]), "carries 0"),
         (Answer.decode, bytes(2), "at least 3 bytes, not 2"),
         (Answer.decode, bytes([0, 1, 0]), "operation 0x1 is none of an answer"),
-        (Answer.decode, bytes([0, 0x88, 0]), "operation 0x88 is none"),
+        (Answer.decode, bytes([0, 0x89, 0]), "operation 0x89 is none"),
         (Identity.decode, bytes(35), f"has {IDENTITY_BYTES} bytes, not 35"),
         (Identity.decode, bytes(IDENTITY_BYTES), "starts with 0x54464557, not 0x0"),
     ],
@@ -169,6 +172,8 @@ def test_identities() -> None:
     found = Calibration(CalibrationState.FOUND, 3, 2, 1024, 1023, 1022, 1021, 1020)
     looked = replace(identity, calibration=found)
     assert Identity.decode(looked.encode()) == looked
+    fills = replace(looked, features=Feature.FILLS)
+    assert Identity.decode(fills.encode()) == fills
     # A board that looks for nothing answers zeros.
     assert Identity.decode(looked.encode()[: FLASH_STATE + 1] + bytes(CALIBRATION_BYTES)) == identity
     with pytest.raises(FrameError, match="an SDRAM has no state of this kind: 4 is"):
@@ -177,3 +182,24 @@ def test_identities() -> None:
         Identity("a-very-long-board-name", 0, 0, 0, 0).encode()
     with pytest.raises(FrameError, match="does not fit"):
         Identity("board", 0, 1 << 32, 0, 0).encode()
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_no_eight_bytes_of_what_memory_is_filled_with_are_the_same(inverse: bool) -> None:
+    """A part of it is what all of it has there; every bit of memory is 0 once and 1 once."""
+    size = 1 << 16
+    whole = filling(0, size, inverse=inverse)
+    words = {whole[at : at + 8] for at in range(0, size, 8)}
+    assert len(words) == size // 8
+    for at, length in ((0, 1), (3, 5), (7, 2), (4095, 1), (1000, 3001), (0, 0)):
+        assert filling(at, length, inverse=inverse) == whole[at : at + length]
+    assert (
+        bytes(a ^ b for a, b in zip(whole, filling(0, size, inverse=not inverse), strict=True))
+        == b"\xff" * size
+    )
+    assert filling(32 << 20, 8) == bytes([0, 0, 0x40, 0, 255, 255, 0xBF, 255])
+
+
+def test_only_filling_has_an_inverse() -> None:
+    with pytest.raises(FrameError, match="WRITE_MEMORY has no inverse"):
+        Request(0, Operation.WRITE_MEMORY, 0, 1, b"x", inverse=True)

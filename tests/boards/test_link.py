@@ -17,9 +17,20 @@ from support.board_model import BoardModel
 from support.serial_models import CYCLE, Listener, disturb, send_bytes
 from support.unit_bench import stream_put
 
-from weft.boards.frames import CHECKED, END, ESC, PAYLOAD, Answer, Operation, Parser, Request, frame
+from weft.boards.frames import (
+    CHECKED,
+    END,
+    ESC,
+    PAYLOAD,
+    Answer,
+    Feature,
+    Operation,
+    Parser,
+    Request,
+    frame,
+)
 from weft.boards.framing import check_buffer
-from weft.boards.link import Link
+from weft.boards.link import Link, check_piece
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import SIZE
 from weft.sim.rtl.bench import bench_parameters, run_bench
@@ -40,6 +51,7 @@ class Bench:
         self.dut, self.stall = dut, stall
         self.config = Config.from_dict(parameters["config"])
         self.width = self.config.bus_bytes
+        self.features = Feature(parameters["features"])
         self.bit = parameters["divisor"] * CYCLE
         self.memory = bytearray(random.randbytes(MEMORY_BYTES))
         self.frozen = False  # the memory does nothing
@@ -67,7 +79,12 @@ class Bench:
         self.model.memory[:] = self.memory
         self.model.registers[:] = self.axi.read(0, SIZE) if self.axi else bytes(SIZE)
         self.model.identity = type(self.model.identity)(
-            BOARD, self.config.digest, MEMORY_BYTES, CLOCK, bench_parameters()["buffer"]
+            BOARD,
+            self.config.digest,
+            MEMORY_BYTES,
+            CLOCK,
+            bench_parameters()["buffer"],
+            features=self.features,
         )
         self.listener = Listener(dut.tx, self.bit, self._heard)
         cocotb.start_soon(self._serve())
@@ -144,6 +161,7 @@ class Bench:
     def draw(self, low: int = 0, high: int = MEMORY_BYTES, *, registers: bool = True) -> Request:
         """A random request, to memory between the addresses `low` and `high`."""
         memory = [Operation.READ_MEMORY, Operation.WRITE_MEMORY, Operation.CHECK_MEMORY]
+        memory += [Operation.FILL_MEMORY] if self.features & Feature.FILLS else []
         others = [Operation.READ_REGISTERS, Operation.WRITE_REGISTERS, Operation.IDENTIFY]
         operation = random.choice([*memory, *(others if registers else [])])
         if operation in (Operation.READ_REGISTERS, Operation.WRITE_REGISTERS):
@@ -221,6 +239,34 @@ async def bench_checks(dut: Any) -> None:
         assert answer == bench.model.answer(request)
         assert len(answer.payload) == request.answered
     bench.check()
+
+
+@cocotb.test()
+async def bench_fills(dut: Any) -> None:
+    """Up to 4096 bytes, from and to any byte, that the link makes itself, and as often as is asked for. A link that
+    makes none takes such a request for none."""
+    bench = Bench(dut, stall=0.2, registers=False)
+    await bench.start()
+    page = random.randrange(0, MEMORY_BYTES, CHECKED)
+    ranges = [(page + CHECKED - 1, 1), (page, 0), (page + 1, 7), (page + 5, 40)]
+    ranges += [(page + at, random.randrange(1, 600)) for at in (0, 6, random.randrange(CHECKED - 600))]
+    ranges += [(page, CHECKED)] if bench.features else []
+    number = bench.sequence
+    for at, size in ranges:
+        number = (number + 1) % 256
+        inverse = random.random() < 0.5
+        request = Request(number, Operation.FILL_MEMORY, at, size, inverse=inverse)
+        await bench.send(frame(request.encode()))
+        if bench.features:
+            assert await bench.answer() == bench.model.answer(request)
+    # One that carries bytes is none.
+    await bench.send(frame(Request(1, Operation.FILL_MEMORY, page, 4).encode() + bytes(4)))
+    await bench.quiet()
+    assert bench.answers.empty()
+    bench.check()
+    bench.sequence = number
+    request = bench.draw(registers=False)
+    assert await bench.exchange(request) == bench.model.answer(request)
 
 
 @cocotb.test()
@@ -433,20 +479,35 @@ async def _windowed(bench: Bench, requests: list[Request]) -> None:
     await listener
 
 
-@pytest.mark.parametrize(("bus", "divisor"), [(4, 4), (16, 7)])
-def test_link(bus: int, divisor: int) -> None:
+@pytest.mark.parametrize(("bus", "divisor", "fills", "checks"), [(4, 4, False, 1), (16, 7, True, 4)])
+@pytest.mark.parametrize(
+    "part", ["requests|checks|fills|starts?|starts_wrap|reset", "noise|prefixes|flips|overflow"]
+)
+def test_link(bus: int, divisor: int, fills: bool, checks: int, part: str) -> None:
     config = PRESETS["tiny"].replace(bus_bytes=bus)
-    link = Link(config, divisor, board=BOARD, memory_bytes=MEMORY_BYTES, clock=CLOCK)
-    parameters = {"config": config.to_dict(), "divisor": divisor, "buffer": link.buffer}
-    run_bench(link, parameters=parameters, only="bench_(?!bulk)")
+    link = Link(
+        config, divisor, board=BOARD, memory_bytes=MEMORY_BYTES, clock=CLOCK, fills=fills, checks=checks
+    )
+    run_bench(link, parameters=_parameters(link), only=f"bench_({part})$")
+
+
+def _parameters(link: Link) -> dict[str, Any]:
+    features = Feature.FILLS if link.fills else Feature.NONE
+    return {
+        "config": link.config.to_dict(), "divisor": link.divisor, "buffer": link.buffer, "features": int(features)
+    }  # fmt: skip
+
+
+def test_a_check_takes_a_part_of_a_byte() -> None:
+    with pytest.raises(ValueError, match="takes 1, 2 or 4 bits in a cycle, not 8"):
+        check_piece(8)
 
 
 @pytest.mark.parametrize("size", [1 << 13, pytest.param(1 << 16, marks=pytest.mark.long)])
 def test_bulk_transfers_fill_the_line(size: int) -> None:
     config = PRESETS["tiny"]
     link = Link(config, 4, board=BOARD, memory_bytes=MEMORY_BYTES, clock=CLOCK)
-    parameters = {"config": config.to_dict(), "divisor": 4, "buffer": link.buffer, "bulk": size}
-    run_bench(link, parameters=parameters, only="bench_bulk")
+    run_bench(link, parameters={**_parameters(link), "bulk": size}, only="bench_bulk")
 
 
 @pytest.mark.parametrize("size", [512, 1500, 1 << 16])

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from weft.boards.frames import IDENTITY_BYTES, Answer, FrameError, Identity, Operation, Parser, Request, frame
+from weft.boards.frames import (
+    IDENTITY_BYTES,
+    Answer,
+    Feature,
+    FrameError,
+    Identity,
+    Operation,
+    Parser,
+    Request,
+    filling,
+    frame,
+)
 from weft.hdl.isa.config import Config
 from weft.hdl.isa.memmap import MAGIC, SIZE, VERSION, Counter, Reg, Status, counter_register
 
@@ -44,7 +55,7 @@ class BoardModel:
     def __init__(self, config: Config, memory_bytes: int = 1 << 16, *, clock: int = 25_000_000) -> None:
         self.memory = bytearray(memory_bytes)
         self.registers = bytearray(SIZE)
-        self.identity = Identity("model", config.digest, memory_bytes, clock, 2048)
+        self.identity = Identity("model", config.digest, memory_bytes, clock, 2048, features=Feature.FILLS)
         self.duration, self.result = 3, Status.DONE
         self.moving, self.step = {Counter.CYCLES, Counter.READ_BEATS}, 1000
         self.starts = self.runs = self.resets = self.writes = self.checks = 0
@@ -77,6 +88,8 @@ class BoardModel:
         if operation is Operation.WRITE_MEMORY:
             self.memory[address : address + size] = request.payload
             self.writes += 1
+        elif operation is Operation.FILL_MEMORY:
+            self.memory[address : address + size] = filling(address, size, inverse=request.inverse)
         elif operation is Operation.READ_MEMORY:
             payload = bytes(self.memory[address : address + size])
         elif operation is Operation.CHECK_MEMORY and size:
