@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from weft.boards.frames import CHECKED, IDENTITY_BYTES, PAYLOAD, Operation, Request
 from weft.boards.memory import BoardMemory
+from weft.boards.memory_test import WORD, MemoryTest, cause_of, first_wrong
 from weft.boards.session import Session
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status
 from weft.sim.device import DeviceError
@@ -59,28 +60,6 @@ class LinkQuality:
     repeated: int
     damaged: int
     error_rate: float
-
-
-@dataclass(frozen=True)
-class MemoryTest:
-    """What a memory test found.
-
-    Attributes
-    ----------
-    tested, size : int
-        Bytes that were tested, and bytes of memory.
-    wrong : tuple of (int, int, int), or None
-        Address of a byte that did not keep what was written, what that was, and what was read; None if all kept it.
-    restored : bool
-        Whether what was there before is there again.
-    seconds : float
-    """
-
-    tested: int
-    size: int
-    wrong: tuple[int, int, int] | None
-    restored: bool
-    seconds: float
 
 
 def read_registers(session: Session) -> Registers:
@@ -160,7 +139,8 @@ def check_memory(
     except DeviceError as error:
         raise DeviceError(f"{error}; parts of its memory may hold what the test has written") from None
     restored = all(_difference(memory, block, content) is None for block, content in kept.items())
-    return MemoryTest(len(blocks) * length, memory.size, wrong, restored, clock() - begun)
+    first, cause = wrong or (None, "")
+    return MemoryTest(len(blocks) * length, memory.size, first, restored, clock() - begun, cause)
 
 
 def pattern(seed: int, address: int, size: int, inverse: int) -> bytes:
@@ -169,13 +149,16 @@ def pattern(seed: int, address: int, size: int, inverse: int) -> bytes:
     return bytes(byte ^ inverse for byte in drawn) if inverse else drawn
 
 
-def _difference(memory: BoardMemory, address: int, expected: bytes) -> tuple[int, int, int] | None:
-    """The first byte that is not as expected: its address, what it should be, and what it is."""
+def _difference(
+    memory: BoardMemory, address: int, expected: bytes
+) -> tuple[tuple[int, int, int], str] | None:
+    """The first byte that is not as expected, its address, what it should be, and what it is; and what that tells."""
     if memory.holds(address, expected):
         return None
     found = memory.read(address, len(expected))
-    for at, (byte, is_) in enumerate(zip(expected, found, strict=True)):
-        if byte != is_:
-            return address + at, byte, is_
+    for at in range(0, len(expected), WORD):
+        word, is_ = expected[at : at + WORD], found[at : at + WORD]
+        if word != is_:
+            return first_wrong(address + at, word, is_), cause_of(address + at, word, is_, None)
     # The board's check says that it differs, what it reads does not: it changes by itself, or the check is wrong.
-    return address, expected[0], found[0]
+    return (address, expected[0], found[0]), ""

@@ -27,21 +27,6 @@ MASK_LATENCY = 2
 SMALL_BITS = 14
 """log2 of the words up to which the array is an Amaranth memory."""
 
-ARRAY_VERILOG = """
-module weft_sdram_array #(parameter BITS = 24) (
-    input clk, input [BITS-1:0] address, input [1:0] write, input [15:0] write_data, output [15:0] read_data
-);
-    reg [15:0] words [0:(1 << BITS) - 1];
-    assign read_data = words[address];
-    always @(posedge clk) begin
-        if (write[0]) words[address][7:0] <= write_data[7:0];
-        if (write[1]) words[address][15:8] <= write_data[15:8];
-    end
-endmodule
-"""
-"""The array of a large chip, to add to the Verilog of a design that has one: as a memory of Amaranth it would take
-minutes to write out its initial zeros."""
-
 
 class Rule(enum.IntEnum):
     """What a command sequence can break; the bit of `SdramModel.violation`."""
@@ -85,7 +70,7 @@ class SdramModel(ChipModel):
     timing : SdramTiming
     row_bits, column_bits : int
         Rows and columns that are stored; higher address bits are ignored. The default is a chip of 32 MB. Above 32 KB
-        the design's Verilog needs `ARRAY_VERILOG` with it.
+        the design's Verilog needs `weft.boards.sdram_array.ARRAY_VERILOG` with it.
     delay : int
         Cycles that words read take to the controller on top of the CAS latency: a controller's `capture`.
 

@@ -14,7 +14,9 @@ from weft.options import Baud, Json, Port, writes
 
 if TYPE_CHECKING:
     from weft.boards.frames import Identity
-    from weft.boards.probe import LinkQuality, MemoryTest, Registers
+    from weft.boards.memory import BoardMemory
+    from weft.boards.memory_test import MemoryTest
+    from weft.boards.probe import LinkQuality, Registers
     from weft.hdl.isa.config import Config
 
 FORMAT = "weft probe 1"
@@ -47,14 +49,15 @@ def probe(
         Part,
         typer.Option(
             "--memory-test",
-            help="How much of the memory to test: what takes about five seconds, all, or nothing.",
+            help="How much of the memory to test: what takes about five seconds, all, or nothing. Where the board "
+            "tests all by itself, as those with SDRAM do, what was in memory is gone.",
         ),
     ] = Part.PART,
     as_json: Json = False,
 ) -> None:
     """Tell which board is connected, what it is built for, and whether its memory and the link to it are sound.
 
-    A program that runs there is ended. What is in memory is read before the test and written back behind it.
+    A program that runs there is ended. What is in memory is read before the test of a part and written back behind it.
     """
     with reports.progress() as progress:
         found = _probe(port, baud, memory, progress)
@@ -80,7 +83,7 @@ class _Probed:
         from weft.boards.ports import flash_fault, sdram_fault
 
         registers = self.registers.sound and self.registers.digest == self.identity.digest
-        memory = self.memory is None or (self.memory.wrong is None and self.memory.restored)
+        memory = self.memory is None or (self.memory.wrong is None and self.memory.restored is not False)
         return registers and memory and not sdram_fault(self.identity) and not flash_fault(self.identity)
 
     def described(self) -> dict[str, Any]:
@@ -149,20 +152,21 @@ class _Probed:
         if test is None:
             return ", not tested"
         extent = "all" if test.tested == test.size else f"{test.tested:,}"
-        back = "what was there is there again" if test.restored else "what was there is LOST"
-        if test.wrong is None:
-            result = "no error"
-        else:
-            address, meant, found = test.wrong
-            result = f"ERROR at {address:#x}: {found:#04x} instead of {meant:#04x}"
-        return f"; {extent} tested in {test.seconds:.1f} s: {result}, {back}"
+        rate = test.tested / max(test.seconds, 1e-9) / 1e6
+        back = {
+            True: "what was there is there again",
+            False: "what was there is LOST",
+            None: "what was there is gone",
+        }[test.restored]
+        result = "no error" if test.wrong is None else f"ERROR {test}"
+        return f"; {extent} tested in {test.seconds:.1f} s, {rate:.2g} MB/s: {result}, {back}"
 
 
 def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Progress) -> _Probed:
     from weft.boards.frames import Operation, Request
     from weft.boards.memory import BoardMemory
     from weft.boards.ports import identify_ready, open_session, sdram_fault
-    from weft.boards.probe import PASSES, check_memory, read_registers, try_link
+    from weft.boards.probe import read_registers, try_link
     from weft.virtual import place_of
 
     progress("asking the serial ports for a board" if port is None else f"asking at {port}")
@@ -176,13 +180,26 @@ def _probe(port: str | None, baud: int | None, part: Part, progress: reports.Pro
             progress(f"trying the link to {identity.board}")
             memory = BoardMemory(session, identity.memory_bytes)
             link = try_link(memory, min(identity.memory_bytes, int(LINK_SECONDS * rate / 10)))
-            most = {Part.PART: int(PART_SECONDS * rate / 10 / PASSES), Part.ALL: memory.size, Part.NONE: 0}[
-                part
-            ]
-            test = check_memory(memory, most, progress) if most and not sdram_fault(identity) else None
+            test = None if sdram_fault(identity) else _tested(memory, identity, part, rate, progress)
         finally:
             session.close()
     return _Probed(place.port, rate, identity, registers, link, test)
+
+
+def _tested(
+    memory: BoardMemory, identity: Identity, part: Part, rate: int, progress: reports.Progress
+) -> MemoryTest | None:
+    """The test of a part of memory, or all of it, by the board if it can; None if nothing is to be tested."""
+    from weft.boards.frames import Feature
+    from weft.boards.memory_test import fill_memory
+    from weft.boards.probe import PASSES, check_memory
+
+    if part is Part.NONE:
+        return None
+    if part is Part.ALL and identity.features & Feature.FILLS:
+        return fill_memory(memory, progress)
+    most = memory.size if part is Part.ALL else int(PART_SECONDS * rate / 10 / PASSES)
+    return check_memory(memory, most, progress)
 
 
 def _known(identity: Identity) -> tuple[str | None, Config | None]:

@@ -19,7 +19,7 @@ from weft.boards.chip_model import broken_rules
 from weft.boards.host import BoardDevice
 from weft.boards.phased_chip import EYE_ARGUMENT, EYE_VERILOG, Phase, encode
 from weft.boards.registry import find, line_rates
-from weft.boards.sdram_model import ARRAY_VERILOG
+from weft.boards.sdram_array import ARRAY_VERILOG, ArrayFaults
 from weft.boards.sdram_model import Rule as SdramRule
 from weft.boards.spi_flash_model import ARRAY_VERILOG as FLASH_ARRAY_VERILOG
 from weft.boards.spi_flash_model import FLASH_ARGUMENT
@@ -42,7 +42,7 @@ QUIET = 50
 """Chunks without a byte either way after which the simulation waits a little between two of them."""
 
 _SIGNATURES = {
-    "board_open": (ctypes.c_void_p, [ctypes.c_uint, ctypes.c_char_p, ctypes.c_char_p]),
+    "board_open": (ctypes.c_void_p, [ctypes.c_uint, ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]),
     "board_close": (None, [ctypes.c_void_p]),
     "board_run": (
         ctypes.c_uint64,
@@ -154,6 +154,8 @@ class VirtualBoard(Closing):
         What the board's flash holds from `SpiFlash.offset` on; else it is empty.
     eye : sequence of Phase, optional
         What works in each phase of the clock of the board's SDRAM; else what the delays on paper say.
+    faults : ArrayFaults, optional
+        What is wrong with the board's SDRAM.
 
     Attributes
     ----------
@@ -167,7 +169,12 @@ class VirtualBoard(Closing):
     """
 
     def __init__(
-        self, board: Board, config: Config, flash: Path | None = None, eye: Sequence[Phase] | None = None
+        self,
+        board: Board,
+        config: Config,
+        flash: Path | None = None,
+        eye: Sequence[Phase] | None = None,
+        faults: ArrayFaults | None = None,
     ) -> None:
         if flash is not None:
             _check_flash(board, flash)
@@ -175,9 +182,12 @@ class VirtualBoard(Closing):
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
-        content = b"" if flash is None else f"+{FLASH_ARGUMENT}={flash.resolve()}".encode()
-        phases = b"" if eye is None else f"+{EYE_ARGUMENT}={encode(eye):x}".encode()
-        self._model: int = self._library.board_open(DIVISOR, content, phases)
+        arguments = [] if flash is None else [f"+{FLASH_ARGUMENT}={flash.resolve()}"]
+        arguments += [] if eye is None else [f"+{EYE_ARGUMENT}={encode(eye):x}"]
+        arguments += [] if faults is None else faults.arguments()
+        given = [text.encode() for text in ("board", *arguments)]
+        made = (ctypes.c_char_p * len(given))(*given)
+        self._model: int = self._library.board_open(DIVISOR, len(given), made)
         if not self._model:
             raise MemoryError(f"no room for a simulation of {board.name}")
         self._master, self._slave = os.openpty()  # the slave stays open, so that hosts may come and go

@@ -64,12 +64,11 @@ struct Board {
 
 extern "C" {
 
-// `flash` and `eye` are arguments of the simulator's command line. Null if there is not enough memory: no exception may leave a
-// function that Python calls.
-void* board_open(unsigned divisor, const char* flash, const char* eye) try {
+// `arguments` are the simulator's command line. Null if there is not enough memory: no exception may leave a function
+// that Python calls.
+void* board_open(unsigned divisor, int count, const char** arguments) try {
     auto board = std::make_unique<Board>();
-    const char* arguments[] = {"board", flash, eye};
-    board->context.commandArgs(3, arguments);
+    board->context.commandArgs(count, arguments);
     board->divisor = divisor;
     board->top = std::make_unique<Vtop>(&board->context);
     Vtop& t = *board->top;

@@ -11,8 +11,9 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from support.memory_driver import reset
 
 from weft.boards.chip_model import broken_rules
+from weft.boards.sdram_array import ARRAY_VERILOG
 from weft.boards.sdram_chip import ALL_BANKS, INIT_REFRESHES, Operation, SdramTiming
-from weft.boards.sdram_model import ARRAY_VERILOG, POSTPONED, Rule, SdramModel
+from weft.boards.sdram_model import POSTPONED, Rule, SdramModel
 from weft.hdl.verilog import generate
 from weft.sim.rtl.bench import bench_parameters, run_bench
 

@@ -16,7 +16,7 @@ from weft import virtual
 from weft.boards.board import Board
 from weft.boards.host import BoardDevice
 from weft.boards.phased_chip import EYE_VERILOG
-from weft.boards.sdram_model import ARRAY_VERILOG
+from weft.boards.sdram_array import ARRAY_VERILOG
 from weft.boards.virtual_top import VirtualTop
 from weft.hdl.isa.config import Config
 from weft.hdl.verilog import generate

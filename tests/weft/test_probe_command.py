@@ -77,7 +77,7 @@ def test_a_sound_board(
     assert configuration == f"configuration: the board's own: 4 x 4, 1 lane, bus of 4 bytes (digest {digest})"
     assert core == "core: sequential, 24 MHz, registers as they should be"
     assert memory.startswith("memory: 65,536 bytes of spram; all tested in ")
-    assert memory.endswith(" s: no error, what was there is there again")
+    assert memory.endswith(" MB/s: no error, what was there is there again")
     assert link.startswith("link: round trip ")
     assert "of 300 KB/s; " in link
     assert model.memory == before
@@ -191,7 +191,7 @@ def test_what_is_not_sound(terminal: Terminal, model: BoardModel, capsys: pytest
     out = capsys.readouterr().out
     assert f"none that this weft has a name for (digest {own.digest:#010x})" in out
     assert f"of another configuration than the link says: {OWN.config.digest:#010x}" in out
-    assert "ERROR at 0x1234: 0xff instead of 0x" in out
+    assert "ERROR at 0x1234 0xff is read instead of 0x" in out
     model.set(Reg.VERSION, 1)
     assert told_to_programs(terminal, capsys, 1)["registers"]["sound"] is False
 
