@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Self
 
+from weft.boards.contents import SHARE, Contents
 from weft.boards.flash_image import Directory
 from weft.boards.frames import Identity, Operation, Request
 from weft.boards.memory import BoardMemory, Transfer
+from weft.boards.memory_test import sample_memory
 from weft.boards.polled import PolledDevice
 from weft.boards.ports import identify_ready, open_session, sdram_fault
 from weft.boards.registry import BOARDS, line_rates
 from weft.boards.session import ATTEMPTS, Session
 from weft.boards.spi_flash_chip import WINDOW
+from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.memmap import MAGIC, VERSION, Reg, Status, base_register
 from weft.sim.device import DeviceError, check_base, check_program, check_range
@@ -27,13 +29,18 @@ class BoardDevice(PolledDevice):
         The line to the board.
     config : Config
         The accelerator that programs are for.
+    test_memory : bool
+        Whether to test some of the board's memory now, see `weft.boards.memory_test.sample_memory`.
+    check_share : float
+        Of the time, what it may take to check before starts that what was loaded is still there, see
+        `weft.boards.contents.Contents`; 1: before every start.
 
     Attributes
     ----------
     identity : Identity
         What the board says about itself.
-    transfer : Transfer
-        What `load` has written so far, and what was there.
+    contents : Contents
+        What was loaded.
 
     Raises
     ------
@@ -41,18 +48,19 @@ class BoardDevice(PolledDevice):
         If no board answers, or one that is built for another configuration or version, or whose memory does not work.
     """
 
-    def __init__(self, session: Session, config: Config) -> None:
+    def __init__(
+        self, session: Session, config: Config, *, test_memory: bool = True, check_share: float = SHARE
+    ) -> None:
         self.config = config
         self._session = session
         self._bases: dict[int, int] = {}  # as this session has set them
-        self._loaded: dict[int, tuple[int, bytes]] = {}
         self._directory: Directory | None = None
         self._starts = 0
         self._failed = self._started = False
         self.identity = self._identify()
         self.memory_bytes = self.identity.memory_bytes
-        self.transfer = Transfer()
         self._memory = BoardMemory(session, self.memory_bytes)
+        self.contents = Contents(self._memory, share=check_share)
         session.buffer = self.identity.buffer
         # Whatever a program before left behind.
         self._reset()
@@ -67,6 +75,17 @@ class BoardDevice(PolledDevice):
                     f"register {register.name} of the core at {session.name} is {found:#x}, not {value:#x}: "
                     "build and flash it again"
                 )
+        if test_memory:
+            self._test_memory()
+
+    def _test_memory(self) -> None:
+        found = sample_memory(self._memory)
+        if found.wrong is not None:
+            board = self.identity.board
+            raise DeviceError(
+                f"the memory of {board} at {self._session.name} does not keep what is written to it: {found}; switch "
+                "the board off and on again, and test all of its memory with weft probe --memory-test all"
+            )
 
     @classmethod
     def open(
@@ -77,6 +96,7 @@ class BoardDevice(PolledDevice):
         baud: int | None = None,
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
+        test_memory: bool = True,
     ) -> Self:
         """The board at a serial port; its core is reset.
 
@@ -94,6 +114,8 @@ class BoardDevice(PolledDevice):
             longer.
         attempts : int
             How often in a row that may happen.
+        test_memory : bool
+            See `BoardDevice`.
 
         Raises
         ------
@@ -104,7 +126,7 @@ class BoardDevice(PolledDevice):
         rates = line_rates(config) if baud is None else [baud]
         session, _ = open_session(port, rates, timeout=timeout, attempts=attempts)
         try:
-            return cls(session, config)
+            return cls(session, config, test_memory=test_memory)
         except BaseException:
             session.close()
             raise
@@ -137,31 +159,28 @@ class BoardDevice(PolledDevice):
 
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
-        self._forget(address, len(payload))
+        self.contents.forget(address, len(payload))
         self._memory.write(address, payload)
 
-    def load(self, address: int, payload: bytes) -> None:
+    @property
+    def transfer(self) -> Transfer:
+        """What `load` has written so far, and what was there."""
+        return self.contents.transfer
+
+    def load(self, address: int, payload: bytes, name: str = "what was loaded") -> None:
         """Let DRAM hold `payload`, which programs only read; raises as `write`.
 
         What is the same there, be it from an earlier session, is not written again: the board tells by CRCs. What has
-        been loaded in this session is not even looked at, as long as no program has failed.
+        been loaded in this session is not even looked at, as long as no program has failed; but `start` looks at it.
         """
         if self._failed:
-            self._loaded.clear()  # Nobody knows what such a program has written.
-        known = len(payload), hashlib.sha256(payload).digest()
-        if self._loaded.get(address) == known:
-            return
-        self._forget(address, len(payload))
-        transfer = self._memory.bring(address, payload)
-        self._loaded[address] = known
-        self.transfer.written += transfer.written
-        self.transfer.kept += transfer.kept
+            self.contents.clear()  # Nobody knows what such a program has written.
+        self.contents.load(address, payload, name)
 
-    def _forget(self, address: int, size: int) -> None:
-        """What was loaded there is there no more."""
-        for at, (length, _) in list(self._loaded.items()):
-            if at < address + size and address < at + length:
-                del self._loaded[at]
+    def confirm(self) -> None:
+        """Raise `DeviceError` if what was loaded is not there any more, though programs have run since that was looked
+        at: then their results may be wrong."""
+        self.contents.confirm()
 
     def kept(self, payload: bytes) -> int | None:
         """Where `payload` lies in the board's flash; None if it does not, or there is none that programs run from."""
@@ -170,10 +189,12 @@ class BoardDevice(PolledDevice):
             return None
         if self._directory is None:
             self._directory = Directory(self._memory.fetch, WINDOW + board.window.offset)
-        found = self._directory.find(payload)
+        found, state = self._directory.find(payload), self._directory.state
+        if found is not None and not self.contents.adopt(found, payload, "the program in the flash"):
+            found, state = None, "this program, but damaged"
         if found is None:
             self.advice = (
-                f": the board's flash holds {self._directory.state}; write this one's code and weights there with "
+                f": the board's flash holds {state}; write this one's code and weights there with "
                 f"weft flash --board {board.name} --program FOLDER"
             )
         return found
@@ -192,25 +213,45 @@ class BoardDevice(PolledDevice):
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, or one that `kept` gives, a multiple of the bus width.
 
-        After a failed run the core is reset first, as nothing else brings its units to a known state.
+        What was loaded is checked before that, see `weft.boards.contents.Contents`. After a failed run the core is
+        reset first, as nothing else brings its units to a known state. Raises `DeviceError` if what was loaded, or the
+        registers that were set, are not there any more, or a program is still running.
         """
         check_program(program, self.config)
         if program < WINDOW:
             check_range(program, 0, self.memory_bytes)
         if self._failed:
             self._reset()
-            for index, address in self._bases.items():
-                self._write_register(base_register(index), address)
+            for index, base in self._bases.items():
+                self._write_register(base_register(index), base)
+            self.contents.distrust()
         elif self._status() & Status.BUSY:
             raise DeviceError("a program is still running")
+        self.contents.before_start()
         self._write_register(Reg.PROGRAM, program)
+        self._check_registers(program)
         address = Reg.CONTROL | self._starts << 24
         self._failed = True  # unless the board says that it started
         answer = self._session.request(Request(0, Operation.START, address, 4, (1).to_bytes(4, "little")))
         self._starts = (self._starts + 1) % 256
         if answer.starts != self._starts:
-            raise DeviceError(f"the board at {self._session.name} was loaded anew meanwhile: open it again")
+            raise self._anew()
         self._failed, self._started = False, True
+
+    def _check_registers(self, program: int) -> None:
+        """Raise `DeviceError` if a register that was set holds something else: so a board tells that power or its
+        bitstream were lost meanwhile, even one that has counted as many starts as before."""
+        expected: dict[int, int] = {Reg.PROGRAM: program}
+        expected |= {base_register(index): base for index, base in self._bases.items()}
+        words = self._read_registers(Reg.PROGRAM, base_register(BASES - 1) + 4 - Reg.PROGRAM)
+        for register, value in expected.items():
+            at = register - Reg.PROGRAM
+            if int.from_bytes(words[at : at + 4], "little") != value:
+                self._failed = True
+                raise self._anew()
+
+    def _anew(self) -> DeviceError:
+        return DeviceError(f"the board at {self._session.name} was loaded anew meanwhile: open it again")
 
     @property
     def _at(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,7 +88,11 @@ class BoardMemory:
 
     def _differing(self, address: int, payload: bytes, pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Those of `pages` that hold something else than `payload` has there, which begins at `address`."""
-        expected = _checks(address, payload, pages)
+        return self.differing(expected_checks(address, payload, pages), pages)
+
+    def differing(self, expected: Mapping[int, bytes], pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those of `pages`, addresses and sizes inside blocks of `CHECKED`, to whose check the board does not answer as
+        `expected` has it at their address."""
         requests = (Request(0, Operation.CHECK_MEMORY, at, size) for at, size in pages)
         return [
             (request.address, request.size)
@@ -105,7 +109,7 @@ class BoardMemory:
             address += length
 
 
-def _checks(address: int, payload: bytes, pages: list[tuple[int, int]]) -> dict[int, bytes]:
+def expected_checks(address: int, payload: bytes, pages: list[tuple[int, int]]) -> dict[int, bytes]:
     """What boards answer to checks of `pages` that hold `payload`, which begins at `address`."""
     found: dict[int, bytes] = {}
     for wanted in {size for _, size in pages}:

@@ -66,8 +66,8 @@ class Closing(ABC):
 
 @runtime_checkable
 class Device(Protocol):
-    """An accelerator with its memory. Classes that derive from it need not define `load`, `kept` and the last three
-    methods.
+    """An accelerator with its memory. Classes that derive from it need not define `load`, `kept`, `confirm` and the
+    last three methods.
 
     Attributes
     ----------
@@ -89,9 +89,15 @@ class Device(Protocol):
     def write(self, address: int, payload: bytes) -> None:
         """Write `payload` to DRAM. Raises `DeviceError` if it does not lie inside memory."""
 
-    def load(self, address: int, payload: bytes) -> None:
-        """Write what programs only read. It may be there from an earlier `load`: then a device need not write it."""
+    def load(self, address: int, payload: bytes, name: str = "what was loaded") -> None:
+        """Write what programs only read, and what messages call `name`. It may be there from an earlier `load`: then a
+        device need not write it."""
         self.write(address, payload)
+
+    def confirm(self) -> None:
+        """Raise `DeviceError` if what was loaded is not there any more, so that results since may be wrong. Only
+        devices whose memory may lose what it holds look."""
+        return None
 
     def kept(self, payload: bytes) -> int | None:
         """The address at which the device has this already, in a memory beside the DRAM that nothing here writes; None

@@ -57,6 +57,7 @@ def run_on_board(
         for result in stream(program, runs, device):
             results.append(result)
             progress(f"{len(results):,} of {len(runs):,} runs are done")
+        device.confirm()
         flash = all(device.kept(Image(part).fixed) is not None for part in program.device_programs)
         board, clock = BOARDS.get(device.identity.board), float(device.identity.clock)
         results[-1].report["link"] = link_of(device)

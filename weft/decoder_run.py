@@ -162,11 +162,11 @@ class DecoderRun:
     def __init__(self, memory: DecoderMemory, device: Device) -> None:
         self.memory, self.device = memory, device
         contents = memory.decoder.contents
-        device.load(memory.bases[0], bytes(contents.constants))
-        device.load(memory.records, bytes(contents.records))
+        device.load(memory.bases[0], bytes(contents.constants), "the constants")
+        device.load(memory.records, bytes(contents.records), "the weights")
         for program in (memory.program, memory.prompts):
             if program is not None:
-                device.load(program.entry, program.decoder.code)
+                device.load(program.entry, program.decoder.code, "the code")
 
     def step(self, rows: Sequence[Row]) -> None:
         """Compute the logits behind tokens, and put their keys and values into pages.

@@ -81,7 +81,9 @@ class Image:
         if runs_in_turn(device):
             check_sequence(self.program.instructions)
         if self.kept is None:
-            device.load(self.bases[CONSTANTS], self.fixed)
+            constants, code = self.program.constants, self.program.code
+            device.load(self.bases[CONSTANTS], constants, "the weights")
+            device.load(self.bases[CONSTANTS] + len(constants), code, "the code")
 
     def write(self, device: Device, contents: dict[str, np.ndarray]) -> None:
         """Write the contents of input buffers."""

@@ -32,7 +32,7 @@ class Logged(GoldenDevice):
         self.log.append("write")
         super().write(address, payload)
 
-    def load(self, address: int, payload: bytes) -> None:
+    def load(self, address: int, payload: bytes, name: str = "") -> None:
         super().write(address, payload)
         self.log.append("load")
 
@@ -99,9 +99,9 @@ def test_what_is_moved_is_moved_while_the_device_computes() -> None:
     results = stream(program, [feeds(small(), np.random.default_rng(seed)) for seed in range(3)], device)
     assert device.log == []
     next(results)  # before the second run has ended
-    assert device.log == ["load", "write", "start", "write", "wait", "start", "read"]
+    assert device.log == ["load", "load", "write", "start", "write", "wait", "start", "read"]
     list(results)
-    assert device.log[7:] == ["write", "wait", "start", "read", "wait", "read"]
+    assert device.log[8:] == ["write", "wait", "start", "read", "wait", "read"]
 
 
 def test_one_ends_before_the_next_begins_where_memory_is_small() -> None:
