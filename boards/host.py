@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from weft.boards.contents import SHARE, Contents
 from weft.boards.flash_image import Directory
 from weft.boards.frames import Identity, Operation, Request
+from weft.boards.loaded import SHARE, Contents
 from weft.boards.memory import BoardMemory, Transfer
 from weft.boards.memory_test import sample_memory
 from weft.boards.polled import PolledDevice
@@ -33,7 +33,7 @@ class BoardDevice(PolledDevice):
         Whether to test some of the board's memory now, see `weft.boards.memory_test.sample_memory`.
     check_share : float
         Of the time, what it may take to check before starts that what was loaded is still there, see
-        `weft.boards.contents.Contents`; 1: before every start.
+        `weft.boards.loaded.Contents`; 1: before every start.
 
     Attributes
     ----------
@@ -213,7 +213,7 @@ class BoardDevice(PolledDevice):
     def start(self, program: int) -> None:
         """Start the program at DRAM byte address `program`, or one that `kept` gives, a multiple of the bus width.
 
-        What was loaded is checked before that, see `weft.boards.contents.Contents`. After a failed run the core is
+        What was loaded is checked before that, see `weft.boards.loaded.Contents`. After a failed run the core is
         reset first, as nothing else brings its units to a known state. Raises `DeviceError` if what was loaded, or the
         registers that were set, are not there any more, or a program is still running.
         """

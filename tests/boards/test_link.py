@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import cocotb
@@ -251,20 +252,19 @@ async def bench_fills(dut: Any) -> None:
     ranges = [(page + CHECKED - 1, 1), (page, 0), (page + 1, 7), (page + 5, 40)]
     ranges += [(page + at, random.randrange(1, 600)) for at in (0, 6, random.randrange(CHECKED - 600))]
     ranges += [(page, CHECKED)] if bench.features else []
-    number = bench.sequence
     for at, size in ranges:
-        number = (number + 1) % 256
         inverse = random.random() < 0.5
-        request = Request(number, Operation.FILL_MEMORY, at, size, inverse=inverse)
-        await bench.send(frame(request.encode()))
-        if bench.features:
+        fill = replace(bench.request(Operation.FILL_MEMORY, at, size), inverse=inverse)
+        behind = bench.draw(registers=False)
+        await bench.send(frame(fill.encode()) + frame(behind.encode()))
+        for request in (fill, behind) if bench.features else (behind,):
             assert await bench.answer() == bench.model.answer(request)
+        assert bench.memory == bench.model.memory
     # One that carries bytes is none.
     await bench.send(frame(Request(1, Operation.FILL_MEMORY, page, 4).encode() + bytes(4)))
     await bench.quiet()
     assert bench.answers.empty()
     bench.check()
-    bench.sequence = number
     request = bench.draw(registers=False)
     assert await bench.exchange(request) == bench.model.answer(request)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,14 @@ class Case:
         """Whether outputs are those of the golden interpreter."""
         found = self.program.run(self.inputs, on=device, memory=False).outputs
         return all(np.array_equal(found[name], value) for name, value in self.outputs.items())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[None]:
+    """Simulators are built once: to find out that they are there takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(virtual, "build_board", functools.cache(virtual.build_board))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +130,7 @@ def test_boards_whose_memory_is_broken_are_refused(
     monkeypatch.chdir(tmp_path)
     case.program.save("program")
     np.savez("in.npz", **case.inputs)
-    monkeypatch.setattr(virtual, "VirtualBoard", partial(VirtualBoard, faults=FAULTS[fault]))
+    monkeypatch.setattr(virtual, "VirtualBoard", functools.partial(VirtualBoard, faults=FAULTS[fault]))
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "program", "--input", "in.npz", "--on", "board", "--port", f"virtual:{BOARD.name}"])
     assert ended.value.code == 1

@@ -11,9 +11,9 @@ from support.board_model import BoardModel
 from support.board_terminal import CONFIG, Terminal
 from support.simulated_line import SimulatedLine
 
-from weft.boards.contents import Contents
 from weft.boards.frames import CHECKED
 from weft.boards.host import BoardDevice
+from weft.boards.loaded import Contents
 from weft.boards.memory import BoardMemory
 from weft.boards.session import Session
 from weft.hdl.isa.memmap import Reg, Status, base_register
