@@ -12,7 +12,7 @@ from weft.boards.memory_test import sample_memory
 from weft.boards.polled import PolledDevice
 from weft.boards.ports import identify_ready, open_session, sdram_fault
 from weft.boards.registry import BOARDS, line_rates
-from weft.boards.session import ATTEMPTS, Session
+from weft.boards.session import ATTEMPTS, Session, SilenceError
 from weft.boards.spi_flash_chip import WINDOW
 from weft.hdl.isa import BASES
 from weft.hdl.isa.config import PRESETS, Config
@@ -79,7 +79,13 @@ class BoardDevice(PolledDevice):
             self._test_memory()
 
     def _test_memory(self) -> None:
-        found = sample_memory(self._memory)
+        try:
+            found = sample_memory(self._memory)
+        except SilenceError as error:
+            raise DeviceError(
+                f"{error} since its memory was tested: memory that does not answer may hold it up; switch it off and "
+                "on again"
+            ) from None
         if found.wrong is not None:
             board = self.identity.board
             raise DeviceError(

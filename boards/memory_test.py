@@ -96,11 +96,9 @@ def sample_memory(memory: BoardMemory, clock: Clock = time.monotonic) -> MemoryT
     numbers = [number ^ mask for number in drawn for mask in (0, (1 << 64) - 1)]
     words = {at: number.to_bytes(WORD, "little") for at, number in zip(places, numbers, strict=False)}
     kept = _read(memory, places)
-    try:
-        _write(memory, words)
-        wrong = _compare(words, _read(memory, places))
-    finally:
-        _write(memory, kept)
+    _write(memory, words)
+    wrong = _compare(words, _read(memory, places))
+    _write(memory, kept)
     first, cause = wrong or (None, "")
     return MemoryTest(WORD * len(places), memory.size, first, None, clock() - begun, cause)
 

@@ -10,7 +10,8 @@ from support.board_model import BoardModel
 from support.board_terminal import CONFIG, Terminal, refused
 from support.simulated_line import SimulatedLine
 
-from weft.boards.frames import CHECKED, Feature
+from weft.boards.frames import CHECKED, Feature, Operation, Parser, Request, frame
+from weft.boards.host import BoardDevice
 from weft.boards.memory import BoardMemory
 from weft.boards.memory_test import MemoryTest, cause_of, fill_memory, sample_memory, sampled
 from weft.boards.session import Session
@@ -184,6 +185,29 @@ def test_a_board_whose_memory_fails_is_refused() -> None:
     refused(terminal, "does not keep what is written to it: at 0x", timeout=0.5)
     refused(terminal, "test all of its memory with weft probe --memory-test all", timeout=0.5)
     terminal.unplug()
+
+
+def test_a_board_whose_memory_does_not_answer_is_refused() -> None:
+    """It does not answer any more either."""
+    model = board()
+    memory, line = connected(model)
+    parser, dead = Parser(), False
+
+    def held_up(data: bytes) -> bytes:
+        nonlocal dead
+        requests = [Request.decode(body) for body in parser.feed(data)]
+        dead = dead or any(request.operation is Operation.WRITE_MEMORY for request in requests)
+        return b"" if dead else b"".join(frame(model.answer(request).encode()) for request in requests)
+
+    line.board = held_up
+    memory.session.patience = 1.0
+    with pytest.raises(DeviceError) as refused:
+        BoardDevice(memory.session, CONFIG)
+    assert str(refused.value) == (
+        "the board at line no longer answers since its memory was tested: memory that does not answer may hold it up; "
+        "switch it off and on again"
+    )
+    assert line.now < 30
 
 
 def test_pages_of_a_memory_that_is_smaller_than_one() -> None:
