@@ -114,7 +114,7 @@ class _Generator:
         self._rows_of(results)
         targets = self.rows.targets or range(len(results))
         for varies in (False, True):
-            start = len(self.steps)
+            start, self.inside = len(self.steps), False
             for target, result in zip(targets, results, strict=True):
                 if self._in_columns(result) == varies:
                     self._put(result, target)
@@ -165,14 +165,17 @@ class _Generator:
         place = self._place(inner)
         if not self.masked or place.kind == "memory":
             return place
+        return self._inside(place, 0 if item.kind == "sum" else item.low)
+
+    def _inside(self, place: _Place, behind: int) -> _Place:
+        """What is somewhere for elements of the row, and a number behind its end."""
         if not self.inside:
             index = self._new()
             self._step(Op.INDEX, None, _ZERO, index)
             self._step(Op.LT, _Place("register", index), _Place("number", self.rows.columns), None)
             self.inside = True
         chosen = self._new()
-        neutral = 0 if item.kind == "sum" else item.low
-        self._step(Op.SELECT, self._first(place), _Place("number", neutral), chosen)
+        self._step(Op.SELECT, self._first(place), _Place("number", behind), chosen)
         return _Place("register", chosen)
 
     def _number(self, item: Expression) -> _Place:
@@ -252,7 +255,10 @@ class _Generator:
             place = self._first(self._shiftable(item.operands[0]))
             self._step(Op.ADD, replace(place, shift=place.shift + item.value), _ZERO, d, **more)
         elif item.kind == "neighbour":
-            self._neighbour(self._second(self._place(item.operands[0])), d, more)
+            place = self._place(item.operands[0])
+            if self.rows.columns % 2 and not self.rows.lanes and place.kind != "memory":
+                place = self._inside(place, 0)  # the last element has none beside it
+            self._neighbour(self._second(place), d, more)
         elif item.kind == "low byte":
             place, number = self._first(self._shiftable(item.operands[0])), self._new()
             self._step(Op.ADD, replace(place, shift=place.shift + 24), _ZERO, number)

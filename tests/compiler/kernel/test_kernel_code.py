@@ -192,6 +192,23 @@ def test_ends_of_rows_in_several_sums(name: str) -> None:
     assert np.array_equal(run(config, ops, tensors), evaluate(rows, tensors))
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("columns", [1, 5, 16, 19])
+def test_neighbours_of_what_is_computed(name: str, columns: int) -> None:
+    """The last element of an odd number has 0 beside it, also where what is computed behind the row's end is not 0."""
+    config, rng = CONFIGS[name], np.random.default_rng(columns)
+    tensors = [rng.integers(-100, 100, (3, columns)).astype(np.int8)]
+    for element in (
+        lambda rows: rows.read(0) + 9,
+        lambda rows: rows.index() + rows.sum(rows.read(0) + rows.index()).minimum(3),
+        lambda rows: rows.read(0),
+    ):
+        rows = Rows(columns, 1)
+        rows.store((element(rows).neighbour() + element(rows)).minimum(100))
+        found = run(config, generate(rows, config.n), tensors)
+        assert (found == evaluate(rows, tensors)).all()
+
+
 def test_chains_are_one_loop() -> None:
     """A chain of k operations takes k micro-operations, and what is read or shifted none."""
     rows = Rows(100, 2)
