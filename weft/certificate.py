@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ import numpy as np
 
 from weft.compiler.artefact import MANIFEST
 from weft.compiler.backend import DeviceProgram
-from weft.compiler.ir.graph import DeviceSegment
+from weft.compiler.ir.graph import DeviceSegment, Rounding
 from weft.compiler.ir.graph import View as IrView
 from weft.compiler.ir.graph import Window as IrWindow
+from weft.compiler.kernel.expressions import Expression, Rows
+from weft.compiler.kernel.operators import RowOp
+from weft.compiler.kernel.wide_conv import WideConv
 from weft.compiler.machine.memory import CONSTANTS
 from weft.errors import FileError
 from weft.hdl.errors import WeftError
@@ -24,14 +27,25 @@ from weft.hdl.files import schema
 from weft.program import Program
 from weft.runtime import Image
 from weft.sim.certify.graph import FORMAT as GRAPH_FORMAT
-from weft.sim.certify.graph import Array, Graph, GraphError, Operator, View, Window, decode, encode
+from weft.sim.certify.graph import (
+    Array,
+    Formula,
+    Graph,
+    GraphError,
+    Node,
+    Operator,
+    View,
+    Window,
+    decode,
+    encode,
+)
 from weft.sim.certify.proof import Placement, Proven, prove
 from weft.sim.certify.words import Unproven
 
 FORMAT = "weft certificate 1"
 CERTIFICATE = "certificate.json"
 _INDEX_BYTES = 4
-_GIVEN = ("input", "state")
+_GIVEN = ("input", "state", "table")
 """Kinds of buffers that hold something when a program starts."""
 Told = Callable[[str], None]
 
@@ -192,10 +206,33 @@ def _operator(op: Any) -> Operator:
             texts[field.name] = value
         elif isinstance(value, np.ndarray):
             arrays[field.name] = Array.of(value)
+        elif isinstance(value, tuple) and value and all(isinstance(item, int) for item in value):
+            arrays[field.name] = Array.of(np.array(value, np.int64))
+        elif isinstance(value, Rounding):
+            numbers |= {f"{field.name}.{name}": float(item) for name, item in vars(value).items()}
         elif isinstance(value, IrWindow):
             windows[field.name] = Window(value.kernel, value.stride, value.dilation, value.pad)
     sources = tuple(map(_view, op.sources))
-    return Operator(type(op).__name__, op.name, sources, _view(op.dst), numbers, texts, arrays, windows)
+    formula = _formula(op.rows(), op.vectors) if isinstance(op, RowOp | WideConv) else None
+    return Operator(
+        type(op).__name__, op.name, sources, _view(op.dst), numbers, texts, arrays, windows, formula
+    )
+
+
+def _formula(rows: Rows, vectors: Iterable[np.ndarray]) -> Formula:
+    """The expressions of a kernel, operands first."""
+    places: dict[int, int] = {}
+    nodes: list[Node] = []
+
+    def place(item: Expression) -> int:
+        if id(item) not in places:
+            operands = tuple(map(place, item.operands))
+            places[id(item)] = len(nodes)
+            nodes.append(Node(item.kind, operands, item.value, item.table))
+        return places[id(item)]
+
+    results = tuple(map(place, rows.result))
+    return Formula(rows.columns, tuple(nodes), results, not rows.single, tuple(map(Array.of, vectors)))
 
 
 def _view(view: IrView) -> View:
@@ -213,7 +250,7 @@ def placement_of(program: DeviceProgram) -> Placement:
     buffers = {
         name: (image.address(name), program.buffers[name].size)
         for name, kind in kinds.items()
-        if kind != "input"
+        if kind not in ("input", "table")
     }
     start = image.bases[CONSTANTS]
     return Placement(

@@ -8,6 +8,8 @@ with weights are exact in float64, where they are fast.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 PRIMES = 4
@@ -52,6 +54,20 @@ def residues(integers: np.ndarray, primes: tuple[int, ...]) -> np.ndarray:
     return np.stack([integers % prime for prime in primes], axis=-1).astype(np.uint64)
 
 
+def _words(members: np.ndarray) -> Iterator[np.ndarray]:
+    """A random word of each member, residues (..., PRIMES), for each lane of a hash: uint64 (...)."""
+    first = members[..., 0] | members[..., 1] << np.uint64(32)
+    second = members[..., 2] | members[..., 3] << np.uint64(32)
+    for lane in range(PRIMES):
+        salt = np.uint64((0x9E3779B97F4A7C15 * (lane + 1)) & _MASK)
+        yield mixed(first + mixed(second + salt))
+
+
+def member_words(members: np.ndarray) -> np.ndarray:
+    """What `hashed` adds up of each member, residues (..., PRIMES): uint64 of the same shape."""
+    return np.stack(list(_words(members)), axis=-1)
+
+
 def hashed(members: np.ndarray, kept: np.ndarray | None, keys: np.ndarray) -> np.ndarray:
     """A random function of sets: uint64 (..., PRIMES) of residues (..., set, PRIMES), in any order.
 
@@ -64,12 +80,8 @@ def hashed(members: np.ndarray, kept: np.ndarray | None, keys: np.ndarray) -> np
     keys : uint64 (..., PRIMES)
         Choose the function.
     """
-    first = members[..., 0] | members[..., 1] << np.uint64(32)
-    second = members[..., 2] | members[..., 3] << np.uint64(32)
     lanes = []
-    for lane in range(PRIMES):
-        salt = np.uint64((0x9E3779B97F4A7C15 * (lane + 1)) & _MASK)
-        words = mixed(first + mixed(second + salt))
+    for lane, words in enumerate(_words(members)):
         if kept is not None:
             words = np.where(kept, words, np.uint64(0))
         lanes.append(mixed(words.sum(axis=-1, dtype=np.uint64) ^ keys[..., lane]))

@@ -69,3 +69,7 @@ class Form(NamedTuple):
             [(part.min(), part.max()) for a, b in pairs.T for part in [table[a + 128 : b + 129]]]
         )
         return found[inverse.ravel(), 0], found[inverse.ravel(), 1]
+
+
+STORED = Form(0, 0, -128, 127)
+"""What becomes of a number that is stored: the nearest int8."""

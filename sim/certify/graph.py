@@ -48,8 +48,40 @@ class Window(msgspec.Struct, frozen=True):
     pad: tuple[int, int, int, int]
 
 
+class Node(msgspec.Struct, frozen=True):
+    """A number for each element of a row, or one for all of it.
+
+    `kind` is what makes it of `operands`, places of nodes before it. "read" is a byte of tensor `value` & 3: & 4: of
+    its second vector, & 8: unsigned; "shared" that of the row's first column, tensor `value` & 3, vector `value` >> 2;
+    "number" the first column of tensor `value`; "accumulated" sum `value` of tensor 0; "index" the number of the
+    element; "constant" `value`. "add", "subtract", "minimum", "maximum" and "less" are of two numbers. "multiply" is
+    MUL of `weft.hdl.isa.MicroOp` with `value` places, whose second operand has an exponent if its kind is "reciprocal",
+    "rsqrt" (RECIPROCAL and RSQRT there) or "factor". "shift" is to the left by `value`, "floor" to the right and down.
+    "table" is the entry for a number, clamped to int8, of `table`, 256 bytes. "choose" is the second operand where the
+    first one holds, else the third. "sum" and "largest" are over a row; "neighbour" exchanges elements 0 and 1, 2 and
+    3 and so on; "low byte" is the number modulo 256, from -128. "known" and "factor" are their operand.
+    """
+
+    kind: str
+    operands: tuple[int, ...] = ()
+    value: int = 0
+    table: bytes = b""
+
+
+class Formula(msgspec.Struct, frozen=True):
+    """Results of a row of so many `columns`: places of nodes, each saturated to int8. `varies` tells whether there is
+    one for each element. Tensors are the operator's sources and, behind them, `vectors`: int16 (columns,), the same for
+    all rows, of two bytes, the upper one first."""
+
+    columns: int
+    nodes: tuple[Node, ...]
+    results: tuple[int, ...]
+    varies: bool
+    vectors: tuple[Array, ...] = ()
+
+
 class Operator(msgspec.Struct, frozen=True):
-    """An operator: its kind, operands, and what else is told of it, by name."""
+    """An operator: its kind, operands, and what else is told of it, by name; and its formula, if it works on rows."""
 
     kind: str
     name: str
@@ -59,6 +91,7 @@ class Operator(msgspec.Struct, frozen=True):
     texts: dict[str, str]
     arrays: dict[str, Array]
     windows: dict[str, Window]
+    formula: Formula | None = None
 
 
 class Graph(msgspec.Struct, frozen=True):

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 
 from weft.hdl.errors import WeftError
-from weft.sim.certify.graph import Graph, Operator, View, Window
-from weft.sim.certify.requantise import requantised
+from weft.hdl.isa.config import Config
+from weft.sim.certify import attention
+from weft.sim.certify.form import STORED
+from weft.sim.certify.formula import evaluate, vectors_of
+from weft.sim.certify.graph import Formula, Graph, Operator, View, Window
+from weft.sim.certify.requantise import quantised, requantised
 from weft.sim.certify.sums import INT32, Sums, concatenated
+from weft.sim.certify.symbols import OFFSET_BYTES, Symbols, joined_bytes
 from weft.sim.certify.values import Values
 
 NOTHING = -1
 """Is in a buffer where nothing has been written."""
-_SHIFTS = 63
-"""Largest shift of a requantisation."""
 _CHUNK = 1 << 21
 """Elements that are worked on at a time."""
 
@@ -31,24 +35,67 @@ class Network:
     Parameters
     ----------
     values : Values
-    bits : int
-        Of the mantissas of requantisation.
+    config : Config
+        Of the device, for what of results depends on it: the bits of mantissas of requantisation, and how many
+        elements softmax takes together.
     """
 
-    def __init__(self, values: Values, bits: int) -> None:
-        self.values, self.bits = values, bits
+    def __init__(self, values: Values, config: Config) -> None:
+        self.values, self.config, self.bits = values, config, config.mantissa_bits
+        self.symbols = Symbols(values)
         self.buffers: dict[str, np.ndarray] = {}
         """By name, one-dimensional; `NOTHING` where no operator has written."""
 
     def run(self, graph: Graph, told: Callable[[str], None] = lambda text: None) -> None:
         """Compute all buffers of `graph` from its inputs, which are there. Raises `Unknown`."""
         kinds = {"Conv": self._conv, "Pool": self._pool, "Add": self._add, "Multiply": self._multiply,
-                 "Rescale": self._rescale, "Pad": self._pad}  # fmt: skip
+                 "Rescale": self._rescale, "Pad": self._pad, "GroupNorm": self._groups,
+                 "Embedding": self._embedding}  # fmt: skip
+        others = {"Product": attention.product_of, "Softmax": attention.softmax,
+                  "Attention": attention.attention}  # fmt: skip
         for op in graph.operators:
-            if op.kind not in kinds:
-                raise Unknown(f"operator {op.name!r} is {op.kind}, which proofs do not know")
             told(op.name)
-            self._write(op.dst, kinds[op.kind](op))
+            try:
+                if op.kind in kinds:
+                    self._write(op.dst, kinds[op.kind](op))
+                elif op.kind in others:
+                    sources = [self._read(view) for view in op.sources]
+                    self._write(op.dst, others[op.kind](self.symbols, self.config, op, sources))
+                elif op.formula is not None:
+                    self._write_planes(op, op.formula)
+                else:
+                    raise Unknown(f"operator {op.name!r} is {op.kind}, which proofs do not know")
+            except (ArithmeticError, LookupError, ValueError) as error:
+                raise Unknown(f"operator {op.name!r} ({op.kind}) means nothing: {error}") from None
+
+    def _embedding(self, op: Operator) -> np.ndarray:
+        """Rows of a constant table that is quantised, by their offsets in it: 32-bit numbers of four bytes."""
+        values, scale = (op.arrays[name].numpy for name in ("values", "scale"))
+        low, high = op.numbers["low"], op.numbers["high"]
+        content = np.clip(np.rint(values * scale) + op.numbers["y_zero"], low, high).astype(np.int8)
+        offsets = joined_bytes(self.symbols, self._read(op.sources[0]).reshape(-1, OFFSET_BYTES))
+        found = self.symbols.row_of(offsets, content, content.shape[1])
+        made = self.values.results(found.reshape(*found.low.shape, 1), [STORED] * content.shape[1])
+        return made.reshape(op.dst.shape)
+
+    def offsets(self, graph: Graph) -> dict[tuple[int, ...], tuple[int, int]]:
+        """What is told of offsets of rows that are inputs: by the values of their bytes, how many rows there are, and
+        how many bytes from one to the next."""
+        found: dict[tuple[int, ...], tuple[int, int]] = {}
+        for op in graph.operators:
+            if op.kind == "Embedding" and op.sources[0].buffer in graph.inputs:
+                for numbers in self._read(op.sources[0]).reshape(-1, OFFSET_BYTES).tolist():
+                    rows, columns = op.arrays["values"].shape
+                    if found.setdefault(tuple(numbers), (rows, columns)) != (rows, columns):
+                        raise Unknown(f"operator {op.name!r} reads offsets of rows of another table")
+        return found
+
+    def _write_planes(self, op: Operator, formula: Formula) -> None:
+        """Write the results of a formula: one for each byte of an element."""
+        sources = [self._read(view) for view in op.sources]
+        of = self._wide_conv if op.kind == "WideConv" else self._rows
+        for plane, contents in enumerate(of(op, formula, sources)):
+            self._write(_plane(op.dst, plane), contents)
 
     def _places(self, view: View) -> np.ndarray:
         """Places in the buffer of the elements of a view, (n, h, w, c)."""
@@ -93,28 +140,68 @@ class Network:
         return np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
 
     def _conv(self, op: Operator) -> np.ndarray:
-        weight, bias, scale = (op.arrays[name].numpy for name in ("weight", "bias", "scale"))
-        window, groups, zero = op.windows["window"], int(op.numbers["groups"]), int(op.numbers["x_zero"])
-        x = self._read(op.sources[0])
-        out, _, _, inner = weight.shape
-        each = out // groups
-        n, oh, ow = len(x), *sizes(window, x.shape[1:3])
-        address, valid = _windows(window, x.shape[:3], (oh, ow))
-        pixels = x.reshape(-1, x.shape[3])
-        right = weight.astype(np.int64).reshape(groups, each, -1)
+        bias, scale = op.arrays["bias"].numpy, op.arrays["scale"].numpy
+        zero = int(op.numbers["x_zero"])
         mantissa, shift = self._pairs(scale)
-        found = np.empty((n * oh * ow, out), np.int64)
+        made = []
+        for sums in self._convolved(op, self._read(op.sources[0]), zero, zero):
+            sums = sums.shifted(bias.astype(np.int64))
+            made.append(self._finish(op, sums.reshape(*sums.low.shape, 1), mantissa, shift))
+        return np.concatenate(made).reshape(op.dst.shape)
+
+    def _convolved(self, op: Operator, x: np.ndarray, zero: int, fill: int) -> Iterator[Sums]:
+        """Sums (outputs, channels) of products of x less `zero`, where padding reads `fill`, in parts."""
+        window, groups, weight = op.windows["window"], int(op.numbers["groups"]), op.arrays["weight"].numpy
+        inner = weight.shape[3]
+        address, valid = _windows(window, x.shape[:3], sizes(window, x.shape[1:3]))
+        pixels = x.reshape(-1, x.shape[3])
+        right = weight.astype(np.int64).reshape(groups, len(weight) // groups, -1)
         rows = max(1, _CHUNK // max(address.shape[1] * x.shape[3], 1))
         for low in range(0, len(address), rows):
             part = slice(low, low + rows)
-            read = np.where(valid[part, :, None], pixels[address[part]], zero & 0xFF)
+            read = np.where(valid[part, :, None], pixels[address[part]], fill & 0xFF)
             made = []
             for group in range(groups):
                 left = read[:, :, group * inner : (group + 1) * inner].reshape(len(read), -1)
                 made.append(self.values.dot(left, zero, right[group].T))
-            sums = concatenated(made, 1).shifted(bias.astype(np.int64))
-            found[part] = self._finish(op, sums.reshape(*sums.low.shape, 1), mantissa, shift)
-        return found.reshape(n, oh, ow, out)
+            yield concatenated(made, 1)
+
+    def _rows(self, op: Operator, formula: Formula, sources: list[np.ndarray]) -> list[np.ndarray]:
+        """What a formula makes of the channels of pixels, which a source may repeat: (n, h, w, c) for each result."""
+        pixels = op.dst.shape[:3]
+        tensors = [
+            np.broadcast_to(source, (*pixels, source.shape[3])).reshape(-1, source.shape[3], 1)
+            for source in sources
+        ]
+        found = evaluate(self.symbols, formula, [*tensors, *vectors_of(formula)])
+        return [part.reshape(op.dst.shape) for part in found]
+
+    def _groups(self, op: Operator) -> np.ndarray:
+        """The same of groups of channels over all pixels of an image."""
+        assert op.formula is not None
+        (n, h, w, c), size = op.dst.shape, int(op.numbers["group"])
+
+        def rows_of(tensor: np.ndarray) -> np.ndarray:
+            split = np.broadcast_to(tensor, (n, h * w, c, tensor.shape[-1])).reshape(
+                n, h * w, c // size, size, -1
+            )
+            return split.swapaxes(1, 2).reshape(n * c // size, h * w * size, -1)
+
+        source = self._read(op.sources[0]).reshape(n, h * w, c, 1)
+        tensors = [rows_of(source), *(rows_of(vector) for vector in vectors_of(op.formula))]
+        found = evaluate(self.symbols, op.formula, tensors)[0].reshape(n, c // size, h * w, size)
+        return found.swapaxes(1, 2).reshape(op.dst.shape)
+
+    def _wide_conv(self, op: Operator, formula: Formula, sources: list[np.ndarray]) -> list[np.ndarray]:
+        """What a formula makes of the sums of products of upper and of lower bytes."""
+        zero, wide = int(op.numbers["x_zero"]), len(sources) > 1
+        fills = (zero >> 8, (zero & 0xFF) - 128) if wide else (zero,)
+        made = []
+        for source, fill in zip(sources, fills, strict=True):
+            sums = concatenated(list(self._convolved(op, source, 0, fill)), 0)
+            made.append(sums.reshape(*sums.low.shape, 1))
+        found = evaluate(self.symbols, formula, [concatenated(made, 2), *vectors_of(formula)])
+        return [part.reshape(op.dst.shape) for part in found]
 
     def _pool(self, op: Operator) -> np.ndarray:
         window, zero, scale = op.windows["window"], int(op.numbers["x_zero"]), op.numbers["scale"]
@@ -187,6 +274,12 @@ class Network:
         return self._scaled(op, around, int(op.numbers["x_zero"]), op.numbers["scale"])
 
 
+def _plane(view: View, plane: int) -> View:
+    """A view's plane of upper bytes, 0, or of lower ones, 1, which lies behind it."""
+    image, *others = view.start
+    return msgspec.structs.replace(view, start=(image + plane * view.shape[0], *others))
+
+
 def sizes(window: Window, image: tuple[int, int]) -> tuple[int, int]:
     """Height and width of what windows make of an image: as many as fit it with its padding."""
     found = []
@@ -215,16 +308,3 @@ def _windows(
     valid = np.broadcast_to(there[0][:, None, :, None] & there[1][None, :, None, :], pixel.shape)
     elements = math.prod(window.kernel)
     return pixel.reshape(-1, elements), valid.reshape(-1, elements)
-
-
-def quantised(scale: float, bits: int) -> tuple[int, int]:
-    """The mantissa and the shift nearest to a scale: the mantissa has `bits` bits, unless the shift were above 63."""
-    if scale == 0:
-        return 0, _SHIFTS
-    fraction, exponent = math.frexp(scale)
-    mantissa, shift = round(fraction * (1 << bits)), bits - exponent
-    if mantissa == 1 << bits:
-        mantissa, shift = mantissa >> 1, shift - 1
-    if shift > _SHIFTS:
-        return round(math.ldexp(scale, _SHIFTS)), _SHIFTS
-    return mantissa, shift

@@ -13,12 +13,13 @@ from weft.hdl.isa.config import Config
 from weft.sim.certify.field import PRIMES
 from weft.sim.certify.graph import Graph
 from weft.sim.certify.meaning import NOTHING, Network, Unknown
+from weft.sim.certify.nearness import far
 from weft.sim.certify.values import Values
 from weft.sim.certify.words import Unproven, ValueDevice
 from weft.sim.device import DeviceError
 
 _DEGREE = 4
-"""Of polynomials between two roundings at most: a product of two values, in what is multiplied once more."""
+"""Of polynomials between two roundings outside of kernels: a product of two values, in what is multiplied once more."""
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,16 @@ def prove(
         If program and network differ, or it is not known that they do not.
     """
     begin = time.perf_counter()
+    _check_formulas(graph, np.random.default_rng(seed))
     values = Values(seed)
-    network, device = (
-        Network(values, config.mantissa_bits),
-        ValueDevice(config, placement.memory_bytes, values),
-    )
+    network, device = Network(values, config), ValueDevice(config, placement.memory_bytes, values)
     for name, size in graph.inputs.items():
         network.buffers[name] = values.inputs(size)
     _place(device, values, placement, network.buffers)
     before = device.get_values(0, placement.memory_bytes)
     told("following the program")
     try:
+        device.offsets = network.offsets(graph)
         device.start(placement.entry)
         device.wait()
         network.run(graph, lambda name: told(f"following {name}"))
@@ -128,7 +128,8 @@ def prove(
         address, size = placement.buffers[name]
         part = slice(address, address + size)
         compared += _compare(values, name, after[part], contents, changed[part])
-    chance = math.log2(_DEGREE * len(values) ** 2) - 30 * PRIMES
+    degree, count = max(_DEGREE, values.degree), len(values) + values.symbols
+    chance = math.log2(degree * count**2) - 30 * PRIMES
     return Proven(
         compared,
         device.instructions,
@@ -137,6 +138,17 @@ def prove(
         math.ceil(chance),
         time.perf_counter() - begin,
     )
+
+
+def _check_formulas(graph: Graph, rng: np.random.Generator) -> None:
+    """Raises `Unproven` if a formula is far from its operator on sample rows."""
+    for op in graph.operators:
+        try:
+            reason = far(op, rng)
+        except (ArithmeticError, LookupError, ValueError) as error:
+            reason = f"the formula of {op.name!r} ({op.kind}) means nothing: {error}"
+        if reason:
+            raise Unproven(reason)
 
 
 def _place(

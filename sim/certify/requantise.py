@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from weft.sim.certify.form import Form
 from weft.sim.certify.sums import INT32, Sums
 from weft.sim.certify.values import Values
+
+_SHIFTS = 63
+"""Largest shift of a requantisation."""
 
 
 def requantised(
@@ -67,3 +72,16 @@ def _twos(numbers: np.ndarray) -> np.ndarray:
     """How often 2 divides each number; 63 for 0."""
     lowest = numbers & -numbers
     return np.where(numbers == 0, 63, np.round(np.log2(np.maximum(lowest, 1))).astype(np.int64))
+
+
+def quantised(scale: float, bits: int) -> tuple[int, int]:
+    """The mantissa and the shift nearest to a scale: the mantissa has `bits` bits, unless the shift were above 63."""
+    if scale == 0:
+        return 0, _SHIFTS
+    fraction, exponent = math.frexp(scale)
+    mantissa, shift = round(fraction * (1 << bits)), bits - exponent
+    if mantissa == 1 << bits:
+        mantissa, shift = mantissa >> 1, shift - 1
+    if shift > _SHIFTS:
+        return round(math.ldexp(scale, _SHIFTS)), _SHIFTS
+    return mantissa, shift

@@ -73,6 +73,10 @@ class Values:
         self._store = _Store.empty(1 << 16)
         self._members = np.zeros((1 << 16, PRIMES), np.uint32)
         self._used = self._taken = 0
+        self.symbols = 0
+        """How many numbers there were that are functions of others, beside values."""
+        self.degree = self._itself = 1
+        """Of the polynomials that values are, or that they are made of, at most."""
         self._forms: dict[Form, int] = {}
         self._keys = np.zeros((0, PRIMES), np.uint64)
         constants = np.arange(CONSTANTS).astype(np.uint8).view(np.int8).astype(np.int64)
@@ -106,8 +110,8 @@ class Values:
         if fixed.any():
             numbers = np.where(fixed, (sums.low + INT32) % (2 * INT32) - INT32, 0)
             f = np.where(fixed[..., None], residues(numbers, self.primes), sums.f)
-            ends = (np.where(fixed, numbers, end) for end in (sums.low, sums.high))
-            sums = Sums(self.primes, f, *ends)
+            low, high = (np.where(fixed, numbers, end) for end in (sums.low, sums.high))
+            sums = Sums(self.primes, f, low, high, sums.degree)
         return self.unknown_where(sums.leaves, sums) if sums.overflows else sums
 
     def integers(self, numbers: np.ndarray) -> Sums:
@@ -119,7 +123,7 @@ class Values:
         f, low, high = sums.f.copy(), sums.low.copy(), sums.high.copy()
         others = self.unknown(int(where.sum()))
         f[where], low[where], high[where] = others.f, others.low, others.high
-        return Sums(self.primes, f, low, high)
+        return Sums(self.primes, f, low, high, sums.degree)
 
     def residues(self, values: np.ndarray) -> np.ndarray:
         """uint64 (..., PRIMES): equal where values are, for all inputs, but for a chance that is named in a
@@ -130,7 +134,7 @@ class Values:
         """Values as integers."""
         store = self._store
         low, high = (ends[values].astype(np.int64) for ends in (store.low, store.high))
-        return Sums(self.primes, self.residues(values), low, high)
+        return Sums(self.primes, self.residues(values), low, high, self._itself)
 
     def dot(self, values: np.ndarray, zero: int, weights: np.ndarray) -> Sums:
         """Values (rows, terms) less `zero`, times integers (terms, columns) below 2**9."""
@@ -146,7 +150,9 @@ class Values:
                 f[:, :, index] += product.astype(np.uint64)
             least, most = ranges(store.low[part], store.high[part], right)
             low, high = low + least, high + most
-        return Sums(primes, (f + residues(less, primes)) % np.array(primes, np.uint64), low, high)
+        return Sums(
+            primes, (f + residues(less, primes)) % np.array(primes, np.uint64), low, high, self._itself
+        )
 
     def constants(self, values: np.ndarray) -> np.ndarray | None:
         """The bytes of constants, uint8; None if not all are."""
@@ -179,11 +185,13 @@ class Values:
 
     def _made(self, p: Sums, form: Form) -> np.ndarray:
         """Values of sets (count, set) of one form."""
+        self.degree = max(self.degree, p.degree)
         low, high = p.low.max(axis=1), p.high.max(axis=1)
         if form.shift == 0 and not form.table and p.low.shape[1] == 1:
             inside = (low + form.zero >= form.low) & (high + form.zero <= form.high)
             if inside.all():
                 moved = p[:, 0].shifted(form.zero)
+                self._itself = max(self._itself, p.degree)
                 return self._add(moved.f, moved.low, moved.high)
             if inside.any():
                 made = np.empty(len(low), np.int64)
@@ -313,11 +321,15 @@ class Values:
         members = self._members[np.where(kept, first[:, None] + steps, first[:, None])].astype(np.uint64)
         return members, None if kept.all() else kept
 
+    def keys(self, what: str) -> np.ndarray:
+        """Random numbers for what is described by some text, uint64 (PRIMES,)."""
+        digest = hashlib.blake2b(what.encode(), key=self._seed, digest_size=8 * PRIMES).digest()
+        return np.frombuffer(digest, np.uint64)
+
     def _form(self, form: Form) -> int:
         """The index of a form."""
         if form not in self._forms:
-            digest = hashlib.blake2b(repr(form).encode(), key=self._seed, digest_size=8 * PRIMES).digest()
-            self._keys = np.concatenate([self._keys, np.frombuffer(digest, np.uint64)[None]])
+            self._keys = np.concatenate([self._keys, self.keys(repr(form))[None]])
             self._forms[form] = len(self._forms)
         return self._forms[form]
 

@@ -7,20 +7,41 @@ are those of the golden interpreter, once a plane. Words, parameters, tables and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 
 import numpy as np
 
 from weft.hdl.errors import WeftError
-from weft.hdl.isa import Instruction, Load, Lookup, Mm, Reduce, Source, Store, Vec, parameters
+from weft.hdl.isa import (
+    PAGE_ENTRY,
+    Instruction,
+    Kernel,
+    Load,
+    Lookup,
+    Microcode,
+    Mm,
+    Normalise,
+    Reduce,
+    Softmax,
+    Source,
+    Store,
+    Table,
+    Vec,
+    parameters,
+)
 from weft.hdl.isa.config import LOOKUP_ENTRIES, Config
+from weft.sim.certify import kernels, scores
+from weft.sim.certify.form import STORED
 from weft.sim.certify.requantise import requantised
-from weft.sim.certify.sums import INT32, Sums, concatenated
+from weft.sim.certify.softmax import aligned
+from weft.sim.certify.sums import INT32, Sums, concatenated, product
+from weft.sim.certify.symbols import Symbols, joined_bytes
 from weft.sim.certify.values import CONSTANTS, Values
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
+from weft.sim.golden.kernel import microcode
 from weft.sim.golden.memories import Memories, loops, within
 from weft.sim.golden.units import load, store
 
@@ -49,13 +70,18 @@ class ValueDevice(GoldenDevice):
 
     def __init__(self, config: Config, memory_bytes: int, values: Values) -> None:
         super().__init__(config, memory_bytes)
-        self.values = values
+        self.values, self.symbols = values, Symbols(values)
         self.planes = [self.memories, *(Memories(config, memory_bytes) for _ in range(1, PLANES))]
         self.set_values(0, np.broadcast_to(values.inputs(1), memory_bytes))
         n = config.n
         self.cells = values.inputs(config.scratchpad_size * n).reshape(-1, n)
+        self._nothing = int(self.cells[0, 0]), int(self.cells[-1, -1])
         self.sums = values.unknown(config.accumulator_size * n).reshape(-1, n)
         self.tables = np.full((config.lookup_tables, LOOKUP_ENTRIES), -1)
+        self.offsets: Mapping[tuple[int, ...], tuple[int, int]] = {}
+        """Of offsets of rows that are inputs, by the values of their bytes: rows, and bytes from one to the next."""
+        self.rows = scores.RowStates(values, config)
+        self.memories.kernel = [None] * config.kernel  # type: ignore[list-item]  # nobody wrote them
 
     def set_values(self, address: int, numbers: np.ndarray) -> None:
         """Write values to memory, from an address on."""
@@ -85,6 +111,11 @@ class ValueDevice(GoldenDevice):
             Mm: self._mm,
             Vec: self._vec,
             Lookup: self._lookup,
+            Microcode: lambda i: microcode(self.memories, i),
+            Kernel: lambda i: kernels.run(self, i),
+            Table: lambda i: scores.table(self, i),
+            Softmax: lambda i: scores.softmax(self, i),
+            Normalise: lambda i: scores.normalise(self, i),
         }
         if type(instruction) not in carried_out:
             raise Unproven(
@@ -95,7 +126,12 @@ class ValueDevice(GoldenDevice):
 
     def _load(self, i: Load) -> None:
         if i.paged:
-            raise Unproven("its offset comes from a page table")
+            numbers = self._entry(i)
+            if self.values.constants(numbers) is None:
+                self._load_row(i, numbers)
+                return
+            entry = int.from_bytes(numbers.astype(np.uint8).tobytes(), "little")
+            i = dataclasses.replace(i, paged=0, table=0, page=0, offset=(i.offset + entry) & 0xFFFFFFFF)
         if i.int4:
             start = self.memories.register(i.base) + i.offset
             for row in range(i.rows):
@@ -108,6 +144,35 @@ class ValueDevice(GoldenDevice):
         rows = self.memories.addresses(i, "dst").ravel()
         self.cells[rows] = _joined([plane.scratchpad[rows].view(np.uint8) for plane in self.planes])
 
+    def _entry(self, i: Load) -> np.ndarray:
+        """The values of the bytes of an entry of a page table."""
+        table = self.memories.register(i.table)
+        if table % PAGE_ENTRY:
+            raise DeviceError(
+                f"page table {table:#x} of base register {i.table} is no multiple of {PAGE_ENTRY} bytes"
+            )
+        return self.get_values((table + i.entry) & 0xFFFFFFFF, PAGE_ENTRY)
+
+    def _load_row(self, i: Load, numbers: np.ndarray) -> None:
+        """Load a row of a constant table by an offset that is an input."""
+        told = self.offsets.get(tuple(numbers.tolist()))
+        if told is None or i.rows != 1 or i.pixels != 1 or i.transpose:
+            raise Unproven("its offset comes from a page table, and it depends on inputs")
+        rows, pitch = told
+        start = self.memories.register(i.base) + i.offset
+        raw = self.constants(
+            self.get_values(start, (rows - 1) * pitch + i.run), "it reads rows by offsets"
+        ).view(np.int8)
+        content = np.lib.stride_tricks.as_strided(raw, (rows, i.run), (pitch, 1), writeable=False)
+        taken = max(min(i.run, i.length - i.before), 0)
+        data = np.full(-(-i.length // self.config.n) * self.config.n, i.fill & 0xFF)
+        if taken:
+            offset = joined_bytes(self.symbols, numbers[None])
+            found = self.symbols.row_of(offset, content[:, :taken], pitch)
+            made = self.values.results(found.reshape(1, taken, 1), [STORED] * taken)
+            data[i.before : i.before + taken] = made[0]
+        self.cells[self.memories.addresses(i, "dst").ravel()] = data.reshape(-1, self.config.n)
+
     def _store(self, i: Store) -> None:
         rows = self.memories.addresses(i, "src").ravel()
         for plane, part in zip(self.planes, _split(self.cells[rows]), strict=True):
@@ -115,55 +180,73 @@ class ValueDevice(GoldenDevice):
             store(plane, i)
 
     def _mm(self, i: Mm) -> None:
-        if i.align:
-            raise Unproven("it aligns products by exponents")
         rows = self.memories.addresses(i, "c").reshape(i.nt, -1)
         if np.unique(rows[0]).size != rows[0].size:
             raise DeviceError(i.operand("c").clash)
+        shifts = self.rows.alignments[self.memories.addresses(i, "alignment")] if i.align else None
         together = i.a_nt == 0
         for first in range(0, 1 if together else i.nt):
             tiles = range(i.nt) if together else range(first, first + 1)
+            if shifts is not None:
+                self._add_aligned(i, tiles, rows, shifts)
+                continue
             made = self._products(i, tiles)
             for tile, cells in zip(range(len(tiles)), rows[list(tiles)], strict=True):
                 part = made[:, tile]
                 self._put(cells, self.sums[cells].plus(part) if i.accumulate else part)
 
-    def _put(self, rows: np.ndarray, sums: Sums) -> None:
-        sums = self.values.bounded(sums)
-        self.sums.f[rows], self.sums.low[rows], self.sums.high[rows] = sums.f, sums.low, sums.high
+    def _add_aligned(self, i: Mm, tiles: range, rows: np.ndarray, shifts: Sums) -> None:
+        """Add one step of the contraction after the other, each shifted by its alignments (steps, rows)."""
+        cells = rows[list(tiles)].T
+        shape = (*cells.shape, self.config.n)
+        total = self.sums[cells] if i.accumulate else self.symbols.integers(0, shape)
+        for step in range(i.ky * i.kx * i.kc):
+            part = self.values.bounded(self._products(i, tiles, slice(step, step + 1)))
+            shift = shifts[step].reshape(len(cells), 1, 1).spread(shape)
+            total = aligned(self.symbols, total, part, shift)
+        self.sums = self.sums.put(cells, total)
 
-    def _products(self, i: Mm, tiles: range) -> Sums:
-        """(rows, tiles, N)."""
+    def _put(self, rows: np.ndarray, sums: Sums) -> None:
+        self.sums = self.sums.put(rows, self.values.bounded(sums))
+
+    def _products(self, i: Mm, tiles: range, steps: slice = slice(None)) -> Sums:
+        """(rows, tiles, N), of some steps of the contraction."""
         n, config, memories = self.config.n, self.config, self.memories
         operand, weights = i.operand("a"), i.operand("b")
         outer, inner = ("oy", "ox"), ("ky", "kx", "kc")
         a_row, a_step = (loops(*operand.nest(i, config, *names)).ravel() for names in (outer, inner))
-        a_step = a_step + i.a + tiles.start * i.a_nt
-        b_step = loops(*weights.nest(i, config, *inner)).ravel() + i.b
+        a_step = a_step[steps] + i.a + tiles.start * i.a_nt
+        b_step = loops(*weights.nest(i, config, *inner)).ravel()[steps] + i.b
         b_word = loops(*weights.nest(i, config, "nt", "row"))[tiles.start : tiles.stop].ravel()
         valid = np.ones((a_row.size, a_step.size), bool)
         for bound in operand.bounds:
             offsets = (loops(*bound.nest(i, *names)).ravel() for names in (outer, inner))
             row, step = offsets
-            valid &= within(i, bound, row[:, None] + step)
+            valid &= within(i, bound, row[:, None] + step[steps])
         address = memories.check(operand, np.where(valid, a_row[:, None] + a_step, 0))
         words = self.cells[memories.check(weights, b_word[:, None] + b_step)]
         if i.depthwise:
             found = self._gathered(address, valid, i.pad)
-            steps = [self._along(found[:, step], words[:, step], i) for step in range(a_step.size)]
-            return reduce(Sums.plus, steps).reshape(a_row.size, len(tiles), n)
+            along = [self._along(found[:, step], words[:, step], i) for step in range(a_step.size)]
+            return reduce(Sums.plus, along).reshape(a_row.size, len(tiles), n)
         words = words.reshape(b_word.size, -1)
         known = np.asarray((words < CONSTANTS).all(axis=1))
-        right = _bytes(words, known[:, None])
+        first, last = self._nothing
+        nothing = np.asarray(((words >= first) & (words <= last)).any(axis=1))
+        right, others = _bytes(words, known[:, None]), np.flatnonzero(~known & ~nothing)
         parts = []
         each = max(1, _CHUNK // (a_step.size * n))
         for low in range(0, a_row.size, each):
             part = slice(low, low + each)
             found = self._gathered(address[part], valid[part], i.pad).reshape(len(address[part]), -1)
             parts.append(self.values.dot(found, i.zero, right.T))
+            if others.size:
+                left = self.values.terms(found).shifted(-i.zero)
+                made = product(left, self.values.terms(words[others].T))
+                parts[-1] = parts[-1].put((slice(None), others), made)
         made = concatenated(parts, 0)
-        if not known.all():
-            made = self.values.unknown_where(np.broadcast_to(~known, made.low.shape), made)
+        if nothing.any():
+            made = self.values.unknown_where(np.broadcast_to(nothing, made.low.shape), made)
         return made.reshape(a_row.size, len(tiles), n)
 
     def _gathered(self, address: np.ndarray, valid: np.ndarray, pad: int) -> np.ndarray:
@@ -196,16 +279,28 @@ class ValueDevice(GoldenDevice):
             total = self.values.unknown_where(np.broadcast_to(~known, total.low.shape), total)
         return total.reshape(i.rows, -1)
 
-    def _vec(self, i: Vec) -> None:
-        memories, config = self.memories, self.config
-        block = self.values.constants(self.cells[memories.addresses(i, "params")])
-        if block is None:
-            raise Unproven("its parameters are no constants")
+    def constants(self, numbers: np.ndarray, what: str) -> np.ndarray:
+        """The bytes of values, uint8; raises `Unproven` with `what` if they are no constants."""
+        found = self.values.constants(numbers)
+        if found is None:
+            raise Unproven(f"{what}, and it is no constant")
+        return found
+
+    def parameters(self, i: Vec | Softmax) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Mantissa, shift and bias of every column."""
+        block = self.constants(self.cells[self.memories.addresses(i, "params")], "it has parameters")
         words = parameters.words(block.view(np.int8))
         mantissa, shift, bias = (
             part.of(words) for part in (parameters.MANTISSA, parameters.SHIFT, parameters.BIAS)
         )
-        if int(mantissa.max()) >> config.mantissa_bits or i.b_mantissa >> config.mantissa_bits:
+        if int(mantissa.max()) >> self.config.mantissa_bits:
+            raise DeviceError(f"a mantissa has more than {self.config.mantissa_bits} bits")
+        return mantissa, shift, bias
+
+    def _vec(self, i: Vec) -> None:
+        memories, config = self.memories, self.config
+        mantissa, shift, bias = self.parameters(i)
+        if i.b_mantissa >> config.mantissa_bits:
             raise DeviceError(f"a mantissa has more than {config.mantissa_bits} bits")
         if i.multiply and not (i.add and i.source == Source.SCRATCHPAD and i.reduce == Reduce.NONE):
             raise DeviceError(
@@ -242,10 +337,15 @@ class ValueDevice(GoldenDevice):
     def _table(self, i: Vec) -> bytes:
         if not i.lookup:
             return b""
-        found = self.tables[int(self.memories.addresses(i, "table"))]
-        if (found < 0).any():
-            raise Unproven("it looks up in a table that was not filled")
-        return found.astype(np.uint8).tobytes()
+        return self.table(int(self.memories.addresses(i, "table")))
+
+    def table(self, number: int) -> bytes:
+        """The entries of a look-up table."""
+        return _filled(self.tables[number])
+
+    def powers(self) -> bytes:
+        """The entries of the table of powers of two."""
+        return _filled(self.rows.table)
 
     def _reduced(self, i: Vec, part: slice) -> Iterator[tuple[np.ndarray, Sums, np.ndarray | None]]:
         """Some outputs, for them the integers (outputs, N, set) whose maximum is requantised, and the values
@@ -299,9 +399,7 @@ class ValueDevice(GoldenDevice):
         return found.total(1).reshape(len(valid), -1, 1)
 
     def _lookup(self, i: Lookup) -> None:
-        entries = self.values.constants(self.cells[self.memories.addresses(i, "src")].ravel())
-        if entries is None:
-            raise Unproven("it fills a table with what is no constant")
+        entries = self.constants(self.cells[self.memories.addresses(i, "src")].ravel(), "it fills a table")
         if i.entry + entries.size > LOOKUP_ENTRIES:
             raise DeviceError(f"{entries.size} entries from {i.entry} on do not fit a look-up table")
         self.tables[int(self.memories.addresses(i, "table"))][i.entry : i.entry + entries.size] = entries
@@ -314,6 +412,12 @@ def _placed(index: int, instruction: Instruction) -> Iterator[None]:
         yield
     except Unproven as error:
         raise Unproven(f"instruction {index} ({instruction.OPCODE.name}): {error}") from None
+
+
+def _filled(table: np.ndarray) -> bytes:
+    if (table < 0).any():
+        raise Unproven("it looks up in a table that was not filled")
+    return table.astype(np.uint8).tobytes()
 
 
 def _bytes(values: np.ndarray, known: np.ndarray) -> np.ndarray:

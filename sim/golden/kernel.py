@@ -134,7 +134,7 @@ class Run:
             return _product(op, a, b)
         if op.op in SERIAL:
             wanted = a[:, :1] if op.unsigned else a
-            found = _reciprocal(wanted) if op.op == Op.RECIPROCAL else _inverse_root(wanted)
+            found = reciprocal(wanted) if op.op == Op.RECIPROCAL else inverse_root(wanted)
             return np.broadcast_to(found, a.shape)
         if op.op == Op.TABLE:
             table = self.memories.lookup[op.immediate]
@@ -178,7 +178,8 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return np.frexp(values.astype(np.float64))[1].astype(np.int64)
 
 
-def _reciprocal(a: np.ndarray) -> np.ndarray:
+def reciprocal(a: np.ndarray) -> np.ndarray:
+    """RECIPROCAL of int32 in int64 arrays: see `weft.hdl.isa.MicroOp`."""
     size = np.abs(a)
     bits = _bits(size)
     top = size << (32 - bits) >> 15
@@ -187,7 +188,8 @@ def _reciprocal(a: np.ndarray) -> np.ndarray:
     return _packed(np.where(a < 0, -quotient, quotient), np.where(a == 0, 0, bits))
 
 
-def _inverse_root(a: np.ndarray) -> np.ndarray:
+def inverse_root(a: np.ndarray) -> np.ndarray:
+    """RSQRT, likewise."""
     positive = np.where(a > 0, a, 1)
     bits = _bits(positive)
     bits += bits & 1

@@ -104,7 +104,7 @@ def softmax(memories: Memories, i: Softmax) -> None:
     states = states.ravel()
     if np.unique(states).size != states.size:
         raise DeviceError(i.operand("state").clash)
-    valid = np.broadcast_to(_valid(memories, i), (*dst.shape, memories.config.n))
+    valid = np.broadcast_to(valid_columns(memories, i), (*dst.shape, memories.config.n))
     y = numerics.octave_logits(_source(memories, i), bias, mantissa, shift)
     e = numerics.group_exponents(y, valid)
     p = numerics.probabilities(y, valid, e, memories.table)
@@ -130,7 +130,7 @@ def _run(memories: Memories, i: Softmax, states: np.ndarray, e: np.ndarray, tota
     return alignment.reshape(i.ob, i.oy, i.ox)
 
 
-def _valid(memories: Memories, i: Softmax) -> np.ndarray:
+def valid_columns(memories: Memories, i: Softmax) -> np.ndarray:
     """Which columns are not masked: bool, (ob, oy or 1, ox or 1, N)."""
     start = memories.register(i.register) if i.relative else 0
     length, diagonal = (_int16(field + start) for field in (i.length, i.diagonal))

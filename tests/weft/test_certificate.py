@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import weft
+from weft.certificate import placement_of
 from weft.cli import main
 from weft.compiler.artefact import MANIFEST
+from weft.compiler.backend import DeviceProgram
+from weft.hdl.isa import Store
+from weft.hdl.isa.code import Code
 
 MODEL = Path(weft.__file__).parents[1] / "examples/digits/digits.onnx"
 
@@ -124,9 +131,49 @@ def test_damaged_files(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "has no certificate.json: `weft compile --certify` writes one" in capsys.readouterr().err
 
 
-def test_what_cannot_be_proven_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = MODEL.parents[1] / "attention" / "attention.onnx"
+def test_attention_is_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With normalisations, softmax, products of activations and everything between."""
+    model, folder = MODEL.parents[1] / "attention" / "attention.onnx", tmp_path / "out"
+    assert run("compile", model, "-o", folder, "--config", "small", "--certify", "-q") == 0
+    assert run("verify", folder, "--model", model) == 0
+    assert "all 10 bytes of outputs are proven" in capsys.readouterr().out
+
+
+def test_rows_by_indices_are_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of a table, as embeddings are."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["table", "scale", "zero"], ["rows"]),
+        helper.make_node("Gather", ["rows", "index"], ["taken"]),
+        helper.make_node("QuantizeLinear", ["taken", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    table = np.arange(-40, 40, dtype=np.int8).reshape(10, 8)
+    given = {"table": table, "scale": np.float32(0.1), "zero": np.int8(0)}
+    index = helper.make_tensor_value_info("index", TensorProto.INT64, (3,))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (3, 8))
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in given.items()]
+    graph = helper.make_graph(nodes, "rows", [index], [y], weights)
+    model, folder = tmp_path / "rows.onnx", tmp_path / "out"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), model)
+    assert run("compile", model, "-o", folder, "--config", "small", "--certify", "-q") == 0
+    assert run("verify", folder, "--model", model) == 0
+    assert "all 24 bytes of outputs are proven" in capsys.readouterr().out
+
+
+def test_what_cannot_be_proven_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that leaves out the last STORE."""
+    monkeypatch.setattr(
+        "weft.certificate.placement_of", lambda program: placement_of(without_last_store(program))
+    )
     folder = tmp_path / "out"
-    assert run("compile", model, "-o", folder, "--config", "small", "--certify") == 1
+    assert run("compile", MODEL, "-o", folder, "--config", "small", "--certify") == 1
     assert "is not proven" in capsys.readouterr().err
     assert not folder.exists()
+
+
+def without_last_store(program: DeviceProgram) -> DeviceProgram:
+    items = list(program.instructions)
+    last = max(index for index, item in enumerate(items) if isinstance(item, Store))
+    return dataclasses.replace(program, instructions=Code.of([*items[:last], *items[last + 1 :]]))

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.certified import graph_before, proven, refused, rng_of
+from support.certified import proven, refused, rng_of, with_faults
 from support.op_cases import (
     apart,
     convolution,
@@ -19,17 +19,14 @@ from support.op_cases import (
 )
 
 from weft.boards.registry import BOARDS
-from weft.compiler.backend import DeviceProgram, compile_segment
-from weft.compiler.ir.graph import Conv, DeviceSegment, Softmax, Window
+from weft.compiler.backend import compile_segment
+from weft.compiler.ir.graph import Attention, Conv, DeviceSegment, Window
 from weft.compiler.machine.memory import CONSTANTS
 from weft.compiler.operators.record import operator_of
-from weft.hdl.isa import End, Instruction, Store, places
+from weft.hdl.isa import End, Store
 from weft.hdl.isa.code import Code
 from weft.hdl.isa.config import PRESETS, Config
-from weft.runtime import Image
 from weft.sim.certify.words import Unproven
-from weft.sim.device import DeviceError
-from weft.sim.golden.interpreter import GoldenDevice
 
 CONFIGS = {**PRESETS, **{f"board {name}": board.config for name, board in BOARDS.items()}}
 """Every preset, and every board's own."""
@@ -76,67 +73,9 @@ def test_networks_of_convolutions(seed: int) -> None:
     proven(segment, PRESETS[("tiny", "small", "default")[seed % 3]])
 
 
-def outputs(
-    program: DeviceProgram, code: Code, config: Config, inputs: dict[str, np.ndarray]
-) -> list[bytes] | None:
-    """The outputs of a program with other words on the golden interpreter; None if it refuses them."""
-    changed = dataclasses.replace(program, instructions=code)
-    image = Image(program)
-    device = GoldenDevice(config, image.memory_bytes)
-    device.memories.scratchpad[:] = np.random.default_rng(1).integers(-128, 128, device.scratchpad.shape)
-    device.memories.accumulator[:] = np.random.default_rng(2).integers(-9999, 9999, device.accumulator.shape)
-    try:
-        Image(changed).run(device, inputs)
-    except DeviceError:
-        return None
-    return [
-        image.read(device, name).tobytes()
-        for name, buffer in program.buffers.items()
-        if buffer.kind == "output"
-    ]
-
-
-def with_fault(rng: np.random.Generator, items: list[Instruction]) -> list[Instruction]:
-    """The same with another value in one field of one instruction."""
-    index = int(rng.integers(len(items)))
-    item = items[index]
-    fields = [name for name in places(item.OPCODE) if hasattr(item, name)]
-    name = str(rng.choice(fields))
-    bits = places(item.OPCODE)[name].width
-    value = int(getattr(item, name))
-    kind = rng.integers(3)
-    other = value + (1, -1, 1 << int(rng.integers(bits)))[kind]
-    try:
-        changed = dataclasses.replace(item, **{name: other})
-        changed.encode()
-    except ValueError:
-        return items
-    return [*items[:index], changed, *items[index + 1 :]]
-
-
 def check_faults(seed: int, count: int) -> None:
-    """No fault in the words of a program is accepted that changes a byte of its outputs."""
     segment, config = drawn(seed)
-    program = compile_segment(segment, config)
-    rng = np.random.default_rng(seed)
-    graph = graph_before(segment)
-    points = [
-        {name: rng.integers(-128, 128, program.input_shape(name)).astype(np.int8) for name in graph.inputs}
-        for _ in range(3)
-    ]
-    right = [outputs(program, program.instructions, config, point) for point in points]
-    items = [item for item in program.instructions if not isinstance(item, End)]
-    changed = accepted = 0
-    for _ in range(count):
-        code = Code.of([*with_fault(rng, items), End()])
-        differ = any(
-            outputs(program, code, config, point) != good for point, good in zip(points, right, strict=True)
-        )
-        changed += differ
-        told = refused(segment, config, dataclasses.replace(program, instructions=code))
-        accepted += not told
-        assert told or not differ
-    assert Code.of([*items, End()]) == program.instructions
+    changed, accepted = with_faults(segment, config, np.random.default_rng(seed), count)
     print(f"{changed} of {count} faults changed a byte; {accepted} were accepted")
     assert changed > count // 12
 
@@ -159,9 +98,12 @@ def test_an_overflow_is_not_proven() -> None:
 
 
 def test_what_is_not_known_is_not_proven() -> None:
-    x, y = whole("x", (1, 1, 4, 20), "input"), whole("y", (1, 1, 4, 20), "output")
-    op = Softmax("soft", x, y, 0.05, 100.0)
-    with pytest.raises(Unproven, match=r"TABLE\) is none of those"):
+    """Keys in pages, whose places are inputs."""
+    q, y = whole("q", (1, 1, 1, 8), "input"), whole("y", (1, 1, 1, 8), "output")
+    k, v = whole("k", (4, 1, 16, 8), "pages"), whole("v", (4, 1, 16, 8), "pages")
+    table = whole("table", (1, 1, 4, 4), "table")
+    op = Attention("paged", q, k, v, y, 1, 1, 1, 0.01, (64,), page=16, table=table)
+    with pytest.raises(Unproven, match="comes from a page table, and it depends on inputs"):
         proven(segment_of(op), PRESETS["default"])
 
 

@@ -21,7 +21,8 @@ from weft.hdl.isa.config import PRESETS, Config
 from weft.hdl.isa.kernel import Op
 from weft.sim.device import DeviceError
 from weft.sim.golden.interpreter import GoldenDevice
-from weft.sim.golden.kernel import _inverse_root, _reciprocal
+from weft.sim.golden.kernel import inverse_root as _inverse_root
+from weft.sim.golden.kernel import reciprocal as _reciprocal
 
 MEMORY = 1 << 15
 CONFIGS = {

@@ -1,0 +1,213 @@
+"""Programs of kernels, softmax and attention are proven, and with faults they are not."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from support import attention_cases
+from support.certified import graph_before, inputs_of, outputs, proven, with_faults
+from support.certified_cases import CONFIGS, KINDS, compiled
+from support.op_cases import segment_of
+
+from weft.certificate import placement_of
+from weft.compiler.backend import compile_segment
+from weft.hdl.isa.config import Config
+from weft.sim.certify.formula import Evaluator
+from weft.sim.certify.graph import Graph, Node, Operator
+from weft.sim.certify.meaning import Network, Unknown
+from weft.sim.certify.proof import prove
+from weft.sim.certify.sums import Sums
+from weft.sim.certify.symbols import Symbols
+from weft.sim.certify.values import CONSTANTS, Values
+from weft.sim.certify.words import Unproven
+
+FAULTS = 6
+"""Faults for each program; of those of `make regression` four times as many."""
+CONSTANTS_SHARE = 0.4
+"""Of faults those in constants: weights, parameters, tables of functions and of powers of two."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_programs(kind: str, seed: int) -> None:
+    found = proven(*compiled(kind, seed), seed=seed)
+    assert found.compared > 0
+    assert found.error < -50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3, 60))
+def test_many_programs(kind: str, seed: int) -> None:
+    test_programs(kind, seed)
+
+
+def check_faults(kind: str, seed: int, count: int) -> None:
+    segment, config = compiled(kind, seed)
+    changed, accepted = with_faults(segment, config, np.random.default_rng(seed), count, CONSTANTS_SHARE)
+    print(f"{changed} of {count} faults changed a byte; {accepted} were accepted")
+    assert changed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults_in_kernels(kind: str) -> None:
+    check_faults(kind, 1, FAULTS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2, 26))
+def test_a_thousand_faults_in_kernels(kind: str, seed: int) -> None:
+    check_faults(kind, seed, 4 * FAULTS)
+
+
+def numbers_of(graph: Graph, config: Config, point: dict[str, np.ndarray]) -> dict[str, bytes]:
+    """What a network says for known inputs: its definitions on constants."""
+    values = Values(1)
+    network = Network(values, config)
+    for name in graph.inputs:
+        network.buffers[name] = point[name].ravel().view(np.uint8).astype(np.int64)
+    network.run(graph)
+    found = {name: network.buffers[name] for name in graph.outputs}
+    assert all((part < CONSTANTS).all() for part in found.values())
+    return {name: part[part >= 0].astype(np.uint8).tobytes() for name, part in found.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_definitions_on_numbers(kind: str, seed: int) -> None:
+    """What the definitions of this package make of numbers is what the golden interpreter makes of the program."""
+    segment, config = compiled(kind, seed)
+    program, graph = compile_segment(segment, config), graph_before(segment)
+    rng = np.random.default_rng(seed)
+    for point in (inputs_of(graph, program, rng) for _ in range(3)):
+        found = outputs(program, config, point)
+        written = written_bytes(graph, config)
+        for wanted, given, places in zip(
+            numbers_of(graph, config, point).values(), found or [], written, strict=True
+        ):
+            assert np.frombuffer(given, np.uint8)[places].tobytes() == wanted
+
+
+def test_groups_of_different_exponents() -> None:
+    """Scores of many octaves over several groups of keys, so that sums are shifted in either direction."""
+    config = CONFIGS["small"]
+    op = attention_cases.attention(9, 5 * config.n, 16, score_scale=2e-3, q_zero=3, v_zero=-5, scale=1.3)
+    segment = segment_of(op)
+    program, graph = compile_segment(segment, config), graph_before(segment)
+    assert proven(segment, config, program).compared == 9 * 16
+    rng = np.random.default_rng(1)
+    point = {name: rng.integers(-90, 90, program.input_shape(name)).astype(np.int8) for name in graph.inputs}
+    assert outputs(program, config, point) == [numbers_of(graph, config, point)["y"]]
+
+
+def written_bytes(graph: Graph, config: Config) -> list[np.ndarray]:
+    """Where outputs are written: bool."""
+    network = Network(Values(1), config)
+    for name, size in graph.inputs.items():
+        network.buffers[name] = network.values.inputs(size)
+    network.run(graph)
+    return [network.buffers[name] >= 0 for name in graph.outputs]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranges_of_formulas(seed: int) -> None:
+    """Each number of a formula is within the range that it has for all inputs."""
+    segment, _ = compiled("function", seed)
+    operator = graph_before(segment).operators[0]
+    formula, rng = operator.formula, np.random.default_rng(seed)
+    assert formula is not None
+    shape = 3, formula.columns, 1
+    values = Values(seed)
+    vectors = [
+        np.stack([item.numpy >> 8 & 0xFF, item.numpy & 0xFF], axis=-1)[None] for item in formula.vectors
+    ]
+    inputs = [values.inputs(3 * formula.columns).reshape(shape) for _ in operator.sources]
+    symbolic = Evaluator(Symbols(values), formula, [*inputs, *vectors])
+    symbolic.run()
+    for _ in range(6):
+        point = [rng.choice([0, 5, 127, 128, 255], shape) for _ in inputs]
+        known = Evaluator(Symbols(values), formula, [*point, *vectors])
+        known.run()
+        for node, a, b in zip(formula.nodes, symbolic.known, known.known, strict=True):
+            check_range(node, a.number, b.number)
+
+
+def check_range(node: Node, number: Sums, known: Sums) -> None:
+    assert known.constant.all(), node
+    assert (number.low <= known.low).all(), node
+    assert (known.low <= number.high).all(), node
+
+
+def mutant(rng: np.random.Generator, operator: Operator) -> Operator:
+    """The same with another number, or with another value, operand or kind of a node of its formula."""
+    formula = operator.formula
+    if formula is None or rng.random() < 0.2:
+        name = str(rng.choice(sorted(operator.numbers)))
+        value = operator.numbers[name]
+        other = (
+            value + int(rng.choice([-1, 1]))
+            if value == int(value)
+            else value * float(rng.choice([0.99, 1.3]))
+        )
+        return msgspec.structs.replace(operator, numbers={**operator.numbers, name: other})
+    at = int(rng.integers(len(formula.nodes)))
+    node, what = formula.nodes[at], int(rng.integers(3))
+    if what == 0:
+        node = msgspec.structs.replace(node, value=node.value + int(rng.choice([-1, 1, 4])))
+    elif what == 1 and node.operands:
+        place = int(rng.integers(len(node.operands)))
+        operands = list(node.operands)
+        operands[place] = int(rng.integers(at))
+        node = msgspec.structs.replace(node, operands=tuple(operands))
+    else:
+        kinds = [
+            "add",
+            "subtract",
+            "minimum",
+            "maximum",
+            "sum",
+            "largest",
+            "floor",
+            "shift",
+            "rsqrt",
+            "reciprocal",
+        ]
+        node = msgspec.structs.replace(node, kind=str(rng.choice(kinds)))
+    nodes = (*formula.nodes[:at], node, *formula.nodes[at + 1 :])
+    return msgspec.structs.replace(operator, formula=msgspec.structs.replace(formula, nodes=nodes))
+
+
+def check_networks(kind: str, seed: int, count: int) -> None:
+    """Of a network that says something else for some inputs a program is not proven."""
+    segment, config = compiled(kind, seed)
+    program, graph, rng = compile_segment(segment, config), graph_before(segment), np.random.default_rng(seed)
+    points = [inputs_of(graph, program, rng) for _ in range(3)]
+    right = [numbers_of(graph, config, point) for point in points]
+    differing = 0
+    for _ in range(count):
+        other = msgspec.structs.replace(graph, operators=(mutant(rng, graph.operators[0]),))
+        try:
+            differ = any(
+                numbers_of(other, config, point) != good for point, good in zip(points, right, strict=True)
+            )
+        except Unknown:
+            continue
+        if differ:
+            differing += 1
+            with pytest.raises(Unproven, match="not what the network says"):
+                prove(other, config, placement_of(program), seed)
+    assert differing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_networks(kind: str) -> None:
+    check_networks(kind, 0, 3 if kind in ("softmax", "attention") else 8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(1, 20))
+def test_many_other_networks(kind: str, seed: int) -> None:
+    check_networks(kind, seed, 30)
